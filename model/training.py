@@ -1,0 +1,370 @@
+"""Both loops: pretraining within a budget, and finetuning."""
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from model import InputError, masking, optimizer
+from model.bert import PAD, Bert, Classifier
+from model.machine import Machine, keep_heap
+
+log = logging.getLogger(__name__)
+HELDOUT_MASKS = 0.15  # fixed, and uncorrupted, so that recipes with other masking rates compare
+HELDOUT_BATCH = 64  # sequences; fixed, since the masks are drawn batch by batch
+EVALUATIONS = 10  # held-out losses over the budget, and one before it
+CHECKPOINT_SECONDS = (5.0, 600.0)  # between checkpoints: a tenth of the budget, within these bounds
+COMPILE_FROM_SECONDS, COMPILE_FROM_TOKENS = 1800.0, 2e7  # on CPUs, where it costs 20 to 60 s and gains under 10 %
+CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
+
+
+class Training(BaseModel, frozen=True, extra="forbid"):
+    """How to pretrain. The defaults are the paper's final recipe (section 4.3 and the released bert-o4)."""
+
+    budget: float = Field(24.0, gt=0, description="What the run may spend, in budget_unit.")
+    budget_unit: Literal["hours", "tokens"] = Field(
+        "hours", description="hours: the clock, with compilation and checkpoints but without held-out evaluation."
+    )
+    batch_size: int = Field(8192, ge=1, description="Sequences an optimizer step, from batch_ramp on.")
+    batch_ramp: float = Field(0.6, ge=0, le=1, description="Fraction of the budget over which the batch grows.")
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="Peak of the triangle schedule, at 75 % of the budget.")
+    weight_decay: float = Field(0.01, ge=0, le=1, description="Decoupled, on matrices.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the mean gradient.")
+    beta2: float = Field(0.98, ge=0, lt=1, description="AdamW's decay of the squared gradient.")
+    adam_eps: float = Field(1e-12, gt=0, description="AdamW's epsilon.")
+    clip: float = Field(0.5, gt=0, description="Largest global gradient norm.")
+    mask_fraction: float = Field(0.25, gt=0, lt=1, description="Tokens of a sequence that are predicted.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Of initialisation and masks.")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Packed sequences (n, S) uint16 to train on, others held out, and what is needed to mask them."""
+
+    sequences: np.ndarray
+    heldout: np.ndarray
+    vocabulary: int
+    mask_id: int
+    specials: int  # ids below this are special tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens a sequence, S."""
+        return self.sequences.shape[1]
+
+
+@dataclass
+class Spent:
+    """Where a run is: all that a checkpoint holds besides weights and optimizer."""
+
+    step: int = 0
+    seconds: float = 0.0  # on the clock, held-out evaluation not counted
+    tokens: int = 0
+    micro_batches: int = 0
+    evaluations: list[dict] = field(default_factory=list)
+
+
+class Clock:
+    """Seconds spent, over restarts, without the time in `paused`."""
+
+    def __init__(self, before: float) -> None:
+        self.before, self.since = before, time.perf_counter()
+
+    def seconds(self) -> float:
+        """Spent until now."""
+        return self.before + time.perf_counter() - self.since
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop for work that is off the clock."""
+        stopped = time.perf_counter()
+        yield
+        self.since += time.perf_counter() - stopped
+
+
+def heldout_loss(bert: Bert, corpus: Corpus, machine: Machine) -> float:
+    """Cross-entropy, nats a masked token, on the held-out sequences: 15 % masks, all shown as [MASK]."""
+    count = masking.masks_per_sequence(HELDOUT_MASKS, corpus.length)
+    total, was_training = 0.0, bert.training
+    bert.eval()
+    with torch.inference_mode(), machine.autocast():
+        for index, start in enumerate(range(0, len(corpus.heldout), HELDOUT_BATCH)):
+            rows = corpus.heldout[start : start + HELDOUT_BATCH]
+            tokens = torch.from_numpy(rows.astype(np.int64))  # masked on the CPU: the same masks on every machine
+            masked = masking.mask(tokens, count, corpus.mask_id, corpus.specials, corpus.vocabulary, (0, index), False)
+            total += bert(*(part.to(machine.device) for part in masked)).item() * len(rows)
+    bert.train(was_training)
+    return total / len(corpus.heldout)
+
+
+def checkpoint(folder: Path, bert: Bert, adamw: torch.optim.Optimizer, spent: Spent) -> None:
+    """Put all that is needed to go on into one file, in one step: a crash leaves the old one."""
+    tensors = {f"model.{name}": value.contiguous() for name, value in bert.state_dict().items()}
+    for index, state in adamw.state_dict()["state"].items():
+        tensors |= {f"adamw.{index}.{name}": value.contiguous() for name, value in state.items()}
+    half = folder / f"{CHECKPOINT}.half"
+    try:
+        save_file(tensors, half, metadata={"spent": json.dumps(asdict(spent))})
+        with half.open("rb") as file:
+            os.fsync(file.fileno())
+        half.replace(folder / CHECKPOINT)
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def restore(folder: Path, bert: Bert, adamw: torch.optim.Optimizer) -> Spent:
+    """Load the checkpoint, if there is one, and take the metrics of later steps back."""
+    spent = Spent()
+    if (folder / CHECKPOINT).exists():
+        with safe_open(folder / CHECKPOINT, "pt") as file:
+            spent = Spent(**json.loads(file.metadata()["spent"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+        bert.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+        states: dict[int, dict[str, Tensor]] = {}
+        for name in (name for name in tensors if name.startswith("adamw.")):
+            _, index, part = name.split(".")
+            states.setdefault(int(index), {})[part] = tensors[name]
+        adamw.load_state_dict({"state": states, "param_groups": adamw.state_dict()["param_groups"]})
+        log.info("Going on from step %d, %.0f s into the budget.", spent.step, spent.seconds)
+    rows = []
+    with suppress(FileNotFoundError):
+        rows = (folder / METRICS).read_text().splitlines(keepends=True)[: spent.step]
+    (folder / METRICS).write_text("".join(rows))
+    return spent
+
+
+class Pretraining:
+    """One run: model, optimizer, data and clock. `run` spends what is left of the budget."""
+
+    def __init__(self, bert: Bert, training: Training, corpus: Corpus, machine: Machine, folder: Path) -> None:
+        if len(corpus.sequences) < training.batch_size:
+            raise InputError(
+                f"The corpus has {len(corpus.sequences):,} sequences of {corpus.length} tokens, fewer than one batch of "
+                f"{training.batch_size:,}. Give more text (download) or lower pretrain.batch_size."
+            )
+        if not len(corpus.heldout):
+            raise InputError(
+                f"No sequence of {corpus.length} tokens is held out. Raise tokenize.heldout_fraction, or give more text."
+            )
+        self.training, self.corpus, self.machine, self.folder = training, corpus, machine, folder
+        if machine.device.type == "cpu":
+            keep_heap()
+        self.bert = bert.to(machine.device).train()
+        self.adamw = optimizer.adamw(
+            bert, training.learning_rate, (training.beta1, training.beta2), training.adam_eps, training.weight_decay
+        )
+        self.spent = restore(folder, self.bert, self.adamw)
+        self.masks = masking.masks_per_sequence(training.mask_fraction, corpus.length)
+        self.micro_batch = max(n for n in range(1, machine.micro_batch + 1) if training.batch_size % n == 0)
+        self.forward = self.bert
+        self.updating = False
+
+    def fraction(self, clock: Clock) -> float:
+        """Of the budget, spent until now."""
+        if self.training.budget_unit == "tokens":
+            return self.spent.tokens / self.training.budget
+        return clock.seconds() / (3600 * self.training.budget)
+
+    def compiles(self) -> bool:
+        """Whether compiling pays: it is on the clock."""
+        in_seconds = self.training.budget_unit == "hours"
+        spends = self.training.budget * (3600 if in_seconds else 1)
+        pays = spends >= (COMPILE_FROM_SECONDS if in_seconds else COMPILE_FROM_TOKENS)
+        return self.machine.compiles and (pays or self.machine.device.type == "cuda")
+
+    def micro_batch_loss(self) -> Tensor:
+        """The loss of the next micro-batch; sequences are read in their order, again from the first after the last."""
+        start = self.spent.micro_batches * self.micro_batch
+        rows = np.arange(start, start + self.micro_batch) % len(self.corpus.sequences)
+        tokens = torch.from_numpy(self.corpus.sequences[rows].astype(np.int64)).to(self.machine.device)
+        seed = (self.training.seed, self.spent.micro_batches)
+        corpus = self.corpus
+        masked = masking.mask(tokens, self.masks, corpus.mask_id, corpus.specials, corpus.vocabulary, seed)
+        with self.machine.autocast():
+            return self.forward(*masked)
+
+    def start_compiler(self) -> None:
+        """Compile, or say that this machine cannot and go on without."""
+        self.forward = torch.compile(self.bert, fullgraph=True, dynamic=False)
+        try:
+            self.micro_batch_loss().backward()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            log.warning("torch.compile failed here (%s); going on without it.", str(error).splitlines()[0])
+            self.forward = self.bert
+        self.adamw.zero_grad()
+
+    def step(self, spent_fraction: float) -> dict:
+        """One optimizer step; returns its row of metrics. Lengthens `spent` when the weights are changed, not before."""
+        count = optimizer.ramp(spent_fraction, self.training.batch_ramp, self.training.batch_size // self.micro_batch)
+        rate = self.training.learning_rate * optimizer.triangle(spent_fraction)
+        optimizer.set_learning_rate(self.adamw, rate)
+        first, total = self.spent.micro_batches, torch.zeros((), device=self.machine.device)
+        try:
+            for _ in range(count):
+                loss = self.micro_batch_loss() / count
+                loss.backward()
+                total += loss.detach()
+                self.spent.micro_batches += 1
+        except BaseException:
+            self.spent.micro_batches = first
+            raise
+        norm = torch.nn.utils.clip_grad_norm_(self.bert.parameters(), self.training.clip)
+        if not (math.isfinite(total.item()) and math.isfinite(norm.item())):
+            self.spent.micro_batches = first
+            raise InputError(
+                f"At step {self.spent.step + 1} the loss is {total.item()} and the gradient norm {norm.item()}; expected "
+                f"finite numbers. The last checkpoint is kept. Lower pretrain.learning_rate or pretrain.clip."
+            )
+        self.updating = True
+        self.adamw.step()
+        self.adamw.zero_grad()
+        self.spent.step += 1
+        self.spent.tokens += count * self.micro_batch * self.corpus.length
+        self.updating = False
+        return {"step": self.spent.step, "loss": total.item(), "lr": rate, "batch": count * self.micro_batch,
+                "gradient_norm": norm.item(), "tokens": self.spent.tokens}  # fmt: skip
+
+    def evaluate(self, fraction: float) -> None:
+        """Add the held-out loss to the record when the next tenth of the budget is through."""
+        due = len(self.spent.evaluations) / EVALUATIONS
+        if fraction < due and fraction < 1:
+            return
+        loss = heldout_loss(self.bert, self.corpus, self.machine)
+        spent = self.spent
+        self.spent.evaluations.append(
+            {"fraction": min(fraction, 1.0), "step": spent.step, "tokens": spent.tokens, "seconds": spent.seconds,
+             "heldout_loss": loss}  # fmt: skip
+        )
+
+    def run(self, report: Callable[[float, str], None], seconds_between_checkpoints: float | None = None) -> Spent:
+        """Train until the budget is spent. `report` gets the fraction spent and a note, after each step."""
+        low, high = CHECKPOINT_SECONDS
+        if seconds_between_checkpoints is None:
+            budget = 3600 * self.training.budget if self.training.budget_unit == "hours" else 10 * high
+            seconds_between_checkpoints = min(high, max(low, budget / 10))
+        clock = Clock(self.spent.seconds)
+        saved = clock.seconds()
+        try:
+            if self.compiles() and self.fraction(clock) < 1:
+                self.start_compiler()
+            with (self.folder / METRICS).open("a", buffering=1) as metrics:
+                while (fraction := self.fraction(clock)) < 1:
+                    with clock.paused():
+                        self.evaluate(fraction)
+                    row = self.step(fraction)
+                    before, self.spent.seconds = self.spent.seconds, clock.seconds()
+                    row |= {"seconds": self.spent.seconds}
+                    row["tokens_per_second"] = row["batch"] * self.corpus.length / (self.spent.seconds - before)
+                    metrics.write(json.dumps(row) + "\n")
+                    if clock.seconds() - saved >= seconds_between_checkpoints:
+                        checkpoint(self.folder, self.bert, self.adamw, self.spent)
+                        saved = clock.seconds()
+                    report(self.fraction(clock), f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s")
+            if not self.spent.evaluations or self.spent.evaluations[-1]["step"] < self.spent.step:
+                self.evaluate(1.0)
+        except BaseException as stop:
+            if not isinstance(stop, Exception) and not self.updating:  # told to stop, at a point where all is in step
+                self.spent.seconds = clock.seconds()
+                checkpoint(self.folder, self.bert, self.adamw, self.spent)
+            raise
+        return self.spent
+
+
+class Finetuning(BaseModel, frozen=True, extra="forbid"):
+    """How to finetune: one global setting for all tasks, as the rules ask. Defaults: the reference's GLUE_sane."""
+
+    epochs: int = Field(5, ge=1, le=5, description="Passes over the training data; the rules allow five at most.")
+    batch_size: int = Field(16, ge=1, description="Examples a step; a last, smaller batch is dropped.")
+    learning_rate: float = Field(4e-5, gt=0, le=1, description="Peak; half a cosine down to zero.")
+    warmup: float = Field(0.1, ge=0, lt=1, description="Fraction of this task's own steps.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="In the encoder and the head.")
+    max_tokens: int = Field(128, ge=8, description="Longer inputs are cut.")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Token ids of each input, with [CLS] and [SEP], and their labels: class numbers, or floats for regression."""
+
+    tokens: list[list[int]]
+    labels: np.ndarray
+
+    def batch(self, rows: np.ndarray, device: torch.device) -> Tensor:
+        """The inputs of `rows` as (B, S), padded to a multiple of 8."""
+        chosen = [self.tokens[row] for row in rows]
+        width = -(-max(map(len, chosen)) // 8) * 8
+        padded = np.full((len(chosen), width), PAD, dtype=np.int64)
+        for line, ids in zip(padded, chosen, strict=True):
+            line[: len(ids)] = ids
+        return torch.from_numpy(padded).to(device)
+
+
+def finetune(
+    classifier: Classifier,
+    train: Examples,
+    settings: Finetuning,
+    machine: Machine,
+    seed: int,
+    report: Callable[[int, str], None],
+) -> None:
+    """Train encoder and head on one task, in place. One class of output means regression (mean squared error)."""
+    steps = settings.epochs * (len(train.tokens) // settings.batch_size)
+    if not steps:
+        raise InputError(
+            f"The task has {len(train.tokens)} training examples, fewer than one batch of {settings.batch_size}. Give "
+            "more, or lower finetune.batch_size."
+        )
+    if machine.device.type == "cpu":
+        keep_heap()
+    regression = classifier.out.out_features == 1
+    labels = torch.from_numpy(train.labels.astype(np.float32 if regression else np.int64)).to(machine.device)
+    classifier.to(machine.device).train()
+    adamw = optimizer.adamw(classifier, settings.learning_rate, (0.9, 0.98), 1e-6, 0.0)  # as GLUE_sane
+    torch.manual_seed(seed)  # dropout
+    shuffle, step = np.random.default_rng(seed), 0
+    for _ in range(settings.epochs):
+        order = shuffle.permutation(len(train.tokens))
+        for start in range(0, len(order) - settings.batch_size + 1, settings.batch_size):
+            rows = order[start : start + settings.batch_size]
+            scale = optimizer.warm_cosine((step + 1) / steps, settings.warmup)
+            optimizer.set_learning_rate(adamw, settings.learning_rate * scale)
+            with machine.autocast():
+                scores = classifier(train.batch(rows, machine.device))
+            scores, wanted = scores.float(), labels[rows]
+            loss = F.mse_loss(scores[:, 0], wanted) if regression else F.cross_entropy(scores, wanted)
+            loss.backward()
+            adamw.step()
+            adamw.zero_grad()
+            step += 1
+            if step % 20 == 0 or step == steps:
+                value = loss.item()
+                if not math.isfinite(value):
+                    raise InputError(f"The loss is {value} at step {step} of {steps}. Lower finetune.learning_rate.")
+                report(step, f"loss {value:.3f}")
+
+
+def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.ndarray:
+    """The scores (n, classes) of all examples, in their order; computed by length, so that little is padded."""
+    order = np.argsort([len(ids) for ids in examples.tokens], kind="stable")
+    scores = np.zeros((len(order), classifier.out.out_features), dtype=np.float32)
+    classifier.to(machine.device).eval()
+    with torch.inference_mode(), machine.autocast():
+        for start in range(0, len(order), 64):
+            rows = order[start : start + 64]
+            scores[rows] = classifier(examples.batch(rows, machine.device)).float().cpu().numpy()
+    return scores

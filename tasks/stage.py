@@ -1,0 +1,301 @@
+"""A stage is a pure function from typed params and input artifacts to one output artifact.
+
+An artifact is a directory, artifacts/<stage>/<key>/. The directory is the truth: Prefect's own record of the
+result lies inside it, so deleting the directory makes the stage run again. Keys follow params and inputs, not
+code: raise a stage's `version` whenever its code changes what it writes.
+"""
+
+import fcntl
+import functools
+import hashlib
+import inspect
+import json
+import logging
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from prefect import Task, task
+from prefect.cache_policies import CacheKeyFnPolicy
+from prefect.client.schemas.objects import State, TaskRun
+from pydantic import BaseModel
+
+from model import InputError
+from tasks import parallel
+
+HOME = Path(__file__).resolve().parents[1]
+ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").resolve()  # bound at import, as Prefect's store is
+MANIFEST, RECORD = "stage.json", "prefect.json"
+REPORTED_PACKAGES = ("prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
+log = logging.getLogger(__name__)
+
+
+class Params(BaseModel, frozen=True, extra="forbid"):
+    """What a stage's output depends on, other than its input artifacts."""
+
+    def identity(self) -> dict:
+        """What enters the key. A stage that reads files puts their digests in place of their paths."""
+        return self.model_dump(mode="json")
+
+
+class Artifact(BaseModel, frozen=True):
+    """A directory that some stage wrote: complete, and never changed again."""
+
+    stage: str
+    key: str
+
+    @property
+    def path(self) -> Path:
+        """Where its files are."""
+        return ROOT / self.stage / self.key
+
+    @property
+    def name(self) -> str:
+        """Its stage and key, as in `filter/0123456789ab`."""
+        return f"{self.stage}/{self.key}"
+
+    @property
+    def manifest(self) -> dict:
+        """What stage.json says of it."""
+        found = read_manifest(self)
+        if found is None:
+            raise InputError(
+                f"No complete artifact {self.name} in {ROOT}: its {MANIFEST} is missing or its files are not those "
+                f"it lists. Run the stage again, or copy the whole directory here."
+            )
+        return found
+
+    @property
+    def stats(self) -> dict:
+        """What the stage counted."""
+        return self.manifest["stats"]
+
+
+def target(stage: str, version: int, params: Params, inputs: dict) -> tuple[Artifact, dict]:
+    """Where the stage's output for these arguments belongs, and all that determines it."""
+    about = {
+        "stage": stage,
+        "version": version,
+        "params": params.identity(),
+        "inputs": {
+            name: [a.name for a in given] if isinstance(given, list) else given.name for name, given in inputs.items()
+        },
+    }
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+    return Artifact(stage=stage, key=key), {"stage": stage, "version": version, "key": key, **about}
+
+
+def read_manifest(artifact: Artifact) -> dict | None:
+    """The manifest of a finished artifact, or None when it is absent or its files do not have their sizes."""
+    try:
+        found = json.loads((artifact.path / MANIFEST).read_text())
+        whole = all((artifact.path / file["path"]).stat().st_size == file["bytes"] for file in found["files"])
+        return found if whole and isinstance(found["stats"], dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def artifacts(stage: str) -> list[Artifact]:
+    """The complete artifacts of a stage, the newest last."""
+    folders = [p for p in (ROOT / stage).glob("*") if p.is_dir() and not p.is_symlink()]
+    found = [(read_manifest(a), a) for a in (Artifact(stage=stage, key=p.name) for p in folders)]
+    return [a for _, a in sorted(((m["finished"], a.key), a) for m, a in found if m)]
+
+
+def find(stage: str, name: str) -> Artifact:
+    """The artifact that `name` means: `latest`, a key, or the beginning of one."""
+    link = ROOT / stage / "latest"
+    if name == "latest" and link.is_symlink():
+        name = os.readlink(link)
+    matches = [a for a in artifacts(stage) if name and a.key.startswith(name)]
+    if len(matches) != 1:
+        keys = ", ".join(a.key for a in artifacts(stage)[-8:]) or "none"
+        problem = f"{len(matches)} artifacts of {stage} begin with" if matches else f"No complete artifact of {stage} is"
+        raise InputError(f"{problem} {name!r}. Those in {ROOT}: {keys}. Give one of these keys, or `latest`.")
+    return matches[0]
+
+
+@contextmanager
+def locked(artifact: Artifact) -> Iterator[None]:
+    """Be the one writer of this artifact; the kernel frees the lock when its holder dies."""
+    path = ROOT / ".locks" / f"{artifact.stage}-{artifact.key}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("Another process is making %s; waiting for it.", artifact.name)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def draft_of(artifact: Artifact) -> Path:
+    """Where the artifact is made: a stable name, so that a rerun finds what a crash left."""
+    return ROOT / ".partial" / f"{artifact.stage}-{artifact.key}"
+
+
+def discard(artifact: Artifact) -> None:
+    """Take an artifact out of the store in one step, then delete it."""
+    (ROOT / ".partial").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / ".partial") as trash, suppress(FileNotFoundError):
+        artifact.path.rename(Path(trash, "old"))
+
+
+def refresh(artifact: Artifact) -> None:
+    """Forget the artifact and any half-made draft of it, so that its stage runs from the start."""
+    with locked(artifact):
+        discard(artifact)
+        shutil.rmtree(draft_of(artifact), ignore_errors=True)
+
+
+def fsync(path: Path) -> None:
+    """Force a file or directory to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def publish(draft: Path, artifact: Artifact, about: dict) -> None:
+    """Write the manifest last, force all to disk, rename the draft into place and point `latest` to it."""
+    files = sorted(p for p in draft.rglob("*") if p.is_file() and p != draft / MANIFEST)
+    for path in files:
+        fsync(path)
+    about["files"] = [
+        {"path": str(p.relative_to(draft)), "bytes": p.stat().st_size, "sha256": digest(p)} for p in files
+    ]
+    (draft / MANIFEST).write_text(json.dumps(about, indent=2) + "\n")
+    fsync(draft / MANIFEST)
+    fsync(draft)
+    artifact.path.parent.mkdir(parents=True, exist_ok=True)
+    discard(artifact)  # a damaged leftover, if there is one
+    draft.rename(artifact.path)
+    fsync(artifact.path.parent)
+    link = artifact.path.parent / f".latest-{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(artifact.key)
+    link.replace(artifact.path.parent / "latest")
+
+
+@functools.cache
+def environment() -> dict:
+    """The software and the machine, for the manifest; nothing of it enters a key."""
+    packages = {}
+    for name in REPORTED_PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
+    git = ["git", "-C", str(HOME), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"  # not a checkout, or no git on this machine
+    machine = {"system": platform.platform(), "cores": os.cpu_count()}
+    return {"python": platform.python_version(), "packages": packages, "machine": machine, "commit": commit}
+
+
+def reset_peak_memory() -> None:
+    """Start this process's peak of resident memory afresh, where the kernel allows it (Linux)."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    parallel.peak_mib = 0.0
+
+
+def peak_memory() -> dict:
+    """Peak resident memory since the last reset, MiB: of this process, and of the largest worker."""
+    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with suppress(OSError):
+        status = Path("/proc/self/status").read_text()
+        mib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
+    return {"process": round(mib), "largest_worker": round(parallel.peak_mib)}
+
+
+def forget_error(task: Task, task_run: TaskRun, state: State) -> None:
+    """Delete the exception that Prefect saves, under a random name, in the root of the store."""
+    with suppress(AttributeError, OSError):
+        Path(state.data.metadata.storage_key).unlink()
+
+
+def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Callable], Task]:
+    """Make fn(params, *inputs, out) -> stats a cached task from (params, *inputs) to an Artifact.
+
+    `resumes`: the function goes on from what a killed attempt left in `out`; else `out` is emptied first.
+    `name`: that of the directory under artifacts/, where the function's own name won't do.
+    A plain call without Prefect is `fn.fn(params, *inputs)`.
+    """
+
+    def decorate(fn: Callable[..., dict]) -> Task:
+        stage_name, signature = name or fn.__name__, inspect.signature(fn)
+        given = [p for p in signature.parameters.values() if p.name != "out"]
+        signature = signature.replace(parameters=given, return_annotation=Artifact)
+
+        def planned(arguments: dict) -> tuple[Artifact, dict]:
+            return target(stage_name, version, arguments["params"], {k: v for k, v in arguments.items() if k != "params"})
+
+        def cache_key(_: object, arguments: dict) -> str | None:
+            try:  # a key must not raise: Prefect would print a traceback before the body says what is wrong
+                artifact, _ = planned(arguments)
+            except InputError:
+                return None
+            if read_manifest(artifact) is None:  # files gone or damaged: do not believe the record
+                with suppress(OSError):
+                    (artifact.path / RECORD).unlink()
+            return f"{artifact.name}/{RECORD}"
+
+        def bind(*args, **kwargs) -> dict:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return dict(bound.arguments)
+
+        @functools.wraps(fn)
+        def run(*args, **kwargs) -> Artifact:
+            arguments = bind(*args, **kwargs)
+            artifact, about = planned(arguments)
+            with locked(artifact):
+                if read_manifest(artifact) is None:  # else another process made it while we waited
+                    make(artifact, about, arguments)
+            return artifact
+
+        def make(artifact: Artifact, about: dict, arguments: dict) -> None:
+            draft, start = draft_of(artifact), time.time()
+            if not resumes:
+                shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True, exist_ok=True)
+            reset_peak_memory()
+            about["stats"] = fn(**arguments, out=draft)
+            about["seconds"] = round(time.time() - start, 3)
+            about["peak_memory_mib"] = peak_memory()
+            about["started"] = datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds")
+            about["finished"] = datetime.now(UTC).isoformat(timespec="milliseconds")
+            about["environment"] = environment()
+            publish(draft, artifact, about)
+
+        run.__signature__ = signature
+        prefect_task = task(
+            run,
+            name=stage_name,
+            cache_policy=CacheKeyFnPolicy(cache_key_fn=cache_key),
+            persist_result=True,
+            result_storage=ROOT,
+            result_serializer="json",
+            on_failure=[forget_error],
+        )
+        prefect_task.target = lambda *args, **kwargs: planned(bind(*args, **kwargs))[0]
+        return prefect_task
+
+    return decorate
