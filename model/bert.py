@@ -10,39 +10,17 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field, model_validator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from model import InputError
+from model.settings import Architecture
 
 NORM_EPS = 1e-12  # as BERT; the paper found that it matters little (section 4.2)
 INIT_STD = 0.02  # of every weight matrix, as BERT
 PAD = 0  # the vocabulary fixes [PAD] at 0
 CLASSIFIER_WIDTH = 1024  # of the head on [CLS], as in the reference implementation's GLUE settings
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-
-
-class Architecture(BaseModel, frozen=True, extra="forbid"):
-    """Sizes of the encoder. The defaults are the paper's final model."""
-
-    layers: int = Field(16, ge=1, le=128, description="Transformer blocks.")
-    hidden: int = Field(768, ge=2, description="Width of the residual stream.")
-    heads: int = Field(12, ge=1, description="Attention heads; must divide hidden.")
-    intermediate: int = Field(
-        3072, ge=2, description="Width of the feed-forward input layer; GEGLU halves it, so 3072 feeds 1536 on."
-    )
-
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> "Architecture":
-        if self.hidden % self.heads:
-            raise ValueError(f"hidden {self.hidden} is not a multiple of heads {self.heads}; make it one")
-        if self.hidden % 2 or self.intermediate % 2:
-            raise ValueError(
-                f"hidden {self.hidden} and intermediate {self.intermediate} must be even: positions are sine and cosine "
-                "pairs, and GEGLU splits intermediate in halves"
-            )
-        return self
 
 
 def sinusoids(length: int, hidden: int) -> Tensor:

@@ -70,7 +70,9 @@ def detect() -> Machine:
     if asked and not (asked.isdigit() and int(asked) > 0):
         raise InputError(f"CRAM_MICRO_BATCH is {asked!r}; expected a positive whole number of sequences, or unset.")
     micro_batch = int(asked) if asked else (_cuda_micro_batch() if cuda else CPU_MICRO_BATCH)
-    return Machine(torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if bf16 else torch.float32, compiles, micro_batch)
+    return Machine(
+        torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if bf16 else torch.float32, compiles, micro_batch
+    )
 
 
 def _cuda_micro_batch() -> int:

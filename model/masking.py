@@ -12,7 +12,13 @@ def masks_per_sequence(fraction: float, length: int) -> int:
 
 
 def mask(
-    tokens_BS: Tensor, count: int, mask_id: int, specials: int, vocabulary: int, seed: tuple[int, int], corrupt: bool = True
+    tokens_BS: Tensor,
+    count: int,
+    mask_id: int,
+    specials: int,
+    vocabulary: int,
+    seed: tuple[int, int],
+    corrupt: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Choose `count` = K tokens of each sequence for prediction, and hide them.
 

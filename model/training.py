@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,6 +20,7 @@ from torch import Tensor
 from model import InputError, masking, optimizer
 from model.bert import PAD, Bert, Classifier
 from model.machine import Machine, keep_heap
+from model.settings import Finetuning, Training
 
 log = logging.getLogger(__name__)
 HELDOUT_MASKS = 0.15  # fixed, and uncorrupted, so that recipes with other masking rates compare
@@ -30,25 +29,6 @@ EVALUATIONS = 10  # held-out losses over the budget, and one before it
 CHECKPOINT_SECONDS = (5.0, 600.0)  # between checkpoints: a tenth of the budget, within these bounds
 COMPILE_FROM_SECONDS, COMPILE_FROM_TOKENS = 1800.0, 2e7  # on CPUs, where it costs 20 to 60 s and gains under 10 %
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
-
-
-class Training(BaseModel, frozen=True, extra="forbid"):
-    """How to pretrain. The defaults are the paper's final recipe (section 4.3 and the released bert-o4)."""
-
-    budget: float = Field(24.0, gt=0, description="What the run may spend, in budget_unit.")
-    budget_unit: Literal["hours", "tokens"] = Field(
-        "hours", description="hours: the clock, with compilation and checkpoints but without held-out evaluation."
-    )
-    batch_size: int = Field(8192, ge=1, description="Sequences an optimizer step, from batch_ramp on.")
-    batch_ramp: float = Field(0.6, ge=0, le=1, description="Fraction of the budget over which the batch grows.")
-    learning_rate: float = Field(1e-3, gt=0, le=1, description="Peak of the triangle schedule, at 75 % of the budget.")
-    weight_decay: float = Field(0.01, ge=0, le=1, description="Decoupled, on matrices.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the mean gradient.")
-    beta2: float = Field(0.98, ge=0, lt=1, description="AdamW's decay of the squared gradient.")
-    adam_eps: float = Field(1e-12, gt=0, description="AdamW's epsilon.")
-    clip: float = Field(0.5, gt=0, description="Largest global gradient norm.")
-    mask_fraction: float = Field(0.25, gt=0, lt=1, description="Tokens of a sequence that are predicted.")
-    seed: int = Field(0, ge=0, lt=2**31, description="Of initialisation and masks.")
 
 
 @dataclass(frozen=True)
@@ -237,8 +217,14 @@ class Pretraining:
         self.spent.step += 1
         self.spent.tokens += count * self.micro_batch * self.corpus.length
         self.updating = False
-        return {"step": self.spent.step, "loss": total.item(), "lr": rate, "batch": count * self.micro_batch,
-                "gradient_norm": norm.item(), "tokens": self.spent.tokens}  # fmt: skip
+        return {
+            "step": self.spent.step,
+            "loss": total.item(),
+            "lr": rate,
+            "batch": count * self.micro_batch,
+            "gradient_norm": norm.item(),
+            "tokens": self.spent.tokens,
+        }
 
     def evaluate(self, fraction: float) -> None:
         """Add the held-out loss to the record when the next tenth of the budget is through."""
@@ -248,8 +234,13 @@ class Pretraining:
         loss = heldout_loss(self.bert, self.corpus, self.machine)
         spent = self.spent
         self.spent.evaluations.append(
-            {"fraction": min(fraction, 1.0), "step": spent.step, "tokens": spent.tokens, "seconds": spent.seconds,
-             "heldout_loss": loss}  # fmt: skip
+            {
+                "fraction": min(fraction, 1.0),
+                "step": spent.step,
+                "tokens": spent.tokens,
+                "seconds": spent.seconds,
+                "heldout_loss": loss,
+            }
         )
 
     def run(self, report: Callable[[float, str], None], seconds_between_checkpoints: float | None = None) -> Spent:
@@ -284,17 +275,6 @@ class Pretraining:
                 checkpoint(self.folder, self.bert, self.adamw, self.spent)
             raise
         return self.spent
-
-
-class Finetuning(BaseModel, frozen=True, extra="forbid"):
-    """How to finetune: one global setting for all tasks, as the rules ask. Defaults: the reference's GLUE_sane."""
-
-    epochs: int = Field(5, ge=1, le=5, description="Passes over the training data; the rules allow five at most.")
-    batch_size: int = Field(16, ge=1, description="Examples a step; a last, smaller batch is dropped.")
-    learning_rate: float = Field(4e-5, gt=0, le=1, description="Peak; half a cosine down to zero.")
-    warmup: float = Field(0.1, ge=0, lt=1, description="Fraction of this task's own steps.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="In the encoder and the head.")
-    max_tokens: int = Field(128, ge=8, description="Longer inputs are cut.")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,9 @@ ROW_GROUP_CHARACTERS = 4_000_000  # what a reader of a part holds in memory at o
 class Download(Params):
     """Which text to train on. The default is what the paper's final run read: the first 8 million Pile entries."""
 
-    source: Literal["pile", "c4", "python-docs", "files"] = Field("pile", description="A hub data set, or where to look.")
+    source: Literal["pile", "c4", "python-docs", "files"] = Field(
+        "pile", description="A hub data set, or where to look."
+    )
     files: list[str] = Field([], description="For source 'files': paths, globs or directories.")
     shards: int = Field(0, ge=0, description="Read the first so many shards; 0: all.")
     documents: int = Field(8_000_000, ge=0, description="Stop after so many documents; 0: no limit.")
@@ -100,7 +102,9 @@ class Writer:
 def table(documents: list[Document]) -> pa.Table:
     """Documents as one Arrow table."""
     columns = list(zip(*documents, strict=True)) or [(), (), ()]
-    return pa.table([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+    )
 
 
 def parts(corpus: Artifact) -> list[Path]:
@@ -158,7 +162,7 @@ class Reading:
     """What has been read so far, and whether that is enough."""
 
     def __init__(self, params: Download, lost: Path) -> None:
-        self.params, self.tally, self.bytes = params, Tally(), 0
+        self.params, self.tally, self.bytes, self.shards = params, Tally(), 0, 0
         self.reasons: dict[str, Counter] = defaultdict(Counter)
         self.lost = lost.open("w")
 
@@ -185,7 +189,9 @@ class Reading:
         lost = {reason: files.total() for reason, files in sorted(self.reasons.items())}
         shown = "; ".join(f"{n:,} x {reason}" for reason, n in lost.items()) or "nothing"
         if not counts["documents"]:
-            raise InputError(f"{what} holds no document that cram can read (lost: {shown}). Check download.files or source.")
+            raise InputError(
+                f"{what} holds no document that cram can read (lost: {shown}). Check download.files or source."
+            )
         total = sum(lost.values())
         if total > self.params.max_lost * (total + counts["documents"]):
             reason, files = max(self.reasons.items(), key=lambda item: item[1].total())
@@ -238,7 +244,8 @@ def download(params: Download, out: Path) -> dict:
     reading, writer = Reading(params, out / "lost.jsonl"), Writer(out, 1e6 * params.part_megabytes)
     limited = bool(params.documents or params.megabytes)
     with Progress("download", total=1.0 if limited else len(found), unit="of the text" if limited else "shard") as bar:
-        for number, shard in enumerate(found, 1):
+        for shard in found:
+            reading.shards += 1
             for document in read(shard, params, reading):
                 before = reading.fraction
                 reading.take(document)
@@ -253,4 +260,4 @@ def download(params: Download, out: Path) -> dict:
                 break
     writer.close()
     what = ", ".join(params.files) if params.source == "files" else params.source
-    return {"shards": number, "parts": writer.parts, **reading.finish(what)}
+    return {"shards": reading.shards, "parts": writer.parts, **reading.finish(what)}

@@ -6,12 +6,12 @@ Writes  part-00000.parquet …, the same parts without the duplicates, in the sa
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow.parquet as pq
 import xxhash
 from pydantic import Field
-from typing import Literal
 
 from tasks.corpus import SCHEMA, Tally, add_up, batches, parts, table
 from tasks.parallel import over_parts

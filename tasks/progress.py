@@ -21,7 +21,7 @@ class Progress:
     def __init__(self, label: str, total: float | None, unit: str = "it") -> None:
         self.label, self.total, self.unit = label, total, unit
         self.count, self.note, self.reported = 0.0, "", time.monotonic()
-        scale = dict(unit_scale=True) if unit in ("B", "tok") else {}
+        scale = {"unit_scale": True} if unit in ("B", "tok") else {}
         self.bar = tqdm(total=total, desc=label, unit=unit, disable=not sys.stderr.isatty(), leave=False, **scale)
         self.artifact: UUID | None = None
 

@@ -216,7 +216,9 @@ def local_files(patterns: Iterable[str]) -> dict[str, Path]:
         files = [m for m in matches if m.is_file()] + [p for p in inner if p.is_file()]
         if not files:
             what = "matches nothing" if not matches else "holds no file that cram reads"
-            raise InputError(f"{pattern!r} {what}. Expected files that end in {', '.join(SUFFIXES)}. Check download.files.")
+            raise InputError(
+                f"{pattern!r} {what}. Expected files that end in {', '.join(SUFFIXES)}. Check download.files."
+            )
         found += files
     if wrong := [p for p in found if not p.name.endswith(SUFFIXES)]:
         raise InputError(f"{wrong[0]} is of a kind that cram doesn't read. Expected {', '.join(SUFFIXES)}.")
@@ -239,7 +241,7 @@ def file_digest(path: Path) -> str:
 def hub_error(repository: str, error: Exception) -> InputError:
     """The sentence for a hub that can't be reached or doesn't have what is asked for."""
     return InputError(
-        f"{repository} could not be read from the Hugging Face hub: {type(error).__name__}: {str(error).splitlines()[0]} "
+        f"{repository} could not be read from the Hugging Face hub: {type(error).__name__}: {(str(error) or '.').splitlines()[0]} "
         "Check the network, HF_ENDPOINT and HF_TOKEN; or use files that lie here (see the README, 'Your own text')."
     )
 
@@ -265,7 +267,7 @@ def open_hub(source: HubSource, name: str, whole: bool) -> BinaryIO:
     try:
         if whole:
             path = hf_hub_download(source.repository, name, repo_type="dataset", revision=source.revision)
-            return open(path, "rb")  # noqa: SIM115, the caller closes it
+            return open(path, "rb")
         remote = f"datasets/{source.repository}@{source.revision}/{name}"
         return HfFileSystem().open(remote, "rb", block_size=0)  # no blocks: one request, read as it comes
     except Exception as error:
@@ -275,7 +277,9 @@ def open_hub(source: HubSource, name: str, whole: bool) -> BinaryIO:
 @functools.cache
 def installed() -> dict[str, metadata.Distribution]:
     """The packages of this environment by normalised name, but for cram itself."""
-    named = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d for d in metadata.distributions() if d.metadata["Name"]}
+    named = {
+        re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d for d in metadata.distributions() if d.metadata["Name"]
+    }
     return {name: named[name] for name in sorted(named) if name != "cram"}
 
 
@@ -292,7 +296,7 @@ def package_documents(name: str, losses: Losses) -> Iterator[Document]:
         yield Document(f"{name}/METADATA", "readmes", str(description))
     for file in sorted(distribution.files or [], key=str):
         label, path = f"{name}/{file}", Path(distribution.locate_file(file))
-        if file.suffix not in (".py", ".md", ".rst", ".txt", "") or not path.is_file():
+        if file.suffix not in (".py", ".md", ".rst", ".txt", "") or "tests" in file.parts or not path.is_file():
             continue
         if file.suffix == "" and not re.match("(LICEN[CS]E|COPYING|NOTICE|AUTHORS)", file.name, re.IGNORECASE):
             continue

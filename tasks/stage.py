@@ -34,7 +34,7 @@ from tasks import parallel
 
 HOME = Path(__file__).resolve().parents[1]
 ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").resolve()  # bound at import, as Prefect's store is
-MANIFEST, RECORD = "stage.json", "prefect.json"
+MANIFEST, STATS, RECORD = "stage.json", "stats.json", "prefect.json"
 REPORTED_PACKAGES = ("prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,9 @@ def find(stage: str, name: str) -> Artifact:
     matches = [a for a in artifacts(stage) if name and a.key.startswith(name)]
     if len(matches) != 1:
         keys = ", ".join(a.key for a in artifacts(stage)[-8:]) or "none"
-        problem = f"{len(matches)} artifacts of {stage} begin with" if matches else f"No complete artifact of {stage} is"
+        problem = (
+            f"{len(matches)} artifacts of {stage} begin with" if matches else f"No complete artifact of {stage} is"
+        )
         raise InputError(f"{problem} {name!r}. Those in {ROOT}: {keys}. Give one of these keys, or `latest`.")
     return matches[0]
 
@@ -245,7 +247,9 @@ def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Call
         signature = signature.replace(parameters=given, return_annotation=Artifact)
 
         def planned(arguments: dict) -> tuple[Artifact, dict]:
-            return target(stage_name, version, arguments["params"], {k: v for k, v in arguments.items() if k != "params"})
+            return target(
+                stage_name, version, arguments["params"], {k: v for k, v in arguments.items() if k != "params"}
+            )
 
         def cache_key(_: object, arguments: dict) -> str | None:
             try:  # a key must not raise: Prefect would print a traceback before the body says what is wrong
@@ -278,6 +282,7 @@ def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Call
             draft.mkdir(parents=True, exist_ok=True)
             reset_peak_memory()
             about["stats"] = fn(**arguments, out=draft)
+            (draft / STATS).write_text(json.dumps(about["stats"], indent=2) + "\n")
             about["seconds"] = round(time.time() - start, 3)
             about["peak_memory_mib"] = peak_memory()
             about["started"] = datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,29 @@
+# Everything runs in .venv, which the first target that needs it makes. PYTHON: which Python makes it (3.11 or newer).
+PYTHON ?= python3
+CRAM := .venv/bin/cram
+
+.PHONY: demo test check up down install
+
+demo: install ## raw text to scores in a few minutes, offline, without a server
+	$(CRAM) run demo
+
+test: install ## all tests
+	.venv/bin/python -m pytest
+
+check: install ## format and lint
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+
+up: install ## Prefect server, worker and the deployment cram/full
+	$(CRAM) up
+
+down: ## end what `make up` started
+	@test ! -x $(CRAM) || $(CRAM) down
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"cram needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Run: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --editable '.[test]'
+	@touch $@

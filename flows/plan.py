@@ -1,0 +1,104 @@
+"""A plan: which stages a run needs. Nothing runs before the plan is whole, so a stage given makes others needless."""
+
+import logging
+from dataclasses import dataclass
+
+from prefect import Task
+
+from model import InputError
+from tasks.stage import Artifact, Params, find, refresh
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A stage to be run with these params on what other steps make."""
+
+    task: Task
+    params: Params
+    inputs: tuple["Step | list[Step]", ...]
+
+    @property
+    def stage(self) -> str:
+        """The stage's name."""
+        return self.task.name
+
+
+class Plan:
+    """Collects steps; `run` carries out those that the last stage needs."""
+
+    def __init__(self, until: str, use: dict[str, str], again: list[str]) -> None:
+        self.until, self.again, self.steps = until, set(again), []
+        self.given = {name: [find(name, key.strip()) for key in keys.split(",")] for name, keys in use.items()}
+        if several := [name for name, found in self.given.items() if len(found) > 1 and name != "finetune"]:
+            raise InputError(f"use names several artifacts of {several[0]}; expected one (only finetune has several).")
+
+    def __call__(self, task: Task, params: Params, *inputs: "Step | list[Step]") -> Step:
+        """Add a step."""
+        step = Step(task, params, inputs)
+        self.steps.append(step)
+        return step
+
+    def needed(self) -> list[Step]:
+        """The steps that have to be looked at, in order; fails if `use` or `again` names a stage that is not reached."""
+        wanted = [step for step in self.steps if step.stage == self.until and self.until not in self.given]
+        found, reached = [], {self.until}
+
+        def visit(step: Step) -> None:
+            reached.add(step.stage)
+            if step in found or step.stage in self.given:
+                return
+            for given in step.inputs:
+                for each in given if isinstance(given, list) else [given]:
+                    visit(each)
+            found.append(step)
+
+        for step in wanted:
+            visit(step)
+        for what, names in (("use", set(self.given)), ("refresh", self.again)):
+            if unreached := names - reached:
+                raise InputError(
+                    f"{what} names {', '.join(sorted(unreached))}, which this run doesn't reach: it ends after {self.until}"
+                    f"{' and starts from ' + ', '.join(sorted(self.given)) if self.given else ''}. Leave it out."
+                )
+        if both := self.again & set(self.given):
+            raise InputError(f"{', '.join(sorted(both))} is both given by use and to be refreshed. Choose one.")
+        return found
+
+    def run(self) -> list[Artifact]:
+        """Carry out what is needed; returns the artifacts of the last stage."""
+        made: dict[Step, Artifact] = {}
+
+        def resolved(given: "Step | list[Step]") -> Artifact | list[Artifact]:
+            if isinstance(given, list):
+                return self.given.get(given[0].stage) or [made[step] for step in given]
+            return self.given[given.stage][0] if given.stage in self.given else made[given]
+
+        for step in self.needed():
+            inputs = [resolved(given) for given in step.inputs]
+            if step.stage in self.again:
+                refresh(step.task.target(step.params, *inputs))
+            made[step] = step.task(step.params, *inputs)
+            show(made[step])
+        for found in self.given.values():
+            log.info("Used as given: %s", ", ".join(artifact.name for artifact in found))
+        return self.given.get(self.until) or [artifact for step, artifact in made.items() if step.stage == self.until]
+
+
+def show(artifact: Artifact) -> None:
+    """Put tables, pictures and pages of an artifact on the page of the Prefect run; of a cached one too."""
+    import base64
+
+    from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+
+    try:
+        if rows := artifact.stats.get("table"):
+            create_table_artifact(rows, key=f"{artifact.stage}-table", description=f"artifacts/{artifact.name}")
+        for path in sorted(artifact.path.glob("*.png")):
+            data = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+            create_image_artifact(data, key=f"{artifact.stage}-{path.stem}", description=f"artifacts/{artifact.name}")
+        for path in sorted(artifact.path.glob("*.md")):
+            create_markdown_artifact(path.read_text(), key=path.stem, description=f"artifacts/{artifact.name}")
+    except Exception as error:  # what is shown in the UI must not stop a run
+        log.warning("%s could not be shown on the page of this run: %s", artifact.name, error)

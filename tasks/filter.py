@@ -1,0 +1,161 @@
+"""Filter: drop documents that a WordPiece vocabulary compresses poorly (section 4.4 of the paper).
+
+Reads   the parts of a corpus.
+Writes  part-00000.parquet …      the documents kept, in order
+        measured-00000.parquet …  id, source, characters, tokens, both ratios and the verdict of every document
+        tokenizer.json            the vocabulary it measured with, trained on a fixed sample of its input
+        histogram.png, dropped.jsonl (samples of what was dropped, by source and reason)
+"""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+from pydantic import Field
+
+from tasks import plots
+from tasks.corpus import SCHEMA, Tally, add_up, batches, parts, table
+from tasks.parallel import over_parts
+from tasks.stage import Artifact, Params, stage
+from tasks.vocabulary import encode, load, sample, save, share, train
+
+ZSTD_LEVEL = 3
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+SAMPLES, SAMPLE_CHARACTERS = 3, 400  # of each source and reason
+MEASURES = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("characters", pa.int64()),
+        ("tokens", pa.int64()),
+        ("tokens_per_char", pa.float32()),
+        ("zstd_ratio", pa.float32()),
+        ("verdict", pa.string()),
+    ]
+)
+
+
+class Filter(Params):
+    """Which documents are dropped."""
+
+    max_tokens_per_char: float = Field(
+        0.3,
+        gt=0,
+        le=100,
+        description="Documents with this many tokens a character, or more, are dropped (t in the paper).",
+    )
+    vocabulary_entries: int = Field(
+        32_768, ge=256, le=65_536, description="Of the measuring vocabulary; fewer where the text gives fewer."
+    )
+    sample_megabytes: float = Field(100, gt=0, description="Text to train that vocabulary on, 10^6 characters.")
+
+
+def verdict(tokens: int, characters: int, params: Filter) -> str:
+    """`kept`, or the reason why a document is dropped."""
+    if tokens == 0:
+        return "no tokens"  # nothing is left of it once accents and all but ASCII are gone
+    return "kept" if tokens / characters < params.max_tokens_per_char else "incompressible"
+
+
+def filter_part(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -> dict:
+    """Measure the documents of a part, write those kept and all measurements, and return counts and samples."""
+    tokenizer, compressor = load(tokenizer_folder), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+    tallies: dict[str, Tally] = {"kept": Tally(), "incompressible": Tally(), "no tokens": Tally()}
+    samples: dict[tuple[str, str], list] = {}
+    kept_file = pq.ParquetWriter(out / part.name, SCHEMA, compression="zstd")
+    measured_file = pq.ParquetWriter(out / part.name.replace("part", "measured"), MEASURES, compression="zstd")
+    with kept_file, measured_file:
+        for batch in batches(part):
+            kept, measured = [], []
+            for document, ids in zip(batch, encode(tokenizer, [d.text for d in batch]), strict=True):
+                raw = document.text.encode(errors="surrogatepass")
+                characters, tokens = len(document.text), len(ids)
+                ruling = verdict(tokens, characters, params)
+                tallies[ruling].add(document)
+                ratios = tokens / characters, len(compressor.compress(raw)) / len(raw)
+                measured.append((document.id, document.source, characters, tokens, *ratios, ruling))
+                if ruling == "kept":
+                    kept.append(document)
+                else:
+                    found = samples.setdefault((document.source, ruling), [])
+                    found.append((share(document.text), document.id, ratios[0], document.text[:SAMPLE_CHARACTERS]))
+                    samples[document.source, ruling] = sorted(found)[:SAMPLES]
+            columns = zip(*measured, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, MEASURES, strict=True)]
+            measured_file.write_table(pa.table(arrays, schema=MEASURES))
+            if kept:
+                kept_file.write_table(table(kept))
+    return {
+        "counts": {name: tally.counts() for name, tally in tallies.items()},
+        "samples": [[*name, *sample] for name, found in samples.items() for sample in found],
+    }
+
+
+def quantiles(sources: np.ndarray, values: np.ndarray) -> dict:
+    """Quantiles of a measure, over all documents and by source."""
+
+    def of(chosen: np.ndarray) -> dict:
+        return {f"{q:.0%}": round(float(v), 4) for q, v in zip(QUANTILES, np.quantile(chosen, QUANTILES), strict=True)}
+
+    return {"all": of(values), **{str(s): of(values[sources == s]) for s in np.unique(sources)}}
+
+
+def rows(seen: dict, kept: dict, dropped: dict, medians: dict) -> list[dict]:
+    """The statistics as a table, a row a source, the sum first."""
+    found = []
+    for name in ("all", *seen["by_source"]):
+
+        def of(counts: dict, what: str, name: str = name) -> int:
+            return counts[what] if name == "all" else counts["by_source"].get(name, {}).get(what, 0)
+
+        row = {"source": name, "documents": of(seen, "documents"), "kept": of(kept, "documents")}
+        row |= {reason: of(counts, "documents") for reason, counts in dropped.items()}
+        row |= {"characters": of(seen, "characters"), "characters kept": of(kept, "characters")}
+        row["kept, % of documents"] = round(100 * row["kept"] / max(1, row["documents"]), 1)
+        found.append(row | {f"median {measure}": values[name]["50%"] for measure, values in medians.items()})
+    return found
+
+
+def write_samples(results: list[dict], out: Path) -> None:
+    """Write the few dropped documents of each source and reason whose digests are smallest."""
+    taken: Counter = Counter()
+    with (out / "dropped.jsonl").open("w") as file:
+        for source, reason, _, name, ratio, text in sorted(s for r in results for s in r["samples"]):
+            taken[source, reason] += 1
+            if taken[source, reason] <= SAMPLES:
+                row = {"id": name, "source": source, "reason": reason, "tokens_per_char": round(ratio, 4), "text": text}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+@stage(version=1, resumes=True, name="filter")
+def drop_incompressible(params: Filter, corpus: Artifact, out: Path) -> dict:
+    """Drop documents with too many tokens a character; count and sample what was dropped, by source and reason."""
+    if not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is whole
+        save(train(sample(corpus, params.sample_megabytes, "sample"), params.vocabulary_entries), out)
+    jobs = [(part, out, params, out) for part in parts(corpus)]
+    results = over_parts(filter_part, jobs, out / "work", "filter")
+    shutil.rmtree(out / "work")
+    counts = {name: add_up([r["counts"][name] for r in results]) for name in results[0]["counts"]}
+    kept, seen = counts.pop("kept"), add_up([c for r in results for c in r["counts"].values()])
+    write_samples(results, out)
+    measured = pq.read_table(sorted(out.glob("measured-*.parquet")), columns=MEASURES.names[1:]).to_pydict()
+    columns = {name: np.array(values) for name, values in measured.items()}
+    spread = {m: quantiles(columns["source"], columns[m]) for m in ("tokens_per_char", "zstd_ratio")}
+    plots.ratio_histogram(
+        columns["tokens_per_char"], columns["verdict"] == "kept", params.max_tokens_per_char, out / "histogram.png"
+    )
+    entries = load(out).get_vocab_size()
+    return {
+        "parts": len(jobs),
+        **kept,
+        "seen": seen,
+        "dropped": counts,
+        "quantiles": spread,
+        "measured_with": {"vocabulary_entries": entries},
+        "table": rows(seen, kept, counts, spread),
+    }
