@@ -4,9 +4,10 @@ import json
 import os
 import sys
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,8 +16,12 @@ from rich.table import Table
 
 from model import InputError
 
+if TYPE_CHECKING:  # importing it imports Prefect, whose settings `main` makes first
+    from tasks.stage import Artifact
+
 HOME = Path(__file__).resolve().parents[1]
 SERVER = "http://127.0.0.1:4200/api"  # as in pyproject.toml, which Prefect reads in this directory only
+SERVER_SECONDS = 120  # for Prefect's temporary server to start on a busy machine
 SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the user has set comes first
     "PREFECT_HOME": str(HOME / ".prefect"),
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -36,14 +41,30 @@ def server_answers(url: str) -> bool:
         return False
 
 
-def use_server_or_none() -> None:
-    """Have Prefect use the running server, or one of its own for this run."""
+@contextmanager
+def prefect_server() -> Iterator[None]:
+    """Have Prefect use the running server, or else Prefect's own temporary one, for as long as the run takes."""
     url = os.environ.get("PREFECT_API_URL") or SERVER
     if server_answers(url):
         os.environ["PREFECT_API_URL"] = url
+        yield
         return
-    console.print(f"No Prefect server answers at {url}; this run uses one of its own.", style="dim")
-    os.environ.update(PREFECT_API_URL="", PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="true")
+    console.print(f"No Prefect server answers at {url}; this run uses one of its own.", style="dim", soft_wrap=True)
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+    from prefect.server.api.server import SubprocessASGIServer
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    server = SubprocessASGIServer()
+    server.start(timeout=SERVER_SECONDS)
+    try:
+        with temporary_settings({PREFECT_API_URL: server.api_url}):
+            yield
+    finally:
+        with suppress(RuntimeError):  # raised where nothing was logged
+            APILogWorker.instance().drain()
+        EventsWorker.drain_all()
+        server.stop()
 
 
 def parse_override(text: str) -> dict:
@@ -84,18 +105,42 @@ def run(
     if wrong := [pair for pair in use or [] if "=" not in pair]:
         raise InputError(f"--use {wrong[0]} names no artifact; expected STAGE=KEY, as in --use pretrain=latest.")
     given = dict(pair.split("=", 1) for pair in use or [])
-    use_server_or_none()
     check_stages([until, *given, *(refresh or [])])
     from flows.recipes import resolve
 
-    resolve(recipe, changes)  # before Prefect starts anything
-    from flows.cram import cram
+    resolve(recipe, changes)  # what is wrong is told before a server is started
+    with prefect_server():
+        from flows.cram import cram
 
-    made = cram(recipe=recipe, override=changes, until=until, use=given, refresh=refresh or [])
+        made = cram(recipe=recipe, override=changes, until=until, use=given, refresh=refresh or [])
     for artifact in made:
-        if (page := artifact.path / "report.md").exists():
-            console.print(page.read_text(), markup=False, highlight=False, soft_wrap=True)
-        console.print(f"{shorten(artifact.path)}", style="bold")
+        tell(artifact)
+
+
+def tell(artifact: "Artifact") -> None:
+    """Print what came out, and where to look."""
+    print_rows(artifact.stats.get("table", []))
+    console.print(f"\n{artifact.stage}: [bold]{shorten(artifact.path)}[/]", soft_wrap=True, highlight=False)
+    if artifact.stage == "report":
+        about = json.loads((artifact.path / "report.json").read_text())
+        for name, what in (("filter", "what was dropped"), ("pretrain", "model and loss curve")):
+            if found := [n for n in about["artifacts"] if n.startswith(f"{name}/")]:
+                place = shorten(artifact.path.parents[1] / found[0])
+                console.print(f"{name}: {place} ({what})", soft_wrap=True, highlight=False)
+        console.print(f"The page with all of it: {shorten(artifact.path)}/report.md", soft_wrap=True, highlight=False)
+
+
+def print_rows(rows: list[dict]) -> None:
+    """Print rows as a table."""
+    if not rows:
+        return
+    table = Table(box=None, header_style="bold")
+    for name, value in rows[0].items():
+        table.add_column(name, justify="right" if isinstance(value, int | float) else "left")
+    for row in rows:
+        cells = (f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v) for v in row.values())
+        table.add_row(*cells)
+    console.print(table)
 
 
 def shorten(path: Path) -> Path:
@@ -174,11 +219,7 @@ def show(
     rows = stats.pop("table", [])
     console.print("\n[bold]stats[/]")
     console.print(json.dumps(stats, indent=2), markup=False, highlight=False)
-    if rows:
-        table = Table(*rows[0], box=None, header_style="bold")
-        for row in rows:
-            table.add_row(*(f"{v:,}" if isinstance(v, int) else str(v) for v in row.values()))
-        console.print(table)
+    print_rows(rows)
 
 
 @app.command()

@@ -1,0 +1,83 @@
+"""A store, a Prefect home and a toy corpus of their own for the tests; nothing is read from or sent to a network."""
+
+import atexit
+import json
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+SCRATCH = tempfile.mkdtemp(prefix="cram-tests-")
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+os.environ.update(  # before cram and Prefect are imported: both read these then
+    CRAM_ARTIFACTS=f"{SCRATCH}/artifacts",
+    PREFECT_HOME=f"{SCRATCH}/prefect",
+    PREFECT_SERVER_ANALYTICS_ENABLED="false",
+    PREFECT_LOGGING_TO_API_ENABLED="false",
+    PREFECT_LOGGING_LEVEL="ERROR",
+    DO_NOT_TRACK="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    CRAM_WORKERS="1",
+    CRAM_COMPILE="0",
+    CRAM_DEVICE="cpu",
+    CRAM_DTYPE="fp32",
+    MPLBACKEND="Agg",
+)
+
+SUBJECTS = ("the river", "an old clock", "her brother", "the committee", "a grey cat", "the model", "my neighbour")
+VERBS = ("carried", "ignored", "measured", "described", "forgot", "followed", "repaired", "counted")
+OBJECTS = ("the bridge", "a long letter", "every sentence", "the broken lamp", "some bread", "the last train", "a map")
+ENDS = ("before the rain", "in the morning", "without a word", "for many years", "near the harbour", "by mistake")
+
+
+def sentence(rng: random.Random) -> str:
+    """A plain English sentence."""
+    words = f"{rng.choice(SUBJECTS)} {rng.choice(VERBS)} {rng.choice(OBJECTS)} {rng.choice(ENDS)}"
+    return words.capitalize() + "."
+
+
+def document(rng: random.Random, sentences: int) -> str:
+    """A document of so many sentences, with a word of its own, so that no two are the same."""
+    own = "".join(rng.choice("abcdefghijklmnop") for _ in range(8))
+    return f"This text is about {own}. " + " ".join(sentence(rng) for _ in range(sentences))
+
+
+def write_jsonl(path: Path, texts: list, source: str = "toy") -> Path:
+    """Write texts in the Pile's format."""
+    rows = [json.dumps({"text": text, "meta": {"pile_set_name": source}}) for text in texts]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture()
+def rng() -> random.Random:
+    """A random generator that starts the same for every test."""
+    return random.Random(7)
+
+
+@pytest.fixture(scope="session")
+def toy_texts() -> list[str]:
+    """300 short documents, no two the same."""
+    rng = random.Random(11)
+    return [document(rng, rng.randint(3, 12)) for _ in range(300)]
+
+
+@pytest.fixture()
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty store for plain calls (`stage.fn`); runs through Prefect use the session's own."""
+    from tasks import stage
+
+    monkeypatch.setattr(stage, "ROOT", tmp_path / "artifacts")
+    return tmp_path / "artifacts"
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Real text and GLUE data, where CRAM_REAL_DATA says they are."""
+    if not os.environ.get("CRAM_REAL_DATA"):
+        pytest.skip("CRAM_REAL_DATA is not set")
+    return Path(os.environ["CRAM_REAL_DATA"])
