@@ -29,7 +29,7 @@ SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the 
     "DO_NOT_TRACK": "1",
 }
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width
 
 
 def server_answers(url: str) -> bool:
@@ -169,11 +169,16 @@ def flat(value: Any, path: str = "") -> dict[str, str]:
     return {path: json.dumps(value) if not isinstance(value, str) else value}
 
 
+def brief(value: str) -> str:
+    """A value short enough for a list."""
+    return value if len(value) <= 24 else f"{value[:20]}…"
+
+
 def differences(manifests: list[dict]) -> list[str]:
     """For each artifact of a stage, the params and inputs in which not all are the same."""
-    found = [flat(m["params"]) | flat(m["inputs"]) for m in manifests]
+    found = [flat(m["params"]) | {f"from {k}": v for k, v in flat(m["inputs"]).items()} for m in manifests]
     names = [name for name in dict.fromkeys(n for f in found for n in f) if len({f.get(name) for f in found}) > 1]
-    return [", ".join(f"{name}={f[name]}" for name in names if name in f) for f in found]
+    return [", ".join(f"{name}={brief(f[name])}" for name in names if name in f) for f in found]
 
 
 @app.command("ls")
@@ -183,7 +188,10 @@ def ls(stage: Annotated[str | None, typer.Argument(help="Only this stage's.")] =
     from flows.recipes import STAGES
     from tasks.stage import ROOT, artifacts
 
-    table = Table("stage", "key", "finished (UTC)", "size", "seconds", "what differs", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for column in ("stage", "key", "finished (UTC)", "size", "seconds"):
+        table.add_column(column, no_wrap=True, justify="right" if column in ("size", "seconds") else "left")
+    table.add_column("what differs")
     for name in [stage] if stage else STAGES:
         found = artifacts(name)
         manifests = [artifact.manifest for artifact in found]

@@ -68,14 +68,16 @@ class Plan:
 
     def run(self) -> list[Artifact]:
         """Carry out what is needed; returns the artifacts of the last stage."""
-        made: dict[Step, Artifact] = {}
+        steps, made = self.needed(), {}
+        for step in steps:  # a day of training must not end at a missing file that could have been seen at its start
+            step.params.check()
 
         def resolved(given: "Step | list[Step]") -> Artifact | list[Artifact]:
             if isinstance(given, list):
                 return self.given.get(given[0].stage) or [made[step] for step in given]
             return self.given[given.stage][0] if given.stage in self.given else made[given]
 
-        for step in self.needed():
+        for step in steps:
             inputs = [resolved(given) for given in step.inputs]
             if step.stage in self.again:
                 refresh(step.task.target(step.params, *inputs))
@@ -94,7 +96,11 @@ def show(artifact: Artifact) -> None:
 
     try:
         if rows := artifact.stats.get("table"):
-            create_table_artifact(rows, key=f"{artifact.stage}-table", description=f"artifacts/{artifact.name}")
+            create_table_artifact(
+                rows,
+                key="scores" if artifact.stage == "report" else f"{artifact.stage}-table",
+                description=f"artifacts/{artifact.name}",
+            )
         for path in sorted(artifact.path.glob("*.png")):
             data = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
             create_image_artifact(data, key=f"{artifact.stage}-{path.stem}", description=f"artifacts/{artifact.name}")

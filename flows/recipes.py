@@ -3,7 +3,7 @@
 import difflib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import TypedDict
 
 from model import InputError
@@ -28,6 +28,15 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
     pretrain: Pretrain = Pretrain()
     finetune: Finetune = Finetune()
     report: Report = Report()
+
+    @model_validator(mode="after")
+    def _inputs_fit_the_model(self) -> "Recipe":
+        if self.finetune.max_tokens > self.tokenize.length:
+            raise ValueError(
+                f"finetune.max_tokens {self.finetune.max_tokens} is more than tokenize.length {self.tokenize.length}, the "
+                "longest input of the model; lower it"
+            )
+        return self
 
 
 STAGES = tuple(Recipe.model_fields)

@@ -6,6 +6,7 @@ Writes  predictions.parquet (split, row, label, prediction), scores.json
         lineage.json   the manifests of all that led here
 """
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from model import InputError
 from model.settings import Finetuning
@@ -70,6 +71,13 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid"):
     seeds: int = Field(5, ge=1, le=100, description="Runs of each task; the median is reported.")
     baseline: bool = Field(False, description="Finetune the same model without pretraining too.")
 
+    @model_validator(mode="after")
+    def _data_has_the_tasks(self) -> "Finetune":
+        fitting = [name for name in TASKS if (name in probes.COLUMNS) == (self.data == "probes")]
+        if wrong := [name for name in self.tasks if name not in fitting]:
+            raise ValueError(f"data {self.data!r} has no task {wrong[0]!r}; its tasks are {', '.join(fitting)}")
+        return self
+
     def runs(self) -> "Iterator[FinetuneRun]":
         """Every finetuning run that this asks for."""
         shared = self.model_dump(exclude={"tasks", "seeds", "baseline"})
@@ -99,6 +107,22 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid"):
             about["data"] = {split: [sources.file_digest(p) for p in paths] for split, paths in files.items()}
         return about
 
+    def check(self) -> None:
+        """Bring and read the data once, so that what is wrong with it is known before the model is trained."""
+        if self.data != "probes":
+            _check(self.data, self.task)
+
+
+@functools.cache
+def _check(data: str, task: str) -> None:
+    for paths in find_splits(data, task).values():
+        read_split(paths, task)
+
+
+def find_splits(data: str, task: str) -> dict[str, list[Path]]:
+    """The Parquet files of each split of a task, brought from the hub if that is where they are."""
+    return hub_splits(task) if data == HUB_GLUE.repository else local_splits(Path(data), task)
+
 
 def local_splits(folder: Path, task: str) -> dict[str, list[Path]]:
     """The Parquet files of each split of a task in a local GLUE folder."""
@@ -106,7 +130,7 @@ def local_splits(folder: Path, task: str) -> dict[str, list[Path]]:
     for split in ("train", *TASKS[task].validation):
         files = sorted(p for p in (folder / task).glob(f"{split}*.parquet") if p.stem.split("-0")[0] == split)
         if not files:
-            present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
+            present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else "none"
             raise InputError(
                 f"{folder} has no {task}/{split}*.parquet (folders there: {present or 'none'}). Expected the files of "
                 f"{HUB_GLUE.repository}; mend finetune.data, or leave {task} out of finetune.tasks."
@@ -133,19 +157,9 @@ def hub_splits(task: str) -> dict[str, list[Path]]:
 
 def splits(run: FinetuneRun, pretrained: Artifact) -> dict[str, pa.Table]:
     """The checked data of a task: train first, then its validation splits."""
-    if (run.data == "probes") != (run.task in probes.COLUMNS):
-        fitting = (
-            ", ".join(probes.COLUMNS)
-            if run.data == "probes"
-            else ", ".join(n for n in TASKS if n not in probes.COLUMNS)
-        )
-        raise InputError(
-            f"finetune.data {run.data!r} has no task {run.task!r}; its tasks are {fitting}. Mend finetune.tasks."
-        )
     if run.data == "probes":
         return probes.make(run.task, pretrained)
-    files = hub_splits(run.task) if run.data == HUB_GLUE.repository else local_splits(Path(run.data), run.task)
-    return {split: read_split(paths, run.task) for split, paths in files.items()}
+    return {split: read_split(paths, run.task) for split, paths in find_splits(run.data, run.task).items()}
 
 
 def read_split(paths: list[Path], name: str) -> pa.Table:

@@ -46,6 +46,10 @@ class Params(BaseModel, frozen=True, extra="forbid"):
         """What enters the key. A stage that reads files puts their digests in place of their paths."""
         return self.model_dump(mode="json")
 
+    def check(self) -> None:
+        """Raise InputError for what can be known to be wrong before any stage of a run begins."""
+        self.identity()
+
 
 class Artifact(BaseModel, frozen=True):
     """A directory that some stage wrote: complete, and never changed again."""

@@ -53,7 +53,7 @@ def write_jsonl(path: Path, texts: list, source: str = "toy") -> Path:
     return path
 
 
-@pytest.fixture()
+@pytest.fixture
 def rng() -> random.Random:
     """A random generator that starts the same for every test."""
     return random.Random(7)
@@ -66,7 +66,7 @@ def toy_texts() -> list[str]:
     return [document(rng, rng.randint(3, 12)) for _ in range(300)]
 
 
-@pytest.fixture()
+@pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty store for plain calls (`stage.fn`); runs through Prefect use the session's own."""
     from tasks import stage

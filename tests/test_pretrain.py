@@ -1,0 +1,190 @@
+"""The stages from tokens to report, as plain calls on a toy corpus."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import write_jsonl
+
+from model import InputError
+from tasks import stage as store_module
+from tasks.corpus import Download, download
+from tasks.dedup import Deduplicate, deduplicate
+from tasks.filter import Filter, drop_incompressible
+from tasks.glue import Finetune, finetune
+from tasks.pretrain import Pretrain, measure_heldout, pretrain
+from tasks.report import COLUMNS, PUBLISHED, Report, average, gather, report
+from tasks.stage import Artifact
+from tasks.tokens import Tokenize, tokenize
+from tasks.vocabulary import Vocabulary, train_vocabulary
+
+TINY = Pretrain(
+    architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 64},
+    budget=30_000,
+    budget_unit="tokens",
+    batch_size=8,
+    learning_rate=5e-3,
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, toy_texts: list[str]):
+    """Every stage's artifact."""
+    root = tmp_path_factory.mktemp("made")
+    before, store_module.ROOT = store_module.ROOT, root / "artifacts"
+    shard = write_jsonl(root / "toy.jsonl", [*toy_texts, toy_texts[0]])
+    corpus = download.fn(Download(source="files", files=[str(shard)], documents=0))
+    unique = deduplicate.fn(Deduplicate(), corpus)
+    kept = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.5), unique)
+    words = train_vocabulary.fn(Vocabulary(entries=400), kept)
+    tokens = tokenize.fn(Tokenize(length=32, heldout_fraction=0.3), kept, words)
+    bert = pretrain.fn(TINY, tokens)
+    asked = Finetune(data="probes", tasks=["word-order", "neighbours"], seeds=2, epochs=1, max_tokens=32, baseline=True)
+    runs = [finetune.fn(run, bert) for run in asked.runs()]
+    page = report.fn(Report(title="toy"), runs)
+    yield {"root": root, "tokens": tokens, "pretrain": bert, "finetune": runs, "report": page, "download": corpus}
+    store_module.ROOT = before
+
+
+def test_the_exported_model_gives_the_same_heldout_loss_again(made):
+    bert: Artifact = made["pretrain"]
+    assert measure_heldout(bert) == pytest.approx(bert.stats["heldout_loss"], abs=1e-6)
+
+
+def test_the_model_learned_and_its_record_is_complete(made):
+    bert: Artifact = made["pretrain"]
+    metrics = pq.read_table(bert.path / "metrics.parquet").to_pydict()
+    assert metrics["step"] == list(range(1, bert.stats["steps"] + 1))
+    assert metrics["tokens"][-1] == bert.stats["tokens"] >= 30_000
+    assert min(metrics["lr"]) >= 0
+    first, last = bert.stats["evaluations"][0], bert.stats["evaluations"][-1]
+    assert last["heldout_loss"] == pytest.approx(bert.stats["heldout_loss"], abs=1e-6)
+    assert last["heldout_loss"] < first["heldout_loss"] - 0.5
+    assert (bert.path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(bert.path.glob("checkpoint*"))
+    per_character = bert.stats["heldout_nats_per_character"]
+    held = made["tokens"].stats["heldout"]
+    assert per_character == pytest.approx(bert.stats["heldout_loss"] * held["tokens"] / held["characters"], abs=1e-5)
+
+
+def test_the_pretrained_artifact_is_complete_in_itself(made, tmp_path: Path, monkeypatch):
+    """Copied alone to another store, it can be measured and finetuned, with the same result."""
+    import shutil
+
+    bert, run = made["pretrain"], made["finetune"][0]
+    monkeypatch.setattr(store_module, "ROOT", tmp_path)
+    shutil.copytree(made["root"] / "artifacts" / bert.name, tmp_path / bert.name)
+    assert measure_heldout(bert) == pytest.approx(bert.stats["heldout_loss"], abs=1e-6)
+    asked = Finetune(data="probes", tasks=["word-order"], seeds=1, epochs=1, max_tokens=32)
+    again = finetune.fn(next(iter(asked.runs())), bert)
+    assert again == run
+    assert again.stats == json.loads((made["root"] / "artifacts" / run.name / "stats.json").read_text())
+    funnel = json.loads((report.fn(Report(title="toy"), [again]).path / "report.json").read_text())["funnel"]
+    assert [row["stage"] for row in funnel][:3] == ["download", "deduplicate", "filter"]
+
+
+def test_the_tokenizer_loads_from_the_pretrained_artifact_with_transformers(made):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(made["pretrain"].path)
+    ids = tokenizer("The river.", "A map.")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids)[0] == "[CLS]"
+    assert ids.count(tokenizer.sep_token_id) == 2
+    assert tokenizer.mask_token_id == 4
+    assert tokenizer.pad_token_id == 0
+
+
+def test_the_vocabulary_entries_are_the_models(made):
+    config = json.loads((made["pretrain"].path / "config.json").read_text())
+    assert config["vocab_size"] == 400
+    assert np.load(made["tokens"].path / "sequences.npy", mmap_mode="r").max() < 400
+
+
+def test_predictions_agree_with_the_scores(made):
+    for run in made["finetune"]:
+        rows = pq.read_table(run.path / "predictions.parquet").to_pydict()
+        right = np.mean(np.array(rows["label"]) == np.array(rows["prediction"]))
+        assert 100 * right == pytest.approx(run.stats["validation"]["validation"]["accuracy"], abs=1e-3)
+
+
+def test_the_report_has_probes_as_probes_and_the_funnel(made):
+    page = (made["report"].path / "report.md").read_text()
+    about = json.loads((made["report"].path / "report.json").read_text())
+    assert "these are not GLUE" in page
+    assert "## GLUE" not in page
+    assert about["average"] is None
+    passed = {row["stage"]: row["documents"] for row in about["funnel"]}
+    assert passed["download"] == 301
+    assert passed["deduplicate"] == 300
+    assert passed["tokenize"] + passed["held out"] == passed["filter"]
+    for name in about["artifacts"]:
+        assert (made["report"].path / ".." / ".." / name / "stage.json").exists()
+    row = next(r for r in about["scores"] if r["task"] == "word-order" and r["pretrained"])
+    values = [r.stats["validation"]["validation"]["accuracy"] for r in made["finetune"] if r.stats["task"] == "word-order"
+              and r.stats["pretrained"]]  # fmt: skip
+    assert row["score"] == pytest.approx(np.median(values), abs=0.01)
+    assert row["seeds"] == 2
+
+
+def test_runs_of_different_models_are_not_reported_as_one(made):
+    other = pretrain.fn(TINY.model_copy(update={"seed": 1}), made["tokens"])
+    asked = Finetune(data="probes", tasks=["word-order"], seeds=1, epochs=1, max_tokens=32)
+    run = finetune.fn(next(iter(asked.runs())), other)
+    with pytest.raises(InputError, match="different models"):
+        report.fn(Report(), [made["finetune"][0], run])
+
+
+def test_a_corpus_smaller_than_a_batch_is_told(made):
+    with pytest.raises(InputError, match=r"fewer than one batch of 65,536"):
+        pretrain.fn(TINY.model_copy(update={"batch_size": 65_536}), made["tokens"])
+
+
+def test_longer_inputs_than_the_model_takes_are_told(made):
+    asked = Finetune(data="probes", tasks=["word-order"], seeds=1, max_tokens=64)
+    with pytest.raises(InputError, match="takes 32 tokens at most"):
+        finetune.fn(next(iter(asked.runs())), made["pretrain"])
+
+
+def run_of(task: str, split: str, score: float, metric: str, have: int, official: int) -> dict:
+    scores = {"examples": have, "official_examples": official, metric: score, "majority": {metric: 0.0}}
+    return {"task": task, "seed": 0, "pretrained": True, "metric": metric, "train_examples": 10,
+            "official_train_examples": 10, "validation": {split: scores}}  # fmt: skip
+
+
+def published_runs(values: tuple[float, ...], have: int = 5) -> list[dict]:
+    from tasks.glue import TASKS
+
+    names = ("mnli", "mnli", "sst2", "stsb", "rte", "qnli", "qqp", "mrpc", "cola")
+    splits = ("validation_matched", "validation_mismatched", *["validation"] * 7)
+    found = []
+    for task, split, value in zip(names, splits, values, strict=True):
+        one = run_of(task, split, value, TASKS[task].metrics[0], have, 5)
+        for metric in TASKS[task].metrics[1:]:
+            one["validation"][split] |= {metric: 0.0}
+            one["validation"][split]["majority"] |= {metric: 0.0}
+        found.append(one)
+    return found
+
+
+@pytest.mark.parametrize(("scores", "mean"), [(s, m) for _, s, m, _ in PUBLISHED if s])
+def test_the_average_of_published_rows_is_the_published_average(scores: tuple, mean: float):
+    assert average(gather(published_runs(scores))) == pytest.approx(mean, abs=0.051)
+
+
+def test_no_average_on_partial_or_missing_data():
+    scores = PUBLISHED[0][1]
+    assert average(gather(published_runs(scores, have=4))) is None
+    assert average(gather(published_runs(scores)[1:])) is None
+
+
+def test_partial_data_is_said_beside_the_number():
+    from tasks.report import glue_section
+
+    text = "\n".join(glue_section(gather(published_runs(PUBLISHED[0][1], have=4)), "ours"))
+    assert "91.9\\*" in text
+    assert "4 of 5 validation examples" in text
+    assert all(name in text for name in COLUMNS)
+    assert "80.4" in text
+    assert "published" in text

@@ -1,0 +1,220 @@
+"""The store: keys, publication, locks, drafts, hits."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from model import InputError
+from tasks import stage as store_module
+from tasks.stage import Artifact, Params, artifacts, draft_of, find, locked, read_manifest, refresh, stage, target
+
+CALLS: list[str] = []
+
+
+class Count(Params):
+    """How far to count."""
+
+    upto: int = 3
+
+
+@stage(version=1)
+def count(params: Count, out: Path) -> dict:
+    """Write the numbers."""
+    CALLS.append("count")
+    (out / "numbers.txt").write_text("\n".join(map(str, range(params.upto))))
+    return {"numbers": params.upto}
+
+
+@stage(version=1, resumes=True)
+def slow(params: Count, source: Artifact, out: Path) -> dict:
+    """Work that resumes: a file for every number, some seconds in all."""
+    for number in range(params.upto):
+        if not (out / f"{number}.txt").exists():
+            (out / f"{number}.half").write_text(str(number))
+            time.sleep(0.05)
+            (out / f"{number}.half").rename(out / f"{number}.txt")
+    return {"files": len(list(out.glob("*.txt")))}
+
+
+@stage(version=1)
+def careless(params: Count, out: Path) -> dict:
+    """Leaves a different file behind in every attempt, and fails in the first."""
+    CALLS.append("careless")
+    (out / f"attempt-{len(CALLS)}.txt").write_text("x")
+    if len(CALLS) == 1:
+        raise InputError("nothing to count")
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _no_calls():
+    CALLS.clear()
+
+
+def run_slow(root: str) -> None:
+    store_module.ROOT = Path(root)
+    slow.fn(Count(upto=60), count.fn(Count()))
+
+
+def start_slow(store: Path) -> multiprocessing.Process:
+    process = multiprocessing.get_context("fork").Process(target=run_slow, args=(str(store),))
+    process.start()
+    return process
+
+
+def wait_for(pattern: str, store: Path, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not list(store.glob(pattern)):
+        assert time.monotonic() < deadline, f"{pattern} did not appear"
+        time.sleep(0.01)
+
+
+def test_a_plain_call_makes_the_artifact_and_a_second_one_finds_it(store: Path):
+    first, second = count.fn(Count()), count.fn(Count())
+    assert first == second
+    assert CALLS == ["count"]
+    assert (first.path / "numbers.txt").read_text() == "0\n1\n2"
+    assert first.stats == {"numbers": 3} == json.loads((first.path / "stats.json").read_text())
+
+
+def test_the_manifest_says_everything_and_names_no_absolute_path(store: Path):
+    text = (count.fn(Count()).path / "stage.json").read_text()
+    about = json.loads(text)
+    assert {"stage", "version", "key", "params", "inputs", "files", "stats", "seconds", "peak_memory_mib", "started",
+            "finished", "environment"} <= set(about)  # fmt: skip
+    assert {"python", "packages", "machine", "commit"} <= set(about["environment"])
+    assert {f["path"] for f in about["files"]} == {"numbers.txt", "stats.json"}
+    assert str(store) not in text
+    assert str(Path.cwd()) not in text
+
+
+def test_the_key_follows_stage_version_params_and_inputs(store: Path):
+    a, b = Artifact(stage="count", key="a" * 12), Artifact(stage="count", key="b" * 12)
+    keys = [
+        target("x", 1, Count(), {"source": a})[0].key,
+        target("y", 1, Count(), {"source": a})[0].key,
+        target("x", 2, Count(), {"source": a})[0].key,
+        target("x", 1, Count(upto=4), {"source": a})[0].key,
+        target("x", 1, Count(), {"source": b})[0].key,
+        target("x", 1, Count(), {"source": [a, b]})[0].key,
+        target("x", 1, Count(), {"source": [b, a]})[0].key,
+    ]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == target("x", 1, Count(upto=3), {"source": a})[0].key
+
+
+@pytest.mark.parametrize("harm", ["delete", "truncate", "manifest", "folder"])
+def test_a_damaged_artifact_is_made_again(store: Path, harm: str):
+    made = count.fn(Count())
+    if harm == "delete":
+        (made.path / "numbers.txt").unlink()
+    elif harm == "truncate":
+        (made.path / "numbers.txt").write_text("0")
+    elif harm == "manifest":
+        (made.path / "stage.json").write_text("{ junk")
+    else:
+        shutil.rmtree(made.path)
+    assert read_manifest(made) is None
+    with pytest.raises(InputError, match=made.key):
+        _ = made.manifest
+    assert count.fn(Count()) == made
+    assert CALLS == ["count", "count"]
+    assert (made.path / "numbers.txt").read_text() == "0\n1\n2"
+
+
+def test_a_failed_stage_publishes_nothing_and_its_litter_is_not_published_later(store: Path):
+    with pytest.raises(InputError, match="nothing to count"):
+        careless.fn(Count())
+    assert artifacts("careless") == []
+    assert not (store / "careless").exists()
+    made = careless.fn(Count())
+    assert {f["path"] for f in made.manifest["files"]} == {"attempt-2.txt", "stats.json"}
+
+
+def test_latest_points_to_the_newest_and_the_tree_can_be_moved(store: Path, tmp_path: Path, monkeypatch):
+    count.fn(Count())
+    newest = count.fn(Count(upto=5))
+    assert os.readlink(store / "count" / "latest") == newest.key
+    shutil.move(store, tmp_path / "elsewhere")
+    monkeypatch.setattr(store_module, "ROOT", tmp_path / "elsewhere")
+    assert find("count", "latest") == newest
+    count.fn(Count())
+    assert CALLS == ["count", "count"]
+
+
+def test_an_artifact_is_found_by_the_beginning_of_its_key(store: Path):
+    made = count.fn(Count())
+    assert find("count", made.key[:5]) == made
+    for name in ("", "zzz"):
+        with pytest.raises(InputError, match=made.key):
+            find("count", name)
+
+
+def test_refresh_makes_the_stage_run_again(store: Path):
+    made = count.fn(Count())
+    refresh(made)
+    assert read_manifest(made) is None
+    count.fn(Count())
+    assert CALLS == ["count", "count"]
+
+
+def test_kill_9_publishes_nothing_and_the_rerun_goes_on_where_it_was(store: Path):
+    process = start_slow(store)
+    wait_for(".partial/slow-*/20.txt", store)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert not (store / "slow").exists()
+    draft = next((store / ".partial").glob("slow-*"))
+    before = {p.name: p.stat().st_mtime_ns for p in draft.glob("*.txt")}
+    run_slow(str(store))
+    made = artifacts("slow")[0]
+    assert made.stats == {"files": 60}
+    assert {name: (made.path / name).stat().st_mtime_ns for name in before} == before
+    assert not draft.exists()
+
+
+def test_two_processes_on_one_key_make_it_once(store: Path):
+    processes = [start_slow(store) for _ in range(2)]
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+    assert len(artifacts("slow")) == 1
+    assert sum(p.is_dir() for p in (store / ".partial").iterdir()) == 0
+
+
+def test_the_lock_of_a_killed_process_is_free(store: Path):
+    process = start_slow(store)
+    wait_for(".partial/slow-*/1.txt", store)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    start = time.monotonic()
+    with locked(Artifact(stage="slow", key=next((store / ".partial").glob("slow-*")).name.split("-")[1])):
+        pass
+    assert time.monotonic() - start < 5
+
+
+def test_a_manifest_is_written_last(store: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(path: Path) -> None:
+        if path.name == "numbers.txt":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store_module, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        count.fn(Count())
+    draft = draft_of(count.target(Count()))
+    assert (draft / "numbers.txt").exists()
+    assert not (draft / "stage.json").exists()
+    assert artifacts("count") == []
+
+
+def test_no_peak_memory_of_another_stage_is_reported(store: Path):
+    hoard = bytearray(400_000_000)
+    hoard[::4096] = b"x" * len(hoard[::4096])
+    del hoard
+    assert count.fn(Count()).manifest["peak_memory_mib"]["process"] < 1_000
