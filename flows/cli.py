@@ -25,7 +25,7 @@ SERVER_SECONDS = 120  # for Prefect's temporary server to start on a busy machin
 SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the user has set comes first
     "PREFECT_HOME": str(HOME / ".prefect"),
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks,model,flows",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,model",
     "DO_NOT_TRACK": "1",
 }
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)

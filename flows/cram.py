@@ -30,6 +30,8 @@ class WithoutTraceback(logging.Filter):
 
 for name in ("prefect.flow_runs", "prefect.task_runs"):
     logging.getLogger(name).addFilter(WithoutTraceback())
+for name in ("flows", "tasks", "model"):  # Prefect's setting extra_loggers sends them on, but leaves their level alone
+    logging.getLogger(name).setLevel(logging.INFO)
 
 
 @flow(name="cram", log_prints=True)

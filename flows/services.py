@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from flows.cli import HOME, server_answers
 from model import InputError
 
-STATE = HOME / ".prefect"
+STATE = Path(os.environ.get("PREFECT_HOME") or HOME / ".prefect")
 POOL = "local"
 PREFECT = (sys.executable, "-m", "prefect")
 PATIENCE = 120  # seconds for a service to start on a busy machine

@@ -1,0 +1,171 @@
+"""The whole flow, through a real Prefect server."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from conftest import write_jsonl
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.cram import cram
+from flows.recipes import STAGES
+from model import InputError
+from tasks.stage import ROOT, artifacts, find
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server():
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, toy_texts: list[str]) -> dict:
+    """An override that makes the demo recipe a matter of seconds."""
+    shard = write_jsonl(tmp_path_factory.mktemp("text") / "toy.jsonl", toy_texts)
+    return {
+        "download": {"source": "files", "files": [str(shard)], "megabytes": 0, "part_megabytes": 0.03},
+        "filter": {"vocabulary_entries": 400, "max_tokens_per_char": 0.5},
+        "vocabulary": {"entries": 400},
+        "tokenize": {"length": 32, "heldout_fraction": 0.3},
+        "pretrain": {
+            "architecture": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 64},
+            "budget": 20_000,
+            "budget_unit": "tokens",
+            "batch_size": 8,
+        },
+        "finetune": {"tasks": ["neighbours"], "epochs": 1, "max_tokens": 32, "baseline": False},
+    }
+
+
+def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
+    """Run the flow; returns the final state of each stage as Prefect has it, and the flow run's id."""
+    state = cram(recipe="demo", override=override, return_state=True, **parameters)
+    flow_run = state.state_details.flow_run_id
+    if state.is_failed():
+        state.result()
+    with get_client(sync_client=True) as client:
+        deadline = time.monotonic() + 30
+        while True:  # states reach the server as events, a little later
+            found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [flow_run]}))
+            if (found and all(r.state and r.state.is_final() for r in found)) or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+    return {r.name.rsplit("-", 1)[0]: r.state.name for r in found}, str(flow_run)
+
+
+@pytest.fixture(scope="module")
+def first(tiny: dict) -> tuple[dict[str, str], str]:
+    return run(tiny)
+
+
+def test_every_stage_runs_once_and_then_is_cached(tiny: dict, first):
+    assert first[0] == dict.fromkeys(STAGES, "Completed")
+    again, _ = run(tiny)
+    assert again == dict.fromkeys(STAGES, "Cached")
+
+
+def test_a_cached_run_shows_table_pictures_and_page_too(tiny: dict, first):
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+
+    for _, flow_run in (first, run(tiny)):
+        with get_client(sync_client=True) as client:
+            shown = client.read_artifacts(
+                artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
+            )
+        by_key = {a.key: a for a in shown}
+        assert {"filter-table", "filter-histogram", "pretrain-loss", "scores", "report"} <= set(by_key)
+        rows = json.loads(by_key["filter-table"].data)
+        assert rows[0]["documents"] == find("filter", "latest").stats["seen"]["documents"]
+
+
+def test_an_override_reruns_its_stage_and_what_follows_and_nothing_before(tiny: dict, first):
+    changed = tiny | {"filter": tiny["filter"] | {"max_tokens_per_char": 0.45}}
+    states, _ = run(changed)
+    assert states == dict.fromkeys(STAGES[:2], "Cached") | dict.fromkeys(STAGES[2:], "Completed")
+    back, _ = run(tiny)
+    assert set(back.values()) == {"Cached"}
+
+
+@pytest.mark.parametrize("harm", ["truncate", "delete"])
+@pytest.mark.parametrize("stage", ["filter", "vocabulary", "pretrain"])
+def test_a_damaged_artifact_is_made_again_alone(tiny: dict, first, harm: str, stage: str):
+    run(tiny, refresh=["report"])
+    names = json.loads((find("report", "latest").path / "report.json").read_text())["artifacts"]
+    folder = ROOT / next(name for name in names if name.startswith(stage))
+    file = max((p for p in folder.iterdir() if p.name != "stage.json"), key=lambda p: p.stat().st_size)
+    if harm == "truncate":
+        file.write_bytes(file.read_bytes()[:100])
+    else:
+        file.unlink()
+    states, _ = run(tiny)
+    assert states == dict.fromkeys(STAGES, "Cached") | {stage: "Completed"}
+    assert file.stat().st_size > 100
+
+
+def test_until_ends_the_run_and_refresh_runs_a_stage_again(tiny: dict, first):
+    before = find("vocabulary", "latest")
+    states, _ = run(tiny, until="vocabulary", refresh=["vocabulary"])
+    assert states == dict.fromkeys(STAGES[:3], "Cached") | {"vocabulary": "Completed"}
+    assert before
+
+
+def test_a_given_stage_makes_those_before_it_needless(tiny: dict, first, tmp_path: Path):
+    bert = artifacts("pretrain")[0]
+    missing = tiny | {"download": {"source": "files", "files": [str(tmp_path / "gone.jsonl")]}}
+    states, _ = run(missing, use={"pretrain": bert.key})
+    assert set(states) == {"finetune", "report"}
+
+
+def test_two_finetune_artifacts_can_be_reported_without_anything_else(tiny: dict, first):
+    states, _ = run(tiny, use={"finetune": find("finetune", "latest").key})
+    assert set(states) == {"report"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"use": {"filter": "nothing"}}, "No complete artifact of filter is 'nothing'"),
+        ({"use": {"tokenize": "latest"}, "until": "filter"}, "doesn't reach"),
+        ({"refresh": ["pretrain"], "until": "filter"}, "refresh names pretrain"),
+        ({"use": {"filter": "latest"}, "refresh": ["filter"]}, "both"),
+        ({"use": {"filter": "latest, latest"}}, "several artifacts of filter"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_runs(tiny: dict, first, parameters: dict, words: str):
+    before = set(ROOT.rglob("*"))
+    with pytest.raises(InputError, match=words):
+        run(tiny, **parameters)
+    assert set(ROOT.rglob("*")) == before
+
+
+def test_a_failure_that_the_user_can_mend_is_a_sentence_without_traceback(tiny: dict, caplog, tmp_path: Path):
+    missing = tiny | {"download": {"source": "files", "files": [str(tmp_path / "gone.jsonl")]}}
+    with pytest.raises(InputError, match=r"gone.jsonl.*matches nothing"):
+        run(missing)
+    assert [r for r in caplog.records if "matches nothing" in r.getMessage()]
+    assert not [r for r in caplog.records if r.exc_info]
+
+
+def test_failures_leave_no_stray_files_in_the_store(tiny: dict, first):
+    with pytest.raises(InputError, match="vocabulary of"):
+        run(tiny | {"vocabulary": {"entries": 60_000}})
+    assert {p.name for p in ROOT.iterdir()} <= {*STAGES, ".locks", ".partial"}
+    assert not [a for a in artifacts("vocabulary") if a.manifest["params"]["entries"] == 60_000]
+
+
+def test_a_glue_folder_with_a_missing_task_is_told_before_the_model_is_trained(tiny: dict, first, tmp_path: Path):
+    wrong = {"data": str(tmp_path), "tasks": ["cola"], "max_tokens": 32}
+    seed = tiny["pretrain"] | {"seed": 99}
+    before = len(artifacts("pretrain"))
+    with pytest.raises(InputError, match=r"no cola/train"):
+        run(tiny | {"finetune": wrong, "pretrain": seed})
+    assert len(artifacts("pretrain")) == before
+
+
+def test_the_store_is_the_tests_own():
+    assert str(ROOT) == os.environ["CRAM_ARTIFACTS"]
