@@ -25,6 +25,7 @@ os.environ.update(  # before cram and Prefect are imported: both read these then
     CRAM_COMPILE="0",
     CRAM_DEVICE="cpu",
     CRAM_DTYPE="fp32",
+    OMP_NUM_THREADS="1",  # tiny models: more threads wait for each other, on a busy machine most of the time
     MPLBACKEND="Agg",
 )
 
