@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -190,7 +191,7 @@ def load(folder: Path) -> Bert:
         architecture = Architecture(**config["architecture"])
         bert = Bert(architecture, config["vocab_size"], config["max_position_embeddings"])
         bert.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         raise InputError(
             f"{folder} holds no model that cram can load: {error}. Expected {CONFIG} and {WEIGHTS} as the pretrain "
             "stage writes them."

@@ -25,6 +25,7 @@ class Machine:
     dtype: torch.dtype  # of matrix products; weights and optimizer stay fp32
     compiles: bool
     micro_batch: int
+    compiles_always: bool = False  # told to, also where it does not pay
 
     def autocast(self) -> AbstractContextManager:
         """Compute in `dtype` where that is safe."""
@@ -64,14 +65,22 @@ def detect() -> Machine:
     bf16 = dtype == "bf16" or (dtype == "auto" and fast_bf16)
     compiler = _setting("CRAM_COMPILE", ("0", "1"))
     compiles = compiler != "0" and (cuda or shutil.which(os.environ.get("CXX", "g++")) is not None)
+    if compiler == "1" and not compiles:
+        raise InputError(
+            "CRAM_COMPILE is '1', but there is no C++ compiler (CXX, or g++) here. Install one, or unset it."
+        )
     if not compiles:
         log.info("torch.compile is not used: %s.", "CRAM_COMPILE=0" if compiler == "0" else "there is no C++ compiler")
     asked = os.environ.get("CRAM_MICRO_BATCH", "")
-    if asked and not (asked.isdigit() and int(asked) > 0):
+    if asked and not (asked.isdecimal() and int(asked) > 0):
         raise InputError(f"CRAM_MICRO_BATCH is {asked!r}; expected a positive whole number of sequences, or unset.")
     micro_batch = int(asked) if asked else (_cuda_micro_batch() if cuda else CPU_MICRO_BATCH)
     return Machine(
-        torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if bf16 else torch.float32, compiles, micro_batch
+        torch.device("cuda" if cuda else "cpu"),
+        torch.bfloat16 if bf16 else torch.float32,
+        compiles,
+        micro_batch,
+        compiles_always=compiler == "1",
     )
 
 

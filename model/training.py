@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -53,8 +53,7 @@ class Spent:
 
     step: int = 0
     seconds: float = 0.0  # on the clock, held-out evaluation not counted
-    tokens: int = 0
-    micro_batches: int = 0
+    tokens: int = 0  # over the corpus's length: sequences read, which are in order
     evaluations: list[dict] = field(default_factory=list)
 
 
@@ -72,8 +71,10 @@ class Clock:
     def paused(self) -> Iterator[None]:
         """Stop for work that is off the clock."""
         stopped = time.perf_counter()
-        yield
-        self.since += time.perf_counter() - stopped
+        try:
+            yield
+        finally:
+            self.since += time.perf_counter() - stopped
 
 
 def heldout_loss(bert: Bert, corpus: Corpus, machine: Machine) -> float:
@@ -120,10 +121,9 @@ def restore(folder: Path, bert: Bert, adamw: torch.optim.Optimizer) -> Spent:
             states.setdefault(int(index), {})[part] = tensors[name]
         adamw.load_state_dict({"state": states, "param_groups": adamw.state_dict()["param_groups"]})
         log.info("Going on from step %d, %.0f s into the budget.", spent.step, spent.seconds)
-    rows = []
-    with suppress(FileNotFoundError):
-        rows = (folder / METRICS).read_text().splitlines(keepends=True)[: spent.step]
-    (folder / METRICS).write_text("".join(rows))
+    (folder / METRICS).touch()
+    rows = (folder / METRICS).read_bytes().splitlines(keepends=True)[: spent.step]
+    os.truncate(folder / METRICS, sum(map(len, rows)))  # in one step: killed here, nothing is lost
     return spent
 
 
@@ -151,7 +151,11 @@ class Pretraining:
         self.masks = masking.masks_per_sequence(training.mask_fraction, corpus.length)
         self.micro_batch = max(n for n in range(1, machine.micro_batch + 1) if training.batch_size % n == 0)
         self.forward = self.bert
-        self.updating = False
+        self.updating = False  # from a change of the weights until it is in the record too
+
+    def sequences_read(self) -> int:
+        """Where to read on; what is left of a step that was stopped is read again."""
+        return self.spent.tokens // self.corpus.length
 
     def fraction(self, clock: Clock) -> float:
         """Of the budget, spent until now."""
@@ -164,14 +168,13 @@ class Pretraining:
         in_seconds = self.training.budget_unit == "hours"
         spends = self.training.budget * (3600 if in_seconds else 1)
         pays = spends >= (COMPILE_FROM_SECONDS if in_seconds else COMPILE_FROM_TOKENS)
-        return self.machine.compiles and (pays or self.machine.device.type == "cuda")
+        return self.machine.compiles and (pays or self.machine.device.type == "cuda" or self.machine.compiles_always)
 
-    def micro_batch_loss(self) -> Tensor:
-        """The loss of the next micro-batch; sequences are read in their order, again from the first after the last."""
-        start = self.spent.micro_batches * self.micro_batch
+    def micro_batch_loss(self, start: int) -> Tensor:
+        """The loss of the micro-batch from sequence `start` on; after the last sequence comes the first again."""
         rows = np.arange(start, start + self.micro_batch) % len(self.corpus.sequences)
         tokens = torch.from_numpy(self.corpus.sequences[rows].astype(np.int64)).to(self.machine.device)
-        seed = (self.training.seed, self.spent.micro_batches)
+        seed = (self.training.seed, start // self.micro_batch)
         corpus = self.corpus
         masked = masking.mask(tokens, self.masks, corpus.mask_id, corpus.specials, corpus.vocabulary, seed)
         with self.machine.autocast():
@@ -179,13 +182,14 @@ class Pretraining:
 
     def start_compiler(self) -> None:
         """Compile, or say that this machine cannot and go on without."""
-        self.forward = torch.compile(self.bert, fullgraph=True, dynamic=False)
         try:
-            self.micro_batch_loss().backward()
+            self.forward = torch.compile(self.bert, fullgraph=True, dynamic=False)
+            self.micro_batch_loss(self.sequences_read()).backward()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            log.warning("torch.compile failed here (%s); going on without it.", str(error).splitlines()[0])
+            why = " ".join(str(error).split()[:40])  # the first lines; many more follow
+            log.warning("torch.compile failed here (%s); going on without it.", why)
             self.forward = self.bert
         self.adamw.zero_grad()
 
@@ -194,19 +198,13 @@ class Pretraining:
         count = optimizer.ramp(spent_fraction, self.training.batch_ramp, self.training.batch_size // self.micro_batch)
         rate = self.training.learning_rate * optimizer.triangle(spent_fraction)
         optimizer.set_learning_rate(self.adamw, rate)
-        first, total = self.spent.micro_batches, torch.zeros((), device=self.machine.device)
-        try:
-            for _ in range(count):
-                loss = self.micro_batch_loss() / count
-                loss.backward()
-                total += loss.detach()
-                self.spent.micro_batches += 1
-        except BaseException:
-            self.spent.micro_batches = first
-            raise
+        first, total = self.sequences_read(), torch.zeros((), device=self.machine.device)
+        for index in range(count):
+            loss = self.micro_batch_loss(first + index * self.micro_batch) / count
+            loss.backward()
+            total += loss.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.bert.parameters(), self.training.clip)
         if not (math.isfinite(total.item()) and math.isfinite(norm.item())):
-            self.spent.micro_batches = first
             raise InputError(
                 f"At step {self.spent.step + 1} the loss is {total.item()} and the gradient norm {norm.item()}; expected "
                 f"finite numbers. The last checkpoint is kept. Lower pretrain.learning_rate or pretrain.clip."
@@ -216,7 +214,6 @@ class Pretraining:
         self.adamw.zero_grad()
         self.spent.step += 1
         self.spent.tokens += count * self.micro_batch * self.corpus.length
-        self.updating = False
         return {
             "step": self.spent.step,
             "loss": total.item(),
@@ -263,12 +260,14 @@ class Pretraining:
                     row |= {"seconds": self.spent.seconds}
                     row["tokens_per_second"] = row["batch"] * self.corpus.length / (self.spent.seconds - before)
                     metrics.write(json.dumps(row) + "\n")
+                    self.updating = False
                     if clock.seconds() - saved >= seconds_between_checkpoints:
                         checkpoint(self.folder, self.bert, self.adamw, self.spent)
                         saved = clock.seconds()
                     report(self.fraction(clock), f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s")
             if not self.spent.evaluations or self.spent.evaluations[-1]["step"] < self.spent.step:
-                self.evaluate(1.0)
+                with clock.paused():
+                    self.evaluate(1.0)
         except BaseException as stop:
             if not isinstance(stop, Exception) and not self.updating:  # told to stop, at a point where all is in step
                 self.spent.seconds = clock.seconds()
@@ -284,10 +283,10 @@ class Examples:
     tokens: list[list[int]]
     labels: np.ndarray
 
-    def batch(self, rows: np.ndarray, device: torch.device) -> Tensor:
-        """The inputs of `rows` as (B, S), padded to a multiple of 8."""
+    def batch(self, rows: np.ndarray, longest: int, device: torch.device) -> Tensor:
+        """The inputs of `rows` as (B, S), padded to a multiple of 8, or to the `longest` that the model takes."""
         chosen = [self.tokens[row] for row in rows]
-        width = -(-max(map(len, chosen)) // 8) * 8
+        width = min(longest, -(-max(map(len, chosen)) // 8) * 8)
         padded = np.full((len(chosen), width), PAD, dtype=np.int64)
         for line, ids in zip(padded, chosen, strict=True):
             line[: len(ids)] = ids
@@ -324,7 +323,7 @@ def finetune(
             scale = optimizer.warm_cosine((step + 1) / steps, settings.warmup)
             optimizer.set_learning_rate(adamw, settings.learning_rate * scale)
             with machine.autocast():
-                scores = classifier(train.batch(rows, machine.device))
+                scores = classifier(train.batch(rows, classifier.bert.length, machine.device))
             scores, wanted = scores.float(), labels[rows]
             loss = F.mse_loss(scores[:, 0], wanted) if regression else F.cross_entropy(scores, wanted)
             loss.backward()
@@ -346,5 +345,6 @@ def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.
     with torch.inference_mode(), machine.autocast():
         for start in range(0, len(order), 64):
             rows = order[start : start + 64]
-            scores[rows] = classifier(examples.batch(rows, machine.device)).float().cpu().numpy()
+            tokens = examples.batch(rows, classifier.bert.length, machine.device)
+            scores[rows] = classifier(tokens).float().cpu().numpy()
     return scores

@@ -2,7 +2,7 @@
 
 Reads   a pretrained artifact (which holds its tokenizer), and the task's data: from the hub (nyu-mll/glue), from local
         Parquet files with its columns, or probes made from the pretrained artifact's held-out documents.
-Writes  predictions.parquet (split, row, label, prediction), scores.json
+Writes  predictions.parquet (split, row, label, prediction, scores), scores.json
         lineage.json   the manifests of all that led here
 """
 
@@ -270,6 +270,7 @@ def finetune(params: FinetuneRun, pretrained: Artifact, out: Path) -> dict:
             "majority": {metric: round(score(metric, given.labels, simple), 4) for metric in task.metrics},
         }
         rows = {"split": [split] * len(raw), "row": range(len(raw)), "label": given.labels, "prediction": predicted}
+        rows["scores"] = raw  # of the classes, before softmax; the one number of a regression
         tables.append(pa.table({name: pa.array(list(values)) for name, values in rows.items()}))
     pq.write_table(pa.concat_tables(tables, promote_options="permissive"), out / "predictions.parquet")
     (out / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")

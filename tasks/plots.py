@@ -1,21 +1,30 @@
 """Pictures of what the stages counted."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure  # without pyplot: no global state, no display
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 KEPT, DROPPED, ACCENT = "#4c78a8", "#e45756", "#54a24b"
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _figure() -> "Figure":
+    from matplotlib.figure import Figure  # not pyplot: no global state, no display; and not before it is needed
+
+    return Figure(figsize=(7, 3.6))
+
+
+def _save(figure: "Figure", path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})  # the same picture has the same bytes
 
 
 def ratio_histogram(ratios: np.ndarray, kept: np.ndarray, threshold: float, path: Path) -> None:
     """Documents by tokens per character, kept and dropped, and the threshold."""
-    figure = Figure(figsize=(7, 3.6))
+    figure = _figure()
     axes = figure.add_subplot()
     top = max(float(np.quantile(ratios, 0.995)) * 1.1, min(threshold * 1.2, 1.0)) if len(ratios) else 1.0
     bins = np.linspace(0, top, 81)
@@ -30,7 +39,7 @@ def ratio_histogram(ratios: np.ndarray, kept: np.ndarray, threshold: float, path
 
 def loss_curve(rows: dict[str, np.ndarray], evaluations: list[dict], path: Path) -> None:
     """Training and held-out loss against tokens, and the learning rate."""
-    figure = Figure(figsize=(7, 3.6))
+    figure = _figure()
     axes = figure.add_subplot()
     axes.plot(rows["tokens"], rows["loss"], color=KEPT, linewidth=0.8, label="training")
     held = [(e["tokens"], e["heldout_loss"]) for e in evaluations]

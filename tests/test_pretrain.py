@@ -188,3 +188,49 @@ def test_partial_data_is_said_beside_the_number():
     assert all(name in text for name in COLUMNS)
     assert "80.4" in text
     assert "published" in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"budget": 20_000},
+        {"batch_size": 16},
+        {"batch_ramp": 0.0},
+        {"learning_rate": 1e-3},
+        {"weight_decay": 0.5},
+        {"beta1": 0.5},
+        {"beta2": 0.9},
+        {"adam_eps": 1e-3},
+        {"clip": 0.01},
+        {"mask_fraction": 0.5},
+        {"seed": 1},
+        {"architecture": {"layers": 1, "hidden": 32, "heads": 4, "intermediate": 64}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_no_setting_of_pretraining_is_ignored(made, monkeypatch, change: dict):
+    from safetensors.numpy import load_file
+
+    monkeypatch.setenv("CRAM_MICRO_BATCH", "4")  # so that the batch has room to grow
+    base = TINY.model_dump() | {"budget": 6_000}
+    weights = []
+    for delta in ({}, change):
+        bert = pretrain.fn(Pretrain(**(base | delta)), made["tokens"])
+        weights.append(load_file(bert.path / "model.safetensors")["blocks.0.ffn.dense_out.weight"])
+    assert not np.array_equal(*weights)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"epochs": 2}, {"batch_size": 8}, {"learning_rate": 4e-3}, {"warmup": 0.5}, {"dropout": 0.4}, {"max_tokens": 8}],
+    ids=lambda change: next(iter(change)),
+)
+def test_no_setting_of_finetuning_is_ignored(made, change: dict):
+    base = {"data": "probes", "tasks": ["neighbours"], "seeds": 1, "epochs": 1, "max_tokens": 32, "learning_rate": 1e-3}
+    bert = Artifact(stage="pretrain", key=made["pretrain"].key)
+    tables = []
+    for delta in ({}, change):
+        (run,) = Finetune(**(base | delta)).runs()
+        tables.append(finetune.fn(run, bert))
+    scores = [pq.read_table(t.path / "predictions.parquet")["scores"].to_pylist() for t in tables]
+    assert scores[0] != scores[1]

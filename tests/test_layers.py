@@ -1,0 +1,60 @@
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+STAGES_AND_ABOVE = {"prefect", "tasks", "flows", "transformers", "datasets", "pyarrow", "tqdm"}
+
+
+def imports(file: Path) -> set[str]:
+    """The top-level names that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} has a relative import"
+            found.add((node.module or "").split(".")[0])
+    return found
+
+
+def files(folder: str) -> list[Path]:
+    found = sorted((ROOT / folder).rglob("*.py"))
+    assert len(found) > 3
+    return found
+
+
+@pytest.mark.parametrize("file", files("model"), ids=lambda file: file.name)
+def test_the_model_needs_torch_numpy_safetensors_and_pydantic_only(file):
+    found = imports(file)
+    assert not found & STAGES_AND_ABOVE
+    assert found <= {"torch", "numpy", "safetensors", "pydantic", "model"} | sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("file", files("tasks"), ids=lambda file: file.name)
+def test_stages_do_not_import_flows(file):
+    assert "flows" not in imports(file)
+
+
+def run_fresh(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_flow_and_the_command_line_do_not_load_torch():
+    heavy = "torch", "transformers", "datasets", "scipy", "sklearn"
+    code = f"import sys, flows.cram, flows.cli; print(sorted({set(heavy)} & set(sys.modules)))"
+    assert run_fresh(code) == "[]"
+
+
+def test_the_model_can_be_trained_without_prefect():
+    code = "import sys, model.training, model.machine; print('torch' in sys.modules, 'prefect' in sys.modules)"
+    assert run_fresh(code) == "True False"
+
+
+def test_settings_do_not_load_torch():
+    assert run_fresh("import sys, model.settings; print('torch' in sys.modules)") == "False"
