@@ -45,14 +45,15 @@ RecipeName = Literal["crammed-bert", "pocket", "demo"]
 
 DELTAS: dict[str, dict] = {
     "crammed-bert": {},
-    # the same recipe for two CPU cores and some minutes: width, depth, batch and data scaled, rates for the short run
+    # the same recipe for two CPU cores and twenty minutes: width, depth, batch and data scaled, the peak rate for the short
+    # run; unsorted, since such a run is far less than an epoch and would see the junk at the head of the sort only
     "pocket": {
-        "tokenize": {"heldout_fraction": 0.005, "max_sequences": 120_000},
+        "tokenize": {"heldout_fraction": 0.005, "max_sequences": 250_000, "sort": "random"},
         "pretrain": {
             "architecture": {"layers": 4, "hidden": 256, "heads": 4, "intermediate": 1024},
-            "budget": 0.25,
+            "budget": 1 / 3,
             "batch_size": 64,
-            "learning_rate": 2e-3,
+            "learning_rate": 4e-3,
         },
         "finetune": {"seeds": 1},
         "report": {"title": "pocket"},
@@ -62,12 +63,12 @@ DELTAS: dict[str, dict] = {
         "download": {"source": "python-docs", "documents": 0, "megabytes": 12, "part_megabytes": 4},
         "filter": {"vocabulary_entries": 4096, "sample_megabytes": 5},
         "vocabulary": {"entries": 4096},
-        "tokenize": {"heldout_fraction": 0.08},
+        "tokenize": {"heldout_fraction": 0.08, "sort": "random"},
         "pretrain": {
-            "architecture": {"layers": 2, "hidden": 128, "heads": 4, "intermediate": 512},
+            "architecture": {"layers": 1, "hidden": 192, "heads": 6, "intermediate": 768},
             "budget": 1 / 60,
-            "batch_size": 64,
-            "learning_rate": 2e-3,
+            "batch_size": 16,
+            "learning_rate": 4e-3,
         },
         "finetune": {
             "data": "probes",

@@ -52,7 +52,7 @@ class Download(Params):
         """Names and digests of local files; repository and revision on the hub; versions of installed packages."""
         about = self.model_dump(mode="json", exclude={"files"})
         if self.source == "files":
-            about["files"] = {name: sources.file_digest(path) for name, path in sources.local_files(self.files).items()}
+            about["files"] = [[name, sources.file_digest(path)] for name, path in shards(self)]  # in their order
         elif self.source == "python-docs":
             about["packages"] = sources.packages_digest()
         else:

@@ -74,6 +74,7 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
         np.save(work / f"{part.stem}.keep.npy", marks)
         jobs.append((part, work / f"{part.stem}.keep.npy", out / part.name))
     results = over_parts(keep_first, jobs, work / "kept", "drop duplicates")
-    shutil.rmtree(work)
+    for folder in (work / "digested", work / "kept", work):  # what remembers goes before what it remembers
+        shutil.rmtree(folder)
     kept, dropped = add_up([r["kept"] for r in results]), add_up([r["dropped"] for r in results])
     return {"parts": len(found), **kept, "dropped": {"duplicate": dropped}}

@@ -8,12 +8,14 @@ Writes  part-00000.parquet …      the documents kept, in order
 """
 
 import json
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import zstandard
 from pydantic import Field
@@ -22,11 +24,13 @@ from tasks import plots
 from tasks.corpus import SCHEMA, Tally, add_up, batches, parts, table
 from tasks.parallel import over_parts
 from tasks.stage import Artifact, Params, stage
-from tasks.vocabulary import encode, load, sample, save, share, train
+from tasks.vocabulary import LONGEST_WORD, UNK, encode, load, sample, save, share, train
 
 ZSTD_LEVEL = 3
+RATIOS = ("tokens_per_char", "zstd_ratio")
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 SAMPLES, SAMPLE_CHARACTERS = 3, 400  # of each source and reason
+LONG_RUN = re.compile(rf"\w{{{LONGEST_WORD + 1},}}")
 MEASURES = pa.schema(
     [
         ("id", pa.string()),
@@ -62,6 +66,11 @@ def verdict(tokens: int, characters: int, params: Filter) -> str:
     return "kept" if tokens / characters < params.max_tokens_per_char else "incompressible"
 
 
+def unencoded(text: str, ids: np.ndarray) -> int:
+    """Characters in runs of letters and digits too long for WordPiece, which makes each one [UNK]: hex, base64, DNA."""
+    return sum(map(len, LONG_RUN.findall(text))) if (ids == UNK).any() else 0
+
+
 def filter_part(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -> dict:
     """Measure the documents of a part, write those kept and all measurements, and return counts and samples."""
     tokenizer, compressor = load(tokenizer_folder), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
@@ -74,7 +83,7 @@ def filter_part(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -
             kept, measured = [], []
             for document, ids in zip(batch, encode(tokenizer, [d.text for d in batch]), strict=True):
                 raw = document.text.encode(errors="surrogatepass")
-                characters, tokens = len(document.text), len(ids)
+                characters, tokens = len(document.text), len(ids) + unencoded(document.text, ids)
                 ruling = verdict(tokens, characters, params)
                 tallies[ruling].add(document)
                 ratios = tokens / characters, len(compressor.compress(raw)) / len(raw)
@@ -96,13 +105,14 @@ def filter_part(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -
     }
 
 
-def quantiles(sources: np.ndarray, values: np.ndarray) -> dict:
-    """Quantiles of a measure, over all documents and by source."""
+def quantiles(sources: np.ndarray, names: list[str], values: np.ndarray) -> dict:
+    """Quantiles of a measure, over all documents and by source, given as indices of its names."""
 
     def of(chosen: np.ndarray) -> dict:
         return {f"{q:.0%}": round(float(v), 4) for q, v in zip(QUANTILES, np.quantile(chosen, QUANTILES), strict=True)}
 
-    return {"all": of(values), **{str(s): of(values[sources == s]) for s in np.unique(sources)}}
+    by_name = sorted((name, index) for index, name in enumerate(names))
+    return {"all": of(values), **{name: of(values[sources == index]) for name, index in by_name}}
 
 
 def rows(seen: dict, kept: dict, dropped: dict, medians: dict) -> list[dict]:
@@ -124,7 +134,7 @@ def rows(seen: dict, kept: dict, dropped: dict, medians: dict) -> list[dict]:
 def write_samples(results: list[dict], out: Path) -> None:
     """Write the few dropped documents of each source and reason whose digests are smallest."""
     taken: Counter = Counter()
-    with (out / "dropped.jsonl").open("w") as file:
+    with (out / "dropped.jsonl").open("w", encoding="utf-8") as file:
         for source, reason, _, name, ratio, text in sorted(s for r in results for s in r["samples"]):
             taken[source, reason] += 1
             if taken[source, reason] <= SAMPLES:
@@ -143,11 +153,17 @@ def drop_incompressible(params: Filter, corpus: Artifact, out: Path) -> dict:
     counts = {name: add_up([r["counts"][name] for r in results]) for name in results[0]["counts"]}
     kept, seen = counts.pop("kept"), add_up([c for r in results for c in r["counts"].values()])
     write_samples(results, out)
-    measured = pq.read_table(sorted(out.glob("measured-*.parquet")), columns=MEASURES.names[1:]).to_pydict()
-    columns = {name: np.array(values) for name, values in measured.items()}
-    spread = {m: quantiles(columns["source"], columns[m]) for m in ("tokens_per_char", "zstd_ratio")}
+    measured = pq.read_table(sorted(out.glob("measured-*.parquet")), columns=["source", *RATIOS, "verdict"])
+    columns = {name: measured[name].to_numpy() for name in RATIOS}
+    sources = measured["source"].combine_chunks().dictionary_encode()
+    spread = {
+        name: quantiles(sources.indices.to_numpy(), sources.dictionary.to_pylist(), columns[name]) for name in RATIOS
+    }
     plots.ratio_histogram(
-        columns["tokens_per_char"], columns["verdict"] == "kept", params.max_tokens_per_char, out / "histogram.png"
+        columns["tokens_per_char"],
+        pc.equal(measured["verdict"], "kept").to_numpy(),
+        params.max_tokens_per_char,
+        out / "histogram.png",
     )
     entries = load(out).get_vocab_size()
     return {

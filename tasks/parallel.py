@@ -26,7 +26,7 @@ peak_mib = 0.0  # the largest resident memory of any worker since it was last se
 def workers() -> int:
     """CRAM_WORKERS, or the cores that this process may use."""
     asked = os.environ.get("CRAM_WORKERS", "")
-    if asked and not (asked.isdigit() and int(asked) > 0):
+    if asked and not (asked.isdecimal() and int(asked) > 0):
         raise InputError(f"CRAM_WORKERS is {asked!r}; expected a positive whole number, or unset for one a core.")
     return int(asked or len(os.sched_getaffinity(0)))
 

@@ -8,6 +8,7 @@ import functools
 import glob
 import gzip
 import hashlib
+import io
 import os
 import re
 import sysconfig
@@ -28,7 +29,7 @@ import zstandard
 from model import InputError
 from tasks import stage
 
-CHUNK = 1 << 18  # bytes of a compressed file read at once
+CHUNK = 1 << 15  # bytes of a file read at once; at a corrupt place the chunk around it is lost
 JSON_LINES = (".jsonl", ".json", ".jsonl.zst", ".json.zst", ".jsonl.gz", ".json.gz")
 SUFFIXES = (*JSON_LINES, ".parquet", ".txt")
 SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
@@ -84,8 +85,10 @@ def decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
             yield from _zstd_frames(file)
         elif suffix == ".gz":
             with gzip.GzipFile(fileobj=file) as plain:
-                while chunk := plain.read(CHUNK):
+                while chunk := plain.read1(CHUNK):  # `read` loses what it has gathered when the stream breaks off
                     yield chunk
+            if file.tell() == 0:  # an empty file is no stream of no bytes
+                raise EOFError
         else:
             while chunk := file.read(CHUNK):
                 yield chunk
@@ -97,10 +100,11 @@ def decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
 
 def _zstd_frames(file: BinaryIO) -> Iterator[bytes]:
     # zstandard's stream_reader takes a truncated file for a whole one, so the end of each frame is checked here
-    frame = None
+    begin = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
+    frame = begin()  # an empty file has no end of a frame either
     while chunk := file.read(CHUNK):
         while chunk:
-            frame = frame or zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+            frame = frame or begin()
             if text := frame.decompress(chunk):
                 yield text
             chunk, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
@@ -132,9 +136,14 @@ def parse(line: bytes) -> tuple[str, str] | str:
         return "not a JSON object"
     if "text" not in record:
         return "no field 'text'"
-    text, meta = record["text"], record.get("meta")
-    source = meta.get("pile_set_name") if isinstance(meta, dict) else record.get("source")
-    return check(text) or (source if isinstance(source, str) and source else UNTOLD, text)
+    return check(record["text"]) or (source_of(record), record["text"])
+
+
+def source_of(record: dict) -> str:
+    """meta.pile_set_name of a record, or else its source, or else UNTOLD."""
+    meta = record.get("meta")
+    named = [meta.get("pile_set_name") if isinstance(meta, dict) else None, record.get("source")]
+    return next((name for name in named if isinstance(name, str) and name), UNTOLD)
 
 
 def check(text: object) -> str | None:
@@ -162,7 +171,7 @@ def read_lines(file: BinaryIO, name: str, default: str, losses: Losses) -> Itera
 def read_parquet(file: BinaryIO | Path, name: str, default: str, losses: Losses) -> Iterator[Document]:
     """The documents of a Parquet file: column text, and source or meta.pile_set_name where there is one."""
     try:
-        table = pq.ParquetFile(file)
+        table = pq.ParquetFile(file, page_checksum_verification=True)
         columns = table.schema_arrow.names
         if "text" not in columns:
             raise InputError(f"{name} has the columns {', '.join(columns)}; expected one named text. Rename yours.")
@@ -170,14 +179,12 @@ def read_parquet(file: BinaryIO | Path, name: str, default: str, losses: Losses)
         row = 0
         for batch in table.iter_batches(batch_size=256, columns=used):
             for record in batch.to_pylist():
-                row += 1
-                meta = record.get("meta")
-                source = meta.get("pile_set_name") if isinstance(meta, dict) else record.get("source")
+                row, source = row + 1, source_of(record)
                 if reason := check(record["text"]):
                     losses(Loss(name, row, reason, repr(record["text"])[:200]))
                 else:
-                    yield Document(f"{name}:{row}", source or default, record["text"])
-    except (pa.ArrowInvalid, OSError) as error:
+                    yield Document(f"{name}:{row}", default if source == UNTOLD else source, record["text"])
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise Damage(f"corrupt: {error}") from error
 
 
@@ -211,7 +218,8 @@ def local_files(patterns: Iterable[str]) -> dict[str, Path]:
     """The files that paths, globs and directories mean, by a name that doesn't depend on where they lie."""
     found: list[Path] = []
     for pattern in patterns:
-        matches = [Path(m) for m in sorted(glob.glob(os.path.expanduser(pattern), recursive=True))]
+        named = os.path.expanduser(pattern)  # a file may have brackets in its name
+        matches = [Path(m) for m in ([named] if os.path.exists(named) else sorted(glob.glob(named, recursive=True)))]
         inner = [p for m in matches if m.is_dir() for p in sorted(m.rglob("*")) if p.name.endswith(SUFFIXES)]
         files = [m for m in matches if m.is_file()] + [p for p in inner if p.is_file()]
         if not files:
@@ -222,7 +230,7 @@ def local_files(patterns: Iterable[str]) -> dict[str, Path]:
         found += files
     if wrong := [p for p in found if not p.name.endswith(SUFFIXES)]:
         raise InputError(f"{wrong[0]} is of a kind that cram doesn't read. Expected {', '.join(SUFFIXES)}.")
-    found = [p.resolve() for p in dict.fromkeys(found)]
+    found = [Path(os.path.abspath(p)) for p in found]  # not what links point to: the hub's cache names that by digest
     base = Path(os.path.commonpath([p.parent for p in found]))
     return {str(p.relative_to(base)): p for p in found}
 
@@ -260,6 +268,29 @@ def hub_files(source: HubSource) -> list[str]:
     return shards
 
 
+class HubStream(io.RawIOBase):
+    """A shard on the hub, read as it comes."""
+
+    def __init__(self, repository: str, file: BinaryIO) -> None:
+        self.repository, self.file = repository, file
+
+    def read(self, size: int = -1) -> bytes:
+        """The next so many bytes. The hub's client has tried again before this gives up."""
+        try:
+            return self.file.read(size)
+        except Exception as error:
+            raise hub_error(self.repository, error) from error
+
+    def tell(self) -> int:
+        """How many bytes were read."""
+        return self.file.tell()
+
+    def close(self) -> None:
+        """Hang up."""
+        self.file.close()
+        super().close()
+
+
 def open_hub(source: HubSource, name: str, whole: bool) -> BinaryIO:
     """A shard on the hub. `whole`: brought here first, resumed and verified by the hub's client; else streamed."""
     from huggingface_hub import HfFileSystem, hf_hub_download
@@ -269,7 +300,8 @@ def open_hub(source: HubSource, name: str, whole: bool) -> BinaryIO:
             path = hf_hub_download(source.repository, name, repo_type="dataset", revision=source.revision)
             return open(path, "rb")
         remote = f"datasets/{source.repository}@{source.revision}/{name}"
-        return HfFileSystem().open(remote, "rb", block_size=0)  # no blocks: one request, read as it comes
+        file = HfFileSystem().open(remote, "rb", block_size=0)  # no blocks: one request, read as it comes
+        return HubStream(source.repository, file)
     except Exception as error:
         raise hub_error(source.repository, error) from error
 
@@ -292,8 +324,8 @@ def packages_digest() -> str:
 def package_documents(name: str, losses: Losses) -> Iterator[Document]:
     """Description, licences, text files and docstrings of one installed package."""
     distribution = installed()[name]
-    if description := distribution.metadata.get_payload():
-        yield Document(f"{name}/METADATA", "readmes", str(description))
+    if (description := str(distribution.metadata.get_payload() or "")).strip():
+        yield Document(f"{name}/METADATA", "readmes", description)
     for file in sorted(distribution.files or [], key=str):
         label, path = f"{name}/{file}", Path(distribution.locate_file(file))
         if file.suffix not in (".py", ".md", ".rst", ".txt", "") or "tests" in file.parts or not path.is_file():
@@ -326,4 +358,5 @@ def docstrings(code: str, label: str, losses: Losses) -> Iterator[Document]:
             with suppress(ValueError):
                 text = ast.get_docstring(node)
                 if text and len(text) >= SHORTEST_DOCSTRING:
-                    yield Document(f"{label}:{getattr(node, 'lineno', 1)}", "docstrings", text)
+                    whole = text.encode(errors="replace").decode()  # "\ud800" in code is half a character
+                    yield Document(f"{label}:{getattr(node, 'lineno', 1)}", "docstrings", whole)

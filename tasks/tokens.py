@@ -30,15 +30,15 @@ class Tokenize(Params):
 
     length: int = Field(128, ge=16, le=2048, description="Tokens a sequence.")
     heldout_fraction: float = Field(0.0005, gt=0, lt=0.5, description="Of documents, never trained on.")
-    sort: Literal["sentence-length", "unigram", "none"] = Field(
+    sort: Literal["sentence-length", "unigram", "random", "none"] = Field(
         "sentence-length",
         description="sentence-length: sequences of short sentences first (most full stops, the released recipe); "
-        "unigram: of likely words first (mean log-probability, the paper's text); none: as in the corpus.",
+        "unigram: of likely words first (mean log-probability, the paper's text); random: in random order; none: as in the corpus.",
     )
     max_sequences: int = Field(
         85_000_000, ge=1, description="Keep at most so many, drawn evenly before sorting (the reference's limit)."
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="Of that draw.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Of that draw, and of the order where sort is random.")
 
 
 def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
@@ -66,20 +66,25 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Pat
 
 
 def sentence_length(rows: np.ndarray, stop: int) -> np.ndarray:
-    """Tokens per full stop in each sequence, rounded down, as the order needs it: S - (full stops), small first."""
+    """What mean sentence length goes by, where all sequences are as long: S minus the full stops, small first."""
     return (rows.shape[1] - (rows == stop).sum(axis=1)).astype(np.uint16)
 
 
-def order_of(sequences: np.ndarray, sort: str, stop: int, entries: int) -> np.ndarray:
+def order_of(sequences: np.ndarray, sort: str, stop: int, entries: int, seed: int = 0) -> np.ndarray:
     """In which order to write the sequences; ties stay in the order of the corpus."""
     blocks = [sequences[start : start + BLOCK] for start in range(0, len(sequences), BLOCK)]
     if sort == "none":
         return np.arange(len(sequences))
+    if sort == "random":
+        return np.random.default_rng(seed).permutation(len(sequences))
     if sort == "sentence-length":
         return np.argsort(np.concatenate([sentence_length(block, stop) for block in blocks]), kind="stable")
     counts = sum(np.bincount(block.ravel(), minlength=entries) for block in blocks)
     surprise = -np.log((counts + 1) / (counts.sum() + entries))  # add-one smoothing
-    return np.argsort(np.concatenate([surprise[block].mean(axis=1) for block in blocks]), kind="stable")
+    exact = np.rint(surprise * 2**40).astype(
+        np.int64
+    )  # whole numbers: the sum doesn't depend on the order of the tokens
+    return np.argsort(np.concatenate([exact[block].sum(axis=1) for block in blocks]), kind="stable")
 
 
 def write_rows(path: Path, sequences: np.ndarray, order: np.ndarray) -> None:
@@ -118,14 +123,14 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
             f"The corpus gives {counts['tokens']:,} tokens, less than one sequence of {params.length}. Give more text "
             "(download), or a looser filter."
         )
-    chosen = np.arange(len(joined))
+    kept = joined
     if len(joined) > params.max_sequences:
         draw = np.random.default_rng(params.seed).choice(
             len(joined), params.max_sequences, replace=False, shuffle=False
         )
-        chosen = np.sort(draw)
-    kept = joined[chosen] if len(chosen) < len(joined) else joined
-    order = order_of(kept, params.sort, tokenizer.token_to_id("."), tokenizer.get_vocab_size())
+        write_rows(work / "drawn.npy", joined, np.sort(draw))
+        kept = np.load(work / "drawn.npy", mmap_mode="r")
+    order = order_of(kept, params.sort, tokenizer.token_to_id("."), tokenizer.get_vocab_size(), params.seed)
     write_rows(out / SEQUENCES, kept, order)
     held = np.concatenate([np.load(work / f"{part.stem}.held.npy") for part in found])
     held_sequences = held[: len(held) // params.length * params.length].reshape(-1, params.length)
@@ -133,7 +138,8 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
     with pq.ParquetWriter(out / HELDOUT_TEXT, SCHEMA, compression="zstd") as file:
         for part in found:
             file.write_table(pq.read_table(work / f"{part.stem}.held.parquet", schema=SCHEMA))
-    shutil.rmtree(work)
+    for folder in (work / "done", work):  # what remembers goes before what it remembers
+        shutil.rmtree(folder)
     every = counts["tokens"] + len(held)
     return {
         "documents": counts["documents"],

@@ -28,6 +28,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json")
 ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.ascii_uppercase))
 PIECE_CHARACTERS = 1_000_000  # encoding takes 90 times its text in memory, so texts are encoded in pieces
 DIGEST_RANGE = 2**64
+LONGEST_WORD = 100  # characters; a longer one becomes [UNK], as in BERT
 
 
 class Vocabulary(Params):
@@ -84,7 +85,7 @@ def train(texts: Iterable[str], entries: int, min_frequency: int = 2) -> Tokeniz
         show_progress=False,
     )
     learner.train_from_iterator(texts, trainer)
-    tokenizer = tokenizer_of(WordPiece(learner.get_vocab(), unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer = tokenizer_of(WordPiece(learner.get_vocab(), unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
     return tokenizer
 

@@ -6,7 +6,6 @@ import random
 import time
 from pathlib import Path
 
-import orjson
 import pyarrow.parquet as pq
 import pytest
 import zstandard
@@ -57,6 +56,12 @@ def test_parts_end_where_the_text_reaches_their_size(store: Path, shards: Path, 
     assert found == expected
     assert made.stats["parts"] == len(expected)
     assert [p.name for p in parts(made)] == [f"part-{i:05d}.parquet" for i in range(len(expected))]
+
+
+def test_a_part_of_exactly_its_size_is_full(store: Path, tmp_path: Path):
+    write_jsonl(tmp_path / "a.jsonl", ["x" * 500, "y" * 500, "z"])
+    made = download.fn(params(tmp_path / "a.jsonl", part_megabytes=0.001))
+    assert [[d.text[0] for batch in batches(part) for d in batch] for part in parts(made)] == [["x", "y"], ["z"]]
 
 
 def test_parts_are_plain_parquet_in_groups_of_a_few_megabytes(store: Path, shards: Path, toy_texts, monkeypatch):
@@ -257,15 +262,14 @@ def test_a_document_of_some_megabytes_is_one_document(store: Path, tmp_path: Pat
     assert made.stats["parts"] == 2
 
 
-def test_a_prefix_of_real_shards_is_what_zstandard_and_orjson_read(store: Path, real_data: Path):
+def test_a_prefix_of_real_shards_is_what_zstandard_and_json_read(store: Path, real_data: Path):
     pattern, limit = real_data / "pile-like" / "*.jsonl.zst", 1500
     expected: list[tuple[str, str, str]] = []
     for shard in sorted((real_data / "pile-like").glob("train-*.jsonl.zst")):
-        with zstandard.open(shard, "rb") as file:
+        with zstandard.open(shard, "rt", encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 record = json.loads(line)
                 expected.append((f"{shard.name}:{number}", record["meta"]["pile_set_name"], record["text"]))
-                assert orjson.loads(line) == record
                 if len(expected) == limit:
                     break
         if len(expected) == limit:

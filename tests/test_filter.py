@@ -1,0 +1,276 @@
+"""Filter: what is measured, what is dropped and why, against the saved tokenizer and numpy."""
+
+import base64
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from conftest import document, write_jsonl
+from tokenizers import Tokenizer
+
+from tasks import corpus as corpus_module
+from tasks import filter as filter_module
+from tasks import stage
+from tasks.corpus import Download, batches, documents_of, download, parts
+from tasks.filter import Filter, drop_incompressible, verdict
+from tasks.stage import Artifact, artifacts
+from tasks.vocabulary import share
+
+SMALL = Filter(vocabulary_entries=700)
+
+
+def junk(rng: random.Random, kind: str) -> str:
+    """Hex or base64 in lines, as it stands in real text."""
+    data = rng.randbytes(600)
+    text = data.hex() if kind == "hex" else base64.b64encode(data).decode()
+    return "\n".join(text[i : i + 64] for i in range(0, len(text), 64))
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, list[str]]:
+    rng = random.Random(13)
+    return {
+        "prose": [document(rng, rng.randint(3, 12)) for _ in range(200)],
+        "hex": [junk(rng, "hex") for _ in range(10)],
+        "base64": [junk(rng, "base64") for _ in range(10)],
+        "foreign": [f"漢字かな交じり文 {'あいう' * i}。" for i in range(5)],
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, texts: dict[str, list[str]]) -> Path:
+    """All texts in one shard, in a mixed but fixed order."""
+    (tmp_path / "data").mkdir()
+    rows = [{"text": text, "source": source} for source, found in texts.items() for text in found]
+    random.Random(1).shuffle(rows)
+    (tmp_path / "data/mixed.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path / "data"
+
+
+def corpus_of(folder: Path, part_megabytes: float = 0.02) -> Artifact:
+    return download.fn(Download(source="files", files=[str(folder)], documents=0, part_megabytes=part_megabytes))
+
+
+@pytest.fixture
+def corpus(store: Path, folder: Path) -> Artifact:
+    return corpus_of(folder)
+
+
+def measured(made: Artifact) -> dict[str, list]:
+    return pq.read_table(sorted(made.path.glob("measured-*.parquet"))).to_pydict()
+
+
+def test_junk_is_dropped_and_prose_is_kept(corpus: Artifact, texts: dict[str, list[str]]):
+    made = drop_incompressible.fn(SMALL, corpus)
+    assert [d for d in documents_of(corpus) if d.source == "prose"] == list(documents_of(made))
+    dropped = made.stats["dropped"]
+    assert {s: c["documents"] for s, c in dropped["incompressible"]["by_source"].items()} == {"base64": 10, "hex": 10}
+    assert {s: c["documents"] for s, c in dropped["no tokens"]["by_source"].items()} == {"foreign": 5}
+    assert corpus.stats["parts"] == made.stats["parts"] == len(parts(made)) > 3
+
+
+def test_kept_and_dropped_are_all_that_was_seen(corpus: Artifact):
+    stats = drop_incompressible.fn(SMALL, corpus).stats
+    seen = stats["seen"]
+    assert seen == {name: corpus.stats[name] for name in ("documents", "characters", "by_source")}
+    outcomes = [stats, *stats["dropped"].values()]
+    for what in ("documents", "characters"):
+        assert sum(o[what] for o in outcomes) == seen[what]
+        for source in seen["by_source"]:
+            of_source = [o["by_source"].get(source, {}).get(what, 0) for o in outcomes]
+            assert sum(of_source) == seen["by_source"][source][what]
+
+
+def test_measures_are_those_of_the_saved_tokenizer_on_each_document_alone(corpus: Artifact):
+    made = drop_incompressible.fn(SMALL, corpus)
+    tokenizer = Tokenizer.from_file(str(made.path / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    rows, documents = measured(made), list(documents_of(corpus))
+    assert rows["id"] == [d.id for d in documents]
+    assert rows["source"] == [d.source for d in documents]
+    assert rows["characters"] == [len(d.text) for d in documents]
+    tokens = [len(tokenizer.encode(d.text, add_special_tokens=False)) for d in documents]
+    assert rows["tokens"] == tokens
+    ratios = np.array(tokens) / [len(d.text) for d in documents]
+    assert rows["tokens_per_char"] == ratios.astype(np.float32).tolist()
+    raw = [d.text.encode() for d in documents]
+    compressed = [len(zstandard.ZstdCompressor(level=3).compress(r)) / len(r) for r in raw]
+    assert rows["zstd_ratio"] == np.float32(compressed).tolist()
+    expected = [
+        "no tokens" if not t else "kept" if r < 0.3 else "incompressible" for t, r in zip(tokens, ratios, strict=True)
+    ]
+    assert rows["verdict"] == expected
+    assert made.stats["measured_with"] == {"vocabulary_entries": tokenizer.get_vocab_size()}
+
+
+def test_a_measure_does_not_depend_on_the_part_or_batch_a_document_is_in(store: Path, folder: Path, monkeypatch):
+    whole = drop_incompressible.fn(SMALL, corpus_of(folder, part_megabytes=1024))
+    monkeypatch.setattr(corpus_module, "ROW_GROUP_CHARACTERS", 5_000)
+    split = drop_incompressible.fn(SMALL, corpus_of(folder, part_megabytes=0.03))
+    assert (whole.stats["parts"], whole.stats["table"]) == (1, split.stats["table"])
+    assert split.stats["parts"] > 2
+    assert measured(whole) == measured(split)
+    for file in ("tokenizer.json", "dropped.jsonl", "histogram.png"):
+        assert (whole.path / file).read_bytes() == (split.path / file).read_bytes(), file
+
+
+def test_a_document_at_the_threshold_is_dropped(corpus: Artifact):
+    made = drop_incompressible.fn(SMALL, corpus)
+    rows = measured(made)
+    row = sorted(range(len(rows["id"])), key=lambda i: rows["tokens_per_char"][i])[100]
+    ratio = rows["tokens"][row] / rows["characters"][row]
+    at, above = (
+        drop_incompressible.fn(SMALL.model_copy(update={"max_tokens_per_char": float(threshold)}), corpus)
+        for threshold in (ratio, np.nextafter(ratio, 1))
+    )
+    assert measured(at)["verdict"][row] == "incompressible"
+    assert measured(above)["verdict"][row] == "kept"
+    assert measured(at)["tokens"] == rows["tokens"], "the threshold has no part in measuring"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "characters", "expected"),
+    [(2, 10, "kept"), (3, 10, "incompressible"), (4, 10, "incompressible"), (0, 10, "no tokens"), (0, 0, "no tokens")],
+)
+def test_the_verdict_follows_tokens_over_characters(tokens: int, characters: int, expected: str):
+    assert verdict(tokens, characters, Filter(max_tokens_per_char=0.3)) == expected
+
+
+def test_quantiles_are_those_of_numpy(corpus: Artifact):
+    made = drop_incompressible.fn(SMALL, corpus)
+    rows = {name: np.array(values) for name, values in measured(made).items()}
+    found = made.stats["quantiles"]
+    for measure in ("tokens_per_char", "zstd_ratio"):
+        for source in ("all", "prose", "hex", "base64", "foreign"):
+            chosen = rows[measure][(rows["source"] == source) | (source == "all")]
+            expected = {
+                f"{p}%": pytest.approx(np.percentile(chosen, p), abs=5.1e-5) for p in (1, 5, 25, 50, 75, 95, 99)
+            }
+            assert found[measure][source] == expected
+        assert set(found[measure]) == {"all", "prose", "hex", "base64", "foreign"}
+
+
+def test_the_table_has_a_row_a_source_and_the_sum_first(corpus: Artifact):
+    stats = drop_incompressible.fn(SMALL, corpus).stats
+    table = stats["table"]
+    assert [row["source"] for row in table] == ["all", "prose", "base64", "hex", "foreign"]
+    for what in ("documents", "kept", "incompressible", "no tokens", "characters", "characters kept"):
+        assert table[0][what] == sum(row[what] for row in table[1:])
+    by_source = {row["source"]: row for row in table}
+    assert by_source["prose"]["kept, % of documents"] == 100.0
+    assert by_source["hex"]["kept"] == by_source["hex"]["characters kept"] == 0
+    assert by_source["hex"]["median tokens_per_char"] == stats["quantiles"]["tokens_per_char"]["hex"]["50%"] > 0.3
+
+
+def test_samples_of_what_was_dropped_are_drawn_by_their_text(corpus: Artifact):
+    made = drop_incompressible.fn(SMALL, corpus)
+    found = [json.loads(line) for line in (made.path / "dropped.jsonl").read_text(encoding="utf-8").splitlines()]
+    reasons = {"hex": "incompressible", "base64": "incompressible", "foreign": "no tokens"}
+    ratios = dict(zip(measured(made)["id"], measured(made)["tokens_per_char"], strict=True))
+    expected = []
+    for source in sorted(reasons):
+        documents = sorted((d for d in documents_of(corpus) if d.source == source), key=lambda d: share(d.text))[:3]
+        expected += [(d.id, source, reasons[source], round(ratios[d.id], 4), d.text[:400]) for d in documents]
+    assert [tuple(row.values()) for row in found] == expected
+    assert list(found[0]) == ["id", "source", "reason", "tokens_per_char", "text"]
+
+
+def test_the_histogram_is_a_picture(corpus: Artifact):
+    data = (drop_incompressible.fn(SMALL, corpus).path / "histogram.png").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
+    assert (width, height) == (770, 396)
+
+
+@pytest.mark.parametrize("text", ["漢字", "\N{GRINNING FACE}", "\N{ZERO WIDTH SPACE} \N{COMBINING ACUTE ACCENT}\n¿"])
+def test_a_document_of_which_nothing_is_left_is_dropped_for_that_reason(store: Path, tmp_path: Path, text: str):
+    write_jsonl(tmp_path / "a.jsonl", [text])
+    made = drop_incompressible.fn(SMALL, corpus_of(tmp_path / "a.jsonl"))
+    assert made.stats["documents"] == 0
+    assert made.stats["dropped"]["no tokens"]["documents"] == made.stats["seen"]["documents"] == 1
+    assert measured(made)["tokens"] == measured(made)["tokens_per_char"] == [0]
+    assert made.stats["quantiles"]["tokens_per_char"]["all"]["50%"] == 0
+
+
+def test_dropping_all_is_told_and_not_an_error(corpus: Artifact):
+    made = drop_incompressible.fn(Filter(vocabulary_entries=700, max_tokens_per_char=0.001), corpus)
+    assert made.stats["documents"] == made.stats["characters"] == 0
+    assert made.stats["dropped"]["incompressible"]["documents"] == 220
+    assert list(documents_of(made)) == []
+    assert len(parts(made)) == corpus.stats["parts"]
+
+
+def test_a_literal_special_token_is_measured_as_the_text_it_is(store: Path, tmp_path: Path, texts):
+    plain = " ".join(["mask", "sep"] * 50)
+    write_jsonl(tmp_path / "a.jsonl", [*texts["prose"], plain, plain.replace("mask", "[MASK]").replace("sep", "[SEP]")])
+    made = drop_incompressible.fn(SMALL, corpus_of(tmp_path / "a.jsonl"))
+    *_, tokens, bracketed = measured(made)["tokens"]
+    assert bracketed == tokens + 2 * 100, "two brackets a word"
+
+
+def bytes_of(made: Artifact) -> dict:
+    return {file["path"]: file["sha256"] for file in made.manifest["files"]}
+
+
+def test_one_and_two_workers_write_the_same_bytes(corpus: Artifact, monkeypatch: pytest.MonkeyPatch):
+    alone = bytes_of(drop_incompressible.fn(SMALL, corpus))
+    stage.refresh(drop_incompressible.target(SMALL, corpus))
+    monkeypatch.setenv("CRAM_WORKERS", "2")
+    assert bytes_of(drop_incompressible.fn(SMALL, corpus)) == alone
+    kinds = Counter(name.split("-")[0] for name in alone)
+    assert kinds["part"] == kinds["measured"] == corpus.stats["parts"]
+    assert set(kinds) == {"part", "measured", "tokenizer.json", "tokenizer_config.json", "histogram.png",
+                          "dropped.jsonl", "stats.json"}  # fmt: skip
+
+
+def test_after_an_interruption_neither_the_vocabulary_nor_finished_parts_are_made_again(corpus: Artifact, monkeypatch):
+    whole = bytes_of(drop_incompressible.fn(SMALL, corpus))
+    stage.refresh(drop_incompressible.target(SMALL, corpus))
+    calls, train, filter_part = [], filter_module.train, filter_module.filter_part
+
+    def counted(*arguments) -> Tokenizer:
+        calls.append("train")
+        return train(*arguments)
+
+    def interrupted(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -> dict:
+        calls.append(part.name)
+        if len(calls) == 4:
+            (out / part.name).write_bytes(b"half of it")
+            raise KeyboardInterrupt
+        return filter_part(part, tokenizer_folder, params, out)
+
+    monkeypatch.setattr(filter_module, "train", counted)
+    monkeypatch.setattr(filter_module, "filter_part", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        drop_incompressible.fn(SMALL, corpus)
+    assert artifacts("filter") == []
+    assert bytes_of(drop_incompressible.fn(SMALL, corpus)) == whole
+    names = [part.name for part in parts(corpus)]
+    assert calls == ["train", *names[:3], *names[2:]]
+
+
+def test_documents_stay_in_their_parts_and_in_order(corpus: Artifact):
+    made = drop_incompressible.fn(SMALL, corpus)
+    for before, after in zip(parts(corpus), parts(made), strict=True):
+        documents = [d for batch in batches(before) for d in batch if d.source == "prose"]
+        assert [d for batch in batches(after) for d in batch] == documents
+
+
+def test_unbroken_hex_is_dropped_though_wordpiece_makes_it_one_unknown_token(
+    store: Path, tmp_path: Path, toy_texts: list[str]
+):
+    random = np.random.default_rng(0)
+    dump = "vectors: " + " ".join("".join(random.choice(list("0123456789abcdef"), 500)) for _ in range(4))
+    corpus = download.fn(
+        Download(source="files", files=[str(write_jsonl(tmp_path / "toy.jsonl", [*toy_texts, dump]))], documents=0)
+    )
+    made = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.5), corpus)
+    assert made.stats["dropped"]["incompressible"]["documents"] == 1
+    dropped = json.loads((made.path / "dropped.jsonl").read_text())
+    assert dropped["text"].startswith("vectors:")
+    assert dropped["tokens_per_char"] > 0.9

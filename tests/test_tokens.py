@@ -1,0 +1,341 @@
+"""Tokenize: packing, held-out documents, order, against plain Python."""
+
+import math
+import random
+import shutil
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import document, write_jsonl
+from pydantic import ValidationError
+from tokenizers import Tokenizer
+
+from model import InputError
+from tasks import stage, tokens
+from tasks.corpus import SCHEMA, Download, batches, documents_of, download, parts
+from tasks.filter import Filter, drop_incompressible
+from tasks.stage import Artifact, artifacts
+from tasks.tokens import Tokenize, order_of, tokenize
+from tasks.vocabulary import SEP, UNK, Vocabulary, train_vocabulary
+
+LENGTH = 16
+PLAIN = Tokenize(length=LENGTH, heldout_fraction=0.1, sort="none")
+AWKWARD = ["a [SEP] b [PAD] c [MASK]", "word " + "x" * 101 + " word", "漢字", "Dr. Who... waited. No. 5!", "é\r\n\tü"]
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    rng = random.Random(17)
+    found = [document(rng, rng.choice([0, 1, 3, 12])) for _ in range(195)] + AWKWARD
+    rng.shuffle(found)
+    return found
+
+
+def corpus_of(folder: Path, texts: list[str], part_megabytes: float = 0.008) -> Artifact:
+    shard = write_jsonl(folder / "toy.jsonl", texts)
+    return download.fn(Download(source="files", files=[str(shard)], documents=0, part_megabytes=part_megabytes))
+
+
+@pytest.fixture
+def corpus(store: Path, tmp_path: Path, texts: list[str]) -> Artifact:
+    return corpus_of(tmp_path, texts)
+
+
+@pytest.fixture
+def words(corpus: Artifact) -> Artifact:
+    return train_vocabulary.fn(Vocabulary(entries=300), corpus)
+
+
+def sequences_of(made: Artifact) -> list[list[int]]:
+    return np.load(made.path / "sequences.npy").tolist()
+
+
+def held_of(made: Artifact) -> list[str]:
+    return pq.read_table(made.path / "heldout.parquet")["text"].to_pylist()
+
+
+def plain_tokenizer(words: Artifact) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(words.path / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def packed(corpus: Artifact, words: Artifact, held: set[str]) -> tuple[list[list[int]], list[list[int]], int]:
+    """Training and held-out sequences, and how many tokens are lost, in plain Python."""
+    tokenizer, train, heldout, lost = plain_tokenizer(words), [], [], 0
+    for part in parts(corpus):
+        stream: list[int] = []
+        for d in (d for batch in batches(part) for d in batch):
+            (heldout if d.text in held else stream).extend(
+                [*tokenizer.encode(d.text, add_special_tokens=False).ids, SEP]
+            )
+        train += [stream[i : i + LENGTH] for i in range(0, len(stream) - LENGTH + 1, LENGTH)]
+        lost += len(stream) % LENGTH
+    return train, [heldout[i : i + LENGTH] for i in range(0, len(heldout) - LENGTH + 1, LENGTH)], lost
+
+
+def test_sequences_are_the_documents_of_a_part_one_after_the_other_cut_to_length(corpus: Artifact, words: Artifact):
+    made = tokenize.fn(PLAIN, corpus, words)
+    train, heldout, lost = packed(corpus, words, set(held_of(made)))
+    assert sequences_of(made) == train
+    assert np.load(made.path / "heldout.npy").tolist() == heldout
+    assert made.stats["tokens_lost_at_part_ends"] == lost > 0
+    assert corpus.stats["parts"] > 3
+    for file, count in (("sequences.npy", len(train)), ("heldout.npy", len(heldout))):
+        array = np.load(made.path / file, mmap_mode="r")
+        assert (array.dtype, array.shape) == (np.uint16, (count, LENGTH))
+    assert len(heldout) > 10
+
+
+def test_counts_add_up(corpus: Artifact, words: Artifact, texts: list[str]):
+    made = tokenize.fn(PLAIN, corpus, words)
+    stats, held, tokenizer = made.stats, set(held_of(made)), plain_tokenizer(words)
+    encoded = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in texts}
+    trained = [text for text in texts if text not in held]
+    assert stats["documents"] == len(trained)
+    assert stats["characters"] == sum(map(len, trained))
+    assert stats["tokens"] == sum(len(encoded[text]) + 1 for text in trained)
+    assert stats["tokens"] == stats["sequences"] * LENGTH + stats["tokens_lost_at_part_ends"]
+    assert stats["sequences"] == stats["sequences_drawn_from"] == len(sequences_of(made))
+    assert stats["unknown_tokens"] == sum(ids.count(UNK) for ids in encoded.values()) == 1
+    assert stats["heldout"] == {
+        "documents": len(held),
+        "characters": sum(map(len, held)),
+        "tokens": sum(len(encoded[text]) + 1 for text in held),
+        "sequences": len(np.load(made.path / "heldout.npy")),
+    }
+    every = sum(len(ids) + 1 for ids in encoded.values())
+    assert stats["characters_per_token"] == pytest.approx(sum(map(len, texts)) / every, abs=5.1e-5)
+    assert stats["entries"] == 300
+
+
+def test_a_separator_stands_at_the_end_of_documents_and_nowhere_else(corpus: Artifact, words: Artifact):
+    corpus_tokens = np.load(tokenize.fn(PLAIN, corpus, words).path / "sequences.npy")
+    made = tokenize.fn(PLAIN, corpus, words)
+    ends = int((corpus_tokens == SEP).sum())
+    assert made.stats["documents"] - corpus.stats["parts"] * LENGTH <= ends <= made.stats["documents"]
+    assert not np.isin(corpus_tokens, [0, 2, 4]).any(), "[PAD], [CLS] and [MASK] in a document are text"
+
+
+def test_documents_held_out_are_about_as_many_as_asked_for_and_chosen_by_their_text_alone(
+    corpus: Artifact, words: Artifact, tmp_path: Path, texts: list[str]
+):
+    held = set(held_of(tokenize.fn(PLAIN, corpus, words)))
+    assert 8 <= len(held) <= 35, "of 200, a tenth; within 3 standard deviations"
+    rng = random.Random(99)
+    others = [document(rng, 3) for _ in range(200)]
+    mixed = texts[::-1] + others
+    rng.shuffle(mixed)
+    more = tokenize.fn(PLAIN.model_copy(update={"sort": "unigram", "length": 32}), corpus_of(tmp_path, mixed, 1), words)
+    assert set(held_of(more)) & set(texts) == held
+    assert set(held_of(more)) - set(texts)
+    fewer = tokenize.fn(PLAIN.model_copy(update={"heldout_fraction": 0.05}), corpus, words)
+    assert set(held_of(fewer)) < held, "a smaller fraction holds out some of the same"
+
+
+def test_no_held_out_document_is_in_a_training_sequence(corpus: Artifact, words: Artifact, texts: list[str]):
+    made, tokenizer = tokenize.fn(PLAIN, corpus, words), plain_tokenizer(words)
+    stream = " ".join(str(i) for row in sequences_of(made) for i in row)
+
+    def stands_there(text: str) -> bool:
+        start = text.split(". ")[0]  # has the document's own word
+        return " ".join(map(str, tokenizer.encode(start, add_special_tokens=False).ids)) in stream
+
+    held = [text for text in held_of(made) if text not in AWKWARD]
+    trained = [text for text in texts if text not in {*held, *AWKWARD}]
+    assert not any(map(stands_there, held))
+    assert sum(map(stands_there, trained)) > 0.8 * len(trained)
+
+
+def test_equal_texts_are_held_out_together(store: Path, tmp_path: Path, texts: list[str]):
+    corpus = corpus_of(tmp_path, texts * 2)
+    made = tokenize.fn(PLAIN, corpus, train_vocabulary.fn(Vocabulary(entries=300), corpus))
+    assert set(Counter(held_of(made)).values()) == {2}
+
+
+def test_held_out_documents_are_kept_as_they_were(corpus: Artifact, words: Artifact):
+    made = tokenize.fn(PLAIN, corpus, words)
+    table = pq.read_table(made.path / "heldout.parquet")
+    assert table.schema.equals(SCHEMA)
+    held = set(held_of(made))
+    assert table.to_pylist() == [d._asdict() for d in documents_of(corpus) if d.text in held]
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        assert (made.path / file).read_bytes() == (words.path / file).read_bytes()
+
+
+def test_sorted_by_sentence_length_sequences_of_most_full_stops_come_first(
+    corpus: Artifact, words: Artifact, monkeypatch
+):
+    plain = sequences_of(tokenize.fn(PLAIN, corpus, words))
+    stop = plain_tokenizer(words).token_to_id(".")
+    monkeypatch.setattr(tokens, "BLOCK", 7)
+    found = sequences_of(tokenize.fn(PLAIN.model_copy(update={"sort": "sentence-length"}), corpus, words))
+    assert found == sorted(plain, key=lambda row: -row.count(stop)), "ties stay in the order of the corpus"
+    stops = [row.count(stop) for row in found]
+    assert stops[0] > stops[-1]
+    assert found != plain
+
+
+def test_sorted_by_unigram_sequences_of_likely_words_come_first(corpus: Artifact, words: Artifact, monkeypatch):
+    plain = sequences_of(tokenize.fn(PLAIN, corpus, words))
+    monkeypatch.setattr(tokens, "BLOCK", 7)
+    found = sequences_of(tokenize.fn(PLAIN.model_copy(update={"sort": "unigram"}), corpus, words))
+    counts = Counter(token for row in plain for token in row)
+    total = len(plain) * LENGTH
+
+    def mean_log_probability(row: list[int]) -> float:
+        return math.fsum(math.log((counts[token] + 1) / (total + 300)) for token in row) / LENGTH
+
+    means = [mean_log_probability(row) for row in found]
+    assert all(before >= after - 1e-12 for before, after in pairwise(means))
+    assert sorted(found) == sorted(plain)
+    assert means[0] > means[-1] + 1
+
+
+@pytest.mark.parametrize("sort", ["sentence-length", "unigram"])
+def test_ties_stay_in_order(sort: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tokens, "BLOCK", 64)
+    kinds = np.random.default_rng(0).integers(5, 40, size=(6, LENGTH)).astype(np.uint16)
+    which = np.random.default_rng(1).integers(0, 6, size=500)
+    order = order_of(kinds[which], sort, stop=9, entries=40)
+    assert sorted(order.tolist()) == list(range(500))
+    for kind in range(6):
+        places = [i for i in order.tolist() if which[i] == kind]
+        assert places == sorted(places)
+
+
+def test_the_order_of_the_corpus_is_kept_without_a_sort():
+    rows = np.random.default_rng(0).integers(5, 40, size=(50, LENGTH)).astype(np.uint16)
+    assert order_of(rows, "none", stop=9, entries=40).tolist() == list(range(50))
+
+
+def test_a_random_order_is_drawn_by_seed_alone():
+    rows = np.random.default_rng(0).integers(5, 40, size=(200, LENGTH)).astype(np.uint16)
+    orders = [order_of(rows, "random", stop=9, entries=40, seed=seed).tolist() for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == list(range(200)) != orders[0]
+
+
+@pytest.mark.parametrize("sort", ["none", "sentence-length"])
+def test_of_too_many_sequences_so_many_are_drawn(corpus: Artifact, words: Artifact, sort: str):
+    plain = sequences_of(tokenize.fn(PLAIN, corpus, words))
+    limited = PLAIN.model_copy(update={"max_sequences": 60, "sort": sort})
+    made = tokenize.fn(limited, corpus, words)
+    found = sequences_of(made)
+    assert made.stats["sequences"] == len(found) == 60
+    assert made.stats["sequences_drawn_from"] == len(plain) > 120
+    assert made.stats["tokens"] == len(plain) * LENGTH + made.stats["tokens_lost_at_part_ends"]
+    assert not Counter(map(tuple, found)) - Counter(map(tuple, plain)), "none is drawn twice"
+    other = sequences_of(tokenize.fn(limited.model_copy(update={"seed": 1}), corpus, words))
+    assert sorted(other) != sorted(found)
+    if sort == "none":
+        places = [i for i, row in enumerate(plain) if row in found]
+        assert [row for row in plain if row in found] == found, "in the order of the corpus"
+        assert places[0] < len(plain) / 4 < 3 * len(plain) / 4 < places[-1]
+    else:
+        stop = plain_tokenizer(words).token_to_id(".")
+        stops = [row.count(stop) for row in found]
+        assert stops == sorted(stops, reverse=True)
+    exact = tokenize.fn(PLAIN.model_copy(update={"max_sequences": len(plain)}), corpus, words)
+    assert sequences_of(exact) == plain
+
+
+def bytes_of(made: Artifact) -> dict:
+    return {file["path"]: file["sha256"] for file in made.manifest["files"]}
+
+
+FULL = Tokenize(length=LENGTH, heldout_fraction=0.1, max_sequences=100)
+
+
+def test_one_and_two_workers_write_the_same_bytes(corpus: Artifact, words: Artifact, monkeypatch: pytest.MonkeyPatch):
+    alone = bytes_of(tokenize.fn(FULL, corpus, words))
+    stage.refresh(tokenize.target(FULL, corpus, words))
+    monkeypatch.setenv("CRAM_WORKERS", "2")
+    assert bytes_of(tokenize.fn(FULL, corpus, words)) == alone
+    assert set(alone) == {"sequences.npy", "heldout.npy", "heldout.parquet", "tokenizer.json", "tokenizer_config.json",
+                          "stats.json"}  # fmt: skip
+
+
+def test_after_an_interruption_finished_parts_are_not_done_again(corpus: Artifact, words: Artifact, monkeypatch):
+    whole = bytes_of(tokenize.fn(FULL, corpus, words))
+    stage.refresh(tokenize.target(FULL, corpus, words))
+    calls, tokenize_part = [], tokens.tokenize_part
+
+    def interrupted(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
+        calls.append(part.name)
+        if len(calls) == 3:
+            (out / f"{part.stem}.npy").write_bytes(b"half of it")
+            raise KeyboardInterrupt
+        return tokenize_part(part, tokenizer_folder, params, out)
+
+    monkeypatch.setattr(tokens, "tokenize_part", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokenize.fn(FULL, corpus, words)
+    assert artifacts("tokenize") == []
+    assert bytes_of(tokenize.fn(FULL, corpus, words)) == whole
+    names = [part.name for part in parts(corpus)]
+    assert calls == names[:3] + names[2:]
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_an_interruption_while_the_draft_is_cleared_does_no_harm(
+    corpus: Artifact, words: Artifact, monkeypatch, call: int
+):
+    whole = bytes_of(tokenize.fn(FULL, corpus, words))
+    stage.refresh(tokenize.target(FULL, corpus, words))
+    calls = []
+
+    def interrupted(folder: Path) -> None:
+        calls.append(folder)
+        files = sorted((p for p in folder.rglob("*") if p.is_file()), reverse=True)
+        for path in files if len(calls) <= call else files[: len(files) // 2]:
+            path.unlink()
+        if len(calls) > call:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokens, "shutil", SimpleNamespace(rmtree=interrupted, copyfile=shutil.copyfile))
+    with pytest.raises(KeyboardInterrupt):
+        tokenize.fn(FULL, corpus, words)
+    monkeypatch.setattr(tokens, "shutil", shutil)
+    assert bytes_of(tokenize.fn(FULL, corpus, words)) == whole
+
+
+def test_parts_too_short_for_a_sequence_are_lost_and_counted(store: Path, tmp_path: Path, texts: list[str]):
+    mixed = ["Short text.", *sorted((text for text in texts if len(text) > 10), key=len)[::6]]
+    corpus = corpus_of(tmp_path, mixed, part_megabytes=0.000_01)
+    words = train_vocabulary.fn(Vocabulary(entries=256), corpus)
+    made = tokenize.fn(PLAIN, corpus, words)
+    train, _, lost = packed(corpus, words, set(held_of(made)))
+    assert sequences_of(made) == train
+    assert made.stats["tokens_lost_at_part_ends"] == lost
+    assert corpus.stats["parts"] == len(mixed)
+    assert len(plain_tokenizer(words).encode(mixed[0]).ids) < LENGTH
+
+
+def test_a_corpus_of_less_than_one_sequence_is_refused_with_its_tokens(
+    corpus: Artifact, words: Artifact, tmp_path: Path
+):
+    few = corpus_of(tmp_path, ["the river"])
+    with pytest.raises(InputError, match=r"gives \d tokens, less than one sequence of 16") as refused:
+        tokenize.fn(PLAIN.model_copy(update={"heldout_fraction": 1e-9}), few, words)
+    assert "\n" not in str(refused.value)
+    nothing = drop_incompressible.fn(Filter(max_tokens_per_char=0.001), corpus)
+    with pytest.raises(InputError, match="gives 0 tokens"):
+        tokenize.fn(PLAIN, nothing, words)
+    with pytest.raises(InputError, match="of 0 characters"):
+        train_vocabulary.fn(Vocabulary(), nothing)
+    assert artifacts("tokenize") == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"length": 8}, {"heldout_fraction": 0}, {"heldout_fraction": 0.5}, {"max_sequences": 0}, {"sort": "length"}],
+)
+def test_settings_out_of_their_range_are_refused(settings: dict):
+    with pytest.raises(ValidationError):
+        Tokenize(**settings)

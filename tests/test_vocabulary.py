@@ -1,0 +1,304 @@
+"""The vocabulary: the same bytes every time, its special tokens, and encoding against plain references."""
+
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import unicodedata
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import write_jsonl
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from model import InputError
+from tasks import vocabulary
+from tasks.corpus import Download, documents_of, download
+from tasks.stage import Artifact, artifacts
+from tasks.vocabulary import (
+    ALPHABET,
+    CLS,
+    MASK,
+    PAD,
+    SEP,
+    SPECIALS,
+    UNK,
+    Vocabulary,
+    encode,
+    load,
+    pieces,
+    sample,
+    share,
+    train,
+    train_vocabulary,
+)
+
+CODE = sorted(Path(vocabulary.__file__).parent.glob("*.py"))  # text with words, names and signs of all kinds
+AWKWARD = [
+    "Plain words, and some more.",
+    "ÉCOLE naïve Ångström ﬁne ½ İstanbul \N{KELVIN SIGN}elvin ß",
+    "``quoted'' and ''quoted`` ```three'''",
+    "snake_case CamelCase x86_64 a.b.c... !!! --> [1,2]",
+    "tabs\tand\nlines\r\nand\x0bothers\x1c\x00\x7f",
+    "漢字 かな no\N{NO-BREAK SPACE}break zero\N{ZERO WIDTH SPACE}width \N{GRINNING FACE} e\N{COMBINING ACUTE ACCENT}",
+    "[MASK] [SEP] ##ing <s> [UNK]",
+    "x" * 100 + " " + "y" * 101 + " " + "!" * 150,
+    "",
+    " \n ",
+]
+
+
+@pytest.fixture(scope="module")
+def texts(toy_texts: list[str]) -> list[str]:
+    return toy_texts + [path.read_text(encoding="utf-8") for path in CODE]
+
+
+@pytest.fixture
+def corpus(store: Path, tmp_path: Path, texts: list[str]) -> Artifact:
+    write_jsonl(tmp_path / "toy.jsonl", texts)
+    return download.fn(Download(source="files", files=[str(tmp_path / "toy.jsonl")], documents=0))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    vocabulary.save(train(texts, 1000), folder)
+    return load(folder)
+
+
+SCRIPT = """
+import hashlib, json, sys
+from tasks.vocabulary import train
+texts = json.load(sys.stdin)
+for order in (texts, texts[::-1]):
+    print(hashlib.sha256(train(order, 1000).to_str(pretty=True).encode()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize(("seed", "threads"), [("0", "1"), ("4242", "4")])
+def test_fresh_processes_write_the_same_bytes_whatever_the_hash_seed_threads_and_order(
+    corpus: Artifact, texts: list[str], seed: str, threads: str
+):
+    own = {"PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        input=json.dumps(texts),
+        env=os.environ | own,
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    made = train_vocabulary.fn(Vocabulary(entries=1000), corpus)
+    here = hashlib.sha256((made.path / "tokenizer.json").read_bytes()).hexdigest()
+    assert done.stdout.split() == [here, here]
+
+
+def test_the_vocabulary_has_the_entries_asked_for_and_special_tokens_first(corpus: Artifact):
+    made = train_vocabulary.fn(Vocabulary(entries=1000), corpus)
+    words = load(made.path).get_vocab()
+    assert sorted(words.values()) == list(range(1000))
+    assert [words[token] for token in SPECIALS] == [PAD, UNK, CLS, SEP, MASK] == [0, 1, 2, 3, 4]
+    characters = [words[c] for c in ALPHABET] + [words[f"##{c}"] for c in ALPHABET]
+    assert len(set(characters)) == 2 * len(ALPHABET) == 136, "all characters that the normaliser leaves"
+    stats = made.stats
+    assert stats["entries"] == 1000 == stats["whole_words"] + stats["continuations"] + len(SPECIALS)
+    assert stats["continuations"] == sum(word.startswith("##") for word in words)
+    assert stats["trained_on"] == {name: corpus.stats[name] for name in ("documents", "characters")}
+
+
+def test_words_seen_often_are_entries_and_words_seen_once_are_not():
+    text = "zebra crossing " * 50 + "quixotic"
+    words = train([text], 256, min_frequency=2).get_vocab()
+    assert {"zebra", "crossing"} <= set(words)
+    assert not [word for word in words if word.startswith("qu")]
+    assert "quixotic" in train([text], 256, min_frequency=1).get_vocab()
+
+
+def test_too_little_text_is_refused_with_what_it_gives(store: Path, tmp_path: Path):
+    write_jsonl(tmp_path / "few.jsonl", ["a few words"])
+    corpus = download.fn(Download(source="files", files=[str(tmp_path / "few.jsonl")]))
+    with pytest.raises(InputError, match=r"11 characters gives .* of 1\d\d entries; 5,000 were asked for") as refused:
+        train_vocabulary.fn(Vocabulary(entries=5000), corpus)
+    assert "vocabulary.entries" in str(refused.value)
+    assert artifacts("vocabulary") == []
+
+
+def test_transformers_loads_the_folder_and_encodes_as_we_do(corpus: Artifact):
+    made = train_vocabulary.fn(Vocabulary(entries=1000), corpus)
+    theirs, ours = AutoTokenizer.from_pretrained(made.path), Tokenizer.from_file(str(made.path / "tokenizer.json"))
+    assert len(theirs) == 1000
+    names = ("pad", "unk", "cls", "sep", "mask")
+    assert [getattr(theirs, f"{name}_token_id") for name in names] == [0, 1, 2, 3, 4]
+    for first, second in pairwise(AWKWARD[:-2]):
+        assert theirs(first)["input_ids"] == ours.encode(first).ids
+        assert theirs(first, second)["input_ids"] == ours.encode(first, second).ids
+    plain = load(made.path)
+    for text in AWKWARD[:6]:
+        ids = encode(plain, [text])[0].tolist()
+        assert theirs(text)["input_ids"] == [CLS, *ids, SEP]
+        assert theirs(text, AWKWARD[0])["input_ids"] == [CLS, *ids, SEP, *encode(plain, [AWKWARD[0]])[0], SEP]
+    padded = theirs(["a", "a longer one"], padding=True)
+    assert padded["input_ids"][0][-1] == PAD
+    assert padded["attention_mask"][0] == [1, 1, 1] + [0] * (len(padded["input_ids"][0]) - 3)
+    assert set(padded) == {"input_ids", "attention_mask"}
+
+
+def normal(text: str) -> str:
+    """What the normaliser should make of a text, in plain Python."""
+    text = unicodedata.normalize("NFD", text.replace("``", '"').replace("''", '"')).lower()
+    text = "".join(c for c in text if not unicodedata.category(c).startswith("M"))
+    return re.sub(r"[^\x09-\x0d\x20-\x7e]", "", text)
+
+
+def word_pieces(text: str, words: dict[str, int]) -> list[int]:
+    """WordPiece in plain Python: of what is left of a word, always the longest entry."""
+    found = []
+    for word in re.findall(r"\w+|[^\w\s]+", normal(text), re.ASCII):
+        ids, start = [], 0
+        while start < len(word) and len(word) <= 100:
+            ends = range(len(word), start, -1)
+            entries = (("##" if start else "") + word[start:end] for end in ends)
+            end, entry = next((e, w) for e, w in zip(ends, entries, strict=True) if w in words)
+            ids.append(words[entry])
+            start = end
+        found += ids or [UNK]
+    return found
+
+
+def random_text(rng: random.Random, words: list[str], size: int) -> str:
+    """Words of the vocabulary, white space and characters from all over Unicode, in any order."""
+    signs = [
+        *"  \n\n\t.,'`\"\x0b\r_-#[]",
+        "``",
+        "''",
+        "[MASK]",
+        "é",
+        "e\N{COMBINING ACUTE ACCENT}",
+        "\N{NO-BREAK SPACE}",
+    ]
+
+    def one() -> str:
+        kind = rng.random()
+        if kind < 0.1:
+            return chr(
+                rng.choice([rng.randrange(1, 0x250), rng.randrange(0x300, 0x370), rng.randrange(0x1F00, 0x2100)])
+            )
+        return rng.choice(signs) if kind < 0.6 else rng.choice(words).removeprefix("##").swapcase()
+
+    return "".join(one() for _ in range(size))
+
+
+def test_encoding_is_that_of_a_plain_word_piece(tokenizer: Tokenizer):
+    words, rng = tokenizer.get_vocab(), random.Random(2)
+    texts = AWKWARD + [random_text(rng, sorted(words), 60) for _ in range(300)]
+    for text, ids in zip(texts, encode(tokenizer, texts), strict=True):
+        assert ids.dtype == np.uint16
+        assert ids.tolist() == word_pieces(text, words), repr(text)
+
+
+def test_no_text_gives_a_special_token(tokenizer: Tokenizer):
+    for token in SPECIALS:
+        for text in (token, f"a {token} b", f"a{token}b", token * 3, token.lower(), f"##{token}"):
+            [ids] = encode(tokenizer, [text])
+            assert len(ids) > 2
+            assert not set(ids.tolist()) & {PAD, UNK, CLS, SEP, MASK}, text
+    assert encode(tokenizer, ["[MASK]"])[0].tolist() == encode(tokenizer, ["[mask]"])[0].tolist()
+
+
+def test_text_that_looks_like_the_inside_of_a_word_is_not(tokenizer: Tokenizer):
+    words = tokenizer.get_vocab()
+    for c in "cst":
+        [ids] = encode(tokenizer, [f"##{c}"])
+        assert words[c] in ids.tolist()
+        assert words[f"##{c}"] not in ids.tolist()
+
+
+def test_a_decoded_text_is_the_text_again(tokenizer: Tokenizer):
+    text = "the committee carried a long letter near the harbour"
+    assert tokenizer.decode(encode(tokenizer, [text])[0].tolist()) == text
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 1000])
+def test_a_text_in_pieces_has_the_tokens_of_the_whole(tokenizer: Tokenizer, monkeypatch, toy_texts, size: int):
+    rng, words = random.Random(3), sorted(tokenizer.get_vocab())
+    texts = [*AWKWARD, *toy_texts[:20], *(random_text(rng, words, 200) for _ in range(20)), "word" * 30, ""]
+    expected = [ids.tolist() for ids in encode(tokenizer, texts)]
+    monkeypatch.setattr(vocabulary, "PIECE_CHARACTERS", size)
+    for text in texts:
+        found = list(pieces(text))
+        assert "".join(found) == text
+        assert all(piece[0] in " \t\n" for piece in found[1:] if piece)
+    assert size > 50 or len(list(pieces(toy_texts[0]))) > 2
+    assert [ids.tolist() for ids in encode(tokenizer, texts)] == expected
+
+
+def test_no_more_than_a_piece_is_encoded_at_once(tokenizer: Tokenizer, monkeypatch, toy_texts: list[str]):
+    monkeypatch.setattr(vocabulary, "PIECE_CHARACTERS", 2000)
+    sizes = []
+
+    class Spy:
+        def encode_batch_fast(self, batch: list[str], add_special_tokens: bool) -> list:
+            sizes.append(sum(map(len, batch)))
+            return tokenizer.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
+
+    encode(Spy(), [*toy_texts, " ".join(toy_texts)])
+    assert max(sizes) < 2000 + 40, "to the end of a word"
+    assert len(sizes) < sum(sizes) / 1000, "short texts together"
+    assert sum(sizes) == 2 * sum(map(len, toy_texts)) + len(toy_texts) - 1
+
+
+def test_nothing_to_encode_gives_nothing(tokenizer: Tokenizer):
+    assert encode(tokenizer, []) == []
+    assert [ids.tolist() for ids in encode(tokenizer, ["", "漢字"])] == [[], []]
+
+
+def test_a_file_that_is_no_tokenizer_gets_one_sentence(tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match=r"tokenizer.json is no tokenizer"):
+        load(tmp_path)
+
+
+def test_a_share_depends_on_text_and_salt_alone_and_is_spread_evenly():
+    shares = np.array([share(str(i)) for i in range(20_000)])
+    assert shares.min() >= 0
+    assert shares.max() < 1
+    counts, _ = np.histogram(shares, bins=20, range=(0, 1))
+    assert ((counts - 1000) ** 2 / 1000).sum() < 45, "chi squared, 19 degrees of freedom: p > 0.0007"
+    other = np.array([share(str(i), salt=1) for i in range(20_000)])
+    assert abs(np.corrcoef(shares, other)[0, 1]) < 0.03
+    assert share("1") == shares[1]
+
+
+def test_a_sample_is_the_same_documents_in_any_order_and_of_about_the_size(store: Path, tmp_path: Path, toy_texts):
+    texts = [f"{text} {i}" for i in range(5) for text in toy_texts]
+    found = []
+    for order in (texts, texts[::-1]):
+        write_jsonl(tmp_path / "toy.jsonl", order)
+        corpus = download.fn(Download(source="files", files=[str(tmp_path / "toy.jsonl")], documents=0))
+        megabytes = corpus.stats["characters"] / 4e6
+        found.append(list(sample(corpus, megabytes, "sample")))
+        assert list(sample(corpus, 2 * 4 * megabytes, "sample")) == [d.text for d in documents_of(corpus)]
+    assert found[0] == found[1][::-1]
+    assert 0.8 < sum(map(len, found[0])) / (1e6 * megabytes) < 1.2
+    positions = [texts.index(text) for text in found[0]]
+    assert min(positions) < 50
+    assert max(positions) > len(texts) - 50, "drawn from all of the corpus"
+
+
+def test_the_vocabulary_is_trained_on_the_sample_alone(store: Path, tmp_path: Path, toy_texts: list[str]):
+    write_jsonl(tmp_path / "toy.jsonl", toy_texts)
+    corpus = download.fn(Download(source="files", files=[str(tmp_path / "toy.jsonl")], documents=0))
+    megabytes = corpus.stats["characters"] / 2e6
+    made = train_vocabulary.fn(Vocabulary(entries=256, sample_megabytes=megabytes), corpus)
+    texts = list(sample(corpus, megabytes, "sample"))
+    assert made.stats["trained_on"] == {"documents": len(texts), "characters": sum(map(len, texts))}
+    assert 100 < len(texts) < 200
+    assert (made.path / "tokenizer.json").read_text() == train(texts, 256).to_str(pretty=True)
