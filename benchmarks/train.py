@@ -20,8 +20,9 @@ import torch
 
 from model import machine
 from model.bert import Bert
+from model.checkpoint import METRICS
 from model.settings import Architecture, Training
-from model.training import METRICS, Corpus, Pretraining
+from model.training import Corpus, Pretraining
 
 SIDE, REPEATS = 2048, 7  # of the matrices whose product is the machine's limit
 

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,13 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.services import HOME, SERVER, server_answers
 from model import InputError
 
 if TYPE_CHECKING:  # importing it imports Prefect, whose settings `main` makes first
     from tasks.stage import Artifact
 
-HOME = Path(__file__).resolve().parents[1]
-SERVER = "http://127.0.0.1:4200/api"  # as in pyproject.toml, which Prefect reads in this directory only
 SERVER_SECONDS = 120  # for Prefect's temporary server to start on a busy machine
 SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the user has set comes first
     "PREFECT_HOME": str(HOME / ".prefect"),
@@ -30,15 +28,6 @@ SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the 
 }
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width
-
-
-def server_answers(url: str) -> bool:
-    """Whether a Prefect server is there."""
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=3) as answer:
-            return answer.status == 200
-    except (OSError, ValueError):
-        return False
 
 
 @contextmanager

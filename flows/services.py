@@ -5,17 +5,28 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flows.cli import HOME, server_answers
 from model import InputError
 
+HOME = Path(__file__).resolve().parents[1]
+SERVER = "http://127.0.0.1:4200/api"  # as in pyproject.toml, which Prefect reads in this directory only
 STATE = Path(os.environ.get("PREFECT_HOME") or HOME / ".prefect")
 POOL = "local"
 PREFECT = (sys.executable, "-m", "prefect")
 PATIENCE = 120  # seconds for a service to start on a busy machine
+
+
+def server_answers(url: str) -> bool:
+    """Whether a Prefect server is there."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=3) as answer:
+            return answer.status == 200
+    except (OSError, ValueError):
+        return False
 
 
 def running(name: str) -> int | None:

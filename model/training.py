@@ -3,22 +3,20 @@
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from model import InputError, masking, optimizer
 from model.bert import PAD, Bert, Classifier
+from model.checkpoint import METRICS, Spent, checkpoint, restore
 from model.machine import Machine, keep_heap
 from model.settings import Finetuning, Training
 
@@ -28,7 +26,6 @@ HELDOUT_BATCH = 64  # sequences; fixed, since the masks are drawn batch by batch
 EVALUATIONS = 10  # held-out losses over the budget, and one before it
 CHECKPOINT_SECONDS = (5.0, 600.0)  # between checkpoints: a tenth of the budget, within these bounds
 COMPILE_FROM_SECONDS, COMPILE_FROM_TOKENS = 1800.0, 2e7  # on CPUs, where it costs 20 to 60 s and gains under 10 %
-CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -45,16 +42,6 @@ class Corpus:
     def length(self) -> int:
         """Tokens a sequence, S."""
         return self.sequences.shape[1]
-
-
-@dataclass
-class Spent:
-    """Where a run is: all that a checkpoint holds besides weights and optimizer."""
-
-    step: int = 0
-    seconds: float = 0.0  # on the clock, held-out evaluation not counted
-    tokens: int = 0  # over the corpus's length: sequences read, which are in order
-    evaluations: list[dict] = field(default_factory=list)
 
 
 class Clock:
@@ -90,41 +77,6 @@ def heldout_loss(bert: Bert, corpus: Corpus, machine: Machine) -> float:
             total += bert(*(part.to(machine.device) for part in masked)).item() * len(rows)
     bert.train(was_training)
     return total / len(corpus.heldout)
-
-
-def checkpoint(folder: Path, bert: Bert, adamw: torch.optim.Optimizer, spent: Spent) -> None:
-    """Put all that is needed to go on into one file, in one step: a crash leaves the old one."""
-    tensors = {f"model.{name}": value.contiguous() for name, value in bert.state_dict().items()}
-    for index, state in adamw.state_dict()["state"].items():
-        tensors |= {f"adamw.{index}.{name}": value.contiguous() for name, value in state.items()}
-    half = folder / f"{CHECKPOINT}.half"
-    try:
-        save_file(tensors, half, metadata={"spent": json.dumps(asdict(spent))})
-        with half.open("rb") as file:
-            os.fsync(file.fileno())
-        half.replace(folder / CHECKPOINT)
-    finally:
-        half.unlink(missing_ok=True)
-
-
-def restore(folder: Path, bert: Bert, adamw: torch.optim.Optimizer) -> Spent:
-    """Load the checkpoint, if there is one, and take the metrics of later steps back."""
-    spent = Spent()
-    if (folder / CHECKPOINT).exists():
-        with safe_open(folder / CHECKPOINT, "pt") as file:
-            spent = Spent(**json.loads(file.metadata()["spent"]))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
-        bert.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-        states: dict[int, dict[str, Tensor]] = {}
-        for name in (name for name in tensors if name.startswith("adamw.")):
-            _, index, part = name.split(".")
-            states.setdefault(int(index), {})[part] = tensors[name]
-        adamw.load_state_dict({"state": states, "param_groups": adamw.state_dict()["param_groups"]})
-        log.info("Going on from step %d, %.0f s into the budget.", spent.step, spent.seconds)
-    (folder / METRICS).touch()
-    rows = (folder / METRICS).read_bytes().splitlines(keepends=True)[: spent.step]
-    os.truncate(folder / METRICS, sum(map(len, rows)))  # in one step: killed here, nothing is lost
-    return spent
 
 
 class Pretraining:

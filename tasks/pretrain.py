@@ -50,7 +50,7 @@ def lineage(artifact: Artifact) -> dict[str, dict]:
 @stage(version=1, resumes=True)
 def pretrain(params: Pretrain, tokens: Artifact, out) -> dict:
     """Train until the budget is spent, going on from the checkpoint of a killed attempt where there is one."""
-    from model import bert, machine, training  # torch: not for every command line
+    from model import bert, checkpoint, machine, training  # torch: not for every command line
 
     entries = tokens.stats["entries"]
     sequences = np.load(tokens.path / SEQUENCES, mmap_mode="r")
@@ -81,11 +81,11 @@ def pretrain(params: Pretrain, tokens: Artifact, out) -> dict:
     for file in (*vocabulary.FILES, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
     (out / LINEAGE).write_text(json.dumps(lineage(tokens), indent=2) + "\n")
-    metrics = pyarrow.json.read_json(out / training.METRICS)
+    metrics = pyarrow.json.read_json(out / checkpoint.METRICS)
     pq.write_table(metrics, out / "metrics.parquet")
     rows = {name: metrics[name].to_numpy() for name in metrics.column_names}
     plots.loss_curve(rows, spent.evaluations, out / "loss.png")
-    for file in (training.CHECKPOINT, training.METRICS):
+    for file in (checkpoint.CHECKPOINT, checkpoint.METRICS):
         (out / file).unlink(missing_ok=True)
     heldout, characters = spent.evaluations[-1]["heldout_loss"], tokens.stats["heldout"]
     return {

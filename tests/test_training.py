@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from model import InputError, bert, training
+from model import checkpoint as saving
 from model.machine import Machine
 from model.settings import Architecture, Finetuning, Training
 
@@ -59,7 +60,7 @@ def quiet(fraction: float, note: str) -> None:
 
 
 def metrics(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / training.METRICS).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / saving.METRICS).read_text().splitlines()]
 
 
 def outcome(run: training.Pretraining) -> tuple[dict, list, list]:
@@ -182,13 +183,15 @@ def test_a_run_stopped_after_every_step_ends_as_if_never_stopped(tmp_path, unsto
         ("torch.optim.AdamW.zero_grad", 5),
         ("training.heldout_loss", 4),
         ("training.json.dumps", 5),
-        ("training.save_file", 1),
+        ("saving.save_file", 1),
     ],
 )
 @pytest.mark.parametrize("checkpoints", ["each step", "on stop only"])
 def test_a_run_stopped_within_a_step_ends_as_if_never_stopped(tmp_path, unstopped, place, call, checkpoints):
     owner, name = place.rsplit(".", 1)
-    owner = functools.reduce(getattr, owner.split(".")[1:], training if owner.startswith("training") else torch)
+    owner = functools.reduce(
+        getattr, owner.split(".")[1:], {"training": training, "saving": saving}.get(owner.split(".")[0], torch)
+    )
     seconds = 0.0 if checkpoints == "each step" else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, raise_at(call, getattr(owner, name), Stop()))
@@ -214,8 +217,8 @@ def half_a_save(tensors, path, metadata):
         os.kill(os.getpid(), signal.SIGKILL)
     return save_file(tensors, path, metadata)
 
-saves, save_file = 0, t.training.save_file
-t.training.save_file = half_a_save
+saves, save_file = 0, t.saving.save_file
+t.saving.save_file = half_a_save
 t.pretraining(Path(sys.argv[2])).run(t.quiet, 0.0)
 """
 
@@ -235,19 +238,19 @@ def test_a_run_killed_while_it_saves_ends_as_if_never_stopped(tmp_path, unstoppe
 def test_a_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(Stop):
         pretraining(tmp_path).run(stop_at(3))
-    before = (tmp_path / training.CHECKPOINT).read_bytes()
-    save_file = training.save_file
+    before = (tmp_path / saving.CHECKPOINT).read_bytes()
+    save_file = saving.save_file
 
     def disk_full(tensors, path, metadata):
         path.write_bytes(b"junk")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(training, "save_file", disk_full)
+    monkeypatch.setattr(saving, "save_file", disk_full)
     with pytest.raises(OSError, match="No space left"):
         pretraining(tmp_path).run(quiet, 0.0)
-    assert (tmp_path / training.CHECKPOINT).read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {training.CHECKPOINT, training.METRICS}
-    monkeypatch.setattr(training, "save_file", save_file)
+    assert (tmp_path / saving.CHECKPOINT).read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {saving.CHECKPOINT, saving.METRICS}
+    monkeypatch.setattr(saving, "save_file", save_file)
     assert pretraining(tmp_path).spent.step == 3
 
 
@@ -456,13 +459,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
 
     def spoil(fraction: float, note: str) -> None:
         if run.spent.step == 3:
-            kept.append((tmp_path / training.CHECKPOINT).read_bytes())
+            kept.append((tmp_path / saving.CHECKPOINT).read_bytes())
             with torch.no_grad():
                 run.bert.norm.weight[0] = float("nan")
 
     with pytest.raises(InputError, match=r"At step 4 the loss is nan .*Lower pretrain\.learning_rate"):
         run.run(spoil, 0.0)
-    assert (tmp_path / training.CHECKPOINT).read_bytes() == kept[0]
+    assert (tmp_path / saving.CHECKPOINT).read_bytes() == kept[0]
     assert [row["step"] for row in metrics(tmp_path)] == [1, 2, 3]
     resumed = pretraining(tmp_path)
     assert resumed.spent.step == 3
@@ -701,3 +704,11 @@ def test_a_cpu_compiles_where_it_pays_or_where_it_is_told_to(tmp_path, machine, 
     run = pretraining(tmp_path, **budget)
     run.machine = machine
     assert run.compiles() is compiles
+
+
+def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path):
+    with pytest.raises(Stop):
+        pretraining(tmp_path).run(stop_at(3))
+    (tmp_path / saving.CHECKPOINT).write_bytes(b"junk")
+    with pytest.raises(InputError, match=r"checkpoint\.safetensors is no checkpoint .* refresh"):
+        pretraining(tmp_path)
