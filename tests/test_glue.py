@@ -1,6 +1,10 @@
 """GLUE: data, metrics, runs and what bad data gets."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -200,3 +204,43 @@ def test_real_glue_data_reads_with_its_official_sizes(real_data: Path):
         for split, files in local_splits(real_data / "glue", task).items():
             official = TASKS[task].train if split == "train" else TASKS[task].validation[split]
             assert read_split(files, task).num_rows == official, (task, split)
+
+
+FROM_HUB = """
+import json
+import os
+import subprocess
+import sys
+import threading
+from tasks.glue import FinetuneRun, find_splits, read_split
+run = FinetuneRun(data="nyu-mll/glue", task="mnli")
+run.check()
+found = {split: read_split(paths, "mnli").to_pydict() for split, paths in find_splits(run.data, run.task).items()}
+print(json.dumps(found))
+"""
+
+
+def test_glue_comes_from_the_hub_at_its_pinned_revision(tmp_path: Path):
+    from test_sources import Hub, address_of
+
+    rows = {
+        split: {"premise": [f"{split} says so"] * 3, "hypothesis": ["so"] * 3, "label": [0, 1, 2]}
+        for split in ("train", "validation_matched", "validation_mismatched")
+    }
+    files = {"README.md": b"#", "mnli_matched/validation-00000-of-00001.parquet": b"not this one"}
+    for split, columns in rows.items():
+        path = write(tmp_path, "mnli", split, **columns, idx=[0, 1, 2])
+        files[f"mnli/{split}-00000-of-00001.parquet"] = path.read_bytes()
+    server = Hub({(glue.HUB_GLUE.repository, glue.HUB_GLUE.revision): files})
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and not k.lower().endswith("_proxy")}
+    env |= {"HF_ENDPOINT": address_of(server), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-c", FROM_HUB]
+    home = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, env=env, cwd=home, capture_output=True, text=True, timeout=60)
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == rows
