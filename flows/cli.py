@@ -35,15 +35,16 @@ console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no w
 def prefect_server() -> Iterator[None]:
     """Have Prefect use the running server, or else Prefect's own temporary one, for as long as the run takes."""
     url = os.environ.get("PREFECT_API_URL") or SERVER
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
     if server_answers(url):
-        os.environ["PREFECT_API_URL"] = url
-        yield
+        with temporary_settings({PREFECT_API_URL: url}):
+            yield
         return
     console.print(f"No Prefect server answers at {url}; this run uses one of its own.", style="dim", soft_wrap=True)
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
     from prefect.server.api.server import SubprocessASGIServer
-    from prefect.settings import PREFECT_API_URL, temporary_settings
 
     server = SubprocessASGIServer()
     server.start(timeout=SERVER_SECONDS)
@@ -94,7 +95,12 @@ def run(
     changes = parse_override(override)
     if wrong := [pair for pair in use or [] if "=" not in pair]:
         raise InputError(f"--use {wrong[0]} names no artifact; expected STAGE=KEY, as in --use pretrain=latest.")
-    given = dict(pair.split("=", 1) for pair in use or [])
+    pairs = [pair.split("=", 1) for pair in use or []]
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise InputError(
+            "--use names a stage twice. Give several finetune artifacts as finetune=KEY,KEY; others have one."
+        )
     check_stages([until, *given, *(refresh or [])])
     from flows.recipes import resolve
 
@@ -129,7 +135,7 @@ def print_rows(rows: list[dict]) -> None:
         table.add_column(name, justify="right" if isinstance(value, int | float) else "left")
     for row in rows:
         cells = (f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v) for v in row.values())
-        table.add_row(*cells)
+        table.add_row(*map(escape, cells))
     console.print(table)
 
 

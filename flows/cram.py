@@ -61,4 +61,5 @@ def cram(
     bert = plan(pretrain, r.pretrain, sequences)
     runs = [plan(finetune, run, bert) for run in r.finetune.runs()]
     plan(report, r.report, runs)
+    plan.tell_unused(override)
     return plan.run()

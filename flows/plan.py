@@ -1,14 +1,20 @@
 """A plan: which stages a run needs. Nothing runs before the plan is whole, so a stage given makes others needless."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prefect import Task
 
 from model import InputError
-from tasks.stage import Artifact, Params, find, refresh
+from tasks.stage import Artifact, Params, find, read_manifest, refresh, verify
 
 log = logging.getLogger(__name__)
+
+
+def as_list(given: "Step | list[Step]") -> "list[Step]":
+    """One step or several as several."""
+    return given if isinstance(given, list) else [given]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +36,9 @@ class Plan:
 
     def __init__(self, until: str, use: dict[str, str], again: list[str]) -> None:
         self.until, self.again, self.steps = until, set(again), []
-        self.given = {name: [find(name, key.strip()) for key in keys.split(",")] for name, keys in use.items()}
+        self.given = {
+            name: list(dict.fromkeys(find(name, key.strip()) for key in keys.split(","))) for name, keys in use.items()
+        }
         if several := [name for name, found in self.given.items() if len(found) > 1 and name != "finetune"]:
             raise InputError(f"use names several artifacts of {several[0]}; expected one (only finetune has several).")
 
@@ -39,6 +47,12 @@ class Plan:
         step = Step(task, params, inputs)
         self.steps.append(step)
         return step
+
+    def tell_unused(self, changed: Iterable[str]) -> None:
+        """Say which overridden stages this run doesn't reach."""
+        reached = {step.stage for step in self.needed()}
+        if unused := [name for name in changed if name not in reached]:
+            log.warning("This run doesn't carry out %s: what override says of it has no effect.", ", ".join(unused))
 
     def needed(self) -> list[Step]:
         """The steps that have to be looked at, in order; fails if `use` or `again` names a stage that is not reached."""
@@ -50,7 +64,7 @@ class Plan:
             if step in found or step.stage in self.given:
                 return
             for given in step.inputs:
-                for each in given if isinstance(given, list) else [given]:
+                for each in as_list(given):
                     visit(each)
             found.append(step)
 
@@ -68,20 +82,25 @@ class Plan:
 
     def run(self) -> list[Artifact]:
         """Carry out what is needed; returns the artifacts of the last stage."""
-        steps, made = self.needed(), {}
-        for step in steps:  # a day of training must not end at a missing file that could have been seen at its start
-            step.params.check()
+        for artifact in (artifact for found in self.given.values() for artifact in found):
+            verify(artifact)
+        steps, made, again = self.needed(), {}, set()
 
         def resolved(given: "Step | list[Step]") -> Artifact | list[Artifact]:
             if isinstance(given, list):
                 return self.given.get(given[0].stage) or [made[step] for step in given]
             return self.given[given.stage][0] if given.stage in self.given else made[given]
 
+        for step in steps:  # a day of training must not end at a missing file that could have been seen at its start
+            made[step] = step.task.target(step.params, *map(resolved, step.inputs))
+            if step.stage in self.again or again & {each for given in step.inputs for each in as_list(given)}:
+                again.add(step)  # and what follows: its inputs have other contents under the same keys
+            if step in again or read_manifest(made[step]) is None:
+                step.params.check()
         for step in steps:
-            inputs = [resolved(given) for given in step.inputs]
-            if step.stage in self.again:
-                refresh(step.task.target(step.params, *inputs))
-            made[step] = step.task(step.params, *inputs)
+            if step in again:
+                refresh(made[step])
+            step.task(step.params, *map(resolved, step.inputs))
             show(made[step])
         for found in self.given.values():
             log.info("Used as given: %s", ", ".join(artifact.name for artifact in found))

@@ -3,7 +3,7 @@
 import difflib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
 from model import InputError
@@ -17,7 +17,7 @@ from tasks.tokens import Tokenize
 from tasks.vocabulary import Vocabulary
 
 
-class Recipe(BaseModel, frozen=True, extra="forbid"):
+class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The params of every stage, in the order in which they run. The defaults are the paper's final recipe."""
 
     download: Download = Download()
@@ -28,15 +28,6 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
     pretrain: Pretrain = Pretrain()
     finetune: Finetune = Finetune()
     report: Report = Report()
-
-    @model_validator(mode="after")
-    def _inputs_fit_the_model(self) -> "Recipe":
-        if self.finetune.max_tokens > self.tokenize.length:
-            raise ValueError(
-                f"finetune.max_tokens {self.finetune.max_tokens} is more than tokenize.length {self.tokenize.length}, the "
-                "longest input of the model; lower it"
-            )
-        return self
 
 
 STAGES = tuple(Recipe.model_fields)
@@ -127,7 +118,7 @@ def resolve(name: str, override: dict) -> Recipe:
 def sentence(problem: dict) -> str:
     """A pydantic error in words: the field, what was found, what was expected."""
     *path, last = problem["loc"] or ("recipe",)
-    field = ".".join(map(str, problem["loc"]))
+    field = ".".join(map(str, (*path, last)))
     if problem["type"] == "extra_forbidden":
         model: type[BaseModel] = Recipe
         for step in path:

@@ -40,7 +40,7 @@ def running(name: str) -> int | None:
 
 def start(name: str, *command: str) -> Path:
     """Start a service that outlives this process, and remember it; returns its log."""
-    STATE.mkdir(exist_ok=True)
+    STATE.mkdir(parents=True, exist_ok=True)
     log = STATE / f"{name}.log"
     with log.open("w") as file:
         process = subprocess.Popen(

@@ -25,6 +25,7 @@ class Spent:
     step: int = 0
     seconds: float = 0.0  # on the clock, held-out evaluation not counted
     tokens: int = 0  # over the corpus's length: sequences read, which are in order
+    micro_batch: int = 0  # sequences; kept over a restart: masks and the batch's growth go by it
     evaluations: list[dict] = field(default_factory=list)
 
 

@@ -26,7 +26,8 @@ def mask(
     `specials` are never drawn as random tokens, and are chosen only where a sequence has fewer than K others.
     Of each sequence's K, exactly round(0.8 K) become [MASK] and half of the rest random tokens, as in the reference
     implementation (26, 3 and 3 of 32); with `corrupt` off all become [MASK], which is how held-out loss is measured.
-    The choice depends on `seed` = (seed, index of the micro-batch) alone, so a resumed run masks as if never stopped.
+    The choice depends on `seed` = (seed, index of the micro-batch) alone, so a resumed run, which keeps its micro-batch,
+    masks as if never stopped.
     """
     run, index = seed
     generator = torch.Generator(device=tokens_BS.device)

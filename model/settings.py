@@ -5,14 +5,17 @@ from typing import Literal
 from pydantic import BaseModel, Field, model_validator
 
 
-class Architecture(BaseModel, frozen=True, extra="forbid"):
+class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Sizes of the encoder. The defaults are the paper's final model."""
 
     layers: int = Field(16, ge=1, le=128, description="Transformer blocks.")
-    hidden: int = Field(768, ge=2, description="Width of the residual stream.")
-    heads: int = Field(12, ge=1, description="Attention heads; must divide hidden.")
+    hidden: int = Field(768, ge=2, le=65_536, description="Width of the residual stream.")
+    heads: int = Field(12, ge=1, le=1024, description="Attention heads; must divide hidden.")
     intermediate: int = Field(
-        3072, ge=2, description="Width of the feed-forward input layer; GEGLU halves it, so 3072 feeds 1536 on."
+        3072,
+        ge=2,
+        le=262_144,
+        description="Width of the feed-forward input layer; GEGLU halves it, so 3072 feeds 1536 on.",
     )
 
     @model_validator(mode="after")
@@ -27,7 +30,7 @@ class Architecture(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-class Training(BaseModel, frozen=True, extra="forbid"):
+class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """How to pretrain. The defaults are the paper's final recipe (section 4.3 and the released bert-o4)."""
 
     budget: float = Field(24.0, gt=0, description="What the run may spend, in budget_unit.")
@@ -46,7 +49,7 @@ class Training(BaseModel, frozen=True, extra="forbid"):
     seed: int = Field(0, ge=0, lt=2**31, description="Of initialisation and masks.")
 
 
-class Finetuning(BaseModel, frozen=True, extra="forbid"):
+class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """How to finetune: one global setting for all tasks, as the rules ask. Defaults: the reference's GLUE_sane."""
 
     epochs: int = Field(5, ge=1, le=5, description="Passes over the training data; the rules allow five at most.")

@@ -101,7 +101,8 @@ class Pretraining:
         )
         self.spent = restore(folder, self.bert, self.adamw)
         self.masks = masking.masks_per_sequence(training.mask_fraction, corpus.length)
-        self.micro_batch = max(n for n in range(1, machine.micro_batch + 1) if training.batch_size % n == 0)
+        fitting = max(n for n in range(1, machine.micro_batch + 1) if training.batch_size % n == 0)
+        self.micro_batch = self.spent.micro_batch = self.spent.micro_batch or fitting
         self.forward = self.bert
         self.updating = False  # from a change of the weights until it is in the record too
 
@@ -199,7 +200,7 @@ class Pretraining:
             budget = 3600 * self.training.budget if self.training.budget_unit == "hours" else 10 * high
             seconds_between_checkpoints = min(high, max(low, budget / 10))
         clock = Clock(self.spent.seconds)
-        saved = clock.seconds()
+        saved, saved_step = clock.seconds(), self.spent.step
         try:
             if self.compiles() and self.fraction(clock) < 1:
                 self.start_compiler()
@@ -215,8 +216,15 @@ class Pretraining:
                     self.updating = False
                     if clock.seconds() - saved >= seconds_between_checkpoints:
                         checkpoint(self.folder, self.bert, self.adamw, self.spent)
-                        saved = clock.seconds()
+                        saved, saved_step = clock.seconds(), self.spent.step
                     report(self.fraction(clock), f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s")
+            if not self.spent.step:
+                raise InputError(
+                    f"The budget of {self.training.budget:g} {self.training.budget_unit} was spent before the first step. Raise "
+                    "pretrain.budget, or set CRAM_COMPILE=0 where compiling takes it."
+                )
+            if self.spent.step > saved_step:
+                checkpoint(self.folder, self.bert, self.adamw, self.spent)  # what follows may be killed too
             if not self.spent.evaluations or self.spent.evaluations[-1]["step"] < self.spent.step:
                 with clock.paused():
                     self.evaluate(1.0)

@@ -114,10 +114,14 @@ def parts(corpus: Artifact) -> list[Path]:
 
 def batches(part: Path) -> Iterator[list[Document]]:
     """The documents of a part, a few megabytes at a time."""
-    file = pq.ParquetFile(part)
-    for group in range(file.num_row_groups):
-        columns = file.read_row_group(group, columns=SCHEMA.names).to_pydict()
-        yield [Document(*row) for row in zip(*columns.values(), strict=True)]
+    try:
+        file = pq.ParquetFile(part)
+        for group in range(file.num_row_groups):
+            columns = file.read_row_group(group, columns=SCHEMA.names).to_pydict()
+            yield [Document(*row) for row in zip(*columns.values(), strict=True)]
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        name = "/".join(part.parts[-3:])
+        raise InputError(f"{name} is damaged: {error}. Delete its artifact and run the stage again.") from error
 
 
 def documents_of(corpus: Artifact) -> Iterator[Document]:
@@ -234,7 +238,7 @@ def read(shard: tuple[str, Path | sources.HubSource | None], params: Download, r
                     f"{name} is {damage}, after {seen:,} documents. Get it again, or set download.damaged to 'keep' to "
                     "train on the documents before the damage."
                 ) from damage
-            reading.lose(Loss(name, seen + 1, str(damage).split(":")[0] + " shard"))
+            reading.lose(Loss(name, damage.line or seen + 1, str(damage).split(":")[0] + " shard"))
 
 
 @stage(version=1)

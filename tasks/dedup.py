@@ -4,7 +4,6 @@ Reads   the parts of a corpus.
 Writes  part-00000.parquet …, the same parts without the duplicates, in the same order.
 """
 
-import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +14,7 @@ from pydantic import Field
 
 from tasks.corpus import SCHEMA, Tally, add_up, batches, parts, table
 from tasks.parallel import over_parts
-from tasks.stage import Artifact, Params, stage
+from tasks.stage import WORK, Artifact, Params, stage
 
 
 class Deduplicate(Params):
@@ -62,7 +61,7 @@ def first_occurrences(digests: np.ndarray) -> np.ndarray:
 @stage(version=1, resumes=True)
 def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
     """Drop documents whose text stood before, in the order of the corpus; count them by source."""
-    found, work = parts(corpus), out / "work"
+    found, work = parts(corpus), out / WORK
     work.mkdir(exist_ok=True)
     files = [work / f"{part.stem}.digests.npy" for part in found]
     counts = over_parts(digest_part, list(zip(found, files, strict=True)), work / "digested", "digest documents")
@@ -74,7 +73,5 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
         np.save(work / f"{part.stem}.keep.npy", marks)
         jobs.append((part, work / f"{part.stem}.keep.npy", out / part.name))
     results = over_parts(keep_first, jobs, work / "kept", "drop duplicates")
-    for folder in (work / "digested", work / "kept", work):  # what remembers goes before what it remembers
-        shutil.rmtree(folder)
     kept, dropped = add_up([r["kept"] for r in results]), add_up([r["dropped"] for r in results])
     return {"parts": len(found), **kept, "dropped": {"duplicate": dropped}}

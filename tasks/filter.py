@@ -9,7 +9,6 @@ Writes  part-00000.parquet …      the documents kept, in order
 
 import json
 import re
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from pydantic import Field
 from tasks import plots
 from tasks.corpus import SCHEMA, Tally, add_up, batches, parts, table
 from tasks.parallel import over_parts
-from tasks.stage import Artifact, Params, stage
+from tasks.stage import WORK, Artifact, Params, stage
 from tasks.vocabulary import LONGEST_WORD, UNK, encode, load, sample, save, share, train
 
 ZSTD_LEVEL = 3
@@ -76,6 +75,7 @@ def filter_part(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -
     tokenizer, compressor = load(tokenizer_folder), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
     tallies: dict[str, Tally] = {"kept": Tally(), "incompressible": Tally(), "no tokens": Tally()}
     samples: dict[tuple[str, str], list] = {}
+    tokens_kept = 0
     kept_file = pq.ParquetWriter(out / part.name, SCHEMA, compression="zstd")
     measured_file = pq.ParquetWriter(out / part.name.replace("part", "measured"), MEASURES, compression="zstd")
     with kept_file, measured_file:
@@ -86,6 +86,7 @@ def filter_part(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -
                 characters, tokens = len(document.text), len(ids) + unencoded(document.text, ids)
                 ruling = verdict(tokens, characters, params)
                 tallies[ruling].add(document)
+                tokens_kept += tokens if ruling == "kept" else 0
                 ratios = tokens / characters, len(compressor.compress(raw)) / len(raw)
                 measured.append((document.id, document.source, characters, tokens, *ratios, ruling))
                 if ruling == "kept":
@@ -101,6 +102,7 @@ def filter_part(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -
                 kept_file.write_table(table(kept))
     return {
         "counts": {name: tally.counts() for name, tally in tallies.items()},
+        "tokens": tokens_kept,
         "samples": [[*name, *sample] for name, found in samples.items() for sample in found],
     }
 
@@ -148,8 +150,7 @@ def drop_incompressible(params: Filter, corpus: Artifact, out: Path) -> dict:
     if not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is whole
         save(train(sample(corpus, params.sample_megabytes, "sample"), params.vocabulary_entries), out)
     jobs = [(part, out, params, out) for part in parts(corpus)]
-    results = over_parts(filter_part, jobs, out / "work", "filter")
-    shutil.rmtree(out / "work")
+    results = over_parts(filter_part, jobs, out / WORK, "filter")
     counts = {name: add_up([r["counts"][name] for r in results]) for name in results[0]["counts"]}
     kept, seen = counts.pop("kept"), add_up([c for r in results for c in r["counts"].values()])
     write_samples(results, out)
@@ -172,6 +173,6 @@ def drop_incompressible(params: Filter, corpus: Artifact, out: Path) -> dict:
         "seen": seen,
         "dropped": counts,
         "quantiles": spread,
-        "measured_with": {"vocabulary_entries": entries},
+        "measured_with": {"vocabulary_entries": entries, "tokens_kept": sum(r["tokens"] for r in results)},
         "table": rows(seen, kept, counts, spread),
     }

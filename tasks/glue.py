@@ -60,12 +60,12 @@ TaskName = Literal[
 GLUE = ("mnli", "sst2", "stsb", "rte", "qnli", "qqp", "mrpc", "cola")  # the order of the paper's tables
 
 
-class Finetune(Params, Finetuning, frozen=True, extra="forbid"):
+class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=False):
     """Which tasks, with how many seeds, from which data; and the one setting for all of them."""
 
     data: str = Field(
         HUB_GLUE.repository,
-        description="'nyu-mll/glue' (the hub), 'probes', or a directory with <task>/train*.parquet and <task>/validation*.parquet.",
+        description="'nyu-mll/glue' (the hub), 'probes', or a directory with <task>/train.parquet, <task>/validation.parquet (or train-*.parquet …).",
     )
     tasks: list[TaskName] = Field(list(GLUE), min_length=1, description="Tasks to finetune on.")
     seeds: int = Field(5, ge=1, le=100, description="Runs of each task; the median is reported.")
@@ -87,7 +87,7 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid"):
                     yield FinetuneRun(**shared, task=task, seed=seed, pretrained=pretrained)
 
 
-class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid"):
+class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=False):
     """One task with one seed."""
 
     data: str
@@ -103,9 +103,13 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid"):
         elif self.data == HUB_GLUE.repository:
             about["data"] = {"repository": HUB_GLUE.repository, "revision": HUB_GLUE.revision}
         else:
-            files = local_splits(Path(self.data), self.task)
+            files = local_splits(Path(self.data).expanduser(), self.task)
             about["data"] = {split: [sources.file_digest(p) for p in paths] for split, paths in files.items()}
         return about
+
+    def label(self) -> str:
+        """Task and seed."""
+        return f"{self.task}-{self.seed}" + ("" if self.pretrained else "-untrained")
 
     def check(self) -> None:
         """Bring and read the data once, so that what is wrong with it is known before the model is trained."""
@@ -121,24 +125,27 @@ def _check(data: str, task: str) -> None:
 
 def find_splits(data: str, task: str) -> dict[str, list[Path]]:
     """The Parquet files of each split of a task, brought from the hub if that is where they are."""
-    return hub_splits(task) if data == HUB_GLUE.repository else local_splits(Path(data), task)
+    return hub_splits(task) if data == HUB_GLUE.repository else local_splits(Path(data).expanduser(), task)
 
 
 def local_splits(folder: Path, task: str) -> dict[str, list[Path]]:
     """The Parquet files of each split of a task in a local GLUE folder."""
     found = {}
     for split in ("train", *TASKS[task].validation):
-        files = sorted(p for p in (folder / task).glob(f"{split}*.parquet") if p.stem.split("-0")[0] == split)
+        files = sorted(
+            p for p in (folder / task).glob(f"{split}*.parquet") if p.stem == split or p.stem.startswith(f"{split}-")
+        )
         if not files:
             present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else "none"
             raise InputError(
-                f"{folder} has no {task}/{split}*.parquet (folders there: {present or 'none'}). Expected the files of "
+                f"{folder} has no {task}/{split}.parquet or {task}/{split}-*.parquet (folders there: {present or 'none'}). Expected the files of "
                 f"{HUB_GLUE.repository}; mend finetune.data, or leave {task} out of finetune.tasks."
             )
         found[split] = files
     return found
 
 
+@functools.cache  # asked once before the model is trained, and not again by the runs a day later
 def hub_splits(task: str) -> dict[str, list[Path]]:
     """The same from the hub, brought here."""
     names = {
@@ -167,7 +174,7 @@ def read_split(paths: list[Path], name: str) -> pa.Table:
     task, where = TASKS[name], f"{name}/{paths[0].name}"
     try:
         table = pa.concat_tables([pq.read_table(path) for path in paths], promote_options="default")
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise InputError(f"{where} is no Parquet file that can be read: {error}. Get it again.") from error
     wanted = (*task.columns, LABEL)
     if missing := [c for c in wanted if c not in table.column_names]:

@@ -19,7 +19,7 @@ from pydantic import Field
 from model.settings import Architecture, Training
 from tasks import plots, vocabulary
 from tasks.progress import Progress
-from tasks.stage import Artifact, Params, read_manifest, stage
+from tasks.stage import WORK, Artifact, Params, read_manifest, stage
 from tasks.tokens import HELDOUT, HELDOUT_TEXT, SEQUENCES
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ HELDOUT_SEQUENCES = 512  # the first so many are evaluated: 9,728 predictions at
 LINEAGE = "lineage.json"
 
 
-class Pretrain(Params, Training, frozen=True, extra="forbid"):
+class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=False):
     """The model, and how it is trained."""
 
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
@@ -64,7 +64,9 @@ def pretrain(params: Pretrain, tokens: Artifact, out) -> dict:
     here = machine.detect()
     model = bert.Bert(params.architecture, entries, corpus.length, seed=params.seed)
     settings = training.Training(**params.model_dump(exclude={"architecture"}))
-    run = training.Pretraining(model, settings, corpus, here, out)
+    work = out / WORK  # checkpoint and metrics, kept until all is published
+    work.mkdir(exist_ok=True)
+    run = training.Pretraining(model, settings, corpus, here, work)
     with Progress("pretrain", total=1.0, unit="of the budget") as bar:
         bar.update(
             shown := min(1.0, run.spent.seconds / (3600 * params.budget)) if params.budget_unit == "hours" else 0.0
@@ -81,12 +83,10 @@ def pretrain(params: Pretrain, tokens: Artifact, out) -> dict:
     for file in (*vocabulary.FILES, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
     (out / LINEAGE).write_text(json.dumps(lineage(tokens), indent=2) + "\n")
-    metrics = pyarrow.json.read_json(out / checkpoint.METRICS)
+    metrics = pyarrow.json.read_json(work / checkpoint.METRICS)
     pq.write_table(metrics, out / "metrics.parquet")
     rows = {name: metrics[name].to_numpy() for name in metrics.column_names}
     plots.loss_curve(rows, spent.evaluations, out / "loss.png")
-    for file in (checkpoint.CHECKPOINT, checkpoint.METRICS):
-        (out / file).unlink(missing_ok=True)
     heldout, characters = spent.evaluations[-1]["heldout_loss"], tokens.stats["heldout"]
     return {
         "parameters": sum(p.numel() for p in model.parameters()),

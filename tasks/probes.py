@@ -37,7 +37,25 @@ def sentences(text: str) -> list[str]:
     ]
 
 
-def word_order(own: list[str], others: list[str], random: np.random.Generator) -> list[tuple]:
+def split_of(text: str) -> str:
+    """Of a document: by its text alone."""
+    return "validation" if vocabulary.share(text, salt=2) < VALIDATION / (TRAIN + VALIDATION) else "train"
+
+
+class Others:
+    """The sentences of a split but for those of one document, pool[start:end]."""
+
+    def __init__(self, pool: list[str], start: int, end: int) -> None:
+        self.pool, self.start, self.end = pool, start, end
+
+    def __len__(self) -> int:
+        return len(self.pool) - (self.end - self.start)
+
+    def __getitem__(self, index: int) -> str:
+        return self.pool[index if index < self.start else index + self.end - self.start]
+
+
+def word_order(own: list[str], others: Others, random: np.random.Generator) -> list[tuple]:
     """A sentence as it stood, or with the words between the first and the last in random order."""
     found = []
     for sentence in own:
@@ -52,7 +70,7 @@ def word_order(own: list[str], others: list[str], random: np.random.Generator) -
     return found
 
 
-def odd_word(own: list[str], others: list[str], random: np.random.Generator) -> list[tuple]:
+def odd_word(own: list[str], others: Others, random: np.random.Generator) -> list[tuple]:
     """A sentence as it stood, or with one word replaced by one of another document."""
     found = []
     for sentence in own:
@@ -68,7 +86,7 @@ def odd_word(own: list[str], others: list[str], random: np.random.Generator) -> 
     return found
 
 
-def neighbours(own: list[str], others: list[str], random: np.random.Generator) -> list[tuple]:
+def neighbours(own: list[str], others: Others, random: np.random.Generator) -> list[tuple]:
     """Two sentences that stood side by side, or the first of them and one of another document."""
     found = []
     for first, second in itertools.pairwise(own):
@@ -81,16 +99,18 @@ MAKERS = {"word-order": word_order, "odd-word": odd_word, "neighbours": neighbou
 
 
 def make(task: str, pretrained: Artifact) -> dict[str, pa.Table]:
-    """The splits of a probe: the same examples from the same held-out documents; no document is in both splits."""
+    """The splits of a probe: the same examples from the same held-out documents, none of which is in two splits."""
     texts = pq.read_table(pretrained.path / HELDOUT_TEXT)["text"].to_pylist()
     documents = [(text, found) for text in texts if (found := sentences(text))]
-    pool, start = [sentence for _, found in documents for sentence in found], 0
-    rows: dict[str, list[tuple]] = {"train": [], "validation": []}
-    for number, (text, own) in enumerate(documents):
-        split = "validation" if vocabulary.share(text, salt=2) < VALIDATION / (TRAIN + VALIDATION) else "train"
-        others, start = pool[:start] + pool[start + len(own) :], start + len(own)
-        random = np.random.default_rng([VERSION, number])
-        rows[split] += MAKERS[task](own, others, random) if others else []
+    rows: dict[str, list[tuple]] = {}
+    for split in ("train", "validation"):
+        own_split = [found for text, found in documents if split_of(text) == split]
+        pool, start = [sentence for found in own_split for sentence in found], 0
+        rows[split] = []
+        for number, own in enumerate(own_split):
+            others, start = Others(pool, start, start + len(own)), start + len(own)
+            if len(others):
+                rows[split] += MAKERS[task](own, others, np.random.default_rng([VERSION, split == "train", number]))
     for split, wanted in (("train", TRAIN), ("validation", VALIDATION)):
         if len(rows[split]) < FEWEST:
             raise InputError(

@@ -24,21 +24,21 @@ PUBLISHED = [  # (model, scores in the order of COLUMNS or None where no table w
         "BERT-base, fully trained",
         (83.2, 83.4, 91.9, 86.7, 59.2, 90.6, 87.7, 89.3, 56.5),
         80.9,
-        "arXiv 2212.14034v1, Table 3",
+        "arXiv 2212.14034v1, as quoted by others",
     ),
     (
         "BERT-base, no pretraining",
         (34.1, 34.1, 79.9, 17.8, 47.3, 50.0, 68.6, 77.9, 0.0),
         45.5,
-        "arXiv 2212.14034v1, Table 3",
+        "arXiv 2212.14034v1, as quoted by others",
     ),
     (
         "crammed BERT, A6000, v1",
         (83.9, 84.1, 92.2, 84.6, 53.8, 89.5, 87.3, 87.5, 44.5),
         78.6,
-        "arXiv 2212.14034v1, Table 3",
+        "arXiv 2212.14034v1, as quoted by others",
     ),
-    ("crammed BERT, A6000, final", None, 80.4, "ICML 2023 paper, median of 5"),
+    ("crammed BERT, A6000, final", None, 80.4, "the authors' final version, as quoted by others"),
 ]
 
 
@@ -103,6 +103,8 @@ def funnel(lineage: dict[str, dict]) -> list[dict]:
         if about["stage"] in ("download", "deduplicate", "filter", "tokenize"):
             row = {"stage": about["stage"], "artifact": name}
             row |= {what: stats.get(what) for what in ("documents", "characters", "tokens", "sequences")}
+            if about["stage"] == "filter":
+                row["tokens"] = stats["measured_with"]["tokens_kept"]
             found.append(row)
         if about["stage"] == "tokenize":
             held = stats["heldout"]
@@ -204,6 +206,17 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
         raise InputError(
             f"The finetune artifacts come from different models: {', '.join(sorted(models))}. Give those of one."
         )
+    groups: dict[tuple, list[dict]] = {}
+    for run in runs:
+        settings = run.manifest["params"]
+        groups.setdefault((settings["task"], settings["pretrained"]), []).append(settings)
+    for (task, _), members in groups.items():
+        settings = [{k: v for k, v in member.items() if k != "seed"} for member in members]
+        if len({m["seed"] for m in members}) < len(members) or any(s != settings[0] for s in settings):
+            raise InputError(
+                f"The {len(members)} runs of {task} are not one setting with as many seeds, so their median means nothing. Give "
+                "runs that differ in their seed only."
+            )
     pretrained = lineage[models.pop()]
     rows = gather([run.stats for run in runs])
     glue = [row for row in rows if row["task"] in NAMES]
@@ -217,7 +230,8 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
         *(probe_section(probing) if probing else []),
     ]
     sections += budget_section(pretrained)
-    sections += ["## Data funnel", markdown(header, table)]
+    note = "Tokens behind the filter are those of its own measuring vocabulary; sequences are drawn from more where a limit says so."
+    sections += ["## Data funnel", markdown(header, table), note]
     names = [*lineage, *(run.name for run in runs)]
     sections += ["## Artifacts", "\n".join(f"- [{name}](../../{name}/)" for name in names)]
     (out / "report.md").write_text("\n\n".join(sections) + "\n")

@@ -54,7 +54,9 @@ class Loss(NamedTuple):
 
 
 class Damage(Exception):
-    """A shard ends early or does not decompress: all behind this point is lost."""
+    """A shard ends early or does not decompress: all from `line` on is lost (0: not a file of lines)."""
+
+    line = 0
 
 
 Losses = Callable[[Loss], None]
@@ -126,6 +128,18 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield last
 
 
+def numbered(found: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Count from 1, and tell Damage where it is."""
+    number = 0
+    try:
+        for line in found:
+            number += 1
+            yield number, line
+    except Damage as damage:
+        damage.line = number + 1
+        raise
+
+
 def parse(line: bytes) -> tuple[str, str] | str:
     """(source, text) of a line of JSON in the Pile's format, or the reason why it is none."""
     try:
@@ -156,7 +170,7 @@ def check(text: object) -> str | None:
 def read_lines(file: BinaryIO, name: str, default: str, losses: Losses) -> Iterator[Document]:
     """The documents of a file of JSON lines; `default` is the source of those that name none."""
     suffix = Path(name).suffix
-    for number, line in enumerate(lines(decompressed(file, suffix)), 1):
+    for number, line in numbered(lines(decompressed(file, suffix))):
         line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line  # a byte order mark
         if not line.strip():
             continue

@@ -5,6 +5,7 @@ result lies inside it, so deleting the directory makes the stage run again. Keys
 code: raise a stage's `version` whenever its code changes what it writes.
 """
 
+import errno
 import fcntl
 import functools
 import hashlib
@@ -27,6 +28,7 @@ from pathlib import Path
 from prefect import Task, task
 from prefect.cache_policies import CacheKeyFnPolicy
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.runtime import task_run
 from pydantic import BaseModel
 
 from model import InputError
@@ -35,11 +37,13 @@ from tasks import parallel
 HOME = Path(__file__).resolve().parents[1]
 ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").resolve()  # bound at import, as Prefect's store is
 MANIFEST, STATS, RECORD = "stage.json", "stats.json", "prefect.json"
+WORK = "work"  # in a draft: what a rerun goes on from; not published, and deleted when all else is
 REPORTED_PACKAGES = ("prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
+MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 log = logging.getLogger(__name__)
 
 
-class Params(BaseModel, frozen=True, extra="forbid"):
+class Params(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """What a stage's output depends on, other than its input artifacts."""
 
     def identity(self) -> dict:
@@ -48,7 +52,10 @@ class Params(BaseModel, frozen=True, extra="forbid"):
 
     def check(self) -> None:
         """Raise InputError for what can be known to be wrong before any stage of a run begins."""
-        self.identity()
+
+    def label(self) -> str:
+        """What tells this run of the stage from others in Prefect's pages, where there are several."""
+        return ""
 
 
 class Artifact(BaseModel, frozen=True):
@@ -112,17 +119,18 @@ def artifacts(stage: str) -> list[Artifact]:
     """The complete artifacts of a stage, the newest last."""
     folders = [p for p in (ROOT / stage).glob("*") if p.is_dir() and not p.is_symlink()]
     found = [(read_manifest(a), a) for a in (Artifact(stage=stage, key=p.name) for p in folders)]
-    return [a for _, a in sorted(((m["finished"], a.key), a) for m, a in found if m)]
+    complete = [(about.get("finished", ""), artifact.key, artifact) for about, artifact in found if about]
+    return [artifact for _, _, artifact in sorted(complete, key=lambda entry: entry[:2])]
 
 
 def find(stage: str, name: str) -> Artifact:
     """The artifact that `name` means: `latest`, a key, or the beginning of one."""
-    link = ROOT / stage / "latest"
-    if name == "latest" and link.is_symlink():
-        name = os.readlink(link)
-    matches = [a for a in artifacts(stage) if name and a.key.startswith(name)]
+    found = artifacts(stage)
+    if name == "latest" and found:  # by their manifests: a link is missing where a directory was copied
+        return found[-1]
+    matches = [a for a in found if name and a.key.startswith(name)]
     if len(matches) != 1:
-        keys = ", ".join(a.key for a in artifacts(stage)[-8:]) or "none"
+        keys = ", ".join(a.key for a in found[-8:]) or "none"
         problem = (
             f"{len(matches)} artifacts of {stage} begin with" if matches else f"No complete artifact of {stage} is"
         )
@@ -172,6 +180,16 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
+def verify(artifact: Artifact) -> None:
+    """Raise InputError unless every file of the artifact has its recorded digest."""
+    for file in artifact.manifest["files"]:
+        if digest(artifact.path / file["path"]) != file["sha256"]:
+            raise InputError(
+                f"{file['path']} of {artifact.name} is not what its manifest says: the SHA-256 differs. Copy the artifact "
+                "again, or delete it and run its stage."
+            )
+
+
 def digest(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
@@ -180,7 +198,9 @@ def digest(path: Path) -> str:
 
 def publish(draft: Path, artifact: Artifact, about: dict) -> None:
     """Write the manifest last, force all to disk, rename the draft into place and point `latest` to it."""
-    files = sorted(p for p in draft.rglob("*") if p.is_file() and p != draft / MANIFEST)
+    files = sorted(
+        p for p in draft.rglob("*") if p.is_file() and p != draft / MANIFEST and draft / WORK not in p.parents
+    )
     for path in files:
         fsync(path)
     about["files"] = [
@@ -197,6 +217,7 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(artifact.key)
     link.replace(artifact.path.parent / "latest")
+    shutil.rmtree(artifact.path / WORK, ignore_errors=True)  # last: until here a killed stage goes on from it
 
 
 @functools.cache
@@ -231,7 +252,7 @@ def peak_memory() -> dict:
     return {"process": round(mib), "largest_worker": round(parallel.peak_mib)}
 
 
-def forget_error(task: Task, task_run: TaskRun, state: State) -> None:
+def forget_error(task: Task, run: TaskRun, state: State) -> None:
     """Delete the exception that Prefect saves, under a random name, in the root of the store."""
     with suppress(AttributeError, OSError):
         Path(state.data.metadata.storage_key).unlink()
@@ -274,9 +295,17 @@ def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Call
         def run(*args, **kwargs) -> Artifact:
             arguments = bind(*args, **kwargs)
             artifact, about = planned(arguments)
-            with locked(artifact):
-                if read_manifest(artifact) is None:  # else another process made it while we waited
-                    make(artifact, about, arguments)
+            try:
+                with locked(artifact):
+                    if read_manifest(artifact) is None:  # else another process made it while we waited
+                        make(artifact, about, arguments)
+            except OSError as error:
+                if error.errno not in MACHINE_ERRORS:
+                    raise
+                raise InputError(
+                    f"{stage_name} can't go on: {error.strerror}: {error.filename or ROOT}. Make room or give access there, "
+                    "or set CRAM_ARTIFACTS to another directory; then run again."
+                ) from error
             return artifact
 
         def make(artifact: Artifact, about: dict, arguments: dict) -> None:
@@ -295,9 +324,14 @@ def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Call
             publish(draft, artifact, about)
 
         run.__signature__ = signature
+
+        def run_name() -> str:
+            return "-".join(filter(None, (stage_name, task_run.parameters["params"].label())))
+
         prefect_task = task(
             run,
             name=stage_name,
+            task_run_name=run_name,
             cache_policy=CacheKeyFnPolicy(cache_key_fn=cache_key),
             persist_result=True,
             result_storage=ROOT,

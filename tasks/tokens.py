@@ -7,7 +7,6 @@ Writes  sequences.npy     (n, S) uint16, in the order of training
         tokenizer.json, tokenizer_config.json
 """
 
-import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +18,7 @@ from model import InputError
 from tasks import vocabulary
 from tasks.corpus import SCHEMA, batches, parts, table
 from tasks.parallel import over_parts
-from tasks.stage import Artifact, Params, stage
+from tasks.stage import WORK, Artifact, Params, stage
 
 BLOCK = 1 << 16  # sequences handled at once
 SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
@@ -109,9 +108,8 @@ def gather(files: list[Path], length: int, path: Path) -> np.ndarray:
 @stage(version=1, resumes=True)
 def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> dict:
     """Write the training and the held-out sequences; count tokens, and those lost at the ends of parts."""
-    for file in vocabulary.FILES:
-        shutil.copyfile(words.path / file, out / file)
-    found, work = parts(corpus), out / "work"
+    vocabulary.copy(words.path, out, params.length)
+    found, work = parts(corpus), out / WORK
     work.mkdir(exist_ok=True)
     jobs = [(part, out, params, work) for part in found]
     results = over_parts(tokenize_part, jobs, work / "done", "tokenize")
@@ -138,15 +136,13 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
     with pq.ParquetWriter(out / HELDOUT_TEXT, SCHEMA, compression="zstd") as file:
         for part in found:
             file.write_table(pq.read_table(work / f"{part.stem}.held.parquet", schema=SCHEMA))
-    for folder in (work / "done", work):  # what remembers goes before what it remembers
-        shutil.rmtree(folder)
     every = counts["tokens"] + len(held)
     return {
         "documents": counts["documents"],
         "characters": counts["characters"],
-        "tokens": counts["tokens"],
+        "tokens": int(kept.size),
         "sequences": len(kept),
-        "sequences_drawn_from": len(joined),
+        "drawn_from": {"tokens": counts["tokens"], "sequences": len(joined)},
         "tokens_lost_at_part_ends": counts["lost"],
         "unknown_tokens": counts["unknown"],
         "characters_per_token": round((counts["characters"] + counts["heldout_characters"]) / max(1, every), 4),

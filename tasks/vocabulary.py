@@ -5,6 +5,7 @@ Writes  tokenizer.json and tokenizer_config.json, which transformers.AutoTokeniz
 """
 
 import json
+import shutil
 import string
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -95,7 +96,14 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
     (folder / FILES[0]).write_text(tokenizer.to_str(pretty=True))
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIALS, strict=True))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
-    config |= {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": 128}
+    config |= {"model_input_names": ["input_ids", "attention_mask"]}
+    (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def copy(source: Path, folder: Path, length: int) -> None:
+    """Copy it for models that take so many tokens."""
+    shutil.copyfile(source / FILES[0], folder / FILES[0])
+    config = json.loads((source / FILES[1]).read_text()) | {"model_max_length": length}
     (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n")
 
 

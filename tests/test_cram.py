@@ -55,7 +55,7 @@ def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
             if (found and all(r.state and r.state.is_final() for r in found)) or time.monotonic() > deadline:
                 break
             time.sleep(0.2)
-    return {r.name.rsplit("-", 1)[0]: r.state.name for r in found}, str(flow_run)
+    return {r.name.split("-")[0]: r.state.name for r in found}, str(flow_run)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +114,12 @@ def test_until_ends_the_run_and_refresh_runs_a_stage_again(tiny: dict, first):
     assert before
 
 
+def test_a_refreshed_stage_is_followed_by_all_that_depends_on_it(tiny: dict, first):
+    states, _ = run(tiny, refresh=["tokenize"])
+    after = ("tokenize", "pretrain", "finetune", "report")
+    assert states == dict.fromkeys(STAGES, "Cached") | dict.fromkeys(after, "Completed")
+
+
 def test_a_given_stage_makes_those_before_it_needless(tiny: dict, first, tmp_path: Path):
     bert = artifacts("pretrain")[0]
     missing = tiny | {"download": {"source": "files", "files": [str(tmp_path / "gone.jsonl")]}}
@@ -162,7 +168,7 @@ def test_a_glue_folder_with_a_missing_task_is_told_before_the_model_is_trained(t
     wrong = {"data": str(tmp_path), "tasks": ["cola"], "max_tokens": 32}
     seed = tiny["pretrain"] | {"seed": 99}
     before = len(artifacts("pretrain"))
-    with pytest.raises(InputError, match=r"no cola/train"):
+    with pytest.raises(InputError, match=r"no cola/train\.parquet"):
         run(tiny | {"finetune": wrong, "pretrain": seed})
     assert len(artifacts("pretrain")) == before
 

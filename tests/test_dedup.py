@@ -1,10 +1,8 @@
 """Deduplicate, against a set in plain Python."""
 
 import random
-import shutil
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from tasks import dedup, stage
 from tasks.corpus import Download, batches, documents_of, download, parts
 from tasks.dedup import Deduplicate, deduplicate, first_occurrences
 from tasks.sources import Document
-from tasks.stage import Artifact, artifacts, draft_of
+from tasks.stage import Artifact, artifacts
 
 
 def with_duplicates(texts: list[str], seed: int = 5) -> list[str]:
@@ -133,28 +131,3 @@ def test_after_an_interruption_finished_parts_are_not_done_again(corpus: Artifac
     assert bytes_of(deduplicate.fn(Deduplicate(), corpus)) == whole
     names = [part.name for part in parts(corpus)]
     assert calls == names[:4] + names[3:]
-
-
-@pytest.mark.parametrize("call", [0, 1, 2])
-@pytest.mark.parametrize("backwards", [False, True])
-def test_an_interruption_while_the_draft_is_cleared_does_no_harm(
-    corpus: Artifact, monkeypatch: pytest.MonkeyPatch, call: int, backwards: bool
-):
-    whole = bytes_of(deduplicate.fn(Deduplicate(), corpus))
-    stage.refresh(deduplicate.target(Deduplicate(), corpus))
-    calls = []
-
-    def interrupted(folder: Path) -> None:
-        files = sorted((p for p in folder.rglob("*") if p.is_file()), reverse=backwards)
-        calls.append(folder)
-        for path in files[: len(files) // 2] if len(calls) > call else files:
-            path.unlink()
-        if len(calls) > call:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(dedup, "shutil", SimpleNamespace(rmtree=interrupted))
-    with pytest.raises(KeyboardInterrupt):
-        deduplicate.fn(Deduplicate(), corpus)
-    monkeypatch.setattr(dedup, "shutil", shutil)
-    assert bytes_of(deduplicate.fn(Deduplicate(), corpus)) == whole
-    assert not draft_of(deduplicate.target(Deduplicate(), corpus)).exists()

@@ -98,7 +98,7 @@ def test_junk_in_place_of_parquet_is_refused(cola: Path):
 
 
 def test_a_missing_task_is_told_with_those_there_are(cola: Path):
-    with pytest.raises(InputError, match=r"no rte/train\*.parquet \(folders there: cola\)"):
+    with pytest.raises(InputError, match=r"no rte/train\.parquet or rte/train-\*\.parquet \(folders there: cola\)"):
         FinetuneRun(data=str(cola), task="rte").check()
     with pytest.raises(InputError, match="no mnli"):
         FinetuneRun(data=str(cola / "nowhere"), task="mnli").identity()

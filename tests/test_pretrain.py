@@ -136,6 +136,37 @@ def test_runs_of_different_models_are_not_reported_as_one(made):
         report.fn(Report(), [made["finetune"][0], run])
 
 
+def test_a_failure_while_the_model_is_published_costs_no_training(made, monkeypatch):
+    again = TINY.model_copy(update={"seed": 5})
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            pretrain.fn(again, made["tokens"])
+    steps = []
+    with monkeypatch.context() as patch:
+        from model.training import Pretraining
+
+        patch.setattr(Pretraining, "step", lambda *_: steps.append(1))
+        bert = pretrain.fn(again, made["tokens"])
+    assert not steps
+    assert bert.stats["tokens"] >= 30_000
+    assert measure_heldout(bert) == pytest.approx(bert.stats["heldout_loss"], abs=1e-6)
+
+
+def test_a_budget_that_is_spent_before_the_first_step_is_told(made):
+    with pytest.raises(InputError, match="spent before the first step"):
+        pretrain.fn(TINY.model_copy(update={"budget": 1e-12, "budget_unit": "hours"}), made["tokens"])
+
+
+def test_one_run_given_twice_or_unlike_runs_make_no_median(made):
+    run = made["finetune"][0]
+    with pytest.raises(InputError, match="one setting"):
+        report.fn(Report(title="x"), [run, run])
+    other = next(iter(Finetune(data="probes", tasks=["word-order"], epochs=2, max_tokens=32).runs()))
+    with pytest.raises(InputError, match="differ in their seed only"):
+        report.fn(Report(title="x"), [run, finetune.fn(other.model_copy(update={"seed": 9}), made["pretrain"])])
+
+
 def test_a_corpus_smaller_than_a_batch_is_told(made):
     with pytest.raises(InputError, match=r"fewer than one batch of 65,536"):
         pretrain.fn(TINY.model_copy(update={"batch_size": 65_536}), made["tokens"])

@@ -12,7 +12,20 @@ import pytest
 
 from model import InputError
 from tasks import stage as store_module
-from tasks.stage import Artifact, Params, artifacts, draft_of, find, locked, read_manifest, refresh, stage, target
+from tasks.stage import (
+    WORK,
+    Artifact,
+    Params,
+    artifacts,
+    draft_of,
+    find,
+    locked,
+    read_manifest,
+    refresh,
+    stage,
+    target,
+    verify,
+)
 
 CALLS: list[str] = []
 
@@ -40,6 +53,17 @@ def slow(params: Count, source: Artifact, out: Path) -> dict:
             time.sleep(0.05)
             (out / f"{number}.half").rename(out / f"{number}.txt")
     return {"files": len(list(out.glob("*.txt")))}
+
+
+@stage(version=1, resumes=True)
+def worker(params: Count, out: Path) -> dict:
+    """Keeps in its work what a rerun needs not do again."""
+    (out / WORK).mkdir(exist_ok=True)
+    if not (out / WORK / "done").exists():
+        CALLS.append("worker")
+        (out / WORK / "done").write_text("yes")
+    (out / "result.txt").write_text("result")
+    return {}
 
 
 @stage(version=1)
@@ -205,12 +229,46 @@ def test_a_manifest_is_written_last(store: Path, monkeypatch: pytest.MonkeyPatch
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store_module, "fsync", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(InputError, match=r"No space left.*CRAM_ARTIFACTS"):
         count.fn(Count())
     draft = draft_of(count.target(Count()))
     assert (draft / "numbers.txt").exists()
     assert not (draft / "stage.json").exists()
     assert artifacts("count") == []
+
+
+@pytest.mark.parametrize("place", ["fsync", "digest", "discard"])
+def test_what_fails_while_it_is_published_is_not_worked_out_again(store: Path, monkeypatch, place: str):
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, place, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            worker.fn(Count())
+    assert artifacts("worker") == []
+    made = worker.fn(Count())
+    assert CALLS == ["worker"]
+    assert {p.name for p in made.path.iterdir()} == {"stage.json", "stats.json", "result.txt"}
+
+
+def test_a_file_changed_under_its_size_is_found_by_its_digest(store: Path):
+    made = count.fn(Count())
+    verify(made)
+    (made.path / "numbers.txt").write_text("0\n1\n3")
+    assert read_manifest(made) is not None
+    with pytest.raises(InputError, match=r"numbers.txt of count/.*SHA-256"):
+        verify(made)
+
+
+def test_a_store_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch):
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setattr(store_module, "ROOT", tmp_path / "file")
+    with pytest.raises(InputError, match=r"Not a directory.*CRAM_ARTIFACTS"):
+        count.fn(Count())
+
+
+def test_latest_is_found_where_an_artifact_was_copied_without_its_link(store: Path):
+    made = count.fn(Count())
+    (store / "count" / "latest").unlink()
+    assert find("count", "latest") == made
 
 
 def test_no_peak_memory_of_another_stage_is_reported(store: Path):

@@ -1,12 +1,11 @@
 """Tokenize: packing, held-out documents, order, against plain Python."""
 
+import json
 import math
 import random
-import shutil
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -99,9 +98,10 @@ def test_counts_add_up(corpus: Artifact, words: Artifact, texts: list[str]):
     trained = [text for text in texts if text not in held]
     assert stats["documents"] == len(trained)
     assert stats["characters"] == sum(map(len, trained))
-    assert stats["tokens"] == sum(len(encoded[text]) + 1 for text in trained)
-    assert stats["tokens"] == stats["sequences"] * LENGTH + stats["tokens_lost_at_part_ends"]
-    assert stats["sequences"] == stats["sequences_drawn_from"] == len(sequences_of(made))
+    assert stats["drawn_from"]["tokens"] == sum(len(encoded[text]) + 1 for text in trained)
+    assert stats["drawn_from"]["tokens"] == stats["sequences"] * LENGTH + stats["tokens_lost_at_part_ends"]
+    assert stats["tokens"] == stats["sequences"] * LENGTH
+    assert stats["sequences"] == stats["drawn_from"]["sequences"] == len(sequences_of(made))
     assert stats["unknown_tokens"] == sum(ids.count(UNK) for ids in encoded.values()) == 1
     assert stats["heldout"] == {
         "documents": len(held),
@@ -164,8 +164,9 @@ def test_held_out_documents_are_kept_as_they_were(corpus: Artifact, words: Artif
     assert table.schema.equals(SCHEMA)
     held = set(held_of(made))
     assert table.to_pylist() == [d._asdict() for d in documents_of(corpus) if d.text in held]
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        assert (made.path / file).read_bytes() == (words.path / file).read_bytes()
+    assert (made.path / "tokenizer.json").read_bytes() == (words.path / "tokenizer.json").read_bytes()
+    before, after = (json.loads((a.path / "tokenizer_config.json").read_text()) for a in (words, made))
+    assert after == before | {"model_max_length": LENGTH}
 
 
 def test_sorted_by_sentence_length_sequences_of_most_full_stops_come_first(
@@ -228,8 +229,9 @@ def test_of_too_many_sequences_so_many_are_drawn(corpus: Artifact, words: Artifa
     made = tokenize.fn(limited, corpus, words)
     found = sequences_of(made)
     assert made.stats["sequences"] == len(found) == 60
-    assert made.stats["sequences_drawn_from"] == len(plain) > 120
-    assert made.stats["tokens"] == len(plain) * LENGTH + made.stats["tokens_lost_at_part_ends"]
+    assert made.stats["drawn_from"]["sequences"] == len(plain) > 120
+    assert made.stats["tokens"] == 60 * LENGTH
+    assert made.stats["drawn_from"]["tokens"] == len(plain) * LENGTH + made.stats["tokens_lost_at_part_ends"]
     assert not Counter(map(tuple, found)) - Counter(map(tuple, plain)), "none is drawn twice"
     other = sequences_of(tokenize.fn(limited.model_copy(update={"seed": 1}), corpus, words))
     assert sorted(other) != sorted(found)
@@ -280,29 +282,6 @@ def test_after_an_interruption_finished_parts_are_not_done_again(corpus: Artifac
     assert bytes_of(tokenize.fn(FULL, corpus, words)) == whole
     names = [part.name for part in parts(corpus)]
     assert calls == names[:3] + names[2:]
-
-
-@pytest.mark.parametrize("call", [0, 1])
-def test_an_interruption_while_the_draft_is_cleared_does_no_harm(
-    corpus: Artifact, words: Artifact, monkeypatch, call: int
-):
-    whole = bytes_of(tokenize.fn(FULL, corpus, words))
-    stage.refresh(tokenize.target(FULL, corpus, words))
-    calls = []
-
-    def interrupted(folder: Path) -> None:
-        calls.append(folder)
-        files = sorted((p for p in folder.rglob("*") if p.is_file()), reverse=True)
-        for path in files if len(calls) <= call else files[: len(files) // 2]:
-            path.unlink()
-        if len(calls) > call:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(tokens, "shutil", SimpleNamespace(rmtree=interrupted, copyfile=shutil.copyfile))
-    with pytest.raises(KeyboardInterrupt):
-        tokenize.fn(FULL, corpus, words)
-    monkeypatch.setattr(tokens, "shutil", shutil)
-    assert bytes_of(tokenize.fn(FULL, corpus, words)) == whole
 
 
 def test_parts_too_short_for_a_sequence_are_lost_and_counted(store: Path, tmp_path: Path, texts: list[str]):

@@ -265,13 +265,13 @@ def test_a_finished_run_trains_no_further(tmp_path, unstopped, seen):
     assert outcome(again) == unstopped
 
 
-def test_a_resumed_run_reads_on_where_it_stopped_whatever_the_micro_batch_is_now(tmp_path, seen):
+def test_a_resumed_run_keeps_its_micro_batch_and_reads_on_where_it_stopped(tmp_path, seen):
     with pytest.raises(Stop):
         pretraining(tmp_path, numbered(50), micro_batch=2).run(stop_at(4))
     read = [number for batch in seen for number in batch]
     seen.clear()
     pretraining(tmp_path, numbered(50), micro_batch=8).run(quiet)
-    assert {len(batch) for batch in seen} == {8}
+    assert {len(batch) for batch in seen} == {2}
     read += [number for batch in seen for number in batch]
     assert read == [SPECIALS + index % 50 for index in range(len(read))]
 
