@@ -79,7 +79,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_with_the_budget_left(env: dict
     log = (tmp_path / "log").open("w")
     process = subprocess.Popen(command, env=env, cwd=HOME, stdout=log, stderr=log, start_new_session=True)
     store, deadline = Path(env["CRAM_ARTIFACTS"]), time.monotonic() + 180
-    while not list(store.glob(".partial/pretrain-*/checkpoint.safetensors")):
+    while not list(store.glob(".partial/pretrain-*/work/checkpoint.safetensors")):
         assert time.monotonic() < deadline, (tmp_path / "log").read_text()
         assert process.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.05)

@@ -139,7 +139,6 @@ def test_two_finetune_artifacts_can_be_reported_without_anything_else(tiny: dict
         ({"use": {"tokenize": "latest"}, "until": "filter"}, "doesn't reach"),
         ({"refresh": ["pretrain"], "until": "filter"}, "refresh names pretrain"),
         ({"use": {"filter": "latest"}, "refresh": ["filter"]}, "both"),
-        ({"use": {"filter": "latest, latest"}}, "several artifacts of filter"),
     ],
 )
 def test_contradictions_are_refused_before_anything_runs(tiny: dict, first, parameters: dict, words: str):
@@ -147,6 +146,13 @@ def test_contradictions_are_refused_before_anything_runs(tiny: dict, first, para
     with pytest.raises(InputError, match=words):
         run(tiny, **parameters)
     assert set(ROOT.rglob("*")) == before
+
+
+def test_several_artifacts_are_taken_for_finetuning_only(tiny: dict, first):
+    run(tiny | {"filter": tiny["filter"] | {"max_tokens_per_char": 0.45}}, until="filter")
+    both = ", ".join(a.key for a in artifacts("filter"))
+    with pytest.raises(InputError, match="several artifacts of filter"):
+        run(tiny, use={"filter": both})
 
 
 def test_a_failure_that_the_user_can_mend_is_a_sentence_without_traceback(tiny: dict, caplog, tmp_path: Path):
