@@ -131,6 +131,15 @@ class Bert(nn.Module):
             elif isinstance(part, Attention):
                 part.dropout = probability
 
+    def keep_tokens(self, ids: Tensor) -> None:
+        """Keep the embeddings of these ids (sorted, [PAD] first) alone; from now on a token is its place among them.
+
+        In finetuning without weight decay the others never change, but cost the optimizer as much as those that do.
+        """
+        rows = self.embedding.word.weight.detach()[ids]
+        self.embedding.word = nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=PAD)
+        self.vocabulary = len(ids)
+
     def encode(self, tokens_BS: Tensor, padded: bool = False) -> Tensor:
         """(B, S) token ids to (B, S, D) states. `padded`: [PAD] occurs, and is not to be looked at."""
         mask = (tokens_BS != PAD)[:, None, None, :] if padded else None

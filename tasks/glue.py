@@ -241,6 +241,8 @@ def majority(labels: np.ndarray, train: np.ndarray, task: Task) -> np.ndarray:
 @stage(version=1)
 def finetune(params: FinetuneRun, pretrained: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the last epoch's model on its validation data."""
+    import torch
+
     from model import bert, machine, training
 
     task, data = TASKS[params.task], splits(params, pretrained)
@@ -252,9 +254,12 @@ def finetune(params: FinetuneRun, pretrained: Artifact, out: Path) -> dict:
         )
     if not params.pretrained:
         encoder = bert.Bert(encoder.architecture, encoder.vocabulary, encoder.length, seed=params.seed)
+    encoded = {split: encode(table, tokenizer, params.max_tokens) for split, table in data.items()}
+    used = np.unique(np.concatenate([[vocabulary.PAD], *(ids for found in encoded.values() for ids in found)]))
+    encoder.keep_tokens(torch.from_numpy(used))
     examples = {
-        split: training.Examples(encode(table, tokenizer, params.max_tokens), table[LABEL].to_numpy())
-        for split, table in data.items()
+        split: training.Examples([np.searchsorted(used, ids).tolist() for ids in found], data[split][LABEL].to_numpy())
+        for split, found in encoded.items()
     }
     train = examples.pop("train")
     classifier = bert.Classifier(encoder, task.classes, params.dropout, params.seed)

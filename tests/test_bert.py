@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from safetensors import safe_open
 
-from model import InputError, bert
-from model.settings import Architecture
+from model import InputError, bert, training
+from model.machine import Machine
+from model.settings import Architecture, Finetuning
 
 SMALL = Architecture(layers=2, hidden=32, heads=4, intermediate=48)
 VOCABULARY, LENGTH = 60, 24
@@ -317,3 +318,29 @@ def test_the_classifiers_head_is_dense_tanh_linear_on_the_first_state(small):
         assert inner.shape == (2, 1024)
         expected = inner @ w["out.weight"].T + w["out.bias"]
         np.testing.assert_allclose(classifier(tokens).numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_finetuning_with_the_tokens_of_the_task_alone_changes_nothing_else():
+    """Rows of other tokens get no gradient, so without weight decay they stay, and the rest trains the same to the bit."""
+    rows = np.random.default_rng(0).choice([2, 3, 7, 11, 30, 41], size=(64, 9))
+    used = torch.tensor([0, 2, 3, 7, 11, 30, 41])
+    settings, here = Finetuning(epochs=2, learning_rate=1e-2), Machine(torch.device("cpu"), torch.float32, False, 8)
+    scores, encoders = [], []
+    for compact in (False, True):
+        encoder = bert.Bert(Architecture(layers=1, hidden=16, heads=2, intermediate=32), 50, 16)
+        tokens = rows
+        if compact:
+            encoder.keep_tokens(used)
+            tokens = np.searchsorted(used.numpy(), rows)
+        classifier = bert.Classifier(encoder, 2, dropout=0.1, seed=1)
+        examples = training.Examples(tokens.tolist(), (rows[:, 0] > 10).astype(int))
+        before = encoder.embedding.word.weight.detach().clone()
+        training.finetune(classifier, examples, settings, here, seed=3, report=lambda *_: None)
+        scores.append(training.predict(classifier, examples, here))
+        encoders.append((before, encoder.embedding.word.weight.detach()))
+    assert np.array_equal(*scores)
+    (before, after), (_, compacted) = encoders
+    others = sorted(set(range(50)) - set(used.tolist()))
+    assert torch.equal(before[others], after[others])
+    assert torch.equal(after[used], compacted)
+    assert not torch.equal(before[used], after[used])
