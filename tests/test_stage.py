@@ -87,12 +87,12 @@ def run_slow(root: str) -> None:
 
 
 def start_slow(store: Path) -> multiprocessing.Process:
-    process = multiprocessing.get_context("fork").Process(target=run_slow, args=(str(store),))
+    process = multiprocessing.get_context("spawn").Process(target=run_slow, args=(str(store),))
     process.start()
     return process
 
 
-def wait_for(pattern: str, store: Path, seconds: float = 20) -> None:
+def wait_for(pattern: str, store: Path, seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not list(store.glob(pattern)):
         assert time.monotonic() < deadline, f"{pattern} did not appear"
@@ -206,7 +206,7 @@ def test_kill_9_publishes_nothing_and_the_rerun_goes_on_where_it_was(store: Path
 def test_two_processes_on_one_key_make_it_once(store: Path):
     processes = [start_slow(store) for _ in range(2)]
     for process in processes:
-        process.join(30)
+        process.join(90)
         assert process.exitcode == 0
     assert len(artifacts("slow")) == 1
     assert sum(p.is_dir() for p in (store / ".partial").iterdir()) == 0
@@ -275,4 +275,6 @@ def test_no_peak_memory_of_another_stage_is_reported(store: Path):
     hoard = bytearray(400_000_000)
     hoard[::4096] = b"x" * len(hoard[::4096])
     del hoard
-    assert count.fn(Count()).manifest["peak_memory_mib"]["process"] < 1_000
+    status = Path("/proc/self/status").read_text()
+    resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+    assert count.fn(Count()).manifest["peak_memory_mib"]["process"] < resident + 200
