@@ -46,6 +46,7 @@ def prefect_server() -> Iterator[None]:
     from prefect.logging.handlers import APILogWorker
     from prefect.server.api.server import SubprocessASGIServer
 
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")  # it complains of being stopped
     server = SubprocessASGIServer()
     server.start(timeout=SERVER_SECONDS)
     try:
