@@ -63,7 +63,7 @@ def test_the_model_learned_and_its_record_is_complete(made):
     assert last["heldout_loss"] == pytest.approx(bert.stats["heldout_loss"], abs=1e-6)
     assert last["heldout_loss"] < first["heldout_loss"] - 0.5
     assert (bert.path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert not list(bert.path.glob("checkpoint*"))
+    assert not list(bert.path.rglob("checkpoint*"))
     per_character = bert.stats["heldout_nats_per_character"]
     held = made["tokens"].stats["heldout"]
     assert per_character == pytest.approx(bert.stats["heldout_loss"] * held["tokens"] / held["characters"], abs=1e-5)
