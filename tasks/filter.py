@@ -4,11 +4,11 @@ Reads   the parts of a corpus.
 Writes  part-00000.parquet …      the documents kept, in order
         measured-00000.parquet …  id, source, characters, tokens, both ratios and the verdict of every document
         tokenizer.json            the vocabulary it measured with, trained on a fixed sample of its input
+        sources.parquet           the table of the statistics, a row a source
         histogram.png, dropped.jsonl (samples of what was dropped, by source and reason)
 """
 
 import json
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -23,13 +23,12 @@ from tasks import plots
 from tasks.corpus import SCHEMA, Tally, add_up, batches, parts, table
 from tasks.parallel import over_parts
 from tasks.stage import WORK, Artifact, Params, stage
-from tasks.vocabulary import LONGEST_WORD, UNK, encode, load, sample, save, share, train
+from tasks.vocabulary import Encoder, count, load, save, share, train
 
 ZSTD_LEVEL = 3
 RATIOS = ("tokens_per_char", "zstd_ratio")
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 SAMPLES, SAMPLE_CHARACTERS = 3, 400  # of each source and reason
-LONG_RUN = re.compile(rf"\w{{{LONGEST_WORD + 1},}}")
 MEASURES = pa.schema(
     [
         ("id", pa.string()),
@@ -44,36 +43,56 @@ MEASURES = pa.schema(
 
 
 class Filter(Params):
-    """Which documents are dropped."""
+    """Which documents are dropped. A measure that is null is only recorded."""
 
-    max_tokens_per_char: float = Field(
+    max_tokens_per_char: float | None = Field(
         0.3,
         gt=0,
         le=100,
         description="Documents with this many tokens a character, or more, are dropped (t in the paper).",
     )
+    max_zstd_ratio: float | None = Field(
+        None, gt=0, le=100, description="The same of bytes after compression with zstd over bytes before."
+    )
+    min_characters: int = Field(0, ge=0, description="Shorter documents are dropped.")
+    max_characters: int | None = Field(None, gt=0, description="Longer documents are dropped.")
     vocabulary_entries: int = Field(
         32_768, ge=256, le=65_536, description="Of the measuring vocabulary; fewer where the text gives fewer."
     )
     sample_megabytes: float = Field(100, gt=0, description="Text to train that vocabulary on, 10^6 characters.")
 
 
-def verdict(tokens: int, characters: int, params: Filter) -> str:
-    """`kept`, or the reason why a document is dropped."""
+def reasons(params: Filter) -> list[str]:
+    """Why a document can be dropped with these params, in the order in which they are looked at."""
+    asked = {
+        "too short": params.min_characters,
+        "too long": params.max_characters,
+        "no tokens": True,  # nothing is left of it once accents and all but ASCII are gone
+        "incompressible": params.max_tokens_per_char,
+        "incompressible by zstd": params.max_zstd_ratio,
+    }
+    return [reason for reason, limit in asked.items() if limit]
+
+
+def verdict(characters: int, tokens: int, zstd_ratio: float, params: Filter) -> str:
+    """`kept`, or the first reason why a document is dropped."""
+    if characters < params.min_characters:
+        return "too short"
+    if params.max_characters and characters > params.max_characters:
+        return "too long"
     if tokens == 0:
-        return "no tokens"  # nothing is left of it once accents and all but ASCII are gone
-    return "kept" if tokens / characters < params.max_tokens_per_char else "incompressible"
-
-
-def unencoded(text: str, ids: np.ndarray) -> int:
-    """Characters in runs of letters and digits too long for WordPiece, which makes each one [UNK]: hex, base64, DNA."""
-    return sum(map(len, LONG_RUN.findall(text))) if (ids == UNK).any() else 0
+        return "no tokens"
+    if params.max_tokens_per_char and tokens / characters >= params.max_tokens_per_char:
+        return "incompressible"
+    if params.max_zstd_ratio and zstd_ratio >= params.max_zstd_ratio:
+        return "incompressible by zstd"
+    return "kept"
 
 
 def filter_part(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -> dict:
     """Measure the documents of a part, write those kept and all measurements, and return counts and samples."""
-    tokenizer, compressor = load(tokenizer_folder), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-    tallies: dict[str, Tally] = {"kept": Tally(), "incompressible": Tally(), "no tokens": Tally()}
+    encoder, compressor = Encoder(load(tokenizer_folder)), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+    tallies = {name: Tally() for name in ("kept", *reasons(params))}
     samples: dict[tuple[str, str], list] = {}
     tokens_kept = 0
     kept_file = pq.ParquetWriter(out / part.name, SCHEMA, compression="zstd")
@@ -81,19 +100,18 @@ def filter_part(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -
     with kept_file, measured_file:
         for batch in batches(part):
             kept, measured = [], []
-            for document, ids in zip(batch, encode(tokenizer, [d.text for d in batch]), strict=True):
-                raw = document.text.encode(errors="surrogatepass")
-                characters, tokens = len(document.text), len(ids) + unencoded(document.text, ids)
-                ruling = verdict(tokens, characters, params)
-                tallies[ruling].add(document)
-                tokens_kept += tokens if ruling == "kept" else 0
+            for document, tokens in zip(batch, encoder.tokens([d.text for d in batch]).tolist(), strict=True):
+                raw, characters = document.text.encode(errors="surrogatepass"), len(document.text)
                 ratios = tokens / characters, len(compressor.compress(raw)) / len(raw)
+                ruling = verdict(characters, tokens, ratios[1], params)
+                tallies[ruling].add(document)
                 measured.append((document.id, document.source, characters, tokens, *ratios, ruling))
                 if ruling == "kept":
                     kept.append(document)
+                    tokens_kept += tokens
                 else:
                     found = samples.setdefault((document.source, ruling), [])
-                    found.append((share(document.text), document.id, ratios[0], document.text[:SAMPLE_CHARACTERS]))
+                    found.append((share(document.text), document.id, *ratios, document.text[:SAMPLE_CHARACTERS]))
                     samples[document.source, ruling] = sorted(found)[:SAMPLES]
             columns = zip(*measured, strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, MEASURES, strict=True)]
@@ -137,20 +155,22 @@ def write_samples(results: list[dict], out: Path) -> None:
     """Write the few dropped documents of each source and reason whose digests are smallest."""
     taken: Counter = Counter()
     with (out / "dropped.jsonl").open("w", encoding="utf-8") as file:
-        for source, reason, _, name, ratio, text in sorted(s for r in results for s in r["samples"]):
+        for source, reason, _, name, *ratios, text in sorted(s for r in results for s in r["samples"]):
             taken[source, reason] += 1
             if taken[source, reason] <= SAMPLES:
-                row = {"id": name, "source": source, "reason": reason, "tokens_per_char": round(ratio, 4), "text": text}
+                measures = {measure: round(ratio, 4) for measure, ratio in zip(RATIOS, ratios, strict=True)}
+                row = {"id": name, "source": source, "reason": reason, **measures, "text": text}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-@stage(version=1, resumes=True, name="filter")
+@stage(version=2, resumes=True, name="filter")
 def drop_incompressible(params: Filter, corpus: Artifact, out: Path) -> dict:
     """Drop documents with too many tokens a character; count and sample what was dropped, by source and reason."""
     if not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is whole
-        save(train(sample(corpus, params.sample_megabytes, "sample"), params.vocabulary_entries), out)
+        counts, _ = count(corpus, params.sample_megabytes, out / WORK, "count words of a sample")
+        save(train(counts, params.vocabulary_entries), out)
     jobs = [(part, out, params, out) for part in parts(corpus)]
-    results = over_parts(filter_part, jobs, out / WORK, "filter")
+    results = over_parts(filter_part, jobs, out / WORK / "filtered", "filter")
     counts = {name: add_up([r["counts"][name] for r in results]) for name in results[0]["counts"]}
     kept, seen = counts.pop("kept"), add_up([c for r in results for c in r["counts"].values()])
     write_samples(results, out)
@@ -166,7 +186,8 @@ def drop_incompressible(params: Filter, corpus: Artifact, out: Path) -> dict:
         params.max_tokens_per_char,
         out / "histogram.png",
     )
-    entries = load(out).get_vocab_size()
+    entries, by_source = load(out).get_vocab_size(), rows(seen, kept, counts, spread)
+    pq.write_table(pa.Table.from_pylist(by_source), out / "sources.parquet")
     return {
         "parts": len(jobs),
         **kept,
@@ -174,5 +195,5 @@ def drop_incompressible(params: Filter, corpus: Artifact, out: Path) -> dict:
         "dropped": counts,
         "quantiles": spread,
         "measured_with": {"vocabulary_entries": entries, "tokens_kept": sum(r["tokens"] for r in results)},
-        "table": rows(seen, kept, counts, spread),
+        "table": by_source,
     }

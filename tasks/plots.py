@@ -22,15 +22,15 @@ def _save(figure: "Figure", path: Path) -> None:
     figure.savefig(path, dpi=110, metadata={"Software": None})  # the same picture has the same bytes
 
 
-def ratio_histogram(ratios: np.ndarray, kept: np.ndarray, threshold: float, path: Path) -> None:
-    """Documents by tokens per character, kept and dropped, and the threshold."""
+def ratio_histogram(ratios: np.ndarray, kept: np.ndarray, threshold: float | None, path: Path) -> None:
+    """Documents by tokens per character, kept and dropped, and the threshold if there is one."""
     figure = _figure()
     axes = figure.add_subplot()
-    top = max(float(np.quantile(ratios, 0.995)) * 1.1, min(threshold * 1.2, 1.0)) if len(ratios) else 1.0
+    top = max(float(np.quantile(ratios, 0.995)) * 1.1, min((threshold or 0) * 1.2, 1.0)) if len(ratios) else 1.0
     bins = np.linspace(0, top, 81)
     shown = np.minimum(ratios, top)
     axes.hist([shown[kept], shown[~kept]], bins=bins, stacked=True, color=[KEPT, DROPPED], label=["kept", "dropped"])
-    if threshold <= top:
+    if threshold and threshold <= top:
         axes.axvline(threshold, color="black", linewidth=1, linestyle="--", label=f"threshold {threshold:g}")
     axes.set(xlabel="tokens per character (the last bin holds all above)", ylabel="documents")
     axes.legend(frameon=False)

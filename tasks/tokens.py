@@ -1,8 +1,8 @@
 """Tokenize: encode, pack to sequences of fixed length, hold some documents out, sort.
 
 Reads   the parts of a corpus, and a vocabulary.
-Writes  sequences.npy     (n, S) uint16, in the order of training
-        heldout.npy       (m, S) uint16, of documents that are never trained on
+Writes  sequences.npy     (n, S) uint16, in the order of training (uint32 for more than 65,536 entries)
+        heldout.npy       (m, S), of documents that are never trained on
         heldout.parquet   those documents (id, source, text)
         tokenizer.json, tokenizer_config.json
 """
@@ -13,12 +13,13 @@ from typing import Literal
 import numpy as np
 import pyarrow.parquet as pq
 from pydantic import Field
+from tokenizers import Tokenizer
 
 from model import InputError
-from tasks import vocabulary
 from tasks.corpus import SCHEMA, batches, parts, table
 from tasks.parallel import over_parts
 from tasks.stage import WORK, Artifact, Params, stage
+from tasks.vocabulary import SEP, SPECIALS, UNK, WORD_START, Encoder, copy, load, share
 
 BLOCK = 1 << 16  # sequences handled at once
 SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
@@ -29,11 +30,13 @@ class Tokenize(Params):
 
     length: int = Field(128, ge=16, le=2048, description="Tokens a sequence.")
     heldout_fraction: float = Field(0.0005, gt=0, lt=0.5, description="Of documents, never trained on.")
-    sort: Literal["sentence-length", "unigram", "random", "none"] = Field(
+    sort: Literal["sentence-length", "unigram", "word-length", "fragments", "random", "none"] = Field(
         "sentence-length",
         description="sentence-length: sequences of short sentences first (most full stops, the released recipe); "
-        "unigram: of likely words first (mean log-probability, the paper's text); random: in random order; none: as in the corpus.",
+        "unigram: of likely words first (mean log-probability, the paper's text); word-length: of short entries first; "
+        "fragments: of many documents first; random: in random order; none: as in the corpus.",
     )
+    descending: bool = Field(False, description="Sort the other way round: long sentences, rare words … first.")
     max_sequences: int = Field(
         85_000_000, ge=1, description="Keep at most so many, drawn evenly before sorting (the reference's limit)."
     )
@@ -42,53 +45,65 @@ class Tokenize(Params):
 
 def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
     """Write the sequences of a part, the ids of its held-out documents, and these documents."""
-    tokenizer = vocabulary.load(tokenizer_folder)
-    end, train, held, held_documents = np.array([vocabulary.SEP], dtype=np.uint16), [], [], []
+    encoder, train, held, held_documents = Encoder(load(tokenizer_folder)), [], [], []
     counts = {"documents": 0, "characters": 0, "unknown": 0, "heldout_characters": 0}
     for batch in batches(part):
-        for document, ids in zip(batch, vocabulary.encode(tokenizer, [d.text for d in batch]), strict=True):
-            is_held = vocabulary.share(document.text) < params.heldout_fraction
-            (held if is_held else train).extend((ids, end))
-            counts["unknown"] += int((ids == vocabulary.UNK).sum())
-            if is_held:
+        ids, ends = encoder([d.text for d in batch])
+        is_held = np.array([share(d.text) < params.heldout_fraction for d in batch], dtype=bool)
+        closed = np.insert(ids, ends, SEP)  # a separator behind every document
+        of_held = np.repeat(is_held, np.diff(ends, prepend=0) + 1)
+        train.append(closed[~of_held])
+        held.append(closed[of_held])
+        counts["unknown"] += int((ids == UNK).sum())
+        for document, apart in zip(batch, is_held.tolist(), strict=True):
+            if apart:
                 held_documents.append(document)
                 counts["heldout_characters"] += len(document.text)
             else:
                 counts["documents"] += 1
                 counts["characters"] += len(document.text)
-    ids = np.concatenate(train) if train else end[:0]
+    ids = np.concatenate([np.zeros(0, encoder.type), *train])
     whole = len(ids) // params.length * params.length
     np.save(out / f"{part.stem}.npy", ids[:whole].reshape(-1, params.length))
-    np.save(out / f"{part.stem}.held.npy", np.concatenate(held) if held else end[:0])
+    np.save(out / f"{part.stem}.held.npy", np.concatenate([np.zeros(0, encoder.type), *held]))
     pq.write_table(table(held_documents), out / f"{part.stem}.held.parquet", compression="zstd")
     return {**counts, "tokens": len(ids), "lost": len(ids) - whole, "heldout_documents": len(held_documents)}
 
 
-def sentence_length(rows: np.ndarray, stop: int) -> np.ndarray:
-    """What mean sentence length goes by, where all sequences are as long: S minus the full stops, small first."""
-    return (rows.shape[1] - (rows == stop).sum(axis=1)).astype(np.uint16)
-
-
-def order_of(sequences: np.ndarray, sort: str, stop: int, entries: int, seed: int = 0) -> np.ndarray:
-    """In which order to write the sequences; ties stay in the order of the corpus."""
+def keys_of(sequences: np.ndarray, sort: str, tokenizer: Tokenizer) -> np.ndarray:
+    """What the sequences are sorted by, smallest first; whole numbers, which don't depend on the order of summing."""
+    entries, length = tokenizer.get_vocab_size(), sequences.shape[1]
     blocks = [sequences[start : start + BLOCK] for start in range(0, len(sequences), BLOCK)]
-    if sort == "none":
-        return np.arange(len(sequences))
-    if sort == "random":
-        return np.random.default_rng(seed).permutation(len(sequences))
-    if sort == "sentence-length":
-        return np.argsort(np.concatenate([sentence_length(block, stop) for block in blocks]), kind="stable")
-    counts = sum(np.bincount(block.ravel(), minlength=entries) for block in blocks)
-    surprise = -np.log((counts + 1) / (counts.sum() + entries))  # add-one smoothing
-    exact = np.rint(surprise * 2**40).astype(
-        np.int64
-    )  # whole numbers: the sum doesn't depend on the order of the tokens
-    return np.argsort(np.concatenate([exact[block].sum(axis=1) for block in blocks]), kind="stable")
+    if sort in ("sentence-length", "fragments"):
+        # all sequences are as long, so the mean length of what a mark ends goes by how few of that mark there are
+        mark = tokenizer.token_to_id(".") if sort == "sentence-length" else SEP
+        return np.concatenate([(length - (block == mark).sum(axis=1)).astype(np.uint16) for block in blocks])
+    if sort == "word-length":
+        worth = np.zeros(entries, dtype=np.int64)
+        for entry, place in tokenizer.get_vocab().items():
+            worth[place] = 0 if entry in SPECIALS else len(entry.removeprefix("##").removeprefix(WORD_START))
+    else:
+        counts = sum(np.bincount(block.ravel(), minlength=entries) for block in blocks)
+        surprise = -np.log((counts + 1) / (counts.sum() + entries))  # add-one smoothing
+        worth = np.rint(surprise * 2**40).astype(np.int64)
+    return np.concatenate([worth[block].sum(axis=1) for block in blocks])
+
+
+def order_of(sequences: np.ndarray, params: Tokenize, tokenizer: Tokenizer) -> np.ndarray:
+    """In which order to write the sequences; ties stay in the order of the corpus."""
+    if params.sort == "random":
+        order = np.random.default_rng(params.seed).permutation(len(sequences))
+    elif params.sort == "none":
+        order = np.arange(len(sequences))
+    else:
+        keys = keys_of(sequences, params.sort, tokenizer)
+        return np.argsort(keys.max() - keys if params.descending else keys, kind="stable")
+    return order[::-1] if params.descending else order
 
 
 def write_rows(path: Path, sequences: np.ndarray, order: np.ndarray) -> None:
     """Write the sequences in an order, a block at a time."""
-    out = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint16, shape=(len(order), sequences.shape[1]))
+    out = np.lib.format.open_memmap(path, mode="w+", dtype=sequences.dtype, shape=(len(order), sequences.shape[1]))
     for start in range(0, len(order), BLOCK):
         out[start : start + BLOCK] = sequences[order[start : start + BLOCK]]
     out.flush()
@@ -97,7 +112,8 @@ def write_rows(path: Path, sequences: np.ndarray, order: np.ndarray) -> None:
 def gather(files: list[Path], length: int, path: Path) -> np.ndarray:
     """The sequences of all parts, one after the other, memory-mapped."""
     arrays = [np.load(file, mmap_mode="r") for file in files]
-    joined = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint16, shape=(sum(map(len, arrays)), length))
+    shape = (sum(map(len, arrays)), length)
+    joined = np.lib.format.open_memmap(path, mode="w+", dtype=arrays[0].dtype, shape=shape)
     start = 0
     for array in arrays:
         joined[start : start + len(array)] = array
@@ -105,16 +121,16 @@ def gather(files: list[Path], length: int, path: Path) -> np.ndarray:
     return joined
 
 
-@stage(version=1, resumes=True)
+@stage(version=2, resumes=True)
 def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> dict:
     """Write the training and the held-out sequences; count tokens, and those lost at the ends of parts."""
-    vocabulary.copy(words.path, out, params.length)
+    copy(words.path, out, params.length)
     found, work = parts(corpus), out / WORK
     work.mkdir(exist_ok=True)
     jobs = [(part, out, params, work) for part in found]
     results = over_parts(tokenize_part, jobs, work / "done", "tokenize")
     counts = {name: sum(r[name] for r in results) for name in results[0]}
-    tokenizer = vocabulary.load(out)
+    tokenizer = load(out)
     joined = gather([work / f"{part.stem}.npy" for part in found], params.length, work / "joined.npy")
     if not len(joined):
         raise InputError(
@@ -128,7 +144,7 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
         )
         write_rows(work / "drawn.npy", joined, np.sort(draw))
         kept = np.load(work / "drawn.npy", mmap_mode="r")
-    order = order_of(kept, params.sort, tokenizer.token_to_id("."), tokenizer.get_vocab_size(), params.seed)
+    order = order_of(kept, params, tokenizer)
     write_rows(out / SEQUENCES, kept, order)
     held = np.concatenate([np.load(work / f"{part.stem}.held.npy") for part in found])
     held_sequences = held[: len(held) // params.length * params.length].reshape(-1, params.length)

@@ -1,45 +1,62 @@
-"""Vocabulary: WordPiece, trained from scratch on the corpus; the same bytes from the same corpus every time.
+"""Vocabulary: WordPiece, BPE or Unigram, trained from scratch on the corpus; the same bytes from the same corpus every time.
 
 Reads   the parts of a corpus.
-Writes  tokenizer.json and tokenizer_config.json, which transformers.AutoTokenizer loads.
+Writes  tokenizer.json and tokenizer_config.json, which transformers.AutoTokenizer loads
+        entries.parquet   id, entry, kind, and how often it occurs in the text it was trained on
 """
 
 import json
 import shutil
 import string
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 from pydantic import Field
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import WordPiece
-from tokenizers.trainers import WordPieceTrainer
+from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 
 from model import InputError
-from tasks.corpus import documents_of
-from tasks.progress import Progress
-from tasks.stage import Artifact, Params, stage
+from tasks import words
+from tasks.corpus import batches, parts
+from tasks.parallel import over_parts
+from tasks.stage import WORK, Artifact, Params, stage
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their ids are their places
 PAD, UNK, CLS, SEP, MASK = range(len(SPECIALS))
 FILES = ("tokenizer.json", "tokenizer_config.json")
 # what the normaliser leaves, but for white space: printable ASCII without capitals
 ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.ascii_uppercase))
-PIECE_CHARACTERS = 1_000_000  # encoding takes 90 times its text in memory, so texts are encoded in pieces
+LONGEST_WORD = 100  # characters; WordPiece makes a longer one [UNK], as in BERT, and none is trained on
+WORD_START = "▁"  # what Unigram marks the beginning of a word with, as SentencePiece does
+TRAINING_WORDS = 8_000_000  # the trainers read every word as often as it occurs, so the counts are scaled down to this
+PIECE_CHARACTERS = 4_000_000  # of text split at once: it takes ten times its size in memory
+LEARNED_AT_ONCE = 1 << 16  # words; dividing one takes some hundred bytes
+KNOWN_WORDS = 1 << 20  # the encoder forgets all when it has met so many: about 200 MB
 DIGEST_RANGE = 2**64
-LONGEST_WORD = 100  # characters; a longer one becomes [UNK], as in BERT
+Model = Literal["wordpiece", "bpe", "unigram"]
 
 
 class Vocabulary(Params):
-    """The WordPiece vocabulary (section 4.1)."""
+    """The vocabulary (section 4.1)."""
 
-    entries: int = Field(32_768, ge=256, le=65_536, description="With special tokens. Ids are stored in 16 bits.")
-    sample_megabytes: float = Field(
-        1000, gt=0, description="Train on so much text, 10^6 characters; of more, a fixed sample is taken."
+    model: Model = Field("wordpiece", description="How a word is divided: the paper found all three alike.")
+    entries: int = Field(
+        32_768, ge=256, le=131_072, description="With special tokens. Ids are stored in 16 bits up to 65,536."
     )
-    min_frequency: int = Field(2, ge=1, description="Pairs seen less often are not merged.")
+    sample_megabytes: float = Field(
+        1000, gt=0, description="Train on the words of so much text, 10^6 characters; of more, a fixed sample is taken."
+    )
+    min_frequency: int = Field(
+        2, ge=1, description="Pairs seen less often are not merged (wordpiece, bpe), in eight million words."
+    )
 
 
 def normalizer() -> normalizers.Normalizer:
@@ -56,12 +73,17 @@ def normalizer() -> normalizers.Normalizer:
     )
 
 
-def tokenizer_of(model: WordPiece) -> Tokenizer:
-    """The tokenizer around a vocabulary: words and runs of punctuation, each in WordPieces; [CLS] A [SEP] B [SEP]."""
+def marking(model: object) -> list[pre_tokenizers.PreTokenizer]:
+    """What a model wants done to a word before it divides it."""
+    return [pre_tokenizers.Metaspace(WORD_START, "always", split=False)] if isinstance(model, Unigram) else []
+
+
+def tokenizer_of(model: WordPiece | BPE | Unigram) -> Tokenizer:
+    """The tokenizer around a model: words and runs of punctuation, each divided; [CLS] A [SEP] B [SEP]."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), *marking(model)])
+    tokenizer.decoder = decoders.Metaspace(WORD_START) if isinstance(model, Unigram) else decoders.WordPiece()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B [SEP]",
@@ -70,25 +92,81 @@ def tokenizer_of(model: WordPiece) -> Tokenizer:
     return tokenizer
 
 
-def train(texts: Iterable[str], entries: int, min_frequency: int = 2) -> Tokenizer:
-    """Train a vocabulary of at most so many entries.
+def scaled(counts: dict[str, int]) -> Iterator[str]:
+    """The words, each as often as it was counted, a line at a time; scaled down where that is more than TRAINING_WORDS.
+
+    A count is rounded up or down by the word's digest, so that rare words keep their share among all of them.
+    """
+    scale = min(1.0, TRAINING_WORDS / max(1, sum(counts.values())))
+    line: list[str] = []
+    for word in sorted(counts):
+        line += [word] * int(counts[word] * scale + share(word))
+        if len(line) > 1000:
+            yield " ".join(line)
+            line = []
+    yield " ".join(line)
+
+
+def train(counts: dict[str, int], entries: int, min_frequency: int = 2, kind: Model = "wordpiece") -> Tokenizer:
+    """Train a vocabulary of at most so many entries on counted words."""
+    model = _unigram(counts, entries) if kind == "unigram" else _merged(counts, entries, min_frequency, kind)
+    tokenizer = tokenizer_of(model)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    return tokenizer
+
+
+def _merged(counts: dict[str, int], entries: int, min_frequency: int, kind: Model) -> WordPiece | BPE:
+    """WordPiece and BPE, which are trained alike: the most frequent pair becomes an entry, again and again.
 
     The trainer breaks ties by the order in which it meets the characters within words, which differs from run to
     run; so these are given ids beforehand, as if they were special tokens, and made plain entries afterwards.
     """
-    learner = tokenizer_of(WordPiece(unk_token="[UNK]"))
-    trainer = WordPieceTrainer(
+    wordpiece = kind == "wordpiece"
+    learner = Tokenizer(WordPiece(unk_token="[UNK]") if wordpiece else BPE(unk_token="[UNK]"))
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = (WordPieceTrainer if wordpiece else BpeTrainer)(
         vocab_size=entries,
         min_frequency=min_frequency,
         special_tokens=[*SPECIALS, *(f"##{c}" for c in ALPHABET)],
         initial_alphabet=ALPHABET,
         limit_alphabet=len(ALPHABET),
+        continuing_subword_prefix="##",
         show_progress=False,
     )
-    learner.train_from_iterator(texts, trainer)
-    tokenizer = tokenizer_of(WordPiece(learner.get_vocab(), unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
-    return tokenizer
+    learner.train_from_iterator(scaled(counts), trainer)
+    learned = json.loads(learner.to_str())["model"]
+    if wordpiece:
+        return WordPiece(learned["vocab"], unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD)
+    merges = [tuple(pair) for pair in learned["merges"]]
+    return BPE(learned["vocab"], merges, unk_token="[UNK]", continuing_subword_prefix="##")
+
+
+def _unigram(counts: dict[str, int], entries: int) -> Unigram:
+    """Unigram, trained by SentencePiece: that of tokenizers gives other scores, and other ties, in every run."""
+    from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+
+    learned = BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=scaled(counts),
+            model_writer=learned,
+            model_type="unigram",
+            vocab_size=entries - len(SPECIALS) + 3,  # its own <unk>, <s> and </s> give way to ours
+            hard_vocab_limit=False,
+            normalization_rule_name="identity",
+            required_chars="".join(ALPHABET),
+            character_coverage=1.0,
+            max_sentence_length=1 << 20,
+            num_threads=1,  # sums don't depend on how many there are
+            minloglevel=2,
+        )
+    except RuntimeError as error:  # too few words for anything
+        raise InputError(
+            f"No Unigram vocabulary of {entries:,} entries can be trained on this text: {error}"
+        ) from error
+    found = SentencePieceProcessor(model_proto=learned.getvalue())
+    scored = [(found.id_to_piece(i), found.get_score(i)) for i in range(3, found.get_piece_size())]
+    return Unigram([*((token, 0.0) for token in SPECIALS), *scored], unk_id=UNK)
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
@@ -118,7 +196,7 @@ def load(folder: Path) -> Tokenizer:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A long text in pieces of about a million characters, cut at white space, so that its tokens stay the same."""
+    """A long text in pieces of some million characters, cut at white space, so that its words stay the same."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         ends = [end for end in (text.find(c, start + PIECE_CHARACTERS) for c in " \n\t") if end >= 0]
@@ -128,27 +206,90 @@ def pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
-    """The token ids (uint16) of each text, without special tokens."""
-    owners, waiting, size, found = [], [], 0, [[] for _ in texts]
+class Encoded(NamedTuple):
+    """The ids of some texts, one after the other: those of text i are `ids[ends[i - 1]:ends[i]]`."""
 
-    def flush() -> None:
-        encoded = tokenizer.encode_batch_fast(waiting, add_special_tokens=False)
-        for owner, encoding in zip(owners, encoded, strict=True):
-            found[owner].append(np.array(encoding.ids, dtype=np.uint16))
-        owners.clear()
-        waiting.clear()
+    ids: np.ndarray  # (tokens,) uint16, or uint32 for more than 65,536 entries
+    ends: np.ndarray  # (texts,) int64
 
-    for owner, text in enumerate(texts):
+
+class Encoder:
+    """Encodes texts as the tokenizer does, without special tokens, but every different word only once.
+
+    A word's tokens don't depend on what stands around it, so this is exact, and several times as fast.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.words = Tokenizer(tokenizer.model)  # divides words; nothing in them is normalised or special
+        self.words.pre_tokenizer = pre_tokenizers.Sequence(marking(tokenizer.model))
+        self.type = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with no words."""
+        self.places: dict[str, int] = {}
+        self.lengths, self.starts, self.ids = np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, self.type)
+
+    def known(self, different: list[str]) -> np.ndarray:
+        """The place of each word among those known, having learned the new ones."""
+        if len(self.places) > KNOWN_WORDS:
+            self.forget()
+        new = [word for word in different if word not in self.places]
+        for start in range(0, len(new), LEARNED_AT_ONCE):
+            self._learn(new[start : start + LEARNED_AT_ONCE])
+        return np.fromiter(map(self.places.__getitem__, different), np.int64, len(different))
+
+    def _learn(self, new: list[str]) -> None:
+        encoding = self.words.encode(new, is_pretokenized=True, add_special_tokens=False)
+        lengths = np.bincount(np.array(encoding.word_ids, dtype=np.int64), minlength=len(new)).astype(np.int32)
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths + len(self.ids)
+        self.places.update(zip(new, range(len(self.places), len(self.places) + len(new)), strict=True))
+        self.lengths, self.starts = np.append(self.lengths, lengths), np.append(self.starts, starts)
+        self.ids = np.append(self.ids, np.array(encoding.ids, dtype=self.type))
+
+    def __call__(self, texts: list[str]) -> Encoded:
+        """The ids of the texts."""
+        ids, ends, before = [], [], 0
+        for some, last in portions(texts):
+            found = words.split(some)
+            places = self.known(found.different)
+            counts = self.lengths[places][found.indices]
+            word_ends = np.cumsum(counts, dtype=np.int64)
+            shift = self.starts[places][found.indices] - (
+                word_ends - counts
+            )  # from a token's place here to that in self.ids
+            ids.append(self.ids[np.repeat(shift, counts) + np.arange(len(shift) and word_ends[-1])])
+            ends.append(np.append(0, word_ends)[found.ends][last] + before)
+            before += len(ids[-1])
+        return Encoded(np.concatenate(ids), np.concatenate(ends))
+
+    def tokens(self, texts: list[str]) -> np.ndarray:
+        """(texts,) how many tokens each text has; a word of more than LONGEST_WORD characters counts as its characters."""
+        ends, before = [], 0
+        for some, last in portions(texts):
+            found = words.split(some)
+            letters = np.fromiter(map(len, found.different), np.int64, len(found.different))
+            places = self.known(found.different)
+            costs = np.where(letters > LONGEST_WORD, letters, self.lengths[places])
+            sums = np.append(0, np.cumsum(costs[found.indices]))
+            ends.append(sums[found.ends][last] + before)
+            before += int(sums[-1])
+        return np.diff(np.concatenate(ends), prepend=0)
+
+
+def portions(texts: list[str]) -> Iterator[tuple[list[str], np.ndarray]]:
+    """The texts, long ones in pieces, some million characters at a time; and which of them end a text."""
+    some, last, size = [], [], 0
+    for text in texts:
         for piece in pieces(text):
-            if size and size + len(piece) > PIECE_CHARACTERS:
-                flush()
-                size = 0
-            owners.append(owner)
-            waiting.append(piece)
+            if some and size + len(piece) > PIECE_CHARACTERS:
+                yield some, np.array(last)
+                some, last, size = [], [], 0
+            some.append(piece)
+            last.append(False)
             size += len(piece)
-    flush()
-    return [np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in found]
+        last[-1] = True
+    yield some, np.array(last, dtype=bool)
 
 
 def share(text: str, salt: int = 0) -> float:
@@ -156,29 +297,88 @@ def share(text: str, salt: int = 0) -> float:
     return xxhash.xxh3_64_intdigest(text.encode(errors="surrogatepass"), seed=salt) / DIGEST_RANGE
 
 
-def sample(corpus: Artifact, megabytes: float, label: str) -> Iterator[str]:
-    """About so much text, 10^6 characters: always the same documents, all where there are no more."""
-    characters = corpus.stats["characters"]
-    fraction = 1e6 * megabytes / max(1, characters)
-    with Progress(label, total=corpus.stats["documents"], unit="doc") as bar:
-        for document in documents_of(corpus):
-            bar.update()
-            if fraction >= 1 or share(document.text, salt=1) < fraction:
-                yield document.text
+def counted(texts: list[str]) -> Counter:
+    """How often each word occurs in the texts."""
+    counts: Counter = Counter()
+    for some, _ in portions(texts):
+        found = words.split(some)
+        occurrences = np.bincount(found.indices, minlength=len(found.different)).tolist()
+        pairs = zip(found.different, occurrences, strict=True)
+        counts.update({word: n for word, n in pairs if len(word) <= LONGEST_WORD})
+    return counts
 
 
-@stage(version=1, name="vocabulary")
+def count_part(part: Path, fraction: float, out: Path) -> dict:
+    """Count the words of a fraction of a part's documents: always the same ones."""
+    counts, used = Counter(), {"documents": 0, "characters": 0}
+    for batch in batches(part):
+        texts = [d.text for d in batch if fraction >= 1 or share(d.text, salt=1) < fraction]
+        used["documents"] += len(texts)
+        used["characters"] += sum(map(len, texts))
+        counts.update(counted(texts))
+    columns = {"word": pa.array(counts.keys(), pa.string()), "count": pa.array(counts.values(), pa.int64())}
+    pq.write_table(pa.table(columns), out, compression="zstd")
+    return used
+
+
+def count(corpus: Artifact, megabytes: float, work: Path, label: str) -> tuple[dict[str, int], dict]:
+    """How often each word occurs in about so much text, 10^6 characters; and how much that was."""
+    fraction = 1e6 * megabytes / max(1, corpus.stats["characters"])
+    work.mkdir(exist_ok=True)
+    jobs = [(part, fraction, work / f"{part.stem}.words.parquet") for part in parts(corpus)]
+    used = over_parts(count_part, jobs, work / "counted", label)
+    found = pa.concat_tables(pq.read_table(file) for _, _, file in jobs).group_by("word").aggregate([("count", "sum")])
+    counts = dict(zip(found["word"].to_pylist(), found["count_sum"].to_pylist(), strict=True))
+    return counts, {name: sum(u[name] for u in used) for name in ("documents", "characters")}
+
+
+def kind_of(entry: str) -> str:
+    """What an entry consists of: letters, digits, punctuation, or several of these."""
+    inner = entry.removeprefix("##").removeprefix(WORD_START)
+    kinds = {"letters" if c.isalpha() else "digits" if c.isdigit() else "punctuation" for c in inner}
+    return "special" if entry in SPECIALS else kinds.pop() if len(kinds) == 1 else "mixed"
+
+
+def usage(tokenizer: Tokenizer, counts: dict[str, int]) -> pa.Table:
+    """Every entry with its kind, and how often it occurs in the words that were counted."""
+    encoder = Encoder(tokenizer)
+    encoder.known(list(counts))
+    weights = np.repeat(np.fromiter(counts.values(), np.int64, len(counts)), encoder.lengths)
+    times = np.bincount(encoder.ids, weights, minlength=tokenizer.get_vocab_size()).astype(np.int64)
+    entries = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return pa.table(
+        {
+            "id": [place for _, place in entries],
+            "entry": [entry for entry, _ in entries],
+            "kind": [kind_of(entry) for entry, _ in entries],
+            "occurrences": times,
+        }
+    )
+
+
+def rows(used: pa.Table) -> list[dict]:
+    """Entries by kind as a table: how many, how many of these hardly occur, and their share of all tokens."""
+    entries, total = used.to_pylist(), max(1, sum(used["occurrences"].to_pylist()))
+    found = []
+    for kind in dict.fromkeys(("letters", "mixed", "digits", "punctuation", "special")):
+        times = [e["occurrences"] for e in entries if e["kind"] == kind]
+        found.append(
+            {
+                "kind": kind,
+                "entries": len(times),
+                "unused": sum(n == 0 for n in times),
+                "in fewer than 100 places": sum(n < 100 for n in times),
+                "% of tokens": round(100 * sum(times) / total, 2),
+            }
+        )
+    return found
+
+
+@stage(version=2, resumes=True, name="vocabulary")
 def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
     """Train the vocabulary; fails if the text doesn't give as many entries as asked for."""
-    used = {"documents": 0, "characters": 0}
-
-    def texts() -> Iterator[str]:
-        for text in sample(corpus, params.sample_megabytes, "count words"):
-            used["documents"] += 1
-            used["characters"] += len(text)
-            yield text
-
-    tokenizer = train(texts(), params.entries, params.min_frequency)
+    counts, used = count(corpus, params.sample_megabytes, out / WORK, "count words")
+    tokenizer = train(counts, params.entries, params.min_frequency, params.model)
     found = tokenizer.get_vocab_size()
     if found != params.entries:
         raise InputError(
@@ -186,6 +386,17 @@ def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
             f"{params.entries:,} were asked for. Give more text (download), or lower vocabulary.entries."
         )
     save(tokenizer, out)
-    words = [t for t in tokenizer.get_vocab() if t not in SPECIALS]
-    whole = sum(not t.startswith("##") for t in words)
-    return {"entries": found, "whole_words": whole, "continuations": len(words) - whole, "trained_on": used}
+    entries = usage(tokenizer, counts)
+    pq.write_table(entries, out / "entries.parquet", compression="zstd")
+    names = [name for name in entries["entry"].to_pylist() if name not in SPECIALS]
+    starts = [
+        name for name in names if (name.startswith(WORD_START) if params.model == "unigram" else name[:2] != "##")
+    ]
+    return {
+        "entries": found,
+        "whole_words": len(starts),
+        "continuations": len(names) - len(starts),
+        "unused": sum(n == 0 for n in entries["occurrences"].to_pylist()) - len(SPECIALS),
+        "trained_on": used | {"words": sum(counts.values()), "different_words": len(counts)},
+        "table": rows(entries),
+    }

@@ -18,7 +18,7 @@ from tasks import corpus as corpus_module
 from tasks import filter as filter_module
 from tasks import stage
 from tasks.corpus import Download, batches, documents_of, download, parts
-from tasks.filter import Filter, drop_incompressible, verdict
+from tasks.filter import Filter, drop_incompressible, reasons, verdict
 from tasks.stage import Artifact, artifacts
 from tasks.vocabulary import share
 
@@ -143,7 +143,44 @@ def test_a_document_at_the_threshold_is_dropped(corpus: Artifact):
     [(2, 10, "kept"), (3, 10, "incompressible"), (4, 10, "incompressible"), (0, 10, "no tokens"), (0, 0, "no tokens")],
 )
 def test_the_verdict_follows_tokens_over_characters(tokens: int, characters: int, expected: str):
-    assert verdict(tokens, characters, Filter(max_tokens_per_char=0.3)) == expected
+    assert verdict(characters, tokens, 9.0, Filter(max_tokens_per_char=0.3)) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_tokens_per_char": None}, "kept"),
+        ({"max_tokens_per_char": None, "max_zstd_ratio": 0.6}, "kept"),
+        ({"max_tokens_per_char": None, "max_zstd_ratio": 0.5}, "incompressible by zstd"),
+        ({"max_tokens_per_char": 0.2, "max_zstd_ratio": 0.5}, "incompressible"),
+        ({"min_characters": 10}, "kept"),
+        ({"min_characters": 11}, "too short"),
+        ({"max_characters": 10}, "kept"),
+        ({"max_characters": 9, "max_zstd_ratio": 0.5}, "too long"),
+    ],
+)
+def test_the_verdict_names_the_first_limit_that_is_passed(settings: dict, expected: str):
+    params = Filter(**settings)
+    assert verdict(10, 2, 0.5, params) == expected
+    assert expected in ["kept", *reasons(params)]
+
+
+def test_every_limit_is_counted_apart(corpus: Artifact):
+    rows = measured(drop_incompressible.fn(SMALL, corpus))
+    settings = {"max_zstd_ratio": 0.75, "min_characters": 200, "max_characters": 1000, "max_tokens_per_char": 0.5}
+    made = drop_incompressible.fn(SMALL.model_copy(update=settings), corpus)
+    found = Counter(measured(made)["verdict"])
+    assert found == Counter(
+        "too short" if c < 200 else "too long" if c > 1000 else "no tokens" if not t else
+        "incompressible" if t / c >= 0.5 else "incompressible by zstd" if z >= np.float32(0.75) else "kept"
+        for c, t, z in zip(rows["characters"], rows["tokens"], rows["zstd_ratio"], strict=True)
+    )  # fmt: skip
+    assert {name: c["documents"] for name, c in made.stats["dropped"].items()} == {
+        name: found[name] for name in reasons(Filter(**settings))
+    }
+    assert min(found[name] for name in ("too short", "too long", "incompressible", "kept")) > 0
+    table = pq.read_table(made.path / "sources.parquet").to_pylist()
+    assert table == made.stats["table"]
 
 
 def test_quantiles_are_those_of_numpy(corpus: Artifact):
@@ -175,14 +212,18 @@ def test_the_table_has_a_row_a_source_and_the_sum_first(corpus: Artifact):
 def test_samples_of_what_was_dropped_are_drawn_by_their_text(corpus: Artifact):
     made = drop_incompressible.fn(SMALL, corpus)
     found = [json.loads(line) for line in (made.path / "dropped.jsonl").read_text(encoding="utf-8").splitlines()]
-    reasons = {"hex": "incompressible", "base64": "incompressible", "foreign": "no tokens"}
-    ratios = dict(zip(measured(made)["id"], measured(made)["tokens_per_char"], strict=True))
+    why = {"hex": "incompressible", "base64": "incompressible", "foreign": "no tokens"}
+    rows = measured(made)
+    ratios = {
+        i: (round(r, 4), round(z, 4))
+        for i, r, z in zip(rows["id"], rows["tokens_per_char"], rows["zstd_ratio"], strict=True)
+    }
     expected = []
-    for source in sorted(reasons):
+    for source in sorted(why):
         documents = sorted((d for d in documents_of(corpus) if d.source == source), key=lambda d: share(d.text))[:3]
-        expected += [(d.id, source, reasons[source], round(ratios[d.id], 4), d.text[:400]) for d in documents]
+        expected += [(d.id, source, why[source], *ratios[d.id], d.text[:400]) for d in documents]
     assert [tuple(row.values()) for row in found] == expected
-    assert list(found[0]) == ["id", "source", "reason", "tokens_per_char", "text"]
+    assert list(found[0]) == ["id", "source", "reason", "tokens_per_char", "zstd_ratio", "text"]
 
 
 def test_the_histogram_is_a_picture(corpus: Artifact):
@@ -230,7 +271,7 @@ def test_one_and_two_workers_write_the_same_bytes(corpus: Artifact, monkeypatch:
     kinds = Counter(name.split("-")[0] for name in alone)
     assert kinds["part"] == kinds["measured"] == corpus.stats["parts"]
     assert set(kinds) == {"part", "measured", "tokenizer.json", "tokenizer_config.json", "histogram.png",
-                          "dropped.jsonl", "stats.json"}  # fmt: skip
+                          "sources.parquet", "dropped.jsonl", "stats.json"}  # fmt: skip
 
 
 def test_after_an_interruption_neither_the_vocabulary_nor_finished_parts_are_made_again(corpus: Artifact, monkeypatch):

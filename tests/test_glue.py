@@ -132,7 +132,7 @@ def test_tasks_that_the_data_cannot_have_are_refused_at_once():
 def test_inputs_are_as_bert_has_them(store: Path, toy_texts: list[str]):
     from tasks import vocabulary
 
-    tokenizer = vocabulary.train(toy_texts, 400)
+    tokenizer = vocabulary.train(vocabulary.counted(toy_texts), 400)
     pair = pa.table({"sentence1": ["the river"], "sentence2": ["a grey cat"], "label": [0]})
     ids = encode(pair, tokenizer, 128)[0]
     a, b = (tokenizer.encode(t, add_special_tokens=False).ids for t in ("the river", "a grey cat"))

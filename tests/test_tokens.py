@@ -13,14 +13,15 @@ import pytest
 from conftest import document, write_jsonl
 from pydantic import ValidationError
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 
 from model import InputError
 from tasks import stage, tokens
 from tasks.corpus import SCHEMA, Download, batches, documents_of, download, parts
 from tasks.filter import Filter, drop_incompressible
 from tasks.stage import Artifact, artifacts
-from tasks.tokens import Tokenize, order_of, tokenize
-from tasks.vocabulary import SEP, UNK, Vocabulary, train_vocabulary
+from tasks.tokens import Tokenize, keys_of, order_of, tokenize
+from tasks.vocabulary import SEP, SPECIALS, UNK, Vocabulary, train_vocabulary
 
 LENGTH = 16
 PLAIN = Tokenize(length=LENGTH, heldout_fraction=0.1, sort="none")
@@ -198,26 +199,63 @@ def test_sorted_by_unigram_sequences_of_likely_words_come_first(corpus: Artifact
     assert means[0] > means[-1] + 1
 
 
-@pytest.mark.parametrize("sort", ["sentence-length", "unigram"])
-def test_ties_stay_in_order(sort: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(scope="module")
+def letters() -> Tokenizer:
+    """A vocabulary of 40 entries, whose tenth is the full stop; the lengths of the others differ."""
+    entries = [*SPECIALS, *(chr(97 + i) * (1 + i % 7) for i in range(4)), ".", *(f"##{'z' * i}" for i in range(1, 31))]
+    return Tokenizer(WordPiece({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]"))
+
+
+def test_sorted_by_word_length_sequences_of_short_entries_come_first(corpus: Artifact, words: Artifact):
+    plain = sequences_of(tokenize.fn(PLAIN, corpus, words))
+    names = {place: entry for entry, place in plain_tokenizer(words).get_vocab().items()}
+    found = sequences_of(tokenize.fn(PLAIN.model_copy(update={"sort": "word-length"}), corpus, words))
+
+    def characters(row: list[int]) -> int:
+        return sum(len(names[token].removeprefix("##")) for token in row if token >= len(SPECIALS))
+
+    assert found == sorted(plain, key=characters)
+    assert characters(found[0]) < characters(found[-1])
+
+
+def test_sorted_by_fragments_sequences_of_many_documents_come_first(corpus: Artifact, words: Artifact):
+    plain = sequences_of(tokenize.fn(PLAIN, corpus, words))
+    found = sequences_of(tokenize.fn(PLAIN.model_copy(update={"sort": "fragments"}), corpus, words))
+    assert found == sorted(plain, key=lambda row: -row.count(SEP))
+    assert found[0].count(SEP) > found[-1].count(SEP)
+
+
+@pytest.mark.parametrize("sort", ["sentence-length", "unigram", "word-length", "fragments"])
+def test_descending_is_the_other_way_round_with_ties_in_order(sort: str, letters: Tokenizer):
+    rows = np.random.default_rng(2).integers(0, 40, size=(300, LENGTH)).astype(np.uint16)
+    keys = keys_of(rows, sort, letters).tolist()
+    order = order_of(rows, Tokenize(sort=sort, descending=True), letters).tolist()
+    assert order == sorted(range(300), key=lambda i: (-keys[i], i))
+    assert keys[order[0]] > keys[order[-1]]
+
+
+@pytest.mark.parametrize("sort", ["sentence-length", "unigram", "word-length", "fragments"])
+def test_ties_stay_in_order(sort: str, monkeypatch: pytest.MonkeyPatch, letters: Tokenizer):
     monkeypatch.setattr(tokens, "BLOCK", 64)
     kinds = np.random.default_rng(0).integers(5, 40, size=(6, LENGTH)).astype(np.uint16)
     which = np.random.default_rng(1).integers(0, 6, size=500)
-    order = order_of(kinds[which], sort, stop=9, entries=40)
+    order = order_of(kinds[which], Tokenize(sort=sort), letters)
     assert sorted(order.tolist()) == list(range(500))
     for kind in range(6):
         places = [i for i in order.tolist() if which[i] == kind]
         assert places == sorted(places)
 
 
-def test_the_order_of_the_corpus_is_kept_without_a_sort():
+def test_the_order_of_the_corpus_is_kept_without_a_sort(letters: Tokenizer):
     rows = np.random.default_rng(0).integers(5, 40, size=(50, LENGTH)).astype(np.uint16)
-    assert order_of(rows, "none", stop=9, entries=40).tolist() == list(range(50))
+    assert order_of(rows, Tokenize(sort="none"), letters).tolist() == list(range(50))
+    backwards = order_of(rows, Tokenize(sort="none", descending=True), letters)
+    assert backwards.tolist() == list(range(50))[::-1]
 
 
-def test_a_random_order_is_drawn_by_seed_alone():
+def test_a_random_order_is_drawn_by_seed_alone(letters: Tokenizer):
     rows = np.random.default_rng(0).integers(5, 40, size=(200, LENGTH)).astype(np.uint16)
-    orders = [order_of(rows, "random", stop=9, entries=40, seed=seed).tolist() for seed in (0, 0, 1)]
+    orders = [order_of(rows, Tokenize(sort="random", seed=seed), letters).tolist() for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == list(range(200)) != orders[0]
 

@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 import unicodedata
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from conftest import write_jsonl
 from tokenizers import Tokenizer
@@ -29,11 +31,14 @@ from tasks.vocabulary import (
     SEP,
     SPECIALS,
     UNK,
+    Encoder,
     Vocabulary,
-    encode,
+    count,
+    counted,
+    kind_of,
     load,
     pieces,
-    sample,
+    scaled,
     share,
     train,
     train_vocabulary,
@@ -54,6 +59,12 @@ AWKWARD = [
 ]
 
 
+def encode(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
+    """The ids of each text."""
+    ids, ends = Encoder(tokenizer)(texts)
+    return [ids[start:end] for start, end in pairwise([0, *ends.tolist()])]
+
+
 @pytest.fixture(scope="module")
 def texts(toy_texts: list[str]) -> list[str]:
     return toy_texts + [path.read_text(encoding="utf-8") for path in CODE]
@@ -68,27 +79,28 @@ def corpus(store: Path, tmp_path: Path, texts: list[str]) -> Artifact:
 @pytest.fixture(scope="module")
 def tokenizer(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("vocabulary")
-    vocabulary.save(train(texts, 1000), folder)
+    vocabulary.save(train(counted(texts), 1000), folder)
     return load(folder)
 
 
 SCRIPT = """
 import hashlib, json, sys
-from tasks.vocabulary import train
-texts = json.load(sys.stdin)
+from tasks.vocabulary import counted, train
+kind, texts = json.load(sys.stdin)
 for order in (texts, texts[::-1]):
-    print(hashlib.sha256(train(order, 1000).to_str(pretty=True).encode()).hexdigest())
+    print(hashlib.sha256(train(counted(order), 1000, kind=kind).to_str(pretty=True).encode()).hexdigest())
 """
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 @pytest.mark.parametrize(("seed", "threads"), [("0", "1"), ("4242", "4")])
 def test_fresh_processes_write_the_same_bytes_whatever_the_hash_seed_threads_and_order(
-    corpus: Artifact, texts: list[str], seed: str, threads: str
+    corpus: Artifact, texts: list[str], kind: str, seed: str, threads: str
 ):
     own = {"PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        input=json.dumps(texts),
+        input=json.dumps([kind, texts]),
         env=os.environ | own,
         cwd=Path(__file__).parents[1],
         capture_output=True,
@@ -96,7 +108,7 @@ def test_fresh_processes_write_the_same_bytes_whatever_the_hash_seed_threads_and
         timeout=60,
         check=True,
     )
-    made = train_vocabulary.fn(Vocabulary(entries=1000), corpus)
+    made = train_vocabulary.fn(Vocabulary(model=kind, entries=1000), corpus)
     here = hashlib.sha256((made.path / "tokenizer.json").read_bytes()).hexdigest()
     assert done.stdout.split() == [here, here]
 
@@ -111,15 +123,17 @@ def test_the_vocabulary_has_the_entries_asked_for_and_special_tokens_first(corpu
     stats = made.stats
     assert stats["entries"] == 1000 == stats["whole_words"] + stats["continuations"] + len(SPECIALS)
     assert stats["continuations"] == sum(word.startswith("##") for word in words)
-    assert stats["trained_on"] == {name: corpus.stats[name] for name in ("documents", "characters")}
+    assert {name: stats["trained_on"][name] for name in ("documents", "characters")} == {
+        name: corpus.stats[name] for name in ("documents", "characters")
+    }
 
 
 def test_words_seen_often_are_entries_and_words_seen_once_are_not():
     text = "zebra crossing " * 50 + "quixotic"
-    words = train([text], 256, min_frequency=2).get_vocab()
+    words = train(counted([text]), 256, min_frequency=2).get_vocab()
     assert {"zebra", "crossing"} <= set(words)
     assert not [word for word in words if word.startswith("qu")]
-    assert "quixotic" in train([text], 256, min_frequency=1).get_vocab()
+    assert "quixotic" in train(counted([text]), 256, min_frequency=1).get_vocab()
 
 
 def test_too_little_text_is_refused_with_what_it_gives(store: Path, tmp_path: Path):
@@ -240,16 +254,16 @@ def test_a_text_in_pieces_has_the_tokens_of_the_whole(tokenizer: Tokenizer, monk
     assert [ids.tolist() for ids in encode(tokenizer, texts)] == expected
 
 
-def test_no_more_than_a_piece_is_encoded_at_once(tokenizer: Tokenizer, monkeypatch, toy_texts: list[str]):
+def test_no_more_than_a_piece_is_split_at_once(tokenizer: Tokenizer, monkeypatch, toy_texts: list[str]):
     monkeypatch.setattr(vocabulary, "PIECE_CHARACTERS", 2000)
-    sizes = []
+    sizes, split = [], vocabulary.words.split
 
-    class Spy:
-        def encode_batch_fast(self, batch: list[str], add_special_tokens: bool) -> list:
-            sizes.append(sum(map(len, batch)))
-            return tokenizer.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
+    def spy(texts: list[str]) -> vocabulary.words.Words:
+        sizes.append(sum(map(len, texts)))
+        return split(texts)
 
-    encode(Spy(), [*toy_texts, " ".join(toy_texts)])
+    monkeypatch.setattr(vocabulary.words, "split", spy)
+    encode(tokenizer, [*toy_texts, " ".join(toy_texts)])
     assert max(sizes) < 2000 + 40, "to the end of a word"
     assert len(sizes) < sum(sizes) / 1000, "short texts together"
     assert sum(sizes) == 2 * sum(map(len, toy_texts)) + len(toy_texts) - 1
@@ -280,17 +294,22 @@ def test_a_share_depends_on_text_and_salt_alone_and_is_spread_evenly():
 def test_a_sample_is_the_same_documents_in_any_order_and_of_about_the_size(store: Path, tmp_path: Path, toy_texts):
     texts = [f"{text} {i}" for i in range(5) for text in toy_texts]
     found = []
-    for order in (texts, texts[::-1]):
+    for number, order in enumerate((texts, texts[::-1])):
         write_jsonl(tmp_path / "toy.jsonl", order)
-        corpus = download.fn(Download(source="files", files=[str(tmp_path / "toy.jsonl")], documents=0))
+        corpus = download.fn(
+            Download(source="files", files=[str(tmp_path / "toy.jsonl")], documents=0, part_megabytes=0.05)
+        )
         megabytes = corpus.stats["characters"] / 4e6
-        found.append(list(sample(corpus, megabytes, "sample")))
-        assert list(sample(corpus, 2 * 4 * megabytes, "sample")) == [d.text for d in documents_of(corpus)]
-    assert found[0] == found[1][::-1]
-    assert 0.8 < sum(map(len, found[0])) / (1e6 * megabytes) < 1.2
-    positions = [texts.index(text) for text in found[0]]
-    assert min(positions) < 50
-    assert max(positions) > len(texts) - 50, "drawn from all of the corpus"
+        found.append(count(corpus, megabytes, tmp_path / f"some-{number}", "count"))
+        everything, used = count(corpus, 8 * megabytes, tmp_path / f"all-{number}", "count")
+        assert everything == dict(counted(texts))
+        assert used == {name: corpus.stats[name] for name in ("documents", "characters")}
+    assert found[0] == found[1]
+    counts, used = found[0]
+    chosen = [text for text in texts if share(text, salt=1) < 0.25]
+    assert counts == dict(counted(chosen))
+    assert used == {"documents": len(chosen), "characters": sum(map(len, chosen))}
+    assert 0.8 < used["characters"] / (1e6 * megabytes) < 1.2
 
 
 def test_the_vocabulary_is_trained_on_the_sample_alone(store: Path, tmp_path: Path, toy_texts: list[str]):
@@ -298,7 +317,97 @@ def test_the_vocabulary_is_trained_on_the_sample_alone(store: Path, tmp_path: Pa
     corpus = download.fn(Download(source="files", files=[str(tmp_path / "toy.jsonl")], documents=0))
     megabytes = corpus.stats["characters"] / 2e6
     made = train_vocabulary.fn(Vocabulary(entries=256, sample_megabytes=megabytes), corpus)
-    texts = list(sample(corpus, megabytes, "sample"))
-    assert made.stats["trained_on"] == {"documents": len(texts), "characters": sum(map(len, texts))}
+    texts = [text for text in toy_texts if share(text, salt=1) < 0.5]
+    counts = counted(texts)
+    about = {"documents": len(texts), "characters": sum(map(len, texts))}
+    assert made.stats["trained_on"] == about | {"words": counts.total(), "different_words": len(counts)}
     assert 100 < len(texts) < 200
-    assert (made.path / "tokenizer.json").read_text() == train(texts, 256).to_str(pretty=True)
+    assert (made.path / "tokenizer.json").read_text() == train(counts, 256).to_str(pretty=True)
+
+
+def test_counts_are_those_of_a_plain_split(texts: list[str]):
+    expected = Counter(word for text in texts for word in re.findall(r"\w+|[^\w\s]+", normal(text), re.ASCII))
+    assert counted(texts) == {word: n for word, n in expected.items() if len(word) <= 100}
+
+
+def test_scaled_down_words_keep_their_shares_rare_ones_together(monkeypatch: pytest.MonkeyPatch):
+    counts = {f"often{i}": 1000 + i for i in range(50)} | {f"once{i}": 1 for i in range(20_000)}
+    assert Counter(word for line in scaled(counts) for word in line.split()) == counts
+    monkeypatch.setattr(vocabulary, "TRAINING_WORDS", sum(counts.values()) // 10)
+    fewer = Counter(word for line in scaled(counts) for word in line.split())
+    assert all(abs(fewer[word] - n / 10) < 1 for word, n in counts.items())
+    assert abs(sum(fewer[f"once{i}"] for i in range(20_000)) - 2000) < 150, "three standard deviations are 127"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_the_other_models_encode_as_their_plain_tokenizers_do(corpus: Artifact, kind: str):
+    made = train_vocabulary.fn(Vocabulary(model=kind, entries=1000), corpus)
+    plain, rng = load(made.path), random.Random(5)
+    known = plain.get_vocab()
+    assert sorted(known.values()) == list(range(1000))
+    assert [known[token] for token in SPECIALS] == [0, 1, 2, 3, 4]
+    texts = AWKWARD + [random_text(rng, sorted(known), 60) for _ in range(200)]
+    for text, ids in zip(texts, encode(plain, texts), strict=True):
+        assert ids.tolist() == plain.encode(text, add_special_tokens=False).ids
+    text = "the committee carried a long letter near the harbour"
+    assert plain.decode(encode(plain, [text])[0].tolist()) == text
+    theirs = AutoTokenizer.from_pretrained(made.path)
+    assert theirs(text)["input_ids"] == [CLS, *encode(plain, [text])[0].tolist(), SEP]
+
+
+def test_an_encoder_that_forgets_encodes_the_same(tokenizer: Tokenizer, texts: list[str], monkeypatch):
+    expected = [ids.tolist() for ids in encode(tokenizer, texts)]
+    monkeypatch.setattr(vocabulary, "KNOWN_WORDS", 100)
+    monkeypatch.setattr(vocabulary, "LEARNED_AT_ONCE", 30)
+    encoder = Encoder(tokenizer)
+    found = [encoder([text]).ids.tolist() for text in texts]
+    assert found == expected
+    assert len(encoder.places) < 3000
+
+
+def test_more_than_65536_entries_have_ids_of_32_bits():
+    many = {f"w{i}": 3 for i in range(70_000)}
+    tokenizer = vocabulary.tokenizer_of(
+        vocabulary.WordPiece({word: i for i, word in enumerate([*SPECIALS, *many])}, unk_token="[UNK]")
+    )
+    ids, ends = Encoder(tokenizer)(["w69999 w0", "w65531"])
+    assert (ids.dtype, ids.tolist(), ends.tolist()) == (np.uint32, [70_004, 5, 65_536], [2, 3])
+
+
+def test_tokens_are_counted_as_encoded_and_long_words_by_their_characters(tokenizer: Tokenizer, texts: list[str]):
+    plain = [text for text in texts + AWKWARD if not re.search(r"\S{101}", text)]
+    assert Encoder(tokenizer).tokens(plain).tolist() == [len(ids) for ids in encode(tokenizer, plain)]
+    assert Encoder(tokenizer).tokens(["a " + "x" * 101, "", "!" * 100 + " ."]).tolist()[:2] == [102, 0]
+
+
+def test_a_word_of_five_megabytes_is_one_unknown_token(tokenizer: Tokenizer):
+    word = "ab" * 2_500_000
+    [before, inside, after] = encode(tokenizer, [f"{word} the", f"the {word}, the", word])
+    assert before.tolist() == [UNK, *encode(tokenizer, ["the"])[0]]
+    assert inside.tolist() == [*encode(tokenizer, ["the"])[0], UNK, *encode(tokenizer, [", the"])[0]]
+    assert after.tolist() == [UNK]
+
+
+def test_the_entries_are_listed_with_their_kind_and_use(corpus: Artifact, texts: list[str]):
+    made = train_vocabulary.fn(Vocabulary(entries=1000), corpus)
+    entries = pq.read_table(made.path / "entries.parquet").to_pylist()
+    assert {e["entry"]: e["id"] for e in entries} == load(made.path).get_vocab()
+    used = Counter(i for ids in encode(load(made.path), texts) for i in ids.tolist())
+    assert [e["occurrences"] for e in entries] == [used[i] if i != UNK else 0 for i in range(1000)]
+    assert made.stats["unused"] == sum(not used[i] for i in range(5, 1000))
+    table = {row["kind"]: row for row in made.stats["table"]}
+    assert sum(row["entries"] for row in table.values()) == 1000
+    assert table["special"]["entries"] == 5
+    assert 99.9 < sum(row["% of tokens"] for row in table.values()) < 100.1
+    kinds = {"the": "letters", "##ing": "letters", "1984": "digits", "##...": "punctuation", "x86": "mixed",
+             "[SEP]": "special", "▁the": "letters", "__": "punctuation"}  # fmt: skip
+    assert {entry: kind_of(entry) for entry in kinds} == kinds
+
+
+def test_real_text_is_encoded_as_the_plain_tokenizer_does(real_data: Path, store: Path):
+    files = sorted(map(str, real_data.glob("pile-like/train-*.jsonl.zst")))
+    corpus = download.fn(Download(source="files", files=files[-1:], documents=0, megabytes=20))
+    made = train_vocabulary.fn(Vocabulary(entries=8192), corpus)
+    plain, texts = load(made.path), [d.text for d in documents_of(corpus)]
+    expected = [e.ids for e in plain.encode_batch_fast(texts, add_special_tokens=False)]
+    assert [ids.tolist() for ids in encode(plain, texts)] == expected

@@ -1,0 +1,96 @@
+"""The words of many texts at once, found by array operations: a run of letters, digits and underscores, or of punctuation.
+
+They are those of the vocabulary's normaliser and pre-tokenizer (`tasks.vocabulary`), which a test holds for every code
+point. Each different word is then encoded, counted or hashed once, which is several times faster than doing so where it stands.
+"""
+
+import string
+import unicodedata
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+SLICE = 1 << 18  # bytes looked at at once: what fits in a core's cache
+SPACES = b"\t\n\v\f\r "
+DROPPED = bytes(c for c in range(128) if c < 32 and c not in SPACES) + b"\x7f"
+LOWER = bytes(range(256)).lower()
+PUNCTUATION, SPACE, WORD = range(3)
+KINDS = bytes(
+    SPACE if c in SPACES else WORD if chr(c) in string.ascii_letters + string.digits + "_" else PUNCTUATION
+    for c in range(256)
+)
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, with its bits well spread: 2^64 over the golden ratio
+SHIFT = np.uint64(32)
+
+
+class Words(NamedTuple):
+    """The words of some texts: those of text i are `different[k] for k in indices[ends[i - 1]:ends[i]]`."""
+
+    different: list[str]
+    indices: np.ndarray  # (words,) int32
+    ends: np.ndarray  # (texts,) int64
+
+
+def normalise(text: str) -> bytes:
+    """Plain quotes, no accents, lower case; printable ASCII and white space only."""
+    if "``" in text:
+        text = text.replace("``", '"')
+    if "''" in text:
+        text = text.replace("''", '"')
+    if not text.isascii():
+        text = unicodedata.normalize("NFD", text)  # a letter with an accent becomes the letter, then the accent
+    return text.encode("ascii", "ignore").translate(LOWER, DROPPED)
+
+
+def split(texts: list[str]) -> Words:
+    """The words of the texts, in order. Takes about ten times the memory of the texts."""
+    plain = [normalise(text) for text in texts]
+    joined = b"\n".join([*plain, b""])
+    starts, lengths = _runs(joined)
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    letters = pa.py_buffer(joined.translate(None, SPACES))  # no word holds white space: these are all of them in a row
+    words = pa.LargeStringArray.from_buffers(len(lengths), pa.py_buffer(offsets), letters).dictionary_encode()
+    text_ends = np.cumsum([len(p) + 1 for p in plain], dtype=np.int64)
+    return Words(words.dictionary.to_pylist(), words.indices.to_numpy(), np.searchsorted(starts, text_ends))
+
+
+def _runs(data: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Where the words begin, and how long they are: runs of bytes of one kind, but for white space."""
+    kinds = np.frombuffer(data.translate(KINDS), dtype=np.uint8)
+    edges = [np.zeros(min(1, len(kinds)), dtype=np.int64)]
+    for start in range(1, len(kinds), SLICE):
+        here = kinds[start - 1 : start + SLICE]
+        edges.append(np.flatnonzero(here[1:] != here[:-1]) + start)
+    starts = np.concatenate(edges)
+    are_words = kinds[starts] != SPACE
+    return starts[are_words], np.diff(starts, append=len(kinds))[are_words]
+
+
+def hashes(words: Words) -> np.ndarray:
+    """(words,) uint64: the same number for the same word, everywhere."""
+    of_each = [xxhash.xxh3_64_intdigest(word.encode()) for word in words.different]
+    return np.array(of_each, dtype=np.uint64)[words.indices]
+
+
+def grams(hashed: np.ndarray, ends: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The hashes of all runs of `n` words within a text, uint64, and where those of each text end.
+
+    `hashed` and `ends` are those of the single words. A text of fewer than n words has none.
+    """
+    last = max(0, len(hashed) - n + 1)
+    found = np.zeros(last, dtype=np.uint64)
+    for i in range(n):  # a polynomial of the words, mod 2^64
+        found *= MULTIPLIER
+        found += hashed[i : last + i]
+    found ^= found >> SHIFT
+    found *= MULTIPLIER
+    found ^= found >> SHIFT
+    counts = np.diff(ends, prepend=0)
+    whole = np.ones(last, dtype=bool)
+    for back in range(1, n):  # those that begin so near to the end of a text run into the next
+        at = ends[counts >= back] - back
+        whole[at[at < last]] = False
+    return found[whole], np.cumsum(np.maximum(counts - n + 1, 0))
