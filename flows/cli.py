@@ -1,4 +1,4 @@
-"""The command line: cram run, ls, show, up, down."""
+"""The command line: cram run, ls, show, diff, up, down."""
 
 import json
 import os
@@ -19,6 +19,7 @@ from model import InputError
 if TYPE_CHECKING:  # importing it imports Prefect, whose settings `main` makes first
     from tasks.stage import Artifact
 
+LINE = 120  # characters of JSON on one line
 SERVER_SECONDS = 120  # for Prefect's temporary server to start on a busy machine
 SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the user has set comes first
     "PREFECT_HOME": str(HOME / ".prefect"),
@@ -128,16 +129,34 @@ def tell(artifact: "Artifact") -> None:
 
 
 def print_rows(rows: list[dict]) -> None:
-    """Print rows as a table."""
+    """Print rows as a table, or as several with the first column again where the terminal is too narrow for one."""
     if not rows:
         return
-    table = Table(box=None, header_style="bold")
-    for name, value in rows[0].items():
-        table.add_column(name, justify="right" if isinstance(value, int | float) else "left")
-    for row in rows:
-        cells = (f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v) for v in row.values())
-        table.add_row(*map(escape, cells))
-    console.print(table)
+    cells = {name: [cell(row[name]) for row in rows] for name in rows[0]}
+    widths = {name: max(map(len, [*found, *name.split()]), default=0) for name, found in cells.items()}
+    first, *others = cells
+    while True:
+        chosen, room = [first], console.width - widths[first] - 2
+        while others and (len(chosen) == 1 or widths[others[0]] + 2 <= room):
+            room -= widths[others[0]] + 2
+            chosen.append(others.pop(0))
+        table = Table(box=None, header_style="bold")
+        for name in chosen:
+            justify = "right" if isinstance(rows[0][name], int | float) else "left"
+            table.add_column(
+                escape(name), justify=justify, width=min(widths[name], console.width // 2), overflow="fold"
+            )
+        for row in zip(*map(cells.get, chosen), strict=True):
+            table.add_row(*map(escape, row))
+        console.print(table)
+        if not others:
+            return
+        console.print()
+
+
+def cell(value: Any) -> str:
+    """A value of a table."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def shorten(path: Path) -> Path:
@@ -164,6 +183,21 @@ def flat(value: Any, path: str = "") -> dict[str, str]:
             k: v for name, inner in value.items() for k, v in flat(inner, f"{path}.{name}" if path else name).items()
         }
     return {path: json.dumps(value) if not isinstance(value, str) else value}
+
+
+def laid_out(value: Any, indent: str = "") -> str:
+    """JSON, with each value that is short enough on one line."""
+    line = json.dumps(value)
+    if len(indent) + len(line) <= LINE or not value or not isinstance(value, dict | list):
+        return line
+    inner = indent + "  "
+    if isinstance(value, dict):
+        lines = [f"{inner}{json.dumps(name)}: {laid_out(item, inner)}" for name, item in value.items()]
+    else:
+        lines = [f"{inner}{laid_out(item, inner)}" for item in value]
+    return "\n".join(
+        ["{" if isinstance(value, dict) else "[", ",\n".join(lines), indent + ("}" if isinstance(value, dict) else "]")]
+    )
 
 
 def brief(value: str) -> str:
@@ -223,8 +257,68 @@ def show(
     stats = dict(about["stats"])
     rows = stats.pop("table", [])
     console.print("\n[bold]stats[/]")
-    console.print(json.dumps(stats, indent=2), markup=False, highlight=False)
+    console.print(laid_out(stats), markup=False, highlight=False, soft_wrap=True)
     print_rows(rows)
+
+
+@app.command()
+def diff(
+    stage: Annotated[str, typer.Argument(help="Of which stage.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A key, the beginning of one, or `latest`.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    samples: Annotated[int, typer.Option(min=0, max=1000, help="Documents to show of each kind, for `filter`.")] = 5,
+) -> None:
+    """Print what differs between two artifacts of a stage; of two filters, also which documents only one of them keeps."""
+    check_stages([stage])
+    from tasks.stage import find
+
+    found = {"A": find(stage, a), "B": find(stage, b)}
+    if found["A"] == found["B"]:
+        raise InputError(f"Both are {found['A'].name}. Give two different artifacts; `cram ls {stage}` lists them.")
+    manifests = {name: artifact.manifest for name, artifact in found.items()}
+    for name, artifact in found.items():
+        console.print(f"{name}: [bold]{artifact.name}[/]  finished {manifests[name]['finished']}", highlight=False)
+    about = [flat({key: m[key] for key in ("version", "params", "inputs")}) for m in manifests.values()]
+    console.print("\n[bold]what differs in parameters and inputs[/]")
+    print_rows(differing(*about) or [{"": "nothing"}])
+    if stage == "filter":
+        print_filters(*found.values(), samples)
+        return
+    console.print("\n[bold]what differs in statistics[/]")
+    stats = [flat({k: v for k, v in m["stats"].items() if k != "table"}) for m in manifests.values()]
+    print_rows(differing(*stats) or [{"": "nothing"}])
+
+
+def differing(a: dict[str, str], b: dict[str, str]) -> list[dict]:
+    """Rows of what is not the same in both."""
+    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+    return [{"": name, "A": brief(a.get(name, "-")), "B": brief(b.get(name, "-"))} for name in names]
+
+
+def print_filters(a: "Artifact", b: "Artifact", samples: int) -> None:
+    """Print which documents two filters kept, and samples of those that only one did."""
+    from tasks.diff import compare
+
+    if a.manifest["inputs"] != b.manifest["inputs"]:
+        console.print(
+            "\nTheir inputs differ, so documents are compared by id, and either may have some that the other was not given."
+        )
+    found = compare(a, b, samples)
+    console.print("\n[bold]documents[/]")
+    print_rows(found["sources"])
+    console.print("\n[bold]what only one of them keeps, by what each says[/]")
+    print_rows(found["changes"] or [{"": "nothing"}])
+    for name, what in (("dropped", "A keeps and B drops"), ("added", "B keeps and A drops")):
+        if found[name]:
+            console.print(f"\n[bold]samples of what {what}[/]")
+        for sample in found[name]:
+            verdicts = "; ".join(
+                f"{x}: {sample[f'{x} tokens_per_char']} tokens a character, {sample[f'{x} verdict']}" for x in "AB"
+            )
+            console.print(
+                f"{sample['id']} ({sample['source']})  {verdicts}", markup=False, highlight=False, soft_wrap=True
+            )
+            console.print(f"    {' '.join(sample['text'].split())}", markup=False, highlight=False, style="dim")
 
 
 @app.command()

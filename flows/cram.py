@@ -8,6 +8,7 @@ from flows.plan import Plan
 from flows.recipes import Override, RecipeName, StageName, Use, resolve
 from model import InputError
 from tasks.corpus import download
+from tasks.decontaminate import decontaminate
 from tasks.dedup import deduplicate
 from tasks.filter import drop_incompressible
 from tasks.glue import finetune
@@ -55,7 +56,8 @@ def cram(
     plan = Plan(until, use, refresh)
     corpus = plan(download, r.download)
     unique = plan(deduplicate, r.deduplicate, corpus)
-    kept = plan(drop_incompressible, r.filter, unique)
+    clean = plan(decontaminate, r.decontaminate, unique)
+    kept = plan(drop_incompressible, r.filter, clean)
     words = plan(train_vocabulary, r.vocabulary, kept)
     sequences = plan(tokenize, r.tokenize, kept, words)
     bert = plan(pretrain, r.pretrain, sequences)

@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 
 from model import InputError
 from tasks.corpus import Download
+from tasks.decontaminate import Decontaminate
 from tasks.dedup import Deduplicate
 from tasks.filter import Filter
 from tasks.glue import Finetune
@@ -22,6 +23,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     download: Download = Download()
     deduplicate: Deduplicate = Deduplicate()
+    decontaminate: Decontaminate = Decontaminate()
     filter: Filter = Filter()
     vocabulary: Vocabulary = Vocabulary()
     tokenize: Tokenize = Tokenize()
@@ -31,7 +33,9 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 STAGES = tuple(Recipe.model_fields)
-StageName = Literal["download", "deduplicate", "filter", "vocabulary", "tokenize", "pretrain", "finetune", "report"]
+StageName = Literal[
+    "download", "deduplicate", "decontaminate", "filter", "vocabulary", "tokenize", "pretrain", "finetune", "report"
+]
 RecipeName = Literal["crammed-bert", "pocket", "demo"]
 
 DELTAS: dict[str, dict] = {
@@ -110,9 +114,11 @@ def resolve(name: str, override: dict) -> Recipe:
             f'override is {override!r}; expected an object like {{"filter": {{"max_tokens_per_char": 0.25}}}}.'
         )
     try:
-        return Recipe.model_validate(merge(merge(Recipe().model_dump(), DELTAS[name]), override))
+        found = Recipe.model_validate(merge(merge(Recipe().model_dump(), DELTAS[name]), override))
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
+    data = found.decontaminate.data or found.finetune.data  # of what the model is scored on, the corpus has to be free
+    return found.model_copy(update={"decontaminate": found.decontaminate.model_copy(update={"data": data})})
 
 
 def sentence(problem: dict) -> str:

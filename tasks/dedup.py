@@ -1,77 +1,234 @@
-"""Deduplicate: of documents with the same text, only the first is kept.
+"""Deduplicate: whole documents of the same text, documents of nearly the same words, long passages that stood before.
 
 Reads   the parts of a corpus.
-Writes  part-00000.parquet …, the same parts without the duplicates, in the same order.
+Writes  part-00000.parquet …  the same parts without the duplicates, in the same order
+        duplicates.jsonl      a few of the pairs that each method found: what was kept, and what was dropped or cut for it
 """
 
+import json
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow.parquet as pq
+import pyarrow as pa
 import xxhash
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from tasks.corpus import SCHEMA, Tally, add_up, batches, parts, table
+from tasks import near, runs, substrings
+from tasks.columns import SAMPLE_CHARACTERS, count, documents_at, smallest, tables, views, writer
+from tasks.corpus import Tally, add_up, parts
+from tasks.near import MinHash
 from tasks.parallel import over_parts
 from tasks.stage import WORK, Artifact, Params, stage
+from tasks.substrings import Substring
+
+REASONS = {"exact": "duplicate", "minhash": "near-duplicate", "substring": "substring"}
+Method = Literal["exact", "minhash", "substring"]
 
 
 class Deduplicate(Params):
-    """What counts as a duplicate."""
+    """What counts as a duplicate, and what becomes of it. The first copy, in the order of the corpus, always stays."""
 
-    method: Literal["exact", "none"] = Field("exact", description="exact: the same text, character by character.")
+    methods: list[Method] = Field(
+        ["exact"],
+        description="exact: drop documents of the same text; minhash: drop those of nearly the same words; substring: cut "
+        "passages that stood before. Each works on what the one before it left; []: keep all.",
+    )
+    minhash: MinHash = Field(MinHash(), description="Which documents are near-duplicates.")
+    substring: Substring = Field(Substring(), description="Which passages are cut.")
+
+    @model_validator(mode="after")
+    def _each_once_and_no_idle_settings(self) -> "Deduplicate":
+        if len(set(self.methods)) < len(self.methods):
+            raise ValueError(f"methods is {self.methods}: name each method once")
+        for name in ("minhash", "substring"):
+            if name not in self.methods and getattr(self, name) != type(getattr(self, name))():
+                raise ValueError(
+                    f"{name} has settings, but methods is {self.methods}: add '{name}' to it, or leave them out"
+                )
+        return self
+
+    def identity(self) -> dict:
+        """The methods in their order, with their settings."""
+        return {"methods": [[name, self.settings(name)] for name in self.methods]}
+
+    def settings(self, method: str) -> dict:
+        """The settings of one method."""
+        return getattr(self, method).model_dump(mode="json") if hasattr(self, method) else {}
 
 
-def digest_part(part: Path, out: Path) -> dict:
-    """Write the 128-bit digests of a part's documents."""
-    digests = [xxhash.xxh3_128_digest(d.text.encode(errors="surrogatepass")) for batch in batches(part) for d in batch]
-    with out.open("wb") as file:
-        np.save(file, np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2))
-    return {"documents": len(digests)}
+def digest_part(number: int, part: Path, work: Path) -> dict:
+    """Write the 128-bit digests of the different texts in a part, and which documents repeat one of them."""
+    joined = [b"".join(map(xxhash.xxh3_128_digest, views(table["text"]))) for table in tables(part, ("text",))]
+    digests = np.frombuffer(b"".join(joined), dtype="<u8").reshape(-1, 2)
+    order, first = grouped(digests)
+    new = order == first
+    sizes = np.diff(np.flatnonzero(new), append=len(order))
+    runs.save_run(work / f"digests/{part.stem}", *digests[order[new]].T, runs.address(number, order[new]), sizes)
+    save_drops(work / f"drops/{part.stem}", runs.address(number, order), runs.address(number, first))
+    return {"different": int(new.sum())}
 
 
-def keep_first(part: Path, keep: Path, out: Path) -> dict:
-    """Write the documents of a part that `keep`, a file of booleans, marks."""
-    kept, dropped, marks, row = Tally(), Tally(), np.load(keep), 0
-    with pq.ParquetWriter(out, SCHEMA, compression="zstd") as file:
-        for batch in batches(part):
-            chosen = []
-            for document in batch:
-                (kept if marks[row] else dropped).add(document)
-                if marks[row]:
-                    chosen.append(document)
-                row += 1
-            if chosen:
-                file.write_table(table(chosen))
-    return {"kept": kept.counts(), "dropped": dropped.counts()}
-
-
-def first_occurrences(digests: np.ndarray) -> np.ndarray:
-    """Which rows of (n, 2) digests stand for the first time."""
-    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal digests stay in the order of the corpus
-    ranked = digests[order]
+def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of (n, 2) digests in their order, equal ones as they were; and for each the first that equals it."""
+    order = np.lexsort((digests[:, 1], digests[:, 0]))
     new = np.ones(len(order), dtype=bool)
-    new[1:] = (ranked[1:] != ranked[:-1]).any(axis=1)
-    first = np.zeros(len(order), dtype=bool)
-    first[order[new]] = True
-    return first
+    new[1:] = (digests[order[1:]] != digests[order[:-1]]).any(axis=1)
+    return order, order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
 
 
-@stage(version=1, resumes=True)
+def save_drops(run: Path, addresses: np.ndarray, firsts: np.ndarray) -> None:
+    """Write which documents are not the first of their kind, and the first."""
+    later = np.flatnonzero(addresses != firsts)
+    later = later[np.argsort(addresses[later])]
+    runs.save_run(run, addresses[later], firsts[later])
+
+
+def match(low: int, high: int, work: Path, out: Path) -> dict:
+    """Of the parts' digests in a range, write which stood before in another part, and where; count how many are the same."""
+    found = runs.runs(work / "digests", "part-*")
+    *digests, addresses, sizes = runs.load_range(found, low, high, arrays=4)
+    order, first = grouped(np.stack(digests, axis=1))
+    starts = np.flatnonzero(order == first)
+    totals = np.add.reduceat(sizes[order], starts) if len(starts) else starts
+    save_drops(out, addresses[order], addresses[first])
+    return {"sizes": Counter(totals[totals > 1].tolist())}
+
+
+def find_copies(found: list[Path], work: Path) -> tuple[Counter, dict]:
+    """Find the documents whose text stood before, and write them with the first of that text as runs in work/drops.
+
+    Returns the sizes of the clusters.
+    """
+    for name in ("digests", "drops"):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    counts = over_parts(digest_part, [(i, p, work) for i, p in enumerate(found)], work / "digested", "digest documents")
+    ranges = enumerate(runs.ranges(sum(r["different"] for r in counts)))
+    jobs = [(*bounds, work, work / f"drops/range-{i:05d}") for i, bounds in ranges]
+    sizes = Counter()
+    for result in over_parts(match, jobs, work / "matched", "find duplicates"):
+        sizes.update({int(size): n for size, n in result["sizes"].items()})
+    return sizes, {}
+
+
+def keep_rest(number: int, part: Path, drops: Path, out: Path) -> dict:
+    """Write the documents of a part that no run in `drops` names; count them, and give samples of the others."""
+    dropped, firsts = runs.load_range(runs.runs(drops, "*"), runs.address(number, 0), runs.address(number + 1, 0))
+    order = np.argsort(dropped)
+    dropped, firsts = dropped[order], firsts[order]
+    at = np.searchsorted(dropped, firsts)  # the first of a text in this part may be dropped for one in another part
+    again = np.flatnonzero(np.append(dropped, -1)[at] == firsts)
+    firsts[again] = firsts[at[again]]
+    kept, gone, samples, start = Tally(), Tally(), [], 0
+    with writer(out / part.name) as file:
+        for table in tables(part):
+            low, high = np.searchsorted(dropped, [runs.address(number, row) for row in (start, start + len(table))])
+            rows = runs.place_of(dropped[low:high]) - start
+            marks = np.ones(len(table), dtype=bool)
+            marks[rows] = False
+            rest, others = (
+                (table.filter(pa.array(marks)), table.take(pa.array(rows))) if len(rows) else (table, table[:0])
+            )
+            if len(rest):
+                file.write_table(rest)
+            count(kept, rest)
+            count(gone, others)
+            digests = [xxhash.xxh3_64_intdigest(view) for view in views(others["text"])]
+            samples += zip(digests, firsts[low:high].tolist(), dropped[low:high].tolist(), strict=True)
+            samples = smallest(samples)
+            start += len(table)
+    return {"kept": kept.counts(), "dropped": gone.counts(), "samples": samples}
+
+
+def distribution(sizes: Counter) -> dict:
+    """How many clusters there are, how large they are, and the largest."""
+    spread: Counter = Counter()
+    for size, number in sizes.items():
+        spread[(size - 1).bit_length()] += number
+    named = {"2" if p == 1 else f"{2 ** (p - 1) + 1}-{2**p}": spread[p] for p in sorted(spread)}
+    return {"number": sizes.total(), "largest": max(sizes, default=0), "sizes": named}
+
+
+def pairs(method: str, params: Deduplicate, samples: list[tuple], found: list[Path]) -> list[dict]:
+    """Samples as rows that a person can read: the document kept, the one dropped, and how similar they are."""
+    rows = []
+    for _, *addresses in samples:
+        [first], [other] = (documents_at(found[runs.part_of(a)], [runs.place_of(a)]) for a in addresses)
+        row = {"method": method}
+        if method == "minhash":
+            row["jaccard"] = round(near.similarity(first.text, other.text, params.minhash.words), 4)
+        for what, document in (("kept", first), ("dropped", other)):
+            row[what] = {**document._asdict(), "text": document.text[:SAMPLE_CHARACTERS]}
+        rows.append(row)
+    return rows
+
+
+def drop(method: str, params: Deduplicate, found: list[Path], out: Path, work: Path) -> dict:
+    """Drop whole documents by a method, and say which."""
+    sizes, compared = find_copies(found, work) if method == "exact" else near.find(params.minhash, found, work)
+    jobs = [(i, part, work / "drops", out) for i, part in enumerate(found)]
+    results = over_parts(keep_rest, jobs, work / "kept", "drop duplicates")
+    samples = smallest([s for result in results for s in result["samples"]])
+    return {
+        "kept": add_up([r["kept"] for r in results]),
+        "dropped": add_up([r["dropped"] for r in results]),
+        "stats": {"clusters": distribution(sizes), **compared},
+        "samples": pairs(method, params, samples, found),
+    }
+
+
+def cut(params: Deduplicate, found: list[Path], out: Path, work: Path) -> dict:
+    """Cut the passages that stood before, and say which."""
+    results = substrings.cut(params.substring, found, out, work)
+    sizes, rows = Counter(), []
+    for result in results:
+        sizes.update({int(size): number for size, number in result["sizes"].items()})
+    for _, first, other, place, size, text in smallest([s for result in results for s in result["samples"]]):
+        first = substrings.earliest(first, work)
+        row, byte = substrings.row_and_byte(first, found, work)
+        [there] = documents_at(found[runs.part_of(first)], [row])
+        [here] = documents_at(found[runs.part_of(other)], [runs.place_of(other)])
+        places = {"kept": (there, byte), "cut": (here, place)}
+        named = {what: {"id": d.id, "source": d.source, "byte": at} for what, (d, at) in places.items()}
+        rows.append({"method": "substring", **named, "bytes": size, "text": text})
+    counts = {name: add_up([r[name] for r in results]) for name in ("kept", "dropped", "cut")}
+    return {
+        "kept": counts["kept"],
+        "dropped": counts["dropped"],
+        "stats": {"cut": counts["cut"], "passages": distribution(sizes)},
+        "samples": rows,
+    }
+
+
+@stage(version=2, resumes=True)
 def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
-    """Drop documents whose text stood before, in the order of the corpus; count them by source."""
-    found, work = parts(corpus), out / WORK
+    """Apply the methods one after the other; count what each dropped or cut, by source."""
+    found, work, results = parts(corpus), out / WORK, {}
     work.mkdir(exist_ok=True)
-    files = [work / f"{part.stem}.digests.npy" for part in found]
-    counts = over_parts(digest_part, list(zip(found, files, strict=True)), work / "digested", "digest documents")
-    digests = np.concatenate([np.load(file) for file in files])
-    first = first_occurrences(digests) if params.method == "exact" else np.ones(len(digests), dtype=bool)
-    ends = np.cumsum([result["documents"] for result in counts])[:-1]
-    jobs = []
-    for part, marks in zip(found, np.split(first, ends), strict=True):
-        np.save(work / f"{part.stem}.keep.npy", marks)
-        jobs.append((part, work / f"{part.stem}.keep.npy", out / part.name))
-    results = over_parts(keep_first, jobs, work / "kept", "drop duplicates")
-    kept, dropped = add_up([r["kept"] for r in results]), add_up([r["dropped"] for r in results])
-    return {"parts": len(found), **kept, "dropped": {"duplicate": dropped}}
+    if not params.methods:
+        jobs = [(i, part, work / "nothing", out) for i, part in enumerate(found)]
+        kept = add_up([result["kept"] for result in over_parts(keep_rest, jobs, work / "kept", "copy documents")])
+    for method in params.methods:
+        here, done = work / method, work / f"{method}.json"
+        written = out if method == params.methods[-1] else work / f"{method}-parts"
+        if not done.exists():
+            written.mkdir(exist_ok=True)
+            here.mkdir(exist_ok=True)
+            whole = method != "substring"
+            result = drop(method, params, found, written, here) if whole else cut(params, found, written, here)
+            done.with_suffix(".half").write_text(json.dumps(result))
+            done.with_suffix(".half").replace(done)
+        results[method] = json.loads(done.read_text())
+        kept = results[method]["kept"]
+        shutil.rmtree(here, ignore_errors=True)  # as large as the text, or more
+        found = [written / part.name for part in found]
+    with (out / "duplicates.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for r in results.values() for row in r["samples"])
+    return {
+        "parts": len(found),
+        **kept,
+        "dropped": {REASONS[method]: result["dropped"] for method, result in results.items()},
+        **{method: result["stats"] for method, result in results.items()},
+    }

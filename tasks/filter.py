@@ -23,7 +23,7 @@ from tasks import plots
 from tasks.corpus import SCHEMA, Tally, add_up, batches, parts, table
 from tasks.parallel import over_parts
 from tasks.stage import WORK, Artifact, Params, stage
-from tasks.vocabulary import Encoder, count, load, save, share, train
+from tasks.vocabulary import count, encoder_of, load, save, share, train
 
 ZSTD_LEVEL = 3
 RATIOS = ("tokens_per_char", "zstd_ratio")
@@ -91,7 +91,7 @@ def verdict(characters: int, tokens: int, zstd_ratio: float, params: Filter) -> 
 
 def filter_part(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -> dict:
     """Measure the documents of a part, write those kept and all measurements, and return counts and samples."""
-    encoder, compressor = Encoder(load(tokenizer_folder)), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+    encoder, compressor = encoder_of(tokenizer_folder), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
     tallies = {name: Tally() for name in ("kept", *reasons(params))}
     samples: dict[tuple[str, str], list] = {}
     tokens_kept = 0

@@ -8,7 +8,9 @@ Writes  predictions.parquet (split, row, label, prediction, scores), scores.json
 
 import functools
 import json
-from collections.abc import Iterator
+import logging
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,13 +22,15 @@ from pydantic import Field, model_validator
 
 from model import InputError
 from model.settings import Finetuning
-from tasks import probes, sources, vocabulary
+from tasks import hub, probes, sources, vocabulary
 from tasks.pretrain import LINEAGE
 from tasks.progress import Progress
 from tasks.stage import Artifact, Params, stage
 
-HUB_GLUE = sources.HubSource("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "")
+HUB_GLUE = hub.Source("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "")
+HUB_SECONDS = 10  # for the hub to say that it is there
 LABEL = "label"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,13 +132,17 @@ def find_splits(data: str, task: str) -> dict[str, list[Path]]:
     return hub_splits(task) if data == HUB_GLUE.repository else local_splits(Path(data).expanduser(), task)
 
 
+def split_files(folder: Path, task: str, split: str) -> list[Path]:
+    """The Parquet files of one split in a local GLUE folder; none where there are none."""
+    found = (folder / task).glob(f"{split}*.parquet")
+    return sorted(p for p in found if p.stem == split or p.stem.startswith(f"{split}-"))
+
+
 def local_splits(folder: Path, task: str) -> dict[str, list[Path]]:
     """The Parquet files of each split of a task in a local GLUE folder."""
     found = {}
     for split in ("train", *TASKS[task].validation):
-        files = sorted(
-            p for p in (folder / task).glob(f"{split}*.parquet") if p.stem == split or p.stem.startswith(f"{split}-")
-        )
+        files = split_files(folder, task, split)
         if not files:
             present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else "none"
             raise InputError(
@@ -148,18 +156,68 @@ def local_splits(folder: Path, task: str) -> dict[str, list[Path]]:
 @functools.cache  # asked once before the model is trained, and not again by the runs a day later
 def hub_splits(task: str) -> dict[str, list[Path]]:
     """The same from the hub, brought here."""
-    names = {
-        split: sources.hub_files(
-            sources.HubSource(HUB_GLUE.repository, HUB_GLUE.revision, rf"{task}/{split}-\d+-of-\d+\.parquet")
+    found = {}
+    for split in ("train", *TASKS[task].validation):
+        pattern = rf"{task}/{split}-\d+-of-\d+\.parquet"
+        source = hub.Source(HUB_GLUE.repository, HUB_GLUE.revision, pattern, folder=task)
+        found[split] = [hub.bring(source, file) for file in hub.files(source)]
+    return found
+
+
+def evaluation_splits(task: str) -> list[str]:
+    """The names of a task's validation and test splits."""
+    return [
+        f"{kind}{split.removeprefix('validation')}"
+        for kind in ("validation", "test")
+        for split in TASKS[task].validation
+    ]
+
+
+def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, list[Path]]]:
+    """The Parquet files at hand of the validation and test splits of GLUE tasks, by task and split.
+
+    From the hub: all, or where it can't be reached those in its cache. From a folder: those in it, where test splits
+    and whole tasks may be missing. Raises InputError for a folder that has none.
+    """
+    folder, found = Path(data).expanduser(), {}
+    for task in (name for name in TASKS if name in tasks):
+        files = {
+            split: hub_evaluation().get((task, split), [])
+            if data == HUB_GLUE.repository
+            else split_files(folder, task, split)
+            for split in evaluation_splits(task)
+        }
+        if at_hand := {split: paths for split, paths in files.items() if paths}:
+            found[task] = at_hand
+    if not found and data != HUB_GLUE.repository:
+        raise InputError(
+            f"{folder} {'holds no' if folder.is_dir() else 'is no directory with'} <task>/validation.parquet or <task>/test.parquet of "
+            f"{', '.join(tasks)}. Expected the files of {HUB_GLUE.repository}; mend finetune.data (or decontaminate.data)."
         )
-        for split in ("train", *TASKS[task].validation)
-    }
+    return found
 
-    def local(name: str) -> Path:
-        with sources.open_hub(HUB_GLUE, name, whole=True) as file:
-            return Path(file.name)
 
-    return {split: [local(name) for name in shards] for split, shards in names.items()}
+@functools.cache  # the answer enters a key, so it must stay the same while a run lasts
+def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
+    """The validation and test splits that are at hand from the hub, brought here if it can be reached."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    about = {"repo_type": "dataset", "revision": HUB_GLUE.revision}
+    wanted = [(task, split) for task in (*GLUE, "wnli") for split in evaluation_splits(task)]
+    names = {f"{task}/{split}-00000-of-00001.parquet": (task, split) for task, split in wanted}  # at that commit
+    cached = {split: try_to_load_from_cache(HUB_GLUE.repository, name, **about) for name, split in names.items()}
+    found = {split: [Path(path)] for split, path in cached.items() if isinstance(path, str)}
+    if len(found) == len(names):
+        return found
+    try:  # one quick request first: without a network a listing tries for half a minute
+        HfApi().dataset_info(HUB_GLUE.repository, revision=HUB_GLUE.revision, timeout=HUB_SECONDS)
+        source = hub.Source(HUB_GLUE.repository, HUB_GLUE.revision, "|".join(map(re.escape, names)))
+        for file in hub.files(source):
+            found[names[file.name]] = [hub.bring(source, file)]
+    except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
+        told = problem if isinstance(problem, InputError) else hub.error(HUB_GLUE.repository, problem)
+        log.warning("%s", told)
+    return found
 
 
 def splits(run: FinetuneRun, pretrained: Artifact) -> dict[str, pa.Table]:

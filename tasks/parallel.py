@@ -1,26 +1,44 @@
-"""Work over the parts of a corpus, in as many processes as the machine has cores.
+"""Work over the parts of a corpus, in as many processes as the machine has cores, or on a Dask cluster.
 
-Results depend on part boundaries, never on the number of workers, and a finished part is not done again.
+Results depend on part boundaries, never on the number of workers or where they are, and a finished part is not done again.
 """
 
+import ctypes
+import fcntl
 import json
 import logging
 import multiprocessing
 import os
 import resource
+import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing.connection import wait
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import ModuleType
 
 from model import InputError
 from tasks.progress import Progress
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # of each library
+# by the fork server, with the libraries that they import
+PRELOADED = ["tasks.decontaminate", "tasks.dedup", "tasks.filter", "tasks.tokens", "tasks.vocabulary"]
+SECONDS_BETWEEN_CHECKS = 2
+HOME = Path(__file__).resolve().parents[1]
 log = logging.getLogger(__name__)
+libc = ctypes.CDLL(None, use_errno=True)
+starting = threading.Lock()  # while workers are started, what they take over from this process is changed
 peak_mib = 0.0  # the largest resident memory of any worker since it was last set to zero
+cpu_seconds = 0.0  # of all workers, the same
+
+# submit(work, job, marker), whose future gives what `finish` does; and what to call now and then while waiting
+Place = tuple[Callable[..., Future], Callable[[], None]]
 
 
 def workers() -> int:
@@ -31,66 +49,171 @@ def workers() -> int:
     return int(asked or len(os.sched_getaffinity(0)))
 
 
-def _start_worker() -> None:
-    """Die with the parent, even when it is killed; leave the other cores to the other workers."""
+def ensure_fork_server() -> None:
+    """Start the process that workers are forked from, if it does not run: it imports once what they all need.
+
+    It has a single thread, so a fork of it is safe, as one of this process is not. It ends with this process and
+    the last worker.
+    """
+    searched = os.pathsep.join(filter(None, (str(HOME), os.environ.get("PYTHONPATH"))))
+    own = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTHONSAFEPATH": "1", "PYTHONPATH": searched}
+    changed = ONE_THREAD | own  # our own `tasks`, not a directory of that name where cram was started
+    before = {name: os.environ.get(name) for name in changed}
+    resource_tracker.ensure_running()  # which would end the blocking
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process to handle
+    os.environ.update(changed)
+    try:
+        forkserver.set_forkserver_preload(PRELOADED)
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def start_worker(stop: Connection, environment: dict[str, str]) -> None:
+    """Take over the parent's environment; end when the parent dies, even if killed, or gives up the work."""
 
     def watch() -> None:
-        wait([multiprocessing.parent_process().sentinel])
+        wait([stop])  # nothing is ever sent; its other end is closed
         os._exit(1)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent to handle
+    os.environ.clear()
+    os.environ.update(environment | ONE_THREAD)
     threading.Thread(target=watch, daemon=True).start()
-    os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
 
 
 @contextmanager
-def executor(processes: int) -> Iterator[Executor]:
-    """Where parts are worked on: processes started afresh, since a fork of a threaded process can hang."""
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker)
+def without_main() -> Iterator[None]:
+    """Have workers import the module of their work only: a script that was started would run once more in each."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
     try:
-        yield pool
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextmanager
+def processes(count: int, label: str) -> Iterator[Place]:
+    """Workers on this machine, at most so many; they end with the work, and none outlives this process."""
+    context = multiprocessing.get_context("forkserver")
+    with starting, without_main():
+        ensure_fork_server()
+        first = context.Process(target=int)  # who interrupts the imports interrupts this, which has nothing to lose
+        first.start()
+        first.join()
+    stop, held = multiprocessing.Pipe(duplex=False)
+    given = (stop, dict(os.environ))
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=start_worker, initargs=given)
+
+    def submit(*task) -> Future:
+        with starting, without_main():
+            return pool.submit(finish, *task)
+
+    try:
+        yield submit, lambda: None
+    except BaseException as error:
+        held.close()  # what the others are at, at most a part each, is given up
+        if isinstance(error, BrokenProcessPool):
+            raise InputError(
+                f"A worker process of '{label}' was killed, most likely for lack of memory ({count} were running). "
+                "Run again with CRAM_WORKERS=1; the finished parts are kept."
+            ) from error
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
+        held.close()
+        stop.close()
 
 
-def _finish(work: Callable[..., dict], job: tuple, done: Path) -> tuple[dict, float]:
-    """The result of work(*job), kept in the file `done` for a rerun; and this process's peak memory, MiB."""
-    if done.exists():
-        return json.loads(done.read_text()), 0.0
-    result = work(*job)
-    half = done.with_suffix(".half")
-    half.write_text(json.dumps(result))
-    half.replace(done)
-    return result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def remembered(done: Path) -> dict | None:
+    """The result of a finished part, or None."""
+    try:
+        return json.loads(done.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def finish(work: Callable[..., dict], job: tuple, done: Path) -> tuple[dict, float, float]:
+    """The result of work(*job), kept in the file `done` for a rerun; CPU seconds that took; this process's peak memory, MiB.
+
+    The part is locked: a worker of a cluster that was taken for lost may still be at it.
+    """
+    half, start = done.with_suffix(".half"), time.process_time()
+    with half.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if (result := remembered(done)) is None:
+            text = json.dumps(work(*job))
+            file.truncate(0)
+            file.write(text)
+            file.flush()
+            if libc.syncfs(file.fileno()):  # a marker that outlives a power cut vouches for files that do
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(half))
+            half.replace(done)
+            result = json.loads(text)  # the same as a rerun would read
+    return result, time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def completed(futures: dict[Future, int], check: Callable[[], None]) -> Iterator[Future]:
+    """The futures, each when it is done; calls `check` every few seconds while waiting."""
+    waiting = set(futures)
+    while waiting:
+        try:
+            for future in as_completed(waiting, timeout=SECONDS_BETWEEN_CHECKS):
+                waiting.discard(future)
+                yield future
+        except TimeoutError:
+            check()
+
+
+def place(count: int, label: str, done: Path) -> AbstractContextManager[Place]:
+    """Where so many parts are worked on."""
+    if address := os.environ.get("CRAM_DASK"):
+        from tasks.cluster import cluster
+
+        return cluster(address, label, done)
+    return processes(min(workers(), count), label)
 
 
 def over_parts(work: Callable[..., dict], jobs: list[tuple], done: Path, label: str) -> list[dict]:
     """The results of work(*job), in the order of the jobs.
 
-    `work` is a module-level function that writes its files and returns counts as plain JSON. `done` is a directory in
-    the stage's draft that remembers finished jobs over a crash; the stage deletes it when it is through.
+    `work` is a module-level function that writes its files and returns counts as plain JSON. Its arguments are paths and
+    params: it may run in another process or on another machine. `done` is a directory in the stage's draft that
+    remembers finished jobs over a crash; the stage deletes it when it is through. An error in one job ends the others.
     """
-    global peak_mib
+    global cpu_seconds, peak_mib
     done.mkdir(parents=True, exist_ok=True)
     files = [done / f"{i:05d}.json" for i in range(len(jobs))]
-    results: list[dict] = [{}] * len(jobs)
-    processes = min(workers(), len(jobs))
-    with Progress(label, total=len(jobs), unit="part") as bar:
-        if processes <= 1:
-            for i, job in enumerate(jobs):
-                results[i], _ = _finish(work, job, files[i])
-                bar.update()
-            return results
-        try:
-            with executor(processes) as pool:
-                futures = {pool.submit(_finish, work, job, files[i]): i for i, job in enumerate(jobs)}
-                for future in as_completed(futures):
-                    results[futures[future]], peak = future.result()
-                    peak_mib = max(peak_mib, peak)
+    results = [remembered(file) for file in files]
+    left = [i for i, result in enumerate(results) if result is None]
+    alone = not os.environ.get("CRAM_DASK") and min(workers(), len(left)) <= 1
+    try:
+        with Progress(label, total=len(jobs), unit="part") as bar:
+            bar.update(len(jobs) - len(left))
+            if alone or not left:
+                for i in left:
+                    results[i], *_ = finish(work, jobs[i], files[i])
                     bar.update()
-        except BrokenProcessPool as error:
-            raise InputError(
-                f"A worker process of '{label}' was killed, most likely for lack of memory ({processes} were running). "
-                "Run again with CRAM_WORKERS=1; the finished parts are kept."
-            ) from error
+                return results
+            if work.__module__ == "__main__":
+                raise InputError(
+                    f"'{label}' runs in other processes, which import its function {work.__name__} by name; it was defined "
+                    "in the script or notebook that was started. Move it to a module of its own."
+                )
+            with place(len(left), label, done) as (submit, check):
+                futures = {submit(work, jobs[i], files[i]): i for i in left}
+                for future in completed(futures, check):
+                    results[futures[future]], seconds, peak = future.result()
+                    cpu_seconds, peak_mib = cpu_seconds + seconds, max(peak_mib, peak)
+                    bar.update()
+    except MemoryError as error:
+        raise InputError(
+            f"'{label}' ran out of memory. Run again with fewer workers at once (CRAM_WORKERS=1) or smaller parts "
+            "(download.part_megabytes); the finished parts are kept."
+        ) from error
     return results

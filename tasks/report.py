@@ -100,7 +100,7 @@ def funnel(lineage: dict[str, dict]) -> list[dict]:
     found = []
     for name, about in lineage.items():
         stats = about["stats"]
-        if about["stage"] in ("download", "deduplicate", "filter", "tokenize"):
+        if about["stage"] in ("download", "deduplicate", "decontaminate", "filter", "tokenize"):
             row = {"stage": about["stage"], "artifact": name}
             row |= {what: stats.get(what) for what in ("documents", "characters", "tokens", "sequences")}
             if about["stage"] == "filter":
@@ -181,6 +181,46 @@ def probe_section(rows: list[dict]) -> list[str]:
     ]
 
 
+def contamination(lineage: dict[str, dict]) -> dict:
+    """Whether text of the downstream data was looked for in the corpus, and what was found."""
+    about = next((a for a in lineage.values() if a["stage"] == "decontaminate"), None)
+    if about is None:
+        return {"checked": False, "why": "the corpus did not pass the stage decontaminate"}
+    told = {
+        name: about["stats"].get(name) for name in ("checked", "why", "words", "not_at_hand", "documents_found", "cut")
+    }
+    told |= {"dropped": about["stats"]["dropped"]["contaminated"]["documents"], "tasks": about["stats"].get("tasks")}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def contamination_section(about: dict) -> list[str]:
+    """The same in words, with a table by task."""
+    title = "## Text of the downstream data in the corpus"
+    if not about["checked"]:
+        return [title, f"Not checked, because {about['why']}."]
+    tasks, n = about["tasks"], about["words"]
+    by_task = ", ".join(
+        f"{NAMES[name]} {counts['documents']:,}" for name, counts in tasks.items() if counts["documents"]
+    )
+    done = f"{about['dropped']:,} documents dropped"
+    if "cut" in about:
+        done = (
+            f"{about['cut']['characters']:,} characters cut from {about['cut']['documents']:,} documents, and " + done
+        )
+    short, all_ = (sum(counts[what] for counts in tasks.values()) for what in ("too_short", "sentences"))
+    lines = [
+        f"{done}{f' (found for {by_task})' if by_task else ''}: {about['documents_found']:,} had {n} words in a row that stand in a "
+        f"validation or test sentence. {short:,} of the {all_:,} sentences have fewer than {n} words, so they can't be found "
+        "this way."
+    ]
+    if about["not_at_hand"]:
+        lines.append(f"Not at hand, so not looked for: {', '.join(about['not_at_hand'])}.")
+    header = ["task", "splits", "sentences", "too short", "n-grams", "sentences found", "in documents"]
+    names = ("sentences", "too_short", "ngrams", "sentences_found", "documents")
+    rows = [[NAMES[t], ", ".join(c["splits"]), *(c[name] for name in names)] for t, c in tasks.items()]
+    return [title, *lines, markdown(header, rows)]
+
+
 def budget_section(about: dict) -> list[str]:
     """What was spent, and how fast."""
     stats, params = about["stats"], about["params"]
@@ -197,7 +237,7 @@ def budget_section(about: dict) -> list[str]:
     return ["## Budget", markdown(["", ""], rows)]
 
 
-@stage(version=1)
+@stage(version=2)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the page."""
     lineage = json.loads((runs[0].path / LINEAGE).read_text())
@@ -232,6 +272,8 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     sections += budget_section(pretrained)
     note = "Tokens behind the filter are those of its own measuring vocabulary; sequences are drawn from more where a limit says so."
     sections += ["## Data funnel", markdown(header, table), note]
+    text = contamination(lineage)
+    sections += contamination_section(text)
     names = [*lineage, *(run.name for run in runs)]
     sections += ["## Artifacts", "\n".join(f"- [{name}](../../{name}/)" for name in names)]
     (out / "report.md").write_text("\n\n".join(sections) + "\n")
@@ -244,6 +286,7 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
             for m, s, a, w in PUBLISHED
         ],
         "funnel": passed,
+        "contamination": text,
         "pretraining": {"params": pretrained["params"], **pretrained["stats"]},
         "artifacts": names,
     }

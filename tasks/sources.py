@@ -1,22 +1,22 @@
-"""Where documents come from: local files, data sets on the Hugging Face hub, the documentation of installed packages.
+"""Where documents come from: local files, and the documentation of installed packages.
 
-A source yields documents in a fixed order and tells `losses` what it could not read: file, line and reason.
+A source gives documents in a fixed order, and among them, in their place, what it could not read: file, line and reason.
 """
 
 import ast
+import codecs
 import functools
 import glob
 import gzip
 import hashlib
-import io
+import json
 import os
 import re
 import sysconfig
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -29,9 +29,33 @@ import zstandard
 from model import InputError
 from tasks import stage
 
-CHUNK = 1 << 15  # bytes of a file read at once; at a corrupt place the chunk around it is lost
+CHUNK = 1 << 15  # bytes of a file read at once
+MORSEL = (
+    1 << 11
+)  # compressed bytes unpacked at once: a zst block of 4 bytes can hold 128 KiB, so this is 64 MiB at most
+ROWS = 64  # of a Parquet file read at once
+PARQUET = {
+    "page_checksum_verification": True,
+    "buffer_size": 1 << 20,
+    "pre_buffer": False,
+}  # never all of a file in memory
 JSON_LINES = (".jsonl", ".json", ".jsonl.zst", ".json.zst", ".jsonl.gz", ".json.gz")
 SUFFIXES = (*JSON_LINES, ".parquet", ".txt")
+EXPECTED = {
+    ".zst": "zstd",
+    ".gz": "gzip",
+    ".parquet": "Parquet",
+}  # the format of files by their suffix; others are plain
+MAGIC = [  # of formats by their first bytes
+    (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", "zstd"),
+    (rb"\x1f\x8b", "gzip"),
+    (rb"PAR1", "Parquet"),
+    (rb"BZh", "bzip2"),
+    (rb"\xfd7zXZ\0", "xz"),
+    (rb"PK\x03\x04", "zip"),
+    (rb"\x04\x22\x4d\x18", "lz4"),
+    (rb"\xff\xfe|\xfe\xff", "UTF-16"),
+]
 SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
 UNTOLD = "unknown"  # the source of a document that names none
 
@@ -53,35 +77,48 @@ class Loss(NamedTuple):
     sample: str = ""
 
 
+class Layout(NamedTuple):
+    """How to read a file."""
+
+    source: str  # of documents that name none
+    limit: int  # bytes of the longest line or text that is taken
+    text: str = "text"  # the field or column with the text
+
+    @property
+    def too_long(self) -> str:
+        """Why a line or text is lost that is longer."""
+        return f"longer than {self.limit / 1e6:g} MB"
+
+
 class Damage(Exception):
-    """A shard ends early or does not decompress: all from `line` on is lost (0: not a file of lines)."""
+    """A shard that can't be read, or not from `line` on (0: not a file of lines): what is wrong, and what to do."""
 
-    line = 0
-
-
-Losses = Callable[[Loss], None]
-
-
-@dataclass(frozen=True)
-class HubSource:
-    """A data set on the hub, at a fixed revision; `pattern` matches its shards."""
-
-    repository: str
-    revision: str
-    pattern: str
+    def __init__(self, kind: str, detail: str, cure: str = "Get it again") -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind, self.cure, self.line = kind, cure, 0
 
 
-# The Pile without its copyrighted parts is what is left of the Pile on the hub; it has the original layout.
-HUB = {
-    "pile": HubSource(
-        "monology/pile-uncopyrighted", "3be90335b66f24456a5d6659d9c8d208c0357119", r"train/\d+\.jsonl\.zst"
-    ),
-    "c4": HubSource("allenai/c4", "1588ec454efa1a09f29cd18ddd04fe05fc8653a2", r"en/c4-train\..*\.json\.gz"),
-}
+def expect_format(file: BinaryIO, name: str) -> None:
+    """Raise Damage if a file begins as one of another format than its name says."""
+    suffix = Path(name).suffix
+    expected, head = EXPECTED.get(suffix, ""), file.read(8)
+    file.seek(0)
+    found = next((form for pattern, form in MAGIC if re.match(pattern, head)), "")
+    if found == "UTF-16":
+        raise utf_16()
+    if head and found != expected:
+        looks = found or ("plain JSON" if head[:1] in b"{[" else "something else")
+        raise Damage("mislabelled", f"it looks like {looks}, but its name says {expected or 'plain text'}", "Rename it")
 
 
-def decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
-    """The bytes of a .zst, .gz or plain file. Raises Damage where the file is corrupt or ends within a frame."""
+def utf_16() -> Damage:
+    """What a file is that begins with the byte order mark of UTF-16."""
+    return Damage("UTF-16", "expected UTF-8", "Convert it (iconv -f UTF-16 -t UTF-8)")
+
+
+def unpacked(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """The bytes of a .zst, .gz or plain file. Raises Damage where it is corrupt or ends within a frame."""
+    suffix = Path(name).suffix
     try:
         if suffix == ".zst":
             yield from _zstd_frames(file)
@@ -95,9 +132,9 @@ def decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
             while chunk := file.read(CHUNK):
                 yield chunk
     except EOFError as error:
-        raise Damage("truncated: it ends in the middle of the compressed stream") from error
+        raise Damage("truncated", "it ends in the middle of the compressed stream") from error
     except (zstandard.ZstdError, gzip.BadGzipFile, zlib.error) as error:
-        raise Damage(f"corrupt: {error}") from error
+        raise Damage("corrupt", str(error)) from error
 
 
 def _zstd_frames(file: BinaryIO) -> Iterator[bytes]:
@@ -105,30 +142,45 @@ def _zstd_frames(file: BinaryIO) -> Iterator[bytes]:
     begin = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
     frame = begin()  # an empty file has no end of a frame either
     while chunk := file.read(CHUNK):
-        while chunk:
-            frame = frame or begin()
-            if text := frame.decompress(chunk):
-                yield text
-            chunk, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        for start in range(0, len(chunk), MORSEL):
+            morsel = chunk[start : start + MORSEL]
+            while morsel:
+                frame = frame or begin()
+                if text := frame.decompress(morsel):
+                    yield text
+                morsel, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     if frame is not None:
         raise EOFError
 
 
-def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Split at newlines. A line that Damage cuts off is not yielded."""
-    held: list[bytes] = []
+def lines(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
+    """The lines of a file; None for one of more than `limit` bytes, which is not held in memory.
+
+    They end as the first one does: with \\n, or with \\r alone. A line that Damage cuts off is not given.
+    """
+    end, held, size, carried = b"", [], 0, b""
     for chunk in chunks:
-        first, *others = chunk.split(b"\n")
-        held.append(first)
-        if others:
-            yield b"".join(held)
-            yield from others[:-1]
-            held = [others[-1]]
-    if last := b"".join(held):
-        yield last
+        if not end:
+            chunk, carried = carried + chunk, b""
+            found = re.search(rb"[\r\n]", chunk)
+            if found and found.end() == len(chunk) and found[0] == b"\r":  # a \n may follow
+                chunk, carried = chunk[:-1], b"\r"
+            elif found:
+                end = b"\r" if re.match(rb"\r[^\n]", chunk[found.start() :]) else b"\n"
+        first, *others = chunk.split(end) if end else [chunk]
+        size += len(first)
+        if size <= limit:
+            held.append(first)
+        else:
+            held.clear()
+        for line in others:
+            yield b"".join(held) if size <= limit else None
+            held, size = [line], len(line)
+    if size:
+        yield b"".join(held) if size <= limit else None
 
 
-def numbered(found: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+def numbered(found: Iterator[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
     """Count from 1, and tell Damage where it is."""
     number = 0
     try:
@@ -140,86 +192,136 @@ def numbered(found: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         raise
 
 
-def parse(line: bytes) -> tuple[str, str] | str:
-    """(source, text) of a line of JSON in the Pile's format, or the reason why it is none."""
+def parse(line: bytes, field: str) -> tuple[str, str] | str:
+    """(source or "", text) of a line of JSON in the Pile's format, or the reason why it is none."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
-        return "broken JSON"
+        record = parse_leniently(line)
+        if isinstance(record, Reason):
+            return record
+        if isinstance(record, dict) and broken_in_half(record.get(field)):
+            return "half a surrogate pair in the text"
     if not isinstance(record, dict):
         return "not a JSON object"
-    if "text" not in record:
-        return "no field 'text'"
-    return check(record["text"]) or (source_of(record), record["text"])
+    if field not in record:
+        return f"no field '{field}'"
+    return check(record[field]) or (source_of(record), record[field])
+
+
+class Reason(str):
+    """Why a line is none of JSON."""
+
+
+def parse_leniently(line: bytes) -> object:
+    """A line of JSON that may hold NaN, integers of any length and half surrogate pairs; or the Reason why it is none."""
+    try:
+        return json.loads(line.decode("utf-8-sig"), parse_int=lambda digits: int(digits[:18]))
+    except UnicodeDecodeError:
+        return Reason("not UTF-8")
+    except RecursionError:
+        return Reason("nested too deeply")
+    except json.JSONDecodeError as error:
+        return Reason("more than one value in a line" if error.msg == "Extra data" else "broken JSON")
 
 
 def source_of(record: dict) -> str:
-    """meta.pile_set_name of a record, or else its source, or else UNTOLD."""
+    """meta.pile_set_name of a record, or else its source, or else nothing."""
     meta = record.get("meta")
-    named = [meta.get("pile_set_name") if isinstance(meta, dict) else None, record.get("source")]
-    return next((name for name in named if isinstance(name, str) and name), UNTOLD)
+    for name in (meta.get("pile_set_name") if isinstance(meta, dict) else None, record.get("source")):
+        if isinstance(name, str) and name:
+            return name if name.isascii() else name.encode(errors="replace").decode()
+    return ""
 
 
 def check(text: object) -> str | None:
     """Why this is no text of a document, or None."""
     if not isinstance(text, str):
-        return f"text is not a string but {type(text).__name__}"
-    return None if text.strip() else "empty text"
+        return "not UTF-8" if isinstance(text, bytes) else f"text is not a string but {type(text).__name__}"
+    return "empty text" if not text or text.isspace() else None
 
 
-def read_lines(file: BinaryIO, name: str, default: str, losses: Losses) -> Iterator[Document]:
-    """The documents of a file of JSON lines; `default` is the source of those that name none."""
-    suffix = Path(name).suffix
-    for number, line in numbered(lines(decompressed(file, suffix))):
-        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line  # a byte order mark
-        if not line.strip():
-            continue
-        found = parse(line)
-        if isinstance(found, str):
-            losses(Loss(name, number, found, line[:200].decode(errors="replace")))
-        else:
-            source, text = found
-            yield Document(f"{name}:{number}", default if source == UNTOLD else source, text)
+def broken_in_half(text: object) -> bool:
+    """Does it hold half a surrogate pair, which UTF-8 can't?"""
+    return isinstance(text, str) and re.search("[\ud800-\udfff]", text) is not None
 
 
-def read_parquet(file: BinaryIO | Path, name: str, default: str, losses: Losses) -> Iterator[Document]:
-    """The documents of a Parquet file: column text, and source or meta.pile_set_name where there is one."""
+def read_lines(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | Loss]:
+    """The documents of a file of JSON lines."""
+    for number, line in numbered(lines(unpacked(file, name), layout.limit)):
+        if line is None:
+            yield Loss(name, number, layout.too_long)
+        elif number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise utf_16()
+        elif line and not line.isspace():
+            found = parse(line, layout.text)
+            if isinstance(found, str):
+                yield Loss(name, number, found, line[:200].decode(errors="replace"))
+            else:
+                yield Document(f"{name}:{number}", found[0] or layout.source, found[1])
+
+
+def read_parquet(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | Loss]:
+    """The documents of a Parquet file: a column of texts, and source or meta.pile_set_name where there is one."""
     try:
-        table = pq.ParquetFile(file, page_checksum_verification=True)
-        columns = table.schema_arrow.names
-        if "text" not in columns:
-            raise InputError(f"{name} has the columns {', '.join(columns)}; expected one named text. Rename yours.")
-        used = [c for c in ("text", "source", "meta") if c in columns]
-        row = 0
-        for batch in table.iter_batches(batch_size=256, columns=used):
-            for record in batch.to_pylist():
-                row, source = row + 1, source_of(record)
-                if reason := check(record["text"]):
-                    losses(Loss(name, row, reason, repr(record["text"])[:200]))
+        table = pq.ParquetFile(file, **PARQUET)
+        columns, row = table.schema_arrow.names, 0
+        if layout.text not in columns:
+            raise InputError(
+                f"{name} has the columns {', '.join(columns)}; expected one named {layout.text}. Rename yours."
+            )
+        about = [c for c in ("source", "meta") if c in columns]
+        for batch in table.iter_batches(batch_size=ROWS, columns=[layout.text, *about]):
+            records = batch.select(about).to_pylist() if about else [{}] * batch.num_rows
+            for text, record in zip(texts(batch.column(layout.text)), records, strict=True):
+                row += 1
+                if reason := check(text) or (layout.too_long if exceeds(text, layout.limit) else None):
+                    yield Loss(name, row, reason, repr(text)[:200] if reason != layout.too_long else "")
                 else:
-                    yield Document(f"{name}:{row}", default if source == UNTOLD else source, record["text"])
+                    yield Document(f"{name}:{row}", source_of(record) or layout.source, text)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise Damage(f"corrupt: {error}") from error
+        raise Damage("corrupt", str(error)) from error
 
 
-def read_text(file: BinaryIO, name: str, default: str, losses: Losses) -> Iterator[Document]:
+def texts(column: pa.Array) -> Iterator[object]:
+    """The values of a column of texts; bytes where one is not UTF-8."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary)
+    if any(is_kind(column.type) for is_kind in kinds):
+        column = column.cast(pa.large_binary())
+    for value in column.to_pylist():
+        try:
+            yield value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError:
+            yield value
+
+
+def exceeds(text: str, limit: int) -> bool:
+    """Is it more than so many bytes of UTF-8?"""
+    return len(text) > limit or (4 * len(text) > limit and len(text.encode()) > limit)
+
+
+def read_text(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | Loss]:
     """A .txt file is one document."""
-    data = file.read()
+    data = file.read(layout.limit + 1)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        losses(Loss(name, data[: error.start].count(b"\n") + 1, "not UTF-8", repr(data[error.start :][:40])))
+        number, sample = data[: error.start].count(b"\n") + 1, repr(data[error.start :][:40])
+        yield Loss(name, number, "not UTF-8", sample) if len(data) <= layout.limit else Loss(name, 1, layout.too_long)
         return
-    if reason := check(text):
-        losses(Loss(name, 1, reason))
+    if reason := layout.too_long if len(data) > layout.limit else check(text):
+        yield Loss(name, 1, reason)
     else:
-        yield Document(f"{name}:1", default, text)
+        yield Document(f"{name}:1", layout.source, text)
 
 
-def read_file(file: BinaryIO, name: str, losses: Losses) -> Iterator[Document]:
-    """The documents of any file that cram reads, by its suffix."""
+def read_file(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | Loss]:
+    """The documents of any file that cram reads, by its suffix, and what of it is lost. It must be at its beginning."""
+    expect_format(file, name)
     reader = {".parquet": read_parquet, ".txt": read_text}.get(Path(name).suffix, read_lines)
-    return reader(file, name, shard_family(name), losses)
+    yield from reader(file, name, layout)
 
 
 def shard_family(name: str) -> str:
@@ -246,7 +348,17 @@ def local_files(patterns: Iterable[str]) -> dict[str, Path]:
         raise InputError(f"{wrong[0]} is of a kind that cram doesn't read. Expected {', '.join(SUFFIXES)}.")
     found = [Path(os.path.abspath(p)) for p in found]  # not what links point to: the hub's cache names that by digest
     base = Path(os.path.commonpath([p.parent for p in found]))
-    return {str(p.relative_to(base)): p for p in found}
+    named = {printable(str(p.relative_to(base))): p for p in found}
+    if len(named) < len(set(found)):
+        raise InputError(
+            "Two of the files have names that differ only in characters that can't be printed. Rename one."
+        )
+    return named
+
+
+def printable(name: str) -> str:
+    """A file's name, on one line and in UTF-8 whatever it holds."""
+    return name if name.isprintable() else repr(name)[1:-1]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -258,66 +370,6 @@ def file_digest(path: Path) -> str:
     """The SHA-256 of a file; computed again only when its size, time or inode changes."""
     about = path.stat()
     return _digest(path, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
-
-
-def hub_error(repository: str, error: Exception) -> InputError:
-    """The sentence for a hub that can't be reached or doesn't have what is asked for."""
-    return InputError(
-        f"{repository} could not be read from the Hugging Face hub: {type(error).__name__}: {(str(error) or '.').splitlines()[0]} "
-        "Check the network, HF_ENDPOINT and HF_TOKEN; or use files that lie here (see the README, 'Your own text')."
-    )
-
-
-def hub_files(source: HubSource) -> list[str]:
-    """The shards of a data set on the hub at its revision, in order."""
-    from huggingface_hub import HfApi
-
-    try:
-        names = HfApi().list_repo_files(source.repository, repo_type="dataset", revision=source.revision)
-    except Exception as error:  # the hub client raises its own, httpx's and the socket's errors
-        raise hub_error(source.repository, error) from error
-    shards = sorted(n for n in names if re.fullmatch(source.pattern, n))
-    if not shards:
-        raise InputError(f"{source.repository} has no file like {source.pattern}, but {', '.join(names[:5])}.")
-    return shards
-
-
-class HubStream(io.RawIOBase):
-    """A shard on the hub, read as it comes."""
-
-    def __init__(self, repository: str, file: BinaryIO) -> None:
-        self.repository, self.file = repository, file
-
-    def read(self, size: int = -1) -> bytes:
-        """The next so many bytes. The hub's client has tried again before this gives up."""
-        try:
-            return self.file.read(size)
-        except Exception as error:
-            raise hub_error(self.repository, error) from error
-
-    def tell(self) -> int:
-        """How many bytes were read."""
-        return self.file.tell()
-
-    def close(self) -> None:
-        """Hang up."""
-        self.file.close()
-        super().close()
-
-
-def open_hub(source: HubSource, name: str, whole: bool) -> BinaryIO:
-    """A shard on the hub. `whole`: brought here first, resumed and verified by the hub's client; else streamed."""
-    from huggingface_hub import HfFileSystem, hf_hub_download
-
-    try:
-        if whole:
-            path = hf_hub_download(source.repository, name, repo_type="dataset", revision=source.revision)
-            return open(path, "rb")
-        remote = f"datasets/{source.repository}@{source.revision}/{name}"
-        file = HfFileSystem().open(remote, "rb", block_size=0)  # no blocks: one request, read as it comes
-        return HubStream(source.repository, file)
-    except Exception as error:
-        raise hub_error(source.repository, error) from error
 
 
 @functools.cache
@@ -335,7 +387,7 @@ def packages_digest() -> str:
     return hashlib.sha256("\n".join(about).encode()).hexdigest()
 
 
-def package_documents(name: str, losses: Losses) -> Iterator[Document]:
+def package_documents(name: str) -> Iterator[Document | Loss]:
     """Description, licences, text files and docstrings of one installed package."""
     distribution = installed()[name]
     if (description := str(distribution.metadata.get_payload() or "")).strip():
@@ -349,23 +401,23 @@ def package_documents(name: str, losses: Losses) -> Iterator[Document]:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            losses(Loss(label, 1, "not UTF-8"))
+            yield Loss(label, 1, "not UTF-8")
             continue
         if file.suffix == ".py":
-            yield from docstrings(text, label, losses)
+            yield from docstrings(text, label)
         elif text.strip() and file.name not in ("RECORD", "top_level.txt", "entry_points.txt", "SOURCES.txt"):
             kind = "licences" if re.search("LICEN|COPYING|NOTICE", str(file), re.IGNORECASE) else "texts"
             yield Document(label, kind, text)
 
 
-def docstrings(code: str, label: str, losses: Losses) -> Iterator[Document]:
+def docstrings(code: str, label: str) -> Iterator[Document | Loss]:
     """The docstrings of a module, its classes and functions, each a document."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's code
             tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError):
-        losses(Loss(label, 1, "not Python of this version"))
+        yield Loss(label, 1, "not Python of this version")
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

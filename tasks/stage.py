@@ -236,11 +236,12 @@ def environment() -> dict:
     return {"python": platform.python_version(), "packages": packages, "machine": machine, "commit": commit}
 
 
-def reset_peak_memory() -> None:
-    """Start this process's peak of resident memory afresh, where the kernel allows it (Linux)."""
+def reset_usage() -> float:
+    """Start the peak of resident memory afresh, where the kernel allows it (Linux); the CPU time of this process so far."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    parallel.peak_mib = 0.0
+    parallel.peak_mib = parallel.cpu_seconds = 0.0
+    return time.process_time()
 
 
 def peak_memory() -> dict:
@@ -313,10 +314,11 @@ def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Call
             if not resumes:
                 shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True, exist_ok=True)
-            reset_peak_memory()
+            cpu_before = reset_usage()
             about["stats"] = fn(**arguments, out=draft)
             (draft / STATS).write_text(json.dumps(about["stats"], indent=2) + "\n")
             about["seconds"] = round(time.time() - start, 3)
+            about["cpu_seconds"] = round(time.process_time() - cpu_before + parallel.cpu_seconds, 3)
             about["peak_memory_mib"] = peak_memory()
             about["started"] = datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds")
             about["finished"] = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -19,7 +19,7 @@ from model import InputError
 from tasks.corpus import SCHEMA, batches, parts, table
 from tasks.parallel import over_parts
 from tasks.stage import WORK, Artifact, Params, stage
-from tasks.vocabulary import SEP, SPECIALS, UNK, WORD_START, Encoder, copy, load, share
+from tasks.vocabulary import SEP, SPECIALS, UNK, WORD_START, copy, encoder_of, load, share
 
 BLOCK = 1 << 16  # sequences handled at once
 SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
@@ -45,7 +45,7 @@ class Tokenize(Params):
 
 def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
     """Write the sequences of a part, the ids of its held-out documents, and these documents."""
-    encoder, train, held, held_documents = Encoder(load(tokenizer_folder)), [], [], []
+    encoder, train, held, held_documents = encoder_of(tokenizer_folder), [], [], []
     counts = {"documents": 0, "characters": 0, "unknown": 0, "heldout_characters": 0}
     for batch in batches(part):
         ids, ends = encoder([d.text for d in batch])

@@ -5,9 +5,11 @@ Writes  tokenizer.json and tokenizer_config.json, which transformers.AutoTokeniz
         entries.parquet   id, entry, kind, and how often it occurs in the text it was trained on
 """
 
+import functools
 import json
 import shutil
 import string
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from io import BytesIO
@@ -275,6 +277,17 @@ class Encoder:
             ends.append(sums[found.ends][last] + before)
             before += int(sums[-1])
         return np.diff(np.concatenate(ends), prepend=0)
+
+
+def encoder_of(folder: Path) -> Encoder:
+    """The encoder of a vocabulary. A worker goes on with the same one from part to part, since it knows most words by then."""
+    about = (folder / FILES[0]).stat()
+    return _encoder(folder, about.st_mtime_ns, about.st_ino, threading.get_ident())
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(folder: Path, *_: int) -> Encoder:
+    return Encoder(load(folder))
 
 
 def portions(texts: list[str]) -> Iterator[tuple[list[str], np.ndarray]]:

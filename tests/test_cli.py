@@ -13,7 +13,7 @@ import pytest
 from conftest import write_jsonl
 from typer.testing import CliRunner
 
-from flows.cli import app, differences, flat
+from flows.cli import LINE, app, differences, flat, laid_out
 from tasks.corpus import Download, download
 from tasks.dedup import Deduplicate, deduplicate
 
@@ -64,6 +64,7 @@ def tiny(tmp_path: Path, texts: list[str], seconds: float = 2) -> str:
         (["run", "demo", "--use", "filter"], "expected STAGE=KEY"),
         (["show", "filter/123"], "No complete artifact of filter"),
         (["ls", "nothing"], "There is no stage 'nothing'"),
+        (["diff", "filter", "1", "2"], "No complete artifact of filter"),
     ],
 )
 def test_what_the_user_can_mend_is_one_sentence_and_exit_1(env: dict, arguments: list[str], words: str):
@@ -123,6 +124,16 @@ def test_differences_are_by_dotted_path():
     assert flat({"a": {"b": [1]}, "c": "d"}) == {"a.b": "[1]", "c": "d"}
 
 
+@pytest.mark.parametrize(
+    "value", [{}, [], 1.5, "x", {"a": {"b": [1, {}]}}, {f"n{i}": {"d": [i] * i, "e": "é"} for i in range(60)}]
+)
+def test_statistics_are_printed_as_json_with_short_values_on_one_line(value):
+    text = laid_out(value)
+    assert json.loads(text) == value
+    assert all(len(line) <= LINE + 20 or "[" in line for line in text.splitlines())
+    assert laid_out({"name": {"documents": 1, "characters": 2}}) == '{"name": {"documents": 1, "characters": 2}}'
+
+
 def test_up_deploys_a_run_completes_and_down_ends_what_up_started(env: dict, tmp_path: Path, toy_texts: list[str]):
     def prefect(*arguments: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "prefect", *arguments]
@@ -138,7 +149,7 @@ def test_up_deploys_a_run_completes_and_down_ends_what_up_started(env: dict, tmp
         done = prefect("deployment", "run", "cram/full", *parameters, "--watch", "--watch-timeout", "150")
         assert done.returncode == 0, done.stdout + done.stderr
         found = {p.name for p in Path(env["CRAM_ARTIFACTS"]).iterdir() if not p.name.startswith(".")}
-        assert found == {"download", "deduplicate", "filter", "vocabulary"}
+        assert found == {"download", "deduplicate", "decontaminate", "filter", "vocabulary"}
         assert "filter-table" in prefect("artifact", "ls").stdout
         again = subprocess.run([*CRAM, "up"], env=env, cwd=HOME, capture_output=True, text=True)
         assert "Server: answers" in again.stdout

@@ -1,8 +1,13 @@
 """Download: subsets, parts, counts, and what the key follows."""
 
+import dataclasses
+import errno
+import io
 import json
 import os
 import random
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,8 +17,9 @@ import zstandard
 from conftest import write_jsonl
 from pydantic import ValidationError
 
+from flows.recipes import resolve
 from model import InputError
-from tasks import corpus, sources
+from tasks import corpus, hub, sources
 from tasks.corpus import SCHEMA, Download, add_up, batches, documents_of, download, parts
 from tasks.dedup import Deduplicate, deduplicate
 from tasks.sources import Document
@@ -215,9 +221,14 @@ def test_a_file_is_not_digested_twice(store: Path, shards: Path, monkeypatch):
 def test_the_key_of_hub_data_follows_its_revision(monkeypatch):
     before = download.target(Download(source="pile"))
     assert before != download.target(Download(source="c4"))
-    other = sources.HubSource(sources.HUB["pile"].repository, "f" * 40, sources.HUB["pile"].pattern)
-    monkeypatch.setitem(sources.HUB, "pile", other)
-    assert before != download.target(Download(source="pile"))
+    for changed in ({"revision": "f" * 40}, {"pattern": "val.*"}, {"text": "content"}, {"sets": ("Enron Emails",)}):
+        other = dataclasses.replace(hub.SOURCES["pile"], **changed)
+        monkeypatch.setitem(hub.SOURCES, "pile", other)
+        assert before != download.target(Download(source="pile"))
+    other = dataclasses.replace(hub.SOURCES["c4"], about="in other words")
+    before = download.target(Download(source="c4"))
+    monkeypatch.setitem(hub.SOURCES, "c4", other)
+    assert before == download.target(Download(source="c4"))
 
 
 @pytest.mark.parametrize(
@@ -232,6 +243,11 @@ def test_the_key_of_hub_data_follows_its_revision(monkeypatch):
         {"max_lost": 1.1},
         {"damaged": "ignore"},
         {"source": "the-pile"},
+        {"source": {}},
+        {"source": {"pile": 0}},
+        {"source": {"the-pile": 1}},
+        {"source": {"pile": 1, "files": 1}},
+        {"max_document_megabytes": 0},
         {"document": 3},
     ],
 )
@@ -240,10 +256,101 @@ def test_settings_out_of_their_range_are_refused(settings: dict):
         Download(**settings)
 
 
-def test_a_failure_midway_publishes_nothing_and_a_rerun_starts_afresh(store: Path, shards: Path, toy_texts):
+def interrupted(monkeypatch: pytest.MonkeyPatch, at: int, when: str, made: Download) -> None:
+    """Break off `download` as it ends its part number `at`, before or after it keeps its state."""
+    end, ended = corpus.Writer._end, []
+
+    def breaking(writer: corpus.Writer, *given: object) -> None:
+        ended.append(1)
+        if len(ended) == at and when == "before":
+            raise KeyboardInterrupt
+        end(writer, *given)
+        if len(ended) == at:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus.Writer, "_end", breaking)
+        with pytest.raises(KeyboardInterrupt):
+            download.fn(made)
+
+
+@pytest.fixture
+def ugly(shards: Path, toy_texts: list[str]) -> Path:
+    """Shards with losses, with documents of other sets, and one that is cut short."""
+    write_jsonl(shards / "toy-3.jsonl", [None, *toy_texts[:20], "", None], source="other")
+    lines = (shards / "toy-1.jsonl").read_text().splitlines()
+    (shards / "toy-1.jsonl").write_text("\n".join(["{", *lines[:50], "]", "", *lines[50:], "{}"]))
+    data = zstandard.ZstdCompressor().compress((shards / "toy-2.jsonl").read_bytes())
+    (shards / "toy-2.jsonl").unlink()
+    (shards / "toy-2.jsonl.zst").write_bytes(data[:-3])
+    return shards
+
+
+def variants(folder: Path) -> list[Download]:
+    kept = {"part_megabytes": 0.02, "damaged": "keep", "max_lost": 0.5}
+    return [
+        params(folder, **kept),
+        params(folder, **kept, sets=["toy 0", "other"], documents=110),
+        params(folder, **kept, megabytes=0.05),
+        Download(source={"files": 2, "books": 1}, files=[str(folder)], megabytes=0.06, documents=0, **kept),
+        Download(source={"files": 1000, "books": 1}, files=[str(folder)], megabytes=0.15, documents=0, **kept),
+    ]
+
+
+@pytest.mark.parametrize("variant", range(5))
+def test_an_interrupted_download_goes_on_at_its_last_part_and_makes_the_same_bytes(
+    store: Path, ugly: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: int
+):
+    settings = variants(ugly)[variant]
+    books = corpus.Shard("book.jsonl", write_jsonl(tmp_path / "book.jsonl", [f"{i} " * 100 for i in range(900)]))
+    shards, identity_of = corpus.shards, corpus.identity_of
+    monkeypatch.setattr(corpus, "shards", lambda name, p: [books] if name == "books" else shards(name, p))
+    monkeypatch.setattr(corpus, "identity_of", lambda name, p: "" if name == "books" else identity_of(name, p))
+    monkeypatch.setattr(hub, "SOURCES", {})
+    whole = download.fn(settings).manifest
+    count = whole["stats"]["parts"]
+    assert count >= 3
+    assert ("mixture" in whole["stats"] and whole["stats"]["mixture"]["files"]["ended"]) == (variant == 4)
+    written = []
+    write = corpus.Writer._write
+    monkeypatch.setattr(
+        corpus.Writer, "_write", lambda w, path, docs: written.append(path.name) or write(w, path, docs)
+    )
+    for at in range(1, count + 1):
+        for when in ("before", "after"):
+            monkeypatch.setattr("tasks.stage.ROOT", tmp_path / f"{at} {when}")
+            interrupted(monkeypatch, at, when, settings)
+            assert artifacts("download") == []
+            written.clear()
+            again = download.fn(settings).manifest
+            assert (again["files"], again["stats"]) == (whole["files"], whole["stats"])
+            done = at if when == "after" else at - 1
+            assert sorted(set(written)) == [f"part-{i:05d}.parquet" for i in range(done, count)]
+
+
+def test_the_bytes_do_not_depend_on_how_fast_the_writer_is(store: Path, ugly: Path, tmp_path: Path, monkeypatch):
+    settings = variants(ugly)[0]
+    expected = download.fn(settings).manifest["files"]
+    rng = random.Random(1)
+    work = {name: getattr(corpus.Writer, name) for name in ("_write", "_end")}
+    for name, slow in (("_write", 1), ("_end", 1), ("_write", 5)):
+
+        def slowly(*given: object, name: str = name, slow: int = slow) -> None:
+            time.sleep(slow * rng.random() / 200)
+            work[name](*given)
+
+        monkeypatch.setattr("tasks.stage.ROOT", tmp_path / f"{name} {slow}")
+        with monkeypatch.context() as patch:
+            patch.setattr(corpus.Writer, name, slowly)
+            assert download.fn(settings).manifest["files"] == expected
+
+
+def test_a_failure_midway_publishes_nothing_and_leaves_no_litter_behind(store: Path, shards: Path, toy_texts):
     (shards / "toy-3.jsonl.gz").write_bytes(b"\x1f\x8b")
+    threads = threading.active_count()
     with pytest.raises(InputError, match=r"toy-3\.jsonl\.gz is truncated"):
         download.fn(params(shards, part_megabytes=0.01))
+    assert threading.active_count() == threads
     assert artifacts("download") == []
     assert list(store.glob(".partial/download-*/part-*.parquet")), "it had begun"
     made = download.fn(params(shards, part_megabytes=0.01, damaged="keep"))
@@ -251,6 +358,180 @@ def test_a_failure_midway_publishes_nothing_and_a_rerun_starts_afresh(store: Pat
     assert {p.name for p in made.path.iterdir()} == {
         *(p.name for p in parts(made)), "lost.jsonl", "stage.json", "stats.json"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("full", ["part-00001.parquet", "lost.jsonl", "state.half"])
+def test_a_full_disk_is_told_and_a_rerun_goes_on(store: Path, ugly: Path, tmp_path: Path, monkeypatch, full: str):
+    settings = variants(ugly)[0]
+    whole = download.fn(settings).manifest
+    monkeypatch.setattr("tasks.stage.ROOT", tmp_path / "full")
+    writer, opened = pq.ParquetWriter, Path.open
+
+    class Full(io.TextIOWrapper):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def open_writer(where: Path, *given: object, **settings: object) -> pq.ParquetWriter:
+        return writer("/dev/full" if Path(where).name == full else where, *given, **settings)
+
+    def open_path(path: Path, mode: str = "r", **settings: object) -> object:
+        if path.name == full == "lost.jsonl" and mode == "a":
+            return Full(opened(path, "ab"))
+        return opened(Path("/dev/full") if path.name == full and mode == "w" else path, mode, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "ParquetWriter", open_writer)
+        patch.setattr(Path, "open", open_path)
+        with pytest.raises(InputError, match=r"download can't go on: .*No space left on device: .*CRAM_ARTIFACTS"):
+            download.fn(settings)
+    assert artifacts("download") == []
+    again = download.fn(settings).manifest
+    assert (again["files"], again["stats"]) == (whole["files"], whole["stats"])
+
+
+def calls_of(folder: Path, documents: int) -> int:
+    """How many calls of functions it takes to read so many tiny documents; in this thread and in those it starts."""
+    folder.mkdir()
+    write_jsonl(folder / "tiny.jsonl", [str(i) for i in range(documents)])
+    counted = [0]
+
+    def count(_frame: object, event: str, _given: object) -> None:
+        counted[0] += event in ("call", "c_call")
+
+    settings = params(folder)
+    download.target(settings)  # the file is digested here
+    threading.setprofile(count)
+    sys.setprofile(count)
+    try:
+        made = download.fn(settings)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert made.stats["documents"] == documents
+    return counted[0]
+
+
+def test_the_work_grows_as_the_number_of_documents_and_no_faster(store: Path, tmp_path: Path):
+    few, some, many = (calls_of(tmp_path / str(n), n) for n in (1_000, 5_000, 20_000))
+    each = (some - few) / 4_000
+    assert 5 < each < 60
+    assert (many - some) / 15_000 == pytest.approx(each, rel=0.05)
+
+
+def mixed(tmp_path: Path, weights: dict, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, list[int]], **settings):
+    """A mixture of local files under the names of sources; documents are of so many bytes each."""
+    for name, lengths in sizes.items():
+        texts = [f"{name} " + "é" * ((length - len(name) - 1) // 2) for length in lengths]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    found = {name: [corpus.Shard(f"{name}.jsonl", tmp_path / f"{name}.jsonl")] for name in sizes}
+    monkeypatch.setattr(corpus, "shards", lambda name, params: found[name])
+    monkeypatch.setattr(corpus, "identity_of", lambda name, params: name)
+    monkeypatch.setattr(hub, "SOURCES", {})
+    return download.fn(Download(source=weights, **{"documents": 0} | settings))
+
+
+def test_a_mixture_follows_its_weights_at_every_point(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rng = random.Random(2)
+    sizes = {
+        "books": [rng.randrange(20_000, 60_000) for _ in range(40)],
+        "wikipedia": [rng.randrange(100, 4_000) for _ in range(1500)],
+        "c4": [rng.randrange(50, 900) for _ in range(3000)],
+    }
+    weights = {"wikipedia": 3, "books": 1, "c4": 0.5}
+    made = mixed(tmp_path, weights, monkeypatch, sizes, megabytes=2)
+    bytes_of = dict.fromkeys(weights, 0)
+    for document in documents_of(made):
+        name = document.id.split("/")[0]
+        bytes_of[name] += len(document.text.encode())
+        for a in weights:
+            for b in weights:  # nobody is ahead of another by more than the last document that it gave
+                assert bytes_of[a] / weights[a] <= bytes_of[b] / weights[b] + max(sizes[a]) / weights[a]
+    total = sum(bytes_of.values())
+    about = made.stats["mixture"]
+    assert {name: found["bytes"] for name, found in about.items()} == bytes_of
+    assert sum(found["documents"] for found in about.values()) == made.stats["documents"]
+    assert sum(found["share"] for found in about.values()) == pytest.approx(1, abs=1e-5)
+    for name, weight in weights.items():
+        assert about[name]["asked_for"] == pytest.approx(weight / 4.5, abs=1e-6)
+        assert abs(about[name]["bytes"] - total * weight / 4.5) < 60_000 * 3
+        assert not about[name]["ended"]
+    ids = [d.id for d in documents_of(made) if d.id.startswith("books/")]
+    assert ids == [f"books/books.jsonl:{i}" for i in range(1, len(ids) + 1)], "each source in its own order"
+    assert {d.source for d in documents_of(made)} == {"books", "wikipedia", "c"}, "the family of their files"
+
+
+def test_the_other_sources_go_on_when_one_has_ended(store: Path, tmp_path: Path, monkeypatch, caplog):
+    sizes = {"books": [1000] * 10, "wikipedia": [1000] * 100, "c4": [1000] * 100}
+    made = mixed(tmp_path, {"books": 2, "wikipedia": 1, "c4": 1}, monkeypatch, sizes, documents=110)
+    about = made.stats["mixture"]
+    assert {name: found["ended"] for name, found in about.items()} == {"books": True, "wikipedia": False, "c4": False}
+    assert [about[name]["documents"] for name in ("books", "c4", "wikipedia")] == [10, 50, 50]
+    assert "books has ended; c4, wikipedia go on" in caplog.text
+
+
+def test_a_mixture_does_not_depend_on_the_order_in_which_it_is_written(store: Path, tmp_path: Path, monkeypatch):
+    sizes = {"books": [900] * 30, "wikipedia": [900] * 30}
+    first = mixed(tmp_path, {"books": 1, "wikipedia": 1}, monkeypatch, sizes)
+    second = mixed(tmp_path, {"wikipedia": 1, "books": 1}, monkeypatch, sizes)
+    assert first == second
+    assert [d.id.split("/")[0] for d in documents_of(first)][:4] == ["books", "wikipedia"] * 2
+
+
+def test_a_mixture_is_written_as_any_field_of_a_recipe():
+    mixture = {"wikipedia": 3, "books": 1}
+    assert resolve("demo", {"download": {"source": mixture}}).download.weights == {"books": 1, "wikipedia": 3}
+    for wrong, words in (
+        ({"boks": 1}, ["boks", "'books'"]),
+        ({"books": 0}, ["books", "greater than 0"]),
+        ("x", ["'pile'"]),
+    ):
+        with pytest.raises(InputError) as refused:
+            resolve("demo", {"download": {"source": wrong}})
+        assert all(word in str(refused.value) for word in ["download.source", *words])
+
+
+def test_files_and_python_docs_may_be_mixed(store: Path, shards: Path, toy_texts):
+    mixture = {"files": 3, "python-docs": 1}
+    made = download.fn(Download(source=mixture, files=[str(shards)], megabytes=0.1, documents=0))
+    assert made.stats["mixture"]["files"]["share"] == pytest.approx(0.75, abs=0.2)
+    found = [d for d in documents_of(made) if d.id.startswith("files/")]
+    assert [d.text for d in found] == toy_texts[: len(found)]
+    assert found[0].id == "files/toy-0.jsonl:1"
+    about = made.manifest["params"]["sources"]
+    assert [name for name, _ in about["files"]["files"]] == ["toy-0.jsonl", "toy-1.jsonl", "toy-2.jsonl"]
+    assert len(about["python-docs"]["packages"]) == 64
+
+
+def test_documents_of_other_sets_are_counted_and_not_lost(store: Path, shards: Path, toy_texts):
+    (shards / "toy-3.jsonl").write_text("no JSON\n")
+    made = download.fn(params(shards, sets=["toy 1", "toy 9"], max_lost=0.004))
+    assert texts_of(made) == toy_texts[100:200]
+    assert made.stats["other_sets"] == {"toy 0": 100, "toy 2": 100}
+    assert made.stats["lost"] == {"broken JSON": 1}
+    made = download.fn(params(shards, sets=["toy 2"], documents=5, shards=3))
+    assert texts_of(made) == toy_texts[200:205], "a limit is of what is kept"
+    with pytest.raises(InputError, match=r"no document of the sets asked for. Sets there: toy 0, toy 1.*download.sets"):
+        download.fn(params(shards, sets=["toy 7"], shards=2))
+
+
+def test_the_natural_pile_is_the_pile_without_its_other_sets(store: Path, tmp_path: Path, monkeypatch):
+    sets = ["Wikipedia (en)", "Github", "Gutenberg (PG-19)", "Pile-CC", "Books3"]
+    rows = [{"text": f"text {i}", "meta": {"pile_set_name": sets[i % 5]}} for i in range(100)]
+    (tmp_path / "00.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(corpus, "shards", lambda name, params: [corpus.Shard("00.jsonl", tmp_path / "00.jsonl")])
+    made = download.fn(Download(source="pile-natural"))
+    assert set(made.stats["by_source"]) == {"Wikipedia (en)", "Gutenberg (PG-19)", "Books3"}
+    assert made.stats["other_sets"] == {"Github": 20, "Pile-CC": 20}
+    assert set(download.fn(Download(source="pile")).stats["by_source"]) == set(sets)
+    assert set(download.fn(Download(source="pile-natural", sets=["Github"])).stats["by_source"]) == {"Github"}
+
+
+def test_too_long_a_document_is_lost_with_its_line(store: Path, tmp_path: Path):
+    write_jsonl(tmp_path / "a.jsonl", ["short", "x" * 20_000, "after"])
+    made = download.fn(params(tmp_path / "a.jsonl", max_document_megabytes=0.01, max_lost=0.5))
+    assert texts_of(made) == ["short", "after"]
+    [lost] = [json.loads(line) for line in (made.path / "lost.jsonl").read_text().splitlines()]
+    assert lost == {"file": "a.jsonl", "line": 2, "reason": "longer than 0.01 MB", "sample": ""}
 
 
 def test_a_document_of_some_megabytes_is_one_document(store: Path, tmp_path: Path):

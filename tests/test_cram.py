@@ -5,6 +5,8 @@ import os
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import write_jsonl
 from prefect.client.orchestration import get_client
@@ -14,6 +16,7 @@ from prefect.testing.utilities import prefect_test_harness
 from flows.cram import cram
 from flows.recipes import STAGES
 from model import InputError
+from tasks.corpus import documents_of
 from tasks.stage import ROOT, artifacts, find
 
 
@@ -78,7 +81,9 @@ def test_a_cached_run_shows_table_pictures_and_page_too(tiny: dict, first):
                 artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
             )
         by_key = {a.key: a for a in shown}
-        assert {"filter-table", "filter-histogram", "pretrain-loss", "scores", "report"} <= set(by_key)
+        assert {"decontaminate-table", "filter-table", "filter-histogram", "pretrain-loss", "scores", "report"} <= set(
+            by_key
+        )
         rows = json.loads(by_key["filter-table"].data)
         assert rows[0]["documents"] == find("filter", "latest").stats["seen"]["documents"]
 
@@ -86,7 +91,8 @@ def test_a_cached_run_shows_table_pictures_and_page_too(tiny: dict, first):
 def test_an_override_reruns_its_stage_and_what_follows_and_nothing_before(tiny: dict, first):
     changed = tiny | {"filter": tiny["filter"] | {"max_tokens_per_char": 0.45}}
     states, _ = run(changed)
-    assert states == dict.fromkeys(STAGES[:2], "Cached") | dict.fromkeys(STAGES[2:], "Completed")
+    before = STAGES.index("filter")
+    assert states == dict.fromkeys(STAGES[:before], "Cached") | dict.fromkeys(STAGES[before:], "Completed")
     back, _ = run(tiny)
     assert set(back.values()) == {"Cached"}
 
@@ -110,7 +116,8 @@ def test_a_damaged_artifact_is_made_again_alone(tiny: dict, first, harm: str, st
 def test_until_ends_the_run_and_refresh_runs_a_stage_again(tiny: dict, first):
     before = find("vocabulary", "latest")
     states, _ = run(tiny, until="vocabulary", refresh=["vocabulary"])
-    assert states == dict.fromkeys(STAGES[:3], "Cached") | {"vocabulary": "Completed"}
+    cached = STAGES[: STAGES.index("vocabulary")]
+    assert states == dict.fromkeys(cached, "Cached") | {"vocabulary": "Completed"}
     assert before
 
 
@@ -170,13 +177,30 @@ def test_failures_leave_no_stray_files_in_the_store(tiny: dict, first):
     assert not [a for a in artifacts("vocabulary") if a.manifest["params"]["entries"] == 60_000]
 
 
-def test_a_glue_folder_with_a_missing_task_is_told_before_the_model_is_trained(tiny: dict, first, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("split", "words"), [("train", r"holds no <task>/validation\.parquet"), ("validation", r"no cola/train\.parquet")]
+)
+def test_a_glue_folder_with_a_missing_split_is_told_before_anything_runs(tiny, first, tmp_path, split: str, words: str):
+    (tmp_path / "cola").mkdir()
+    pq.write_table(pa.table({"sentence": ["One."], "label": [1]}), tmp_path / "cola" / f"{split}.parquet")
     wrong = {"data": str(tmp_path), "tasks": ["cola"], "max_tokens": 32}
-    seed = tiny["pretrain"] | {"seed": 99}
-    before = len(artifacts("pretrain"))
-    with pytest.raises(InputError, match=r"no cola/train\.parquet"):
-        run(tiny | {"finetune": wrong, "pretrain": seed})
-    assert len(artifacts("pretrain")) == before
+    before = {stage: len(artifacts(stage)) for stage in STAGES}
+    with pytest.raises(InputError, match=words):
+        run(tiny | {"finetune": wrong, "pretrain": tiny["pretrain"] | {"seed": 99}})
+    assert {stage: len(artifacts(stage)) for stage in STAGES} == before
+
+
+def test_text_of_the_tasks_is_dropped_on_the_way_to_the_model(tiny: dict, first, tmp_path: Path, toy_texts: list[str]):
+    (tmp_path / "cola").mkdir()
+    sentences = [" ".join(toy_texts[3].split()[:16]), " ".join(toy_texts[200].split()[2:18])]
+    pq.write_table(pa.table({"sentence": sentences, "label": [1, 0]}), tmp_path / "cola" / "validation.parquet")
+    given = {"data": str(tmp_path), "tasks": ["cola"], "max_tokens": 32}
+    run(tiny | {"finetune": given}, until="filter")
+    unique, clean, kept = (find(stage, "latest") for stage in ("deduplicate", "decontaminate", "filter"))
+    assert clean.stats["tasks"]["cola"]["sentences_found"] == 2
+    assert clean.stats["documents"] == kept.stats["seen"]["documents"] == unique.stats["documents"] - 2
+    texts = {document.text for document in documents_of(clean)}
+    assert texts == {document.text for document in documents_of(unique)} - {toy_texts[3], toy_texts[200]}
 
 
 def test_the_store_is_the_tests_own():

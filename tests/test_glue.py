@@ -221,7 +221,7 @@ print(json.dumps(found))
 
 
 def test_glue_comes_from_the_hub_at_its_pinned_revision(tmp_path: Path):
-    from test_sources import Hub, address_of
+    from test_hub import Hub, address_of
 
     rows = {
         split: {"premise": [f"{split} says so"] * 3, "hypothesis": ["so"] * 3, "label": [0, 1, 2]}

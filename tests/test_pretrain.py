@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import write_jsonl
@@ -11,11 +12,12 @@ from conftest import write_jsonl
 from model import InputError
 from tasks import stage as store_module
 from tasks.corpus import Download, download
+from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.dedup import Deduplicate, deduplicate
 from tasks.filter import Filter, drop_incompressible
 from tasks.glue import Finetune, finetune
 from tasks.pretrain import Pretrain, measure_heldout, pretrain
-from tasks.report import COLUMNS, PUBLISHED, Report, average, gather, report
+from tasks.report import COLUMNS, PUBLISHED, Report, average, contamination, contamination_section, gather, report
 from tasks.stage import Artifact
 from tasks.tokens import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary
@@ -37,7 +39,8 @@ def made(tmp_path_factory, toy_texts: list[str]):
     shard = write_jsonl(root / "toy.jsonl", [*toy_texts, toy_texts[0]])
     corpus = download.fn(Download(source="files", files=[str(shard)], documents=0))
     unique = deduplicate.fn(Deduplicate(), corpus)
-    kept = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.5), unique)
+    clean = decontaminate.fn(Decontaminate(data="probes"), unique)
+    kept = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.5), clean)
     words = train_vocabulary.fn(Vocabulary(entries=400), kept)
     tokens = tokenize.fn(Tokenize(length=32, heldout_fraction=0.3), kept, words)
     bert = pretrain.fn(TINY, tokens)
@@ -82,7 +85,7 @@ def test_the_pretrained_artifact_is_complete_in_itself(made, tmp_path: Path, mon
     assert again == run
     assert again.stats == json.loads((made["root"] / "artifacts" / run.name / "stats.json").read_text())
     funnel = json.loads((report.fn(Report(title="toy"), [again]).path / "report.json").read_text())["funnel"]
-    assert [row["stage"] for row in funnel][:3] == ["download", "deduplicate", "filter"]
+    assert [row["stage"] for row in funnel][:4] == ["download", "deduplicate", "decontaminate", "filter"]
 
 
 def test_the_tokenizer_loads_from_the_pretrained_artifact_with_transformers(made):
@@ -117,7 +120,7 @@ def test_the_report_has_probes_as_probes_and_the_funnel(made):
     assert about["average"] is None
     passed = {row["stage"]: row["documents"] for row in about["funnel"]}
     assert passed["download"] == 301
-    assert passed["deduplicate"] == 300
+    assert passed["deduplicate"] == passed["decontaminate"] == 300
     assert passed["tokenize"] + passed["held out"] == passed["filter"]
     for name in about["artifacts"]:
         assert (made["report"].path / ".." / ".." / name / "stage.json").exists()
@@ -126,6 +129,40 @@ def test_the_report_has_probes_as_probes_and_the_funnel(made):
               and r.stats["pretrained"]]  # fmt: skip
     assert row["score"] == pytest.approx(np.median(values), abs=0.01)
     assert row["seeds"] == 2
+
+
+def test_the_report_says_that_the_text_was_not_checked_and_why(made):
+    page = (made["report"].path / "report.md").read_text()
+    about = json.loads((made["report"].path / "report.json").read_text())
+    told = page.split("## Text of the downstream data in the corpus\n\n")[1].split("\n\n")[0]
+    assert told == "Not checked, because the probes are made of held-out documents of this corpus."
+    assert about["contamination"]["checked"] is False
+    older = "\n".join(contamination_section(contamination({"download/x": {"stage": "download"}})))
+    assert "Not checked, because the corpus did not pass the stage decontaminate." in older
+
+
+@pytest.mark.parametrize("method", ["drop", "cut"])
+def test_the_report_says_what_of_the_downstream_data_was_in_the_text(store, tmp_path: Path, toy_texts, method: str):
+    sentence = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+    for task, columns in (("cola", ("sentence",)), ("rte", ("sentence1", "sentence2"))):
+        (tmp_path / "glue" / task).mkdir(parents=True)
+        rows = {column: [f"{task} {column} {sentence}", "short"] for column in columns}
+        pq.write_table(pa.table(rows), tmp_path / "glue" / task / "test.parquet")
+    texts = [*toy_texts[:9], f"rte sentence1 {sentence}", f"{toy_texts[9]} cola sentence {sentence}"]
+    shard = write_jsonl(tmp_path / "toy.jsonl", texts)
+    corpus = download.fn(Download(source="files", files=[str(shard)], documents=0))
+    asked = Decontaminate(data=str(tmp_path / "glue"), method=method, words=14, tasks=["cola", "rte"])
+    clean = decontaminate.fn(asked, corpus)
+    about = contamination({corpus.name: corpus.manifest, clean.name: clean.manifest})
+    page = "\n".join(contamination_section(about))
+    dropped = about["dropped"]
+    assert dropped == {"drop": 2, "cut": 1}[method]
+    assert f"{dropped:,} documents dropped (found for CoLA 2, RTE 2): 2 had 14 words in a row" in page
+    assert ("characters cut from 1 documents" in page) is (method == "cut")
+    assert "3 of the 6 sentences have fewer than 14 words" in page
+    assert "Not at hand, so not looked for: cola/validation, rte/validation." in page
+    assert "| RTE | test | 4 | 2 |" in page
+    assert json.loads(json.dumps(about)) == about
 
 
 def test_runs_of_different_models_are_not_reported_as_one(made):

@@ -7,6 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from flows.recipes import DELTAS, RECIPES, STAGES, Override, RecipeName, StageName, resolve
 from model import InputError
+from tasks.glue import GLUE
 
 
 def test_the_default_recipe_is_the_papers_final_one():
@@ -38,6 +39,8 @@ def test_pocket_and_demo_differ_from_the_paper_only_where_they_say_so():
     for name, delta in DELTAS.items():
         found = RECIPES[name].model_dump()
         for stage, fields in found.items():
+            if stage == "decontaminate":
+                assert fields.pop("data") == found["finetune"]["data"]
             changed = {field for field in fields if fields[field] != paper[stage][field]}
             assert changed <= set(delta.get(stage, {})), (name, stage)
 
@@ -49,6 +52,19 @@ def test_an_override_changes_one_field_and_keeps_the_recipes_others():
     assert found.pretrain.architecture.hidden == demo.pretrain.architecture.hidden
     assert found.filter.vocabulary_entries == demo.filter.vocabulary_entries
     assert found.tokenize == demo.tokenize
+
+
+@pytest.mark.parametrize("name", DELTAS)
+def test_every_recipe_looks_in_its_text_for_what_it_is_scored_on(name: str):
+    recipe = RECIPES[name]
+    assert (recipe.decontaminate.method, recipe.decontaminate.words) == ("drop", 13)
+    assert recipe.decontaminate.data == recipe.finetune.data
+    assert set(recipe.decontaminate.tasks) == {*GLUE, "wnli"}
+    local = resolve(name, {"finetune": {"data": "~/glue", "tasks": ["cola"]}})
+    assert local.decontaminate.data == "~/glue"
+    other = resolve(name, {"decontaminate": {"data": "elsewhere", "words": 8}})
+    assert (other.decontaminate.data, other.decontaminate.words) == ("elsewhere", 8)
+    assert other.finetune == recipe.finetune
 
 
 @pytest.mark.parametrize(
@@ -65,6 +81,8 @@ def test_an_override_changes_one_field_and_keeps_the_recipes_others():
         ({"finetune": {"epochs": 6}}, ["finetune.epochs", "less than or equal to 5"]),
         ({"download": {"files": ["x.jsonl"]}}, ["source is 'pile'", "files"]),
         ({"download": {"source": "files"}}, ["source is 'files'", "files"]),
+        ({"decontaminate": {"words": 4}}, ["decontaminate.words", "greater than or equal to 5", "found 4"]),
+        ({"decontaminate": {"tasks": ["word-order"]}}, ["decontaminate.tasks.0", "wnli", "'word-order'"]),
         ({"filter": 3}, ["filter", "found 3"]),
         ([1], ["[1]", "object"]),
     ],

@@ -1,21 +1,18 @@
-"""Where documents come from: file formats, damage, losses, paths, installed packages, the hub."""
+"""Where documents come from: file formats, damage, losses, paths, installed packages."""
 
-import contextlib
+import bz2
 import gzip
-import hashlib
 import io
 import json
+import lzma
 import os
 import random
+import re
 import subprocess
 import sys
-import threading
 import zlib
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +23,7 @@ from conftest import write_jsonl
 from model import InputError
 from tasks import sources
 from tasks.corpus import Download, documents_of, download
-from tasks.sources import Damage, Document, Loss
+from tasks.sources import Damage, Document, Layout, Loss
 from tasks.stage import artifacts
 
 TEXTS = [
@@ -59,15 +56,16 @@ def write_shard(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def read(data: bytes, name: str) -> tuple[list[Document], list[Loss], str]:
+def read(data: bytes, name: str, limit: int = 10**8) -> tuple[list[Document], list[Loss], str]:
     """The documents of a file, what was lost, and the damage."""
-    documents, losses = [], []
+    found, damaged = [], ""
+    layout = Layout(sources.shard_family(name), limit)
     try:
-        for document in sources.read_file(io.BytesIO(data), name, losses.append):
-            documents.append(document)
+        for record in sources.read_file(io.BytesIO(data), name, layout):
+            found.append(record)
     except Damage as damage:
-        return documents, losses, str(damage)
-    return documents, losses, ""
+        damaged = str(damage)
+    return [r for r in found if isinstance(r, Document)], [r for r in found if isinstance(r, Loss)], damaged
 
 
 def fetch(*patterns: Path | str, **settings) -> list[Document]:
@@ -257,8 +255,48 @@ def test_a_damaged_parquet_file_is_damage():
     changed = whole.replace(texts[100].encode(), texts[100][::-1].encode())
     assert changed != whole
     assert read(changed, "a.parquet")[2].startswith("corrupt"), "its page checksums are checked"
-    no_utf8 = pa.array([b"good", b"\xff\xfe"], pa.binary()).view(pa.string())
-    assert read(parquet(pa.table({"text": no_utf8})), "a.parquet")[2].startswith("corrupt")
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
+def test_a_row_that_is_not_utf_8_is_lost_alone(kind: pa.DataType):
+    rows = pa.array([b"good", b"\xff\xfe", None, "é".encode()], pa.binary())
+    column = rows.cast(pa.large_binary()).view(kind) if "large" in str(kind) else rows.view(kind)
+    documents, losses, damage = read(parquet(pa.table({"text": column})), "a.parquet")
+    assert [(d.id, d.text) for d in documents] == [("a.parquet:1", "good"), ("a.parquet:4", "é")]
+    reasons = [("a.parquet", 2, "not UTF-8"), ("a.parquet", 3, "text is not a string but NoneType")]
+    assert [loss[:3] for loss in losses] == reasons
+    assert not damage
+
+
+def test_a_parquet_file_is_not_read_before_it_is_needed():
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"text": noise(5000), "id": range(5000)}), sink, row_group_size=50)
+
+    class Counting(io.BytesIO):
+        count = 0
+
+        def read(self, size: int = -1) -> bytes:
+            data = super().read(size)
+            self.count += len(data)
+            return data
+
+    file = Counting(sink.getvalue())
+    records = sources.read_file(file, "a.parquet", Layout("a", 10**8))
+    next(records)
+    footer = file.count
+    assert footer < len(sink.getvalue()) / 4
+    for _ in range(499):
+        next(records)
+    assert file.count - footer < len(sink.getvalue()) / 8
+
+
+def test_texts_of_any_kind_of_column_are_read():
+    plain = pa.array(["one", "two", "one"])
+    for column in (plain.dictionary_encode(), plain.cast(pa.string_view()), plain.cast(pa.large_string())):
+        assert [d.text for d in read(parquet(pa.table({"text": column})), "a.parquet")[0]] == ["one", "two", "one"]
+    documents, losses, _ = read(parquet(pa.table({"text": [1, 2]})), "a.parquet")
+    assert not documents
+    assert {loss.reason for loss in losses} == {"text is not a string but int"}
 
 
 def test_a_parquet_file_without_a_column_text_is_refused_with_the_columns_it_has(store: Path, data: Path):
@@ -279,8 +317,17 @@ def test_rows_of_a_parquet_file_without_text_are_lost_with_their_number():
 
 BAD_LINES = [
     (b'{"text": "cut off', "broken JSON"),
-    (b'{"text": "half a pair \\ud800"}', "broken JSON"),
-    (b'{"text": "not UTF-8 \xff"}', "broken JSON"),
+    (b'{"text": "half a pair \\ud800"}', "half a surrogate pair in the text"),
+    (b'{"text": "not UTF-8 \xff"}', "not UTF-8"),
+    (b'{"text": "one"}{"text": "two"}', "more than one value in a line"),
+    (b'{"text": "a tab\tas it is"}', "broken JSON"),
+    (b'{"text": "a NUL \x00 as it is"}', "broken JSON"),
+    (b"\x00" * 100, "broken JSON"),
+    (b'{"deep": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "a"}', "nested too deeply"),
+    (b'{"inner": {"text": "a"}}', "no field 'text'"),
+    (b'{"text": NaN}', "text is not a string but float"),
+    (b'{"text": 12345678901234567890}', "text is not a string but int"),
+    (b'{"text": {"text": "a"}}', "text is not a string but dict"),
     (b"plain text", "broken JSON"),
     (b'["text", "a"]', "not a JSON object"),
     (b'"text"', "not a JSON object"),
@@ -307,6 +354,7 @@ def test_what_is_lost_is_listed_by_file_line_and_reason(store: Path, data: Path)
     found = [json.loads(line) for line in (made.path / "lost.jsonl").read_text().splitlines()]
     assert [(loss["file"], loss["line"], loss["reason"]) for loss in found] == expected
     assert found[0]["sample"] == BAD_LINES[0][0].decode()
+    assert all(len(loss["sample"]) <= 200 for loss in found)
     reasons = [reason for _, _, reason in expected]
     assert made.stats["lost"] == {reason: reasons.count(reason) for reason in set(reasons)}
     assert [d.text for d in documents_of(made)] == [*(f"good {i}" for i in range(len(BAD_LINES))), "fine"]
@@ -505,7 +553,7 @@ def test_a_package_gives_its_description_licences_texts_and_docstrings(toy_packa
 
 
 def test_the_documentation_of_the_installed_packages_is_prose_of_several_kinds(store: Path):
-    made = download.fn(Download(source="python-docs", documents=0, megabytes=0.3))
+    made = download.fn(Download(source="python-docs", documents=0, megabytes=1.5))
     assert {"docstrings", "readmes", "licences"} <= set(made.stats["by_source"])
     assert made.stats["bytes"] >= 300_000
     assert not [d for d in documents_of(made) if d.id.startswith("cram/")], "not our own"
@@ -519,208 +567,226 @@ def test_the_key_of_python_docs_follows_the_versions_installed(toy_package: meta
     assert first != download.target(Download(source="python-docs"))
 
 
-class Hub(ThreadingHTTPServer):
-    """A double of the Hugging Face hub: its listing, its revisions, its files with ranges. `log` has the requests."""
-
-    daemon_threads = True
-
-    def __init__(self, files: dict[tuple[str, str], dict[str, bytes]]) -> None:
-        super().__init__(("127.0.0.1", 0), HubHandler)
-        self.files, self.log, self.breaks = files, [], {}
-
-
-class HubHandler(BaseHTTPRequestHandler):
-    """Answers one request. Paths in `breaks` are cut off in the middle, so many times."""
-
-    server: Hub
-
-    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in ({"Content_Length": str(len(body))} | headers).items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            with contextlib.suppress(ConnectionError):  # who reads a prefix hangs up
-                self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        self.server.log.append((self.command, path, self.headers.get("Range", "")))
-        owner, _, rest = path.removeprefix("/api").removeprefix("/datasets/").partition("/")
-        name, action, revision, *inner = rest.split("/", 3)
-        repository = f"{owner}/{name}"
-        if (repository, revision) not in self.server.files:
-            self.answer(404, X_Error_Code="RevisionNotFound", X_Error_Message=f"Invalid rev id: {revision}")
-            return
-        files = self.server.files[repository, revision]
-        if action == "tree":
-            rows = [{"type": "file", "path": n, "size": len(d), "oid": "0" * 40} for n, d in files.items()]
-            self.answer(200, json.dumps(rows).encode(), Content_Type="application/json")
-        elif action == "revision":
-            about = {"id": repository, "sha": revision, "siblings": [], "private": False, "tags": []}
-            self.answer(200, json.dumps(about).encode(), Content_Type="application/json")
-        else:
-            self.send_file(inner[0], files[inner[0]], revision)
-
-    do_HEAD = do_GET
-
-    def send_file(self, name: str, data: bytes, revision: str) -> None:
-        about = {"X_Repo_Commit": revision, "ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept_Ranges": "bytes"}
-        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
-        if start:
-            about["Content_Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        body = data[start:]
-        if self.command == "GET" and self.server.breaks.get(name, 0):
-            self.server.breaks[name] -= 1
-            self.answer(206 if start else 200, body[: len(body) // 2], **about, Content_Length=str(len(body)))
-            self.close_connection = True
-        else:
-            self.answer(206 if start else 200, body, **about)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing on the terminal."""
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"score": NaN',
+        '"score": -Infinity',
+        '"id": 123456789012345678901234567890',
+        '"id": -1' + "0" * 5000,
+        '"url": "half a pair \\ud800"',
+        '"deep": ' + "[" * 500 + "]" * 500,
+        '"meta": null',
+    ],
+)
+def test_odd_values_of_other_fields_lose_no_document(field: str):
+    line = f'{{{field}, "text": "good é", "source": "wiki"}}\n'.encode()
+    documents, losses, damage = read(line * 2, "a.jsonl")
+    assert documents == [Document(f"a.jsonl:{i}", "wiki", "good é") for i in (1, 2)]
+    assert (losses, damage) == ([], "")
 
 
-PILE, C4 = sources.HUB["pile"], sources.HUB["c4"]
-SHARDS = {
-    "train/00.jsonl.zst": noise(2000, seed=1),
-    "train/01.jsonl.zst": noise(2000, seed=2),
-    "en/c4-train.00000-of-01024.json.gz": noise(50, seed=3),
-    "en/c4-train.00001-of-01024.json.gz": noise(50, seed=4),
-}
+def test_half_a_surrogate_pair_in_the_name_of_a_source_is_replaced():
+    for line in (b'{"text": "a", "source": "\\udc00x"}', b'{"text": "a", "meta": {"pile_set_name": "\\udc00x"}}'):
+        assert read(line, "a.jsonl")[0] == [Document("a.jsonl:1", "?x", "a")]
 
 
-@pytest.fixture(scope="module")
-def hub() -> Iterator[Hub]:
-    pile = {n: packed(json_lines(t), n) for n, t in SHARDS.items() if n.startswith("train")}
-    c4 = {
-        n: packed("".join(json.dumps({"text": t, "timestamp": "2019", "url": "x"}) + "\n" for t in texts).encode(), n)
-        for n, texts in SHARDS.items()
-        if n.startswith("en")
-    }
-    other = packed(json_lines(["never read"]), ".zst")
-    pile = {
-        "README.md": b"#",
-        "test.jsonl.zst": other,
-        **dict(sorted(pile.items(), reverse=True)),
-        "val.jsonl.zst": other,
-    }
-    c4 |= {"en/c4-validation.00000-of-00008.json.gz": b"", "realnewslike/c4-train.00000-of-00512.json.gz": b""}
-    server = Hub({(PILE.repository, PILE.revision): pile, (C4.repository, C4.revision): c4})
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def test_nothing_in_a_text_is_taken_for_anything_but_text(store: Path, data: Path):
+    texts = [
+        "[MASK] [SEP] [CLS] [PAD] [UNK]",
+        "<s> </s> <pad>",
+        "a NUL \0 in it",
+        "\r\n",
+        "{}",
+        "\ufeffa mark",
+        "\u2028 and \x85",
+    ]
+    texts = [text for text in texts if text.strip()]
+    for suffix in (".jsonl", ".parquet"):
+        write_shard(data / f"a{suffix}", texts)
+        assert [d.text for d in fetch(data / f"a{suffix}")] == texts
 
 
-# the hub's client reads HF_ENDPOINT when it is imported, and waits between its attempts
-SCRIPT = """
-import dataclasses, json, sys, time
-time.sleep = lambda seconds: None
-from model import InputError
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".jsonl.gz"])
+def test_too_long_a_line_is_lost_alone(suffix: str):
+    rng = random.Random(1)
+    texts = ["before", rng.randbytes(50_000).hex(), "between", "x" * 3_000_000, "x" * 99_988, "after", "y" * 100_000]
+    data = json_lines(texts, source="").replace(b', "meta": {"pile_set_name": ""}', b"").removesuffix(b"\n")
+    sizes = [len(line) for line in data.split(b"\n")]
+    assert sizes[4] == 100_000 < sizes[1]
+    documents, losses, damage = read(packed(data, suffix), f"a{suffix}", limit=100_000)
+    assert [d.text for d in documents] == ["before", "between", texts[4], "after"]
+    assert losses == [Loss(f"a{suffix}", line, "longer than 0.1 MB") for line in (2, 4, 7)]
+    assert not damage
+
+
+def test_too_long_a_text_of_other_files_is_lost_alone():
+    texts = ["ä" * 50_000, "ä" * 50_001, "x" * 100_001, "short"]
+    documents, losses, _ = read(parquet(pa.table({"text": texts})), "a.parquet", limit=100_000)
+    assert [d.text for d in documents] == [texts[0], "short"]
+    assert losses == [Loss("a.parquet", row, "longer than 0.1 MB") for row in (2, 3)]
+    for text, kept in ((texts[0], True), (texts[1], False), ("é" * 50_001, False)):
+        documents, losses, _ = read(text.encode(), "a.txt", limit=100_000)
+        assert [d.text for d in documents] == [text] * kept
+        assert losses == [Loss("a.txt", 1, "longer than 0.1 MB")] * (not kept)
+
+
+BOMB = """
+import json, resource, sys
 from tasks import sources
-from tasks.corpus import Download, documents_of, download
-
-answers = []
-for settings, change in json.load(sys.stdin):
-    if "revision" in change:
-        sources.HUB["pile"] = dataclasses.replace(sources.HUB["pile"], **change)
-    try:
-        made = download.fn(Download(**settings))
-        answers.append([made.stats["shards"], list(documents_of(made))])
-    except InputError as error:
-        answers.append(str(error))
-print(json.dumps(answers))
+with open(sys.argv[1], "rb") as file:
+    print(json.dumps(list(sources.read_file(file, sys.argv[1], sources.Layout("a", 10**8)))))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
-def address_of(server: ThreadingHTTPServer) -> str:
-    return f"http://127.0.0.1:{server.server_address[1]}"
-
-
-def from_hub(address: str, home: Path, *runs: tuple[dict, dict]) -> list:
-    """What each run gave, in a process of its own: (shards, documents) or the sentence."""
-    own = {"HF_ENDPOINT": address, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
-    own |= {"CRAM_ARTIFACTS": str(home / "artifacts")}
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and not k.lower().endswith("_proxy")}
-    command = [sys.executable, "-c", SCRIPT]
-    folder = Path(__file__).parents[1]
-    done = subprocess.run(
-        command,
-        input=json.dumps(runs),
-        env=kept | own,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def test_a_small_file_that_unpacks_to_a_line_of_a_gibibyte_takes_little_memory(tmp_path: Path):
+    stream = zstandard.ZstdCompressor().compressobj()
+    with (tmp_path / "bomb.jsonl.zst").open("wb") as file:
+        file.write(stream.compress(b'{"text": "first"}\n{"text": "'))
+        for _ in range(1024):
+            file.write(stream.compress(b"x" * (1 << 20)))
+        file.write(stream.compress(b'"}\n{"text": "last"}\n') + stream.flush())
+    assert (tmp_path / "bomb.jsonl.zst").stat().st_size < 200_000
+    command = [sys.executable, "-c", BOMB, "bomb.jsonl.zst"]
+    home = str(Path(__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": home}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    found, peak = done.stdout.splitlines()
+    name = "bomb.jsonl.zst"
+    assert json.loads(found) == [
+        [f"{name}:1", "a", "first"],
+        [name, 2, "longer than 100 MB", ""],
+        [f"{name}:3", "a", "last"],
+    ]
+    assert float(peak) < 600
 
 
-def asked_for(server: Hub) -> set[tuple[str, str]]:
-    """The files that were asked for since the last time, and how."""
-    found = {(method, path.split("/")[-1]) for method, path, _ in server.log if "/resolve/" in path}
-    server.log.clear()
-    return found
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".jsonl.gz", ".parquet"])
+def test_a_long_line_and_a_long_word_are_read_whole(store: Path, data: Path, suffix: str):
+    texts = ["short", "many words é " * 1_500_000, "w" * 5_000_000, "after"]
+    write_shard(data / f"a{suffix}", texts)
+    assert [d.text for d in fetch(data / f"a{suffix}")] == texts
 
 
-def expected_of(names: list[str], source: str, documents: int | None = None) -> list[list[str]]:
-    return [[f"{n}:{i}", source, t] for n in names for i, t in enumerate(SHARDS[n], 1)][:documents]
+FORMATS = {
+    "zstd": lambda data: zstandard.ZstdCompressor().compress(data),
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "plain JSON": lambda data: data,
+    "something else": lambda data: b"text,source\n",
+}
+MISTAKES = [(suffix, form) for suffix in (".jsonl", ".jsonl.zst", ".json.gz", ".parquet", ".txt") for form in FORMATS]
+RIGHT = {".jsonl": "plain JSON", ".jsonl.zst": "zstd", ".json.gz": "gzip"}
 
 
-def test_whole_shards_of_the_pile_come_from_the_hub_and_no_other_file(hub: Hub, tmp_path: Path):
-    names = ["train/00.jsonl.zst", "train/01.jsonl.zst"]
-    [[shards, documents]] = from_hub(address_of(hub), tmp_path, ({"source": "pile", "documents": 0}, {}))
-    assert shards == 2
-    assert documents == expected_of(names, "toy")
-    assert asked_for(hub) == {(method, f"0{i}.jsonl.zst") for method in ("HEAD", "GET") for i in (0, 1)}
+@pytest.mark.parametrize(("suffix", "form"), [m for m in MISTAKES if RIGHT.get(m[0]) != m[1] and m[0] != ".txt"])
+def test_a_file_of_another_format_than_its_name_says_is_refused_with_both(
+    store: Path, data: Path, suffix: str, form: str
+):
+    (data / f"a{suffix}").write_bytes(FORMATS[form](json_lines(TEXTS)))
+    if (suffix, form) == (".jsonl", "something else"):
+        assert [loss.reason for loss in read((data / "a.jsonl").read_bytes(), "a.jsonl")[1]] == ["broken JSON"]
+        return
+    expected = {".jsonl": "plain text", ".parquet": "Parquet"}.get(suffix) or RIGHT[suffix]
+    with pytest.raises(InputError) as refused:
+        fetch(data)
+    said = f"a{suffix} is mislabelled: it looks like {form}, but its name says {expected}, after 0 documents. Rename it, or "
+    assert str(refused.value).startswith(said)
+    write_shard(data / "b.jsonl", TEXTS)
+    made = download.fn(Download(source="files", files=[str(data)], documents=0, max_lost=0.2, damaged="keep"))
+    assert made.stats["lost"] == {"mislabelled shard": 1}
+    assert made.stats["documents"] == len(TEXTS)
 
 
-def test_a_prefix_is_streamed_from_the_hub_and_what_follows_is_not_asked_for(hub: Hub, tmp_path: Path):
-    hub.breaks["train/01.jsonl.zst"] = 1  # the client asks for the rest of a shard that breaks off
-    hub.breaks["en/c4-train.00000-of-01024.json.gz"] = 1
-    pile, short, c4 = from_hub(
-        address_of(hub),
-        tmp_path,
-        ({"source": "pile", "documents": 3990}, {}),
-        ({"source": "pile", "documents": 0, "megabytes": 0.01}, {}),
-        ({"source": "c4", "documents": 60}, {}),
-    )
-    assert pile == [2, expected_of(["train/00.jsonl.zst", "train/01.jsonl.zst"], "toy", 3990)]
-    assert short[0] == 1
-    size = sum(len(text) for _, _, text in short[1])
-    assert size >= 10_000 > size - len(short[1][-1][2])
-    assert short[1] == pile[1][: len(short[1])]
-    c4_names = [f"en/c4-train.0000{i}-of-01024.json.gz" for i in (0, 1)]
-    assert c4 == [2, expected_of(c4_names, "c4-train", 60)]
-    ranges = [r for _, path, r in hub.log if path.endswith(("01.jsonl.zst", "00000-of-01024.json.gz"))]
-    assert sum(bool(r) for r in ranges) == 2
-    names = [*(n.split("/")[-1] for n in c4_names), "00.jsonl.zst", "01.jsonl.zst"]
-    assert asked_for(hub) == {("GET", name) for name in names}
-    assert not list((tmp_path / "hf").rglob("*.zst")), "a prefix leaves no shard behind"
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".jsonl.gz", ".txt"])
+def test_utf_16_is_refused_with_what_to_do(store: Path, data: Path, suffix: str, encoding: str):
+    text = "\ufeff" + json_lines(TEXTS).decode()
+    (data / f"a{suffix}").write_bytes(packed(text.encode(encoding), suffix))
+    with pytest.raises(
+        InputError, match=rf"a{suffix} is UTF-16: expected UTF-8, after 0 documents\. Convert it.*iconv"
+    ):
+        fetch(data)
+    write_shard(data / "b.jsonl", TEXTS)
+    made = download.fn(Download(source="files", files=[str(data)], documents=0, max_lost=0.2, damaged="keep"))
+    assert made.stats["lost"] == {"UTF-16 shard": 1}
+    assert made.stats["documents"] == len(TEXTS)
 
 
-def test_a_hub_that_fails_gives_one_sentence(hub: Hub, tmp_path: Path):
-    hub.breaks["train/01.jsonl.zst"] = 99
-    broken, no_revision, no_files = from_hub(
-        address_of(hub),
-        tmp_path,
-        ({"source": "pile", "documents": 3990}, {}),
-        ({"source": "pile"}, {"revision": "0" * 40}),
-        ({"source": "pile"}, {"revision": PILE.revision, "pattern": "train/[a-z]+"}),
-    )
-    hub.breaks.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
-        nobody = address_of(closed)
-    [no_hub] = from_hub(nobody, tmp_path, ({"source": "pile"}, {}))
-    for answer in (broken, no_revision, no_hub):
-        assert answer.startswith(f"{PILE.repository} could not be read from the Hugging Face hub: ")
-        assert "HF_ENDPOINT" in answer
-        assert "\n" not in answer
-    assert "RevisionNotFound" in no_revision
-    assert "ConnectError" in no_hub
-    assert "no file like train/[a-z]+" in no_files
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".jsonl.gz"])
+def test_lines_may_end_as_on_any_system(suffix: str, end: bytes):
+    texts = [*TEXTS, "x" * 3 * sources.CHUNK, *TEXTS]
+    data = json_lines(texts).replace(b"\n", end)
+    for stored in (data, data.removesuffix(end), data.replace(end, end + end)):
+        documents, losses, damage = read(packed(stored, suffix), f"a{suffix}")
+        assert [d.text for d in documents] == texts
+        assert (losses, damage) == ([], "")
+
+
+def naive_lines(data: bytes, limit: int) -> list[bytes | None]:
+    first = re.search(rb"\r\n|\n|\r", data)
+    end = b"\r" if first and first[0] == b"\r" else b"\n"
+    found = data.split(end)
+    return [line if len(line) <= limit else None for line in (found if found[-1] else found[:-1])]
+
+
+def test_lines_do_not_depend_on_how_the_bytes_come():
+    rng = random.Random(5)
+    for case in range(600):
+        alphabet = [b"ab\n", b"ab\r\n", b"ab\r", b"a\n\r"][case % 4]
+        data = bytes(rng.choices(alphabet, k=rng.randrange(60)))
+        if data.endswith(b"\r") and not re.search(rb"\n|\r.", data, re.DOTALL):
+            continue  # one line, whichever it is
+        cuts = sorted(rng.choices(range(len(data) + 1), k=rng.randrange(9)))
+        chunks = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+        assert list(sources.lines(chunks, 7)) == naive_lines(data, 7), (data, chunks)
+
+
+ODD_NAMES = [
+    "with spaces.jsonl",
+    "ünï \N{GRINNING FACE}.jsonl",
+    "two\nlines.jsonl",
+    "-rf.jsonl",
+    "[a-z]*?.jsonl",
+    "'quoted\".jsonl",
+    "back\\slash.jsonl",
+    ".hidden.jsonl",
+    "%41#?&.jsonl",
+    os.fsdecode(b"latin-\xe9.jsonl"),
+]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_file_may_have_any_name(store: Path, data: Path, name: str):
+    write_jsonl(data / name, ["found", None])
+    write_jsonl(data / "other.jsonl", ["other"])
+    for pattern in (data / name, data):
+        made = download.fn(Download(source="files", files=[str(pattern)], documents=0, max_lost=0.5))
+        found = [d for d in documents_of(made) if d.text == "found"]
+        [lost] = (made.path / "lost.jsonl").read_text().splitlines()
+        assert len(found) == 1
+        assert found[0].id == json.loads(lost)["file"] + ":1"
+        assert found[0].id.isprintable()
+        assert name.isprintable() <= (found[0].id == f"{name}:1")
+
+
+def test_names_that_look_alike_are_told(store: Path, data: Path):
+    for name in ("a\nb.jsonl", "a\\nb.jsonl"):
+        write_jsonl(data / name, ["text"])
+    with pytest.raises(InputError, match="names that differ only in characters that can't be printed"):
+        fetch(data)
+
+
+def test_a_directory_with_the_name_of_a_shard_is_looked_into(store: Path, data: Path):
+    (data / "train-0.jsonl.zst").mkdir()
+    write_jsonl(data / "train-0.jsonl.zst" / "inner.jsonl", ["inner"])
+    (data / "hollow.parquet").mkdir()
+    write_jsonl(data / "train-1.jsonl", ["outer"])
+    assert sorted(d.text for d in fetch(data)) == ["inner", "outer"]
+    assert [d.text for d in fetch(data / "train-0.jsonl.zst")] == ["inner"]
+    with pytest.raises(InputError, match=r"hollow.parquet' holds no file that cram reads"):
+        fetch(data / "hollow.parquet")

@@ -1,0 +1,298 @@
+"""MinHash: documents of nearly the same words, found by bands of minima and verified by their true Jaccard similarity.
+
+A document is the set of its runs of five words. The least of their hashes is the same for two documents as often, over
+many orders of the hashes, as their sets overlap (Broder, "On the resemblance and containment of documents", 1997).
+Documents with the same minima in all rows of a band share a bucket and are compared; those whose sets do overlap enough
+are joined, and all that is joined, directly or in a chain, is a cluster.
+
+Works on disk in bounded memory: the sets take 4 bytes a word, the bands 16 bytes each and document.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from pydantic import BaseModel, Field
+
+from tasks import runs, words
+from tasks.columns import tables, views
+from tasks.parallel import over_parts
+
+PIECE = 1 << 20  # bytes of text that are split into words at once
+SLICE = 1 << 16  # documents whose minima are held at once
+BLOCK = 1 << 16  # hashes that are multiplied at once: what fits in a core's cache
+COMPARED = 1 << 21  # hashes of the sets that are compared at once
+NEIGHBOURS = 8  # a document is compared with so many before it in its bucket, and with the bucket's first
+PLAIN = bytes(c if c > 127 or words.KINDS[c] == words.WORD else 32 for c in range(256))
+SIGNS = (b"\xc2", b"\xe2\x80", b"\xe3\x80")  # how U+0080–U+00BF, U+2000–U+203F, U+3000–U+303F begin: punctuation
+SIGN_BYTES = (2, 3, 3)
+
+
+class MinHash(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """Which documents are near-duplicates of others. The defaults are those of datatrove, made for FineWeb."""
+
+    words: int = Field(5, ge=1, le=100, description="In a run; documents are compared as the sets of their runs.")
+    bands: int = Field(14, ge=1, le=256, description="One of which must agree for documents to be compared.")
+    rows: int = Field(8, ge=1, le=64, description="Minima in a band.")
+    jaccard: float = Field(0.72, gt=0, le=1, description="Documents at least so similar are joined, if compared.")
+
+
+def gathered(texts: Iterable[memoryview], most_bytes: int, most: int) -> Iterator[list[memoryview]]:
+    """Texts in lists of at most about so many bytes, or so many texts."""
+    waiting, size = [], 0
+    for text in texts:
+        waiting.append(text)
+        size += len(text)
+        if size >= most_bytes or len(waiting) >= most:
+            yield waiting
+            waiting, size = [], 0
+    if waiting:
+        yield waiting
+
+
+def hashed_words(texts: list[memoryview]) -> tuple[np.ndarray, np.ndarray]:
+    """The hashes of the words of UTF-8 texts in lower case, uint64, and where those of each text end.
+
+    Words are runs of ASCII letters, digits and underscores, and of anything beyond ASCII. White space, punctuation and
+    control characters are none. Unlike the vocabulary's, these words keep what is not ASCII: two texts in Greek must not
+    count as equal for the few digits in them.
+    """
+    pieces = [
+        text[i : i + PIECE] for text in texts for i in range(0, len(text) or 1, PIECE)
+    ]  # a long text in bounded memory
+    last = np.cumsum([max(1, -(-len(text) // PIECE)) for text in texts]) - 1
+    found = [_hashed_words(batch) for batch in gathered(pieces, PIECE, len(pieces))]
+    ends = np.cumsum(np.concatenate([counts for _, counts in found]))
+    return np.concatenate([hashed for hashed, _ in found]), ends[last]
+
+
+def _hashed_words(texts: list[memoryview]) -> tuple[np.ndarray, np.ndarray]:
+    plain = bytearray(b"\n".join([*texts, b""]).translate(PLAIN))
+    data = np.frombuffer(plain, dtype=np.uint8)
+    for sign, length in zip(SIGNS, SIGN_BYTES, strict=True):
+        at = np.flatnonzero(data[: len(data) - length] == sign[0])
+        at = at[data[at + len(sign) - 1] == sign[-1]]
+        for i in range(length):
+            data[at + i] = 32
+    starts, lengths = words._runs(bytes(plain))
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    letters = [None, pa.py_buffer(offsets), pa.py_buffer(plain.translate(None, b" "))]
+    found = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), letters).dictionary_encode()
+    different = np.array([xxhash.xxh3_64_intdigest(word) for word in found.dictionary.to_pylist()], dtype=np.uint64)
+    ends = np.searchsorted(starts, np.cumsum([len(text) + 1 for text in texts]))
+    return different[found.indices.to_numpy()], np.diff(ends, prepend=0)
+
+
+def shingles(hashed: np.ndarray, ends: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of all runs of n words, uint32, and where those of each text end; less than n words count as one run."""
+    counts = np.diff(ends, prepend=0)
+    wanted = np.where(counts > 0, np.maximum(counts, n), 0)
+    if wanted.sum() > len(hashed):
+        padded, padded_ends = np.zeros(wanted.sum(), dtype=np.uint64), np.cumsum(wanted)
+        moved = (padded_ends - wanted) - (ends - counts)
+        padded[np.arange(len(hashed)) + np.repeat(moved, counts)] = hashed
+        hashed, ends = padded, padded_ends
+    grams, ends = words.grams(hashed, ends, n)
+    return (grams >> np.uint64(32)).astype(np.uint32), ends
+
+
+def minima(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
+    """(count, texts) uint32: the least hash of each text in so many orders; the greatest number where it has none."""
+    found = np.full((count, len(ends)), 0xFFFFFFFF, dtype=np.uint32)
+    # multiplying with an odd number puts all numbers in an order of its own
+    factors = np.array(
+        [xxhash.xxh3_64_intdigest(b"order %d" % i) & 0xFFFFFFFF | 1 for i in range(count)], dtype=np.uint32
+    )
+    starts = np.concatenate(([0], ends[:-1]))
+    some = np.flatnonzero(ends > starts)
+    starts, ends = starts[some], ends[some]
+    product = np.empty(min(BLOCK, len(hashed)), dtype=np.uint32)
+    for begin in range(0, len(hashed), BLOCK):
+        block = hashed[begin : begin + BLOCK]
+        low, high = np.searchsorted(ends, begin, side="right"), np.searchsorted(starts, begin + len(block))
+        texts, edges = some[low:high], np.maximum(starts[low:high] - begin, 0)
+        for row, factor in zip(found, factors, strict=True):
+            np.multiply(block, factor, out=product[: len(block)])
+            row[texts] = np.minimum(row[texts], np.minimum.reduceat(product[: len(block)], edges))
+    return found
+
+
+def band_keys(least: np.ndarray, bands: int) -> np.ndarray:
+    """(bands, texts) uint64: a hash of the minima in each band."""
+    keys = np.zeros((bands, least.shape[1]), dtype=np.uint64)
+    for row in least.reshape(bands, -1, least.shape[1]).swapaxes(0, 1):
+        keys *= words.MULTIPLIER
+        keys += row
+    keys ^= keys >> words.SHIFT
+    keys *= words.MULTIPLIER
+    return keys
+
+
+def slices(part: Path) -> Iterator[list[memoryview]]:
+    """The texts of a part in lower case, some at a time."""
+    for table in tables(part, ("text",)):
+        yield from gathered(views(pc.utf8_lower(table["text"])), 2 * PIECE, SLICE)
+
+
+def sketch(number: int, part: Path, params: MinHash, work: Path) -> dict:
+    """Write the sets of a part's documents, and the keys of their bands.
+
+    Of documents with the same words in the same order, only the first has keys: the others are to be compared with it.
+    """
+    keys, ends, digests = [], [np.zeros(1, dtype=np.int64)], []
+    with (work / f"{part.stem}.sets").open("wb") as file:
+        for texts in slices(part):
+            hashed, ends_here = shingles(*hashed_words(texts), params.words)
+            keys.append(band_keys(minima(hashed, ends_here, params.bands * params.rows), params.bands))
+            data, edges = memoryview(hashed.view(np.uint8)), [0, *(4 * ends_here).tolist()]
+            digests.append(np.array([xxhash.xxh3_64_intdigest(data[a:b]) for a, b in pairwise(edges)], dtype=np.uint64))
+            file.write(data)
+            ends.append(ends_here + ends[-1][-1])
+    runs.save(work / f"{part.stem}.ends.npy", np.concatenate(ends))
+    rows = np.flatnonzero(np.diff(np.concatenate(ends)))  # a document without words is like no other
+    digest = np.concatenate([np.zeros(0, dtype=np.uint64), *digests])[rows]
+    order = runs.ascending(digest)
+    same = order[runs.firsts(digest[order])]
+    save_pairs(work / f"pairs/same-{part.stem}", runs.address(number, rows[order]), runs.address(number, rows[same]))
+    rows = rows[np.sort(order[order == same])]
+    for band in range(params.bands):
+        here = np.concatenate([of_slice[band] for of_slice in keys])[rows] if keys else np.zeros(0, dtype=np.uint64)
+        order = runs.ascending(here)
+        runs.save_run(work / f"bands/{band:03d}-{part.stem}", here[order], runs.address(number, rows[order]))
+    return {"documents": len(rows)}
+
+
+def save_pairs(run: Path, later: np.ndarray, earlier: np.ndarray) -> None:
+    """Write pairs of addresses, those of a document with itself left out."""
+    chosen = np.flatnonzero(later != earlier)
+    chosen = chosen[np.argsort(later[chosen], kind="stable")]
+    runs.save_run(run, later[chosen], earlier[chosen])
+
+
+def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
+    """Write which documents of a band's buckets are to be compared: all in a bucket, where it is small.
+
+    In a larger one each is compared with NEIGHBOURS before it and with the first, so that the work grows with the size of a
+    bucket, not its square. Where several clusters share such a bucket, some may then stay apart.
+    """
+    keys, addresses = runs.load_range(runs.runs(work / "bands", f"{band:03d}-*"), low, high)
+    order = runs.ascending(keys)
+    first, index, addresses = runs.firsts(keys[order]), np.arange(len(keys)), addresses[order]
+    pairs = [(at, at - back) for back in range(1, NEIGHBOURS + 1) for at in [index[index - back >= first]]]
+    far = index[index - first > NEIGHBOURS]
+    later, earlier = (np.concatenate(side) for side in zip(*pairs, (far, first[far]), strict=True))
+    save_pairs(out, addresses[later], addresses[earlier])
+    return {}
+
+
+def candidates(number: int, folder: Path) -> np.ndarray:
+    """(n, 2) addresses: all different pairs whose later document is in this part, with the earlier one."""
+    pairs = np.zeros((0, 2), dtype=np.int64)
+    for run in runs.runs(folder, "*"):
+        here = runs.load_range([run], runs.address(number, 0), runs.address(number + 1, 0))
+        if len(here[0]):
+            pairs = np.concatenate((pairs, np.stack(here, axis=1)))
+            pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+            pairs = pairs[np.concatenate(([True], (pairs[1:] != pairs[:-1]).any(axis=1)))]
+    return pairs
+
+
+def edges_of(addresses: np.ndarray, files: list[Path]) -> np.ndarray:
+    """(n, 2): where the sets of these documents, in ascending order, begin and end in the file of their part."""
+    found = np.zeros((len(addresses), 2), dtype=np.int64)
+    for number in np.unique(runs.part_of(addresses)):
+        here = runs.part_of(addresses) == number
+        ends, rows = np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r"), runs.place_of(addresses[here])
+        found[here] = np.stack((ends[rows], ends[rows + 1]), axis=1)
+    return found
+
+
+def read_sets(addresses: np.ndarray, edges: np.ndarray, files: list[Path]) -> list[np.ndarray]:
+    """The sets of these documents."""
+    found = []
+    for number in np.unique(runs.part_of(addresses)):
+        with files[number].open("rb") as file:
+            for start, end in edges[runs.part_of(addresses) == number].tolist():
+                file.seek(4 * start)
+                found.append(np.frombuffer(file.read(4 * (end - start)), dtype=np.uint32))
+    return found
+
+
+def jaccard(first: list[np.ndarray], second: list[np.ndarray]) -> np.ndarray:
+    """Of two lists of sets, uint32 and not empty: how many of the numbers in either of a pair are in both."""
+    keys = []
+    for side, sets in enumerate((first, second)):
+        pair = np.repeat(np.arange(len(sets), dtype=np.uint64), [len(numbers) for numbers in sets])
+        keys.append(pair << np.uint64(33) | np.concatenate(sets).astype(np.uint64) << np.uint64(1) | np.uint64(side))
+    keys = np.sort(np.concatenate(keys))
+    keys = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
+    in_both = keys[1:][keys[1:] ^ keys[:-1] == 1]  # the same number of the same pair, on the two sides
+    both, each = (np.bincount((k >> np.uint64(33)).astype(np.int64), minlength=len(first)) for k in (in_both, keys))
+    return both / (each - both)
+
+
+def verify(number: int, files: list[Path], least: float, pairs: Path, out: Path) -> dict:
+    """Compare the pairs whose later document is in this part; write which documents that joins with which earlier ones."""
+    found = candidates(number, pairs)
+    known, index = np.unique(found, return_inverse=True)
+    edges, index = edges_of(known, files), index.reshape(-1, 2)
+    cost = np.cumsum((edges[:, 1] - edges[:, 0])[index].sum(axis=1)) // COMPARED
+    similar = [np.zeros(0)]
+    for block in np.split(index, np.flatnonzero(np.diff(cost)) + 1) if len(index) else []:
+        needed, at = np.unique(block, return_inverse=True)
+        sets = read_sets(known[needed], edges[needed], files)
+        similar.append(jaccard(*([sets[i] for i in side] for side in at.reshape(-1, 2).T)))
+    joined = found[np.concatenate(similar) >= least]
+    runs.save_run(out, *clusters(joined))
+    return {"compared": len(found), "similar": len(joined)}
+
+
+def clusters(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of (n, 2) addresses that are joined: all but the first of each cluster, ascending, and that first."""
+    from scipy.sparse import coo_matrix  # slow to load, and needed here only
+    from scipy.sparse.csgraph import connected_components
+
+    if not len(pairs):
+        return pairs[:, 0], pairs[:, 1]
+    known, index = np.unique(pairs, return_inverse=True)
+    ends = index.reshape(-1, 2).T
+    graph = coo_matrix((np.ones(len(pairs), dtype=np.int8), tuple(ends)), shape=(len(known), len(known)))
+    _, cluster = connected_components(graph, directed=False)
+    _, first = np.unique(cluster, return_index=True)
+    kept = known[first[cluster]]
+    return known[known != kept], kept[known != kept]
+
+
+def find(params: MinHash, found: list[Path], work: Path) -> tuple[Counter, dict]:
+    """Find the near-duplicates in these parts, and write them with what they are like as the run work/drops/all.
+
+    Returns the sizes of the clusters, and counts.
+    """
+    for name in ("bands", "pairs", "links", "drops"):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    jobs = [(i, part, params, work) for i, part in enumerate(found)]
+    sketched = over_parts(sketch, jobs, work / "sketched", "minhash")
+    ranges = list(enumerate(runs.ranges(sum(r["documents"] for r in sketched))))
+    jobs = [(b, *r, work, work / f"pairs/{b:03d}-{i:05d}") for b in range(params.bands) for i, r in ranges]
+    over_parts(pair_up, jobs, work / "paired", "find pairs")
+    files = [work / f"{part.stem}.sets" for part in found]
+    jobs = [(i, files, params.jaccard, work / "pairs", work / f"links/{p.stem}") for i, p in enumerate(found)]
+    counts = over_parts(verify, jobs, work / "verified", "compare pairs")
+    links = runs.load_range(runs.runs(work / "links", "*"), 0, runs.address(len(found), 0))
+    dropped, kept = clusters(np.stack(links, axis=1))
+    runs.save_run(work / "drops/all", dropped, kept)
+    sizes = np.unique(kept, return_counts=True)[1] + 1
+    return Counter(sizes.tolist()), {name: sum(r[name] for r in counts) for name in ("compared", "similar")}
+
+
+def similarity(first: str, second: str, n: int) -> float:
+    """The Jaccard similarity of two texts by their runs of n words."""
+    texts = list(views(pc.utf8_lower(pa.chunked_array([[first, second]], pa.large_string()))))
+    hashed, ends = shingles(*hashed_words(texts), n)
+    return float(jaccard([hashed[: ends[0]]], [hashed[ends[0] :]])[0])

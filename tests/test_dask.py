@@ -1,0 +1,313 @@
+"""The data stages on a Dask cluster: a scheduler and workers, each a process of its own, some of which are killed."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import write_jsonl
+
+from model import InputError
+from tasks import cluster, parallel
+from tasks.corpus import Download, download
+from tasks.dedup import Deduplicate, deduplicate
+from tasks.parallel import over_parts
+from tasks.progress import Progress
+from tasks.stage import Artifact
+
+distributed = pytest.importorskip("distributed")
+
+LONG = 600  # seconds: such a part is never waited for
+HERE = Path(__file__).parent
+
+
+def wait_for(true: Callable[[], object]) -> None:
+    """Return when it is; fail after two minutes."""
+    for _ in range(12_000):
+        if true():
+            return
+        time.sleep(0.01)
+    raise AssertionError("waited in vain")
+
+
+def square(number: int, folder: Path) -> dict:
+    """Leave a trace, and give the square and who computed it."""
+    with (folder / f"{number}.trace").open("a") as file:
+        file.write("x")
+    return {"square": number * number, "process": os.getpid(), "threads": os.environ.get("RAYON_NUM_THREADS")}
+
+
+def be_killed(number: int, folder: Path) -> dict:
+    """The first worker that gets number 3 waits to be killed."""
+    if number == 3 and not (folder / "victim").exists():
+        (folder / "half").write_text(str(os.getpid()))
+        (folder / "half").rename(folder / "victim")
+        time.sleep(LONG)
+    return square(number, folder)
+
+
+def fail(number: int, folder: Path) -> dict:
+    if number == 2:
+        raise InputError("part two is bad")
+    return square(number, folder)
+
+
+def read_elsewhere(number: int, folder: Path) -> dict:
+    return {"text": (folder / f"{number}.nowhere").read_text()}
+
+
+def tell_and_wait(number: int, folder: Path) -> dict:
+    (folder / f"{number}.begun").touch()
+    time.sleep(LONG)
+    return {}
+
+
+def jobs_in(folder: Path, count: int = 8) -> list[tuple[int, Path]]:
+    return [(number, folder) for number in range(count)]
+
+
+def traces(folder: Path) -> dict[int, int]:
+    return {int(p.stem): len(p.read_text()) for p in folder.glob("*.trace")}
+
+
+class Cluster:
+    """A scheduler and workers of one thread on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.processes = folder, []
+        for part in ("tasks", "model", "tests"):  # a checkout of their own, as on another machine
+            shutil.copytree(HERE.parent / part, folder / "cram" / part)
+        cluster.edition()  # of now, if someone edits the code meanwhile
+        self.start("dask_scheduler", "--port", "0", "--scheduler-file", str(folder / "scheduler.json"))
+        wait_for((folder / "scheduler.json").exists)
+        wait_for(lambda: (folder / "scheduler.json").read_text().endswith("}"))
+        self.address = json.loads((folder / "scheduler.json").read_text())["address"]
+
+    def start(self, what: str, *arguments: str, search: str = "") -> subprocess.Popen:
+        name = f"{what}-{len(self.processes)}"
+        search = search or f"{self.folder}/cram{os.pathsep}{self.folder}/cram/tests"
+        with (self.folder / f"{name}.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"distributed.cli.{what}", "--no-dashboard", *arguments],
+                env=os.environ | {"PYTHONPATH": search},
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+            )
+        self.processes.append(process)
+        return process
+
+    def add_workers(self, count: int, search: str = "") -> subprocess.Popen | None:
+        """Start so many; returns the last."""
+        before, process = len(self.workers()), None
+        for _ in range(count):
+            arguments = ("--nthreads", "1", "--no-nanny", "--local-directory", "scratch")
+            process = self.start("dask_worker", self.address, *arguments, search=search)
+        wait_for(lambda: len(self.workers()) == before + count)
+        return process
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers that the scheduler knows."""
+        with distributed.Client(self.address, set_as_default=False) as client:
+            return list(client.run(os.getpid).values())
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    started = Cluster(tmp_path_factory.mktemp("dask"))
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def dask(scheduler: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The cluster, named as a user names it."""
+    monkeypatch.setenv("CRAM_DASK", scheduler.address)
+    return scheduler
+
+
+@pytest.fixture
+def two_workers(dask: Cluster) -> Cluster:
+    dask.add_workers(2 - len(dask.workers()))
+    return dask
+
+
+def test_a_cluster_without_workers_is_told(dask: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(parallel, "SECONDS_BETWEEN_CHECKS", 0.2)
+    with pytest.raises(
+        InputError, match=r"has had no workers for 0.1 s.*dask worker tcp://.*parts of 'square' are kept"
+    ):
+        over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
+
+
+def test_a_killed_worker_s_part_is_done_by_another_and_no_finished_part_again(two_workers: Cluster, tmp_path: Path):
+    def kill() -> None:
+        wait_for((tmp_path / "victim").exists)
+        wait_for(lambda: len(list((tmp_path / "done").glob("*.json"))) == 7)  # the other worker does what it can
+        os.kill(int((tmp_path / "victim").read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    results = over_parts(be_killed, jobs_in(tmp_path), tmp_path / "done", "square")
+    killer.join()
+    assert [r["square"] for r in results] == [n * n for n in range(8)]
+    assert traces(tmp_path) == dict.fromkeys(range(8), 1)
+    assert int((tmp_path / "victim").read_text()) != results[3]["process"]
+    assert os.getpid() not in {r["process"] for r in results}
+    assert {r["threads"] for r in results} == {"1"}
+    assert "IO loop" not in {thread.name for thread in threading.enumerate()}, "the client is closed"
+    assert not list((tmp_path / "done").glob("*.shared"))
+
+
+def files_of(artifact: Artifact) -> dict[str, bytes]:
+    """All files but the manifest, which has times in it."""
+    found = (p for p in artifact.path.rglob("*") if p.is_file() and p.name != "stage.json")
+    return {str(p.relative_to(artifact.path)): p.read_bytes() for p in found}
+
+
+def test_a_stage_writes_the_same_bytes_though_a_worker_is_killed_half_way(
+    two_workers: Cluster, store: Path, tmp_path: Path, toy_texts: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    text = write_jsonl(tmp_path / "toy.jsonl", toy_texts + toy_texts[::3])
+    monkeypatch.delenv("CRAM_DASK")
+    corpus = download.fn(Download(source="files", files=[str(text)], documents=0, part_megabytes=0.003))
+    parts = corpus.stats["parts"]
+    assert parts > 40
+    here = deduplicate.fn(Deduplicate(), corpus)
+    expected, about = files_of(here), here.manifest
+    here.path.rename(tmp_path / "made here")
+
+    killed, update = [], Progress.update
+
+    def kill_once(self: Progress, amount: float = 1, note: str = "") -> None:
+        update(self, amount, note)
+        if amount and not killed:
+            killed.append(two_workers.workers()[0])
+            os.kill(killed[0], signal.SIGKILL)
+            assert len(list((store / ".partial").rglob("*.json"))) < parts, "killed too late"
+
+    monkeypatch.setattr(Progress, "update", kill_once)
+    monkeypatch.setenv("CRAM_DASK", two_workers.address)
+    there = deduplicate.fn(Deduplicate(), corpus)
+    assert len(killed) == 1
+    assert there == here, "where it is made is no part of the key"
+    assert files_of(there) == expected
+    assert there.manifest["files"] == about["files"]
+    assert there.manifest["peak_memory_mib"]["largest_worker"] > 10
+
+
+def test_an_error_in_a_part_ends_the_work_and_is_told_as_it_is(two_workers: Cluster, tmp_path: Path):
+    with pytest.raises(InputError, match=r"^part two is bad$"):
+        over_parts(fail, jobs_in(tmp_path), tmp_path / "done", "square")
+    finished = {int(p.stem) for p in (tmp_path / "done").glob("*.json")}
+    results = over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
+    assert [r["square"] for r in results] == [n * n for n in range(8)]
+    assert all(traces(tmp_path)[number] == 1 for number in finished)
+
+
+def test_a_worker_with_other_versions_is_refused(dask: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    other = cluster.edition() | {"pyarrow": "1.0", "cram": "0" * 12}
+    monkeypatch.setattr(cluster, "edition", lambda: other)
+    with pytest.raises(InputError, match=r"has cram \w+ \(here 0+\), pyarrow [\d.]+ \(here 1.0\).*install the same"):
+        over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
+    assert traces(tmp_path) == {}
+
+
+def test_a_worker_that_does_not_see_the_store_is_refused(
+    dask: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Path, "touch", lambda path: None)  # as if it lay on another disk
+    with pytest.raises(InputError, match=r"The Dask worker tcp://.*doesn't see /.*must be on a file system that all"):
+        over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
+    assert traces(tmp_path) == {}
+
+
+def test_a_worker_that_does_not_find_a_file_is_told(dask: Cluster, tmp_path: Path):
+    with pytest.raises(InputError, match=r"doesn't find .*\.nowhere\. Store and text must be on"):
+        over_parts(read_elsewhere, jobs_in(tmp_path), tmp_path / "done", "read")
+
+
+def test_a_worker_without_the_code_is_told(dask: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "only_here.py").write_text("def work(number, folder):\n    return {}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here
+
+    with pytest.raises(InputError, match=r"lacks what cram needs: No module named 'only_here'\. Install cram"):
+        over_parts(only_here.work, jobs_in(tmp_path), tmp_path / "done", "work")
+
+
+def test_a_worker_without_cram_is_told(dask: Cluster, tmp_path: Path):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/__init__.py").write_text("raise ModuleNotFoundError('No module named tasks')")
+    worker = dask.add_workers(1, search=str(tmp_path))
+    with pytest.raises(InputError, match=r"lacks what cram needs: No module named tasks\. Install cram"):
+        over_parts(square, jobs_in(tmp_path, 60), tmp_path / "done", "square")
+    worker.kill()
+    wait_for(lambda: worker.poll() is not None)
+
+
+def test_a_worker_of_many_threads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Worker:
+        address = "tcp://somewhere:1"
+        state = type("state", (), {"nthreads": 4})
+
+    monkeypatch.setattr(distributed, "get_worker", Worker)
+    with pytest.raises(InputError, match=r"tcp://somewhere:1.*4 parts at once.*--nworkers 4 --nthreads 1"):
+        cluster.finish_there(b"", str(tmp_path), cluster.edition(), str(tmp_path / "0.json"))
+
+
+def test_a_part_that_no_worker_survives_is_told():
+    error = distributed.KilledWorker("square-3", None, 3)
+    told = cluster.told(error, "tcp://somewhere:1", "square")
+    assert isinstance(told, InputError)
+    assert "'square' lost every worker of the Dask cluster that tried it (4)" in str(told)
+
+
+def test_a_scheduler_that_is_lost_half_way_is_told(dask: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    def kill() -> None:
+        wait_for(lambda: list(tmp_path.glob("*.begun")))
+        dask.processes[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(InputError, match=r"scheduler at tcp://.* was lost in the midst of 'wait'.* are kept"):
+        over_parts(tell_and_wait, jobs_in(tmp_path), tmp_path / "done", "wait")
+    killer.join()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], "tracebacks"
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://127.0.0.1:1", "nonsense", "tcp://127.0.0.1", "http://127.0.0.1:1", "tls://h:1"]
+)
+def test_an_address_where_no_scheduler_answers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+):
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setenv("CRAM_DASK", address)
+    before = threading.active_count()
+    with pytest.raises(
+        InputError, match=rf"No Dask scheduler answers at CRAM_DASK={address} .*Expected.*tcp://host:8786"
+    ):
+        over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
+    assert threading.active_count() == before
+
+
+def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.setenv("CRAM_DASK", "tcp://127.0.0.1:8786")
+    with pytest.raises(InputError, match=r"`distributed` is missing.*pip install -e '.\[dask\]'"):
+        over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")

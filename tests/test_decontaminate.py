@@ -1,0 +1,542 @@
+"""Decontaminate, against a set of n-grams in plain Python."""
+
+import json
+import logging
+import os
+import random
+import re
+import subprocess
+import sys
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import write_jsonl
+
+from model import InputError
+from tasks import decontaminate as module
+from tasks import glue, overlap, stage, words
+from tasks.corpus import Download, documents_of, download, parts
+from tasks.decontaminate import Decontaminate, decontaminate, without
+from tasks.overlap import Index, ngrams, pieces, plain, restored, sentences, words_in, write_index
+from tasks.sources import Document
+from tasks.stage import Artifact, artifacts
+
+PLANTED = {
+    "cola": "The more books the old librarian's neighbour would lend her, the less she managed to read them.",
+    "mnli": "Nobody at the harbour office could say when the second ferry to the outer islands was due.",
+    "rte": "Forty-two émigrés signed the letter which the committee had sent to the mayor last week.",
+    "sst2": "it 's a film that does n't know what it wants to say and -lrb- worse -rrb- says it twice",
+}
+SHORT = "Twelve words are not enough to tell that this stood there."
+
+
+def write_split(folder: Path, task: str, split: str, *columns: list[str]) -> Path:
+    """A split in GLUE's layout; every label is -1, as in the test splits."""
+    path = folder / task / f"{split}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = glue.TASKS[task].columns
+    table = {**dict(zip(names, columns, strict=True)), "label": [-1] * len(columns[0])}
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A GLUE folder of four tasks, a planted sentence in each."""
+    folder = tmp_path / "glue"
+    write_split(folder, "cola", "validation", [SHORT, PLANTED["cola"]])
+    write_split(folder, "mnli", "validation_matched", ["A short premise."], [SHORT])
+    write_split(folder, "mnli", "test_mismatched", [SHORT, "Another.", SHORT], ["x", PLANTED["mnli"], "y"])
+    write_split(folder, "rte", "test", [PLANTED["rte"]], [PLANTED["rte"]])
+    write_split(folder, "sst2", "validation", [PLANTED["sst2"]])
+    return folder
+
+
+def corpus_of(tmp_path: Path, texts: list[str], source: str = "toy", part_megabytes: float = 0.03) -> Artifact:
+    """A corpus of these texts."""
+    shard = write_jsonl(tmp_path / f"{source}.jsonl", texts, source)
+    asked = Download(source="files", files=[str(shard)], documents=0, part_megabytes=part_megabytes)
+    return download.fn(asked)
+
+
+def texts_of(corpus: Artifact) -> list[str]:
+    return [document.text for document in documents_of(corpus)]
+
+
+def hit(made: Artifact) -> dict[str, int]:
+    """The documents found, by task, where there are any."""
+    return {task: about["documents"] for task, about in made.stats["tasks"].items() if about["documents"]}
+
+
+WAYS = {
+    "exact": lambda text: text,
+    "upper case": str.upper,
+    "other punctuation": lambda text: re.sub(r"[^\w\s]+", " ", text).replace(" ", " ... "),
+    "accents": lambda text: unicodedata.normalize("NFD", re.sub("e(?=[^m])", "é", text)),
+    "over lines": lambda text: text.replace(" ", "\r\n\t", 9),
+    "typographic": lambda text: text.replace("'", "’").replace(" ", "\u2003"),
+    "emphasis": lambda text: re.sub(r"\b(book|ferry|letter|film)(s?)\b", r"_\1\2_", text),
+    "invisible": lambda text: text.replace("er", "e\u00adr").replace("tt", "t\u200bt"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("task", PLANTED)
+def test_a_sentence_is_found_however_it_is_written(store, tmp_path, data, toy_texts: list[str], task: str, way: str):
+    sentence = WAYS[way](PLANTED[task].replace(" n't", "n't").replace("-lrb- worse -rrb-", "(worse)"))
+    texts = [*toy_texts[:20], f"{toy_texts[20]} {sentence} {toy_texts[21]}", *toy_texts[22:30]]
+    made = decontaminate.fn(Decontaminate(data=str(data)), corpus_of(tmp_path, texts))
+    assert texts_of(made) == [*toy_texts[:20], *toy_texts[22:30]]
+    assert hit(made) == {task: 1}
+    assert made.stats["tasks"][task]["sentences_found"] == (2 if task == "rte" else 1)
+    (told,) = [json.loads(line) for line in (made.path / "contaminated.jsonl").read_text().splitlines()]
+    assert (told["task"], told["id"], told["source"]) == (task, "toy.jsonl:21", "toy")
+    assert told["before"] + told["shared"] + told["after"] in texts[20]
+    assert sentence[:10] in told["before"] + told["shared"]
+    split = pq.read_table(data / task / f"{told['split']}.parquet")
+    assert restored(split[told["column"]][told["row"]].as_py()) == told["sentence"]
+    assert [w.word for w in words_in(told["shared"])] == [w.word for w in words_in(told["sentence"])]
+
+
+def test_sentences_in_the_tokens_of_the_treebank_are_found_as_they_are_and_as_prose(store, tmp_path, data, toy_texts):
+    prose = "It's a film that doesn't know what it wants to say and (worse) says it twice"
+    texts = [*toy_texts[:5], PLANTED["sst2"], prose, f"{toy_texts[5]} {PLANTED['sst2']}"]
+    made = decontaminate.fn(Decontaminate(data=str(data)), corpus_of(tmp_path, texts))
+    assert texts_of(made) == toy_texts[:5]
+    about = made.stats["tasks"]["sst2"]
+    assert (about["documents"], about["sentences"], about["sentences_found"], about["too_short"]) == (3, 1, 1, 0)
+
+
+@pytest.mark.parametrize("n", [5, 13])
+def test_one_word_fewer_is_not_found(store: Path, tmp_path: Path, data: Path, toy_texts: list[str], n: int):
+    of_cola = [word.word for word in words_in(PLANTED["cola"])]
+    fewer = [" ".join(of_cola[i : i + n - 1]) for i in range(len(of_cola) - n + 2)]
+    enough = [" ".join(of_cola[i : i + n]) for i in range(len(of_cola) - n + 1)]
+    texts = [f"{toy_texts[i]} {run} {toy_texts[i + 50]}" for i, run in enumerate([*fewer, *enough])]
+    made = decontaminate.fn(Decontaminate(data=str(data), words=n), corpus_of(tmp_path, texts))
+    assert texts_of(made) == texts[: len(fewer)]
+    assert hit(made)["cola"] == len(enough)
+
+
+def naive_words(text: str) -> list[str]:
+    """The words of a text of letters, digits and simple punctuation."""
+    plain = unicodedata.normalize("NFD", text).encode("ascii", "ignore").decode().lower()
+    return re.findall("[a-z0-9]+", plain)
+
+
+def naive_ngrams(text: str, n: int) -> set[tuple[str, ...]]:
+    found = naive_words(text)
+    return {tuple(found[i : i + n]) for i in range(len(found) - n + 1)}
+
+
+def random_text(rng: random.Random, count: int) -> str:
+    """Words of which some repeat, so that runs of them are often shared, between all kinds of separators."""
+    separators = (" ", " ", " ", ", ", "\n", " - ", "_", "...\t", "; ")
+    return "".join(rng.choice(("an", "Öl", "by", "Été", "42")) + rng.choice(separators) for _ in range(count))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_finds_what_a_set_of_ngrams_finds(store: Path, tmp_path: Path, seed: int):
+    rng, n = random.Random(seed), 6
+    texts = [random_text(rng, rng.randrange(1, 60)) + f"own{i}" for i in range(150)]
+    sentences = {
+        "cola": [[random_text(rng, rng.randrange(1, 10)) for _ in range(60)]],
+        "rte": [[random_text(rng, rng.randrange(1, 10)) for _ in range(40)] for _ in range(2)],
+    }
+    for task, columns in sentences.items():
+        write_split(tmp_path / "glue", task, "validation", *columns)
+    made = decontaminate.fn(
+        Decontaminate(data=str(tmp_path / "glue"), words=n), corpus_of(tmp_path, texts, part_megabytes=0.004)
+    )
+    found = {task: [naive_ngrams(s, n) for column in columns for s in column] for task, columns in sentences.items()}
+    of_text = [naive_ngrams(text, n) for text in texts]
+    for task, grams in found.items():
+        about = made.stats["tasks"][task]
+        every = set().union(*grams)
+        assert about["sentences"] == len(grams)
+        assert about["too_short"] == sum(not own for own in grams)
+        assert about["ngrams"] == len(every)
+        assert about["documents"] == sum(bool(own & every) for own in of_text)
+        assert about["sentences_found"] == sum(bool(own & set().union(*of_text)) for own in grams)
+    every = set().union(*found["cola"], *found["rte"])
+    clean = [text for text, own in zip(texts, of_text, strict=True) if not own & every]
+    assert texts_of(made) == clean
+    assert 0 < len(clean) < len(texts)
+    assert (
+        made.stats["documents_found"] == made.stats["dropped"]["contaminated"]["documents"] == len(texts) - len(clean)
+    )
+
+
+def test_kept_and_dropped_are_all_that_was_seen(store: Path, tmp_path: Path, data: Path, toy_texts: list[str]):
+    marked = [f"{text} {PLANTED['mnli']}" if i % 7 == 0 else text for i, text in enumerate(toy_texts)]
+    write_jsonl(tmp_path / "a.jsonl", marked[:200], "first")
+    write_jsonl(tmp_path / "b.jsonl", marked[200:], "second")
+    files = [str(tmp_path / "[ab].jsonl")]
+    corpus = download.fn(Download(source="files", files=files, documents=0, part_megabytes=0.03))
+    made = decontaminate.fn(Decontaminate(data=str(data)), corpus)
+    after, dropped = Counter(d.source for d in documents_of(made)), made.stats["dropped"]["contaminated"]
+    assert len(parts(made)) == made.stats["parts"] == corpus.stats["parts"] > 2
+    assert made.stats["documents"] == after.total() == 300 - 43
+    assert dropped["documents"] == hit(made)["mnli"] == 43
+    for source in ("first", "second"):
+        assert made.stats["by_source"][source]["documents"] == after[source]
+        for what in ("documents", "characters"):
+            counts = [c["by_source"][source][what] for c in (made.stats, dropped, corpus.stats)]
+            assert counts[0] + counts[1] == counts[2]
+            assert counts[1] > 0
+    row = {r["task"]: r for r in made.stats["table"]}
+    assert row["all"]["in documents"] == row["mnli"]["in documents"] == 43
+    assert (row["all"]["sentences"], row["all"]["too short"], row["mnli"]["splits"]) == (
+        13,
+        8,
+        "validation_matched, test_mismatched",
+    )
+    assert len((made.path / "contaminated.jsonl").read_text().splitlines()) == module.SAMPLES
+
+
+def test_cutting_takes_the_shared_words_and_leaves_the_rest(store, tmp_path: Path, data: Path, toy_texts: list[str]):
+    accented = PLANTED["rte"].replace("last week.", "last weeḱ̀.")  # with accents of its last letter
+    wholes = [
+        toy_texts[0],
+        f"Before: «{PLANTED['cola']}» After.",
+        f"{accented}\nAfter",
+        f"{PLANTED['mnli']} ... _ \n",
+        "…",
+    ]
+    made = decontaminate.fn(Decontaminate(data=str(data), method="cut"), corpus_of(tmp_path, wholes))
+    assert texts_of(made) == [toy_texts[0], "Before: «.» After.", ".\nAfter", "…"]
+    assert made.stats["dropped"]["contaminated"]["documents"] == 1, "nothing is left of it"
+    left = sum(map(len, wholes[1:3])) - len("Before: «.» After.") - len(".\nAfter")
+    assert made.stats["cut"] == {"documents": 2, "characters": left}
+    assert made.stats["documents_found"] == 3
+    assert made.stats["characters"] == sum(map(len, texts_of(made)))
+
+
+def test_what_comes_together_by_a_cut_is_cut_too(store: Path, tmp_path: Path, data: Path):
+    first, second = PLANTED["cola"].split(" would ")
+    text = f"Begin. {first} {PLANTED['mnli']} would {second} End."
+    made = decontaminate.fn(Decontaminate(data=str(data), method="cut"), corpus_of(tmp_path, [text]))
+    assert texts_of(made) == ["Begin. . End."]
+    assert hit(made) == {"mnli": 1}, "the corpus did not have the other"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_cutting_nothing_is_found_and_only_shared_words_are_gone(store: Path, tmp_path: Path, seed: int):
+    rng, n = random.Random(seed), 6
+    texts = [random_text(rng, rng.randrange(1, 90)) + f"own{i}" for i in range(120)]
+    write_split(tmp_path / "glue", "cola", "validation", [random_text(rng, 7) for _ in range(300)])
+    asked = Decontaminate(data=str(tmp_path / "glue"), words=n, method="cut")
+    corpus = corpus_of(tmp_path, texts)
+    made = decontaminate.fn(asked, corpus)
+    again = decontaminate.fn(asked, made)
+    assert made.stats["documents_found"] > 20
+    assert again.stats["documents_found"] == 0
+    assert texts_of(again) == texts_of(made)
+    assert made.stats["documents"] == len(texts), "each has a word of its own"
+    index = Index(index_of(tmp_path / "glue", n, tmp_path), n, ["cola"])
+    for before, after in zip(texts, texts_of(made), strict=True):
+        matches = index.find([before]).get(0, [])
+        covered = {i for match in matches for i in range(match.start, match.end)}
+        once = "".join(c for i, c in enumerate(before) if i not in covered)
+        assert without(before, matches) == once
+        assert after == once or (index.find([once]) and len(after) < len(once))
+
+
+def index_of(folder: Path, n: int, out: Path) -> Path:
+    """Index the sentences of CoLA in a GLUE folder."""
+    found = out / "index"
+    found.mkdir(exist_ok=True)
+    write_index(glue.evaluation_files(str(folder), ["cola"]), n, found)
+    return found
+
+
+def words_of(text: str) -> list[str]:
+    """What `ngrams` takes for the words of a text."""
+    found = words.split([plain(text)])
+    return [w for w in (found.different[i] for i in found.indices) if w[0].isalnum()]
+
+
+def test_words_are_the_same_with_and_without_their_places_for_every_assigned_character():
+    every = [c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c) not in ("Cn", "Co", "Cs")]
+    for start in range(0, len(every), 1 << 14):
+        text = "".join(f"a{c}b {c}c{c} " for c in every[start : start + (1 << 14)])
+        assert [w.word for w in words_in(text)] == words_of(text)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_words_stand_where_they_are_said_to(seed: int):
+    rng = random.Random(seed)
+    alphabet = "aB7_-.' \n\0\x7f\u00adéÉß’…\u0301\u200bИ中ﬁ\U0001f600Ⅷ"
+    for _ in range(300):
+        text = "".join(rng.choices(alphabet, k=40))
+        found = words_in(text)
+        assert [w.word for w in found] == words_of(text)
+        assert all(words_of(text[w.start : w.end]) == [w.word] for w in found)
+        assert [w.word for w in found] == words_of(" ".join(text[w.start : w.end] for w in found))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_long_texts_are_looked_at_in_pieces_that_lose_and_repeat_nothing(tmp_path: Path, monkeypatch, seed: int):
+    rng, n = random.Random(seed), (5, 13)[seed % 2]
+    texts = [random_text(rng, rng.randrange(0, 400)) for _ in range(20)] + [
+        "- , " * 90 + random_text(rng, 60),
+        "x" * 500,
+    ]
+    of_texts = [naive_words(text) for text in texts[:20] for _ in range(5)]
+    starts = [rng.randrange(max(1, len(found) - n)) for found in of_texts]
+    runs = [" ".join(found[i : i + n + 1]) for found, i in zip(of_texts, starts, strict=True)]
+    write_split(tmp_path / "glue", "cola", "validation", runs)
+    index = Index(index_of(tmp_path / "glue", n, tmp_path), n, ["cola"])
+    whole = index.find(texts)
+    monkeypatch.setattr(overlap, "PIECE", 97)
+    assert index.find(texts) == whole
+    assert len(whole) > 5
+    for text in texts:
+        inner = list(pieces(text, n))
+        assert all(text[start : start + len(piece)] == piece for start, piece in inner)
+        assert sum(len(ngrams([piece], n)[0]) for _, piece in inner) == len(ngrams([text], n)[0])
+        if len(text) > 2000:
+            assert len(inner) > 5
+
+
+def test_a_hash_that_says_the_same_of_all_makes_no_document_drop(store, tmp_path, data, toy_texts, monkeypatch):
+    same = np.zeros(1, dtype=np.uint64)
+    monkeypatch.setattr(words, "hashes", lambda found: np.repeat(same, len(found.indices)))
+    made = decontaminate.fn(Decontaminate(data=str(data)), corpus_of(tmp_path, toy_texts[:9]))
+    assert texts_of(made) == toy_texts[:9]
+
+
+def test_sentences_too_short_for_a_run_are_counted_and_nothing_is_found(store, tmp_path: Path, toy_texts: list[str]):
+    write_split(tmp_path / "glue", "cola", "validation", [SHORT, "", None, "..."])
+    made = decontaminate.fn(Decontaminate(data=str(tmp_path / "glue")), corpus_of(tmp_path, [*toy_texts[:9], SHORT]))
+    assert texts_of(made) == [*toy_texts[:9], SHORT]
+    about = made.stats["tasks"]["cola"]
+    assert (about["sentences"], about["too_short"], about["ngrams"]) == (4, 4, 0)
+    assert made.stats["checked"]
+
+
+def test_the_key_follows_the_sentences_and_not_their_place(store: Path, tmp_path: Path, data: Path):
+    corpus = Artifact(stage="deduplicate", key="0" * 12)
+
+    def key(**changes) -> str:
+        return decontaminate.target(Decontaminate(**{"data": str(data)} | changes), corpus).key
+
+    first = key()
+    moved = tmp_path / "moved"
+    data.rename(moved)
+    data = moved
+    assert key() == first
+    assert key(tasks=Decontaminate().tasks[::-1]) == first
+    different = {first, key(words=12), key(method="cut"), key(tasks=["cola"]), key(method="none"), key(data="probes")}
+    assert len(different) == 6
+    assert key(method="none") == key(method="none", data=str(tmp_path / "nowhere"), words=20)
+    write_split(data, "cola", "validation", [SHORT])
+    assert key() not in different
+    different.add(key())
+    write_split(data, "cola", "test", [SHORT])
+    assert key() not in different
+
+
+@pytest.mark.parametrize(("change", "why"), [({"data": "probes"}, "probes are made"), ({"method": "none"}, "'none'")])
+@pytest.mark.parametrize("links", [True, False])
+def test_with_nothing_to_look_for_the_corpus_is_passed_on(
+    store, tmp_path, toy_texts, caplog, monkeypatch, change, why, links
+):
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+    corpus = corpus_of(tmp_path, toy_texts)
+    asked = Decontaminate(**{"data": "probes"} | change)
+    half = stage.draft_of(decontaminate.target(asked, corpus)) / parts(corpus)[0].name
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"half of it")
+    with caplog.at_level(logging.INFO):
+        made = decontaminate.fn(asked, corpus)
+    assert [p.read_bytes() for p in parts(made)] == [p.read_bytes() for p in parts(corpus)]
+    assert all(p.samefile(q) == links for p, q in zip(parts(made), parts(corpus), strict=True))
+    for name in ("parts", "documents", "characters", "by_source"):
+        assert made.stats[name] == corpus.stats[name]
+    assert made.stats["dropped"] == {"contaminated": {"documents": 0, "characters": 0, "by_source": {}}}
+    assert made.stats["checked"] is False
+    assert why in made.stats["why"]
+    (record,) = [r for r in caplog.records if r.name == "tasks.decontaminate"]
+    assert record.levelno == logging.INFO
+    assert why in record.getMessage()
+
+
+ALL_SPLITS = [(task, split) for task in Decontaminate().tasks for split in glue.evaluation_splits(task)]
+
+
+def test_what_the_hub_could_not_give_is_looked_for_another_time(store, tmp_path, data, toy_texts, caplog, monkeypatch):
+    corpus, asked = corpus_of(tmp_path, [*toy_texts[:9], PLANTED["cola"]]), Decontaminate(data=glue.HUB_GLUE.repository)
+    at_hand: dict = {}
+    monkeypatch.setattr(glue, "hub_evaluation", lambda: at_hand)
+    without_hub = decontaminate.fn(asked, corpus)
+    assert texts_of(without_hub) == texts_of(corpus)
+    assert without_hub.stats["checked"] is False
+    assert "not at hand" in without_hub.stats["why"]
+    assert [r for r in caplog.records if r.levelno == logging.WARNING and "not at hand" in r.getMessage()]
+    at_hand["cola", "validation"] = [data / "cola" / "validation.parquet"]
+    caplog.clear()
+    in_part = decontaminate.fn(asked, corpus)
+    assert in_part.key != without_hub.key
+    assert texts_of(in_part) == toy_texts[:9]
+    assert in_part.stats["not_at_hand"] == [f"{t}/{s}" for t, s in ALL_SPLITS if (t, s) != ("cola", "validation")]
+    assert [r for r in caplog.records if r.levelno == logging.WARNING and "cola/test" in r.getMessage()]
+    at_hand["cola", "test"] = at_hand["cola", "validation"]
+    assert decontaminate.target(asked, corpus).key not in {in_part.key, without_hub.key}
+
+
+FROM_HUB = """
+import json, logging
+logging.basicConfig(level=logging.WARNING)
+from tasks.decontaminate import Decontaminate
+asked = Decontaminate(data="nyu-mll/glue")
+files, why = asked.evaluation()
+asked.check()
+told = {f"{task}/{split}": [p.read_bytes().hex() for p in paths] for task, s in files.items() for split, paths in s.items()}
+print(json.dumps({"files": told, "why": why, "identity": asked.identity()}))
+"""
+
+
+def test_the_hubs_validation_and_test_splits_are_brought_once_and_need_no_network_again(tmp_path: Path):
+    from test_hub import address_of, serving
+
+    files = {"README.md": b"#"}
+    for task, split in ALL_SPLITS:
+        columns = [[f"{task} {split} {c}"] for c in glue.TASKS[task].columns]
+        files[f"{task}/{split}-00000-of-00001.parquet"] = write_split(tmp_path, task, split, *columns).read_bytes()
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and not k.lower().endswith("_proxy")}
+    env |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+
+    def ask(**changes: str) -> tuple[dict, str]:
+        home = Path(__file__).resolve().parents[1]
+        done = subprocess.run(
+            [sys.executable, "-c", FROM_HUB], env=env | changes, cwd=home, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout), done.stderr
+
+    with serving({(glue.HUB_GLUE.repository, glue.HUB_GLUE.revision): files}) as server:
+        env["HF_ENDPOINT"] = address_of(server)
+        first, told = ask()
+    assert first["files"] == {f"{t}/{s}": [files[f"{t}/{s}-00000-of-00001.parquet"].hex()] for t, s in ALL_SPLITS}
+    assert len(first["files"]) == 20
+    assert "could not be read" not in told
+    again, told = ask()
+    assert again == first
+    assert "could not be read" not in told
+    offline, told = ask(HF_HOME=str(tmp_path / "empty"))
+    assert offline["files"] == {}
+    assert "not at hand" in offline["why"]
+    assert "could not be read from the Hugging Face hub" in told
+    assert offline["identity"] != first["identity"]
+
+
+def test_a_folder_without_sentences_is_told(store: Path, tmp_path: Path, data: Path):
+    with pytest.raises(InputError, match=r"nowhere is no directory with .*finetune\.data"):
+        Decontaminate(data=str(tmp_path / "nowhere")).identity()
+    with pytest.raises(InputError, match=r"holds no <task>/validation\.parquet .*wnli"):
+        Decontaminate(data=str(data), tasks=["wnli"]).identity()
+    with pytest.raises(InputError, match=r"decontaminate\.data is empty"):
+        Decontaminate().identity()
+
+
+def test_what_is_wrong_with_the_sentences_is_told_before_anything_runs(data: Path):
+    Decontaminate(data=str(data)).check()
+    pq.write_table(pa.table({"text": ["x"]}), data / "rte" / "test.parquet")
+    with pytest.raises(InputError, match=r"rte/test\.parquet has no column sentence1.*decontaminate\.tasks"):
+        Decontaminate(data=str(data)).check()
+    pq.write_table(pa.table({"sentence1": [1], "sentence2": ["x"]}), data / "rte" / "test.parquet")
+    with pytest.raises(InputError, match=r"int64 in the column sentence1"):
+        Decontaminate(data=str(data)).check()
+    (data / "rte" / "test.parquet").write_bytes(b"PAR1 junk")
+    with pytest.raises(InputError, match=r"rte/test\.parquet is no Parquet file that can be read"):
+        Decontaminate(data=str(data)).check()
+    Decontaminate(data=str(data), tasks=["cola", "mnli"]).check()
+
+
+def test_splits_that_are_not_there_are_told(store: Path, tmp_path: Path, data: Path, toy_texts: list[str], caplog):
+    made = decontaminate.fn(
+        Decontaminate(data=str(data), tasks=["rte", "cola", "wnli"]), corpus_of(tmp_path, toy_texts[:5])
+    )
+    assert made.stats["not_at_hand"] == ["cola/test", "rte/validation", "wnli/validation", "wnli/test"]
+    assert made.stats["tasks"]["rte"]["splits"] == ["test"]
+    assert [r for r in caplog.records if "wnli/test" in r.getMessage()]
+
+
+def test_shards_of_a_split_are_read_in_order(tmp_path: Path):
+    for i, names in enumerate((["a", "b"], ["c"])):
+        write_split(tmp_path, "cola", f"test-0000{i}-of-00002", names)
+    found = glue.evaluation_files(str(tmp_path), ["cola"])["cola"]["test"]
+    assert list(sentences(found, "cola")) == [("sentence", 0, ["a", "b"]), ("sentence", 2, ["c"])]
+
+
+@pytest.fixture
+def contaminated(store: Path, tmp_path: Path, data: Path, toy_texts: list[str]) -> tuple[Decontaminate, Artifact]:
+    """What to ask, and a corpus of several parts with something to find in most."""
+    planted = list(PLANTED.values())
+    texts = [f"{text}\n{planted[i % 4]} {text[:50]}" if i % 5 == 0 else text for i, text in enumerate(toy_texts)]
+    return Decontaminate(data=str(data), method="cut"), corpus_of(tmp_path, texts)
+
+
+def bytes_of(made: Artifact) -> dict:
+    return {file["path"]: file["sha256"] for file in made.manifest["files"]}
+
+
+def test_one_and_two_workers_write_the_same_bytes(contaminated, monkeypatch: pytest.MonkeyPatch):
+    alone = decontaminate.fn(*contaminated)
+    before = bytes_of(alone)
+    assert alone.stats["documents_found"] == 60
+    stage.refresh(alone)
+    monkeypatch.setenv("CRAM_WORKERS", "2")
+    assert bytes_of(decontaminate.fn(*contaminated)) == before
+    assert len(before) == contaminated[1].stats["parts"] + 2 > 4
+
+
+def test_after_an_interruption_finished_parts_are_not_done_again(contaminated, monkeypatch: pytest.MonkeyPatch):
+    whole = decontaminate.fn(*contaminated)
+    before, calls, of_part = bytes_of(whole), [], module.clean_part
+    stage.refresh(whole)
+
+    def interrupted(part: Path, *others) -> dict:
+        calls.append(part.name)
+        if len(calls) == 3:
+            (others[-1] / part.name).write_bytes(b"half of it")
+            raise KeyboardInterrupt
+        return of_part(part, *others)
+
+    monkeypatch.setattr(module, "clean_part", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        decontaminate.fn(*contaminated)
+    assert artifacts("decontaminate") == []
+    assert bytes_of(decontaminate.fn(*contaminated)) == before
+    names = [part.name for part in parts(contaminated[1])]
+    assert calls == names[:3] + names[2:]
+
+
+def test_real_sentences_are_found_in_real_text_under_their_tasks(store: Path, tmp_path: Path, real_data: Path):
+    folder, n = real_data / "glue", Decontaminate().words
+    files = glue.evaluation_files(str(folder), Decontaminate().tasks)
+    assert set(files) == set(Decontaminate().tasks)
+    shard = next((real_data / "pile-like").glob("train-*.jsonl.zst"))
+    real = list(documents_of(download.fn(Download(source="files", files=[str(shard)], documents=400))))
+    planted = {}
+    for task, splits in files.items():
+        every = (s for paths in splits.values() for _, _, found in sentences(paths, task) for s in found)
+        planted[task] = next(s for s in every if len(naive_words(s)) >= n + 2)
+    texts = [f"{d.text}\n{planted[task].upper()}\n{d.text[:99]}" for d, task in zip(real, planted, strict=False)]
+    made = decontaminate.fn(
+        Decontaminate(data=str(folder), method="cut"), corpus_of(tmp_path, [*texts, *(d.text for d in real[20:])])
+    )
+    for task in planted:
+        assert made.stats["tasks"][task]["documents"] >= 1
+    told = [json.loads(line) for line in (made.path / "contaminated.jsonl").read_text().splitlines()]
+    assert {sample["task"] for sample in told} == set(planted)
+    assert all(isinstance(d, Document) for d in documents_of(made))
+    again = decontaminate.fn(Decontaminate(data=str(folder), method="cut"), made)
+    assert again.stats["documents_found"] == 0

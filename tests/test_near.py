@@ -1,0 +1,282 @@
+"""MinHash, against sets of words in plain Python and a comparison of all pairs."""
+
+import json
+import math
+import random
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import write_jsonl
+
+from tasks import near, runs
+from tasks.columns import views
+from tasks.corpus import Download, documents_of, download
+from tasks.dedup import Deduplicate, deduplicate
+from tasks.near import MinHash
+from tasks.stage import Artifact
+
+WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdfgklmnprst"]
+
+
+def corpus_of(texts: list[str], folder: Path, part_megabytes: float = 0.01) -> Artifact:
+    """A corpus of many small parts."""
+    write_jsonl(folder / "texts.jsonl", texts)
+    files = [str(folder / "texts.jsonl")]
+    return download.fn(Download(source="files", files=files, documents=0, part_megabytes=part_megabytes, max_lost=1))
+
+
+def kept_texts(made: Artifact, **settings: float) -> list[str]:
+    return [d.text for d in documents_of(deduplicate.fn(params(**settings), made))]
+
+
+def params(**settings: float) -> Deduplicate:
+    return Deduplicate(methods=["minhash"], minhash=MinHash(**settings))
+
+
+def shingles(text: str, n: int = 5) -> set[tuple]:
+    """The runs of n words of an ASCII text."""
+    words = re.findall(r"[a-z0-9_]+", text.lower())
+    return {tuple(words[i : i + n]) for i in range(max(1, len(words) - n + 1))} if words else set()
+
+
+def jaccard(first: set, second: set) -> float:
+    return len(first & second) / len(first | second) if first or second else 0.0
+
+
+def naive(texts: list[str], least: float, n: int = 5) -> list[str]:
+    """The first of each cluster, where all pairs at least so similar are joined."""
+    sets, cluster = [shingles(text, n) for text in texts], list(range(len(texts)))
+    for i in range(len(texts)):
+        for j in range(i):
+            if cluster[i] != cluster[j] and jaccard(sets[i], sets[j]) >= least:
+                low, high = sorted((cluster[i], cluster[j]))
+                cluster = [low if c == high else c for c in cluster]
+    return [text for i, text in enumerate(texts) if cluster[i] == i]
+
+
+def changed(words: list[str], rng: random.Random, changes: int) -> list[str]:
+    """The words with so many of them replaced."""
+    found = list(words)
+    for i in rng.sample(range(len(found)), changes):
+        found[i] = rng.choice(WORDS)
+    return found
+
+
+def families(seed: int, count: int = 40, size: int = 6) -> list[str]:
+    """Texts of some families, whose members are more or less alike, in any order."""
+    rng, texts = random.Random(seed), []
+    for _ in range(count):
+        words = rng.choices(WORDS, k=rng.choice((3, 8, 60, 150)))
+        texts.append(" ".join(words))
+        for _ in range(rng.randint(0, size)):
+            words = changed(words, rng, rng.randint(0, max(1, len(words) // 25)))
+            texts.append(" ".join(words))
+    rng.shuffle(texts)
+    return texts
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("least", [0.5, 0.72, 0.9, 1.0])
+def test_with_many_bands_it_keeps_what_a_comparison_of_all_pairs_keeps(
+    store, tmp_path, monkeypatch, seed: int, least: float
+):
+    monkeypatch.setattr(runs, "ENTRIES", 128)  # so that buckets come from several ranges, and pairs in several blocks
+    monkeypatch.setattr(near, "COMPARED", 500)
+    monkeypatch.setattr(near, "BLOCK", 100)
+    monkeypatch.setattr(near, "SLICE", 7)
+    texts = families(seed)
+    kept = kept_texts(corpus_of(texts, tmp_path), bands=40, rows=1, jaccard=least)
+    assert kept == naive(texts, least)
+    assert len(texts) * 0.3 < len(kept) < len(texts)
+
+
+def test_with_few_bands_nothing_is_dropped_that_is_not_like_something_kept_before(store: Path, tmp_path: Path):
+    texts = families(9, count=80)
+    kept = kept_texts(corpus_of(texts, tmp_path), bands=4, rows=6)
+    every = naive(texts, 0.72)
+    assert set(every) <= set(kept), "a cluster has its first"
+    assert len(every) < len(kept) < len(texts), "some are missed"
+
+
+def test_pairs_are_found_as_often_as_the_bands_predict(store: Path, tmp_path: Path):
+    rng, texts, chances = random.Random(1), [], []
+    for _ in range(400):
+        words = rng.choices(WORDS, k=200)
+        other = changed(words, rng, rng.randint(2, 8))
+        similarity = jaccard(shingles(" ".join(words)), shingles(" ".join(other)))
+        chances.append(1 - (1 - similarity**8) ** 14 if similarity >= 0.72 else 0.0)
+        texts += [" ".join(words), " ".join(other)]
+    dropped = len(texts) - len(kept_texts(corpus_of(texts, tmp_path, 0.2)))
+    deviation = math.sqrt(sum(p * (1 - p) for p in chances))
+    assert abs(dropped - sum(chances)) < 4 * deviation
+    assert 100 < dropped < 300, "neither all nor none"
+
+
+@pytest.mark.parametrize(("changes", "dropped"), [(0, 1), (1, 1), (4, 1), (20, 0), (90, 0)])
+def test_planted_pairs_above_the_threshold_are_dropped_and_below_it_kept(store, tmp_path, changes: int, dropped: int):
+    rng, texts = random.Random(3), []
+    for _ in range(20):
+        words = rng.choices(WORDS, k=300)
+        texts += [" ".join(words), " ".join(changed(words, rng, changes))]
+    similar = [jaccard(shingles(a), shingles(b)) for a, b in zip(texts[::2], texts[1::2], strict=True)]
+    assert min(similar) > 0.85 if dropped else max(similar) < 0.72
+    assert kept_texts(corpus_of(texts, tmp_path), bands=30, rows=3) == (texts[::2] if dropped else texts)
+
+
+def test_a_chain_is_one_cluster_of_which_the_earliest_is_kept(store: Path, tmp_path: Path):
+    rng, fillers = random.Random(4), families(5, count=10, size=0)
+    chain = [rng.choices(WORDS, k=200)]
+    for _ in range(6):
+        chain.append(changed(chain[-1], rng, 3))
+    links = [" ".join(words) for words in chain]
+    assert min(jaccard(shingles(a), shingles(b)) for a, b in pairwise(links)) > 0.8
+    assert jaccard(shingles(links[0]), shingles(links[-1])) < 0.6
+    rng.shuffle(links)
+    made = deduplicate.fn(params(), corpus_of([*fillers[:5], *links, *fillers[5:]], tmp_path))
+    assert [d.text for d in documents_of(made)] == [*fillers[:5], links[0], *fillers[5:]]
+    assert made.stats["minhash"]["clusters"] == {"number": 1, "largest": 7, "sizes": {"5-8": 1}}
+
+
+def test_case_white_space_and_punctuation_make_no_difference(store: Path, tmp_path: Path):
+    texts = [
+        "The cat's mat: one, two & three four five_six.",
+        "the CAT s mat\tone-two\n\nthree   four “five_six”…",
+        "the cat s mat one two three four five six",
+    ]
+    assert kept_texts(corpus_of(texts, tmp_path)) == [texts[0], texts[2]]
+
+
+def test_tiny_documents_are_alike_when_all_their_words_are(store: Path, tmp_path: Path):
+    texts = ["a b", "a", "A!", "b a", "a b.", "a b c d", "a b c d e", "a b c d e f", "a b c d", "...", "?", "...", "b"]
+    kept = ["a b", "a", "b a", "a b c d", "a b c d e", "a b c d e f", "...", "?", "...", "b"]
+    made = corpus_of(texts, tmp_path)
+    assert [d.text for d in documents_of(made)] == texts
+    assert kept_texts(made) == kept, "a document without words is like no other"
+
+
+def test_texts_beyond_ascii_are_compared_by_their_own_words(store: Path, tmp_path: Path):
+    greek = [f"Το {word} είναι εδώ από το 1999 και θα μείνει για πάντα" for word in ("σπίτι", "δέντρο")]
+    chinese = ["今天天气很好。我们去公园。", "今天天气很好。他们去学校。"]
+    texts = [*greek, *chinese, "In 1999", "café au lait", "cafe au lait", greek[0].upper(), "今天天气很好 我们去公园"]
+    assert kept_texts(corpus_of(texts, tmp_path)) == texts[:7], "only what differs in case and punctuation is dropped"
+
+
+def test_a_bucket_of_ten_thousand_alike_takes_a_few_comparisons_each(store: Path, tmp_path: Path):
+    words = random.Random(5).choices(WORDS, k=40)
+    texts = [f"{' '.join(words)} {i}" for i in range(10_000)]
+    made = deduplicate.fn(params(), corpus_of(texts, tmp_path, 0.5))
+    assert [d.text for d in documents_of(made)] == texts[:1]
+    assert made.stats["minhash"]["clusters"] == {"number": 1, "largest": 10_000, "sizes": {"8193-16384": 1}}
+    assert made.stats["minhash"]["compared"] <= 14 * 9 * len(texts)
+    assert made.stats["minhash"]["compared"] < len(texts) ** 2 / 50
+
+
+def test_pairs_of_a_small_bucket_are_all_and_of_a_large_one_its_neighbours_and_first(tmp_path: Path):
+    (tmp_path / "bands").mkdir()
+    keys = np.repeat(np.array([7, 8, 9], dtype=np.uint64), [9, 1, 30])
+    runs.save_run(tmp_path / "bands/000-part-00000", keys, np.arange(40))
+    near.pair_up(0, 0, 2**64, tmp_path, tmp_path / "pairs")
+    found = set(zip(*(a.tolist() for a in runs.load_range([tmp_path / "pairs"], 0, 100)), strict=True))
+    small = {(later, earlier) for later in range(9) for earlier in range(later)}
+    large = {(a, b) for a in range(10, 40) for b in range(10, a) if a - b <= 8 or b == 10}
+    assert found == small | large
+
+
+def hashed_words(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    return near.hashed_words(list(views(pa.chunked_array([texts], pa.large_string()))))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_shingles_are_the_runs_of_words_and_equal_only_where_these_are(n: int):
+    rng = random.Random(n)
+    texts = [" ".join(rng.choices(WORDS[:6], k=rng.choice((0, 1, 2, 4, 5, 6, 30)))) for _ in range(200)]
+    hashed, ends = near.shingles(*hashed_words(texts), n)
+    named: dict[int, tuple] = {}
+    for text, start, end in zip(texts, [0, *ends], ends, strict=False):
+        words = text.split()
+        expected = [tuple(words[i : i + n]) for i in range(max(1, len(words) - n + 1))] if words else []
+        assert len(expected) == end - start
+        for number, shingle in zip(hashed[start:end].tolist(), expected, strict=True):
+            assert named.setdefault(number, shingle) == shingle
+    assert len(set(named.values())) == len(named), "the same words have the same hash"
+
+
+def test_the_words_of_a_long_text_are_the_same_piece_by_piece_but_at_the_edges(monkeypatch: pytest.MonkeyPatch):
+    rng = random.Random(6)
+    texts = [" ".join(rng.choices(WORDS, k=k)) for k in (3, 5000, 0, 1, 700)]
+    hashed, ends = hashed_words(texts)
+    monkeypatch.setattr(near, "PIECE", 1024)
+    by_piece, piece_ends = hashed_words(texts)
+    assert ends.tolist() == [3, 5003, 5003, 5004, 5704]
+    for start, end, a, b in zip([0, *ends], ends, [0, *piece_ends], piece_ends, strict=False):
+        alike = jaccard(set(hashed[start:end].tolist()), set(by_piece[a:b].tolist()))
+        assert alike > 0.9 or start == end
+    assert piece_ends[0] == 3
+
+
+@pytest.mark.parametrize("block", [1, 3, 64, 10**6])
+def test_minima_are_the_least_of_each_text_in_each_order(monkeypatch: pytest.MonkeyPatch, block: int):
+    monkeypatch.setattr(near, "BLOCK", block)
+    rng = np.random.default_rng(block)
+    counts = rng.integers(0, 6, 40)
+    hashed, ends = rng.integers(0, 2**32, counts.sum(), dtype=np.uint32), np.cumsum(counts)
+    found = near.minima(hashed, ends, 10)
+    alone = near.minima(np.arange(1, 2, dtype=np.uint32), np.array([1]), 10)[:, 0]  # 1 times the factor of each order
+    for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        for order in range(10):
+            products = [int(h) * int(alone[order]) % 2**32 for h in hashed[start:end]]
+            assert found[order, i] == min(products, default=2**32 - 1)
+    assert len(set(alone.tolist())) == 10
+
+
+def test_minima_agree_as_often_as_the_sets_overlap():
+    rng = np.random.default_rng(8)
+    for shared in (100, 500, 900):
+        numbers = rng.choice(2**32, 2000 - shared, replace=False).astype(np.uint32)
+        first, second = numbers[:1000], numbers[1000 - shared :]
+        least = near.minima(np.concatenate((first, second)), np.array([1000, 2000]), 2000)
+        similarity, agreeing = shared / (2000 - shared), (least[:, 0] == least[:, 1]).mean()
+        assert abs(agreeing - similarity) < 4 * math.sqrt(similarity * (1 - similarity) / 2000)
+
+
+def test_the_jaccard_similarity_of_many_pairs_is_that_of_each():
+    rng = np.random.default_rng(9)
+    sets = [rng.integers(0, 50, rng.integers(1, 60), dtype=np.uint32) for _ in range(200)]
+    sets += [np.array([0, 2**32 - 1], dtype=np.uint32), np.array([2**32 - 1], dtype=np.uint32)]
+    expected = [jaccard(set(a.tolist()), set(b.tolist())) for a, b in zip(sets, sets[::-1], strict=True)]
+    assert near.jaccard(sets, sets[::-1]).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clusters_are_what_pairs_connect(seed: int):
+    rng = np.random.default_rng(seed)
+    pairs = rng.integers(0, 60, (40, 2)) * 1000
+    members: dict[int, set[int]] = {}
+    for a, b in pairs.tolist():
+        union = members.get(a, {a}) | members.get(b, {b})
+        members.update(dict.fromkeys(union, union))
+    dropped, kept = near.clusters(pairs)
+    assert dropped.tolist() == sorted(a for a, union in members.items() if a != min(union))
+    assert kept.tolist() == [min(members[a]) for a in dropped.tolist()]
+    assert [len(side) for side in near.clusters(pairs[:0])] == [0, 0]
+
+
+def test_samples_are_pairs_with_their_similarity(store: Path, tmp_path: Path):
+    made = corpus_of(families(2), tmp_path)
+    kept = deduplicate.fn(params(), made)
+    texts = {d.id: d.text for d in documents_of(made)}
+    rows = [json.loads(line) for line in (kept.path / "duplicates.jsonl").read_text().splitlines()]
+    assert 5 < len(rows) <= 20
+    left = {d.id for d in documents_of(kept)}
+    for row in rows:
+        first, other = row["kept"], row["dropped"]
+        assert first["id"] in left
+        assert other["id"] not in left
+        assert row["jaccard"] == round(jaccard(shingles(texts[first["id"]]), shingles(texts[other["id"]])), 4)
+        assert first["text"] == texts[first["id"]][:300]
+        assert other["text"] == texts[other["id"]][:300]
+        assert row["method"] == "minhash"
