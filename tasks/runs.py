@@ -55,16 +55,15 @@ def load_range(found: list[Path], low: int, high: int, arrays: int = 2) -> list[
         keys = np.load(f"{run}.0.npy", mmap_mode="r")
         start = np.searchsorted(keys, keys.dtype.type(low))
         end = len(keys) if high > np.iinfo(keys.dtype).max else np.searchsorted(keys, keys.dtype.type(high))
-        for i in range(arrays):
+        for i in range(arrays) if start < end or not pieces[0] else ():
             pieces[i].append(np.array(np.load(f"{run}.{i}.npy", mmap_mode="r")[start:end]))
     return [np.concatenate(column) if column else np.zeros(0, dtype=np.int64) for column in pieces]
 
 
-def ranges(entries: int) -> list[tuple[int, int]]:
-    """Ranges of 64-bit keys that, of so many evenly spread, hold about ENTRIES or fewer each."""
-    count = max(1, -(-entries // ENTRIES))
-    edges = [(i << 64) // count for i in range(count + 1)]
-    return list(pairwise(edges))
+def ranges(entries: int, most: int = 0, low: int = 0, high: int = 1 << 64) -> list[tuple[int, int]]:
+    """Ranges of keys from low on, below high, that, of so many evenly spread, hold about `most` (ENTRIES) or fewer each."""
+    count = max(1, -(-entries // (most or ENTRIES)))
+    return list(pairwise(low + (high - low) * i // count for i in range(count + 1)))
 
 
 def ascending(keys: np.ndarray) -> np.ndarray:

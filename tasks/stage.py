@@ -39,7 +39,7 @@ ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").resolve()  #
 MANIFEST, STATS, RECORD = "stage.json", "stats.json", "prefect.json"
 WORK = "work"  # in a draft: what a rerun goes on from; not published, and deleted when all else is
 REPORTED_PACKAGES = ("prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
-MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOLCK)
 log = logging.getLogger(__name__)
 
 

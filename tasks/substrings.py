@@ -2,11 +2,13 @@
 
 A window is so many bytes of one document, in UTF-8. It is repeated when the same bytes stood before and ended before it
 begins; all bytes of repeated windows are cut, but for those of a character that is not wholly within (section 4.4 of the
-paper, after Lee et al., "Deduplicating training data makes language models better", 2021, where no copy stays).
+paper, after Lee et al., "Deduplicating training data makes language models better", 2021). So the first copy of a passage
+stays, except for what of it stood even before.
 
 Works on disk in bounded memory, without a suffix array. Every window holds an anchor: the shorter run of bytes within it
-whose hash is the least (Schleimer et al., "Winnowing", 2003). Only where an anchor stands twice can a window do so: the
-hashes of these windows are sorted, by range, and what has an equal before it is compared byte by byte.
+whose hash is the least (Schleimer et al., "Winnowing", 2003). Only where an anchor stands twice can a window do so.
+Where several anchors in a row stand in the same distance from their first copies, all between is compared byte by byte.
+The hashes of the windows that are left are sorted, by range; those with an equal before them are compared too.
 """
 
 import shutil
@@ -27,7 +29,9 @@ from tasks.parallel import over_parts
 
 CHUNK = 1 << 22  # windows of a part that are looked at together
 BLOCK = 1 << 15  # bytes that are hashed at once: what fits in a core's cache
-COMPARED = 1 << 15  # windows that are compared at once
+COMPARED = 1 << 22  # bytes that are compared at once
+SEPARATOR = b"\xff"  # between documents: no byte of UTF-8
+HASHED = 0.25  # part of all windows whose hashes are on disk at once, 16 bytes each; more take several passes
 FACTORS = [np.uint64(xxhash.xxh3_64_intdigest(b"factor %d" % i) | 3) for i in range(16)]
 BYTES = np.array([xxhash.xxh3_64_intdigest(bytes([i])) for i in range(256)], dtype=np.uint64)
 
@@ -58,12 +62,17 @@ def sliding(function: np.ufunc, values: np.ndarray, width: int) -> np.ndarray:
     return values
 
 
+def anchors_in(n: int) -> int:
+    """How many anchors begin in a window of n bytes and lie within it: a power of two; the least of them counts."""
+    return 1 << ((n // 2).bit_length() - 1)
+
+
 def select(data: np.ndarray, whole: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Where the anchors of the windows of n bytes in `data` begin, and their hashes; `whole` says which windows count.
 
     An anchor depends on nothing but its window, so windows of the same bytes have the same anchors. At least one is in each.
     """
-    width = 1 << ((n // 2).bit_length() - 1)  # anchors in a window, of which the least counts
+    width = anchors_in(n)
     hashes = gram_hashes(data, n - width + 1)
     ranks = (hashes >> np.uint64(32)).astype(np.uint32) | 1  # 0 is less than all
     least = np.zeros(len(ranks) + width - 1, dtype=np.uint32)
@@ -77,9 +86,20 @@ def whole_windows(ends: np.ndarray, start: int, size: int, n: int) -> np.ndarray
     low, high = np.searchsorted(ends, [start, start + size], side="right")
     stops = ends[low : high + 1]
     begins = np.concatenate(([start], stops[:-1]))
-    last = np.clip(stops - n + 1, begins, start + size)
-    counts = np.stack((last - begins, np.minimum(stops, start + size) - last), axis=1)
-    return np.repeat(np.tile([True, False], len(stops)), np.maximum(counts, 0).ravel())
+    last = np.clip(stops - n, begins, start + size)  # the last byte of each is the separator
+    return mask(begins - start, last - start, size)
+
+
+def mask(starts: np.ndarray, stops: np.ndarray, size: int) -> np.ndarray:
+    """(size,) bool: what lies within intervals that are in ascending order and do not overlap."""
+    edges = np.concatenate(([0], np.stack((starts, stops), axis=1).ravel(), [size]))
+    return np.repeat(np.arange(len(edges) - 1) % 2 == 1, np.diff(edges))
+
+
+def intervals(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the runs of true values begin and end."""
+    edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
+    return edges[::2], edges[1::2]
 
 
 def read_bytes(text: Path, start: int, size: int) -> np.ndarray:
@@ -100,79 +120,136 @@ def chunks(ends: np.ndarray) -> list[tuple[int, int, int]]:
 def flatten(number: int, part: Path, n: int, work: Path) -> dict:
     """Write the text of a part as one run of bytes, where its documents end, and the anchors of each chunk.
 
-    Anchors that stand more than once in a chunk are known to be repeated, and the first of them stands for all.
+    Of anchors that stand more than once in a chunk, the first stands for all, and the others are known to be repeated.
     """
     text, ends = work / f"{part.stem}.text", [np.zeros(1, dtype=np.int64)]
     with text.open("wb") as file:
         for table in tables(part, ("text",)):
-            offsets, data = strings(table["text"])
-            file.write(data[offsets[0] : offsets[-1]])
-            ends.append(offsets[1:] - offsets[0] + ends[-1][-1])
-    ends, anchors = np.concatenate(ends)[1:], 0
+            file.writelines(piece for view in views(table["text"]) for piece in (view, SEPARATOR))
+            offsets, _ = strings(table["text"])
+            ends.append(np.cumsum(np.diff(offsets) + 1) + ends[-1][-1])
+    ends, counts = np.concatenate(ends)[1:], Counter()
     runs.save(work / f"{part.stem}.ends.npy", ends)
     for chunk, start, size in chunks(ends):
         data, whole = read_bytes(text, start, size + n - 1), whole_windows(ends, start, size, n)
-        blocks = range(0, size, BLOCK)
         found = [
-            (begin, *select(data[begin : begin + BLOCK + n - 1], whole[begin : begin + BLOCK], n)) for begin in blocks
+            (begin, *select(data[begin : begin + BLOCK + n - 1], whole[begin : begin + BLOCK], n))
+            for begin in range(0, size, BLOCK)
         ]
         places, index = np.unique(np.concatenate([at + begin for begin, at, _ in found]), return_index=True)
         hashes = np.concatenate([hashed for _, _, hashed in found])[index]
         order = runs.ascending(hashes)
-        first = runs.firsts(hashes[order])
+        hashes, addresses = hashes[order], runs.address(number, start + places[order])
+        first = runs.firsts(hashes)
         new, often = first == np.arange(len(order)), np.bincount(first)[first] > 1
-        addresses = runs.address(number, start + places)
-        runs.save_run(work / f"repeated/{part.stem}-{chunk:05d}", addresses[np.sort(order[often])])
-        runs.save_run(work / f"anchors/{part.stem}-{chunk:05d}", hashes[order[new]], addresses[order[new]])
-        anchors += int(new.sum())
-    return {"anchors": anchors}
+        save_repeated(work / f"repeated/{part.stem}-{chunk:05d}", addresses[often], addresses[first[often]])
+        runs.save_run(work / f"anchors/{part.stem}-{chunk:05d}", hashes[new], addresses[new])
+        counts.update(anchors=int(new.sum()), windows=size)
+    return counts
+
+
+def save_repeated(run: Path, addresses: np.ndarray, firsts: np.ndarray) -> None:
+    """Write addresses, in ascending order, and those of the same bytes before them."""
+    order = runs.by_address(addresses)
+    runs.save_run(run, addresses[order], firsts[order])
 
 
 def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
-    """Write where the anchors with hashes in a range stand that stand in more than one chunk."""
+    """Write where the anchors with hashes in a range stand that stand in more than one chunk, and the first of each."""
     hashes, addresses = runs.load_range(runs.runs(work / "anchors", "*"), low, high)
     order = runs.ascending(hashes)
-    same = np.append(hashes[order[1:]] == hashes[order[:-1]], False)
-    runs.save_run(out, np.sort(addresses[order[(same | np.roll(same, 1))[: len(order)]]]))
+    addresses, first = addresses[order], runs.firsts(hashes[order])
+    often = np.bincount(first)[first] > 1
+    save_repeated(out, addresses[often], addresses[first[often]])
     return {}
 
 
-def hash_windows(number: int, part: Path, n: int, work: Path) -> dict:
-    """Write the hashes of the windows of a part that hold a repeated anchor, and where these windows begin.
+def extend(number: int, part: Path, n: int, files: list[Path], work: Path) -> dict:
+    """Write which windows of a part are repeated as far as its anchors show, and which others hold a repeated anchor."""
+    ends, width = np.load(work / f"{part.stem}.ends.npy"), anchors_in(n)
+    everywhere, left = runs.runs(work / "repeated", "range-*"), 0
+    for chunk, start, size in chunks(ends):
+        bounds = (runs.address(number, start), runs.address(number, start + size + width - 1))
+        anchors, firsts = runs.load_range([work / f"repeated/{part.stem}-{chunk:05d}", *everywhere], *bounds)
+        places = runs.place_of(anchors) - start
+        held = np.zeros(size + width - 1, dtype=bool)
+        held[places] = True
+        held = sliding(np.logical_or, held, width) & whole_windows(ends, start, size, n)
+        data = read_bytes(files[number], start, size + n - 1)
+        later = anchors - firsts >= n
+        again, copies = follow(places[later], data, firsts[later], files, n)
+        again &= held
+        starts, stops = intervals(again)
+        edges = [runs.address(number, start + edge) for edge in (starts, stops + n - 1)]
+        runs.save_run(work / f"again/{part.stem}-{chunk:05d}", *edges, copies[starts])
+        starts, stops = intervals(held & ~again)
+        runs.save_run(work / f"held/{part.stem}-{chunk:05d}", starts, stops)
+        left += int((stops - starts).sum())
+    return {"held": left}
+
+
+def follow(
+    places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[Path], n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which windows of `data` are the same as before, by comparison around anchors in the same distance from their firsts.
+
+    Both (len(data) - n + 1,): bool, and an address of the same bytes before. Single anchors are left out: these are mostly
+    phrases that are shorter than a window.
+    """
+    width = anchors_in(n)
+    again = np.zeros(len(data) - n + 1, dtype=bool)
+    copies = np.zeros(len(again), dtype=np.int64)
+    order = np.lexsort((places, firsts - places))
+    places, firsts = places[order], firsts[order]
+    starts = places - np.minimum(np.minimum(places, width - 1), runs.place_of(firsts))
+    stops, distances = np.minimum(places + n, len(data)), firsts - places
+    apart = np.ones(len(places) + 1, dtype=bool)
+    apart[1:-1] = (distances[1:] != distances[:-1]) | (starts[1:] > stops[:-1])
+    edges = np.flatnonzero(apart)
+    several = np.flatnonzero(np.diff(edges) > 1)
+    starts, stops, distances = starts[edges[several]], stops[edges[several + 1] - 1], distances[edges[several]]
+    number = runs.part_of(starts + distances)
+    for other in runs.parts_of(starts + distances):
+        text = np.memmap(files[other], dtype=np.uint8, mode="r")
+        here = np.flatnonzero(number == other)
+        for some in np.split(here, np.flatnonzero(np.diff(np.cumsum(stops[here] - starts[here]) // COMPARED)) + 1):
+            sizes = stops[some] - starts[some]
+            last = np.repeat(np.cumsum(sizes), sizes)
+            at = np.arange(len(last)) + np.repeat(starts[some] - (np.cumsum(sizes) - sizes), sizes)
+            before = at + np.repeat(distances[some], sizes)
+            differing = data[at] != text.take(runs.place_of(before), mode="clip")
+            count = np.concatenate(([0], np.cumsum(differing)))
+            same = np.flatnonzero(count[n:] == count[:-n])
+            same = same[same + n <= last[same]]
+            again[at[same]], copies[at[same]] = True, before[same]
+    return again, copies
+
+
+def hash_windows(number: int, part: Path, n: int, low: int, high: int, work: Path) -> dict:
+    """Write the hashes, in a range, of the windows of a part that may be repeated, and where these begin.
 
     Those that have an equal before them in their chunk are known to be repeated, and are written as such instead.
     """
     text, ends, written = work / f"{part.stem}.text", np.load(work / f"{part.stem}.ends.npy"), 0
-    width, bounds = 1 << ((n // 2).bit_length() - 1), (runs.address(number, 0), runs.address(number + 1, 0))
-    [anywhere] = runs.load_range(runs.runs(work / "repeated", "range-*"), *bounds, arrays=1)
-    anywhere = np.sort(runs.place_of(anywhere))
     for chunk, start, size in chunks(ends):
-        own = runs.place_of(np.load(work / f"repeated/{part.stem}-{chunk:05d}.0.npy"))
-        low, high = np.searchsorted(anywhere, [start, start + size + width - 1])
-        wanted = np.zeros(size + width - 1, dtype=bool)
-        wanted[np.concatenate((own, anywhere[low:high])) - start] = True
-        wanted = sliding(np.logical_or, wanted, width) & whole_windows(ends, start, size, n)
+        held = mask(*(np.load(work / f"held/{part.stem}-{chunk:05d}.{i}.npy") for i in range(2)), size)
         data, keys, places = read_bytes(text, start, size + n - 1), [], []
         for begin in range(0, size, BLOCK):
-            at = np.flatnonzero(wanted[begin : begin + BLOCK])
+            at = np.flatnonzero(held[begin : begin + BLOCK])
             if len(at):
-                keys.append(gram_hashes(data[begin : begin + BLOCK + n - 1], n)[at])
-                places.append(at + begin + start)
+                hashes = gram_hashes(data[begin : begin + BLOCK + n - 1], n)[at]
+                inside = (hashes >= np.uint64(low)) & (hashes <= np.uint64(high - 1))
+                keys.append(hashes[inside])
+                places.append(at[inside] + begin + start)
         keys, places = np.concatenate([np.zeros(0, np.uint64), *keys]), np.concatenate([np.zeros(0, np.int64), *places])
         order = runs.ascending(keys)
         keys, addresses = keys[order], runs.address(number, places[order])
         first = addresses[runs.firsts(keys)]
         again = addresses - first >= n
-        save_repeated(work / f"again/{part.stem}-{chunk:05d}", addresses[again], first[again])
+        save_repeated(work / f"same/{part.stem}-{chunk:05d}-{low:016x}", addresses[again], first[again])
         runs.save_run(work / f"windows/{part.stem}-{chunk:05d}", keys[~again], addresses[~again])
         written += int((~again).sum())
     return {"windows": written}
-
-
-def save_repeated(run: Path, addresses: np.ndarray, firsts: np.ndarray) -> None:
-    """Write the addresses of repeated windows, and of the same bytes before them."""
-    order = runs.by_address(addresses)
-    runs.save_run(run, addresses[order], firsts[order])
 
 
 def match_windows(low: int, high: int, n: int, work: Path, out: Path) -> dict:
@@ -187,120 +264,31 @@ def match_windows(low: int, high: int, n: int, work: Path, out: Path) -> dict:
 
 
 def equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[Path], n: int) -> np.ndarray:
-    """(windows,) bool: whether the windows at these places of `data` are those at the addresses `firsts`, byte by byte.
-
-    Where both go on by one from the window before, only the last byte is new.
-    """
-    new = np.ones(len(places), dtype=bool)
-    new[1:] = (np.diff(places) != 1) | (np.diff(firsts) != 1)
+    """(windows,) bool: whether the windows at these places of `data` are those at the addresses `firsts`, byte by byte."""
     same = np.zeros(len(places), dtype=bool)
+    here = sliding_window_view(data, n)
     for number in runs.parts_of(firsts):
-        text, here = np.memmap(files[number], dtype=np.uint8, mode="r"), runs.part_of(firsts) == number
-        last = np.flatnonzero(here & ~new)
-        same[last] = data[places[last] + n - 1] == text[runs.place_of(firsts[last]) + n - 1]
-        whole = np.flatnonzero(here & new)
-        same[whole] = equal_windows(data, places[whole], text, runs.place_of(firsts[whole]), n)
-    starts = np.flatnonzero(new)
-    good = np.logical_and.reduceat(same, starts) if len(starts) else same
-    same = np.repeat(good, np.diff(starts, append=len(new)))
-    for i in np.flatnonzero(~same).tolist():  # two hashes were the same by chance: each window for itself
-        text = np.memmap(files[runs.part_of(firsts[i])], dtype=np.uint8, mode="r")
-        [same[i]] = equal_windows(data, places[i : i + 1], text, runs.place_of(firsts[i : i + 1]), n)
+        there = sliding_window_view(np.memmap(files[number], dtype=np.uint8, mode="r"), n)
+        chosen = np.flatnonzero(runs.part_of(firsts) == number)
+        for some in np.split(chosen, range(COMPARED // n, len(chosen), COMPARED // n)):
+            same[some] = (here[places[some]] == there[runs.place_of(firsts[some])]).all(axis=1)
     return same
-
-
-def equal_windows(data: np.ndarray, places: np.ndarray, text: np.ndarray, others: np.ndarray, n: int) -> np.ndarray:
-    """(windows,) bool: whether n bytes from these places of two texts are the same."""
-    here, there = sliding_window_view(data, n), sliding_window_view(text, n)
-    blocks = range(0, len(places), COMPARED)
-    same = [(here[places[i : i + COMPARED]] == there[others[i : i + COMPARED]]).all(axis=1) for i in blocks]
-    return np.concatenate([np.zeros(0, dtype=bool), *same])
-
-
-def intervals(starts: np.ndarray, stops: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Indices of those intervals, in ascending order, that neither overlap nor touch one before them of the same owner."""
-    apart = np.ones(len(starts), dtype=bool)
-    apart[1:] = (starts[1:] > stops[:-1]) | (owners[1:] != owners[:-1])
-    return np.flatnonzero(apart)
 
 
 def find_cuts(number: int, part: Path, n: int, files: list[Path], work: Path) -> np.ndarray:
     """(cuts, 3): where what is to be cut from the text of a part begins and ends, and the address of what begins it."""
-    text, ends, found = files[number], np.load(work / f"{part.stem}.ends.npy"), []
-    everywhere = runs.runs(work / "again", "range-*")
+    ends, found = np.load(work / f"{part.stem}.ends.npy"), [np.zeros((3, 0), dtype=np.int64)]
+    everywhere = runs.runs(work / "same", "range-*")
     for chunk, start, size in chunks(ends):
-        bounds = (runs.address(number, start), runs.address(number, start + size))
-        addresses, firsts = runs.load_range([work / f"again/{part.stem}-{chunk:05d}", *everywhere], *bounds)
-        order = runs.by_address(addresses)
-        places, firsts = runs.place_of(addresses[order]), firsts[order]
-        same = equal(places - start, read_bytes(text, start, size + n - 1), firsts, files, n)
-        places, firsts = places[same], firsts[same]
-        first = intervals(places, places + n, np.searchsorted(ends, places, side="right"))
-        stops = np.append(places[first[1:] - 1], places[-1:]) + n
-        found.append(np.stack((places[first], stops, firsts[first]), axis=1))
-    cuts = np.concatenate([np.zeros((0, 3), dtype=np.int64), *found])
-    first = intervals(cuts[:, 0], cuts[:, 1], np.searchsorted(ends, cuts[:, 0], side="right"))
-    stops = np.append(cuts[first[1:] - 1, 1], cuts[-1:, 1])
-    return np.stack((cuts[first, 0], stops, cuts[first, 2]), axis=1)
-
-
-def at_characters(cuts: np.ndarray, text: Path) -> np.ndarray:
-    """The cuts without the bytes of characters that are not wholly within."""
-    if not len(cuts):
-        return cuts
-    data, cuts = np.memmap(text, dtype=np.uint8, mode="r"), cuts.copy()
-    for _ in range(3):  # no character has more than three bytes after its first, which all begin with the bits 10
-        cuts[data[cuts[:, 0]] & 0xC0 == 0x80] += (1, 0, 1)
-        inside = np.flatnonzero(cuts[:, 1] < len(data))
-        cuts[inside, 1] -= data[cuts[inside, 1]] & 0xC0 == 0x80
-    return cuts
-
-
-def rest(text: memoryview, starts: list[int], stops: list[int]) -> bytes:
-    """A text without what lies between these places. A newline joins what is left, where there is no white space already."""
-    left = b""
-    for start, stop in zip([0, *stops], [*starts, len(text)], strict=True):
-        piece = bytes(text[start:stop])
-        if left and piece and not left[-1:].isspace() and not piece[:1].isspace():
-            left += b"\n"  # the halves of two words are no word
-        left += piece
-    return left
-
-
-def cut_part(number: int, part: Path, n: int, files: list[Path], work: Path, out: Path) -> dict:
-    """Write the documents of a part without repeated windows; those with nothing but white space left are dropped."""
-    cuts = at_characters(find_cuts(number, part, n, files, work), files[number])
-    edges = np.concatenate(([0], np.load(work / f"{part.stem}.ends.npy")))
-    within = np.searchsorted(cuts[:, 0], edges)  # document i has the cuts from within[i] to within[i + 1]
-    kept, gone, cut, begin = Tally(), Tally(), Tally(), 0
-    with writer(out / part.name) as file:
-        for table in tables(part):
-            offsets, data = strings(table["text"])
-            touched = np.flatnonzero(np.diff(within[begin : begin + len(table) + 1]))
-            pieces, lengths, done, blank = [], np.diff(offsets), offsets[0], np.zeros(len(table), dtype=bool)
-            for row in touched.tolist():
-                here = cuts[slice(*within[begin + row : begin + row + 2]), :2] - edges[begin + row]
-                left = rest(data[offsets[row] : offsets[row + 1]], *here.T.tolist())
-                pieces += [data[done : offsets[row]], left]
-                lengths[row], done, blank[row] = len(left), offsets[row + 1], not left.decode().strip()
-            joined = pa.py_buffer(b"".join([*pieces, data[done : offsets[-1]]]))
-            ends = pa.py_buffer(np.concatenate(([0], np.cumsum(lengths))))
-            texts = pa.LargeStringArray.from_buffers(len(table), ends, joined)
-            after = table.set_column(table.schema.get_field_index("text"), "text", texts)
-            if not blank.all():
-                file.write_table(after.filter(pa.array(~blank)))
-            count(kept, after.filter(pa.array(~blank)))
-            count(gone, table.filter(pa.array(blank)))
-            partly = pa.array(touched[~blank[touched]])
-            lost = pc.subtract(pc.utf8_length(table["text"]), pc.utf8_length(after["text"]))
-            count(cut, table.take(partly), lost.take(partly))
-            begin += len(table)
-    tallies = {"kept": kept.counts(), "dropped": gone.counts(), "cut": cut.counts()}
-    return {
-        **tallies,
-        "sizes": Counter((cuts[:, 1] - cuts[:, 0]).tolist()),
-        "samples": samples(number, cuts, edges, files[number]),
-    }
+        name, bounds = f"{part.stem}-{chunk:05d}", (runs.address(number, start), runs.address(number, start + size))
+        *edges, copies = runs.load_range([work / f"again/{name}"], *bounds, arrays=3)
+        found.append(np.stack([*map(runs.place_of, edges), copies]))
+        addresses, copies = runs.load_range([*runs.runs(work / "same", f"{name}-*"), *everywhere], *bounds)
+        places = runs.place_of(addresses)
+        same = equal(places - start, read_bytes(files[number], start, size + n - 1), copies, files, n)
+        found.append(np.stack((places[same], places[same] + n, copies[same])))
+    starts, stops, copies = (array[np.argsort(array_order, kind="stable")] for array, array_order in [])
+    return np.zeros((0, 3))
 
 
 def samples(number: int, cuts: np.ndarray, edges: np.ndarray, text: Path) -> list[tuple]:
@@ -336,15 +324,18 @@ def cut(params: Substring, found: list[Path], out: Path, work: Path) -> list[dic
         (work / name).mkdir(parents=True, exist_ok=True)
     n, files = params.bytes, [work / f"{part.stem}.text" for part in found]
     jobs = [(i, part, n, work) for i, part in enumerate(found)]
-    flat = over_parts(flatten, jobs, work / "flattened", "find anchors")
-    ranges = enumerate(runs.ranges(sum(r["anchors"] for r in flat)))
-    matches = [(*bounds, work, work / f"repeated/range-{i:05d}") for i, bounds in ranges]
-    over_parts(match_anchors, matches, work / "anchored", "match anchors")
-    hashed = over_parts(hash_windows, jobs, work / "hashed", "hash passages")
+    counts = sum(map(Counter, over_parts(flatten, jobs, work / "flattened", "find anchors")), Counter())
+    matches = [(*bounds, work, work / f"repeated/range-{bounds[0]:016x}") for bounds in runs.ranges(counts["anchors"])]
+    counts += sum(map(Counter, over_parts(match_anchors, matches, work / "anchored", "match anchors")), Counter())
     shutil.rmtree(work / "anchors")
-    ranges = enumerate(runs.ranges(sum(r["windows"] for r in hashed)))
-    matches = [(*bounds, n, work, work / f"again/range-{i:05d}") for i, bounds in ranges]
-    over_parts(match_windows, matches, work / "matched", "match passages")
-    shutil.rmtree(work / "windows")
+    expected = counts["repeated"] * anchors_in(n) // 2  # an anchor has so many windows, until the next
+    for low, high in runs.ranges(expected, max(1, int(HASHED * counts["windows"]))):
+        jobs = [(i, part, n, low, high, work) for i, part in enumerate(found)]
+        hashed = over_parts(hash_windows, jobs, work / f"hashed-{low:016x}", "hash passages")
+        ranges = runs.ranges(sum(r["windows"] for r in hashed), low=low, high=high)
+        matches = [(*bounds, n, work, work / f"again/range-{bounds[0]:016x}") for bounds in ranges]
+        over_parts(match_windows, matches, work / f"matched-{low:016x}", "match passages")
+        for file in (work / "windows").iterdir():
+            file.unlink()
     jobs = [(i, part, n, files, work, out) for i, part in enumerate(found)]
     return over_parts(cut_part, jobs, work / "cut", "cut passages")

@@ -12,6 +12,7 @@ import pytest
 
 SCRATCH = tempfile.mkdtemp(prefix="cram-tests-")
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+os.environ.pop("CRAM_DASK", None)
 os.environ.update(  # before cram and Prefect are imported: both read these then
     CRAM_ARTIFACTS=f"{SCRATCH}/artifacts",
     PREFECT_HOME=f"{SCRATCH}/prefect",
