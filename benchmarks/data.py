@@ -1,6 +1,6 @@
-"""Speed and memory of the data stages on any corpus, beside what the machine's libraries do alone in the same run.
+"""Speed and memory of the data stages on any corpus of JSON lines, beside what the machine's libraries do alone in the same run.
 
-    python benchmarks/data.py FILE... [--workers 2] [--deduplicate exact minhash substring] [--copies 4] [--json PATH]
+    python benchmarks/data.py FILE... [--workers 2] [--deduplicate exact minhash substring] [--glue DIR] [--copies 4]
 
 Every stage runs as it does in a recipe, in a store of its own that is deleted afterwards. Text is counted in UTF-8, 10^6
 bytes. The limits are measured in one process on the beginning of the same text:
@@ -31,8 +31,10 @@ import orjson
 import zstandard
 from tokenizers import Tokenizer, trainers
 
+from model import InputError
 from tasks import sources, vocabulary
 from tasks.corpus import Download, documents_of, download
+from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.dedup import Deduplicate, deduplicate
 from tasks.filter import Filter, drop_incompressible
 from tasks.stage import Artifact
@@ -116,13 +118,19 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path, help="JSON lines: .jsonl, .jsonl.zst, .jsonl.gz")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--deduplicate", nargs="*", default=["exact"], choices=["exact", "minhash", "substring"])
+    parser.add_argument("--glue", type=Path, help="decontaminate too, against the GLUE data in this directory")
     parser.add_argument("--entries", type=int, default=32_768, help="of the vocabulary")
     parser.add_argument("--copies", type=int, default=1, choices=range(1, 9), metavar="N", help="read the text N times")
     parser.add_argument("--json", type=Path, help="where to write the table as JSON")
     given = parser.parse_args()
+    for path in given.files:
+        if path.suffix not in (".jsonl", ".json", ".zst", ".gz") or not path.is_file():
+            parser.error(f"{path} is no file of JSON lines: .jsonl, .jsonl.zst, .jsonl.gz")
     os.environ["CRAM_WORKERS"] = str(given.workers)
     try:
         rows = run(given)
+    except InputError as error:
+        parser.error(str(error))
     finally:
         shutil.rmtree(STORE, ignore_errors=True)
     width = max(len(row["stage"]) for row in rows)
@@ -152,6 +160,10 @@ def run(given: argparse.Namespace) -> list[dict]:
         unique = deduplicate.fn(Deduplicate(methods=[method]), unique)
         sizes.append(unique)
         made.append((f"deduplicate, {method}", unique, READING))
+    if given.glue:
+        unique = decontaminate.fn(Decontaminate(data=str(given.glue)), unique)
+        sizes.append(unique)
+        made.append(("decontaminate", unique, TOKENIZERS))
     kept = drop_incompressible.fn(Filter(), unique)
     words = train_vocabulary.fn(Vocabulary(entries=given.entries), kept)
     sequences = tokenize.fn(Tokenize(), kept, words)

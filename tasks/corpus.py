@@ -28,6 +28,7 @@ from tasks.stage import WORK, Artifact, Params, fsync, stage
 SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("text", pa.large_string())])
 ROW_GROUP_CHARACTERS = 4_000_000  # what a reader of a part holds in memory at once
 DOCUMENTS_BETWEEN_REPORTS = 256
+MOST_SOURCES, OTHER = 1000, "other"  # every stage counts by source: names beyond so many, as of URLs, are one
 LOST, STATE = "lost.jsonl", "state.json"
 log = logging.getLogger(__name__)
 
@@ -307,7 +308,12 @@ def table(documents: list[Document]) -> pa.Table:
 
 def parts(corpus: Artifact) -> list[Path]:
     """The parts of a corpus, in order."""
-    return sorted(corpus.path.glob("part-*.parquet"))
+    return in_order(corpus.path)
+
+
+def in_order(folder: Path) -> list[Path]:
+    """The parts in a folder, by number."""
+    return sorted(folder.glob("part-*.parquet"), key=lambda part: (len(part.name), part.name))
 
 
 def batches(part: Path) -> Iterator[list[Document]]:
@@ -459,7 +465,8 @@ def kept(reader: Reader, reading: Reading) -> Iterator[Document]:
             elif sets and record.source not in sets:
                 reading.other_sets[record.source] += 1
             else:
-                yield record._replace(id=prefix + record.id) if prefix else record
+                few = len(reading.tally.documents) < MOST_SOURCES or record.source in reading.tally.documents
+                yield record._replace(id=prefix + record.id, source=record.source if few else OTHER)
 
 
 def measure(params: Download, readers: dict[str, Reader], reading: Reading) -> tuple[Callable[[], float], float, str]:
@@ -514,7 +521,7 @@ def download(params: Download, out: Path) -> dict:
     (out / WORK).mkdir(exist_ok=True)
     file = out / WORK / STATE
     state = json.loads(file.read_text()) if file.exists() else {"parts": 0, "at": {}}
-    for part in sorted(out.glob("part-*.parquet"))[state["parts"] :]:  # written after the state was kept
+    for part in in_order(out)[state["parts"] :]:  # written after the state was kept
         part.unlink()
     reading, writer = Reading(params, out / LOST, state), Writer(out, file, state["parts"])
     readers = {name: Reader(name, params, out / WORK, state["at"].get(name, (0, 0))) for name in params.weights}

@@ -7,7 +7,6 @@ Writes  part-00000.parquet …  the same parts without them, in the same order
 
 import json
 import logging
-import os
 import shutil
 from collections import Counter
 from itertools import pairwise
@@ -178,7 +177,8 @@ def clean_part(part: Path, folder: Path, params: Decontaminate, tasks: list[str]
                 )
             rest = table.filter(pa.array(keep))
             count(kept, rest)
-            file.write_table(rest)
+            if len(rest):
+                file.write_table(rest)
     owners = [index.owners_of(gram) for gram in found.grams]
     np.save(folder / f"{part.stem}.found.npy", np.unique(np.concatenate([np.zeros(0, np.int64), *owners])))
     return {
@@ -191,15 +191,11 @@ def clean_part(part: Path, folder: Path, params: Decontaminate, tasks: list[str]
 
 
 def pass_on(params: Decontaminate, corpus: Artifact, why: str, out: Path) -> dict:
-    """Give the corpus as it is: links to the same files, or copies where the file system has no links."""
+    """Give the corpus as it is, in copies: damage to one artifact must not be damage to another."""
     wanted = params.method != "none" and params.data != "probes"
     log.log(logging.WARNING if wanted else logging.INFO, "Not looked for downstream data in the text: %s.", why)
     for part in parts(corpus):
-        (out / part.name).unlink(missing_ok=True)
-        try:
-            os.link(part, out / part.name)
-        except OSError:
-            shutil.copyfile(part, out / part.name)
+        shutil.copyfile(part, out / part.name)
     counts = {name: corpus.stats[name] for name in ("parts", *Tally().counts())}
     about = {"checked": False, "why": why}
     return {**counts, "dropped": {"contaminated": Tally().counts()}, **about, "table": [about]}

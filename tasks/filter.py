@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import zstandard
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from model import InputError
 from tasks import plots
 from tasks.corpus import SCHEMA, Tally, add_up, batches, parts, table
 from tasks.parallel import over_parts
@@ -61,6 +62,12 @@ class Filter(Params):
     )
     sample_megabytes: float = Field(100, gt=0, description="Text to train that vocabulary on, 10^6 characters.")
 
+    @model_validator(mode="after")
+    def _some_length_is_allowed(self) -> "Filter":
+        if self.max_characters is not None and self.max_characters < self.min_characters:
+            raise ValueError(f"max_characters {self.max_characters} is less than min_characters {self.min_characters}")
+        return self
+
 
 def reasons(params: Filter) -> list[str]:
     """Why a document can be dropped with these params, in the order in which they are looked at."""
@@ -98,7 +105,7 @@ def filter_part(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -
     kept_file = pq.ParquetWriter(out / part.name, SCHEMA, compression="zstd")
     measured_file = pq.ParquetWriter(out / part.name.replace("part", "measured"), MEASURES, compression="zstd")
     with kept_file, measured_file:
-        for batch in batches(part):
+        for batch in filter(None, batches(part)):
             kept, measured = [], []
             for document, tokens in zip(batch, encoder.tokens([d.text for d in batch]).tolist(), strict=True):
                 raw, characters = document.text.encode(errors="surrogatepass"), len(document.text)
@@ -166,6 +173,10 @@ def write_samples(results: list[dict], out: Path) -> None:
 @stage(version=2, resumes=True, name="filter")
 def drop_incompressible(params: Filter, corpus: Artifact, out: Path) -> dict:
     """Drop documents with too many tokens a character; count and sample what was dropped, by source and reason."""
+    if not corpus.stats["documents"]:
+        raise InputError(
+            "The filter has no document to look at: the stage before it dropped them all. Loosen its settings."
+        )
     if not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is whole
         counts, _ = count(corpus, params.sample_megabytes, out / WORK, "count words of a sample")
         save(train(counts, params.vocabulary_entries), out)
@@ -174,15 +185,16 @@ def drop_incompressible(params: Filter, corpus: Artifact, out: Path) -> dict:
     counts = {name: add_up([r["counts"][name] for r in results]) for name in results[0]["counts"]}
     kept, seen = counts.pop("kept"), add_up([c for r in results for c in r["counts"].values()])
     write_samples(results, out)
-    measured = pq.read_table(sorted(out.glob("measured-*.parquet")), columns=["source", *RATIOS, "verdict"])
+    names = ["source", "verdict"]  # few different ones, and as plain text more than Arrow joins
+    measured = pq.read_table(sorted(out.glob("measured-*.parquet")), columns=[*names, *RATIOS], read_dictionary=names)
     columns = {name: measured[name].to_numpy() for name in RATIOS}
-    sources = measured["source"].combine_chunks().dictionary_encode()
+    sources = measured["source"].unify_dictionaries().combine_chunks()
     spread = {
         name: quantiles(sources.indices.to_numpy(), sources.dictionary.to_pylist(), columns[name]) for name in RATIOS
     }
     plots.ratio_histogram(
         columns["tokens_per_char"],
-        pc.equal(measured["verdict"], "kept").to_numpy(),
+        pc.equal(measured["verdict"].cast(pa.string()), "kept").to_numpy(),
         params.max_tokens_per_char,
         out / "histogram.png",
     )

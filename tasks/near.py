@@ -2,8 +2,8 @@
 
 A document is the set of its runs of five words. The least of their hashes is the same for two documents as often, over
 many orders of the hashes, as their sets overlap (Broder, "On the resemblance and containment of documents", 1997).
-Documents with the same minima in all rows of a band share a bucket and are compared; those whose sets do overlap enough
-are joined, and all that is joined, directly or in a chain, is a cluster.
+Documents with the same minima in all rows of a band share a bucket and are compared (in a large bucket each with a few before
+it and the first); those whose sets do overlap enough are joined, and all that is joined, directly or in a chain, is a cluster.
 
 Works on disk in bounded memory: the sets take 4 bytes a word, the bands 16 bytes each and document.
 """

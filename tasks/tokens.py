@@ -7,6 +7,7 @@ Writes  sequences.npy     (n, S) uint16, in the order of training (uint32 for mo
         tokenizer.json, tokenizer_config.json
 """
 
+import mmap
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ from model import InputError
 from tasks.corpus import SCHEMA, batches, parts, table
 from tasks.parallel import over_parts
 from tasks.stage import WORK, Artifact, Params, stage
-from tasks.vocabulary import SEP, SPECIALS, UNK, WORD_START, copy, encoder_of, load, share
+from tasks.vocabulary import SEP, SPECIALS, UNK, WORD_START, copy, encoder_of, inner, load, share
 
 BLOCK = 1 << 16  # sequences handled at once
 SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
@@ -76,12 +77,14 @@ def keys_of(sequences: np.ndarray, sort: str, tokenizer: Tokenizer) -> np.ndarra
     blocks = [sequences[start : start + BLOCK] for start in range(0, len(sequences), BLOCK)]
     if sort in ("sentence-length", "fragments"):
         # all sequences are as long, so the mean length of what a mark ends goes by how few of that mark there are
-        mark = tokenizer.token_to_id(".") if sort == "sentence-length" else SEP
-        return np.concatenate([(length - (block == mark).sum(axis=1)).astype(np.uint16) for block in blocks])
+        stops = [place for entry, place in tokenizer.get_vocab().items() if entry in (".", f"{WORD_START}.")]
+        marks = np.zeros(entries, dtype=bool)
+        marks[stops if sort == "sentence-length" else SEP] = True
+        return np.concatenate([(length - marks[block].sum(axis=1)).astype(np.uint16) for block in blocks])
     if sort == "word-length":
         worth = np.zeros(entries, dtype=np.int64)
         for entry, place in tokenizer.get_vocab().items():
-            worth[place] = 0 if entry in SPECIALS else len(entry.removeprefix("##").removeprefix(WORD_START))
+            worth[place] = 0 if entry in SPECIALS else len(inner(entry))
     else:
         counts = sum(np.bincount(block.ravel(), minlength=entries) for block in blocks)
         surprise = -np.log((counts + 1) / (counts.sum() + entries))  # add-one smoothing
@@ -101,12 +104,20 @@ def order_of(sequences: np.ndarray, params: Tokenize, tokenizer: Tokenizer) -> n
     return order[::-1] if params.descending else order
 
 
+def release(array: np.ndarray) -> None:
+    """Take a memory-mapped file out of this process's memory; it stays on disk and in the system's cache."""
+    if isinstance(array, np.memmap):
+        array._mmap.madvise(mmap.MADV_DONTNEED)
+
+
 def write_rows(path: Path, sequences: np.ndarray, order: np.ndarray) -> None:
     """Write the sequences in an order, a block at a time."""
     out = np.lib.format.open_memmap(path, mode="w+", dtype=sequences.dtype, shape=(len(order), sequences.shape[1]))
     for start in range(0, len(order), BLOCK):
         out[start : start + BLOCK] = sequences[order[start : start + BLOCK]]
-    out.flush()
+        out.flush()
+        release(out)
+        release(sequences)
 
 
 def gather(files: list[Path], length: int, path: Path) -> np.ndarray:
@@ -118,6 +129,9 @@ def gather(files: list[Path], length: int, path: Path) -> np.ndarray:
     for array in arrays:
         joined[start : start + len(array)] = array
         start += len(array)
+        joined.flush()
+        release(joined)
+        release(array)
     return joined
 
 

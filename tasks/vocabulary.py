@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
-from pydantic import Field
+from pydantic import Field, model_validator
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
@@ -37,6 +37,10 @@ FILES = ("tokenizer.json", "tokenizer_config.json")
 # what the normaliser leaves, but for white space: printable ASCII without capitals
 ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.ascii_uppercase))
 LONGEST_WORD = 100  # characters; WordPiece makes a longer one [UNK], as in BERT, and none is trained on
+LONGEST_DIVIDED = (
+    100_000  # BPE and Unigram divide longer ones too, but in a hundred times their memory: they are not given them
+)
+UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # a word that no vocabulary here has
 WORD_START = "▁"  # what Unigram marks the beginning of a word with, as SentencePiece does
 TRAINING_WORDS = 8_000_000  # the trainers read every word as often as it occurs, so the counts are scaled down to this
 PIECE_CHARACTERS = 4_000_000  # of text split at once: it takes ten times its size in memory
@@ -59,6 +63,12 @@ class Vocabulary(Params):
     min_frequency: int = Field(
         2, ge=1, description="Pairs seen less often are not merged (wordpiece, bpe), in eight million words."
     )
+
+    @model_validator(mode="after")
+    def _no_idle_setting(self) -> "Vocabulary":
+        if self.model == "unigram" and self.min_frequency != 2:
+            raise ValueError("min_frequency has no meaning for the model unigram, which merges nothing: leave it out")
+        return self
 
 
 def normalizer() -> normalizers.Normalizer:
@@ -218,7 +228,8 @@ class Encoded(NamedTuple):
 class Encoder:
     """Encodes texts as the tokenizer does, without special tokens, but every different word only once.
 
-    A word's tokens don't depend on what stands around it, so this is exact, and several times as fast.
+    A word's tokens don't depend on what stands around it, so this is exact, and several times as fast. A word of more than
+    LONGEST_DIVIDED characters is [UNK] in every model.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -242,7 +253,8 @@ class Encoder:
         return np.fromiter(map(self.places.__getitem__, different), np.int64, len(different))
 
     def _learn(self, new: list[str]) -> None:
-        encoding = self.words.encode(new, is_pretokenized=True, add_special_tokens=False)
+        divided = [word if len(word) <= LONGEST_DIVIDED else UNWRITTEN for word in new]
+        encoding = self.words.encode(divided, is_pretokenized=True, add_special_tokens=False)
         lengths = np.bincount(np.array(encoding.word_ids, dtype=np.int64), minlength=len(new)).astype(np.int32)
         starts = np.cumsum(lengths, dtype=np.int64) - lengths + len(self.ids)
         self.places.update(zip(new, range(len(self.places), len(self.places) + len(new)), strict=True))
@@ -345,10 +357,14 @@ def count(corpus: Artifact, megabytes: float, work: Path, label: str) -> tuple[d
     return counts, {name: sum(u[name] for u in used) for name in ("documents", "characters")}
 
 
+def inner(entry: str) -> str:
+    """The characters of an entry, without the mark that it begins or continues a word."""
+    return entry.removeprefix("##").removeprefix(WORD_START) or entry
+
+
 def kind_of(entry: str) -> str:
     """What an entry consists of: letters, digits, punctuation, or several of these."""
-    inner = entry.removeprefix("##").removeprefix(WORD_START)
-    kinds = {"letters" if c.isalpha() else "digits" if c.isdigit() else "punctuation" for c in inner}
+    kinds = {"letters" if c.isalpha() else "digits" if c.isdigit() else "punctuation" for c in inner(entry)}
     return "special" if entry in SPECIALS else kinds.pop() if len(kinds) == 1 else "mixed"
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from flows.recipes import resolve
 from model import InputError
 from tasks import corpus, hub, sources
-from tasks.corpus import SCHEMA, Download, add_up, batches, documents_of, download, parts
+from tasks.corpus import SCHEMA, Download, add_up, batches, documents_of, download, in_order, parts
 from tasks.dedup import Deduplicate, deduplicate
 from tasks.sources import Document
 from tasks.stage import Artifact, artifacts
@@ -567,3 +567,19 @@ def test_a_prefix_of_real_shards_is_what_zstandard_and_json_read(store: Path, re
     kept = deduplicate.fn(Deduplicate(), made)
     assert texts_of(kept) == unique
     assert kept.stats["dropped"]["duplicate"]["documents"] == limit - len(unique)
+
+
+def test_names_of_sources_beyond_a_limit_are_counted_as_one(store: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(corpus, "MOST_SOURCES", 3)
+    rows = [{"text": f"text {i}", "source": f"https://example.org/{i % 5}"} for i in range(20)]
+    (tmp_path / "urls.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    made = download.fn(Download(source="files", files=[str(tmp_path / "urls.jsonl")], documents=0))
+    found = {name: counts["documents"] for name, counts in made.stats["by_source"].items()}
+    assert found == {"other": 8, **{f"https://example.org/{i}": 4 for i in range(3)}}
+    assert [d.source for d in documents_of(made)][:5] == [f"https://example.org/{i}" for i in range(3)] + ["other"] * 2
+
+
+def test_parts_are_in_the_order_of_their_numbers_however_many(tmp_path: Path):
+    for number in (99_999, 100_000, 2):
+        (tmp_path / f"part-{number:05d}.parquet").touch()
+    assert [p.name for p in in_order(tmp_path)] == ["part-00002.parquet", "part-99999.parquet", "part-100000.parquet"]

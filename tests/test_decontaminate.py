@@ -343,12 +343,7 @@ def test_the_key_follows_the_sentences_and_not_their_place(store: Path, tmp_path
 
 
 @pytest.mark.parametrize(("change", "why"), [({"data": "probes"}, "probes are made"), ({"method": "none"}, "'none'")])
-@pytest.mark.parametrize("links", [True, False])
-def test_with_nothing_to_look_for_the_corpus_is_passed_on(
-    store, tmp_path, toy_texts, caplog, monkeypatch, change, why, links
-):
-    if not links:
-        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+def test_with_nothing_to_look_for_the_corpus_is_passed_on(store, tmp_path, toy_texts, caplog, monkeypatch, change, why):
     corpus = corpus_of(tmp_path, toy_texts)
     asked = Decontaminate(**{"data": "probes"} | change)
     half = stage.draft_of(decontaminate.target(asked, corpus)) / parts(corpus)[0].name
@@ -357,7 +352,9 @@ def test_with_nothing_to_look_for_the_corpus_is_passed_on(
     with caplog.at_level(logging.INFO):
         made = decontaminate.fn(asked, corpus)
     assert [p.read_bytes() for p in parts(made)] == [p.read_bytes() for p in parts(corpus)]
-    assert all(p.samefile(q) == links for p, q in zip(parts(made), parts(corpus), strict=True))
+    assert not any(p.samefile(q) for p, q in zip(parts(made), parts(corpus), strict=True)), (
+        "damage to one is not to both"
+    )
     for name in ("parts", "documents", "characters", "by_source"):
         assert made.stats[name] == corpus.stats[name]
     assert made.stats["dropped"] == {"contaminated": {"documents": 0, "characters": 0, "by_source": {}}}

@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from conftest import document, write_jsonl
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 
+from model import InputError
 from tasks import corpus as corpus_module
 from tasks import filter as filter_module
 from tasks import stage
@@ -249,6 +251,32 @@ def test_dropping_all_is_told_and_not_an_error(corpus: Artifact):
     assert made.stats["dropped"]["incompressible"]["documents"] == 220
     assert list(documents_of(made)) == []
     assert len(parts(made)) == corpus.stats["parts"]
+
+
+def test_a_corpus_without_documents_is_refused(corpus: Artifact):
+    nothing = drop_incompressible.fn(Filter(vocabulary_entries=700, max_tokens_per_char=0.001), corpus)
+    with pytest.raises(InputError, match="no document to look at"):
+        drop_incompressible.fn(SMALL, nothing)
+
+
+def test_a_row_group_without_documents_is_passed_over(store: Path, corpus: Artifact):
+    made, part, out = drop_incompressible.fn(SMALL, corpus), parts(corpus)[0], store.parent / "out"
+    rows = pq.read_table(part)
+    out.mkdir()
+    with pq.ParquetWriter(out / "part-00007.parquet", rows.schema) as file:
+        for table in (rows[:0], rows, rows[:0]):
+            file.write_table(table)
+    (out / "filtered").mkdir()
+    found = [
+        filter_module.filter_part(path, made.path, SMALL, out / "filtered")
+        for path in (part, out / "part-00007.parquet")
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_longest_that_is_less_than_the_shortest_is_refused():
+    with pytest.raises(ValidationError, match="max_characters 5 is less than min_characters 10"):
+        Filter(min_characters=10, max_characters=5)
 
 
 def test_a_literal_special_token_is_measured_as_the_text_it_is(store: Path, tmp_path: Path, texts):

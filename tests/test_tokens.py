@@ -183,6 +183,16 @@ def test_sorted_by_sentence_length_sequences_of_most_full_stops_come_first(
     assert found != plain
 
 
+@pytest.mark.parametrize("model", ["bpe", "unigram"])
+def test_full_stops_are_found_whatever_the_model_calls_them(corpus: Artifact, model: str):
+    words = train_vocabulary.fn(Vocabulary(model=model, entries=300), corpus)
+    found = sequences_of(tokenize.fn(PLAIN.model_copy(update={"sort": "sentence-length"}), corpus, words))
+    tokenizer = plain_tokenizer(words)
+    stops = [sum(tokenizer.id_to_token(i).lstrip("▁") == "." for i in row) for row in found]
+    assert stops == sorted(stops, reverse=True)
+    assert stops[0] > stops[-1]
+
+
 def test_sorted_by_unigram_sequences_of_likely_words_come_first(corpus: Artifact, words: Artifact, monkeypatch):
     plain = sequences_of(tokenize.fn(PLAIN, corpus, words))
     monkeypatch.setattr(tokens, "BLOCK", 7)

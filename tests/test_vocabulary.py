@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import write_jsonl
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -386,6 +387,21 @@ def test_a_word_of_five_megabytes_is_one_unknown_token(tokenizer: Tokenizer):
     assert before.tolist() == [UNK, *encode(tokenizer, ["the"])[0]]
     assert inside.tolist() == [*encode(tokenizer, ["the"])[0], UNK, *encode(tokenizer, [", the"])[0]]
     assert after.tolist() == [UNK]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_a_word_too_long_to_divide_is_unknown_in_every_model(texts: list[str], kind: str):
+    plain = train(counted(texts), 1000, kind=kind)
+    longest = vocabulary.LONGEST_DIVIDED
+    [known, unknown] = encode(plain, ["ab" * (longest // 2), "ab" * (longest // 2) + "c"])
+    assert known.tolist() == plain.encode("ab" * (longest // 2), add_special_tokens=False).ids
+    assert len(unknown) <= 2, "Unigram marks the beginning of a word with an entry of its own"
+    assert unknown[-1] == UNK
+
+
+def test_min_frequency_is_refused_where_nothing_is_merged():
+    with pytest.raises(ValidationError, match="min_frequency has no meaning"):
+        Vocabulary(model="unigram", min_frequency=3)
 
 
 def test_the_entries_are_listed_with_their_kind_and_use(corpus: Artifact, texts: list[str]):
