@@ -185,8 +185,8 @@ def cut(params: Deduplicate, found: list[Path], out: Path, work: Path) -> dict:
     sizes, rows = Counter(), []
     for result in results:
         sizes.update({int(size): number for size, number in result["sizes"].items()})
-    for _, first, other, place, size, text in smallest([s for result in results for s in result["samples"]]):
-        first = substrings.earliest(first, work)
+    for _, copy, shift, other, place, size, text in smallest([s for result in results for s in result["samples"]]):
+        first = substrings.first_copy(copy, params.substring.bytes, found, work) + shift
         row, byte = substrings.row_and_byte(first, found, work)
         [there] = documents_at(found[runs.part_of(first)], [row])
         [here] = documents_at(found[runs.part_of(other)], [runs.place_of(other)])

@@ -23,7 +23,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, Field
 
 from tasks import runs
-from tasks.columns import SAMPLE_CHARACTERS, count, smallest, strings, tables, writer
+from tasks.columns import SAMPLE_CHARACTERS, count, smallest, strings, tables, views, writer
 from tasks.corpus import Tally
 from tasks.parallel import over_parts
 
@@ -96,10 +96,12 @@ def mask(starts: np.ndarray, stops: np.ndarray, size: int) -> np.ndarray:
     return np.repeat(np.arange(len(edges) - 1) % 2 == 1, np.diff(edges))
 
 
-def intervals(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the runs of true values begin and end."""
-    edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
-    return edges[::2], edges[1::2]
+def intervals(chosen: np.ndarray, copies: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Where the runs of true values begin and end; and if `copies` are given, of those that go on by one."""
+    on = chosen[1:] & chosen[:-1]
+    if copies is not None:
+        on &= np.diff(copies) == 1
+    return np.flatnonzero(chosen & ~np.append(False, on)), np.flatnonzero(chosen & ~np.append(on, False)) + 1
 
 
 def read_bytes(text: Path, start: int, size: int) -> np.ndarray:
@@ -128,7 +130,7 @@ def flatten(number: int, part: Path, n: int, work: Path) -> dict:
             file.writelines(piece for view in views(table["text"]) for piece in (view, SEPARATOR))
             offsets, _ = strings(table["text"])
             ends.append(np.cumsum(np.diff(offsets) + 1) + ends[-1][-1])
-    ends, counts = np.concatenate(ends)[1:], Counter()
+    ends, counts = np.concatenate(ends)[1:], Counter(anchors=0, windows=0)
     runs.save(work / f"{part.stem}.ends.npy", ends)
     for chunk, start, size in chunks(ends):
         data, whole = read_bytes(text, start, size + n - 1), whole_windows(ends, start, size, n)
@@ -179,7 +181,7 @@ def extend(number: int, part: Path, n: int, files: list[Path], work: Path) -> di
         later = anchors - firsts >= n
         again, copies = follow(places[later], data, firsts[later], files, n)
         again &= held
-        starts, stops = intervals(again)
+        starts, stops = intervals(again, copies)
         edges = [runs.address(number, start + edge) for edge in (starts, stops + n - 1)]
         runs.save_run(work / f"again/{part.stem}-{chunk:05d}", *edges, copies[starts])
         starts, stops = intervals(held & ~again)
@@ -287,53 +289,129 @@ def find_cuts(number: int, part: Path, n: int, files: list[Path], work: Path) ->
         places = runs.place_of(addresses)
         same = equal(places - start, read_bytes(files[number], start, size + n - 1), copies, files, n)
         found.append(np.stack((places[same], places[same] + n, copies[same])))
-    starts, stops, copies = (array[np.argsort(array_order, kind="stable")] for array, array_order in [])
-    return np.zeros((0, 3))
+    starts, stops, copies = (array := np.concatenate(found, axis=1))[:, np.argsort(array[0], kind="stable")]
+    stops = np.maximum.accumulate(stops)
+    apart = np.ones(len(starts) + 1, dtype=bool)
+    apart[1:-1] = starts[1:] > stops[:-1]  # documents are: the separator is never cut
+    edges = np.flatnonzero(apart)
+    return np.stack((starts[edges[:-1]], stops[edges[1:] - 1], copies[edges[:-1]]), axis=1)
 
 
-def samples(number: int, cuts: np.ndarray, edges: np.ndarray, text: Path) -> list[tuple]:
-    """The cuts with the smallest digests: digest, addresses of the first copy's byte and of the document, its byte, bytes, text."""
+def at_characters(cuts: np.ndarray, text: Path) -> np.ndarray:
+    """The cuts without the bytes of characters that are not wholly within."""
+    if not len(cuts):
+        return cuts
+    data, cuts = np.memmap(text, dtype=np.uint8, mode="r"), cuts.copy()
+    for _ in range(3):  # no character has more than three bytes after its first, which all begin with the bits 10
+        cuts[:, 0] += data[cuts[:, 0]] & 0xC0 == 0x80
+        cuts[:, 1] -= data[cuts[:, 1]] & 0xC0 == 0x80  # behind the last document too there is a byte: the separator
+    return cuts
+
+
+def rest(text: memoryview, starts: list[int], stops: list[int]) -> bytes:
+    """A text without what lies between these places. A newline joins what is left, where there is no white space already."""
+    left = b""
+    for start, stop in zip([0, *stops], [*starts, len(text)], strict=True):
+        piece = bytes(text[start:stop])
+        if left and piece and not left[-1:].isspace() and not piece[:1].isspace():
+            left += b"\n"  # the halves of two words are no word
+        left += piece
+    return left
+
+
+def cut_part(number: int, part: Path, n: int, files: list[Path], work: Path, out: Path) -> dict:
+    """Write the documents of a part without repeated windows; those with nothing but white space left are dropped."""
+    found = find_cuts(number, part, n, files, work)
+    cuts = at_characters(found, files[number])
+    edges = np.concatenate(([0], np.load(work / f"{part.stem}.ends.npy")))
+    within = np.searchsorted(cuts[:, 0], edges)  # document i has the cuts from within[i] to within[i + 1]
+    kept, gone, cut, begin = Tally(), Tally(), Tally(), 0
+    with writer(out / part.name) as file:
+        for table in tables(part):
+            offsets, data = strings(table["text"])
+            touched = np.flatnonzero(np.diff(within[begin : begin + len(table) + 1]))
+            pieces, lengths, done, blank = [], np.diff(offsets), offsets[0], np.zeros(len(table), dtype=bool)
+            for row in touched.tolist():
+                here = cuts[slice(*within[begin + row : begin + row + 2]), :2] - edges[begin + row]
+                left = rest(data[offsets[row] : offsets[row + 1]], *here.T.tolist())
+                pieces += [data[done : offsets[row]], left]
+                lengths[row], done, blank[row] = len(left), offsets[row + 1], not left.decode().strip()
+            joined = pa.py_buffer(b"".join([*pieces, data[done : offsets[-1]]]))
+            ends = pa.py_buffer(np.concatenate(([0], np.cumsum(lengths))))
+            texts = pa.LargeStringArray.from_buffers(len(table), ends, joined)
+            after = table.set_column(table.schema.get_field_index("text"), "text", texts)
+            if not blank.all():
+                file.write_table(after.filter(pa.array(~blank)))
+            count(kept, after.filter(pa.array(~blank)))
+            count(gone, table.filter(pa.array(blank)))
+            partly = pa.array(touched[~blank[touched]])
+            lost = pc.subtract(pc.utf8_length(table["text"]), pc.utf8_length(after["text"]))
+            count(cut, table.take(partly), lost.take(partly))
+            begin += len(table)
+    sizes, shown = Counter((cuts[:, 1] - cuts[:, 0]).tolist()), samples(number, found, cuts, edges, files[number])
+    tallies = {"kept": kept.counts(), "dropped": gone.counts(), "cut": cut.counts()}
+    return {**tallies, "sizes": sizes, "samples": shown}
+
+
+def samples(number: int, found: np.ndarray, cuts: np.ndarray, edges: np.ndarray, text: Path) -> list[tuple]:
+    """The cuts with the smallest digests: digest, address of the copy of its first window, bytes left out before the first
+    character, address of the document, byte in it, bytes, text."""
     data = np.memmap(text, dtype=np.uint8, mode="r") if len(cuts) else b""
     digests = [(xxhash.xxh3_64_intdigest(data[start:stop]), i) for i, (start, stop) in enumerate(cuts[:, :2].tolist())]
-    found = []
+    rows = []
     for digest, i in smallest(digests):
-        start, stop, first = cuts[i].tolist()
+        start, stop, copy = cuts[i].tolist()
         row = int(np.searchsorted(edges, start, side="right")) - 1
-        shown = bytes(data[start : min(stop, start + 4 * SAMPLE_CHARACTERS)]).decode(errors="ignore")
+        shown = bytes(data[start : min(stop, start + 4 * SAMPLE_CHARACTERS)]).decode(errors="ignore")[
+            :SAMPLE_CHARACTERS
+        ]
         place = start - int(edges[row])
-        found.append((digest, first, runs.address(number, row), place, stop - start, shown[:SAMPLE_CHARACTERS]))
-    return found
+        rows.append((digest, copy, start - int(found[i, 0]), runs.address(number, row), place, stop - start, shown))
+    return rows
 
 
-def earliest(first: int, work: Path) -> int:
-    """The address of the first of all copies of a window that is the first in its chunk."""
-    _, before = runs.load_range(runs.runs(work / "again", "range-*"), first, first + 1)
-    return int(before[0]) if len(before) else first
+def first_copy(copy: int, n: int, found: list[Path], work: Path) -> int:
+    """The address of the first of all copies of the window at this address."""
+    while True:
+        name = f"{found[runs.part_of(copy)].stem}-{runs.place_of(copy) // CHUNK:05d}"
+        starts, stops, copies = (np.load(work / f"again/{name}.{i}.npy", mmap_mode="r") for i in range(3))
+        i = int(np.searchsorted(starts, copy, side="right")) - 1
+        if i >= 0 and copy + n <= stops[i]:
+            copy = int(copies[i]) + copy - int(starts[i])
+            continue
+        same = [*runs.runs(work / "same", f"{name}-*"), *runs.runs(work / "same", "range-*")]
+        _, before = runs.load_range(same, copy, copy + 1)
+        if not len(before):
+            return copy
+        copy = int(before[0])
 
 
-def row_and_byte(first: int, found: list[Path], work: Path) -> tuple[int, int]:
+def row_and_byte(address: int, found: list[Path], work: Path) -> tuple[int, int]:
     """In which row of its part a byte stands, and where in that document."""
-    ends = np.load(work / f"{found[runs.part_of(first)].stem}.ends.npy")
-    row = int(np.searchsorted(ends, runs.place_of(first), side="right"))
-    return row, runs.place_of(first) - int(ends[row - 1] if row else 0)
+    ends = np.load(work / f"{found[runs.part_of(address)].stem}.ends.npy")
+    row = int(np.searchsorted(ends, runs.place_of(address), side="right"))
+    return row, runs.place_of(address) - int(ends[row - 1] if row else 0)
 
 
 def cut(params: Substring, found: list[Path], out: Path, work: Path) -> list[dict]:
     """Write these parts to `out` without the passages that stood before; the counts and samples of each."""
-    for name in ("anchors", "repeated", "windows", "again"):
+    for name in ("anchors", "repeated", "again", "held", "windows", "same"):
         (work / name).mkdir(parents=True, exist_ok=True)
     n, files = params.bytes, [work / f"{part.stem}.text" for part in found]
     jobs = [(i, part, n, work) for i, part in enumerate(found)]
-    counts = sum(map(Counter, over_parts(flatten, jobs, work / "flattened", "find anchors")), Counter())
-    matches = [(*bounds, work, work / f"repeated/range-{bounds[0]:016x}") for bounds in runs.ranges(counts["anchors"])]
-    counts += sum(map(Counter, over_parts(match_anchors, matches, work / "anchored", "match anchors")), Counter())
+    flat = over_parts(flatten, jobs, work / "flattened", "find anchors")
+    ranges = runs.ranges(sum(r["anchors"] for r in flat))
+    matches = [(*bounds, work, work / f"repeated/range-{bounds[0]:016x}") for bounds in ranges]
+    over_parts(match_anchors, matches, work / "anchored", "match anchors")
     shutil.rmtree(work / "anchors")
-    expected = counts["repeated"] * anchors_in(n) // 2  # an anchor has so many windows, until the next
-    for low, high in runs.ranges(expected, max(1, int(HASHED * counts["windows"]))):
+    jobs = [(i, part, n, files, work) for i, part in enumerate(found)]
+    extended = over_parts(extend, jobs, work / "extended", "compare passages")
+    most = max(1, int(HASHED * sum(r["windows"] for r in flat)))
+    for low, high in runs.ranges(sum(r["held"] for r in extended), most):
         jobs = [(i, part, n, low, high, work) for i, part in enumerate(found)]
         hashed = over_parts(hash_windows, jobs, work / f"hashed-{low:016x}", "hash passages")
         ranges = runs.ranges(sum(r["windows"] for r in hashed), low=low, high=high)
-        matches = [(*bounds, n, work, work / f"again/range-{bounds[0]:016x}") for bounds in ranges]
+        matches = [(*bounds, n, work, work / f"same/range-{bounds[0]:016x}") for bounds in ranges]
         over_parts(match_windows, matches, work / f"matched-{low:016x}", "match passages")
         for file in (work / "windows").iterdir():
             file.unlink()

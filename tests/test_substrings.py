@@ -84,7 +84,8 @@ def test_what_is_left_is_what_a_search_through_all_windows_leaves(
 ):
     monkeypatch.setattr(substrings, "CHUNK", 300)  # so that windows and repeats lie across chunks, blocks and ranges
     monkeypatch.setattr(substrings, "BLOCK", 64)
-    monkeypatch.setattr(substrings, "COMPARED", 16)
+    monkeypatch.setattr(substrings, "COMPARED", 200)
+    monkeypatch.setattr(substrings, "HASHED", 0.1)
     monkeypatch.setattr(runs, "ENTRIES", 200)
     texts = random_texts(size * 7 + len(alphabet), alphabet)
     made = corpus_of(texts, tmp_path)
@@ -240,11 +241,11 @@ def test_runs_of_bytes_have_the_same_hash_exactly_where_they_are_the_same(n: int
 @pytest.mark.parametrize("seed", range(3))
 def test_windows_lie_within_one_document(seed: int):
     rng = np.random.default_rng(seed)
-    ends = np.cumsum(rng.integers(0, 20, 60))
+    ends = np.cumsum(rng.integers(0, 20, 60) + 1)  # each with a separator
     for start in range(0, int(ends[-1]), 37):
         size = min(50, int(ends[-1]) - start)
         expected = [
-            i + 8 <= ends[np.searchsorted(ends, i, side="right")] for i in range(start, start + size)
+            i + 8 < ends[np.searchsorted(ends, i, side="right")] for i in range(start, start + size)
         ]  # fmt: skip
         assert substrings.whole_windows(ends, start, size, 8).tolist() == expected
 
