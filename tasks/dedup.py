@@ -118,9 +118,6 @@ def keep_rest(number: int, part: Path, drops: Path, out: Path) -> dict:
     dropped, firsts = runs.load_range(runs.runs(drops, "*"), runs.address(number, 0), runs.address(number + 1, 0))
     order = np.argsort(dropped)
     dropped, firsts = dropped[order], firsts[order]
-    at = np.searchsorted(dropped, firsts)  # the first of a text in this part may be dropped for one in another part
-    again = np.flatnonzero(np.append(dropped, -1)[at] == firsts)
-    firsts[again] = firsts[at[again]]
     kept, gone, samples, start = Tally(), Tally(), [], 0
     with writer(out / part.name) as file:
         for table in tables(part):

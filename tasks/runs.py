@@ -44,8 +44,9 @@ def save_run(run: Path, keys: np.ndarray, *others: np.ndarray) -> None:
 
 
 def runs(folder: Path, pattern: str) -> list[Path]:
-    """The runs in a folder, by the names given to `save_run`, sorted."""
-    return sorted(path.with_name(path.name.removesuffix(".0.npy")) for path in folder.glob(f"{pattern}.0.npy"))
+    """The runs in a folder, by the names given to `save_run`, in their order."""
+    found = [path.with_name(path.name.removesuffix(".0.npy")) for path in folder.glob(f"{pattern}.0.npy")]
+    return sorted(found, key=lambda run: (len(run.name), run.name))  # the parts' by number
 
 
 def load_range(found: list[Path], low: int, high: int, arrays: int = 2) -> list[np.ndarray]:

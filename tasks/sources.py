@@ -17,6 +17,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from email import message_from_string
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -390,7 +391,9 @@ def packages_digest() -> str:
 def package_documents(name: str) -> Iterator[Document | Loss]:
     """Description, licences, text files and docstrings of one installed package."""
     distribution = installed()[name]
-    if (description := str(distribution.metadata.get_payload() or "")).strip():
+    # parsed here, since `distribution.metadata` moves the description where importlib_metadata has been imported
+    about = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    if (description := str(message_from_string(about).get_payload() or "")).strip():
         yield Document(f"{name}/METADATA", "readmes", description)
     for file in sorted(distribution.files or [], key=str):
         label, path = f"{name}/{file}", Path(distribution.locate_file(file))

@@ -290,7 +290,6 @@ def find_cuts(number: int, part: Path, n: int, files: list[Path], work: Path) ->
         same = equal(places - start, read_bytes(files[number], start, size + n - 1), copies, files, n)
         found.append(np.stack((places[same], places[same] + n, copies[same])))
     starts, stops, copies = (array := np.concatenate(found, axis=1))[:, np.argsort(array[0], kind="stable")]
-    stops = np.maximum.accumulate(stops)
     apart = np.ones(len(starts) + 1, dtype=bool)
     apart[1:-1] = starts[1:] > stops[:-1]  # documents are: the separator is never cut
     edges = np.flatnonzero(apart)

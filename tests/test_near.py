@@ -175,6 +175,14 @@ def test_a_bucket_of_ten_thousand_alike_takes_a_few_comparisons_each(store: Path
     assert made.stats["minhash"]["compared"] < len(texts) ** 2 / 50
 
 
+def test_documents_of_the_same_words_are_compared_with_the_first_only(store: Path, tmp_path: Path):
+    words = random.Random(6).choices(WORDS, k=30)
+    texts = [" ".join(words) + "." * i for i in range(300)]
+    made = deduplicate.fn(params(), corpus_of(texts, tmp_path, 1))
+    assert [d.text for d in documents_of(made)] == texts[:1]
+    assert made.stats["minhash"]["compared"] == 299
+
+
 def test_pairs_of_a_small_bucket_are_all_and_of_a_large_one_its_neighbours_and_first(tmp_path: Path):
     (tmp_path / "bands").mkdir()
     keys = np.repeat(np.array([7, 8, 9], dtype=np.uint64), [9, 1, 30])

@@ -68,3 +68,9 @@ def test_a_full_disk_is_an_error_that_says_so():
     with pytest.raises(OSError, match="No space left") as refused:
         runs.save(Path("/dev/full"), np.zeros(10**6))
     assert refused.value.errno == errno.ENOSPC
+
+
+def test_runs_are_in_the_order_of_their_numbers(tmp_path: Path):
+    for name in ("part-99999", "part-100000", "part-00002"):
+        runs.save_run(tmp_path / name, np.arange(3), np.arange(3))
+    assert [run.name for run in runs.runs(tmp_path, "part-*")] == ["part-00002", "part-99999", "part-100000"]

@@ -156,6 +156,12 @@ def test_bytes_are_counted_and_no_character_is_broken(store: Path, tmp_path: Pat
     assert cut_texts(texts, tmp_path, 75) == [texts[0], f"{other}\n{other}", "語" * 24]
 
 
+def test_characters_that_differ_in_their_first_or_last_byte_only_stay(store: Path, tmp_path: Path):
+    passage = "".join(random.Random(3).choices("abcdefgh", k=100))
+    texts = [f"\U0001f600{passage}\U0001f600", f"x\U0005f600{passage}\U0001f601y"]
+    assert cut_texts(texts, tmp_path, 75) == [texts[0], "x\U0005f600\n\U0001f601y"]
+
+
 def test_a_run_of_one_thing_keeps_its_beginning(store: Path, tmp_path: Path):
     texts = ["-" * 500, "start " + "=+" * 400 + " end", "-" * 80]
     left = cut_texts(texts, tmp_path, 75)
@@ -226,6 +232,12 @@ def test_every_window_holds_an_anchor_that_depends_on_its_bytes_only(n: int):
         assert alone.max() < width
         for place, hashed in zip(alone.tolist(), alone_hashes.tolist(), strict=True):
             assert by_place[start + place] == hashed
+
+
+def test_windows_that_lie_in_two_documents_have_no_anchors():
+    data = np.random.default_rng(0).integers(97, 123, 500).astype(np.uint8)
+    at, hashes = substrings.select(data, np.zeros(len(data) - 74, dtype=bool), 75)
+    assert len(at) == len(hashes) == 0
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 13, 64, 75, 100])
