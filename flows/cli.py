@@ -1,6 +1,7 @@
 """The command line: cram run, ls, show, diff, up, down."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperCommand
 
 from flows.services import HOME, SERVER, server_answers
 from model import InputError
@@ -28,8 +30,20 @@ SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the 
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "DO_NOT_TRACK": "1",
 }
+STAGES_THERE = "Stages, in order: {stages}."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width
+
+
+class WithNames(TyperCommand):
+    """A command whose help names the recipes and stages; what has them is slow to import, so for the help only."""
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+        """Put the names into the epilog."""
+        from flows.recipes import RECIPES, STAGES
+
+        self.epilog = self.epilog.format(recipes=", ".join(RECIPES), stages=", ".join(STAGES))
+        super().format_help(ctx, formatter)
 
 
 @contextmanager
@@ -81,9 +95,9 @@ def check_stages(names: list[str]) -> None:
         raise InputError(f"There is no stage {wrong[0]!r}. Stages: {', '.join(STAGES)}.")
 
 
-@app.command()
+@app.command(cls=WithNames, epilog="Recipes: {recipes}.\n\n" + STAGES_THERE)
 def run(
-    recipe: Annotated[str, typer.Argument(help="crammed-bert, pocket or demo.")],
+    recipe: Annotated[str, typer.Argument(help="A named set of all parameters; those there are stand below.")],
     override: Annotated[str, typer.Option(help="JSON of what to change in the recipe.")] = "{}",
     until: Annotated[str, typer.Option(help="The last stage to run.")] = "report",
     use: Annotated[
@@ -104,15 +118,23 @@ def run(
             "--use names a stage twice. Give several finetune artifacts as finetune=KEY,KEY; others have one."
         )
     check_stages([until, *given, *(refresh or [])])
-    from flows.recipes import resolve
+    from flows.cram import cram, planned
 
-    resolve(recipe, changes)  # what is wrong is told before a server is started
+    planned(recipe, changes, until, given, refresh or []).check()  # what is wrong is told before a server is started
+    leave_errors_to_main()
     with prefect_server():
-        from flows.cram import cram
-
         made = cram(recipe=recipe, override=changes, until=until, use=given, refresh=refresh or [])
     for artifact in made:
         tell(artifact)
+
+
+def leave_errors_to_main() -> None:
+    """Have Prefect's log on the terminal leave out what the user can mend: `main` tells it, once and last."""
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, PrefectConsoleHandler):
+            handler.addFilter(lambda record: not hasattr(record, "input_error"))
 
 
 def tell(artifact: "Artifact") -> None:
@@ -200,6 +222,19 @@ def laid_out(value: Any, indent: str = "") -> str:
     )
 
 
+def without_rows(value: Any, rows: set[str]) -> Any:
+    """Statistics without what they say of each row of a table; of the row `all` it stays."""
+    if not isinstance(value, dict):
+        return value
+    told = {name for name, inner in value.items() if isinstance(inner, dict) and set(inner) <= rows}
+    sums = {name: {"all": inner["all"]} for name, inner in value.items() if name in told and "all" in inner}
+    return {
+        name: sums.get(name) or without_rows(inner, rows)
+        for name, inner in value.items()
+        if name in sums or name not in told
+    }
+
+
 def brief(value: str) -> str:
     """A value short enough for a list."""
     return value if len(value) <= 24 else f"{value[:20]}…"
@@ -212,7 +247,7 @@ def differences(manifests: list[dict]) -> list[str]:
     return [", ".join(f"{name}={brief(f[name])}" for name in names if name in f) for f in found]
 
 
-@app.command("ls")
+@app.command(cls=WithNames, epilog=STAGES_THERE)
 def ls(stage: Annotated[str | None, typer.Argument(help="Only this stage's.")] = None) -> None:
     """List artifacts: key, when made, size, seconds, and what differs in their parameters."""
     check_stages([stage] if stage else [])
@@ -235,7 +270,7 @@ def ls(stage: Annotated[str | None, typer.Argument(help="Only this stage's.")] =
     console.print(table)
 
 
-@app.command()
+@app.command(cls=WithNames, epilog=STAGES_THERE)
 def show(
     artifact: Annotated[str, typer.Argument(metavar="STAGE[/KEY]", help="The newest, if no key is given.")],
 ) -> None:
@@ -256,12 +291,15 @@ def show(
             console.print(f"  {name}: {value}", markup=False, highlight=False)
     stats = dict(about["stats"])
     rows = stats.pop("table", [])
+    told = without_rows(stats, {str(next(iter(row.values()))) for row in rows}) if rows else stats
     console.print("\n[bold]stats[/]")
-    console.print(laid_out(stats), markup=False, highlight=False, soft_wrap=True)
+    console.print(laid_out(told), markup=False, highlight=False, soft_wrap=True)
     print_rows(rows)
+    if told != stats:
+        console.print(f"\nAll of it: {shorten(found.path)}/stats.json", soft_wrap=True, highlight=False)
 
 
-@app.command()
+@app.command(cls=WithNames, epilog=STAGES_THERE)
 def diff(
     stage: Annotated[str, typer.Argument(help="Of which stage.")],
     a: Annotated[str, typer.Argument(metavar="A", help="A key, the beginning of one, or `latest`.")],

@@ -1,6 +1,7 @@
 """The flow: from raw text to a GLUE table. Read it top to bottom; each line is a stage, an artifact and a cache."""
 
 import logging
+import re
 
 from prefect import flow
 
@@ -14,25 +15,46 @@ from tasks.filter import drop_incompressible
 from tasks.glue import finetune
 from tasks.pretrain import pretrain
 from tasks.report import report
-from tasks.stage import Artifact
+from tasks.stage import Artifact, forget_error
 from tasks.tokens import tokenize
 from tasks.vocabulary import train_vocabulary
 
 
-class WithoutTraceback(logging.Filter):
-    """What the user can mend is a sentence in the log; tracebacks are for bugs."""
+class OneSentence(logging.Filter):
+    """What the user can mend is one sentence in the log; tracebacks are for bugs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep the record; drop the traceback of an InputError."""
-        if record.exc_info and isinstance(record.exc_info[1], InputError):
-            record.exc_info = None
-        return True
+        """Drop what says an InputError again, its traceback, and Prefect's notes on a hook of ours."""
+        said, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
+        if isinstance(error, InputError):
+            record.msg, record.args, record.exc_info = str(error), (), None
+            record.input_error, again = True, getattr(error, "told", False)
+            error.told = True  # by the task; the flow fails of it too
+            return not again
+        record.msg, record.args = re.sub(r"(?s)(Finished in state \w+\().*InputError: .*", r"\1)", said), ()
+        return record.levelno > logging.INFO or forget_error.__name__ not in said
 
 
 for name in ("prefect.flow_runs", "prefect.task_runs"):
-    logging.getLogger(name).addFilter(WithoutTraceback())
+    logging.getLogger(name).addFilter(OneSentence())
 for name in ("flows", "tasks", "model"):  # Prefect's setting extra_loggers sends them on, but leaves their level alone
     logging.getLogger(name).setLevel(logging.INFO)
+
+
+def planned(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
+    """The stages in their order, each with its parameters and with what it reads. Nothing runs yet."""
+    r = resolve(recipe, override)
+    plan = Plan(until, use, refresh)
+    corpus = plan(download, r.download)
+    unique = plan(deduplicate, r.deduplicate, corpus)
+    clean = plan(decontaminate, r.decontaminate, unique)
+    kept = plan(drop_incompressible, r.filter, clean)
+    words = plan(train_vocabulary, r.vocabulary, kept)
+    sequences = plan(tokenize, r.tokenize, kept, words)
+    bert = plan(pretrain, r.pretrain, sequences)
+    runs = [plan(finetune, run, bert) for run in r.finetune.runs()]
+    plan(report, r.report, runs)
+    return plan
 
 
 @flow(name="cram", log_prints=True)
@@ -52,16 +74,6 @@ def cram(
         use: Artifact keys to take in place of running their stages, as {"pretrain": "0123456789ab"}.
         refresh: Stages to run again though they are cached.
     """
-    r = resolve(recipe, override)
-    plan = Plan(until, use, refresh)
-    corpus = plan(download, r.download)
-    unique = plan(deduplicate, r.deduplicate, corpus)
-    clean = plan(decontaminate, r.decontaminate, unique)
-    kept = plan(drop_incompressible, r.filter, clean)
-    words = plan(train_vocabulary, r.vocabulary, kept)
-    sequences = plan(tokenize, r.tokenize, kept, words)
-    bert = plan(pretrain, r.pretrain, sequences)
-    runs = [plan(finetune, run, bert) for run in r.finetune.runs()]
-    plan(report, r.report, runs)
+    plan = planned(recipe, override, until, use, refresh)
     plan.tell_unused(override)
     return plan.run()

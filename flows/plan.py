@@ -36,6 +36,8 @@ class Plan:
 
     def __init__(self, until: str, use: dict[str, str], again: list[str]) -> None:
         self.until, self.again, self.steps = until, set(again), []
+        self.made: dict[Step, Artifact] = {}  # where what each needed step makes belongs
+        self.anew: set[Step] = set()  # run again though cached
         self.given = {
             name: list(dict.fromkeys(find(name, key.strip()) for key in keys.split(","))) for name, keys in use.items()
         }
@@ -82,31 +84,39 @@ class Plan:
             raise InputError(f"{', '.join(sorted(both))} is both given by use and to be refreshed. Choose one.")
         return found
 
-    def run(self) -> list[Artifact]:
-        """Carry out what is needed; returns the artifacts of the last stage."""
-        for artifact in (artifact for found in self.given.values() for artifact in found):
-            verify(artifact)
-        steps, made, again = self.needed(), {}, set()
+    def arguments(self, step: Step) -> list[Artifact | list[Artifact]]:
+        """What the step is given: the artifacts that other steps make, or those given in their place."""
 
         def resolved(given: "Step | list[Step]") -> Artifact | list[Artifact]:
             if isinstance(given, list):
-                return self.given.get(given[0].stage) or [made[step] for step in given]
-            return self.given[given.stage][0] if given.stage in self.given else made[given]
+                return self.given.get(given[0].stage) or [self.made[each] for each in given]
+            return self.given[given.stage][0] if given.stage in self.given else self.made[given]
 
-        for step in steps:  # a day of training must not end at a missing file that could have been seen at its start
-            made[step] = step.task.target(step.params, *map(resolved, step.inputs))
-            if step.stage in self.again or again & {each for given in step.inputs for each in as_list(given)}:
-                again.add(step)  # and what follows: its inputs have other contents under the same keys
-            if step in again or read_manifest(made[step]) is None:
+        return [resolved(given) for given in step.inputs]
+
+    def check(self) -> None:
+        """Raise InputError for what can be known to be wrong before any stage runs: a day of training must not end at it."""
+        for step in self.needed():
+            self.made[step] = step.task.target(step.params, *self.arguments(step))
+            if step.stage in self.again or self.anew & {each for given in step.inputs for each in as_list(given)}:
+                self.anew.add(step)  # and what follows: its inputs have other contents under the same keys
+            if step in self.anew or read_manifest(self.made[step]) is None:
                 step.params.check()
-        for step in steps:
-            if step in again:
-                refresh(made[step])
-            step.task(step.params, *map(resolved, step.inputs))
-            show(made[step])
-        for found in self.given.values():
-            log.info("Used as given: %s", ", ".join(artifact.name for artifact in found))
-        return self.given.get(self.until) or [artifact for step, artifact in made.items() if step.stage == self.until]
+
+    def run(self) -> list[Artifact]:
+        """Carry out what is needed; returns the artifacts of the last stage."""
+        given = [artifact for found in self.given.values() for artifact in found]
+        for artifact in given:
+            verify(artifact)
+        self.check()
+        for step, artifact in self.made.items():
+            if step in self.anew:
+                refresh(artifact)
+            step.task(step.params, *self.arguments(step))
+            show(artifact)
+        if given:
+            log.info("Used as given: %s", ", ".join(artifact.name for artifact in given))
+        return self.given.get(self.until) or [a for step, a in self.made.items() if step.stage == self.until]
 
 
 def show(artifact: Artifact) -> None:

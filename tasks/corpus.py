@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from model import InputError
-from tasks import hub, sources
+from tasks import fetch, hub, sources
 from tasks.progress import Progress
 from tasks.sources import Damage, Document, Layout, Loss
 from tasks.stage import WORK, Artifact, Params, fsync, stage
@@ -69,6 +69,16 @@ class Download(Params):
         if ("files" in self.weights) != bool(self.files):
             raise ValueError(
                 f"source is {self.source!r} and files is {self.files}: give files exactly when source is 'files'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sets_where_there_are_none(self) -> "Download":
+        own = next((name for name in self.weights if self.sets and name in hub.SOURCES and hub.SOURCES[name].sets), "")
+        if own:
+            raise ValueError(
+                f"source {own!r} stands for sets of its own ({', '.join(hub.SOURCES[own].sets)}), and sets is {self.sets}: "
+                "leave sets out, or take another source, as 'pile'"
             )
         return self
 
@@ -146,7 +156,7 @@ class Reader:
             fetcher = None
             if self.hub and not self.params.limited:
                 wanted = [shard.place for shard in self.shards]
-                fetcher = stack.enter_context(hub.Fetcher(self.hub, wanted, self.folder))
+                fetcher = stack.enter_context(fetch.Fetcher(self.hub, wanted, self.folder))
             while self.shard < len(self.shards):
                 with closing(self.read(self.shards[self.shard], fetcher)) as records:
                     for record in islice(records, self.records, None):
@@ -154,11 +164,11 @@ class Reader:
                         yield record
                 if self.hub:
                     shard = self.shards[self.shard]
-                    hub.check_kept(self.hub, shard.place, self.folder / shard.name)
+                    fetch.check_kept(self.hub, shard.place, self.folder / shard.name)
                     self.spent.append(self.folder / shard.name)
                 self.shard, self.records = self.shard + 1, 0
 
-    def read(self, shard: Shard, fetcher: hub.Fetcher | None) -> Iterator[Document | Loss]:
+    def read(self, shard: Shard, fetcher: fetch.Fetcher | None) -> Iterator[Document | Loss]:
         """The records of one shard."""
         name, place = shard
         if place is None:
@@ -175,16 +185,16 @@ class Reader:
                         yield record
             except Damage as damage:
                 if self.hub:  # it may have been damaged on its way
-                    hub.forget(self.folder / name)
+                    fetch.forget(self.folder / name)
                 if self.params.damaged == "refuse":
+                    kept = "train on the documents before the damage" if seen else "go on without it"
                     raise InputError(
-                        f"{name} is {damage}, after {seen:,} documents. {damage.cure}, or set download.damaged to 'keep' to "
-                        "train on the documents before the damage."
+                        f"{name} is {damage}, after {seen:,} documents. {damage.cure}, or set download.damaged to 'keep' to {kept}."
                     ) from damage
                 yield Loss(name, damage.line or seen + 1, f"{damage.kind} shard")
         self.file = None
 
-    def open(self, place: Path | hub.File, fetcher: hub.Fetcher | None) -> BinaryIO:
+    def open(self, place: Path | hub.File, fetcher: fetch.Fetcher | None) -> BinaryIO:
         """The file of a shard; of one on the hub, no more comes than is read, unless there is a fetcher."""
         if isinstance(place, Path):
             return place.open("rb")
@@ -193,8 +203,8 @@ class Reader:
         if found := hub.cached(self.hub, place):
             return found.open("rb")
         if place.name.endswith(".parquet"):  # is not read from its beginning to its end
-            return io.BufferedReader(hub.Remote(self.hub, place), hub.CHUNK)
-        return io.BufferedReader(hub.Kept(self.hub, place, self.folder / place.name), hub.CHUNK)
+            return io.BufferedReader(fetch.Remote(self.hub, place), fetch.CHUNK)
+        return io.BufferedReader(fetch.Kept(self.hub, place, self.folder / place.name), fetch.CHUNK)
 
     @property
     def ended(self) -> bool:
@@ -295,7 +305,7 @@ class Writer:
         fsync(half)
         half.replace(self.state)
         for path in spent:
-            hub.forget(path)
+            fetch.forget(path)
 
 
 def table(documents: list[Document]) -> pa.Table:
@@ -515,7 +525,7 @@ def write_all(params: Download, readers: dict[str, Reader], reading: Reading, pa
         bar.update(done() - bar.count, f"{reading.count.total():,} documents")
 
 
-@stage(version=2, resumes=True)
+@stage(version=3, resumes=True)
 def download(params: Download, out: Path) -> dict:
     """Read the source and write it as parts; count what was read and what was lost, and where."""
     (out / WORK).mkdir(exist_ok=True)
@@ -527,7 +537,7 @@ def download(params: Download, out: Path) -> dict:
     readers = {name: Reader(name, params, out / WORK, state["at"].get(name, (0, 0))) for name in params.weights}
     try:
         write_all(params, readers, reading, writer)
-    except hub.Tainted:  # what was written of it must not stay
+    except fetch.Tainted:  # what was written of it must not stay
         file.unlink(missing_ok=True)
         raise
     what = ", ".join(params.files) if params.source == "files" else " and ".join(params.weights)

@@ -65,11 +65,11 @@ class Decontaminate(Params):
             )
         files = glue.evaluation_files(self.data, self.tasks)
         return files, "" if files else (
-            f"{self.data} is not at hand: the hub could not be read, and the hub's cache on this machine has none of it"
+            f"{self.data} is not at hand: not all of it could be had from the hub or its cache on this machine"
         )
 
     def identity(self) -> dict:
-        """Digests of local files, or the splits at hand of the hub's revision; or why nothing is looked for."""
+        """Digests of local files, or the splits of the hub's revision; or why nothing is looked for."""
         files, why = self.evaluation()
         if why:
             return {"unchecked": why}

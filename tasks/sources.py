@@ -57,8 +57,11 @@ MAGIC = [  # of formats by their first bytes
     (rb"\x04\x22\x4d\x18", "lz4"),
     (rb"\xff\xfe|\xfe\xff", "UTF-16"),
 ]
+HEAD = 1 << 10  # bytes of a file by which it is known
+ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*(\{|[\r\n])")  # how a file begins that is one JSON array
+# how the stem of a file ends that is one shard of several; those of the hub may have a digest too
+SHARD = re.compile(r"[-_. ]?\d+([-_. ]?of[-_. ]?\d+(-[0-9a-f]{16})?)?$")
 SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
-UNTOLD = "unknown"  # the source of a document that names none
 
 
 class Document(NamedTuple):
@@ -152,6 +155,17 @@ def _zstd_frames(file: BinaryIO) -> Iterator[bytes]:
                 morsel, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     if frame is not None:
         raise EOFError
+
+
+def of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes of a file of JSON lines. Raises Damage where it is one JSON array instead."""
+    head = b""
+    for chunk in chunks:
+        if len(head) < HEAD:
+            head += chunk[:HEAD]
+            if ARRAY.match(head):
+                raise Damage("a JSON array", "expected one object a line", "Convert it (jq -c '.[]')")
+        yield chunk
 
 
 def lines(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
@@ -249,7 +263,7 @@ def broken_in_half(text: object) -> bool:
 
 def read_lines(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | Loss]:
     """The documents of a file of JSON lines."""
-    for number, line in numbered(lines(unpacked(file, name), layout.limit)):
+    for number, line in numbered(lines(of_lines(unpacked(file, name)), layout.limit)):
         if line is None:
             yield Loss(name, number, layout.too_long)
         elif number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -326,9 +340,10 @@ def read_file(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | 
 
 
 def shard_family(name: str) -> str:
-    """A file's name without its numbers and suffixes, `train` for `train-00003-of-00010.jsonl.zst`."""
-    stem = Path(name).name.split(".")[0]
-    return re.sub(r"([-_.]?\d+)?([-_.]?of[-_.]?\d+)?$", "", stem) or stem
+    """A file's name without its suffix and the number of its shard, `train` for `train-00003-of-00010.jsonl.zst`."""
+    whole = Path(name).name
+    stem = next((whole.removesuffix(suffix) for suffix in SUFFIXES if whole.endswith(suffix)), whole)
+    return SHARD.sub("", stem) or stem or whole
 
 
 def local_files(patterns: Iterable[str]) -> dict[str, Path]:

@@ -126,11 +126,16 @@ def artifacts(stage: str) -> list[Artifact]:
 def find(stage: str, name: str) -> Artifact:
     """The artifact that `name` means: `latest`, a key, or the beginning of one."""
     found = artifacts(stage)
-    if name == "latest" and found:  # by their manifests: a link is missing where a directory was copied
+    if not found:
+        raise InputError(
+            f"There are no artifacts of {stage} in {ROOT} yet. Make one with `cram run RECIPE --until {stage}`, copy one "
+            f"there, or set CRAM_ARTIFACTS to where there are some."
+        )
+    if name == "latest":  # by their manifests: a link is missing where a directory was copied
         return found[-1]
     matches = [a for a in found if name and a.key.startswith(name)]
     if len(matches) != 1:
-        keys = ", ".join(a.key for a in found[-8:]) or "none"
+        keys = ", ".join(a.key for a in found[-8:])
         problem = (
             f"{len(matches)} artifacts of {stage} begin with" if matches else f"No complete artifact of {stage} is"
         )

@@ -1,21 +1,27 @@
 """The command line, as processes where exit codes and signals matter."""
 
+import gzip
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from conftest import write_jsonl
 from typer.testing import CliRunner
 
-from flows.cli import LINE, app, differences, flat, laid_out
+from flows.cli import LINE, app, differences, flat, laid_out, without_rows
+from flows.recipes import RECIPES, STAGES
 from tasks.corpus import Download, download
 from tasks.dedup import Deduplicate, deduplicate
+from tasks.filter import Filter, drop_incompressible
 
 CRAM = [sys.executable, "-m", "flows.cli"]
 HOME = Path(__file__).resolve().parents[1]
@@ -45,13 +51,17 @@ def tiny(tmp_path: Path, texts: list[str], seconds: float = 2) -> str:
             "vocabulary": {"entries": 400},
             "tokenize": {"length": 32, "heldout_fraction": 0.3},
             "pretrain": {
-                "architecture": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 64},
+                "architecture": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 96},
                 "budget": seconds / 3600,
                 "batch_size": 8,
             },
             "finetune": {"tasks": ["neighbours"], "epochs": 1, "max_tokens": 32, "baseline": False},
         }
     )
+
+
+def override(**stages: dict) -> str:
+    return json.dumps(stages)
 
 
 @pytest.mark.parametrize(
@@ -62,21 +72,43 @@ def tiny(tmp_path: Path, texts: list[str], seconds: float = 2) -> str:
         (["run", "demo", "--override", '{"filter": {"max": 1}}'], "filter.max is no field"),
         (["run", "demo", "--until", "filtr"], "There is no stage 'filtr'"),
         (["run", "demo", "--use", "filter"], "expected STAGE=KEY"),
-        (["show", "filter/123"], "No complete artifact of filter"),
+        (["run", "demo", "--use", "pretrain=123"], "There are no artifacts of pretrain"),
+        (["run", "demo", "--override", override(download={"source": "files", "files": ["gone"]})], "matches nothing"),
+        (["run", "pocket", "--override", override(finetune={"data": "gone"})], "gone is no directory with"),
+        (["show", "filter/123"], "There are no artifacts of filter"),
         (["ls", "nothing"], "There is no stage 'nothing'"),
-        (["diff", "filter", "1", "2"], "No complete artifact of filter"),
+        (["diff", "filter", "1", "2"], "There are no artifacts of filter"),
     ],
 )
-def test_what_the_user_can_mend_is_one_sentence_and_exit_1(env: dict, arguments: list[str], words: str):
+def test_what_the_user_can_mend_is_one_sentence_and_exit_1_without_a_server(
+    env: dict, arguments: list[str], words: str
+):
     done = subprocess.run([*CRAM, *arguments], env=env, capture_output=True, text=True, cwd=HOME)
     assert done.returncode == 1
+    assert done.stderr.startswith("cram: ")
+    assert done.stderr.count("\n") == 1
     assert words in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    assert done.stdout == ""
     assert not Path(env["CRAM_ARTIFACTS"]).exists(), "nothing was published"
 
 
+def test_what_a_stage_finds_wrong_is_told_once_without_traceback_or_hooks(env: dict, tmp_path, toy_texts: list[str]):
+    asked = json.loads(tiny(tmp_path, toy_texts)) | {"vocabulary": {"entries": 60_000}}
+    command = [*CRAM, "run", "demo", "--until", "vocabulary", "--override", json.dumps(asked)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=HOME)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("cram: The corpus of ")
+    assert done.stderr.count("60,000 were asked for") == 1
+    assert "'filter' - Finished in state Completed()" in done.stderr
+    assert "'vocabulary' - Finished in state Failed()" in done.stderr
+    for noise in ("Traceback", "hook", "InputError"):
+        assert noise not in (done.stderr + done.stdout)
+
+
 def test_a_killed_run_goes_on_from_its_checkpoint_with_the_budget_left(env: dict, tmp_path: Path, toy_texts: list[str]):
-    command = [*CRAM, "run", "demo", "--override", tiny(tmp_path, toy_texts, seconds=16)]
+    seconds = 16
+    command = [*CRAM, "run", "demo", "--override", tiny(tmp_path, toy_texts, seconds)]
     log = (tmp_path / "log").open("w")
     process = subprocess.Popen(command, env=env, cwd=HOME, stdout=log, stderr=log, start_new_session=True)
     store, deadline = Path(env["CRAM_ARTIFACTS"]), time.monotonic() + 180
@@ -87,13 +119,22 @@ def test_a_killed_run_goes_on_from_its_checkpoint_with_the_budget_left(env: dict
     os.killpg(process.pid, signal.SIGKILL)  # with its temporary server, which would outlive it
     process.wait()
     assert not (store / "pretrain").exists()
+    [metrics] = store.glob(".partial/pretrain-*/work/metrics.jsonl")
+    whole_lines = metrics.read_text().rpartition("\n")[0].splitlines()
+    before = [(row["step"], row["seconds"]) for row in map(json.loads, whole_lines)]
     done = subprocess.run(command, env=env, cwd=HOME, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "Going on from step" in done.stdout + done.stderr
     (made,) = (p for p in (store / "pretrain").iterdir() if not p.is_symlink())
-    about = json.loads((made / "stage.json").read_text())
-    assert 16 <= about["stats"]["seconds_on_the_clock"] < 24
-    assert about["seconds"] < about["stats"]["seconds_on_the_clock"], "the rerun spent only what was left"
+    table = pq.read_table(made / "metrics.parquet", columns=["step", "seconds"]).to_pydict()
+    steps, clock = table["step"], table["seconds"]
+    assert steps == list(range(1, len(steps) + 1))
+    kept = sum(a == b for a, b in zip(before, zip(steps, clock, strict=True), strict=False))
+    assert 0 < kept < len(steps), "the steps before the checkpoint are those of the killed run, the others are not"
+    assert before[:kept] == list(zip(steps, clock, strict=True))[:kept]
+    assert all(a < b for a, b in pairwise(clock)), "the clock goes on where it stood at the checkpoint"
+    assert clock[-2] < seconds <= clock[-1], "and runs until the budget is spent once"
+    stats = json.loads((made / "stage.json").read_text())["stats"]
+    assert (stats["steps"], stats["seconds_on_the_clock"]) == (steps[-1], round(clock[-1], 3))
     assert "neighbours" in done.stdout
     assert "The page with all of it" in done.stdout
     assert {p.name for p in (store / ".partial").iterdir()} == set()
@@ -116,6 +157,69 @@ def test_ls_and_show_tell_what_is_there_and_what_differs(store: Path, tmp_path: 
     assert "toy.jsonl" in shown
     assert '"documents": 300' in shown
     assert f"corpus: download/{made[1].key}" in runner.invoke(app, ["show", "deduplicate"]).stdout
+
+
+def test_show_has_the_numbers_of_each_source_in_the_table_alone(store: Path, tmp_path: Path, toy_texts: list[str]):
+    for name, texts in (("prose", toy_texts[:200]), ("noise", [os.urandom(40).hex() for _ in range(40)])):
+        write_jsonl(tmp_path / f"{name}.jsonl", texts, name)
+    corpus = download.fn(Download(source="files", files=[str(tmp_path / "*.jsonl")], documents=0))
+    made = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.5), corpus)
+    shown = CliRunner().invoke(app, ["show", "filter"]).stdout
+    assert shown.count("noise") == shown.count("prose") == 1
+    for row in made.stats["table"]:
+        assert [line for line in shown.splitlines() if line.split()[:2] == [row["source"], str(row["documents"])]]
+    stats = json.loads(re.search(r"^\{$.*?^\}$", shown, re.MULTILINE | re.DOTALL)[0])
+    assert stats["seen"] == {name: made.stats["seen"][name] for name in ("documents", "characters")}
+    assert stats["quantiles"]["zstd_ratio"] == {"all": made.stats["quantiles"]["zstd_ratio"]["all"]}
+    assert stats["measured_with"] == made.stats["measured_with"]
+    assert f"{made.path}/stats.json" in shown
+
+
+def test_the_manual_names_every_reason_for_which_documents_are_lost_or_dropped(store: Path, tmp_path: Path):
+    rows = [
+        "{",
+        '{"text": 1}',
+        '{"text": "a"} {}',
+        "[1]",
+        "{}",
+        '{"text": ""}',
+        '{"text": "\\ud800"}',
+        '{"a": ' + "[" * 100_000,
+    ]
+    (tmp_path / "a.jsonl").write_bytes(
+        b"\n".join([*map(str.encode, rows), b"\xff", b'{"text": "%s"}' % (b"x" * 2_000_000)])
+    )
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"text")[:-3])
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(os.urandom(99_999))[:-8] + bytes(8))
+    (tmp_path / "d.jsonl.gz").write_bytes(b"{}")
+    (tmp_path / "e.jsonl").write_bytes("\ufeff{}".encode("utf-16"))
+    (tmp_path / "f.json").write_text('[{"text": "a"}]')
+    write_jsonl(
+        tmp_path / "g.jsonl", ["some words", "some words", "\u4e2d"] + ["more words " * n for n in range(1, 40)]
+    )
+    asked = {"damaged": "keep", "max_lost": 1, "max_document_megabytes": 1, "documents": 0}
+    corpus = download.fn(Download(source="files", files=[str(tmp_path / "?.json*")], **asked))
+    unique = deduplicate.fn(Deduplicate(methods=["exact", "minhash", "substring"]), corpus)
+    limits = {"min_characters": 1, "max_characters": 10**6, "max_zstd_ratio": 9}
+    kept = drop_incompressible.fn(Filter(vocabulary_entries=256, max_tokens_per_char=9, **limits), unique)
+    found = {*corpus.stats["lost"], *unique.stats["dropped"], *kept.stats["dropped"], "contaminated"}
+    found = {re.sub("(?<=longer than )1(?= MB)", "100", re.sub("(?<=but )int", "…", reason)) for reason in found}
+    assert len(found) == 10 + 5 + 3 + 1 + 5
+    table = (HOME / "README.md").read_text().split("| stage | in its statistics |")[1].split("\n\n")[0]
+    assert found <= set(re.findall("`([^`]+)`", table))
+
+
+def test_what_is_not_of_a_row_stays_in_the_statistics():
+    stats = {"a": 1, "b": {"x": 2, "y": {}}, "c": {"x": 3}, "d": {"all": 4, "x": 5}, "e": {"f": {"x": 6}, "g": [7]}}
+    assert without_rows(stats, {"all", "x", "z"}) == {"a": 1, "b": {"x": 2}, "d": {"all": 4}, "e": {"g": [7]}}
+
+
+@pytest.mark.parametrize("command", ["run", "ls", "show", "diff"])
+def test_the_help_names_recipes_and_stages(command: str):
+    shown = CliRunner().invoke(app, [command, "--help"])
+    assert shown.exit_code == 0
+    for name in (*STAGES, *(RECIPES if command == "run" else ())):
+        assert re.search(rf"[ :]{name}[,.]", shown.stdout), name
 
 
 def test_differences_are_by_dotted_path():

@@ -523,7 +523,16 @@ def test_the_natural_pile_is_the_pile_without_its_other_sets(store: Path, tmp_pa
     assert set(made.stats["by_source"]) == {"Wikipedia (en)", "Gutenberg (PG-19)", "Books3"}
     assert made.stats["other_sets"] == {"Github": 20, "Pile-CC": 20}
     assert set(download.fn(Download(source="pile")).stats["by_source"]) == set(sets)
-    assert set(download.fn(Download(source="pile-natural", sets=["Github"])).stats["by_source"]) == {"Github"}
+    assert set(download.fn(Download(source="pile", sets=["Github"])).stats["by_source"]) == {"Github"}
+
+
+@pytest.mark.parametrize("source", ["pile-natural", {"pile-natural": 1, "books": 2}])
+def test_sets_are_refused_for_a_source_that_stands_for_some(source: str | dict):
+    with pytest.raises(
+        InputError, match=r"^download: source 'pile-natural' stands for sets of its own \(Gutenberg.*'pile'"
+    ):
+        resolve("crammed-bert", {"download": {"source": source, "sets": ["Github"]}})
+    assert resolve("crammed-bert", {"download": {"source": source}}).download.sets == []
 
 
 def test_too_long_a_document_is_lost_with_its_line(store: Path, tmp_path: Path):

@@ -13,7 +13,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.cram import cram
+from flows.cram import cram, planned
 from flows.recipes import STAGES
 from model import InputError
 from tasks.corpus import documents_of
@@ -36,7 +36,7 @@ def tiny(tmp_path_factory, toy_texts: list[str]) -> dict:
         "vocabulary": {"entries": 400},
         "tokenize": {"length": 32, "heldout_fraction": 0.3},
         "pretrain": {
-            "architecture": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 64},
+            "architecture": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 96},
             "budget": 20_000,
             "budget_unit": "tokens",
             "batch_size": 8,
@@ -162,12 +162,37 @@ def test_several_artifacts_are_taken_for_finetuning_only(tiny: dict, first):
         run(tiny, use={"filter": both})
 
 
-def test_a_failure_that_the_user_can_mend_is_a_sentence_without_traceback(tiny: dict, caplog, tmp_path: Path):
-    missing = tiny | {"download": {"source": "files", "files": [str(tmp_path / "gone.jsonl")]}}
-    with pytest.raises(InputError, match=r"gone.jsonl.*matches nothing"):
-        run(missing)
-    assert [r for r in caplog.records if "matches nothing" in r.getMessage()]
-    assert not [r for r in caplog.records if r.exc_info]
+def test_a_failure_that_the_user_can_mend_is_one_sentence_in_the_log_without_traceback(tiny: dict, caplog, tmp_path):
+    missing = {"download": {"source": "files", "files": [str(tmp_path / "gone.jsonl")]}}
+    for wrong, words, kind in (
+        (missing, "matches nothing", "prefect.flow_runs"),  # before anything runs
+        ({"vocabulary": {"entries": 50_000}}, "50,000 were asked for", "prefect.task_runs"),
+    ):
+        caplog.clear()
+        with pytest.raises(InputError, match=words) as refused:
+            run(tiny | wrong)
+        [told] = [r for r in caplog.records if words in r.getMessage()]
+        assert (told.name, told.getMessage(), told.levelname) == (kind, str(refused.value), "ERROR")
+        assert not [r for r in caplog.records if r.exc_info]
+
+
+def test_what_the_user_can_not_mend_keeps_its_traceback_in_the_log(tiny: dict, caplog, monkeypatch):
+    monkeypatch.setattr("tasks.stage.read_manifest", lambda artifact: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(tiny)
+    assert [r for r in caplog.records if r.exc_info and r.exc_info[0] is ZeroDivisionError]
+
+
+def test_what_is_wrong_is_known_without_a_server_and_before_anything_runs(tiny: dict, tmp_path: Path):
+    before = set(ROOT.rglob("*"))
+    for wrong, use, words in (
+        ({"download": {"source": "files", "files": [str(tmp_path / "gone.jsonl")]}}, {}, "matches nothing"),
+        ({"finetune": {"data": str(tmp_path), "tasks": ["cola"]}}, {}, "holds no <task>"),
+        ({}, {"pretrain": "nothing"}, "artifacts? of pretrain"),
+    ):
+        with pytest.raises(InputError, match=words):
+            planned("demo", tiny | wrong, "report", use, []).check()
+    assert set(ROOT.rglob("*")) == before
 
 
 def test_failures_leave_no_stray_files_in_the_store(tiny: dict, first):

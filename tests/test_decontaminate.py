@@ -377,15 +377,9 @@ def test_what_the_hub_could_not_give_is_looked_for_another_time(store, tmp_path,
     assert without_hub.stats["checked"] is False
     assert "not at hand" in without_hub.stats["why"]
     assert [r for r in caplog.records if r.levelno == logging.WARNING and "not at hand" in r.getMessage()]
-    at_hand["cola", "validation"] = [data / "cola" / "validation.parquet"]
-    caplog.clear()
-    in_part = decontaminate.fn(asked, corpus)
-    assert in_part.key != without_hub.key
-    assert texts_of(in_part) == toy_texts[:9]
-    assert in_part.stats["not_at_hand"] == [f"{t}/{s}" for t, s in ALL_SPLITS if (t, s) != ("cola", "validation")]
-    assert [r for r in caplog.records if r.levelno == logging.WARNING and "cola/test" in r.getMessage()]
-    at_hand["cola", "test"] = at_hand["cola", "validation"]
-    assert decontaminate.target(asked, corpus).key not in {in_part.key, without_hub.key}
+    at_hand |= {(task, split): [data / "cola" / "validation.parquet"] for task, split in ALL_SPLITS if task == "cola"}
+    assert decontaminate.target(asked, corpus).key != without_hub.key
+    assert texts_of(decontaminate.fn(asked, corpus)) == toy_texts[:9]
 
 
 FROM_HUB = """
@@ -400,7 +394,7 @@ print(json.dumps({"files": told, "why": why, "identity": asked.identity()}))
 """
 
 
-def test_the_hubs_validation_and_test_splits_are_brought_once_and_need_no_network_again(tmp_path: Path):
+def test_the_hubs_validation_and_test_splits_are_all_brought_once_or_none_is_looked_for(tmp_path: Path):
     from test_hub import address_of, serving
 
     files = {"README.md": b"#"}
@@ -418,20 +412,27 @@ def test_the_hubs_validation_and_test_splits_are_brought_once_and_need_no_networ
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout), done.stderr
 
+    gone = "wnli/validation-00000-of-00001.parquet"  # the last that is asked for
     with serving({(glue.HUB_GLUE.repository, glue.HUB_GLUE.revision): files}) as server:
         env["HF_ENDPOINT"] = address_of(server)
-        first, told = ask()
+        server.fails.update({gone: [404] * 9})
+        in_part, told = ask()
+        server.reset()
+        first, no_warning = ask()
+    offline, told_offline = ask(HF_HOME=str(tmp_path / "empty"))
+    again, no_warning_again = ask()
+    assert list((tmp_path / "hf").rglob("cola/validation-*.parquet")), "some of it is in the cache"
+    for unchecked, warned, missing in ((in_part, told, "wnli/validation"), (offline, told_offline, "all of it")):
+        assert unchecked["files"] == {}
+        assert "not at hand" in unchecked["why"]
+        assert unchecked["identity"] == offline["identity"]
+        assert "could not be read from the Hugging Face hub" in warned
+        assert re.search(r"Not at hand, .*: (.*)\.", warned)[1] == missing
     assert first["files"] == {f"{t}/{s}": [files[f"{t}/{s}-00000-of-00001.parquet"].hex()] for t, s in ALL_SPLITS}
     assert len(first["files"]) == 20
-    assert "could not be read" not in told
-    again, told = ask()
+    assert first["identity"] != offline["identity"]
     assert again == first
-    assert "could not be read" not in told
-    offline, told = ask(HF_HOME=str(tmp_path / "empty"))
-    assert offline["files"] == {}
-    assert "not at hand" in offline["why"]
-    assert "could not be read from the Hugging Face hub" in told
-    assert offline["identity"] != first["identity"]
+    assert "ot at hand" not in no_warning + no_warning_again
 
 
 def test_a_folder_without_sentences_is_told(store: Path, tmp_path: Path, data: Path):

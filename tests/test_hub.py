@@ -27,7 +27,7 @@ import pytest
 import zstandard
 
 from model import InputError
-from tasks import corpus, hub, sources, stage
+from tasks import corpus, fetch, hub, sources, stage
 from tasks.corpus import Download, SourceName, documents_of, download
 from tasks.hub import SOURCES
 from tasks.sources import Layout
@@ -263,7 +263,7 @@ def online(server: Hub, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    for module in (hub, _http, file_download):
+    for module in (fetch, _http, file_download):
         monkeypatch.setattr(module, "time", SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None}))
     close_session()
     yield server
@@ -360,7 +360,7 @@ def test_the_disk_holds_few_shards_at_once(online: Hub, monkeypatch: pytest.Monk
 def test_a_wrong_number_of_downloads_is_told(asked: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CRAM_DOWNLOADS", asked)
     with pytest.raises(InputError, match=r"CRAM_DOWNLOADS is '.*'; expected a positive whole number"):
-        hub.downloads()
+        fetch.downloads()
 
 
 def test_of_a_subset_only_the_beginning_comes(online: Hub):
@@ -383,7 +383,7 @@ def test_of_a_large_shard_only_its_beginning_comes(online: Hub):
     assert len(data) > 30_000_000
     source = hub.Source("big/big", "b" * 40, ".*zst")
     [file] = hub.files(source)
-    with hub.Kept(source, file, stage.ROOT / "kept") as kept:
+    with fetch.Kept(source, file, stage.ROOT / "kept") as kept:
         assert kept.read(1000) == data[:1000]
     assert online.sent["big.jsonl.zst"] < len(data) / 2  # what was on its way is lost
     del online.files["big/big", "b" * 40]
@@ -485,7 +485,7 @@ def test_a_parquet_shard_that_can_be_read_no_further_is_a_fault_of_the_hub_and_n
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
     name = "20231101.en/train-00000-of-00041.parquet"
     online.holds[name] = len(online.files[at("wikipedia")][name]) // 2
-    file = io.BufferedReader(hub.Remote(SOURCES["wikipedia"], hub.files(SOURCES["wikipedia"])[0]))
+    file = io.BufferedReader(fetch.Remote(SOURCES["wikipedia"], hub.files(SOURCES["wikipedia"])[0]))
     records = sources.read_file(file, name, Layout("wikipedia", 10**8))
     found = [next(records)]
     online.fails.update({name: [503] * 99})
@@ -605,11 +605,11 @@ def test_what_is_there_of_a_file_is_not_fetched_again(online: Hub):
     for there, first in ((data[:1000], 1000), (data, None), (data + b"x", 0), (b"x" * 1000, 1000)):
         (folder / f"{name}.partial").write_bytes(there)
         online.reset()
-        with hub.Fetcher(SOURCES["pile"], hub.files(SOURCES["pile"])[:1], folder) as fetcher:
+        with fetch.Fetcher(SOURCES["pile"], hub.files(SOURCES["pile"])[:1], folder) as fetcher:
             assert fetcher[0].result().read_bytes() == data
         asked = [int(r.removeprefix("bytes=")[:-1]) for n, r in online.asked_for() if n == name]
         assert asked[:1] == ([] if first is None else [first])
-        hub.forget(folder / name)
+        fetch.forget(folder / name)
     assert not [p for p in folder.rglob("*") if p.is_file()]
 
 
@@ -620,7 +620,7 @@ def test_a_fetch_ends_when_it_is_no_longer_wanted(online: Hub, monkeypatch: pyte
     name = "train/00.jsonl.zst"
     online.holds[name] = 1 << 16
     folder = stage.ROOT / "fetched"
-    with hub.Fetcher(SOURCES["pile"], hub.files(SOURCES["pile"])[:1], folder) as fetcher:
+    with fetch.Fetcher(SOURCES["pile"], hub.files(SOURCES["pile"])[:1], folder) as fetcher:
         future = fetcher[0]
         while not fetcher.come:
             time.sleep(0.01)
@@ -632,17 +632,17 @@ def test_a_fetch_ends_when_it_is_no_longer_wanted(online: Hub, monkeypatch: pyte
 
 @pytest.mark.parametrize("limits", [{}, {"documents": 10}])
 def test_a_full_disk_is_told_and_not_taken_for_a_fault_of_the_hub(online: Hub, monkeypatch, limits: dict):
-    begin = hub._begin
+    begin = fetch._begin
 
     class Full(io.BytesIO):
         def write(self, data: bytes) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(hub, "_begin", lambda partial, file: Full())
+    monkeypatch.setattr(fetch, "_begin", lambda partial, file: Full())
     for source in ("pile", "c4"):
         said = refusal(source=source, **limits)
         assert re.match("download can't go on: No space left on device: .*CRAM_ARTIFACTS", said)
-    monkeypatch.setattr(hub, "_begin", begin)
+    monkeypatch.setattr(fetch, "_begin", begin)
     assert read(source="pile", shards=1) == expected_of(PILE, "toy", 1500)
 
 

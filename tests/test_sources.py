@@ -380,6 +380,40 @@ def test_a_source_without_any_document_is_refused(store: Path, data: Path):
         fetch(data, max_lost=1)
 
 
+ROWS = [{"text": f"text {i}"} for i in range(3)]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".json.gz", ".jsonl.zst"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(ROWS),
+        json.dumps(ROWS, indent=2),
+        json.dumps(["text", "more"], indent=1),
+        f"\ufeff \r\n {json.dumps(ROWS)}",
+        json.dumps([{"text": "x" * 2_000_000}]),
+    ],
+)
+def test_a_file_that_is_one_json_array_is_refused_with_what_to_do(store: Path, data: Path, text: str, suffix: str):
+    (data / f"a{suffix}").write_bytes(packed(text.encode(), suffix))
+    write_jsonl(data / "b.jsonl", ["one", "two"])
+    with pytest.raises(InputError) as refused:
+        fetch(data, max_document_megabytes=1)
+    said = f"a{suffix} is a JSON array: expected one object a line, after 0 documents. Convert it (jq -c '.[]'), or "
+    assert str(refused.value) == f"{said}set download.damaged to 'keep' to go on without it."
+    made = download.fn(Download(source="files", files=[str(data)], documents=0, damaged="keep", max_lost=0.5))
+    assert made.stats["lost"] == {"a JSON array shard": 1}
+    assert [d.text for d in documents_of(made)] == ["one", "two"]
+
+
+@pytest.mark.parametrize("line", ["[]", "[1, 2]", '["text"]', "[[", "{}"])
+def test_a_first_line_that_is_but_an_array_loses_no_more_than_itself(line: str):
+    documents, losses, damage = read(f"{line}\n".encode() + json_lines(["one"]), "a.jsonl")
+    assert [d.text for d in documents] == ["one"]
+    assert len(losses) == 1
+    assert not damage
+
+
 def test_a_byte_order_mark_and_windows_line_ends_do_no_harm():
     data = b"\xef\xbb\xbf" + json_lines(["one", "two\r\nlines"]).replace(b"\n", b"\r\n")
     for suffix in (".jsonl", ".jsonl.zst"):
@@ -421,9 +455,17 @@ def test_a_document_belongs_to_the_source_it_names_or_else_to_the_family_of_its_
         ("book_12.txt", "book"),
         ("2024.parquet", "2024"),
         ("pile7.jsonl", "pile"),
+        ("data/train-00000-of-01650-f70471ee3deb09c0.parquet", "train"),
+        ("part-3of5.txt", "part"),
+        ("notes 3.txt", "notes"),
+        ("urllib.request.txt", "urllib.request"),
+        ("urllib.request-2.json.gz", "urllib.request"),
+        ("proof3.txt", "proof"),
+        ("v2.report.txt", "v2.report"),
+        (".txt", ".txt"),
     ],
 )
-def test_the_family_of_a_file_is_its_name_without_numbers(name: str, family: str):
+def test_the_family_of_a_file_is_its_name_without_its_suffix_and_the_number_of_its_shard(name: str, family: str):
     assert sources.shard_family(name) == family
 
 

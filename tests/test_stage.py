@@ -180,6 +180,12 @@ def test_an_artifact_is_found_by_the_beginning_of_its_key(store: Path):
             find("count", name)
 
 
+@pytest.mark.parametrize("name", ["latest", "0123"])
+def test_a_stage_without_artifacts_is_told_with_the_command_that_makes_one(store: Path, name: str):
+    with pytest.raises(InputError, match=r"no artifacts of count in .* yet.*`cram run RECIPE --until count`"):
+        find("count", name)
+
+
 def test_refresh_makes_the_stage_run_again(store: Path):
     made = count.fn(Count())
     refresh(made)
