@@ -1,11 +1,13 @@
-"""Every recipe: a named set of all parameters, each a delta from the paper's final recipe, `crammed-bert`."""
+"""Recipes: named sets of all parameters. What each differs in from the paper's final recipe is in deltas.py."""
 
 import difflib
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict
 
+from flows.deltas import DELTAS
 from model import InputError
 from tasks.corpus import Download
 from tasks.decontaminate import Decontaminate
@@ -36,55 +38,37 @@ STAGES = tuple(Recipe.model_fields)
 StageName = Literal[
     "download", "deduplicate", "decontaminate", "filter", "vocabulary", "tokenize", "pretrain", "finetune", "report"
 ]
-RecipeName = Literal["crammed-bert", "pocket", "demo"]
+RecipeName = Literal[*DELTAS]  # for Prefect, which refuses other names at submission
 
-DELTAS: dict[str, dict] = {
-    "crammed-bert": {},
-    # the same recipe for two CPU cores and twenty minutes: width, depth, batch and data scaled, the peak rate for the short
-    # run; unsorted, since such a run is far less than an epoch and would see the junk at the head of the sort only
-    "pocket": {
-        "tokenize": {"heldout_fraction": 0.005, "max_sequences": 250_000, "sort": "random"},
-        "pretrain": {
-            "architecture": {"layers": 4, "hidden": 256, "heads": 4, "intermediate": 1024},
-            "budget": 1 / 3,
-            "batch_size": 64,
-            "learning_rate": 4e-3,
-        },
-        "finetune": {"seeds": 1},
-        "report": {"title": "pocket"},
-    },
-    # offline, in a few minutes: the documentation of installed packages, and probes in place of GLUE
-    "demo": {
-        "download": {"source": "python-docs", "documents": 0, "megabytes": 12, "part_megabytes": 4},
-        "filter": {"vocabulary_entries": 4096, "sample_megabytes": 5},
-        "vocabulary": {"entries": 4096},
-        "tokenize": {"heldout_fraction": 0.08, "sort": "random"},
-        "pretrain": {
-            "architecture": {"layers": 1, "hidden": 192, "heads": 6, "intermediate": 768},
-            "budget": 1 / 60,
-            "batch_size": 16,
-            "learning_rate": 4e-3,
-        },
-        "finetune": {
-            "data": "probes",
-            "tasks": ["word-order", "odd-word", "neighbours"],
-            "seeds": 1,
-            "epochs": 3,
-            "learning_rate": 2e-4,
-            "baseline": True,
-        },
-        "report": {"title": "demo"},
-    },
-}
+
+def _level(field: FieldInfo) -> type[BaseModel] | None:
+    """The model that a field of a recipe holds, which has fields of its own; None for a value."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def merge(base: dict, delta: dict, model: type[BaseModel] = Recipe) -> dict:
+    """What `base` says of a model's fields, with what `delta` says in its place, level by level. A mixture is a value."""
+    merged = dict(base)
+    for name, value in delta.items():
+        inner = _level(model.model_fields[name]) if name in model.model_fields else None
+        nested = inner and isinstance(value, dict)
+        merged[name] = merge(base.get(name, {}), value, inner) if nested else value
+    return merged
+
+
+def whole(delta: dict) -> Recipe:
+    """The recipe that differs from the paper's in `delta`. Raises ValidationError where there can't be one."""
+    return Recipe.model_validate(merge(Recipe().model_dump(), delta))
 
 
 def _partial(model: type[BaseModel]) -> type:
     """A typed dict of the model's fields, each of which may be left out, nested ones too."""
     fields = {}
     for name, info in model.model_fields.items():
-        nested = isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
-        kind = _partial(info.annotation) if nested else info.annotation
-        about = Field(description=info.description or (info.annotation.__doc__ if nested else None))
+        nested = _level(info)
+        kind = _partial(nested) if nested else info.annotation
+        about = Field(description=info.description or (nested.__doc__ if nested else None))
         fields[name] = Annotated[kind, about, *info.metadata]
     partial = TypedDict(f"{model.__name__}Override", fields, total=False)
     partial.__pydantic_config__ = ConfigDict(extra="forbid")
@@ -96,15 +80,6 @@ Use = TypedDict("Use", dict.fromkeys(STAGES, str), total=False)
 Use.__pydantic_config__ = ConfigDict(extra="forbid")
 
 
-def merge(base: dict, delta: dict) -> dict:
-    """`base` with the fields of `delta` in place of its own, level by level."""
-    merged = dict(base)
-    for name, value in delta.items():
-        nested = isinstance(value, dict) and isinstance(base.get(name), dict)
-        merged[name] = merge(base[name], value) if nested else value
-    return merged
-
-
 def resolve(name: str, override: dict) -> Recipe:
     """The recipe of that name, changed. Raises InputError for what it can't be changed to."""
     if name not in DELTAS:
@@ -114,7 +89,7 @@ def resolve(name: str, override: dict) -> Recipe:
             f'override is {override!r}; expected an object like {{"filter": {{"max_tokens_per_char": 0.25}}}}.'
         )
     try:
-        found = Recipe.model_validate(merge(merge(Recipe().model_dump(), DELTAS[name]), override))
+        found = whole(merge(DELTAS[name], override))
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
     data = found.decontaminate.data or found.finetune.data  # of what the model is scored on, the corpus has to be free

@@ -1,130 +1,235 @@
-"""The encoder of "Cramming" (Geiping & Goldstein, arXiv 2212.14034, section 4.2): architecture, modules, heads, file.
+"""The encoder with every axis of `Architecture`, its vocabulary head and its classification head.
 
-Shapes: B sequences, S tokens each, D hidden, N heads, H = D / N, V vocabulary entries, K masked tokens a sequence.
-Parameters of the defaults at V = 32,768: 119,589,889.
+The defaults are the model of "Cramming" (Geiping & Goldstein, arXiv 2212.14034, section 4.2).
+Shapes: B sequences, S tokens each, D hidden, E embedding (D unless factorised), N heads, H = D / N, V vocabulary entries,
+K masked tokens a sequence, M = B * K.
 """
 
-import json
 import math
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from model import InputError
 from model.settings import Architecture
 
-NORM_EPS = 1e-12  # as BERT; the paper found that it matters little (section 4.2)
 INIT_STD = 0.02  # of every weight matrix, as BERT
+ROTARY_BASE = 10_000.0  # Su et al. 2021
 PAD = 0  # the vocabulary fixes [PAD] at 0
 CLASSIFIER_WIDTH = 1024  # of the head on [CLS], as in the reference implementation's GLUE settings
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def sinusoids(length: int, hidden: int) -> Tensor:
-    """Sine and cosine position codes (S, D) of base 10,000 (Vaswani et al. 2017), the pairs interleaved."""
+def norm(architecture: Architecture, width: int) -> nn.Module:
+    """A norm over the last `width` values."""
+    if architecture.norm == "rmsnorm":
+        return nn.RMSNorm(width, eps=architecture.norm_eps)
+    return nn.LayerNorm(width, eps=architecture.norm_eps, bias=architecture.norm_bias)
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Sine and cosine position codes (S, E) of base 10,000 (Vaswani et al. 2017), the pairs interleaved."""
     positions = torch.arange(length, dtype=torch.float32)[:, None]
-    rates = torch.exp(torch.arange(0, hidden, 2, dtype=torch.float32) * (-math.log(10_000.0) / hidden))
-    codes = torch.zeros(length, hidden)
+    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
+    codes = torch.zeros(length, width)
     codes[:, 0::2] = torch.sin(positions * rates)
     codes[:, 1::2] = torch.cos(positions * rates)
     return codes
 
 
+class Rotation(nn.Module):
+    """Rotary positions: value i of a head is paired with value i + H / 2 and turned by an angle that grows with position."""
+
+    def __init__(self, size: int, length: int) -> None:
+        super().__init__()
+        rates = ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
+        angles = torch.arange(length, dtype=torch.float32)[:, None] * rates
+        sine = torch.sin(angles)
+        self.register_buffer("cosines", torch.cos(angles).repeat(1, 2)[:, None, None], persistent=False)
+        self.register_buffer("sines", torch.cat([-sine, sine], dim=1)[:, None, None], persistent=False)
+
+    def forward(self, qk_BS2NH: Tensor) -> Tensor:
+        """Queries and keys, turned."""
+        S, kind = qk_BS2NH.shape[1], qk_BS2NH.dtype
+        other = qk_BS2NH.roll(qk_BS2NH.shape[-1] // 2, dims=-1)
+        return torch.addcmul(qk_BS2NH * self.cosines[:S].to(kind), other, self.sines[:S].to(kind))
+
+
 class Embedding(nn.Module):
-    """Words plus scaled sinusoidal positions (one learned scale), normalised."""
+    """Words plus positions, normalised, projected to the hidden width if factorised."""
 
     def __init__(self, architecture: Architecture, vocabulary: int, length: int) -> None:
         super().__init__()
-        self.word = nn.Embedding(vocabulary, architecture.hidden, padding_idx=PAD)
-        self.scale = nn.Parameter(torch.tensor(architecture.hidden**-0.5))
-        self.register_buffer("codes", sinusoids(length, architecture.hidden), persistent=False)
-        self.norm = nn.LayerNorm(architecture.hidden, eps=NORM_EPS)
+        width = architecture.embedding or architecture.hidden
+        self.word = nn.Embedding(vocabulary, width, padding_idx=PAD)
+        self.positions = architecture.positions
+        if self.positions == "learned":
+            self.position = nn.Embedding(length, width)
+        elif self.positions != "rotary":
+            self.register_buffer("codes", sinusoids(length, width), persistent=False)
+        if self.positions == "scaled-sinusoidal":
+            self.scale = nn.Parameter(torch.tensor(width**-0.5))
+        self.norm = norm(architecture, width) if architecture.embedding_norm else nn.Identity()
+        factorised = architecture.embedding is not None
+        self.project = nn.Linear(width, architecture.hidden, bias=architecture.bias) if factorised else nn.Identity()
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         """(B, S) token ids to (B, S, D)."""
-        return self.norm(self.word(tokens_BS) + self.scale * self.codes[: tokens_BS.shape[1]])
+        S, x_BSE = tokens_BS.shape[1], self.word(tokens_BS)
+        if self.positions == "learned":
+            x_BSE = x_BSE + self.position.weight[:S]
+        elif self.positions == "sinusoidal":
+            x_BSE = x_BSE + self.codes[:S]
+        elif self.positions == "scaled-sinusoidal":
+            x_BSE = x_BSE + self.scale * self.codes[:S]
+        return self.project(self.norm(x_BSE))
+
+
+def attend(q_BNSH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """Scaled dot-product attention. Written out on CPUs, where torch's kernel takes four times as long at 128 tokens."""
+    if q_BNSH.device.type != "cpu":
+        return F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, attn_mask=mask, dropout_p=dropout)
+    scores_BNSS = (q_BNSH * q_BNSH.shape[-1] ** -0.5) @ k_BNSH.transpose(-1, -2)
+    if mask is not None:
+        scores_BNSS = scores_BNSS.masked_fill(~mask, -torch.inf)
+    return F.dropout(scores_BNSS.softmax(dim=-1, dtype=v_BNSH.dtype), dropout) @ v_BNSH
 
 
 class Attention(nn.Module):
-    """Bidirectional self-attention without biases."""
+    """Bidirectional self-attention."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, length: int) -> None:
         super().__init__()
+        hidden = architecture.hidden
         self.heads = architecture.heads
-        self.qkv = nn.Linear(architecture.hidden, 3 * architecture.hidden, bias=False)
-        self.out = nn.Linear(architecture.hidden, architecture.hidden, bias=False)
+        # three matrices, since Muon treats each as one; used as one
+        self.query = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
+        self.key = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
+        self.value = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
+        self.out = nn.Linear(hidden, hidden, bias=architecture.bias)
+        rotary = architecture.positions == "rotary"
+        self.rotation = Rotation(hidden // self.heads, length) if rotary else None
         self.dropout = 0.0
 
     def forward(self, x_BSD: Tensor, mask: Tensor | None) -> Tensor:
         """`mask` (B, 1, 1, S): True where a token may be looked at; None for all."""
         B, S, D = x_BSD.shape
-        q_BNSH, k_BNSH, v_BNSH = self.qkv(x_BSD).view(B, S, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
+        parts = (self.query, self.key, self.value)
+        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
+        qkv_BS3NH = F.linear(x_BSD, torch.cat([part.weight for part in parts]), bias).view(B, S, 3, self.heads, -1)
+        if self.rotation is None:
+            q_BSNH, k_BSNH, v_BSNH = qkv_BS3NH.unbind(2)
+        else:
+            q_BSNH, k_BSNH = self.rotation(qkv_BS3NH[:, :, :2]).unbind(2)
+            v_BSNH = qkv_BS3NH[:, :, 2]
         dropout = self.dropout if self.training else 0.0
-        x_BNSH = F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, attn_mask=mask, dropout_p=dropout)
+        x_BNSH = attend(q_BSNH.transpose(1, 2), k_BSNH.transpose(1, 2), v_BSNH.transpose(1, 2), mask, dropout)
         return self.out(x_BNSH.transpose(1, 2).reshape(B, S, D))
 
 
 class FeedForward(nn.Module):
-    """GEGLU: one half of the input layer gates the other."""
+    """Two dense layers; with GEGLU one half of the first's output gates the other."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.dense_in = nn.Linear(architecture.hidden, architecture.intermediate, bias=False)
-        self.dense_out = nn.Linear(architecture.intermediate // 2, architecture.hidden, bias=False)
+        self.activation = architecture.activation
+        wide = architecture.inner * (2 if self.activation == "geglu" else 1)
+        self.dense_in = nn.Linear(architecture.hidden, wide, bias=architecture.bias)
+        self.dense_out = nn.Linear(architecture.inner, architecture.hidden, bias=architecture.bias)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """(B, S, D) to (B, S, D)."""
-        x, gate = self.dense_in(x_BSD).chunk(2, dim=-1)
-        return self.dense_out(F.gelu(gate) * x)
+        x = self.dense_in(x_BSD)
+        if self.activation == "geglu":
+            x, gate = x.chunk(2, dim=-1)
+            x = F.gelu(x) * gate
+        elif self.activation == "gelu":
+            x = F.gelu(x)
+        else:
+            x = F.relu(x).square()
+        return self.dense_out(x)
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block."""
+    """Attention and feed-forward layer, each added to what came in, with norms before or after."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, length: int, index: int) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(architecture.hidden, eps=NORM_EPS)
-        self.attention = Attention(architecture)
-        self.ffn_norm = nn.LayerNorm(architecture.hidden, eps=NORM_EPS)
-        self.ffn = FeedForward(architecture)
+        self.post = architecture.norm_order == "post"
+        with_norm = index or architecture.first_norm
+        self.attention_norm = norm(architecture, architecture.hidden) if with_norm else nn.Identity()
+        self.attention = Attention(architecture, length)
+        with_ffn = (index + 1) % architecture.ffn_every == 0
+        self.ffn_norm = norm(architecture, architecture.hidden) if with_ffn else None
+        self.ffn = FeedForward(architecture) if with_ffn else None
         self.dropout = nn.Dropout(0.0)
 
     def forward(self, x_BSD: Tensor, mask: Tensor | None) -> Tensor:
         """(B, S, D) to (B, S, D)."""
+        if self.post:
+            x_BSD = self.attention_norm(x_BSD + self.dropout(self.attention(x_BSD, mask)))
+            return x_BSD if self.ffn is None else self.ffn_norm(x_BSD + self.dropout(self.ffn(x_BSD)))
         x_BSD = x_BSD + self.dropout(self.attention(self.attention_norm(x_BSD), mask))
-        return x_BSD + self.dropout(self.ffn(self.ffn_norm(x_BSD)))
+        return x_BSD if self.ffn is None else x_BSD + self.dropout(self.ffn(self.ffn_norm(x_BSD)))
+
+
+class Head(nn.Module):
+    """From states to scores of the vocabulary: transform, projection to the embedding's width, decoder; each if asked for."""
+
+    def __init__(self, architecture: Architecture, vocabulary: int) -> None:
+        super().__init__()
+        width, hidden = architecture.embedding or architecture.hidden, architecture.hidden
+        self.transforms = architecture.head_transform
+        factorised = architecture.embedding is not None
+        self.dense = nn.Linear(hidden, width, bias=architecture.bias) if factorised or self.transforms else None
+        self.norm = norm(architecture, width) if self.transforms else None
+        self.decoder = None if architecture.tied else nn.Linear(width, vocabulary, bias=False)
+        self.bias = nn.Parameter(torch.zeros(vocabulary)) if architecture.decoder_bias else None
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(..., D) to (..., E): what the decoder is applied to."""
+        x = states if self.dense is None else self.dense(states)
+        return self.norm(F.gelu(x)) if self.transforms else x
 
 
 def initialize(module: nn.Module, generator: torch.Generator) -> None:
-    """Matrices from a normal of deviation 0.02 ([PAD]'s row zero), biases zero, norms one."""
+    """Matrices from a normal of deviation 0.02 (the word [PAD]'s row zero), biases zero, norms one."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=INIT_STD, generator=generator)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
-        if isinstance(part, nn.Embedding):
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
             with torch.no_grad():
-                part.weight[PAD].zero_()
+                part.weight[part.padding_idx].zero_()
 
 
 class Bert(nn.Module):
-    """The encoder and its masked-language-modelling head, which is the word embedding itself (tied, no bias)."""
+    """The encoder and its masked-language-modelling head, on sequences of up to `length` tokens."""
 
     def __init__(self, architecture: Architecture, vocabulary: int, length: int, seed: int = 0) -> None:
         super().__init__()
+        if length % 2**architecture.funnel:
+            raise InputError(
+                f"Sequences have {length} tokens, which can't be halved {architecture.funnel} times. Lower "
+                f"pretrain.architecture.funnel, or make tokenize.length a multiple of {2**architecture.funnel}."
+            )
         self.architecture, self.vocabulary, self.length = architecture, vocabulary, length
         self.embedding = Embedding(architecture, vocabulary, length)
-        self.blocks = nn.ModuleList(Block(architecture) for _ in range(architecture.layers))
-        self.norm = nn.LayerNorm(architecture.hidden, eps=NORM_EPS)
+        different = architecture.different_layers or architecture.layers
+        self.blocks = nn.ModuleList(Block(architecture, length, index) for index in range(different))
+        self.norm = norm(architecture, architecture.hidden) if architecture.final_norm else nn.Identity()
+        self.head = Head(architecture, vocabulary)
         self.dropout = nn.Dropout(0.0)
         initialize(self, torch.Generator().manual_seed(seed))
+        if architecture.zero_outputs:
+            for block in self.blocks:
+                nn.init.zeros_(block.attention.out.weight)
+                if block.ffn is not None:
+                    nn.init.zeros_(block.ffn.dense_out.weight)
 
     def set_dropout(self, probability: float) -> None:
-        """Dropout after embedding and branches and on attention weights. Pretraining uses none (section 4.3)."""
+        """Dropout after embedding and branches and on attention weights."""
         for part in self.modules():
             if isinstance(part, nn.Dropout):
                 part.p = probability
@@ -134,7 +239,7 @@ class Bert(nn.Module):
     def keep_tokens(self, ids: Tensor) -> None:
         """Keep the embeddings of these ids (sorted, [PAD] first) alone; from now on a token is its place among them.
 
-        In finetuning without weight decay the others never change, but cost the optimizer as much as those that do.
+        For the encoder alone, not its vocabulary head. In finetuning without weight decay the others never change, but cost the optimizer as much as those that do.
         """
         rows = self.embedding.word.weight.detach()[ids]
         self.embedding.word = nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=PAD)
@@ -142,22 +247,66 @@ class Bert(nn.Module):
 
     def encode(self, tokens_BS: Tensor, padded: bool = False) -> Tensor:
         """(B, S) token ids to (B, S, D) states. `padded`: [PAD] occurs, and is not to be looked at."""
-        mask = (tokens_BS != PAD)[:, None, None, :] if padded else None
+        S = tokens_BS.shape[1]
+        if short := -S % 2**self.architecture.funnel:  # to halve a task's inputs, which are of any length
+            tokens_BS, padded = F.pad(tokens_BS, (0, short), value=PAD), True
+        seen_BS = tokens_BS != PAD if padded else None
         x_BSD = self.dropout(self.embedding(tokens_BS))
-        for block in self.blocks:
-            x_BSD = block(x_BSD, mask)
-        return self.norm(x_BSD)
+        longer: list[tuple[Tensor, Tensor | None]] = []
+        for index, halvings in enumerate(self.architecture.halvings()):
+            if halvings > len(longer):
+                longer.append((x_BSD, seen_BS))
+                x_BSD, seen_BS = halve(x_BSD, seen_BS)
+            elif halvings < len(longer):
+                before_BSD, seen_BS = longer.pop()
+                x_BSD = before_BSD + x_BSD.repeat_interleave(2, dim=1)
+            mask = None if seen_BS is None else seen_BS[:, None, None, :]
+            x_BSD = self.blocks[index % len(self.blocks)](x_BSD, mask)
+        return self.norm(x_BSD)[:, :S]
+
+    @property
+    def decoder(self) -> Tensor:
+        """The vocabulary head's matrix (V, E)."""
+        return self.embedding.word.weight if self.head.decoder is None else self.head.decoder.weight
 
     def logits(self, states: Tensor) -> Tensor:
         """(..., D) states to (..., V) scores of the vocabulary."""
-        return F.linear(states, self.embedding.word.weight)
+        return F.linear(self.head(states), self.decoder, self.head.bias)
 
     def forward(self, tokens_BS: Tensor, positions_BK: Tensor, labels_BK: Tensor) -> Tensor:
         """The mean cross-entropy, nats, at the masked positions. The head is computed there and nowhere else."""
         states_BSD = self.encode(tokens_BS)
         states_BKD = states_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, states_BSD.shape[-1]))
-        logits = self.logits(states_BKD.flatten(0, 1))
-        return F.cross_entropy(logits.float(), labels_BK.flatten())
+        scores_MV = self.logits(states_BKD.flatten(0, 1))
+        return F.cross_entropy(scores_MV.float(), labels_BK.flatten())
+
+
+def halve(x_BSD: Tensor, seen_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The means of neighbours in pairs, of those that are no padding; and which pairs have such a one."""
+    B, S, D = x_BSD.shape
+    pairs = x_BSD.view(B, S // 2, 2, D)
+    if seen_BS is None:
+        return pairs.mean(dim=2), None
+    seen = seen_BS.view(B, S // 2, 2)
+    weights = seen.to(x_BSD.dtype) / seen.sum(dim=2, keepdim=True).clamp(min=1)
+    return (pairs * weights[..., None]).sum(dim=2), seen.any(dim=2)
+
+
+def operations(architecture: Architecture, vocabulary: int, length: int, masks: int) -> float:
+    """Floating-point operations a token of the corpus, forward and backward: matrix products and attention, nothing else.
+
+    `masks` tokens of each sequence of `length` go through the head. Reading the embedding is free.
+    """
+    hidden, width = architecture.hidden, architecture.embedding or architecture.hidden
+    projection = hidden * width if width != hidden else 0
+    total = 2.0 * projection
+    for index, halvings in enumerate(architecture.halvings()):
+        share = 0.5**halvings
+        with_ffn = (index % (architecture.different_layers or architecture.layers) + 1) % architecture.ffn_every == 0
+        ffn = architecture.inner * (3 if architecture.activation == "geglu" else 2) * hidden if with_ffn else 0
+        total += share * (2 * (4 * hidden**2 + ffn) + 4 * share * length * hidden)
+    transform = hidden * width if architecture.head_transform else projection
+    return 3 * (total + masks / length * 2 * (transform + width * vocabulary))
 
 
 class Classifier(nn.Module):
@@ -178,31 +327,3 @@ class Classifier(nn.Module):
         """(B, S) token ids, padded with [PAD], to (B, classes) scores."""
         states_BD = self.bert.encode(tokens_BS, padded=True)[:, 0]
         return self.out(self.dropout(torch.tanh(self.dense(states_BD))))
-
-
-def save(bert: Bert, folder: Path) -> None:
-    """Write config.json and model.safetensors (fp32; the tied head is not stored twice)."""
-    config = {
-        "model_type": "crammed-bert",
-        "architecture": bert.architecture.model_dump(),
-        "vocab_size": bert.vocabulary,
-        "max_position_embeddings": bert.length,
-    }
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    weights = {name: value.detach().float().cpu().contiguous() for name, value in bert.state_dict().items()}
-    save_file(weights, folder / WEIGHTS)
-
-
-def load(folder: Path) -> Bert:
-    """Read what `save` wrote."""
-    try:
-        config = json.loads((folder / CONFIG).read_text())
-        architecture = Architecture(**config["architecture"])
-        bert = Bert(architecture, config["vocab_size"], config["max_position_embeddings"])
-        bert.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
-        raise InputError(
-            f"{folder} holds no model that cram can load: {error}. Expected {CONFIG} and {WEIGHTS} as the pretrain "
-            "stage writes them."
-        ) from error
-    return bert

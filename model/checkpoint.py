@@ -1,4 +1,4 @@
-"""What a run needs to go on where it was: weights, optimizer, and how much is spent."""
+"""What a run needs to go on where it was: weights, optimizers, and how much is spent."""
 
 import json
 import logging
@@ -20,51 +20,78 @@ CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 
 @dataclass
 class Spent:
-    """Where a run is: all that a checkpoint holds besides weights and optimizer."""
+    """Where a run is: all that a checkpoint holds besides weights and optimizers.
+
+    Masks and dropout are drawn anew from the seed and the number of the sequence, so its number is the state of the random
+    numbers too. A checkpoint lies between two steps, so there are no half-summed gradients.
+    """
 
     step: int = 0
     seconds: float = 0.0  # on the clock, held-out evaluation not counted
-    tokens: int = 0  # over the corpus's length: sequences read, which are in order
-    micro_batch: int = 0  # sequences; kept over a restart: masks and the batch's growth go by it
+    tokens: int = 0  # trained on
+    operations: float = 0.0  # floating-point operations for these tokens
+    sequence: int = 0  # the next to be read, counted over all epochs; more than tokens / length if some were skipped
+    micro_batch: int = 0  # sequences; kept over a restart, since the batch grows by it
+    skipped: list[dict] = field(default_factory=list)  # where the loss was no number
+    scaler: dict = field(default_factory=dict)  # of fp16 gradients
     evaluations: list[dict] = field(default_factory=list)
 
 
-def checkpoint(folder: Path, bert: Bert, adamw: torch.optim.Optimizer, spent: Spent) -> None:
-    """Put all that is needed to go on into one file, in one step: a crash leaves the old one."""
+def checkpoint(folder: Path, bert: Bert, optimizers: list[torch.optim.Optimizer], spent: Spent) -> None:
+    """Put all that is needed to go on into one file, in one step: a crash or a full disk leaves the old one."""
     tensors = {f"model.{name}": value.contiguous() for name, value in bert.state_dict().items()}
-    for index, state in adamw.state_dict()["state"].items():
-        tensors |= {f"adamw.{index}.{name}": value.contiguous() for name, value in state.items()}
+    for number, optimizer in enumerate(optimizers):
+        for index, state in optimizer.state_dict()["state"].items():
+            values = {name: value.contiguous() for name, value in state.items() if value is not None}
+            tensors |= {f"optimizer.{number}.{index}.{name}": value for name, value in values.items()}
     half = folder / f"{CHECKPOINT}.half"
     try:
         save_file(tensors, half, metadata={"spent": json.dumps(asdict(spent))})
         with half.open("rb") as file:
             os.fsync(file.fileno())
         half.replace(folder / CHECKPOINT)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"No checkpoint can be written to {folder} ({error}). Make room or give access there, then run again: the run goes "
+            "on from its last checkpoint, which is kept."
+        ) from error
     finally:
         half.unlink(missing_ok=True)
 
 
-def restore(folder: Path, bert: Bert, adamw: torch.optim.Optimizer) -> Spent:
-    """Load the checkpoint, if there is one, and take the metrics of later steps back."""
-    spent = Spent()
-    if (folder / CHECKPOINT).exists():
-        try:
-            with safe_open(folder / CHECKPOINT, "pt") as file:
-                spent = Spent(**json.loads(file.metadata()["spent"]))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
-        except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
-            raise InputError(
-                f"{folder / CHECKPOINT} is no checkpoint that can be read ({error}), so the run can't go on from it. "
-                "Delete it, or refresh the pretrain stage, to train from the start."
-            ) from error
+def restore(folder: Path, bert: Bert, optimizers: list[torch.optim.Optimizer]) -> Spent | None:
+    """Load the checkpoint, if there is one."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            spent = Spent(**json.loads(file.metadata()["spent"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
         bert.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-        states: dict[int, dict[str, Tensor]] = {}
-        for name in (name for name in tensors if name.startswith("adamw.")):
-            _, index, part = name.split(".")
-            states.setdefault(int(index), {})[part] = tensors[name]
-        adamw.load_state_dict({"state": states, "param_groups": adamw.state_dict()["param_groups"]})
-        log.info("Going on from step %d, %.0f s into the budget.", spent.step, spent.seconds)
-    (folder / METRICS).touch()
-    rows = (folder / METRICS).read_bytes().splitlines(keepends=True)[: spent.step]
-    os.truncate(folder / METRICS, sum(map(len, rows)))  # in one step: killed here, nothing is lost
+        for number, optimizer in enumerate(optimizers):
+            states: dict[int, dict[str, Tensor]] = {}
+            for name in (name for name in tensors if name.startswith(f"optimizer.{number}.")):
+                _, _, index, part = name.split(".")
+                states.setdefault(int(index), {})[part] = tensors[name]
+            optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{path} is no checkpoint that can be read ({' '.join(str(error).split())}), so the run can't go on from it. "
+            "Delete it, or refresh the pretrain stage, to train from the start."
+        ) from error
     return spent
+
+
+def cut_metrics(folder: Path, steps: int) -> None:
+    """Leave the metrics of the first so many steps alone."""
+    (folder / METRICS).touch()
+    rows = (folder / METRICS).read_bytes().splitlines(keepends=True)[:steps]
+    os.truncate(folder / METRICS, sum(map(len, rows)))  # in one step: killed here, nothing is lost
+
+
+def last_row(folder: Path) -> dict | None:
+    """The metrics of the last step that another process has written whole, if there is one."""
+    path = folder / METRICS
+    rows = path.read_bytes().split(b"\n") if path.exists() else []
+    return json.loads(rows[-2]) if len(rows) > 1 else None

@@ -1,9 +1,12 @@
 """What this machine offers to training: device, precision, compiler. None of it enters a key."""
 
 import ctypes
+import functools
 import logging
 import os
 import shutil
+import statistics
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +17,8 @@ from model import InputError
 
 log = logging.getLogger(__name__)
 CPU_MICRO_BATCH = 32  # sequences; beyond it no gain on two cores, and more memory
-CUDA_BYTES_PER_SEQUENCE = 80e6  # of the 16x768 model at 128 tokens, bf16; the reference fits 512 in 48 GB
+CUDA_MICRO_BATCH = 1024  # sequences to begin with, where the memory decides
+MATRIX_SIDE, MATRIX_REPEATS = {"cpu": 2048, "cuda": 8192}, 5  # of the products whose rate is the machine's limit
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,9 @@ class Machine:
     device: torch.device
     dtype: torch.dtype  # of matrix products; weights and optimizer stay fp32
     compiles: bool
-    micro_batch: int
+    micro_batch: int  # at most
     compiles_always: bool = False  # told to, also where it does not pay
+    probes: bool = False  # the memory decides how large a micro-batch is, up to that
 
     def autocast(self) -> AbstractContextManager:
         """Compute in `dtype` where that is safe."""
@@ -60,9 +65,11 @@ def detect() -> Machine:
     cuda = torch.cuda.is_available() and device != "cpu"
     if cuda:
         torch.set_float32_matmul_precision("high")
-    dtype = _setting("CRAM_DTYPE", ("bf16", "fp32"))
-    fast_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else _cpu_has_bf16()
-    bf16 = dtype == "bf16" or (dtype == "auto" and fast_bf16)
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    dtype = _setting("CRAM_DTYPE", tuple(kinds))
+    if dtype == "auto":
+        fast_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else cpu_has_bf16()
+        dtype = "bf16" if fast_bf16 else "fp16" if cuda else "fp32"
     compiler = _setting("CRAM_COMPILE", ("0", "1"))
     compiles = compiler != "0" and (cuda or shutil.which(os.environ.get("CXX", "g++")) is not None)
     if compiler == "1" and not compiles:
@@ -74,22 +81,57 @@ def detect() -> Machine:
     asked = os.environ.get("CRAM_MICRO_BATCH", "")
     if asked and not (asked.isdecimal() and int(asked) > 0):
         raise InputError(f"CRAM_MICRO_BATCH is {asked!r}; expected a positive whole number of sequences, or unset.")
-    micro_batch = int(asked) if asked else (_cuda_micro_batch() if cuda else CPU_MICRO_BATCH)
     return Machine(
-        torch.device("cuda" if cuda else "cpu"),
-        torch.bfloat16 if bf16 else torch.float32,
+        torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cuda else "cpu"),
+        kinds[dtype],
         compiles,
-        micro_batch,
+        micro_batch=int(asked) if asked else (CUDA_MICRO_BATCH if cuda else CPU_MICRO_BATCH),
         compiles_always=compiler == "1",
+        probes=cuda and not asked,
     )
 
 
-def _cuda_micro_batch() -> int:
-    fits = int(torch.cuda.mem_get_info()[0] / CUDA_BYTES_PER_SEQUENCE)
-    return max(16, min(1024, 2 ** (fits.bit_length() - 1) if fits else 16))  # a power of two
+def gpus() -> int:
+    """Processes to train with, one a GPU: CRAM_GPUS, or one. With CRAM_DEVICE=cpu they share the CPU."""
+    asked = os.environ.get("CRAM_GPUS") or "1"
+    if not (asked.isdecimal() and int(asked) > 0):
+        raise InputError(f"CRAM_GPUS is {asked!r}; expected a positive whole number, or unset for one.")
+    there = torch.cuda.device_count() if detect().device.type == "cuda" else int(asked)
+    if int(asked) > there:
+        raise InputError(f"CRAM_GPUS is {asked}, but torch finds {there} here. Lower it, or unset it for one.")
+    return int(asked)
 
 
-def _cpu_has_bf16() -> bool:
+@functools.cache
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of large matrix products, the median of several: the limit that MFU goes by."""
+    side, seconds = MATRIX_SIDE[device.type], []
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    for _ in range(1 + MATRIX_REPEATS):
+        start = time.perf_counter()
+        (a @ b)[0, 0].item()  # waits for the device
+        seconds.append(time.perf_counter() - start)
+    return 2 * side**3 / statistics.median(seconds[1:])
+
+
+class Reading:
+    """Numbers on their way from the device. Reading them waits for what made them, not for what was queued after."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values, self.made = values, None
+        if values.is_cuda:
+            self.values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+            self.made = torch.cuda.Event()
+            self.made.record()
+
+    def read(self) -> list[float]:
+        """The numbers."""
+        if self.made is not None:
+            self.made.synchronize()
+        return self.values.tolist()
+
+
+def cpu_has_bf16() -> bool:
     """Whether bf16 matrix products are in hardware: emulated ones are slower than fp32."""
     try:
         flags = Path("/proc/cpuinfo").read_text()

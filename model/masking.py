@@ -1,9 +1,27 @@
-"""Masks for masked language modelling: exactly k tokens of every sequence, so that all shapes are static."""
+"""Masks for masked language modelling: exactly K tokens of every sequence, so that all shapes are static."""
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+
+import numpy as np
 
 MASKED, RANDOM = 0.8, 0.1  # of the chosen tokens: [MASK], a random token; the rest stays (Devlin et al. 2019)
+WORDS = 4  # of 64 bits, that one count of the Philox generator gives
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Packed sequences (n, S) uint16 or uint32 to train on, others held out, and what is needed to mask them."""
+
+    sequences: np.ndarray
+    heldout: np.ndarray
+    vocabulary: int
+    mask_id: int
+    specials: int  # ids below this are special tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens a sequence, S."""
+        return self.sequences.shape[1]
 
 
 def masks_per_sequence(fraction: float, length: int) -> int:
@@ -12,35 +30,31 @@ def masks_per_sequence(fraction: float, length: int) -> int:
 
 
 def mask(
-    tokens_BS: Tensor,
-    count: int,
-    mask_id: int,
-    specials: int,
-    vocabulary: int,
-    seed: tuple[int, int],
-    corrupt: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
+    tokens_BS: np.ndarray, first: int, count: int, corpus: Corpus, seed: int, corrupt: bool = True
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Choose `count` = K tokens of each sequence for prediction, and hide them.
 
-    Returns the changed tokens (B, S), the chosen positions (B, K) and the ids that stood there (B, K). Ids below
-    `specials` are never drawn as random tokens, and are chosen only where a sequence has fewer than K others.
+    Returns the changed tokens (B, S), the chosen positions (B, K) and the ids that stood there (B, K), all int64. Special
+    tokens are never drawn as random ones, and are chosen only where a sequence has fewer than K others.
     Of each sequence's K, exactly round(0.8 K) become [MASK] and half of the rest random tokens, as in the reference
     implementation (26, 3 and 3 of 32); with `corrupt` off all become [MASK], which is how held-out loss is measured.
-    The choice depends on `seed` = (seed, index of the micro-batch) alone, so a resumed run, which keeps its micro-batch,
-    masks as if never stopped.
+    What sequence number `first` + i gets depends on that number and `seed` alone: not on the machine, on the size of the
+    micro-batch, or on what was read before, so a resumed run masks as if never stopped.
     """
-    run, index = seed
-    generator = torch.Generator(device=tokens_BS.device)
-    generator.manual_seed((run * 1_000_003 + index) % 2**63)
-    order = torch.rand(tokens_BS.shape, generator=generator, device=tokens_BS.device)
-    positions_BK = (order + (tokens_BS < specials)).argsort(dim=1)[:, :count]
-    labels_BK = tokens_BS.gather(1, positions_BK)
+    B, S = tokens_BS.shape
     masked = round(MASKED * count) if corrupt else count
     random = round(RANDOM * count) if corrupt else 0
-    inputs_BK = labels_BK.clone()
-    inputs_BK[:, :masked] = mask_id
-    shape = (len(tokens_BS), random)
-    inputs_BK[:, masked : masked + random] = torch.randint(
-        specials, vocabulary, shape, generator=generator, device=tokens_BS.device
-    )
-    return tokens_BS.scatter(1, positions_BK, inputs_BK), positions_BK, labels_BK
+    counts = -(-(S + random) // WORDS)
+    generator = np.random.Philox(key=seed)
+    generator.advance(first * counts)
+    draws_BW = generator.random_raw(B * counts * WORDS).reshape(B, counts * WORDS)
+    order_BS = draws_BW[:, :S] >> np.uint64(1) | (tokens_BS < corpus.specials).astype(np.uint64) << np.uint64(63)
+    positions_BK = np.argsort(order_BS, axis=1, kind="stable")[:, :count]
+    hidden_BS = tokens_BS.astype(np.int64)
+    labels_BK = np.take_along_axis(hidden_BS, positions_BK, axis=1)
+    inputs_BK = labels_BK.copy()
+    inputs_BK[:, :masked] = corpus.mask_id
+    words = np.uint64(corpus.vocabulary - corpus.specials)  # so few of 2^64 that the remainder is as good as uniform
+    inputs_BK[:, masked : masked + random] = corpus.specials + (draws_BW[:, S : S + random] % words).astype(np.int64)
+    np.put_along_axis(hidden_BS, positions_BK, inputs_BK, axis=1)
+    return hidden_BS, positions_BK, labels_BK

@@ -1,41 +1,93 @@
-"""Parameter groups, AdamW, and schedules as functions of the fraction of the budget that is spent."""
+"""Parameter groups, the optimizers on them, and their rates. Each group carries its own peak rate, as `peak`."""
 
-import math
+from collections import Counter
+from collections.abc import Iterable
 
-import torch
 from torch import nn
+from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer, RAdam
+
+from model.settings import Training
+
+# Adafactor's smallest mean squared gradient, and the smallest RMS of a parameter that its rate goes by (the latter as Shazeer
+# & Stern 2018). For the first, torch's own 1e-7 levels gradients from about 1e-5 down, which rare words have, and their
+# 1e-30 has no square in fp32, so that [PAD]'s gradient of 0 is divided by 0.
+ADAFACTOR_EPS = (1e-18, 1e-3)
 
 
-def triangle(spent: float) -> float:
-    """The paper's one-cycle schedule (section 4.3): 0.25 at 0, up to 1 at 0.75, down to 0 at 1, 0 after that."""
-    return max(0.0, min(0.25 + spent, 4.0 - 4.0 * spent))
+def groups(parameters: Iterable[nn.Parameter], peak: float, weight_decay: float) -> list[dict]:
+    """Matrices, which decay (the tied embedding too), and the others (norms, biases, the position scale), which don't."""
+    parameters = list(parameters)
+    matrices = [p for p in parameters if p.ndim >= 2]
+    vectors = [p for p in parameters if p.ndim < 2]
+    return [
+        {"params": matrices, "peak": peak, "weight_decay": weight_decay},
+        {"params": vectors, "peak": peak, "weight_decay": 0.0},
+    ]
 
 
-def warm_cosine(spent: float, warmup: float) -> float:
-    """From 0 to 1 within the fraction `warmup`, then half a cosine down to 0 at 1."""
-    if spent < warmup:
-        return spent / warmup
-    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (spent - warmup) / (1.0 - warmup))))
+def adamw(model: nn.Module, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> AdamW:
+    """AdamW on all of a model."""
+    return AdamW(groups(model.parameters(), lr, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
 
 
-def ramp(spent: float, until: float, micro_batches: int) -> int:
-    """Micro-batches a step: from 1 up to `micro_batches`, linear in the budget, all from the fraction `until` on."""
-    if spent >= until:
-        return micro_batches
-    return min(micro_batches, math.floor(micro_batches * spent / until) + 1)
+def muon(bert: nn.Module, training: Training) -> list[Optimizer]:
+    """Muon on the matrices of `bert.blocks`, and AdamW without decay on all the rest: embedding, norms, biases, head."""
+    matrices = [p for p in bert.blocks.parameters() if p.ndim == 2]
+    orthogonal = {id(p) for p in matrices}
+    rest = [p for p in bert.parameters() if id(p) not in orthogonal]
+    return [
+        Muon(
+            [{"params": matrices, "peak": training.matrix_learning_rate}],
+            lr=training.matrix_learning_rate,
+            weight_decay=training.weight_decay,
+            momentum=training.momentum,
+            nesterov=True,
+            adjust_lr_fn="match_rms_adamw",  # updates of AdamW's size, so that its rates and decays carry over
+        ),
+        AdamW(
+            groups(rest, training.learning_rate, 0.0),
+            lr=training.learning_rate,
+            betas=(training.beta1, training.beta2),
+            eps=training.adam_eps,
+            fused=True,
+        ),
+    ]
 
 
-def adamw(
-    model: nn.Module, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
-) -> torch.optim.AdamW:
-    """AdamW; weight decay acts on matrices (the tied embedding too), not on norms, biases and the position scale."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
+def optimizers(bert: nn.Module, training: Training) -> list[Optimizer]:
+    """The optimizer of `training` for an encoder with `blocks`; for muon two, of different parameters."""
+    lr, betas, eps = training.learning_rate, (training.beta1, training.beta2), training.adam_eps
+    all_groups = groups(bert.parameters(), lr, training.weight_decay)
+    match training.optimizer:
+        case "adamw":
+            chosen = [AdamW(all_groups, lr=lr, betas=betas, eps=eps, fused=True)]
+        case "adam":  # as BERT's paper says: the decay is added to the gradient
+            chosen = [Adam(all_groups, lr=lr, betas=betas, eps=eps, fused=True)]
+        case "radam":
+            chosen = [RAdam(all_groups, lr=lr, betas=betas, eps=eps, decoupled_weight_decay=True)]
+        case "adafactor":  # its rate is relative to the RMS of each parameter
+            chosen = [Adafactor(all_groups, lr=lr, eps=ADAFACTOR_EPS)]
+        case "sgd":  # Nesterov's form; without momentum torch has none, as there is no difference
+            momentum = training.momentum
+            chosen = [SGD(all_groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=True)]
+        case "muon":
+            chosen = muon(bert, training)
+    check(bert, chosen)
+    return chosen
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use `lr` from the next step on."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+def check(model: nn.Module, optimizers: list[Optimizer]) -> None:
+    """Raise RuntimeError unless each parameter is in exactly one group."""
+    times = Counter(id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
+    wrong = [f"{name} in {times[id(p)]}" for name, p in model.named_parameters() if times[id(p)] != 1]
+    if wrong:
+        raise RuntimeError(
+            f"Each parameter has to be in one group of one optimizer, but these are not: {', '.join(wrong)}."
+        )
+
+
+def set_rates(optimizers: list[Optimizer], multiplier: float) -> None:
+    """Use this part of each group's peak rate from the next step on."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = multiplier * group["peak"]

@@ -176,7 +176,7 @@ def evaluation_splits(task: str) -> list[str]:
 def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, list[Path]]]:
     """The Parquet files at hand of the validation and test splits of GLUE tasks, by task and split.
 
-    From the hub: all, or where it can't be reached those in its cache. From a folder: those in it, where test splits
+    From the hub: all, or none where not all can be had. From a folder: those in it, where test splits
     and whole tasks may be missing. Raises InputError for a folder that has none.
     """
     folder, found = Path(data).expanduser(), {}
@@ -199,7 +199,10 @@ def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, lis
 
 @functools.cache  # the answer enters a key, so it must stay the same while a run lasts
 def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
-    """The validation and test splits that are at hand from the hub, brought here if it can be reached."""
+    """All validation and test splits from the hub, brought here if need be; or with a warning none, if not all can be.
+
+    Some of them would be a key of their own, and another one the next time.
+    """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     about = {"repo_type": "dataset", "revision": HUB_GLUE.revision}
@@ -209,6 +212,7 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
     found = {split: [Path(path)] for split, path in cached.items() if isinstance(path, str)}
     if len(found) == len(names):
         return found
+    told = f"{HUB_GLUE.repository} on the hub lacks files."
     try:  # one quick request first: without a network a listing tries for half a minute
         HfApi().dataset_info(HUB_GLUE.repository, revision=HUB_GLUE.revision, timeout=HUB_SECONDS)
         source = hub.Source(HUB_GLUE.repository, HUB_GLUE.revision, "|".join(map(re.escape, names)))
@@ -216,8 +220,11 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
             found[names[file.name]] = [hub.bring(source, file)]
     except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
         told = problem if isinstance(problem, InputError) else hub.error(HUB_GLUE.repository, problem)
-        log.warning("%s", told)
-    return found
+    if len(found) == len(names):
+        return found
+    missing = [f"{task}/{split}" for task, split in wanted if (task, split) not in found] if found else ["all of it"]
+    log.warning("%s Not at hand, so that no sentence of GLUE is looked for in the text: %s.", told, ", ".join(missing))
+    return {}
 
 
 def splits(run: FinetuneRun, pretrained: Artifact) -> dict[str, pa.Table]:
@@ -296,16 +303,16 @@ def majority(labels: np.ndarray, train: np.ndarray, task: Task) -> np.ndarray:
     return np.full(len(labels), constant)
 
 
-@stage(version=1)
+@stage(version=2)
 def finetune(params: FinetuneRun, pretrained: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the last epoch's model on its validation data."""
     import torch
 
-    from model import bert, machine, training
+    from model import bert, export, finetuning, machine
 
     task, data = TASKS[params.task], splits(params, pretrained)
     tokenizer, here = vocabulary.load(pretrained.path), machine.detect()
-    encoder = bert.load(pretrained.path)
+    encoder = export.load(pretrained.path)
     if params.max_tokens > encoder.length:
         raise InputError(
             f"finetune.max_tokens is {params.max_tokens}, but the model takes {encoder.length} tokens at most. Lower it."
@@ -316,21 +323,23 @@ def finetune(params: FinetuneRun, pretrained: Artifact, out: Path) -> dict:
     used = np.unique(np.concatenate([[vocabulary.PAD], *(ids for found in encoded.values() for ids in found)]))
     encoder.keep_tokens(torch.from_numpy(used))
     examples = {
-        split: training.Examples([np.searchsorted(used, ids).tolist() for ids in found], data[split][LABEL].to_numpy())
+        split: finetuning.Examples(
+            [np.searchsorted(used, ids).tolist() for ids in found], data[split][LABEL].to_numpy()
+        )
         for split, found in encoded.items()
     }
     train = examples.pop("train")
     classifier = bert.Classifier(encoder, task.classes, params.dropout, params.seed)
-    settings = training.Finetuning(**params.model_dump(include=set(training.Finetuning.model_fields)))
+    settings = finetuning.Finetuning(**params.model_dump(include=set(finetuning.Finetuning.model_fields)))
     steps = settings.epochs * (len(train.tokens) // settings.batch_size)
     label = f"finetune {params.task}, seed {params.seed}" + ("" if params.pretrained else ", no pretraining")
     with Progress(label, total=steps, unit="step") as bar:
-        training.finetune(
+        finetuning.finetune(
             classifier, train, settings, here, params.seed, lambda step, note: bar.update(step - bar.count, note)
         )
     scores, tables = {}, []
     for split, given in examples.items():
-        raw = training.predict(classifier, given, here)
+        raw = finetuning.predict(classifier, given, here)
         predicted = raw[:, 0] if task.classes == 1 else raw.argmax(axis=1)
         simple = majority(given.labels, train.labels, task)
         scores[split] = {

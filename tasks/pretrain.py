@@ -1,7 +1,9 @@
 """Pretrain: masked language modelling from scratch, within a budget.
 
 Reads   sequences, held-out sequences and tokenizer of a tokenize artifact.
-Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   the model, complete in itself
+Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   the model, complete in itself, as transformers
+                                       reads it where it has such a model
+        README.md                      the model card
         metrics.parquet (a row a step), loss.png
         heldout.npy, heldout.parquet   what the held-out loss was measured on, so that it can be measured again
         lineage.json                   the manifests of all that led here
@@ -10,21 +12,34 @@ Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   
 import json
 import logging
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from model import InputError
 from model.settings import Architecture, Training
 from tasks import plots, vocabulary
 from tasks.progress import Progress
-from tasks.stage import WORK, Artifact, Params, read_manifest, stage
+from tasks.stage import WORK, Artifact, Params, environment, read_manifest, stage
 from tasks.tokens import HELDOUT, HELDOUT_TEXT, SEQUENCES
+
+if TYPE_CHECKING:
+    from model.distributed import Job
 
 log = logging.getLogger(__name__)
 HELDOUT_SEQUENCES = 512  # the first so many are evaluated: 9,728 predictions at 128 tokens
 LINEAGE = "lineage.json"
+CARD = "README.md"
+JOB, TOLD = "job.json", "processes.log"  # what several processes are told, and what they say
+POLL_SECONDS = 1.0  # between looks at the progress of several processes
 
 
 class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -47,71 +62,113 @@ def lineage(artifact: Artifact) -> dict[str, dict]:
     return found | {artifact.name: {k: v for k, v in about.items() if k != "files"}}
 
 
-@stage(version=1, resumes=True)
-def pretrain(params: Pretrain, tokens: Artifact, out) -> dict:
-    """Train until the budget is spent, going on from the checkpoint of a killed attempt where there is one."""
-    from model import bert, checkpoint, machine, training  # torch: not for every command line
+def with_gpus(job: "Job", count: int, work: Path, report: Callable[[float, str], None]) -> None:
+    """Train with several processes, which torchrun starts, until their run is over; their checkpoint is left in `work`."""
+    from model.checkpoint import last_row
+    from model.distributed import PROBLEM
 
-    entries = tokens.stats["entries"]
-    sequences = np.load(tokens.path / SEQUENCES, mmap_mode="r")
-    corpus = training.Corpus(
-        sequences=sequences,
-        heldout=np.load(tokens.path / HELDOUT)[:HELDOUT_SEQUENCES],
-        vocabulary=entries,
-        mask_id=vocabulary.MASK,
-        specials=len(vocabulary.SPECIALS),
-    )
-    here = machine.detect()
-    model = bert.Bert(params.architecture, entries, corpus.length, seed=params.seed)
-    settings = training.Training(**params.model_dump(exclude={"architecture"}))
+    (work / JOB).write_text(job.model_dump_json())
+    (work / PROBLEM).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    with (work / TOLD).open("w") as told:
+        process = subprocess.Popen([*command, "-m", "model.distributed", str(work / JOB)], stdout=told, stderr=told)
+    try:
+        while process.poll() is None:
+            time.sleep(POLL_SECONDS)
+            if row := last_row(work):
+                report(row["fraction"], f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s")
+    finally:
+        if process.poll() is None:
+            process.terminate()  # torchrun passes it on, and they write a checkpoint
+            process.wait()
+    if (work / PROBLEM).exists():
+        raise InputError(json.loads((work / PROBLEM).read_text()))
+    if process.returncode:
+        raise RuntimeError(f"One of {count} processes ended with an error:\n{(work / TOLD).read_text()}")
+
+
+@stage(version=2, resumes=True)
+def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
+    """Train until the budget is spent, going on from the checkpoint of a killed attempt where there is one."""
+    from model import checkpoint, distributed, export, machine, pretraining  # torch: not for every command line
+    from tasks.card import card  # which shows what a report shows, which reads what is made here
+
     work = out / WORK  # checkpoint and metrics, kept until all is published
     work.mkdir(exist_ok=True)
-    run = training.Pretraining(model, settings, corpus, here, work)
+    job = distributed.Job(
+        architecture=params.architecture,
+        training=pretraining.Training(**params.model_dump(exclude={"architecture"})),
+        sequences=tokens.path / SEQUENCES,
+        heldout=tokens.path / HELDOUT,
+        heldout_sequences=HELDOUT_SEQUENCES,
+        vocabulary=tokens.stats["entries"],
+        mask_id=vocabulary.MASK,
+        specials=len(vocabulary.SPECIALS),
+        folder=work,
+    )
+    here, gpus, shown = machine.detect(), machine.gpus(), 0.0
     with Progress("pretrain", total=1.0, unit="of the budget") as bar:
-        bar.update(
-            shown := min(1.0, run.spent.seconds / (3600 * params.budget)) if params.budget_unit == "hours" else 0.0
-        )
 
         def report(fraction: float, note: str) -> None:
             nonlocal shown
             bar.update(min(1.0, fraction) - shown, note)
             shown = min(1.0, fraction)
 
+        if gpus > 1:
+            with_gpus(job, gpus, work, report)
+        run = job.run(here)  # after several processes: from where they ended
         spent = run.run(report)
-    bert.save(model, out)
+    model, corpus = run.bert, run.corpus
+    export.save(model, out)
     np.save(out / HELDOUT, corpus.heldout)
     for file in (*vocabulary.FILES, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
-    (out / LINEAGE).write_text(json.dumps(lineage(tokens), indent=2) + "\n")
+    led_here = lineage(tokens)
+    (out / LINEAGE).write_text(json.dumps(led_here, indent=2) + "\n")
     metrics = pyarrow.json.read_json(work / checkpoint.METRICS)
     pq.write_table(metrics, out / "metrics.parquet")
     rows = {name: metrics[name].to_numpy() for name in metrics.column_names}
-    plots.loss_curve(rows, spent.evaluations, out / "loss.png")
-    heldout, characters = spent.evaluations[-1]["heldout_loss"], tokens.stats["heldout"]
-    return {
+    characters = tokens.stats["heldout"]
+    per_character = characters["tokens"] / max(1, characters["characters"])
+    evaluations = [
+        e | {"heldout_nats_per_character": round(e["heldout_loss"] * per_character, 6)} for e in spent.evaluations
+    ]
+    plots.loss_curve(rows, evaluations, out / "loss.png")
+    stats = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": spent.step,
         "tokens": spent.tokens,
-        "epochs": round(spent.tokens / sequences.size, 4),
+        "epochs": round(spent.tokens / corpus.sequences.size, 4),
+        "exaflops": spent.operations / 1e18,
         "seconds_on_the_clock": round(spent.seconds, 3),
         "tokens_per_second": round(spent.tokens / spent.seconds, 1),
+        "mfu": round(float(np.median(rows["mfu"])), 4),
         "training_loss": round(float(rows["loss"][-max(1, len(rows["loss"]) // 20) :].mean()), 4),
-        "heldout_loss": round(heldout, 6),
-        "heldout_nats_per_character": round(heldout * characters["tokens"] / max(1, characters["characters"]), 6),
-        "heldout_predictions": len(corpus.heldout) * round(training.HELDOUT_MASKS * corpus.length),
-        "evaluations": spent.evaluations,
-        "machine": {**here.describe(), "compiled": run.forward is not model},
+        "heldout_loss": round(evaluations[-1]["heldout_loss"], 6),
+        "heldout_nats_per_character": evaluations[-1]["heldout_nats_per_character"],
+        "heldout_predictions": len(corpus.heldout) * round(pretraining.HELDOUT_MASKS * corpus.length),
+        "skipped": spent.skipped,
+        "evaluations": evaluations,
+        "machine": here.describe()
+        | {
+            "gpus": gpus,
+            "micro_batch": spent.micro_batch,
+            "compiled": run.compiles() if gpus > 1 else run.forward is not model,
+        },
     }
+    about = {"stage": "pretrain", "params": params.identity(), "stats": stats, "environment": environment()}
+    (out / CARD).write_text(card(about, led_here))
+    return stats
 
 
 def measure_heldout(pretrained: Artifact) -> float:
     """The held-out loss of a pretrained artifact, measured again from the files in it alone."""
-    from model import bert, machine, training
+    from model import export, machine, masking, pretraining
 
-    model, here = bert.load(pretrained.path), machine.detect()
+    model, here = export.load(pretrained.path), machine.detect()
     heldout = np.load(pretrained.path / HELDOUT)
     tokenizer = vocabulary.load(pretrained.path)
-    corpus = training.Corpus(
+    corpus = masking.Corpus(
         heldout, heldout, tokenizer.get_vocab_size(), tokenizer.token_to_id("[MASK]"), len(vocabulary.SPECIALS)
     )
-    return training.heldout_loss(model.to(here.device), corpus, here)
+    return pretraining.heldout_loss(model.to(here.device), corpus, here)

@@ -225,19 +225,26 @@ def budget_section(about: dict) -> list[str]:
     """What was spent, and how fast."""
     stats, params = about["stats"], about["params"]
     machine = stats["machine"]
+    gpus = "one" if machine["gpus"] == 1 else f"{machine['gpus']}, though the rule of the game is one"
     rows = [
         ["budget", f"{params['budget']:g} {params['budget_unit']}"],
         ["spent", f"{stats['seconds_on_the_clock'] / 3600:.3f} hours, {stats['tokens']:,} tokens, {stats['steps']:,} steps"],
-        ["speed", f"{stats['tokens_per_second']:,.0f} tokens a second"],
-        ["machine", f"{machine['device']}, {machine['dtype']}, {'compiled' if machine['compiled'] else 'eager'}"],
+        ["speed", f"{stats['tokens_per_second']:,.0f} tokens a second, {stats['mfu']:.0%} of the rate of matrix products there"],
+        ["machine", f"{machine['device']}, {machine['dtype']}, {'compiled' if machine['compiled'] else 'eager'}, "
+                    f"{machine['micro_batch']} sequences at once"],
+        ["GPUs, or processes", gpus],
         ["parameters", f"{stats['parameters']:,}"],
         ["held-out loss", f"{stats['heldout_loss']:.4f} nats per masked token (15 % masked), "
                           f"{stats['heldout_nats_per_character']:.4f} per character"],
     ]  # fmt: skip
+    rows += [
+        ["skipped", f"{what['problem']}: went on behind sequences {what['sequences'][0]:,} to {what['sequences'][1]:,}"]
+        for what in stats["skipped"]
+    ]
     return ["## Budget", markdown(["", ""], rows)]
 
 
-@stage(version=2)
+@stage(version=3)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the page."""
     lineage = json.loads((runs[0].path / LINEAGE).read_text())

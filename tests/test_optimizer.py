@@ -1,96 +1,308 @@
+import copy
 import math
+from typing import get_args
 
 import pytest
 import torch
+from torch import nn
 
-from model import bert, optimizer
-from model.settings import Architecture
+from model import optimizer
+from model.bert import Bert, Classifier
+from model.settings import READ_BY, Architecture, OptimizerName, Training
 
-SMALL = Architecture(layers=2, hidden=16, heads=2, intermediate=32)
-FRACTIONS = [n / 1000 for n in range(1001)]
-
-
-@pytest.mark.parametrize(
-    ("spent", "rate"), [(0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0), (0.9, 0.4), (1, 0), (1.001, 0), (7, 0)]
+NAMES = get_args(OptimizerName)
+SMALL = Architecture(layers=2, hidden=16, heads=2, intermediate=24)
+RICH = SMALL.model_copy(  # with a parameter of every kind
+    update={
+        "bias": True,
+        "qkv_bias": True,
+        "positions": "learned",
+        "embedding": 8,
+        "head_transform": True,
+        "decoder_bias": True,
+        "tied": False,
+    }
 )
-def test_the_triangle_is_the_papers(spent, rate):
-    assert optimizer.triangle(spent) == pytest.approx(rate, abs=1e-12)
+LR, BETAS, EPS, DECAY, MOMENTUM = 0.02, (0.9, 0.98), 1e-8, 0.1, 0.9
 
 
-def test_the_learning_rate_is_never_negative_nor_above_its_peak():
-    beyond = [*FRACTIONS, 1 + 1e-9, 1.0001, 1.5, 100.0]
-    assert all(0 <= optimizer.triangle(spent) <= 1 for spent in beyond)
-    for warmup in (0.0, 0.06, 0.1, 0.9):
-        assert all(0 <= optimizer.warm_cosine(spent, warmup) <= 1 for spent in beyond)
+def bert(architecture=SMALL):
+    return Bert(architecture, 30, 16)
 
 
-@pytest.mark.parametrize("warmup", [0.06, 0.1, 0.5])
-def test_warm_cosine_is_zero_at_both_ends_and_one_where_the_warmup_ends(warmup):
-    assert optimizer.warm_cosine(0, warmup) == 0
-    assert optimizer.warm_cosine(warmup, warmup) == 1
-    assert optimizer.warm_cosine(warmup / 2, warmup) == pytest.approx(0.5)
-    assert optimizer.warm_cosine((1 + warmup) / 2, warmup) == pytest.approx(0.5)
-    assert optimizer.warm_cosine(warmup + (1 - warmup) / 3, warmup) == pytest.approx(0.75)
-    assert optimizer.warm_cosine(1, warmup) == pytest.approx(0, abs=1e-12)
-    assert optimizer.warm_cosine(1.2, warmup) == pytest.approx(0, abs=1e-12)
+def training(name, **given):
+    read = {"beta1": BETAS[0], "beta2": BETAS[1], "adam_eps": EPS, "momentum": MOMENTUM}
+    known = {field: value for field, value in read.items() if field in READ_BY[name]}
+    return Training(optimizer=name, **({"learning_rate": LR, "weight_decay": DECAY} | known | given))
 
 
-def test_without_warmup_the_cosine_starts_at_its_peak():
-    assert optimizer.warm_cosine(0, 0.0) == 1
+def grouped(model, optimizers):
+    """Name of each parameter, and each group that it is in."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [(names[id(p)], group) for o in optimizers for group in o.param_groups for p in group["params"]]
 
 
-@pytest.mark.parametrize(
-    ("spent", "batch"),
-    [(0, 128), (0.01, 256), (0.1, 1408), (0.3, 4224), (0.5, 6912), (0.6, 8192), (0.75, 8192), (1, 8192), (2, 8192)],
-)
-def test_the_batch_ramp_is_that_of_the_reference_implementation(spent, batch):
-    assert 128 * optimizer.ramp(spent, 0.6, 8192 // 128) == batch
+def set_gradients(model, generator):
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
-def test_the_batch_never_shrinks_and_is_never_empty():
-    for until in (0.0, 0.3, 0.6, 1.0):
-        batches = [optimizer.ramp(spent, until, 64) for spent in FRACTIONS]
-        assert batches == sorted(batches)
-        assert batches[0] == (1 if until else 64)
-        assert batches[-1] == 64
-    assert {optimizer.ramp(spent, 0.6, 1) for spent in FRACTIONS} == {1}
+def spared(name):
+    return name.endswith(("bias", "scale")) or "norm" in name
 
 
-def test_every_parameter_is_in_exactly_one_group_and_only_matrices_decay():
-    classifier = bert.Classifier(bert.Bert(SMALL, 50, 16), classes=3, dropout=0.0, seed=0)
-    adamw = optimizer.adamw(classifier, 1e-3, (0.9, 0.98), 1e-12, 0.01)
-    names = {id(parameter): name for name, parameter in classifier.named_parameters()}
-    grouped = [(names[id(p)], group["weight_decay"]) for group in adamw.param_groups for p in group["params"]]
-    assert sorted(name for name, _ in grouped) == sorted(names.values())
-    spared = {name for name in names.values() if name.endswith(("bias", "scale")) or "norm" in name}
-    assert len(spared) == 1 + 2 * (2 + 2 * SMALL.layers) + 2  # the scale, the norms, the biases of the head
-    assert dict(grouped) == {n: 0.0 if n in spared else 0.01 for n in names.values()}
+@pytest.mark.parametrize("architecture", [SMALL, RICH])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_is_in_exactly_one_group_and_only_matrices_decay(name, architecture):
+    model = bert(architecture)
+    found = grouped(model, optimizer.optimizers(model, training(name)))
+    assert sorted(n for n, _ in found) == sorted(n for n, _ in model.named_parameters())
+    for parameter, group in found:
+        muon_alone = name == "muon" and not parameter.startswith("blocks.")
+        assert group["weight_decay"] == (0 if spared(parameter) or muon_alone else DECAY), parameter
 
 
-def test_two_steps_are_those_of_the_formula():
-    lr, beta1, beta2, eps, decay = 0.02, 0.9, 0.98, 1e-8, 0.1
-    model = bert.Bert(SMALL, 30, 16)
-    adamw = optimizer.adamw(model, 1.0, (beta1, beta2), eps, decay)
-    expected = {name: value.detach().double().clone() for name, value in model.named_parameters()}
-    first, second = ({name: torch.zeros_like(v) for name, v in expected.items()} for _ in range(2))
-    generator = torch.Generator().manual_seed(0)
-    for step, rate in ((1, lr), (2, lr / 2)):
-        optimizer.set_learning_rate(adamw, rate)
-        for name, parameter in model.named_parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-            g = parameter.grad.double()
-            first[name] = beta1 * first[name] + (1 - beta1) * g
-            second[name] = beta2 * second[name] + (1 - beta2) * g * g
-            if parameter.ndim == 2:
-                expected[name] *= 1 - rate * decay
-            root = (second[name] / (1 - beta2**step)).sqrt() + eps
-            expected[name] -= rate * first[name] / (1 - beta1**step) / root
+def test_of_the_classifier_too_every_parameter_is_in_one_group_and_only_matrices_decay():
+    model = Classifier(bert(), classes=3, dropout=0.0, seed=0)
+    found = grouped(model, [optimizer.adamw(model, LR, BETAS, EPS, DECAY)])
+    assert sorted(n for n, _ in found) == sorted(n for n, _ in model.named_parameters())
+    assert {n for n, group in found if group["weight_decay"] == DECAY} == {n for n, _ in found if not spared(n)}
+    assert {group["peak"] for _, group in found} == {LR}
+
+
+@pytest.mark.parametrize("architecture", [SMALL, RICH])
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_all_the_rest(architecture):
+    model = bert(architecture)
+    first, second = optimizer.optimizers(model, training("muon", matrix_learning_rate=0.3))
+    assert (type(first), type(second)) == (torch.optim.Muon, torch.optim.AdamW)
+    matrices = {
+        f"blocks.{layer}.{part}.weight"
+        for layer in (0, 1)
+        for part in (*(f"attention.{x}" for x in ("query", "key", "value", "out")), "ffn.dense_in", "ffn.dense_out")
+    }
+    assert {name for name, _ in grouped(model, [first])} == matrices
+    assert {name for name, _ in grouped(model, [second])} == {n for n, _ in model.named_parameters()} - matrices
+    assert {group["peak"] for group in first.param_groups} == {0.3}
+    assert {group["peak"] for group in second.param_groups} == {LR}
+
+
+def test_a_parameter_in_no_group_or_in_two_is_named():
+    model = bert()
+    everything, scale = torch.optim.SGD(model.parameters()), torch.optim.SGD([model.embedding.scale])
+    others = torch.optim.SGD([p for p in model.parameters() if p is not model.embedding.scale])
+    with pytest.raises(RuntimeError, match=r"these are not: embedding\.scale in 0\.$"):
+        optimizer.check(model, [others])
+    with pytest.raises(RuntimeError, match=r"these are not: embedding\.scale in 2\.$"):
+        optimizer.check(model, [everything, scale])
+    optimizer.check(model, [others, scale])
+    optimizer.check(model, [everything])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_optimizer_reads_what_the_settings_say_it_reads_and_nothing_else(name):
+    def told(settings):
+        groups = [group for o in optimizer.optimizers(bert(), settings) for group in o.param_groups]
+        return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+    usual = Training(optimizer=name)
+    others = {"beta1": 0.5, "beta2": 0.5, "adam_eps": 0.5, "momentum": 0.5, "matrix_learning_rate": 0.5}
+    for field, other in (others | {"learning_rate": 0.5, "weight_decay": 0.5}).items():
+        changed = told(usual.model_copy(update={field: other})) != told(usual)
+        assert changed == (field in READ_BY[name] or field in ("learning_rate", "weight_decay")), field
+
+
+class Expected:
+    """Each optimizer's formula, on one parameter, in double precision."""
+
+    def __init__(self, name, parameter):
+        self.name, self.matrix, self.step = name, parameter.ndim >= 2, 0
+        self.value = parameter.detach().double().clone()
+        self.decay = DECAY if self.matrix else 0.0
+        self.first, self.second = torch.zeros_like(self.value), torch.zeros_like(self.value)
+        self.row, self.column = 0.0, 0.0
+
+    def update(self, gradient, lr):
+        g, self.step = gradient.double(), self.step + 1
+        if self.name in ("adam", "sgd"):
+            g = g + self.decay * self.value
+        else:
+            self.value = self.value * (1 - lr * self.decay)
+        self.value = self.value - lr * getattr(self, self.name)(g)
+
+    def moments(self, g):
+        beta1, beta2 = BETAS
+        self.first = beta1 * self.first + (1 - beta1) * g
+        self.second = beta2 * self.second + (1 - beta2) * g * g
+        return self.first / (1 - beta1**self.step), self.second / (1 - beta2**self.step)
+
+    def adamw(self, g):
+        first, second = self.moments(g)
+        return first / (second.sqrt() + EPS)
+
+    adam = adamw
+
+    def radam(self, g):  # Liu et al. 2019, algorithm 2
+        first, second = self.moments(g)
+        longest = 2 / (1 - BETAS[1]) - 1
+        length = longest - 2 * self.step * BETAS[1] ** self.step / (1 - BETAS[1] ** self.step)
+        if length <= 5:
+            return first
+        shorter, longer = (length - 4) * (length - 2) * longest, (longest - 4) * (longest - 2) * length
+        return math.sqrt(shorter / longer) * first / (second.sqrt() + EPS)
+
+    def sgd(self, g):
+        self.first = MOMENTUM * self.first + g
+        return g + MOMENTUM * self.first
+
+    def adafactor(self, g):  # Shazeer & Stern 2018, algorithms 4 and 5
+        beta2 = 1 - self.step**-0.8
+        if self.matrix:
+            self.row = beta2 * self.row + (1 - beta2) * (g * g).mean(dim=1, keepdim=True)
+            self.column = beta2 * self.column + (1 - beta2) * (g * g).mean(dim=0, keepdim=True)
+            self.second = self.row * self.column / self.row.mean()
+        else:
+            self.second = beta2 * self.second + (1 - beta2) * g * g
+        update = g / self.second.sqrt()
+        update = update / update.square().mean().sqrt().clamp(min=1)
+        return update * self.value_before.square().mean().sqrt().clamp(min=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"muon"}))
+def test_the_steps_are_those_of_the_formula(name):
+    model, generator = bert(), torch.Generator().manual_seed(0)
+    (stepping,) = optimizer.optimizers(model, training(name))
+    expected = {n: Expected(name, p) for n, p in model.named_parameters()}
+    for step in range(1, 9):  # RAdam adapts from the sixth step on
+        optimizer.set_rates([stepping], 1 / step)
+        set_gradients(model, generator)
+        for n, parameter in model.named_parameters():
+            expected[n].value_before = expected[n].value
+            expected[n].update(parameter.grad, LR / step)
+        stepping.step()
+    for n, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach().double(), expected[n].value, rtol=1e-4, atol=1e-5)
+
+
+def test_finetunings_adamw_is_that_of_pretraining():
+    models = bert(), bert()
+    one, other = optimizer.adamw(models[0], LR, BETAS, EPS, DECAY), optimizer.optimizers(models[1], training("adamw"))
+    for model, optimizers in zip(models, ([one], other), strict=True):
+        generator = torch.Generator().manual_seed(0)
+        for multiplier in (0.5, 1.0):
+            optimizer.set_rates(optimizers, multiplier)
+            set_gradients(model, generator)
+            for each in optimizers:
+                each.step()
+    assert all(torch.equal(*pair) for pair in zip(*(model.parameters() for model in models), strict=True))
+
+
+def test_muons_step_is_the_orthogonal_part_of_the_momentum_at_the_size_of_an_adamw_step():
+    """Against the singular value decomposition; the five iterations bring each singular value near 1, not to it."""
+    model, generator = bert(), torch.Generator().manual_seed(0)
+    muon, adamw = optimizer.optimizers(model, training("muon", matrix_learning_rate=0.5))
+    matrices = [p for group in muon.param_groups for p in group["params"]]
+    momenta = [torch.zeros_like(p) for p in matrices]
+    for multiplier in (0.25, 1.0):
+        lr = 0.5 * multiplier
+        optimizer.set_rates([muon, adamw], multiplier)
+        set_gradients(model, generator)
+        before = [p.detach().clone() for p in matrices]
+        muon.step()
+        for parameter, old, momentum in zip(matrices, before, momenta, strict=True):
+            momentum.mul_(MOMENTUM).add_(parameter.grad, alpha=1 - MOMENTUM)
+            nesterov = (1 - MOMENTUM) * parameter.grad + MOMENTUM * momentum
+            update = (old * (1 - lr * DECAY) - parameter.detach()) / (lr * 0.2 * math.sqrt(max(old.shape)))
+            left, sizes, right = torch.linalg.svd(nesterov, full_matrices=False)
+            turned = left.T @ update @ right.T
+            large = sizes > 0.1 * sizes.norm()
+            assert large.sum() > 5
+            assert turned.diag()[large].min() > 0.6
+            assert turned.diag().max() < 1.3
+            assert (turned - turned.diag().diag()).abs().max() < 0.05  # bf16
+
+
+def test_adamw_beside_muon_is_adamw_without_decay():
+    model, generator = bert(), torch.Generator().manual_seed(0)
+    _, adamw = optimizer.optimizers(model, training("muon"))
+    twin = copy.deepcopy(model)
+    alone = optimizer.adamw(twin, LR, BETAS, EPS, 0.0)
+    for _ in range(2):
+        set_gradients(model, generator)
+        for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+            other.grad = parameter.grad.clone()
         adamw.step()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.detach().double(), expected[name], rtol=1e-5, atol=1e-6)
+        alone.step()
+    for name, _ in grouped(model, [adamw]):
+        assert torch.equal(model.get_parameter(name), twin.get_parameter(name))
 
 
-def test_the_learning_rate_is_set_for_all_parameters():
-    adamw = optimizer.adamw(bert.Bert(SMALL, 30, 16), 1e-3, (0.9, 0.98), 1e-12, 0.01)
-    optimizer.set_learning_rate(adamw, math.pi)
-    assert [group["lr"] for group in adamw.param_groups] == [math.pi, math.pi]
+def test_sgd_without_momentum_is_gradient_descent():
+    model = bert()
+    (sgd,) = optimizer.optimizers(model, training("sgd", momentum=0.0, weight_decay=0.0))
+    before = copy.deepcopy(model)
+    set_gradients(model, torch.Generator().manual_seed(0))
+    sgd.step()
+    for old, new in zip(before.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(new.detach(), old.detach() - LR * new.grad)
+
+
+def test_adafactors_step_does_not_depend_on_the_size_of_the_gradient_and_has_none_where_there_is_none():
+    moved = {}
+    for size in (1.0, 1e-6):
+        matrix, generator = nn.Parameter(torch.full((8, 4), 0.02)), torch.Generator().manual_seed(0)
+        holder = nn.ParameterList([matrix])
+        (adafactor,) = optimizer.optimizers(holder, training("adafactor", weight_decay=0.0))
+        for _ in range(3):
+            matrix.grad = size * torch.randn(8, 4, generator=generator) * torch.arange(8)[:, None]  # the first row is 0
+            adafactor.step()
+        moved[size] = matrix.detach() - 0.02
+        assert not moved[size][0].any()
+        assert moved[size][1:].abs().min() > 0
+    torch.testing.assert_close(moved[1e-6], moved[1.0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restored_optimizer_goes_on_bit_for_bit(name):
+    def steps(model, optimizers, generator, count):
+        for step in range(count):
+            optimizer.set_rates(optimizers, 1 / (1 + step))
+            set_gradients(model, generator)
+            for each in optimizers:
+                each.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    model, generator = bert(), torch.Generator().manual_seed(0)
+    optimizers = optimizer.optimizers(model, training(name))
+    steps(model, optimizers, generator, 7)
+    twins = [copy.deepcopy(model) for _ in range(2)]
+    states, drawn = copy.deepcopy([each.state_dict() for each in optimizers]), generator.get_state()
+    assert all(isinstance(v, torch.Tensor) for s in states for state in s["state"].values() for v in state.values())
+    expected = steps(model, optimizers, generator, 2)
+
+    whole, tensors = (optimizer.optimizers(twin, training(name)) for twin in twins)
+    for each, state in zip(whole, copy.deepcopy(states), strict=True):  # what is loaded is used as it is, not copied
+        each.load_state_dict(state)
+    for each, state in zip(tensors, copy.deepcopy(states), strict=True):  # as a file of tensors has it
+        each.load_state_dict({"state": state["state"], "param_groups": each.state_dict()["param_groups"]})
+    for twin, restored in zip(twins, (whole, tensors), strict=True):
+        assert [[g["peak"] for g in o.param_groups] for o in restored] == [
+            [g["peak"] for g in o.param_groups] for o in optimizers
+        ]
+        after = steps(twin, restored, torch.Generator().set_state(drawn), 2)
+        assert all(map(torch.equal, after, expected))
+
+    forgetful = optimizer.optimizers(twins[0], training(name))
+    after = steps(twins[0], forgetful, torch.Generator().set_state(drawn), 2)
+    assert not all(map(torch.equal, after, expected))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rates_are_a_part_of_each_groups_peak(name):
+    optimizers = optimizer.optimizers(
+        bert(), training(name, **({"matrix_learning_rate": 8.0} if name == "muon" else {}))
+    )
+    for multiplier in (0.5, 0.0, 0.25):  # of the peak each time, not of the last rate
+        optimizer.set_rates(optimizers, multiplier)
+        rates = {type(each): {group["lr"] for group in each.param_groups} for each in optimizers}
+        assert rates.pop(torch.optim.Muon, {8 * multiplier}) == {8 * multiplier}
+        assert list(rates.values()) == [{LR * multiplier}]

@@ -1,6 +1,7 @@
 """The stages from tokens to report, as plain calls on a toy corpus."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from tasks.tokens import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary
 
 TINY = Pretrain(
-    architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 64},
+    architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48},
     budget=30_000,
     budget_unit="tokens",
     batch_size=8,
@@ -101,7 +102,7 @@ def test_the_tokenizer_loads_from_the_pretrained_artifact_with_transformers(made
 
 def test_the_vocabulary_entries_are_the_models(made):
     config = json.loads((made["pretrain"].path / "config.json").read_text())
-    assert config["vocab_size"] == 400
+    assert config["cram"]["vocabulary"] == 400
     assert np.load(made["tokens"].path / "sequences.npy", mmap_mode="r").max() < 400
 
 
@@ -181,7 +182,7 @@ def test_a_failure_while_the_model_is_published_costs_no_training(made, monkeypa
             pretrain.fn(again, made["tokens"])
     steps = []
     with monkeypatch.context() as patch:
-        from model.training import Pretraining
+        from model.pretraining import Pretraining
 
         patch.setattr(Pretraining, "step", lambda *_: steps.append(1))
         bert = pretrain.fn(again, made["tokens"])
@@ -272,7 +273,7 @@ def test_partial_data_is_said_beside_the_number():
         {"clip": 0.01},
         {"mask_fraction": 0.5},
         {"seed": 1},
-        {"architecture": {"layers": 1, "hidden": 32, "heads": 4, "intermediate": 64}},
+        {"architecture": {"layers": 1, "hidden": 32, "heads": 4, "intermediate": 48}},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -302,3 +303,37 @@ def test_no_setting_of_finetuning_is_ignored(made, change: dict):
         tables.append(finetune.fn(run, bert))
     scores = [pq.read_table(t.path / "predictions.parquet")["scores"].to_pylist() for t in tables]
     assert scores[0] != scores[1]
+
+
+def losses(pretrained: Artifact) -> tuple[list[float], list[float]]:
+    """Of each step, and on held-out text."""
+    rows = pq.read_table(pretrained.path / "metrics.parquet")
+    return rows["loss"].to_pylist(), [e["heldout_loss"] for e in pretrained.stats["evaluations"]]
+
+
+def test_two_processes_have_the_losses_of_one_with_the_same_batch(made, monkeypatch, tmp_path):
+    monkeypatch.setattr(store_module, "ROOT", tmp_path / "artifacts")
+    shutil.copytree(made["root"] / "artifacts", tmp_path / "artifacts", symlinks=True)
+    params = TINY.model_copy(update={"seed": 6, "budget": 12_000, "dropout": 0.0})
+    monkeypatch.setenv("CRAM_DEVICE", "cpu")
+    monkeypatch.setenv("CRAM_DTYPE", "fp32")
+    found = []
+    for gpus, micro_batch in ((1, 4), (2, 2)):
+        monkeypatch.setenv("CRAM_GPUS", str(gpus))
+        monkeypatch.setenv("CRAM_MICRO_BATCH", str(micro_batch))
+        made_here = pretrain.fn(params, made["tokens"])
+        assert made_here.stats["machine"]["gpus"] == gpus
+        assert made_here.stats["machine"]["micro_batch"] == micro_batch
+        found.append((losses(made_here), made_here.stats["steps"]))
+        shutil.rmtree(made_here.path)
+    (one, steps), (two, as_many) = found
+    assert steps == as_many > 40
+    for expected, other in zip(one, two, strict=True):
+        np.testing.assert_allclose(other, expected, rtol=1e-4)
+
+
+def test_what_ends_several_processes_is_told_as_one_sentence(made, monkeypatch):
+    monkeypatch.setenv("CRAM_DEVICE", "cpu")
+    monkeypatch.setenv("CRAM_GPUS", "3")
+    with pytest.raises(InputError, match="batch_size 8 can't be shared by 3 processes"):
+        pretrain.fn(TINY.model_copy(update={"seed": 7}), made["tokens"])

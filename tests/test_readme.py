@@ -25,8 +25,10 @@ def test_the_pipeline_table_has_every_stage_in_order():
 
 
 def test_every_recipe_is_described():
-    table = README.split("## Recipes")[1]
-    assert set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) & set(RECIPES) == set(RECIPES)
+    table = README.split("## Recipes")[1].split("\n## ")[0]
+    rows = [re.findall(r"`([\w-]+)`", first) for first in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)]
+    pockets = [name for name in RECIPES if name.startswith("pocket")]  # one rule, so one row that names them all
+    assert sorted(rows) == sorted([pockets, *([name] for name in RECIPES if name not in pockets)])
 
 
 def test_every_command_of_the_manual_exists():

@@ -1,24 +1,26 @@
 """Recipes: deltas from the paper's, overrides, and what bad ones get."""
 
+import functools
+import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
+import torch
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from flows.recipes import DELTAS, RECIPES, STAGES, Override, RecipeName, StageName, resolve
-from model import InputError
+from model import InputError, bert
+from model.settings import Architecture
 from tasks.glue import GLUE
+
+FULL = [name for name in DELTAS if name != "demo" and not name.startswith("pocket")]
 
 
 def test_the_default_recipe_is_the_papers_final_one():
     recipe = RECIPES["crammed-bert"]
     architecture = recipe.pretrain.architecture
-    assert (architecture.layers, architecture.hidden, architecture.heads, architecture.intermediate) == (
-        16,
-        768,
-        12,
-        3072,
-    )
+    assert (architecture.layers, architecture.hidden, architecture.heads, architecture.inner) == (16, 768, 12, 1536)
     training = recipe.pretrain
     assert (training.budget, training.budget_unit, training.batch_size, training.batch_ramp) == (24, "hours", 8192, 0.6)
     assert (training.learning_rate, training.weight_decay, training.clip) == (1e-3, 0.01, 0.5)
@@ -31,18 +33,275 @@ def test_the_default_recipe_is_the_papers_final_one():
 
 def test_stage_names_are_written_once_for_all_uses():
     assert get_args(StageName) == STAGES
-    assert set(get_args(RecipeName)) == set(RECIPES) == set(DELTAS)
+    assert get_args(RecipeName) == tuple(RECIPES) == tuple(DELTAS)
 
 
-def test_pocket_and_demo_differ_from_the_paper_only_where_they_say_so():
-    paper = RECIPES["crammed-bert"].model_dump()
-    for name, delta in DELTAS.items():
-        found = RECIPES[name].model_dump()
-        for stage, fields in found.items():
-            if stage == "decontaminate":
-                assert fields.pop("data") == found["finetune"]["data"]
-            changed = {field for field in fields if fields[field] != paper[stage][field]}
-            assert changed <= set(delta.get(stage, {})), (name, stage)
+def leaves(value: BaseModel | dict, above: str = "") -> dict:
+    """All fields of a recipe, or of a delta from one, by their full names. A mixture of sources is one value."""
+    found = {}
+    for name, inner in value.items() if isinstance(value, dict) else value:
+        if isinstance(inner, BaseModel) or (isinstance(inner, dict) and name != "source"):
+            found |= leaves(inner, f"{above}{name}.")
+        else:
+            found[f"{above}{name}"] = inner
+    return found
+
+
+@pytest.mark.parametrize("name", [*FULL, "demo"])
+def test_a_recipe_differs_from_the_papers_in_what_its_delta_names_and_in_nothing_else(name: str):
+    paper, found, delta = leaves(RECIPES["crammed-bert"]), leaves(RECIPES[name]), leaves(DELTAS[name])
+    changed = {field for field in paper if found[field] != paper[field]}
+    assert changed - {"decontaminate.data"} == set(delta) - ({"report.title"} if name == "crammed-bert" else set())
+    assert {field: found[field] for field in delta} == delta
+    assert found["report.title"] == name
+
+
+# of bert-o4, v1/bert-o3, bert-base (o0), bert-original and bert-izsak in the reference implementation, with the schedules of
+# its ablations: optimizer, rate, betas, epsilon, decay; schedule, warm-up; batch, ramp; clip, dropout, masks
+O4 = ("adamw", 1e-3, 0.9, 0.98, 1e-12, 0.01, "triangle", 0, 8192, 0.6, 0.5, 0, 0.25)
+TRAINING = {
+    "crammed-bert": O4,
+    "crammed-bert-v1": ("adamw", 1e-3, 0.9, 0.98, 1e-12, 0.01, "triangle", 0, 4096, 1, 0.5, 0, 0.15625),
+    "bert-base": ("adam", 1e-4, 0.9, 0.999, 1e-8, 0.01, "polynomial", 0.01, 512, 0, None, 0.1, 0.15),
+    "bert-original": ("adam", 1e-4, 0.9, 0.999, 1e-8, 0.01, "polynomial", 0.01, 256, 0, None, 0.1, 0.15),
+    "izsak": ("adamw", 2e-3, 0.9, 0.98, 1e-6, 0.01, "linear", 0.06, 4096, 0, None, 0.1, 0.15),
+    "data-reverted": O4,
+    "training-reverted": ("adam", 1e-4, 0.9, 0.999, 1e-8, 0.01, "cosine", 0.06, 512, 0, None, 0.1, 0.15),
+    "minimal-training": ("adamw", 5e-4, 0.9, 0.98, 1e-12, 0.01, "cosine", 0.06, 1536, 0, None, 0, 0.15),
+    "minimal-training-large-batch": ("adamw", 5e-4, 0.9, 0.98, 1e-12, 0.01, "cosine", 0.06, 8192, 0, None, 0, 0.15),
+    "architecture-reverted": O4,
+    "minimal-architecture": O4,
+    "architecture-and-training-reverted": (
+        *("adam", 1e-4, 0.9, 0.999, 1e-8, 0.01, "cosine", 0.06),
+        *(512, 0, None, 0.1, 0.15),
+    ),
+    "modern": ("muon", 4e-3, 0.9, 0.95, 1e-8, 0.05, "trapezoid", 0.02, 8192, 0.6, None, 0, 0.3),
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_recipe_trains_as_the_reference_implementation_does_under_that_name(name: str):
+    t = RECIPES[name].pretrain
+    assert TRAINING[name] == (
+        *(t.optimizer, t.learning_rate, t.beta1, t.beta2, t.adam_eps, t.weight_decay, t.schedule, t.warmup),
+        *(t.batch_size, t.batch_ramp, t.clip, t.dropout, t.mask_fraction),
+    )
+    budget = (1_000_000 * 256 * 512, "tokens") if name == "bert-original" else (24, "hours")
+    assert (t.budget, t.budget_unit) == budget
+    if name == "modern":
+        assert (t.matrix_learning_rate, t.momentum, t.cooldown) == (1e-2, 0.95, 0.5)
+
+
+PAPERS = Architecture()
+BERTS = Architecture(
+    layers=12,
+    intermediate=3072,
+    activation="gelu",
+    norm_order="post",
+    final_norm=False,
+    bias=True,
+    qkv_bias=True,
+    positions="learned",
+    head_transform=True,
+    decoder_bias=True,
+)
+PRE_NORM = BERTS.model_copy(update={"norm_order": "pre"})
+ARCHITECTURES = {
+    "bert-base": BERTS,
+    "bert-original": BERTS,
+    "izsak": PRE_NORM.model_copy(
+        update={"layers": 24, "hidden": 1024, "heads": 16, "intermediate": 4096, "norm_eps": 1e-6}
+    ),
+    "architecture-reverted": BERTS,
+    "minimal-architecture": PRE_NORM,
+    "architecture-and-training-reverted": BERTS,
+    "modern": Architecture(
+        layers=12,
+        intermediate=3 * 1024,  # two of 2048
+        norm_bias=False,
+        norm_eps=1e-5,
+        first_norm=False,
+        positions="rotary",
+        head_transform=True,
+        zero_outputs=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_recipe_has_the_layout_of_the_reference_implementation_under_that_name(name: str):
+    assert RECIPES[name].pretrain.architecture == ARCHITECTURES.get(name, PAPERS)
+
+
+# source, documents, megabytes; cuts repeated passages; tokens a character; order, tokens a sequence, most sequences; entries
+PILE = ("pile", 8_000_000, 0, False, 0.3, "sentence-length", 128, 85_000_000, 32_768)
+BOOKS = ({"wikipedia": 3, "books": 1}, 0, 20_000, False, None, "random", 128, 35_000_000, 32_768)
+TEXT = {
+    "crammed-bert-v1": ("c4", 25_000_000, 0, True, 0.25, "sentence-length", 128, 85_000_000, 32_768),
+    "bert-base": BOOKS,
+    "bert-original": (*BOOKS[:6], 512, *BOOKS[7:8], 30_522),
+    "izsak": BOOKS,
+    "data-reverted": BOOKS,
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_recipe_reads_the_text_of_the_row_of_the_paper_that_it_stands_for(name: str):
+    r = RECIPES[name]
+    assert TEXT.get(name, PILE) == (
+        *(r.download.source, r.download.documents, r.download.megabytes),
+        *(r.deduplicate.methods == ["substring"], r.filter.max_tokens_per_char),
+        *(r.tokenize.sort, r.tokenize.length, r.tokenize.max_sequences, r.vocabulary.entries),
+    )
+    assert r.deduplicate.substring.bytes == 75
+    assert r.finetune == RECIPES["crammed-bert"].finetune, "one protocol for all that are compared"
+
+
+@functools.cache
+def parameters(name: str) -> int:
+    """Of a recipe's model, at the sizes of its own vocabulary and sequences; a training step of it fits together."""
+    recipe = RECIPES[name]
+    length, training = recipe.tokenize.length, recipe.pretrain
+    with torch.device("meta"):  # shapes without values
+        model = bert.Bert(training.architecture, recipe.vocabulary.entries, length)
+        places = torch.zeros(2, max(1, round(training.mask_fraction * length)), dtype=torch.long)
+        assert model(torch.zeros(2, length, dtype=torch.long), places, places).shape == ()
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", DELTAS)
+def test_the_model_of_every_recipe_can_be_built_and_trained(name: str):
+    assert parameters(name) > 1e6
+
+
+@pytest.mark.parametrize("name", ["crammed-bert", "crammed-bert-v1", "data-reverted", "training-reverted"])
+def test_the_papers_model_has_as_many_parameters_as_the_papers(name: str):
+    layer = 2 * 2 * 768 + 4 * 768 * 768 + 768 * 3072 + 1536 * 768  # two norms; attention; GEGLU's two, and out
+    embedding = 32_768 * 768 + 1 + 2 * 768  # the scale of the positions; a norm
+    assert parameters(name) == embedding + 16 * layer + 2 * 768 == 119_589_889  # and the last norm
+
+
+def test_the_minimal_architecture_has_as_many_parameters_as_its_shapes_say():
+    attention, ffn = 4 * (768 * 768 + 768), 768 * 3072 + 3072 + 3072 * 768 + 768
+    embedding, head = 32_768 * 768 + 128 * 768 + 2 * 768, 768 * 768 + 768 + 2 * 768 + 32_768
+    assert parameters("minimal-architecture") == embedding + 12 * (attention + ffn + 2 * 2 * 768) + head
+
+
+def test_izsak_has_as_many_parameters_as_its_shapes_say():
+    attention, ffn = 4 * (1024 * 1024 + 1024), 1024 * 4096 + 4096 + 4096 * 1024 + 1024
+    embedding, head = 32_768 * 1024 + 128 * 1024 + 2 * 1024, 1024 * 1024 + 1024 + 2 * 1024 + 32_768
+    assert parameters("izsak") == embedding + 24 * (attention + ffn + 2 * 2 * 1024) + head
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("bert-base", None),
+        ("bert-original", 109_514_298),  # bert-base-uncased, as BertForMaskedLM
+        ("architecture-reverted", None),
+        ("architecture-and-training-reverted", None),
+    ],
+)
+def test_bert_has_as_many_parameters_as_transformers_but_for_token_types(name: str, published: int | None):
+    from transformers import BertConfig, BertForMaskedLM
+
+    recipe = RECIPES[name]
+    config = BertConfig(vocab_size=recipe.vocabulary.entries, max_position_embeddings=recipe.tokenize.length)
+    with torch.device("meta"):
+        theirs = BertForMaskedLM(config).num_parameters()
+    assert parameters(name) == theirs - config.type_vocab_size * 768
+    assert published in (None, theirs)
+
+
+def test_modern_has_as_many_parameters_as_transformers_modernbert():
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    config = ModernBertConfig(
+        vocab_size=32_768,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        decoder_bias=False,
+        layer_types=["full_attention"] * 12,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0),
+    )
+    with torch.device("meta"):
+        assert parameters("modern") == ModernBertForMaskedLM(config).num_parameters()
+
+
+POCKET = {
+    "tokenize.heldout_fraction": 0.005,
+    "tokenize.max_sequences": 250_000,
+    "tokenize.sort": "random",
+    "pretrain.architecture.layers": 4,
+    "pretrain.architecture.hidden": 256,
+    "pretrain.architecture.heads": 4,
+    "pretrain.architecture.intermediate": 768,
+    "pretrain.budget": 1 / 3,
+    "pretrain.batch_size": 64,
+    "pretrain.learning_rate": 4e-3,
+    "finetune.seeds": 1,
+    "report.title": "pocket",
+}
+
+
+def test_pocket_stays_what_runs_were_made_with():
+    changed = {name: value for name, value in leaves(RECIPES["pocket"]).items() if name in POCKET}
+    assert changed == POCKET
+    paper = leaves(RECIPES["crammed-bert"])
+    assert {name for name, value in leaves(RECIPES["pocket"]).items() if value != paper[name]} == set(POCKET)
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_every_recipe_has_a_pocket_one_by_one_rule(name: str):
+    full, small_name = RECIPES[name], "pocket" if name == "crammed-bert" else f"pocket-{name}"
+    small = RECIPES[small_name]
+    large, little = full.pretrain.architecture, small.pretrain.architecture
+    assert little.layers >= 2
+    assert abs(little.layers - large.layers / 4) <= 0.5
+    assert little.hidden == 64 * little.heads
+    assert abs(little.hidden - large.hidden / 3) <= 32
+    assert little.intermediate % 6 == 0
+    assert abs(little.intermediate - little.hidden * large.intermediate / large.hidden) <= 3
+    assert small.pretrain.batch_size == max(16, full.pretrain.batch_size // 128)
+    faster = 1 if full.pretrain.optimizer == "muon" else 4
+    assert small.pretrain.learning_rate == faster * full.pretrain.learning_rate
+    assert (small.pretrain.budget, small.pretrain.budget_unit) == (1 / 3, "hours")
+    assert small.report.title == small_name
+    before, after = leaves(full), leaves(small)
+    assert all(after[field] == POCKET[field] for field in POCKET if not field.startswith(("pretrain", "report")))
+    assert {field for field in after if after[field] != before[field]} <= {*POCKET, "pretrain.budget_unit"}
+
+
+def cells(section: str) -> list[list[str]]:
+    """The rows of the table in a section of the manual, but for its head."""
+    text = (Path(__file__).parents[1] / "README.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return rows[1:]
+
+
+@pytest.mark.parametrize("name", [*FULL, "demo"])
+def test_the_manual_says_how_many_parameters_a_recipe_has(name: str):
+    (row,) = [row for row in cells("Recipes") if row[0] == f"`{name}`"]
+    assert re.findall(r"([\d.]+) M", row[1]) == [f"{parameters(name) / 1e6:.1f}"]
+
+
+@pytest.mark.parametrize(("name", "column"), [("crammed-bert", 5), ("modern", 6)])
+def test_the_manual_says_how_many_tokens_a_day_half_a_cards_peak_is(name: str, column: int):
+    recipe, cards = RECIPES[name], cells("Your GPU")
+    length, training = recipe.tokenize.length, recipe.pretrain
+    masks = round(training.mask_fraction * length)
+    a_token = bert.operations(training.architecture, recipe.vocabulary.entries, length, masks)
+    for row in cards:
+        a_day = 0.5 * 24 * 3600 * float(row[2].removesuffix(" TFLOP/s")) * 1e12
+        assert row[column] == f"{a_day / a_token / 1e9:.1f} billion", row[0]
+    assert len(cards) == 6
+
+
+def test_a_mixture_is_put_in_place_of_another_not_into_it():
+    assert resolve("bert-base", {"download": {"source": {"c4": 1}}}).download.source == {"c4": 1}
+    assert resolve("bert-base", {"download": {"source": "c4"}}).download.source == "c4"
 
 
 def test_an_override_changes_one_field_and_keeps_the_recipes_others():
@@ -96,7 +355,7 @@ def test_a_bad_override_is_refused_with_its_name_and_what_was_expected(override,
 
 
 def test_an_unknown_recipe_is_refused_with_those_there_are():
-    with pytest.raises(InputError, match=r"'crammed'.*crammed-bert, pocket, demo"):
+    with pytest.raises(InputError, match=r"'crammed'.*crammed-bert, .*modern, pocket, .*demo"):
         resolve("crammed", {})
 
 

@@ -1,0 +1,81 @@
+"""Held-out losses of finished runs: their means, where one recipe passes another, a table and a picture."""
+
+import statistics
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from model.pretraining import EVALUATIONS
+
+TENTHS = [number / EVALUATIONS for number in range(EVALUATIONS + 1)]
+
+
+def passes(evaluations: list[dict], loss: float) -> float | None:
+    """The fraction of the budget at which the held-out loss first is so low, on straight lines; None: it never is."""
+    for before, after in pairwise(evaluations):
+        high, low = before["heldout_loss"], after["heldout_loss"]
+        if low <= loss:
+            part = (high - loss) / (high - low) if high > loss else 0.0
+            return before["fraction"] + part * (after["fraction"] - before["fraction"])
+    return None
+
+
+def spread(values: list[float]) -> dict:
+    """Mean and sample standard deviation (None of a single one)."""
+    return {"mean": statistics.fmean(values), "deviation": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def compare(results: dict[str, list[dict]]) -> dict[str, dict]:
+    """For each recipe: the loss at each tenth, where it passes the first one's last loss, tokens and seconds."""
+    ends = [run["evaluations"][-1]["heldout_loss"] for run in next(iter(results.values()))]
+    found = {}
+    for name, runs in results.items():
+        curves = [[[e[axis] for e in run["evaluations"]] for axis in ("fraction", "heldout_loss")] for run in runs]
+        losses = np.array([np.interp(TENTHS, *curve) for curve in curves])
+        passed = [passes(run["evaluations"], end) for run, end in zip(runs, ends, strict=True)]
+        there = [fraction for fraction in passed if fraction is not None]
+        found[name] = {
+            "heldout_loss": [spread(column) for column in losses.T.tolist()],
+            "passes": (spread(there) if there else {}) | {"seeds": len(there), "fractions": passed},
+            **{what: spread([run[what] for run in runs]) for what in ("tokens", "seconds")},
+            "runs": runs,
+        }
+    return found
+
+
+def cell(value: dict, digits: int) -> str:
+    """A mean, and its deviation if there is one."""
+    deviation = "" if value["deviation"] is None else f" ± {value['deviation']:.{digits}f}"
+    return f"{value['mean']:,.{digits}f}{deviation}"
+
+
+def table(found: dict[str, dict], seeds: int) -> str:
+    """The comparison as text: a column for each recipe."""
+    rows = [["", *found]]
+    for number, tenth in enumerate(TENTHS):
+        rows.append([f"loss at {tenth:.0%}", *(cell(one["heldout_loss"][number], 3) for one in found.values())])
+    rows.append(["passes the first's end at"])
+    for one in found.values():
+        where, of = one["passes"], "" if one["passes"]["seeds"] == seeds else f" ({one['passes']['seeds']} of {seeds})"
+        rows[-1].append(cell(where, 3) + of if where["seeds"] else "never")
+    rows.append(["tokens", *(cell(one["tokens"], 0) for one in found.values())])
+    rows.append(["seconds on the clock", *(cell(one["seconds"], 0) for one in found.values())])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(lines)
+
+
+def picture(found: dict[str, dict], budget: str, path: Path) -> None:
+    """The means against the budget, with a band of one deviation to either side."""
+    from matplotlib.figure import Figure  # not pyplot: no display
+
+    figure = Figure(figsize=(7, 4))
+    axes = figure.add_subplot(xlabel=f"fraction of {budget}", ylabel="held-out loss, nats per masked token")
+    for name, one in found.items():
+        means, widths = (np.array([e[what] or 0.0 for e in one["heldout_loss"]]) for what in ("mean", "deviation"))
+        axes.plot(TENTHS, means, marker="o", markersize=3, label=name)
+        axes.fill_between(TENTHS, means - widths, means + widths, alpha=0.2)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,197 @@
+"""Every recipe, as what it differs in from the paper's final recipe, `crammed-bert`, whose params are the stages' defaults.
+
+Imports settings only, so that a machine with nothing but torch can train by a recipe too.
+"""
+
+from model.settings import Architecture, Training
+
+# Parts of more than one recipe. "The reference" is the implementation that the paper published, whose settings are named.
+# BookCorpus is gone, hence PG-19; BERT had 2,500 million words of Wikipedia and 800 million of books. The reference kept 35
+# million sequences (bookcorpus-wikipedia), which is about what 20 GB give.
+WIKIPEDIA_AND_BOOKS = {
+    "download": {"source": {"wikipedia": 3, "books": 1}, "documents": 0, "megabytes": 20_000},
+    "filter": {"max_tokens_per_char": None},
+    "tokenize": {"sort": "random", "max_sequences": 35_000_000},
+}
+BERT_LAYER = {  # with BERT's head
+    "activation": "gelu",
+    "intermediate": 3072,
+    "final_norm": False,
+    "bias": True,
+    "qkv_bias": True,
+    "positions": "learned",
+    "head_transform": True,
+    "decoder_bias": True,
+}
+# hf-bert-base: transformers' BertForMaskedLM, without token types
+BERT = {"architecture": BERT_LAYER | {"layers": 12, "norm_order": "post"}}
+ORIGINAL_TRAINING = {  # bert-original, but for its schedule
+    "optimizer": "adam",
+    "learning_rate": 1e-4,
+    "beta2": 0.999,
+    "adam_eps": 1e-8,
+    "batch_size": 512,
+    "batch_ramp": 0,
+    "clip": None,
+    "dropout": 0.1,
+    "mask_fraction": 0.15,
+}
+MINIMAL_TRAINING = {  # bert-base of the reference, with the schedule that its ablation gave it
+    "learning_rate": 5e-4,
+    "schedule": "cosine",
+    "warmup": 0.06,
+    "batch_ramp": 0,
+    "clip": None,
+    "mask_fraction": 0.15,
+}
+POLYNOMIAL = {"schedule": "polynomial", "warmup": 0.01}  # BERT's line to zero: it rises for 10,000 of a million steps
+COSINE = {"schedule": "cosine", "warmup": 0.06}
+
+# What each differs in from the paper's final recipe, but for its title, which is its name
+NAMED: dict[str, dict] = {
+    "crammed-bert": {},
+    # The paper's first version (December 2022: c5, o3, C4) has the same layout. Its release read 25 million documents and
+    # dropped those with 0.25 tokens a character, as here; its text says 20 million and 0.3. It filtered first, by ALBERT's
+    # vocabulary, and then cut repeated passages, all of them; here the first copy stays. Its batch grew for 300,000
+    # micro-batches, however long that was: about a 2080 Ti's day, in micro-batches of 96. Its masks are 20 of 128 tokens.
+    "crammed-bert-v1": {
+        "download": {"source": "c4", "documents": 25_000_000},
+        "deduplicate": {"methods": ["substring"]},
+        "filter": {"max_tokens_per_char": 0.25},
+        "pretrain": {"batch_size": 4096, "batch_ramp": 1, "mask_fraction": 0.15625},
+    },
+    # BERT within the budget. The reference's rate went by steps, so that a day ended with most of it left; here all rates go
+    # by the budget. As everywhere, the vocabulary head is computed for masked tokens only: the same loss, sooner.
+    "bert-base": WIKIPEDIA_AND_BOOKS | {"pretrain": BERT | ORIGINAL_TRAINING | POLYNOMIAL},
+    # BERT itself, without next-sentence prediction: a million steps of 256 sequences of 512 tokens, which no day holds. BERT
+    # had 128 tokens a sequence for the first nine tenths of the steps.
+    "bert-original": WIKIPEDIA_AND_BOOKS
+    | {
+        "vocabulary": {"entries": 30_522},
+        "tokenize": WIKIPEDIA_AND_BOOKS["tokenize"] | {"length": 512},
+        "pretrain": BERT
+        | ORIGINAL_TRAINING
+        | POLYNOMIAL
+        | {"budget": 1e6 * 256 * 512, "budget_unit": "tokens", "batch_size": 256},
+    },
+    # BERT-large "with an academic budget" (Izsak et al. 2021), as the paper ran it: crammed-large-izsak, bert-izsak
+    "izsak": WIKIPEDIA_AND_BOOKS
+    | {
+        "pretrain": {
+            "architecture": BERT_LAYER
+            | {"layers": 24, "hidden": 1024, "heads": 16, "intermediate": 4096, "norm_eps": 1e-6},
+            "learning_rate": 2e-3,
+            "adam_eps": 1e-6,
+            "schedule": "linear",
+            "warmup": 0.06,
+            "batch_size": 4096,
+            "batch_ramp": 0,
+            "clip": None,
+            "dropout": 0.1,
+            "mask_fraction": 0.15,
+        }
+    },
+    # The rows of the paper's ablation: one part put back to BERT's, or to the least change with which it still trains
+    "data-reverted": WIKIPEDIA_AND_BOOKS,
+    "training-reverted": {"pretrain": ORIGINAL_TRAINING | COSINE},
+    "minimal-training": {"pretrain": MINIMAL_TRAINING | {"batch_size": 1536}},
+    "minimal-training-large-batch": {"pretrain": MINIMAL_TRAINING},
+    "architecture-reverted": {"pretrain": BERT},
+    "minimal-architecture": {"pretrain": {"architecture": BERT_LAYER | {"layers": 12}}},  # crammed-bert-simple
+    "architecture-and-training-reverted": {"pretrain": BERT | ORIGINAL_TRAINING | COSINE},
+    # Past the paper: transformers' ModernBERT with global attention only, as large as BERT-base; Muon. The rates were the
+    # best of a few at pocket size.
+    "modern": {
+        "pretrain": {
+            "architecture": {
+                "layers": 12,
+                "intermediate": 3072,
+                "norm_bias": False,
+                "norm_eps": 1e-5,
+                "first_norm": False,
+                "positions": "rotary",
+                "head_transform": True,
+                "zero_outputs": True,
+            },
+            "optimizer": "muon",
+            "learning_rate": 4e-3,
+            "weight_decay": 0.05,
+            "beta2": 0.95,
+            "adam_eps": 1e-8,
+            "schedule": "trapezoid",
+            "warmup": 0.02,
+            "clip": None,
+            "mask_fraction": 0.3,
+        }
+    },
+}
+POCKET_HEAD = 64  # values of an attention head, as in BERT
+
+# Offline, in a few minutes: the documentation of installed packages, and probes in place of GLUE
+DEMO = {
+    "download": {"source": "python-docs", "documents": 0, "megabytes": 12, "part_megabytes": 4},
+    "filter": {"vocabulary_entries": 4096, "sample_megabytes": 5},
+    "vocabulary": {"entries": 4096},
+    "tokenize": {"heldout_fraction": 0.08, "sort": "random"},
+    "pretrain": {
+        "architecture": {"layers": 1, "hidden": 192, "heads": 6, "intermediate": 576},
+        "budget": 1 / 60,
+        "batch_size": 16,
+        "learning_rate": 4e-3,
+    },
+    "finetune": {
+        "data": "probes",
+        "tasks": ["word-order", "odd-word", "neighbours"],
+        "seeds": 1,
+        "epochs": 3,
+        "learning_rate": 2e-4,
+        "baseline": True,
+    },
+}
+
+
+def nearest(value: float, unit: int) -> int:
+    """The multiple of `unit` nearest to a value, one at least."""
+    return unit * max(1, round(value / unit))
+
+
+def pocket(delta: dict) -> dict:
+    """The delta of the same recipe for two CPU cores and twenty minutes.
+
+    A quarter of the blocks (two at least) and a third of the width, in heads of 64; feed-forward layers as wide as before
+    relative to it (in multiples of 6, which all activations take); a 128th of the batch (16 at least); rates four times as
+    high for the short run, but not Muon's, which were found at this size. Sequences in random order, since such a run is far
+    less than an epoch and would see the junk at the head of the sort only; and one seed in finetuning.
+    """
+    given = delta.get("pretrain", {})
+    architecture = Architecture(**given.get("architecture", {}))
+    training = Training(**{name: value for name, value in given.items() if name != "architecture"})
+    hidden = nearest(architecture.hidden / 3, POCKET_HEAD)
+    sizes = {
+        "layers": max(2, round(architecture.layers / 4)),
+        "hidden": hidden,
+        "heads": hidden // POCKET_HEAD,
+        "intermediate": nearest(hidden * architecture.intermediate / architecture.hidden, 6),
+    }
+    changes = {
+        "architecture": given.get("architecture", {}) | sizes,
+        "budget": 1 / 3,
+        "budget_unit": "hours",
+        "batch_size": max(16, training.batch_size // 128),
+        "learning_rate": training.learning_rate * (1 if training.optimizer == "muon" else 4),
+    }
+    fewer = {"heldout_fraction": 0.005, "max_sequences": 250_000, "sort": "random"}
+    return delta | {
+        "tokenize": delta.get("tokenize", {}) | fewer,
+        "pretrain": given | changes,
+        "finetune": delta.get("finetune", {}) | {"seeds": 1},
+    }
+
+
+def _deltas() -> dict[str, dict]:
+    """Every recipe's delta by name, with its title: those above, a pocket one of each, and the demo."""
+    pockets = {"pocket" if name == "crammed-bert" else f"pocket-{name}": pocket(delta) for name, delta in NAMED.items()}
+    return {name: delta | {"report": {"title": name}} for name, delta in (NAMED | pockets | {"demo": DEMO}).items()}
+
+
+DELTAS: dict[str, dict] = _deltas()

@@ -1,0 +1,40 @@
+"""Micro-batches: read, masked and on their way to the device before they are asked for."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.masking import Corpus, mask
+
+Batch = tuple[Tensor, Tensor, Tensor]  # tokens (B, S), positions (B, K), labels (B, K), int64
+
+
+class Batches:
+    """The corpus in its order, over and over, `size` sequences at a time; the next ones are made on a thread of their own."""
+
+    def __init__(self, corpus: Corpus, size: int, seed: int, device: torch.device) -> None:
+        self.corpus, self.size, self.seed, self.device = corpus, size, seed, device
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self.next: tuple[tuple[int, int], Future[Batch]] | None = None
+
+    def make(self, first: int, masks: int) -> Batch:
+        """Sequences `first` and on, counted over all epochs, with `masks` tokens of each to predict."""
+        rows = np.arange(first, first + self.size) % len(self.corpus.sequences)
+        parts = mask(self.corpus.sequences[rows], first, masks, self.corpus, self.seed)
+        tensors = (torch.from_numpy(part) for part in parts)
+        if self.device.type == "cuda":
+            return tuple(tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors)
+        return tuple(tensors)
+
+    def take(self, first: int, masks: int, after: int) -> Batch:
+        """The micro-batch of these; then makes the one at `after`, which is likely the next to be taken."""
+        asked, future = self.next or ((-1, -1), None)
+        batch = future.result() if asked == (first, masks) else self.make(first, masks)
+        self.next = (after, masks), self.thread.submit(self.make, after, masks)
+        return batch
+
+    def close(self) -> None:
+        """End the thread."""
+        self.thread.shutdown(cancel_futures=True)

@@ -1,0 +1,89 @@
+"""What changes while a run spends its budget, as functions of the fraction that is spent, 0 at its start and 1 at its end."""
+
+import math
+from collections.abc import Callable
+
+from model import InputError
+from model.settings import Training
+
+MASK_LEVELS = 5  # of the masked fraction: each has its own shapes, so each is compiled once
+
+
+def rise(spent: float, over: float) -> float:
+    """From 0 up to 1 within the first fraction `over`, 1 after that."""
+    return min(1.0, spent / over) if over else 1.0
+
+
+def fall(spent: float, over: float) -> float:
+    """1 until the last fraction `over` begins, then down to 0 at 1, 0 after that."""
+    return max(0.0, min(1.0, (1.0 - spent) / over))
+
+
+def half_cosine(left: float) -> float:
+    """Half a cosine: 1 where all is left (1), 0 where nothing is (0)."""
+    return 0.5 * (1.0 - math.cos(math.pi * left))
+
+
+def warm_cosine(spent: float, warmup: float) -> float:
+    """From 0 to 1 within the fraction `warmup`, then half a cosine down to 0 at 1."""
+    return min(rise(spent, warmup), half_cosine(fall(spent, 1.0 - warmup)))
+
+
+def annealing(spent: float, warmup: float, cycles: int = 4) -> float:
+    """A warm-up, then four half cosines from 1 to 0, one after the other, the last of which ends at 1."""
+    left = cycles * fall(spent, 1.0 - warmup)
+    return min(rise(spent, warmup), half_cosine(left - max(0, math.ceil(left) - 1)))
+
+
+def inverse_sqrt(spent: float, warmup: float, cooldown: float) -> float:
+    """A warm-up, then one over the root of what is spent, and from where that is, a line to 0 at 1."""
+    decaying = max(warmup, min(spent, 1.0 - cooldown))
+    return math.sqrt(warmup / decaying) * min(rise(spent, warmup), fall(spent, cooldown))
+
+
+# By name: the rate between 0 and 1 at x, the fraction spent. With a warm-up it is 0 at the start, and so it is for one-cycle
+# and ramp, as in the reference implementation. That is the first step alone, as something is spent by the second; it moves
+# no weight, but fills the optimizer's averages.
+SHAPES: dict[str, Callable[[Training, float], float]] = {
+    "triangle": lambda t, x: min(0.25 + x, 4.0 - 4.0 * x),  # the paper's (section 4.3): its peak is at 0.75
+    "one-cycle": lambda t, x: min(rise(x, 0.5), fall(x, 0.5)),
+    "cosine": lambda t, x: warm_cosine(x, t.warmup),
+    "linear": lambda t, x: min(rise(x, t.warmup), fall(x, 1.0 - t.warmup)),
+    "trapezoid": lambda t, x: min(rise(x, t.warmup), fall(x, t.cooldown)),
+    "inverse-sqrt": lambda t, x: inverse_sqrt(x, t.warmup, t.cooldown),
+    "ramp": lambda t, x: min(rise(x, 1.0 - t.cooldown), fall(x, t.cooldown)),
+    "dive": lambda t, x: fall(x, t.cooldown),
+    "annealing": lambda t, x: annealing(x, t.warmup),
+    "polynomial": lambda t, x: min(rise(x, t.warmup), fall(x, 1.0 - t.warmup) ** t.power),
+}
+
+
+def rate(training: Training, spent: float) -> float:
+    """What the peak rates are multiplied by: the schedule, between `floor` and 1; exactly `floor` from 1 on."""
+    shape = SHAPES[training.schedule](training, spent) if spent < 1 else 0.0
+    return training.floor + (1.0 - training.floor) * shape
+
+
+def batch(training: Training, spent: float, unit: int) -> int:
+    """Sequences of a step, in whole units of a micro-batch on each process.
+
+    From one unit up to as many as batch_size holds, linear in the budget; all of them from batch_ramp on.
+    """
+    units = training.batch_size // unit
+    if not units:
+        raise InputError(
+            f"A step of batch_size {training.batch_size} is smaller than one micro-batch on each process, {unit} sequences. "
+            "Raise pretrain.batch_size, or lower CRAM_MICRO_BATCH or the number of processes."
+        )
+    if spent >= training.batch_ramp:
+        return unit * units
+    return unit * min(units, math.floor(units * spent / training.batch_ramp) + 1)
+
+
+def mask_fraction(training: Training, spent: float) -> float:
+    """Of a sequence's tokens, predicted: mask_fraction, or on the way from it to last_mask_fraction in five equal steps."""
+    first, last = training.mask_fraction, training.last_mask_fraction
+    if last is None:
+        return first
+    done = min(MASK_LEVELS - 1, math.floor(MASK_LEVELS * spent)) / (MASK_LEVELS - 1)
+    return (1.0 - done) * first + done * last

@@ -1,0 +1,164 @@
+"""The model card, on the manifests of a toy corpus."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import write_jsonl
+from huggingface_hub import ModelCard
+
+from model import export
+from model.bert import Bert
+from model.settings import Architecture
+from tasks import stage as store_module
+from tasks import vocabulary
+from tasks.card import card, deltas
+from tasks.corpus import Download, download
+from tasks.decontaminate import Decontaminate, decontaminate
+from tasks.dedup import Deduplicate, deduplicate
+from tasks.filter import Filter, drop_incompressible
+from tasks.pretrain import Pretrain, lineage
+from tasks.report import NAMES, funnel
+from tasks.tokens import Tokenize, tokenize
+from tasks.vocabulary import Vocabulary, train_vocabulary
+
+ROOT = Path(__file__).parents[1]
+MODERN = {
+    "layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "positions": "rotary", "norm_bias": False,
+    "first_norm": False, "head_transform": True,
+}  # fmt: skip
+ORIGINAL = {
+    "layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "positions": "learned", "norm_order": "post",
+    "activation": "gelu", "final_norm": False, "bias": True, "qkv_bias": True, "head_transform": True, "decoder_bias": True,
+}  # fmt: skip
+CRAMMED = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory, toy_texts: list[str]):
+    """The tokenize artifact of a toy corpus, in a store of its own."""
+    root = tmp_path_factory.mktemp("made")
+    before, store_module.ROOT = store_module.ROOT, root / "artifacts"
+    shard = write_jsonl(root / "toy.jsonl", [*toy_texts, toy_texts[0]])
+    corpus = download.fn(Download(source="files", files=[str(shard)], documents=0))
+    clean = decontaminate.fn(Decontaminate(data="probes"), deduplicate.fn(Deduplicate(), corpus))
+    kept = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.5), clean)
+    words = train_vocabulary.fn(Vocabulary(entries=400), kept)
+    yield tokenize.fn(Tokenize(length=32, heldout_fraction=0.3, sort="random"), kept, words)
+    store_module.ROOT = before
+
+
+def about(architecture: dict, **params) -> dict:
+    """What the manifest of a pretrain stage says."""
+    settings = Pretrain(architecture=architecture, **params)
+    stats = {
+        "parameters": 1_234_567, "steps": 70, "tokens": 30_000, "epochs": 1.25, "seconds_on_the_clock": 5400.0,
+        "tokens_per_second": 5.5, "heldout_loss": 6.51234, "heldout_nats_per_character": 1.51234,
+        "heldout_predictions": 9728, "machine": {"device": "Toy GPU", "dtype": "bfloat16", "compiled": True},
+    }  # fmt: skip
+    return {
+        "stage": "pretrain",
+        "params": settings.identity(),
+        "stats": stats,
+        "environment": {"python": "3.11.1", "packages": {"torch": "2.13.0"}, "commit": "abc123"},
+    }
+
+
+def test_the_card_tells_funnel_budget_loss_hardware_and_software(tokens):
+    manifests = lineage(tokens)
+    text = card(about(CRAMMED, budget=1.5), manifests)
+    for told in ("1.2 million parameters, pretrained in 1.5 hours", "1,234,567", "Toy GPU, bfloat16, compiled", "30,000 tokens",
+                 "70 steps", "6.5123 nats per masked token (15 % masked), 1.5123 per character", "torch 2.13.0", "`abc123`",
+                 "9,728 masked tokens", "trained on (1.25 epochs)", "local files (1)", "1 x 32, 2 heads, geglu", "Not checked, because", "sequences of 32"):  # fmt: skip
+        assert told in text, told
+    for row in funnel(manifests):
+        assert f"| {row['stage']} | {row['documents']:,} | {row['characters']:,} |" in text, row
+
+
+def test_the_recipe_is_what_differs_from_the_papers(tokens):
+    text = card(about(CRAMMED, budget=1.5, learning_rate=2e-3), lineage(tokens))
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", text, flags=re.M))
+    assert rows["pretrain.budget"] == "`1.5` | `24.0`"
+    assert rows["pretrain.learning_rate"] == "`0.002` | `0.001`"
+    assert rows["pretrain.architecture.hidden"] == "`32` | `768`"
+    assert rows["tokenize.sort"] == '`"random"` | `"sentence-length"`'
+    assert rows["download.source"] == '`"files"` | `"pile"`'
+    assert rows["vocabulary.entries"] == "`400` | `32768`"
+    assert "pretrain.clip" not in rows
+    assert not [name for name in rows if name.startswith(("deduplicate", "decontaminate"))]
+
+
+def test_the_papers_own_recipe_has_no_table_of_differences():
+    text = card(about({}), {})
+    assert "Everything is as in `crammed-bert`" in text
+    assert "| parameter |" not in text
+    assert "The manifest that says where the text came from was not at hand." in text
+
+
+def test_params_within_params_are_compared_one_by_one():
+    usual = {"a": 1, "b": {"c": 2, "d": 3}, "e": "pile"}
+    here = {"a": 1, "b": {"c": 2, "d": 4}, "e": {"books": 1}, "only here": 5}
+    assert deltas(here, usual, "x") == [["`x.b.d`", "`4`", "`3`"], ["`x.e`", '`{"books": 1}`', '`"pile"`']]
+
+
+@pytest.mark.parametrize(
+    ("layout", "library", "tag"),
+    [(MODERN, "transformers", "modernbert"), (ORIGINAL, "transformers", "bert"), (CRAMMED, "cram", None)],
+)
+def test_the_hub_reads_the_head_of_the_card(layout, library, tag, tokens):
+    data = ModelCard(card(about(layout), lineage(tokens)), ignore_metadata_errors=False).data
+    assert (data.library_name, data.pipeline_tag, data.license, data.datasets) == (library, "fill-mask", None, None)
+    assert (tag in data.tags) if tag else not {"bert", "modernbert", "eurobert"} & set(data.tags)
+
+
+def test_data_sets_of_the_hub_are_named_with_commit_and_terms():
+    place = {"repository": "wikimedia/wikipedia", "revision": "b04c8d1"}
+    corpus = {"stage": "download", "params": {"source": {"wikipedia": 1, "python-docs": 1}, "sources": {
+        "wikipedia": place, "python-docs": {"packages": "0"}}}, "stats": {"documents": 5, "characters": 50}}  # fmt: skip
+    text = card(about(CRAMMED), {"download/0": corpus})
+    assert ModelCard(text).data.datasets == ["wikimedia/wikipedia"]
+    assert (
+        "https://huggingface.co/datasets/wikimedia/wikipedia) at commit `b04c8d1`. Terms: CC-BY-SA-3.0 and GFDL."
+        in text
+    )
+    assert "`python-docs`: docs of Python packages. Terms: those of their authors." in text
+
+
+def test_scores_are_added_as_sections_and_nothing_else_changes(tokens):
+    made, manifests = about(MODERN), lineage(tokens)
+    plain = card(made, manifests)
+    scored = card(made, manifests | {"pretrain/0": made}, scores=["## GLUE", f"{NAMES['cola']}: 50.0"])
+    assert scored.replace("## GLUE\n\nCoLA: 50.0\n\n", "") == plain
+    assert "CoLA" not in plain
+
+
+def test_only_cram_loads_a_layout_that_transformers_lacks_and_the_card_says_why():
+    text = card(about(CRAMMED), {})
+    assert export.why_not_transformers(Architecture(**CRAMMED)) in text
+    assert "AutoModelFor" not in text
+    assert "Engines other than transformers" not in card(about(MODERN), {})
+    assert "Engines other than transformers" in card(about(MODERN | {"norm_bias": True}), {})
+
+
+@pytest.mark.parametrize("layout", [MODERN, ORIGINAL, CRAMMED], ids=["modern", "original", "crammed"])
+def test_the_code_on_the_card_fills_a_mask(layout, tokens, tmp_path):
+    pytest.importorskip("transformers")
+    vocabulary.copy(tokens.path, tmp_path, 32)
+    export.save(Bert(Architecture(**layout), 400, 32), tmp_path)
+    text = card(about(layout), lineage(tokens))
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    assert code.count('"FOLDER"') == 1
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code.replace('"FOLDER"', json.dumps(str(tmp_path)))],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    entries = vocabulary.load(tmp_path).get_vocab()
+    found = re.findall(r"'token': (\d+)", done.stdout) or [
+        token for token in ast.literal_eval(done.stdout) if token in entries
+    ]
+    assert len(found) == 5

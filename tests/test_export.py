@@ -1,0 +1,341 @@
+"""Model folders: the same scores here and in transformers, in both directions."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+
+from model import InputError
+from model.bert import PAD, Bert
+from model.export import TOKENS, Saved, load, save, transformers_model, why_not_transformers
+from model.settings import Architecture
+from tasks import vocabulary
+
+VOCABULARY, LENGTH = 60, 24
+SMALL = {"layers": 3, "hidden": 32, "heads": 4, "intermediate": 48, "norm_eps": 1e-6}
+MODERN = SMALL | {
+    "positions": "rotary", "norm_bias": False, "first_norm": False, "head_transform": True,
+}  # fmt: skip
+EURO = SMALL | {
+    "positions": "rotary", "norm": "rmsnorm", "norm_bias": False, "embedding_norm": False,
+}  # fmt: skip
+ORIGINAL = SMALL | {
+    "positions": "learned", "norm_order": "post", "activation": "gelu", "final_norm": False, "bias": True,
+    "qkv_bias": True, "head_transform": True, "decoder_bias": True,
+}  # fmt: skip
+NATIVE = {  # the model of transformers, and a layout that it has
+    "modern": ("ModernBert", MODERN),
+    "modern with biases": ("ModernBert", MODERN | {"bias": True, "qkv_bias": True, "decoder_bias": True, "norm_bias": True}),
+    "modern untied": ("ModernBert", MODERN | {"tied": False, "decoder_bias": True}),
+    "modern, layers all different": ("ModernBert", MODERN | {"different_layers": 3, "zero_outputs": True}),
+    "euro": ("EuroBert", EURO),
+    "euro with biases, untied": ("EuroBert", EURO | {"bias": True, "qkv_bias": True, "decoder_bias": True, "tied": False}),
+    "bert": ("Bert", ORIGINAL),
+    "bert, sinusoidal": ("Bert", ORIGINAL | {"positions": "sinusoidal"}),
+    "bert, scaled sinusoidal": ("Bert", ORIGINAL | {"positions": "scaled-sinusoidal"}),
+}  # fmt: skip
+OWN = {  # a layout that transformers doesn't have, and one axis that keeps it from being another of those above
+    "the paper's": (SMALL, "positions"),
+    "relu2": (MODERN | {"activation": "relu2"}, "activation"),
+    "factorised": (MODERN | {"embedding": 16}, "embedding"),
+    "shared": (MODERN | {"different_layers": 1}, "different_layers"),
+    "funnel": (MODERN | {"funnel": 1}, "funnel"),
+    "fewer feed-forward layers": (MODERN | {"layers": 4, "ffn_every": 2}, "ffn_every"),
+    "biases but for queries": (MODERN | {"bias": True}, "qkv_bias"),
+    "no head transform": (MODERN | {"head_transform": False}, "head_transform"),
+    "rotary post-norm": (ORIGINAL | {"positions": "rotary"}, "positions"),
+    "albert": (ORIGINAL | {"embedding": 16, "different_layers": 1}, "embedding"),
+    "bert, untied": (ORIGINAL | {"tied": False}, "tied"),
+    "rmsnorm with head": (EURO | {"head_transform": True}, "head_transform"),
+}
+LAYOUTS = {name: layout for name, (_, layout) in NATIVE.items()} | {name: layout for name, (layout, _) in OWN.items()}
+torch.set_num_threads(1)  # for so small a model; several that wait for a busy core take a hundred times as long
+
+
+def some_bert(layout: dict, seed: int = 3) -> Bert:
+    """An encoder in which no parameter has a value, like 0 or 1, that could hide a mistake."""
+    bert = Bert(Architecture(**layout), VOCABULARY, LENGTH, seed=seed).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in bert.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return bert
+
+
+def padded_tokens() -> torch.Tensor:
+    """(3, LENGTH) token ids, two of the sequences shorter than the others."""
+    tokens = torch.randint(5, VOCABULARY, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    tokens[0, 9:] = tokens[2, -1:] = PAD
+    return tokens
+
+
+def scores(bert: Bert, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return bert.logits(bert.encode(tokens, padded=True))
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """The package, which must not look anything up on a network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_what_is_saved_and_loaded_is_the_same_model(layout, tmp_path):
+    bert = some_bert(layout)
+    save(bert, tmp_path)
+    loaded = load(tmp_path).eval()
+    assert (loaded.architecture, loaded.vocabulary, loaded.length) == (bert.architecture, VOCABULARY, LENGTH)
+    assert loaded.state_dict().keys() == bert.state_dict().keys()
+    for name, value in bert.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    assert torch.equal(scores(loaded, padded_tokens()), scores(bert, padded_tokens()))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_every_parameter_is_stored_once_in_single_precision(layout, tmp_path):
+    bert = some_bert(layout).bfloat16()
+    save(bert, tmp_path)
+    tensors = tensors_of(tmp_path)
+    fixed = sum(tensor.numel() for name, tensor in tensors.items() if "token_type" in name)
+    if layout.get("norm_order") == "post" and "sinusoidal" in layout["positions"]:  # the table is written down
+        fixed += LENGTH * 32 - (layout["positions"] == "scaled-sinusoidal")
+    assert sum(tensor.numel() for tensor in tensors.values()) == sum(p.numel() for p in bert.parameters()) + fixed
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("name", "layout"), NATIVE.values(), ids=NATIVE)
+def test_transformers_gives_the_same_scores_and_states_without_remote_code(name, layout, tmp_path, transformers):
+    bert, tokens = some_bert(layout), padded_tokens()
+    save(bert, tmp_path)
+    assert transformers_model(bert.architecture) == name
+    assert why_not_transformers(bert.architecture) is None
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert type(config).__name__ == f"{name}Config"
+    assert not list(tmp_path.glob("*.py"))
+    theirs, report = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(theirs).__name__ == f"{name}ForMaskedLM"
+    assert not any(report.values()), report
+    assert theirs.dtype == torch.float32
+    ours, mask = scores(bert, tokens), tokens != PAD
+    assert ours.std() > 0.5
+    for implementation in ("sdpa", "eager"):
+        theirs.set_attn_implementation(implementation)
+        with torch.no_grad():
+            found = theirs.eval()(input_ids=tokens, attention_mask=mask.long()).logits
+        torch.testing.assert_close(found, ours, rtol=1e-5, atol=2e-5)
+    encoder = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        states = encoder(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        torch.testing.assert_close(states, bert.encode(tokens, padded=True), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("name", "layout"), NATIVE.values(), ids=NATIVE)
+def test_what_transformers_made_of_a_folder_loads_here(name, layout, tmp_path, transformers):
+    """All its parameters are given other values, as by training on; then it is saved by transformers alone."""
+    save(some_bert(layout), tmp_path)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    generator = torch.Generator().manual_seed(8)
+    fixed = ["token_type"] + ["position_embeddings"] * ("sinusoidal" in layout["positions"])
+    with torch.no_grad():
+        for key, parameter in theirs.named_parameters():
+            if not any(part in key for part in fixed):
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    theirs.save_pretrained(tmp_path / "again")
+    ours, tokens = load(tmp_path / "again").eval(), padded_tokens()
+    with torch.no_grad():
+        expected = theirs(input_ids=tokens, attention_mask=(tokens != PAD).long()).logits
+    assert expected.std() > 0.1
+    torch.testing.assert_close(scores(ours, tokens), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["modern", "euro", "bert"])
+def test_a_classifier_of_transformers_starts_from_the_whole_encoder(name, tmp_path, transformers):
+    bert, tokens = some_bert(NATIVE[name][1]), padded_tokens()
+    save(bert, tmp_path)
+    classifier, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, num_labels=3, output_loading_info=True
+    )
+    assert all(key.split(".")[0] in ("classifier", "dense", "bert") for key in report["missing_keys"]), report
+    assert not [key for key in report["missing_keys"] if key.startswith("bert.") and "pooler" not in key]
+    encoder = getattr(classifier.eval(), "bert" if name == "bert" else "model")
+    with torch.no_grad():
+        states = encoder(input_ids=tokens, attention_mask=(tokens != PAD).long()).last_hidden_state
+    torch.testing.assert_close(states, bert.encode(tokens, padded=True), rtol=1e-5, atol=2e-5)
+    if name == "modern":
+        assert torch.equal(classifier.head.dense.weight, bert.head.dense.weight)
+    assert classifier(input_ids=tokens, attention_mask=(tokens != PAD).long()).logits.shape == (3, 3)
+
+
+@pytest.mark.parametrize("name", ["modern", "euro", "bert"])
+def test_the_fill_mask_pipeline_gives_our_probabilities(name, tmp_path, transformers):
+    words = ["the river", "carried", "a long letter", "before the rain"] * 30
+    tokenizer = vocabulary.train({word: 40 for line in words for word in line.split()}, 200)
+    vocabulary.save(tokenizer, tmp_path)
+    bert = Bert(Architecture(**NATIVE[name][1]), tokenizer.get_vocab_size(), LENGTH, seed=3).eval()
+    with torch.no_grad():
+        bert.embedding.word.weight.mul_(20)
+    save(bert, tmp_path)
+    fill = transformers.pipeline("fill-mask", model=str(tmp_path))
+    found = fill("The river carried [MASK] letter before the rain", top_k=5)
+    ids = tokenizer.encode("the river carried [MASK] letter before the rain").ids
+    place = ids.index(vocabulary.MASK)
+    expected = F.softmax(scores(bert, torch.tensor([ids]))[0, place], dim=-1).topk(5)
+    assert [guess["token"] for guess in found] == expected.indices.tolist()
+    np.testing.assert_allclose([guess["score"] for guess in found], expected.values, rtol=1e-4)
+
+
+def test_the_ids_of_special_tokens_are_those_of_the_vocabulary(tmp_path, transformers):
+    assert [TOKENS[f"{name}_token_id"] for name in ("pad", "cls", "sep", "mask")] == [
+        vocabulary.PAD, vocabulary.CLS, vocabulary.SEP, vocabulary.MASK,
+    ]  # fmt: skip
+    tokenizer = vocabulary.train({"river": 40, "letter": 30}, 150)
+    vocabulary.save(tokenizer, tmp_path)
+    save(some_bert(MODERN), tmp_path)
+    theirs, config = (c.from_pretrained(tmp_path) for c in (transformers.AutoTokenizer, transformers.AutoConfig))
+    for name in ("pad", "cls", "sep"):
+        assert getattr(config, f"{name}_token_id") == getattr(theirs, f"{name}_token_id"), name
+
+
+def test_attention_is_global_and_rotation_is_ours_for_engines_that_read_either_spelling(tmp_path, transformers):
+    save(some_bert(MODERN), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for spelling in (("global_rope_theta", "local_rope_theta", "global_attn_every_n_layers"), ("rope_parameters", "layer_types")):  # fmt: skip
+        kept = {key: value for key, value in config.items() if key not in spelling}
+        read = transformers.ModernBertConfig.from_dict(kept)
+        assert read.layer_types == ["full_attention"] * 3, spelling
+        assert {read.rope_parameters[kind]["rope_theta"] for kind in read.layer_types} == {10_000.0}, spelling
+    needed = "initializer_range initializer_cutoff_factor norm_eps layer_norm_eps local_attention attention_dropout"
+    assert set(needed.split()) <= config.keys()
+    assert config["classifier_activation"] == config["hidden_activation"] == "gelu"
+
+
+@pytest.mark.parametrize(("layout", "axis"), OWN.values(), ids=OWN)
+def test_a_layout_that_transformers_lacks_says_which_axis_it_is(layout, axis, tmp_path):
+    bert = some_bert(layout)
+    assert transformers_model(bert.architecture) is None
+    sentence = why_not_transformers(bert.architecture)
+    assert f"{axis} " in sentence
+    save(bert, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "cram"
+    assert tensors_of(tmp_path).keys() == bert.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [("modern", "ModernBert"), ("pocket-modern", "ModernBert"), ("bert-base", "Bert"), ("bert-original", "Bert"), ("crammed-bert", None)],
+)  # fmt: skip
+def test_recipes_give_models_that_transformers_has_or_not(recipe, name):
+    from flows.recipes import DELTAS, whole
+
+    assert transformers_model(whole(DELTAS[recipe]).pretrain.architecture) == name
+
+
+def test_the_reason_names_every_axis_with_both_values():
+    assert why_not_transformers(Architecture(**MODERN | {"head_transform": False, "funnel": 1})) == (
+        "transformers has no model of this layout; the nearest, ModernBert, would need funnel 0 (here 1) and head_transform "
+        "true (here false)."
+    )
+
+
+def replace_config(folder: Path, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def replace_saved(folder: Path, **changes) -> None:
+    replace_config(folder, cram=json.loads((folder / "config.json").read_text())["cram"] | changes)
+
+
+def replace_tensor(folder: Path, name: str, change) -> None:
+    from safetensors.torch import save_file
+
+    tensors = tensors_of(folder)
+    change(tensors, name)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def truncate(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+DAMAGE = {
+    "nothing there": (lambda f: (shutil.rmtree(f), f.mkdir()), "No such file"),
+    "no folder": (shutil.rmtree, "No such file"),
+    "no config": (lambda f: (f / "config.json").unlink(), "No such file"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
+    "config no JSON": (lambda f: truncate(f / "config.json", 20), ""),
+    "config no text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"), ""),
+    "config a list": (lambda f: (f / "config.json").write_text("[]"), "no JSON object"),
+    "config of another model": (lambda f: (f / "config.json").write_text('{"model_type": "bert"}'), "no key 'cram'"),
+    "of an earlier version": (
+        lambda f: (f / "config.json").write_text('{"model_type": "crammed-bert", "architecture": {"layers": 2}}'),
+        "an earlier version of cram wrote it; run its pretrain stage again",
+    ),
+    "other model_type": (lambda f: replace_config(f, model_type="cram"), "says model_type 'cram'.*saved as 'bert'"),
+    "key a number": (lambda f: replace_config(f, cram=5), ""),
+    "unknown axis": (lambda f: replace_saved(f, architecture={"layers": 2, "depth": 3}), "depth"),
+    "architecture a number": (lambda f: replace_saved(f, architecture=5), "architecture"),
+    "size a word": (lambda f: replace_saved(f, vocabulary="many"), "vocabulary"),
+    "other size": (lambda f: replace_saved(f, vocabulary=VOCABULARY + 1), "size mismatch"),
+    "other length": (lambda f: replace_saved(f, length=LENGTH + 2), "size mismatch"),
+    "weights empty": (lambda f: truncate(f / "model.safetensors", 0), ""),
+    "weights cut in the header": (lambda f: truncate(f / "model.safetensors", 100), ""),
+    "weights cut in the data": (lambda f: truncate(f / "model.safetensors", 20_000), ""),
+    "weights junk": (lambda f: (f / "model.safetensors").write_bytes(bytes(range(256)) * 40), ""),
+    "a tensor missing": (lambda f: replace_tensor(f, "cls.predictions.bias", dict.pop), "head.bias"),
+    "a tensor too many": (lambda f: replace_tensor(f, "bert.pooler.dense.bias", lambda t, n: t.update({n: torch.ones(32)})),
+                          "no place for bert.pooler.dense.bias"),
+    "token types trained": (lambda f: replace_tensor(f, "bert.embeddings.token_type_embeddings.weight", lambda t, n: t[n].add_(1)),
+                            "type.* was changed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGE.values(), ids=DAMAGE)
+def test_what_is_no_model_is_refused_in_a_sentence(damage, reason, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save(some_bert(ORIGINAL), folder)
+    damage(folder)
+    with pytest.raises(
+        InputError, match=f"holds no model that cram can load: .*{reason}.*Expected config.json and"
+    ) as told:
+        load(folder)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["modern", "euro with biases, untied", "bert, scaled sinusoidal"])
+def test_a_folder_that_transformers_halved_in_precision_loads(name, tmp_path, transformers):
+    bert, tokens = some_bert(NATIVE[name][1]), padded_tokens()
+    save(bert, tmp_path)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    theirs.save_pretrained(tmp_path / "again")
+    halved = load(tmp_path / "again").eval()
+    assert {parameter.dtype for parameter in halved.parameters()} == {torch.float32}
+    assert 0 < (scores(halved, tokens) - scores(bert, tokens)).abs().max() < 0.2
+
+
+def test_positions_that_learned_elsewhere_are_not_taken_for_sinusoidal_ones(tmp_path):
+    save(some_bert(ORIGINAL | {"positions": "scaled-sinusoidal"}), tmp_path)
+    name = "bert.embeddings.position_embeddings.weight"
+    replace_tensor(tmp_path, name, lambda tensors, name: tensors[name][5].add_(0.01))
+    with pytest.raises(InputError, match=r"embedding\.position\.weight was changed"):
+        load(tmp_path)
+
+
+def test_every_axis_of_the_architecture_is_in_the_config(tmp_path):
+    save(some_bert(EURO), tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())["cram"]
+    assert saved["architecture"].keys() == Architecture.model_fields.keys()
+    assert Saved(**saved) == Saved(architecture=Architecture(**EURO), vocabulary=VOCABULARY, length=LENGTH)

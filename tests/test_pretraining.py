@@ -1,0 +1,1142 @@
+import functools
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model import InputError, bert, checkpoint, export, pretraining, schedules
+from model.batches import Batches
+from model.machine import Machine, Reading
+from model.masking import Corpus
+from model.settings import Architecture, Training
+
+SMALL = Architecture(layers=1, hidden=16, heads=2, intermediate=48)
+VOCABULARY, SPECIALS, MASK_ID = 40, 5, 4
+LENGTH = 16
+TIMES = ("seconds", "tokens_per_second", "mfu")
+RATE = 1e9  # of this machine's matrix products, said to be
+CPU = torch.device("cpu")
+RECIPES = {
+    "adamw": {},
+    "muon": {
+        "optimizer": "muon",
+        "dropout": 0.1,
+        "mask_fraction": 0.4,
+        "last_mask_fraction": 0.1,
+        "batch_ramp": 0.9,
+    },
+    "adam": {"optimizer": "adam", "dropout": 0.1, "batch_ramp": 0.0},
+    "adafactor": {"optimizer": "adafactor", "schedule": "cosine", "warmup": 0.2, "budget_unit": "flops", "budget": 9e6},
+    "radam": {"optimizer": "radam", "last_mask_fraction": 0.5},
+    "sgd": {"optimizer": "sgd", "clip": None},
+}
+torch.set_num_threads(1)  # for so small a model; several that wait for a busy core take a hundred times as long
+
+
+class Stop(BaseException):
+    """What stops a run: no Exception."""
+
+
+def corpus(sequences: int = 50, heldout: int = 5, length: int = LENGTH) -> Corpus:
+    """Sequences that count up, from some number on, over and over."""
+    starts = np.random.default_rng(0).integers(0, 20, sequences + heldout)
+    rows = SPECIALS + (starts[:, None] + np.arange(length)) % 20
+    rows = rows.astype(np.uint16)
+    return Corpus(rows[:sequences], rows[sequences:], VOCABULARY, MASK_ID, SPECIALS)
+
+
+def numbered(sequences: int) -> Corpus:
+    """Sequences that hold their own number only."""
+    rows = SPECIALS + np.repeat(np.arange(sequences)[:, None], LENGTH, axis=1).astype(np.uint16)
+    return Corpus(rows, rows[:3], SPECIALS + sequences, MASK_ID, SPECIALS)
+
+
+def build(
+    folder: Path,
+    data: Corpus | None = None,
+    micro_batch: int = 2,
+    dtype: torch.dtype = torch.float32,
+    compiles: bool = False,
+    **changes,
+) -> pretraining.Pretraining:
+    """A run of a small model: about 12 steps of up to 8 sequences, unless told otherwise."""
+    data = data or corpus()
+    folder.mkdir(exist_ok=True)
+    settings = {"budget": 70 * LENGTH, "budget_unit": "tokens", "batch_size": 8, "learning_rate": 0.01} | changes
+    model = bert.Bert(SMALL, data.vocabulary, data.length, seed=1)
+    here = Machine(CPU, dtype, compiles, micro_batch, compiles_always=compiles)
+    return pretraining.Pretraining(model, Training(**settings), data, here, folder)
+
+
+def quiet(fraction: float, note: str) -> None:
+    """Report to nobody."""
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """The rate of a machine that isn't measured."""
+    return RATE
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / checkpoint.METRICS).read_text().splitlines()]
+
+
+def states(run: pretraining.Pretraining) -> dict[str, bytes]:
+    """Weights and optimizers, as bytes."""
+    parts = {name: value.numpy().tobytes() for name, value in run.bert.state_dict().items()}
+    for number, optimizer in enumerate(run.optimizers):
+        for index, state in optimizer.state_dict()["state"].items():
+            parts |= {f"{number}.{index}.{name}": value.numpy().tobytes() for name, value in state.items()}
+    return parts
+
+
+def outcome(run: pretraining.Pretraining) -> tuple[dict, list, list, dict]:
+    """All that a run leaves, but for its times: weights and optimizers, metrics, evaluations, what was spent."""
+    spent = asdict(run.spent)
+    timeless = [
+        [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+        for rows in (metrics(run.folder), spent.pop("evaluations"))
+    ]
+    return states(run), *timeless, {k: v for k, v in spent.items() if k not in TIMES} | run.scaler.state_dict()
+
+
+def stop_at(step: int) -> Callable[[float, str], None]:
+    """A report that stops the run after so many steps."""
+    calls = iter(range(1, 1000))
+
+    def report(fraction: float, note: str) -> None:
+        if next(calls) == step:
+            raise Stop
+
+    return report
+
+
+def do_at(call: int, function: Callable, before: Callable[[], None], after: Callable[[], None]) -> Callable:
+    """The function, with something else around its call of this number."""
+    calls = iter(range(1, 100_000))
+
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        now = next(calls) == call
+        if now:
+            before()
+        result = function(*args, **kwargs)
+        if now:
+            after()
+        return result
+
+    return wrapped
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+def never_stopped(recipe: str, folder: Path) -> tuple[dict, list, list, dict]:
+    run = build(folder, **RECIPES[recipe])
+    run.run(quiet)
+    return outcome(run)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unmeasured_machine():
+    """The machine's rate is not measured, which takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "matrix_rate", matrix_rate)
+        yield
+
+
+@pytest.fixture(scope="module")
+def unstopped(tmp_path_factory) -> Callable[[str], tuple[dict, list, list, dict]]:
+    """The outcome of the run of a recipe, never stopped."""
+    return functools.cache(lambda recipe: never_stopped(recipe, tmp_path_factory.mktemp("unstopped")))
+
+
+@pytest.fixture(params=[0, 1], ids=["waits for each step", "one step ahead"])
+def ahead(request, monkeypatch) -> None:
+    """Rows of metrics are written as soon as a step is through, or after the next one has begun, as on a GPU."""
+    monkeypatch.setitem(pretraining.AHEAD, "cpu", request.param)
+
+
+class FakeTime:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 5000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def taking(self, seconds: float, function: Callable) -> Callable:
+        """The function, taking so long."""
+
+        @functools.wraps(function)
+        def slow(*args, **kwargs):
+            self.now += seconds
+            return function(*args, **kwargs)
+
+        return slow
+
+
+@pytest.fixture
+def clock(monkeypatch) -> FakeTime:
+    """Time in which a micro-batch of training takes 1 s, a held-out loss 1,000 s, and nothing else any."""
+    time, run = FakeTime(), pretraining.Pretraining
+    monkeypatch.setattr(pretraining, "time", time)
+    monkeypatch.setattr(run, "loss", time.taking(1, run.loss))
+    monkeypatch.setattr(pretraining, "heldout_loss", time.taking(1000, pretraining.heldout_loss))
+    return time
+
+
+@pytest.fixture
+def seen(monkeypatch) -> list[list[int]]:
+    """The first token of each sequence of each micro-batch that is trained on, as the run goes on."""
+    batches, take = [], Batches.take
+
+    def recording(*args):
+        tokens, positions, labels = take(*args)
+        batches.append(tokens.scatter(1, positions, labels)[:, 0].tolist())
+        return tokens, positions, labels
+
+    monkeypatch.setattr(Batches, "take", recording)
+    return batches
+
+
+# Resume
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_stopped_after_any_step_ends_as_if_never_stopped(tmp_path, unstopped, recipe, ahead):
+    steps = len(unstopped(recipe)[1])
+    assert steps >= 7
+    every = recipe in ("adamw", "muon") and not pretraining.AHEAD["cpu"]
+    for step in range(1, steps + 1) if every else (1, 4):
+        folder = tmp_path / str(step)
+        with pytest.raises(Stop):
+            build(folder, **RECIPES[recipe]).run(stop_at(step))
+        resumed = build(folder, **RECIPES[recipe])
+        assert resumed.spent.step == len(metrics(folder)) >= step
+        resumed.run(quiet)
+        assert outcome(resumed) == unstopped(recipe)
+
+
+@pytest.mark.parametrize("recipe", ["adamw", "muon"])
+def test_a_run_stopped_after_every_step_ends_as_if_never_stopped_whatever_the_machines(tmp_path, unstopped, recipe):
+    for step in range(len(unstopped(recipe)[1])):
+        with pytest.raises(Stop):
+            build(tmp_path, micro_batch=(2, 8, 1)[step % 3], **RECIPES[recipe]).run(stop_at(1))
+    last = build(tmp_path, micro_batch=100, **RECIPES[recipe])
+    last.run(quiet)
+    assert outcome(last) == unstopped(recipe)
+
+
+def test_recipes_differ_so_that_resuming_one_as_another_would_show(unstopped):
+    assert len({unstopped(recipe)[0]["blocks.0.attention.query.weight"] for recipe in RECIPES}) == len(RECIPES)
+    rows = unstopped("muon")[1]
+    assert {row["batch"] for row in rows} == {2, 4, 6, 8}
+    assert len({row["masks"] for row in rows}) == 5
+
+
+PLACES = {
+    "batch": (Batches, "take", 12),
+    "forward": (bert.Bert, "forward", 13),
+    "backward": (torch.Tensor, "backward", 12),
+    "clipping": (torch.nn.utils, "clip_grad_norm_", 5),
+    "update": (torch.optim.AdamW, "step", 5),
+    "end of update": (torch.optim.AdamW, "zero_grad", 5),
+    "counting": (pretraining, "operations", 9),
+    "row": (pretraining, "Reading", 5),
+    "reading the row": (Reading, "read", 5),
+    "writing the row": (json, "dumps", 5),
+    "evaluation": (pretraining, "heldout_loss", 4),
+    "last evaluation": (pretraining, "heldout_loss", 9),
+    "checkpoint": (checkpoint, "save_file", 1),
+    "end of checkpoint": (Path, "replace", 1),
+}
+UPDATE = ("clipping", "update", "end of update", "counting", "row")  # where a signal has to wait until all is in step
+STOPS = {
+    "error": (Stop, None),
+    "SIGTERM before": (signal.SIGTERM, None),
+    "SIGINT after": (None, signal.SIGINT),
+}
+
+
+def stopper(what: type | signal.Signals | None) -> Callable[[], None]:
+    def stop() -> None:
+        if what is Stop:
+            raise Stop
+        os.kill(os.getpid(), what)
+
+    return nothing if what is None else stop
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_stopped_anywhere_ends_as_if_never_stopped(tmp_path, monkeypatch, unstopped, place, stop):
+    monkeypatch.setitem(pretraining.AHEAD, "cpu", len(place) % 2)
+    owner, name, call = PLACES[place]
+    for seconds in (0.0, None) if stop == "error" else (None,):  # a checkpoint each step, or when it is stopped only
+        folder = tmp_path / str(seconds)
+        with monkeypatch.context() as patch:
+            around = (stopper(what) for what in STOPS[stop])
+            patch.setattr(owner, name, do_at(call, getattr(owner, name), *around))
+            with pytest.raises((Stop, SystemExit, KeyboardInterrupt)) as stopped:
+                build(folder, **RECIPES["muon"]).run(quiet, seconds)
+        assert stopped.type is {"error": Stop, "SIGTERM": SystemExit, "SIGINT": KeyboardInterrupt}[stop.split()[0]]
+        resumed = build(folder, **RECIPES["muon"])
+        assert [row["step"] for row in metrics(folder)] == list(range(1, resumed.spent.step + 1))
+        if place in UPDATE and stop != "error":
+            assert resumed.spent.step == 5
+        resumed.run(quiet)
+        assert outcome(resumed) == unstopped("muon")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torch._dynamo  # once for all children, who need it: it takes seconds
+import test_pretraining as t
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def half_a_file(tensors, path, metadata):
+    path.write_bytes(b"half")
+    kill()
+
+def save_each_third(run):
+    calls[0] += 1
+    if calls[0] % 3 == 0:
+        save(run)
+        if calls[0] == 3 * killed_saves:
+            t.checkpoint.save_file = half_a_file
+
+calls, save = [0], t.pretraining.Pretraining.save
+t.pretraining.Pretraining.save = save_each_third
+t.pretraining.matrix_rate = t.matrix_rate
+for recipe, place, call in eval(sys.argv[3]):
+    child = os.fork()
+    if not child:
+        killed_saves = call if place == "half a checkpoint" else 0
+        if not killed_saves:
+            owner, name, _ = t.PLACES[place]
+            setattr(owner, name, t.do_at(call, getattr(owner, name), t.nothing, kill))
+        t.build(Path(sys.argv[2]) / f"{recipe} {place} {call}", **t.RECIPES[recipe]).run(t.quiet, 0.0)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, (recipe, place, call)
+"""
+
+
+def run_apart(code: str, *arguments: object) -> subprocess.CompletedProcess:
+    """Run code in a process of its own, with this file's folder as its first argument."""
+    command = [sys.executable, "-c", code, str(Path(__file__).parent), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_a_killed_run_ends_as_if_never_killed(tmp_path, unstopped):
+    kills = [(recipe, "update", call) for recipe in ("adamw", "muon") for call in range(1, 10)]
+    kills += [
+        ("muon", place, call) for place in ("backward", "reading the row", "half a checkpoint") for call in (1, 2)
+    ]
+    done = run_apart(KILLED, tmp_path, kills)
+    assert done.returncode == 0, done.stderr
+    lost = 0
+    for recipe, place, call in kills:
+        folder = tmp_path / f"{recipe} {place} {call}"
+        rows = len(metrics(folder))
+        resumed = build(folder, **RECIPES[recipe])
+        saved = 3 * call if place == "half a checkpoint" else rows // 3 * 3
+        assert resumed.spent.step == len(metrics(folder)) == saved
+        lost += rows > resumed.spent.step
+        resumed.run(quiet)
+        assert outcome(resumed) == unstopped(recipe)
+    assert lost > len(kills) / 2  # rows of steps that the checkpoint does not have
+
+
+TERMINATED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_pretraining as t
+t.pretraining.matrix_rate = t.matrix_rate
+t.build(Path(sys.argv[2]), **t.ENDLESS).run(lambda fraction, note: print(note, flush=True))
+"""
+ENDLESS = {"budget": 1e12, "optimizer": "muon", "dropout": 0.1}
+
+
+def test_sigterm_ends_a_process_with_a_checkpoint(tmp_path):
+    command = [sys.executable, "-c", TERMINATED, str(Path(__file__).parent), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        for _ in range(5):
+            assert run.stdout.readline().startswith("loss ")
+        run.terminate()
+        _, errors = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM
+    assert "Error" not in errors
+    resumed = build(tmp_path, **ENDLESS)
+    assert resumed.spent.step == len(metrics(tmp_path)) >= 5
+    same = build(tmp_path / "same", **ENDLESS)
+    with pytest.raises(Stop):
+        same.run(stop_at(resumed.spent.step))
+    assert outcome(resumed) == outcome(same)
+
+
+def test_a_failed_save_keeps_the_old_checkpoint_and_is_told_in_a_sentence(tmp_path, monkeypatch):
+    with pytest.raises(Stop):
+        build(tmp_path).run(stop_at(3))
+    before = (tmp_path / checkpoint.CHECKPOINT).read_bytes()
+
+    def disk_full(tensors, path, metadata):
+        path.write_bytes(b"junk")
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", disk_full)
+        with pytest.raises(InputError, match=r"No checkpoint can be written to .*No space left.*Make room"):
+            build(tmp_path).run(quiet, 0.0)
+    assert (tmp_path / checkpoint.CHECKPOINT).read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {checkpoint.CHECKPOINT, checkpoint.METRICS}
+    assert build(tmp_path).spent.step == 3
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_pretraining as t
+
+def limit(fraction, note):
+    if run.spent.step == 3:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+t.pretraining.matrix_rate = t.matrix_rate
+run = t.build(Path(sys.argv[2]))
+try:
+    run.run(limit, 0.0)
+except t.InputError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_is_full_keeps_the_old_checkpoint(tmp_path, unstopped):
+    done = run_apart(FULL, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "No checkpoint can be written" in done.stdout
+    assert "File too large" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {checkpoint.CHECKPOINT, checkpoint.METRICS}
+    resumed = build(tmp_path)
+    assert resumed.spent.step == len(metrics(tmp_path)) == 2
+    resumed.run(quiet)
+    assert outcome(resumed) == unstopped("adamw")
+
+
+def test_a_finished_run_trains_no_further(tmp_path, unstopped, seen):
+    build(tmp_path).run(quiet)
+    seen.clear()
+    again = build(tmp_path)
+    again.run(quiet)
+    assert not seen
+    assert outcome(again) == unstopped("adamw")
+
+
+def test_a_resumed_run_keeps_its_micro_batch_and_reads_on_where_it_stopped(tmp_path, seen):
+    with pytest.raises(Stop):
+        build(tmp_path, numbered(50), micro_batch=2).run(stop_at(4))
+    read = [number for batch in seen for number in batch]
+    seen.clear()
+    build(tmp_path, numbered(50), micro_batch=8).run(quiet)
+    assert {len(batch) for batch in seen} == {2}
+    read += [number for batch in seen for number in batch]
+    assert read == [SPECIALS + index % 50 for index in range(len(read))]
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"junk"), lambda path: os.truncate(path, 9000)])
+def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path, spoil):
+    with pytest.raises(Stop):
+        build(tmp_path).run(stop_at(3))
+    spoil(tmp_path / checkpoint.CHECKPOINT)
+    with pytest.raises(InputError, match=r"checkpoint\.safetensors is no checkpoint .* refresh"):
+        build(tmp_path)
+
+
+def test_a_checkpoint_of_another_optimizer_or_model_is_told(tmp_path):
+    with pytest.raises(Stop):
+        build(tmp_path, numbered(50)).run(stop_at(3))
+    with pytest.raises(InputError, match=r"is no checkpoint .*size mismatch"):
+        build(tmp_path, numbered(60))
+
+
+def test_the_last_row_is_the_last_that_is_whole(tmp_path):
+    assert checkpoint.last_row(tmp_path) is None
+    for text, row in {"": None, '{"step"': None, '{"step": 1}\n': 1, '{"step": 1}\n{"step": 2}\n{"st': 2}.items():
+        (tmp_path / checkpoint.METRICS).write_text(text)
+        assert (checkpoint.last_row(tmp_path) or {}).get("step") == row
+
+
+# Budget and clock
+
+
+def test_a_run_ends_within_one_step_of_its_token_budget(tmp_path):
+    for budget in (1, LENGTH, 70 * LENGTH, 70 * LENGTH + 1, 100 * LENGTH):
+        run = build(tmp_path / str(budget), budget=budget)
+        spent = run.run(quiet)
+        last = metrics(run.folder)[-1]
+        assert spent.tokens == last["tokens"] >= budget > last["tokens"] - last["batch"] * LENGTH
+
+
+def test_a_run_ends_within_one_step_of_its_budget_of_operations(tmp_path):
+    for budget in (1.0, 1e6, 1e7):
+        run = build(tmp_path / str(budget), budget=budget, budget_unit="flops", last_mask_fraction=0.5)
+        spent = run.run(quiet)
+        each = [
+            row["batch"] * LENGTH * bert.operations(SMALL, VOCABULARY, LENGTH, row["masks"])
+            for row in metrics(run.folder)
+        ]
+        assert spent.operations == pytest.approx(sum(each))
+        assert spent.operations >= budget > spent.operations - each[-1]
+
+
+def test_hours_are_on_the_clock_without_heldout_evaluation(tmp_path, clock):
+    run = build(tmp_path, budget=200 / 3600, budget_unit="hours")
+    spent = run.run(quiet)
+    rows = metrics(tmp_path)
+    assert len(spent.evaluations) > 5
+    assert spent.seconds == rows[-1]["seconds"] == sum(row["batch"] // 2 for row in rows)  # 1 s each, and nothing else
+    assert 200 <= spent.seconds < 200 + rows[-1]["batch"] // 2
+
+
+def test_compiling_data_and_checkpoints_are_on_the_clock(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(torch, "compile", clock.taking(20, lambda model, **settings: model))
+    monkeypatch.setattr(Batches, "take", clock.taking(2, Batches.take))
+    monkeypatch.setattr(pretraining, "checkpoint", clock.taking(7, pretraining.checkpoint))
+    settings = {"budget": 100 / 3600, "budget_unit": "hours", "batch_ramp": 0.0}
+    spent = build(tmp_path, compiles=True, **settings).run(quiet, 0.0)
+    compiling, step, save = 20 + 1, 4 * (1 + 2), 7  # trying the compiler takes a micro-batch
+    assert spent.step == math.ceil((100 - compiling) / (step + save))
+    assert spent.seconds == compiling + spent.step * (step + save) - save  # to the end of the last step
+
+
+def test_no_step_begins_when_a_checkpoint_has_spent_what_was_left(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(pretraining, "checkpoint", clock.taking(50, pretraining.checkpoint))
+    spent = build(tmp_path, budget=40 / 3600, budget_unit="hours", batch_ramp=0.0).run(quiet, 0.0)
+    assert spent.step == 1
+
+
+def test_a_resumed_run_has_the_hours_that_were_left(tmp_path, clock):
+    settings = {"budget": 100 / 3600, "budget_unit": "hours"}
+    whole = build(tmp_path / "whole", **settings)
+    whole.run(quiet)
+    steps = len(metrics(tmp_path / "whole"))
+    for step in (1, steps // 2, steps - 1):
+        folder = tmp_path / str(step)
+        with pytest.raises(Stop):
+            build(folder, **settings).run(stop_at(step))
+        clock.now += 10_000  # while nothing runs
+        resumed = build(folder, **settings)
+        assert resumed.spent.seconds == metrics(folder)[-1]["seconds"]
+        resumed.run(quiet)
+        assert outcome(resumed) == outcome(whole)
+        assert metrics(folder) == metrics(tmp_path / "whole")  # times too
+        assert resumed.spent.seconds == whole.spent.seconds
+
+
+def test_the_clock_stands_still_when_a_heldout_evaluation_is_stopped(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(pretraining, "heldout_loss", do_at(2, pretraining.heldout_loss, stopper(Stop), nothing))
+    with pytest.raises(Stop):
+        build(tmp_path, budget=100 / 3600, budget_unit="hours").run(quiet)
+    stopped = build(tmp_path, budget=100 / 3600, budget_unit="hours")
+    assert stopped.spent.seconds == metrics(tmp_path)[-1]["seconds"] < 100
+
+
+@pytest.mark.parametrize(("budget", "step", "apart"), [(20, 1, 5), (400, 4, 40), (24 * 3600, 300, 600)])
+def test_checkpoints_are_a_tenth_of_the_budget_apart_within_bounds(tmp_path, clock, monkeypatch, budget, step, apart):
+    saved, run = [], pretraining.Pretraining
+    monkeypatch.setattr(pretraining, "checkpoint", lambda *args: saved.append(clock.now))
+    monkeypatch.setattr(pretraining, "heldout_loss", lambda *args: 0.0)
+    monkeypatch.setattr(run, "loss", clock.taking(step - 1, run.loss))
+    build(tmp_path, budget=budget / 3600, budget_unit="hours", batch_size=2).run(quiet)
+    assert {later - earlier for earlier, later in pairwise(saved[:-1])} == {apart}
+    assert saved[-1] == clock.now
+
+
+def test_a_budget_spent_before_the_first_step_is_told(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(torch, "compile", clock.taking(20, lambda model, **settings: model))
+    run = build(tmp_path, compiles=True, budget=10 / 3600, budget_unit="hours")
+    with pytest.raises(InputError, match=r"The budget of 0\.00277778 hours was spent before the first step\. Raise"):
+        run.run(quiet)
+
+
+# Schedules, batches, gradients
+
+
+SCHEDULED = {
+    "triangle": {},
+    "trapezoid": {
+        "schedule": "trapezoid",
+        "warmup": 0.1,
+        "cooldown": 0.4,
+        "floor": 0.1,
+        "mask_fraction": 0.4,
+        "last_mask_fraction": 0.1,
+        "batch_ramp": 0.8,
+    },
+}
+
+
+@pytest.mark.parametrize("unit", ["tokens", "flops", "hours"])
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_rate_batch_and_masks_are_those_of_the_budget_spent_before_each_step(tmp_path, clock, unit, name):
+    budget = {"tokens": 400 * LENGTH, "flops": 6e7, "hours": 250 / 3600}[unit]
+    run = build(tmp_path, budget=budget, budget_unit=unit, **SCHEDULED[name])
+    run.run(quiet)
+    rows = metrics(tmp_path)
+    each = [row["batch"] * LENGTH * bert.operations(SMALL, VOCABULARY, LENGTH, row["masks"]) for row in rows]
+    after = {
+        "tokens": [row["tokens"] for row in rows],
+        "flops": np.cumsum(each),
+        "hours": [row["seconds"] / 3600 for row in rows],
+    }[unit]
+    assert [row["fraction"] for row in rows] == pytest.approx([0, *(value / budget for value in after[:-1])])
+    assert after[-1] >= budget > after[-2]
+    for row in rows:
+        assert row["lr"] == 0.01 * schedules.rate(run.training, row["fraction"])
+        assert row["batch"] == schedules.batch(run.training, row["fraction"], 2)
+        masked = schedules.mask_fraction(run.training, row["fraction"])
+        assert row["masks"] == max(1, round(masked * LENGTH))
+    assert {row["batch"] for row in rows} == {2, 4, 6, 8}
+    assert len({row["masks"] for row in rows}) == (5 if name == "trapezoid" else 1)
+    floor, slope = (0.1, 0.9 / 0.4) if name == "trapezoid" else (0, 4)
+    assert max(row["lr"] for row in rows) > 0.0095
+    assert 0.01 * floor < rows[-1]["lr"] <= 0.01 * (floor + slope * (after[-1] - after[-2]) / budget)
+
+
+@pytest.mark.parametrize("recipe", ["adamw", "muon"])
+def test_the_rates_used_are_those_recorded(tmp_path, monkeypatch, recipe):
+    used, set_rates = [], pretraining.optimizer.set_rates
+
+    def recording(optimizers, multiplier):
+        set_rates(optimizers, multiplier)
+        used.append([[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers])
+
+    monkeypatch.setattr(pretraining.optimizer, "set_rates", recording)
+    build(tmp_path, **RECIPES[recipe]).run(quiet)
+    rates = [row["lr"] for row in metrics(tmp_path)]
+    assert used == [[[rate] * 2] if recipe == "adamw" else [[rate], [rate] * 2] for rate in rates]
+
+
+def test_the_masks_used_are_those_recorded(tmp_path, monkeypatch):
+    used, take = [], Batches.take
+
+    def recording(*args):
+        batch = take(*args)
+        used.append(batch[1].shape[1])
+        return batch
+
+    monkeypatch.setattr(Batches, "take", recording)
+    build(tmp_path, **RECIPES["muon"]).run(quiet)
+    assert used == [row["masks"] for row in metrics(tmp_path) for _ in range(row["batch"] // 2)]
+
+
+@pytest.mark.parametrize(("batch", "micro_batch", "used"), [(6, 4, 3), (7, 5, 1), (8, 100, 8), (8, 8, 8), (1, 4, 1)])
+def test_the_batch_is_the_recipes_whatever_the_machines_micro_batch(tmp_path, seen, batch, micro_batch, used):
+    run = build(tmp_path, micro_batch=micro_batch, batch_size=batch, batch_ramp=0.0, budget=30 * LENGTH)
+    run.run(quiet)
+    assert {row["batch"] for row in metrics(tmp_path)} == {batch}
+    assert {len(rows) for rows in seen} == {used}
+    assert len(seen) == batch // used * math.ceil(30 / batch)
+
+
+def test_the_micro_batch_does_not_change_the_step(tmp_path):
+    settings = {"batch_ramp": 0.0, "budget": 32 * LENGTH, "last_mask_fraction": 0.5}
+    runs = [build(tmp_path / str(n), micro_batch=n, **settings) for n in (1, 2, 8)]
+    for run in runs:
+        run.run(quiet)
+    for run in runs[1:]:
+        for mine, theirs in zip(metrics(runs[0].folder), metrics(run.folder), strict=True):
+            assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+            assert mine["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-4)
+
+
+def test_gradients_are_clipped(tmp_path, monkeypatch):
+    norms, step = [], torch.optim.AdamW.step
+
+    def recording(self, *args):
+        norms.append(math.sqrt(sum(p.grad.square().sum().item() for g in self.param_groups for p in g["params"])))
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", recording)
+    for clip in (0.05, None):
+        norms.clear()
+        build(tmp_path / str(clip), clip=clip).run(quiet)
+        recorded = [row["gradient_norm"] for row in metrics(tmp_path / str(clip))]
+        assert min(recorded) > 0.05  # as they were before
+        assert norms == pytest.approx([clip] * len(norms) if clip else recorded, rel=1e-3)
+
+
+def test_the_optimizer_works_once_a_step_whatever_the_number_of_micro_batches(tmp_path, monkeypatch):
+    calls = Counter()
+    for owner, name in (
+        (torch.Tensor, "backward"),
+        (torch.nn.utils, "clip_grad_norm_"),
+        (torch.optim.AdamW, "step"),
+        (torch.optim.AdamW, "zero_grad"),
+    ):
+        monkeypatch.setattr(owner, name, counted(calls, getattr(owner, name)))
+    build(tmp_path, batch_ramp=0.0, budget=80 * LENGTH).run(quiet)
+    assert calls == {"backward": 40, "clip_grad_norm_": 10, "step": 10, "zero_grad": 10}
+
+
+def counted(calls: Counter, function: Callable) -> Callable:
+    @functools.wraps(function)
+    def counting(*args):
+        calls[function.__name__] += 1
+        return function(*args)
+
+    return counting
+
+
+def test_the_gradient_is_that_of_the_whole_batch(tmp_path, monkeypatch):
+    """One step of plain gradient descent is one on the mean loss of all sequences, computed at once."""
+    settings = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": None, "batch_ramp": 0.0}
+    run = build(tmp_path, budget=1, schedule="dive", **settings)
+    model = bert.Bert(SMALL, VOCABULARY, LENGTH, seed=1)
+    loss = model(*Batches(corpus(), 8, 0, CPU).make(0, 4))
+    loss.backward()
+    run.run(quiet)
+    (row,) = metrics(tmp_path)
+    assert row["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    for mine, theirs in zip(model.parameters(), run.bert.parameters(), strict=True):
+        torch.testing.assert_close(mine - 0.01 * mine.grad, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_sequences_are_read_in_order_and_again_from_the_first(tmp_path, seen):
+    run = build(tmp_path, numbered(19), budget=100 * LENGTH)
+    spent = run.run(quiet)
+    read = [number for batch in seen for number in batch]
+    assert len(read) == spent.tokens // LENGTH == spent.sequence > 5 * 19
+    assert read == [SPECIALS + index % 19 for index in range(len(read))]
+
+
+def test_a_corpus_smaller_than_a_batch_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"7 sequences of 16 tokens, fewer than one batch of 8\. Give more text"):
+        build(tmp_path, corpus(sequences=7))
+
+
+def test_a_corpus_with_nothing_held_out_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"No sequence of 16 tokens is held out\. Raise"):
+        build(tmp_path, corpus(heldout=0))
+
+
+# Metrics
+
+
+def test_metrics_have_one_row_a_step_and_agree_with_each_other(tmp_path, ahead):
+    run = build(tmp_path, **RECIPES["muon"])
+    spent = run.run(quiet)
+    rows = metrics(tmp_path)
+    names = {"step", "fraction", "tokens", "lr", "batch", "masks", "loss", "gradient_norm"}
+    assert all(row.keys() == names | {"seconds", "tokens_per_second", "mfu"} for row in rows)
+    assert [row["step"] for row in rows] == list(range(1, spent.step + 1))
+    assert [row["tokens"] for row in rows] == np.cumsum([row["batch"] * LENGTH for row in rows]).tolist()
+    assert rows[-1]["tokens"] == spent.tokens
+    seconds = [0.0, *(row["seconds"] for row in rows)]
+    for row, (before, after) in zip(rows, pairwise(seconds), strict=True):
+        assert before < after
+        assert row["tokens_per_second"] == row["batch"] * LENGTH / (after - before)
+        work = row["tokens_per_second"] * bert.operations(SMALL, VOCABULARY, LENGTH, row["masks"])
+        assert row["mfu"] == pytest.approx(work / RATE)
+        assert row["gradient_norm"] > 0
+    assert abs(rows[0]["loss"] - math.log(VOCABULARY)) < 0.2
+
+
+def test_the_loss_of_a_row_is_that_of_its_batch_before_the_step(tmp_path):
+    run = build(tmp_path, micro_batch=4, batch_ramp=0.0)
+    losses = []
+
+    def report(fraction: float, note: str) -> None:
+        assert note.startswith(f"loss {metrics(tmp_path)[-1]['loss']:.3f}, ")
+        with torch.no_grad():
+            losses.append(run.bert(*Batches(run.corpus, 8, 0, CPU).make(run.spent.sequence, 4)).item())
+
+    run.run(report)
+    assert [row["loss"] for row in metrics(tmp_path)][1:] == pytest.approx(losses[:-1], rel=1e-5)
+
+
+# Numbers that are none
+
+
+def spoil(monkeypatch, *sequences: int) -> None:
+    """Make the loss of the micro-batches that begin with these sequences no number."""
+    loss = pretraining.Pretraining.loss
+    monkeypatch.setattr(
+        pretraining.Pretraining,
+        "loss",
+        lambda self, batch, first: loss(self, batch, first) * (math.nan if first in sequences else 1.0),
+    )
+
+
+@pytest.mark.parametrize("seconds", [0.0, None], ids=["checkpoint each step", "no checkpoint"])
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, ahead, seconds):
+    with pytest.raises(Stop):
+        build(tmp_path, batch_ramp=0.0).run(stop_at(2))
+    stopped = build(tmp_path, batch_ramp=0.0).spent.step
+    spoil(monkeypatch, 8 * 4 + 2)
+    with pytest.raises(
+        InputError,
+        match=r"At step 5 the loss is nan and the gradient norm nan; .* kept\. Lower pretrain\.learning_rate",
+    ):
+        build(tmp_path, batch_ramp=0.0).run(quiet, seconds)
+    resumed = build(tmp_path, batch_ramp=0.0)
+    assert resumed.spent.step == len(metrics(tmp_path)) == (stopped if seconds is None else 4)
+    assert all(value.isfinite().all() for value in resumed.bert.state_dict().values())
+
+
+def test_a_gradient_that_is_no_number_stops_the_run(tmp_path):
+    run = build(tmp_path, batch_ramp=0.0)
+    run.bert.norm.weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(
+        InputError, match=r"At step 1 the loss is 3\.\d+ and the gradient norm (nan|inf); expected finite"
+    ):
+        run.run(quiet)
+
+
+def test_a_stop_at_a_loss_that_is_no_number_leaves_no_checkpoint_of_it(tmp_path, monkeypatch):
+    spoil(monkeypatch, 8 * 4)
+    monkeypatch.setattr(Reading, "read", do_at(5, Reading.read, stopper(signal.SIGTERM), nothing))
+    with pytest.raises(SystemExit):
+        build(tmp_path, batch_ramp=0.0).run(quiet, 0.0)
+    resumed = build(tmp_path, batch_ramp=0.0)
+    assert resumed.spent.step == len(metrics(tmp_path)) == 4
+    assert all(value.isfinite().all() for value in resumed.bert.state_dict().values())
+
+
+@pytest.mark.parametrize("recipe", ["adamw", "muon"])
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_batch_whose_loss_is_no_number_can_be_skipped(tmp_path, monkeypatch, caplog, ahead, recipe, step):
+    """The run ends as one that has leapt over this batch, at the same price."""
+    settings = RECIPES[recipe] | {"nonfinite": "skip", "batch_ramp": 0.0, "budget": 80 * LENGTH}
+    begin = 8 * (step - 1)
+    with monkeypatch.context() as patch:
+        spoil(patch, begin + 4)
+        run = build(tmp_path / "skipping", **settings)
+        spent = run.run(quiet, 0.0)
+    (skipped,) = spent.skipped
+    assert skipped["step"] == step
+    assert skipped["sequences"][0] == begin
+    assert f"At step {step} the loss is nan and the gradient norm nan" in skipped["problem"]
+    assert f"Going on from step {step - 1}, with the data behind it." in caplog.text
+    lost = skipped["sequences"][1] - begin  # with one step ahead, that one too
+    rows = metrics(run.folder)
+    assert [row["step"] for row in rows] == list(range(1, spent.step + 1))
+    assert spent.tokens == 80 * LENGTH == (8 * spent.step + lost) * LENGTH
+    assert spent.sequence == 80
+    assert all(math.isfinite(row["loss"]) for row in rows)
+    assert all(earlier["seconds"] < later["seconds"] for earlier, later in pairwise(rows))
+
+    def leaping(self, fraction: float) -> None:
+        if self.spent.sequence == begin:
+            self.spent.sequence += lost
+            self.spent.tokens += lost * LENGTH
+        else:
+            one_step(self, fraction)
+
+    one_step = pretraining.Pretraining.step
+    monkeypatch.setattr(pretraining.Pretraining, "step", leaping)
+    leapt = build(tmp_path / "leaping", **settings)
+    leapt.run(quiet, 0.0)
+    assert states(run) == states(leapt)
+    assert outcome(run)[1] == outcome(leapt)[1]
+
+
+def test_batches_are_skipped_once_even_over_a_restart(tmp_path, monkeypatch):
+    settings = {"nonfinite": "skip", "batch_ramp": 0.0, "budget": 80 * LENGTH}
+    spoil(monkeypatch, 8 * 2, 8 * 6)
+    again = r"At step 6 the loss is nan .*\. It happened before, and batches were skipped then\. .*Lower [\w. ]+\.$"
+    with pytest.raises(InputError, match=again):
+        build(tmp_path / "straight", **settings).run(quiet, 0.0)
+    with pytest.raises(Stop):
+        build(tmp_path / "stopped", **settings).run(stop_at(4), 0.0)
+    with pytest.raises(InputError, match=again):
+        build(tmp_path / "stopped", **settings).run(quiet, 0.0)
+    for folder in ("straight", "stopped"):
+        kept = build(tmp_path / folder, **settings)
+        assert kept.spent.step == len(metrics(tmp_path / folder)) == 5
+        assert len(kept.spent.skipped) == 1
+        assert kept.spent.sequence == 8 * 6
+        assert all(value.isfinite().all() for value in kept.bert.state_dict().values())
+
+
+def test_a_signal_while_a_batch_is_skipped_waits(tmp_path, monkeypatch):
+    settings = {"nonfinite": "skip", "batch_ramp": 0.0, "budget": 80 * LENGTH}
+    with monkeypatch.context() as patch:
+        spoil(patch, 8 * 4)
+        whole = build(tmp_path / "whole", **settings)
+        whole.run(quiet, 0.0)
+        patch.setattr(pretraining, "cut_metrics", do_at(2, pretraining.cut_metrics, stopper(signal.SIGTERM), nothing))
+        with pytest.raises(SystemExit):
+            build(tmp_path / "stopped", **settings).run(quiet, 0.0)
+    resumed = build(tmp_path / "stopped", **settings)
+    assert len(resumed.spent.skipped) == 1
+    resumed.run(quiet, 0.0)
+    assert outcome(resumed) == outcome(whole)
+
+
+# fp16
+
+FP16 = {"dtype": torch.float16, "batch_ramp": 0.0, "budget": 96 * LENGTH}
+
+
+def test_fp16_trains_nearly_as_fp32_and_goes_on_as_if_never_stopped(tmp_path):
+    runs = [build(tmp_path / "fp32", **FP16 | {"dtype": torch.float32}), build(tmp_path / "whole", **FP16)]
+    for run in runs:
+        run.run(quiet)
+    losses = [[row["loss"] for row in metrics(run.folder)] for run in runs]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    for step in (1, 5, 11):
+        folder = tmp_path / str(step)
+        with pytest.raises(Stop):
+            build(folder, **FP16).run(stop_at(step))
+        resumed = build(folder, **FP16)
+        assert resumed.spent.scaler["_growth_tracker"] == resumed.scaler.state_dict()["_growth_tracker"] == step
+        resumed.run(quiet)
+        assert outcome(resumed) == outcome(runs[1])
+
+
+def weights(run: pretraining.Pretraining) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in run.bert.state_dict().items()}
+
+
+def test_an_overflow_leaves_the_step_out_and_lowers_the_scale(tmp_path):
+    run = build(tmp_path, **FP16)
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
+    seen = [(run.scaler.get_scale(), weights(run))]
+    run.run(lambda fraction, note: seen.append((run.scaler.get_scale(), weights(run))))
+    rows = metrics(tmp_path)
+    assert run.spent.step == len(rows) == len(seen) - 1 == 12
+    overflows = [not math.isfinite(row["gradient_norm"]) for row in rows]
+    assert 2 <= sum(overflows) < 9
+    for overflow, ((scale, before), (next_scale, after)) in zip(overflows, pairwise(seen), strict=True):
+        assert next_scale == (scale / 2 if overflow else scale)
+        assert (after == before) is overflow
+    (state, *_) = run.optimizers[0].state.values()
+    assert state["step"].item() == 12 - sum(overflows)
+
+
+@pytest.mark.parametrize("part", ["embedding.word.weight", "blocks.0.attention.out.weight"])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_an_overflow_in_one_optimizers_gradients_leaves_out_the_step_of_all(tmp_path, part, value):
+    run = build(tmp_path, optimizer="muon", **FP16)
+    run.bert.get_parameter(part).register_hook(lambda gradient: gradient * (value if run.spent.step == 4 else 1.0))
+    seen = []
+    run.run(lambda fraction, note: seen.append(weights(run)))
+    norms = [row["gradient_norm"] for row in metrics(tmp_path)]
+    assert [step for step, norm in enumerate(norms, start=1) if not math.isfinite(norm)] == [5]
+    assert [step for step, (before, after) in enumerate(pairwise(seen), start=2) if before == after] == [5]
+    assert all(value.isfinite().all() for value in run.bert.state_dict().values())
+    assert run.scaler.get_scale() == 2.0**15
+
+
+@pytest.mark.parametrize("order", [(torch.float32, torch.float16), (torch.float16, torch.float32)])
+def test_a_run_goes_on_on_a_machine_of_another_precision(tmp_path, order):
+    with pytest.raises(Stop):
+        build(tmp_path, **FP16 | {"dtype": order[0]}).run(stop_at(5))
+    resumed = build(tmp_path, **FP16 | {"dtype": order[1]})
+    resumed.run(quiet)
+    assert resumed.spent.step == 12
+    assert bool(resumed.spent.scaler) is (order[1] is torch.float16)
+
+
+def test_fp16_skips_a_batch_whose_loss_is_no_number(tmp_path, monkeypatch):
+    spoil(monkeypatch, 8 * 4)
+    run = build(tmp_path, nonfinite="skip", **FP16)
+    spent = run.run(quiet, 0.0)
+    assert [skipped["step"] for skipped in spent.skipped] == [5]
+    assert all(value.isfinite().all() for value in run.bert.state_dict().values())
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    ("batch", "most", "holds", "used"),
+    [(24, 1024, 7, 6), (24, 1024, 24, 24), (24, 10, 100, 8), (24, 1024, 1, 1), (7, 1024, 6, 1), (24, 1024, 0, 1)],
+)
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_the_memory_decides_the_micro_batch_where_it_is_probed(tmp_path, monkeypatch, batch, most, holds, used, where):
+    sizes, forward, backward = [], bert.Bert.forward, torch.Tensor.backward
+
+    def limited_forward(self, *parts):
+        sizes.append(len(parts[0]))
+        if where == "forward" and sizes[-1] > holds:
+            raise torch.OutOfMemoryError("out of memory")
+        return forward(self, *parts)
+
+    def limited_backward(self):
+        backward(self)
+        if where == "backward" and sizes[-1] > holds:
+            raise torch.OutOfMemoryError("out of memory")
+
+    model, training = bert.Bert(SMALL, VOCABULARY, LENGTH), Training(batch_size=batch, last_mask_fraction=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(bert.Bert, "forward", limited_forward)
+        patch.setattr(torch.Tensor, "backward", limited_backward)
+        here = Machine(CPU, torch.float32, False, most, probes=True)
+        run = pretraining.Pretraining(model, training, corpus(), here, tmp_path)
+    assert run.micro_batch == run.spent.micro_batch == used
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(batch % size == 0 and size <= most for size in sizes)
+    assert all(p.grad is None for p in model.parameters())
+    fresh = bert.Bert(SMALL, VOCABULARY, LENGTH)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+
+
+def test_a_resumed_run_does_not_probe(tmp_path, monkeypatch):
+    with pytest.raises(Stop):
+        build(tmp_path).run(stop_at(2))
+    monkeypatch.setattr(pretraining.Pretraining, "fits", None)
+    here = Machine(CPU, torch.float32, False, 1024, probes=True)
+    settings = build(tmp_path).training
+    run = pretraining.Pretraining(bert.Bert(SMALL, VOCABULARY, LENGTH, seed=1), settings, corpus(), here, tmp_path)
+    assert run.micro_batch == 2
+
+
+# Held-out loss
+
+
+def test_the_heldout_loss_goes_down_and_is_taken_at_each_tenth_of_the_budget(tmp_path):
+    run = build(tmp_path, corpus(sequences=64, heldout=20), micro_batch=16, batch_size=16, budget=20_000 * LENGTH)
+    spent = run.run(quiet)
+    losses = [row["heldout_loss"] for row in spent.evaluations]
+    assert len(losses) == pretraining.EVALUATIONS + 1
+    assert abs(losses[0] - math.log(VOCABULARY)) < 0.2
+    assert losses[-1] < 0.5 < losses[0] / 2
+    fractions = [row["fraction"] for row in spent.evaluations]
+    assert fractions[0] == 0
+    assert fractions[-1] == 1
+    assert all(0 <= f - due / 10 < 16 / 20_000 for due, f in enumerate(fractions))
+    rows = {row["step"]: row["tokens"] for row in metrics(tmp_path)} | {0: 0}
+    assert all(rows[row["step"]] == row["tokens"] for row in spent.evaluations)
+
+
+def test_the_heldout_loss_is_the_same_each_time_and_for_every_micro_batch_and_after_loading(tmp_path):
+    data = corpus(heldout=pretraining.HELDOUT_BATCH + 6)
+    run = build(tmp_path, data)
+    run.run(quiet)
+    machines = [Machine(CPU, torch.float32, False, n) for n in (1, 2, 64)]
+    losses = {pretraining.heldout_loss(run.bert, data, here) for here in machines}
+    export.save(run.bert, tmp_path)
+    losses.add(pretraining.heldout_loss(export.load(tmp_path), data, machines[0]))
+    assert losses == {run.spent.evaluations[-1]["heldout_loss"]}
+
+
+@pytest.mark.parametrize("masked", [0.1, 0.5])
+def test_the_heldout_loss_is_the_mean_over_sequences_with_15_percent_masked_whatever_the_recipe(
+    tmp_path, monkeypatch, masked
+):
+    data, made, mask = corpus(heldout=pretraining.HELDOUT_BATCH + 6), [], pretraining.masking.mask
+
+    def recording(rows, *args, corrupt=True):
+        parts = mask(rows, *args, corrupt=corrupt)
+        if not corrupt:
+            made.append(parts)
+        return parts
+
+    run = build(tmp_path, data, mask_fraction=masked, dropout=0.5, budget=1)
+    run.run(quiet)
+    monkeypatch.setattr(pretraining.masking, "mask", recording)
+    loss = pretraining.heldout_loss(run.bert, data, run.machine)
+    assert loss == run.spent.evaluations[-1]["heldout_loss"]
+    assert run.bert.training
+    inputs, positions, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*made, strict=True))
+    original = torch.from_numpy(data.heldout.astype(np.int64))
+    assert ((inputs == MASK_ID).sum(dim=1) == round(0.15 * LENGTH)).all()
+    assert torch.equal(inputs.scatter(1, positions, labels), original)
+    with torch.no_grad():
+        scores = run.bert.eval().logits(run.bert.encode(inputs))
+    each = F.cross_entropy(scores.transpose(1, 2), original, reduction="none")[inputs == MASK_ID]
+    assert loss == pytest.approx(each.mean().item(), rel=1e-5)
+
+
+# Compiling
+
+
+def test_a_run_goes_on_without_a_compiler_that_fails(tmp_path, monkeypatch, caplog, unstopped):
+    def refuses(*args, **kwargs):
+        raise RuntimeError("raised:\nno compiler here" + "\nand more" * 50)
+
+    def fails_when_called(*args, **kwargs):
+        return refuses
+
+    for number, compiler in enumerate((refuses, fails_when_called)):
+        caplog.clear()
+        monkeypatch.setattr(torch, "compile", compiler)
+        run = build(tmp_path / str(number), compiles=True)
+        run.run(quiet)
+        (warning,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
+        assert warning.message.startswith("torch.compile failed here (raised: no compiler here and more")
+        assert len(warning.message) < 500
+        assert run.forward is run.bert
+        assert outcome(run) == unstopped("adamw")
+
+
+def test_memory_that_does_not_suffice_is_not_taken_for_a_failed_compiler(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", do_at(1, lambda *_, **__: None, out_of_memory, nothing))
+    with pytest.raises(torch.OutOfMemoryError):
+        build(tmp_path, compiles=True).run(quiet)
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("out of memory")
+
+
+def test_trying_the_compiler_changes_nothing_that_is_trained(tmp_path, monkeypatch, unstopped):
+    called = SimpleNamespace(count=0)
+
+    def compiles(module, **settings):
+        assert settings == {"fullgraph": True, "dynamic": False}
+        called.count += 1
+        return module
+
+    monkeypatch.setattr(torch, "compile", compiles)
+    for recipe in ("adamw", "muon"):
+        run = build(tmp_path / recipe, compiles=True, **RECIPES[recipe])
+        run.run(quiet)
+        assert outcome(run) == unstopped(recipe)
+    assert called.count == 2
+
+
+@pytest.mark.parametrize(
+    ("machine", "budget", "compiles"),
+    [
+        (Machine(CPU, torch.float32, True, 2), {"budget": 0.4, "budget_unit": "hours"}, False),
+        (Machine(CPU, torch.float32, True, 2), {"budget": 0.5, "budget_unit": "hours"}, True),
+        (Machine(CPU, torch.float32, True, 2), {"budget": 1e7, "budget_unit": "tokens"}, False),
+        (Machine(CPU, torch.float32, True, 2), {"budget": 2e7, "budget_unit": "tokens"}, True),
+        (Machine(CPU, torch.float32, True, 2), {"budget": 1e11, "budget_unit": "flops"}, False),
+        (Machine(CPU, torch.float32, True, 2), {"budget": 1e12, "budget_unit": "flops"}, True),
+        (Machine(CPU, torch.float32, False, 2), {"budget": 24, "budget_unit": "hours"}, False),
+        (Machine(CPU, torch.float32, True, 2, True), {"budget": 1.0, "budget_unit": "tokens"}, True),
+    ],
+)
+def test_a_cpu_compiles_where_it_pays_or_where_it_is_told_to(tmp_path, machine, budget, compiles):
+    run = build(tmp_path, **budget)
+    run.machine = machine
+    assert run.compiles() is compiles

@@ -1,0 +1,186 @@
+import math
+import random
+from itertools import pairwise
+from typing import get_args
+
+import pytest
+
+from model import InputError, schedules
+from model.settings import READ_BY, ScheduleName, Training
+
+NAMES = get_args(ScheduleName)
+FRACTIONS = [n / 1000 for n in range(1001)]
+
+
+def training(schedule="triangle", **given):
+    if schedule == "inverse-sqrt":
+        given.setdefault("warmup", 0.1)
+    return Training(schedule=schedule, **given)
+
+
+def some(name, rng):
+    """Settings of this schedule with all that it reads drawn at random."""
+    warmup = rng.choice([0.0, 0.01, 0.1, 0.3, rng.random() * 0.99])
+    cooldown = rng.choice([0.01, 0.5, 1.0, 1.0 - rng.random()])
+    if name == "inverse-sqrt":
+        warmup = max(warmup, 1e-6)
+    if "cooldown" in READ_BY[name] and "warmup" in READ_BY[name] and warmup:
+        cooldown = max(1e-9, min(cooldown, 1 - warmup))
+        while warmup + cooldown > 1:
+            cooldown = math.nextafter(cooldown, 0)
+    drawn = {"warmup": warmup, "cooldown": cooldown, "power": rng.choice([0.5, 1.0, 2.0, 16.0])}
+    return Training(
+        schedule=name,
+        floor=rng.choice([0.0, 0.1, 0.5, rng.random()]),
+        **{field: value for field, value in drawn.items() if field in READ_BY[name]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "values"),
+    [
+        ("triangle", {}, {0: 0.25, 0.25: 0.5, 0.5: 0.75, 0.75: 1, 0.9: 0.4}),  # as the reference implementation's
+        ("one-cycle", {}, {0: 0, 0.25: 0.5, 0.5: 1, 0.75: 0.5, 0.9: 0.2}),
+        ("cosine", {}, {0: 1, 1 / 3: 0.75, 0.5: 0.5, 2 / 3: 0.25}),
+        ("cosine", {"warmup": 0.1}, {0: 0, 0.05: 0.5, 0.1: 1, 0.4: 0.75, 0.55: 0.5, 0.7: 0.25}),
+        ("linear", {}, {0: 1, 0.25: 0.75, 0.9: 0.1}),
+        ("linear", {"warmup": 0.06}, {0: 0, 0.03: 0.5, 0.06: 1, 0.53: 0.5, 0.765: 0.25}),
+        ("trapezoid", {"warmup": 0.02}, {0: 0, 0.005: 0.25, 0.02: 1, 0.3: 1, 0.5: 1, 0.75: 0.5, 0.9: 0.2}),
+        ("trapezoid", {"warmup": 0.25, "cooldown": 0.75}, {0.125: 0.5, 0.25: 1, 0.4: 0.8}),
+        ("trapezoid", {}, {0: 1, 0.5: 1, 0.75: 0.5}),
+        (
+            "inverse-sqrt",
+            {"warmup": 0.04, "cooldown": 0.36},
+            {0: 0, 0.01: 0.25, 0.04: 1, 0.16: 0.5, 0.36: 1 / 3, 0.64: 0.25, 0.82: 0.125},
+        ),
+        ("ramp", {"cooldown": 0.2}, {0: 0, 0.2: 0.25, 0.6: 0.75, 0.8: 1, 0.9: 0.5}),
+        ("ramp", {"cooldown": 1.0}, {0: 1, 0.4: 0.6}),
+        ("dive", {"cooldown": 0.25}, {0: 1, 0.75: 1, 0.8: 0.8, 0.95: 0.2}),
+        ("dive", {"cooldown": 1.0}, {0: 1, 0.3: 0.7}),
+        ("annealing", {}, {0: 1, 1 / 12: 0.75, 0.125: 0.5, 1 / 6: 0.25, 0.25: 1, 0.375: 0.5, 0.75: 1, 0.875: 0.5}),
+        ("annealing", {"warmup": 0.2}, {0: 0, 0.1: 0.5, 0.2: 1, 0.3: 0.5, 0.4: 1, 0.5: 0.5, 0.9: 0.5}),
+        ("polynomial", {"power": 2.0}, {0: 1, 0.5: 0.25, 0.9: 0.01}),
+        ("polynomial", {"power": 0.5, "warmup": 0.2}, {0.1: 0.5, 0.2: 1, 0.8: 0.5}),
+        ("polynomial", {"power": 3.0, "warmup": 0.2}, {0.05: 0.25, 0.2: 1, 0.6: 0.125}),
+    ],
+)
+def test_the_rate_is_what_is_computed_by_hand(name, given, values):
+    for spent, expected in values.items():
+        assert schedules.rate(training(name, **given), spent) == pytest.approx(expected, abs=1e-9), spent
+    for spent in (1, 1 + 1e-9, 1.001, 7):
+        assert schedules.rate(training(name, **given), spent) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rate_is_within_its_bounds_whatever_is_set(name):
+    rng = random.Random(name)
+    for _ in range(200):
+        settings = some(name, rng)
+        edges = {settings.warmup, 1 - settings.cooldown, 0.5, 0.75, math.nextafter(1, 0)}
+        near = {math.nextafter(edge, way) for edge in edges for way in (0, 1)}
+        for spent in [*edges, *near, *(rng.random() for _ in range(50)), 0, 1e-12, 1e-300]:
+            assert settings.floor <= schedules.rate(settings, max(0.0, spent)) <= 1, (settings, spent)
+        for spent in (1, math.nextafter(1, 2), 1.5, 1e9):
+            assert schedules.rate(settings, spent) == settings.floor
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schedule_reaches_its_peak_and_falls_to_nothing_before_the_end(name):
+    rng = random.Random(name)
+    for _ in range(50):
+        settings = some(name, rng).model_copy(update={"floor": 0.0})
+        peaks = (0.0, settings.warmup, 1 - settings.cooldown, 0.5, 0.75)
+        assert max(schedules.rate(settings, spent) for spent in peaks) == pytest.approx(1)
+        assert schedules.rate(settings, 1 - 1e-12) < 1e-3
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"annealing"}))
+def test_the_rate_rises_to_one_peak_and_falls_from_there(name):
+    rng = random.Random(name)
+    for _ in range(50):
+        settings = some(name, rng)
+        rates = [schedules.rate(settings, spent) for spent in FRACTIONS]
+        peak = rates.index(max(rates))
+        assert all(a <= b + 1e-12 for a, b in pairwise(rates[: peak + 1]))
+        assert all(a >= b - 1e-12 for a, b in pairwise(rates[peak:]))
+
+
+def test_annealing_falls_four_times():
+    rates = [schedules.rate(training("annealing", warmup=0.1), spent) for spent in FRACTIONS]
+    assert sum(b > a + 0.5 for a, b in pairwise(rates)) == 3  # back to its peak
+    assert rates[-1] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_schedule_reads_what_the_settings_say_it_reads_and_nothing_else(name):
+    usual = Training(warmup=0.1, schedule="cosine").model_copy(update={"schedule": name})
+    for field, other in (("warmup", 0.2), ("cooldown", 0.25), ("power", 2.0)):
+        changed = usual.model_copy(update={field: other})
+        same = all(schedules.rate(usual, spent) == schedules.rate(changed, spent) for spent in FRACTIONS)
+        assert same == (field not in READ_BY[name]), field
+
+
+def test_the_floor_is_what_the_rate_falls_to_while_its_peak_stays():
+    settings = training("cosine", warmup=0.1, floor=0.1)
+    for spent, expected in {0: 0.1, 0.05: 0.55, 0.1: 1, 0.55: 0.55, 1: 0.1, 2: 0.1}.items():
+        assert schedules.rate(settings, spent) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("warmup", [0.06, 0.1, 0.5])
+def test_warm_cosine_is_zero_at_both_ends_and_one_where_the_warmup_ends(warmup):
+    assert schedules.warm_cosine(0, warmup) == 0
+    assert schedules.warm_cosine(warmup, warmup) == 1
+    assert schedules.warm_cosine(warmup / 2, warmup) == pytest.approx(0.5)
+    assert schedules.warm_cosine((1 + warmup) / 2, warmup) == pytest.approx(0.5)
+    assert schedules.warm_cosine(warmup + (1 - warmup) / 3, warmup) == pytest.approx(0.75)
+    assert schedules.warm_cosine(1, warmup) == 0
+    assert schedules.warm_cosine(1.2, warmup) == 0
+
+
+def test_without_warmup_the_cosine_starts_at_its_peak():
+    assert schedules.warm_cosine(0, 0.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("spent", "batch"),
+    [(0, 128), (0.01, 256), (0.1, 1408), (0.3, 4224), (0.5, 6912), (0.6, 8192), (0.75, 8192), (1, 8192), (2, 8192)],
+)
+def test_the_batch_ramp_is_that_of_the_reference_implementation(spent, batch):
+    assert schedules.batch(Training(), spent, unit=128) == batch
+
+
+def test_the_batch_never_shrinks_and_is_never_empty():
+    for until in (0.0, 0.3, 0.6, 1.0):
+        settings = Training(batch_ramp=until, batch_size=64 * 32)
+        batches = [schedules.batch(settings, spent, 32) for spent in FRACTIONS]
+        assert batches == sorted(batches)
+        assert set(batches) == ({32 * n for n in range(1, 65)} if until else {64 * 32})
+        assert batches[-1] == 64 * 32
+    assert {schedules.batch(Training(batch_size=32), spent, 32) for spent in FRACTIONS} == {32}
+
+
+def test_the_batch_is_whole_units_and_never_more_than_was_asked_for():
+    for unit in (96, 100, 5000, 8192):
+        batches = {schedules.batch(Training(), spent, unit) for spent in FRACTIONS}
+        assert all(batch % unit == 0 for batch in batches)
+        assert 8192 - unit < max(batches) <= 8192
+
+
+def test_a_batch_smaller_than_one_unit_is_refused():
+    with pytest.raises(InputError, match=r"batch_size 8 is smaller than .* 16 sequences"):
+        schedules.batch(Training(batch_size=8), 0.5, unit=16)
+
+
+def test_the_masked_fraction_goes_from_the_first_to_the_last_in_five_equal_steps():
+    settings = Training(mask_fraction=0.4, last_mask_fraction=0.2)
+    levels = [schedules.mask_fraction(settings, spent) for spent in (0, 0.2, 0.4, 0.6, 0.8)]
+    assert levels == pytest.approx([0.4, 0.35, 0.3, 0.25, 0.2])
+    assert (levels[0], levels[-1]) == (0.4, 0.2)
+    for index, level in enumerate(levels):
+        assert {schedules.mask_fraction(settings, (index + part) / 5) for part in (0.01, 0.5, 0.99)} == {level}
+    assert {schedules.mask_fraction(settings, spent) for spent in (1, 1.3, 90)} == {0.2}
+
+
+def test_the_masked_fraction_may_grow_and_stays_where_no_last_one_is_given():
+    assert schedules.mask_fraction(Training(mask_fraction=0.15, last_mask_fraction=0.3), 0.5) == pytest.approx(0.225)
+    assert {schedules.mask_fraction(Training(), spent) for spent in FRACTIONS} == {0.25}
