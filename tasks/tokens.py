@@ -8,6 +8,8 @@ Writes  sequences.npy     (n, S) uint16, in the order of training (uint32 for mo
 """
 
 import mmap
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +25,7 @@ from tasks.stage import WORK, Artifact, Params, stage
 from tasks.vocabulary import SEP, SPECIALS, UNK, WORD_START, copy, encoder_of, inner, load, share
 
 BLOCK = 1 << 16  # sequences handled at once
+JOINED, DRAWN = "joined.npy", "drawn.npy"  # all sequences, and those drawn of them, in the order of the corpus
 SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
 
 
@@ -74,22 +77,27 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Pat
 def keys_of(sequences: np.ndarray, sort: str, tokenizer: Tokenizer) -> np.ndarray:
     """What the sequences are sorted by, smallest first; whole numbers, which don't depend on the order of summing."""
     entries, length = tokenizer.get_vocab_size(), sequences.shape[1]
-    blocks = [sequences[start : start + BLOCK] for start in range(0, len(sequences), BLOCK)]
+
+    def blocks() -> Iterator[np.ndarray]:
+        for start in range(0, len(sequences), BLOCK):
+            yield sequences[start : start + BLOCK]
+            release(sequences)
+
     if sort in ("sentence-length", "fragments"):
         # all sequences are as long, so the mean length of what a mark ends goes by how few of that mark there are
         stops = [place for entry, place in tokenizer.get_vocab().items() if entry in (".", f"{WORD_START}.")]
         marks = np.zeros(entries, dtype=bool)
         marks[stops if sort == "sentence-length" else SEP] = True
-        return np.concatenate([(length - marks[block].sum(axis=1)).astype(np.uint16) for block in blocks])
+        return np.concatenate([(length - marks[block].sum(axis=1)).astype(np.uint16) for block in blocks()])
     if sort == "word-length":
         worth = np.zeros(entries, dtype=np.int64)
         for entry, place in tokenizer.get_vocab().items():
             worth[place] = 0 if entry in SPECIALS else len(inner(entry))
     else:
-        counts = sum(np.bincount(block.ravel(), minlength=entries) for block in blocks)
+        counts = sum(np.bincount(block.ravel(), minlength=entries) for block in blocks())
         surprise = -np.log((counts + 1) / (counts.sum() + entries))  # add-one smoothing
         worth = np.rint(surprise * 2**40).astype(np.int64)
-    return np.concatenate([worth[block].sum(axis=1) for block in blocks])
+    return np.concatenate([worth[block].sum(axis=1) for block in blocks()])
 
 
 def order_of(sequences: np.ndarray, params: Tokenize, tokenizer: Tokenizer) -> np.ndarray:
@@ -110,14 +118,21 @@ def release(array: np.ndarray) -> None:
         array._mmap.madvise(mmap.MADV_DONTNEED)
 
 
-def write_rows(path: Path, sequences: np.ndarray, order: np.ndarray) -> None:
-    """Write the sequences in an order, a block at a time."""
-    out = np.lib.format.open_memmap(path, mode="w+", dtype=sequences.dtype, shape=(len(order), sequences.shape[1]))
-    for start in range(0, len(order), BLOCK):
-        out[start : start + BLOCK] = sequences[order[start : start + BLOCK]]
-        out.flush()
-        release(out)
-        release(sequences)
+def write_rows(path: Path, source: Path, order: np.ndarray) -> None:
+    """Write the sequences of a file in an order, a block at a time.
+
+    They are read one by one: mapped into memory, each would bring up to 2 MiB of the file around it.
+    """
+    mapped = np.load(source, mmap_mode="r")  # for its type, and where it begins
+    length, begin, size = mapped.shape[1], mapped.offset, mapped.itemsize * mapped.shape[1]
+    out = np.lib.format.open_memmap(path, mode="w+", dtype=mapped.dtype, shape=(len(order), length))
+    with source.open("rb") as file:
+        for start in range(0, len(order), BLOCK):
+            places = begin + size * order[start : start + BLOCK].astype(np.int64)
+            rows = b"".join([os.pread(file.fileno(), size, place) for place in places.tolist()])
+            out[start : start + BLOCK] = np.frombuffer(rows, mapped.dtype).reshape(-1, length)
+            out.flush()
+            release(out)
 
 
 def gather(files: list[Path], length: int, path: Path) -> np.ndarray:
@@ -145,7 +160,7 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
     results = over_parts(tokenize_part, jobs, work / "done", "tokenize")
     counts = {name: sum(r[name] for r in results) for name in results[0]}
     tokenizer = load(out)
-    joined = gather([work / f"{part.stem}.npy" for part in found], params.length, work / "joined.npy")
+    joined = gather([work / f"{part.stem}.npy" for part in found], params.length, work / JOINED)
     if not len(joined):
         raise InputError(
             f"The corpus gives {counts['tokens']:,} tokens, less than one sequence of {params.length}. Give more text "
@@ -156,10 +171,10 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
         draw = np.random.default_rng(params.seed).choice(
             len(joined), params.max_sequences, replace=False, shuffle=False
         )
-        write_rows(work / "drawn.npy", joined, np.sort(draw))
-        kept = np.load(work / "drawn.npy", mmap_mode="r")
+        write_rows(work / DRAWN, work / JOINED, np.sort(draw))
+        kept = np.load(work / DRAWN, mmap_mode="r")
     order = order_of(kept, params, tokenizer)
-    write_rows(out / SEQUENCES, kept, order)
+    write_rows(out / SEQUENCES, work / (JOINED if kept is joined else DRAWN), order)
     held = np.concatenate([np.load(work / f"{part.stem}.held.npy") for part in found])
     held_sequences = held[: len(held) // params.length * params.length].reshape(-1, params.length)
     np.save(out / HELDOUT, held_sequences)
