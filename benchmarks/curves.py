@@ -50,29 +50,37 @@ def cell(value: dict, digits: int) -> str:
     return f"{value['mean']:,.{digits}f}{deviation}"
 
 
-def table(found: dict[str, dict], seeds: int) -> str:
+def table(comparison: dict) -> str:
     """The comparison as text: a column for each recipe."""
-    rows = [["", *found]]
+    recipes, seeds = comparison["recipes"], comparison["seeds"]
+    rows = [["", *recipes]]
     for number, tenth in enumerate(TENTHS):
-        rows.append([f"loss at {tenth:.0%}", *(cell(one["heldout_loss"][number], 3) for one in found.values())])
+        rows.append([f"loss at {tenth:.0%}", *(cell(one["heldout_loss"][number], 3) for one in recipes.values())])
     rows.append(["passes the first's end at"])
-    for one in found.values():
-        where, of = one["passes"], "" if one["passes"]["seeds"] == seeds else f" ({one['passes']['seeds']} of {seeds})"
-        rows[-1].append(cell(where, 3) + of if where["seeds"] else "never")
-    rows.append(["tokens", *(cell(one["tokens"], 0) for one in found.values())])
-    rows.append(["seconds on the clock", *(cell(one["seconds"], 0) for one in found.values())])
+    for one in recipes.values():
+        where, count = one["passes"], one["passes"]["seeds"]
+        of = "" if count == seeds else f" ({count} of {seeds})"
+        rows[-1].append(cell(where, 3) + of if count else "never")
+    rows.append(["tokens", *(cell(one["tokens"], 0) for one in recipes.values())])
+    rows.append(["seconds on the clock", *(cell(one["seconds"], 0) for one in recipes.values())])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(lines)
+    about = f"{comparison['budget']:g} {comparison['budget_unit']} on {comparison['machine']['device']}"
+    spread = f"{seeds} seeds: mean ± sample standard deviation" if seeds > 1 else "one seed"
+    return "\n".join([f"{about}; {spread}; straight lines between evaluations", *lines])
 
 
-def picture(found: dict[str, dict], budget: str, path: Path) -> None:
+def picture(comparison: dict, path: Path) -> None:
     """The means against the budget, with a band of one deviation to either side."""
     from matplotlib.figure import Figure  # not pyplot: no display
 
     figure = Figure(figsize=(7, 4))
-    axes = figure.add_subplot(xlabel=f"fraction of {budget}", ylabel="held-out loss, nats per masked token")
-    for name, one in found.items():
+    axes = figure.add_subplot()
+    axes.set(
+        xlabel=f"fraction of {comparison['budget']:g} {comparison['budget_unit']}",
+        ylabel="held-out loss, nats per masked token",
+    )
+    for name, one in comparison["recipes"].items():
         means, widths = (np.array([e[what] or 0.0 for e in one["heldout_loss"]]) for what in ("mean", "deviation"))
         axes.plot(TENTHS, means, marker="o", markersize=3, label=name)
         axes.fill_between(TENTHS, means - widths, means + widths, alpha=0.2)

@@ -6,13 +6,11 @@ autocast, clipping and fused AdamW. Its batch is masked beforehand and no loss i
 time and not in theirs.
 """
 
-import functools
 import gc
 import json
 import math
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import nn
+from watch import Watch
 
 from model import machine, masking
 from model.bert import Bert, operations
@@ -81,52 +80,6 @@ class Case:
         shape, kind = (self.training.batch_size + 1, self.length), np.uint16 if self.vocabulary <= 2**16 else np.uint32
         rows = np.random.default_rng(0).integers(SPECIALS, self.vocabulary, shape, dtype=kind)
         return Corpus(rows[1:], rows[:1], self.vocabulary, MASK_ID, SPECIALS)
-
-
-class Watch:
-    """Time within the parts of each step, on GPUs by their own clock, and CPU time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda, self.steps, self.begun, self.ended = device.type == "cuda", [], [], 0.0
-
-    def now(self) -> "float | torch.cuda.Event":
-        """A point in time; on GPUs the one at which all that is queued is done."""
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def wait(self) -> None:
-        """Until the device has done all that is queued."""
-        if self.cuda:
-            torch.cuda.synchronize()
-
-    def timed(self, part: str, work: Callable) -> Callable:
-        """The same function, whose time in each step is noted."""
-
-        @functools.wraps(work)
-        def noted(*args: object, **kwargs: object) -> object:
-            begin, result = self.now(), work(*args, **kwargs)
-            if self.steps:  # they have begun
-                self.steps[-1].append((part, begin, self.now()))
-            return result
-
-        return noted
-
-    def step(self) -> None:
-        """A step begins."""
-        self.steps.append([])
-        self.begun.append(time.process_time())
-
-    def end(self) -> None:
-        """A step has ended."""
-        self.ended = time.process_time()
-
-    def seconds(self, part: str) -> float:
-        """Spent in a part after the warm-up."""
-        spans = [(begin, end) for step in self.steps[WARM_UP:] for name, begin, end in step if name == part]
-        return sum(begin.elapsed_time(end) / 1000 if self.cuda else end - begin for begin, end in spans)
 
 
 def ours(case: Case, here: machine.Machine, watch: Watch) -> tuple[nn.Module, float, bool, int]:
@@ -201,10 +154,10 @@ def measure(case: Case, here: machine.Machine) -> dict:
         model, seconds, compiled, micro_batch = (theirs if case.peer else ours)(case, here, watch)
     watch.wait()
     tokens = case.steps * case.training.batch_size * case.length
-    shares = {part: watch.seconds(part) / seconds for part in PARTS}
+    shares = {part: watch.seconds(part, WARM_UP) / seconds for part in PARTS}
     return {
         "tokens_per_second": tokens / seconds,
-        "cpu_seconds_per_1000_tokens": 1000 * (watch.ended - watch.begun[WARM_UP]) / tokens,
+        "cpu_seconds_per_1000_tokens": 1000 * watch.cpu_seconds(WARM_UP) / tokens,
         **shares,
         "overhead": 1.0 - sum(shares.values()),
         "matrix_gflop_per_second": limit / 1e9,

@@ -37,8 +37,9 @@ from model.pretraining import EVALUATIONS, Pretraining
 from model.settings import Architecture, Training
 
 HELDOUT = 512  # sequences, as in the pretrain stage
-SYNTHETIC = (4096, 64, 64, 512)  # sequences, those held out, tokens of each, vocabulary
-RESULT = "result.json"
+SYNTHETIC, ENTRIES = (4096, 64, 64), 512  # sequences, those held out, tokens of each; vocabulary if not told
+RESULT, HALF = "result.json", "result.json.half"
+SAME = ("architecture", "budget", "budget_unit", "seed")  # what `--set` can't change
 UNITS = ("tokens", "hours", "flops")
 
 
@@ -56,11 +57,11 @@ class Shuffled:
         return self.sequences[self.order[rows]]
 
 
-def synthetic() -> Corpus:
+def synthetic(vocabulary: int) -> Corpus:
     """Sequences of tokens that each are a little above the one before."""
-    count, held, length, vocabulary = SYNTHETIC
-    starts, rises = vocabulary * np.random.default_rng(0).random((count + held, 1)), (count + held, length)
-    rows = starts.astype(int) + np.random.default_rng(1).integers(0, 3, rises).cumsum(axis=1)
+    count, held, length = SYNTHETIC
+    random = np.random.default_rng(0)
+    rows = random.integers(0, vocabulary, (count + held, 1)) + random.integers(0, 3, (count + held, length)).cumsum(1)
     rows = (SPECIALS + rows % (vocabulary - SPECIALS)).astype(np.uint16)
     return Corpus(rows[held:], rows[:held], vocabulary, MASK_ID, SPECIALS)
 
@@ -70,6 +71,8 @@ def read(folder: Path, entries: int | None) -> Corpus:
     try:
         sequences, heldout = np.load(folder / "sequences.npy", mmap_mode="r"), np.load(folder / "heldout.npy")
         entries = entries or json.loads((folder / "stage.json").read_text())["stats"]["entries"]
+        if heldout.max() >= entries:
+            raise ValueError(f"token {heldout.max()} of {entries} entries")
     except (OSError, KeyError, ValueError) as error:
         raise InputError(
             f"{folder} is not what the tokenize stage writes ({error}). Give such a folder; where there are only sequences.npy "
@@ -81,10 +84,8 @@ def read(folder: Path, entries: int | None) -> Corpus:
 def identity(corpus: Corpus) -> str:
     """A digest of the data: of its size, of rows spread over it, and of all that is held out."""
     rows = corpus.sequences[:: max(1, len(corpus.sequences) // HELDOUT)]
-    digest = hashlib.sha256(f"{corpus.sequences.shape} {corpus.vocabulary}".encode())
-    for part in (rows, corpus.heldout):
-        digest.update(np.ascontiguousarray(part))
-    return digest.hexdigest()
+    size = f"{corpus.sequences.shape} {corpus.vocabulary}".encode()
+    return hashlib.sha256(size + rows.tobytes() + corpus.heldout.tobytes()).hexdigest()
 
 
 def changes(texts: list[str], names: list[str]) -> dict[str, dict]:
@@ -93,10 +94,11 @@ def changes(texts: list[str], names: list[str]) -> dict[str, dict]:
     for text in texts:
         field, equals, value = text.partition("=")
         name, *above, last = field.split(".")
-        if not equals or name not in found or above not in ([], ["architecture"]):
-            raise InputError(f"--set {text}: expected RECIPE.FIELD=VALUE, RECIPE being one of {', '.join(names)}.")
-        if last in ("architecture", "budget", "budget_unit", "seed"):
-            raise InputError(f"--set {text}: {last} can't be set so; there are options for what is the same for all.")
+        if not equals or name not in found or above not in ([], ["architecture"]) or last in SAME:
+            raise InputError(
+                f"--set {text}: expected NAME.FIELD=VALUE, with a name of {', '.join(names)}, and a field of pretrain, or of its "
+                f"architecture as architecture.FIELD, but none of {', '.join(SAME)}."
+            )
         place = found[name].setdefault("architecture", {}) if above else found[name]
         try:
             place[last] = json.loads(value)
@@ -117,29 +119,35 @@ def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder:
 
     def report(fraction: float, note: str) -> None:
         nonlocal told
-        if told < (told := int(EVALUATIONS * fraction)):
-            print(f"{name}, seed {training.seed}: {fraction:.0%} of the budget, {note}", file=sys.stderr)
+        if int(EVALUATIONS * fraction) > told:
+            told = int(EVALUATIONS * fraction)
+            print(f"{name}, seed {training.seed}: {min(fraction, 1):.0%} of the budget, {note}", file=sys.stderr)
 
-    spent = Pretraining(bert, training, ordered, here, home).run(report)
+    try:
+        spent = Pretraining(bert, training, ordered, here, home).run(report)
+    except InputError as error:
+        raise InputError(f"{name}, seed {training.seed}: {error}") from error
     result = about | {"tokens": spent.tokens, "seconds": spent.seconds, "evaluations": spent.evaluations}
-    half = home / f"{RESULT}.half"
-    half.write_text(json.dumps(result, indent=2) + "\n")
-    half.replace(home / RESULT)
+    (home / HALF).write_text(json.dumps(result, indent=2) + "\n")
+    (home / HALF).replace(home / RESULT)
     (home / CHECKPOINT).unlink()
     return result
 
 
 def run_all(given: argparse.Namespace) -> dict:
-    """Train what is not trained yet; settings of all recipes, and their results."""
+    """Train what is not trained yet; the comparison, with all that led to it."""
     names = {name or recipe: recipe for name, _, recipe in (text.rpartition("=") for text in given.recipe)}
-    unit = next(unit for unit in UNITS if getattr(given, unit))
+    if len(names) < len(given.recipe):
+        raise InputError(f"Of {', '.join(given.recipe)} two have the same name; write NAME=RECIPE to tell them apart.")
+    unit = next(unit for unit in UNITS if getattr(given, unit) is not None)
     common = {"budget": getattr(given, unit), "budget_unit": unit}
     changed = changes(given.set, list(names))
     chosen = {name: settings(recipe, changed[name] | common) for name, recipe in names.items()}
-    corpus, here = synthetic() if given.synthetic else read(given.data, given.vocabulary), machine.detect()
+    entries, here = given.vocabulary, machine.detect()
+    corpus = synthetic(entries or ENTRIES) if given.synthetic else read(given.data, entries)
     where = {"data": identity(corpus), "machine": here.describe(), "torch": torch.__version__}
     results: dict[str, list[dict]] = {name: [] for name in names}
-    for seed in range(given.seeds):  # all recipes after each other, in case the machine changes its speed
+    for seed in range(given.seeds):  # and the recipes within, in case the machine changes its speed
         for name, recipe in names.items():
             architecture, training = chosen[name]
             training = training.model_copy(update={"seed": seed})
@@ -151,12 +159,16 @@ def run_all(given: argparse.Namespace) -> dict:
 def main() -> None:
     """Train what is not trained yet, print the comparison, write comparison.json and comparison.png."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", nargs="+", required=True, help="RECIPE, or NAME=RECIPE to call it otherwise")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME.FIELD=VALUE", help="change a field of pretrain")
+    parser.add_argument(
+        "--recipe", nargs="+", action="extend", required=True, help="RECIPE, or NAME=RECIPE to call it otherwise"
+    )
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="NAME.FIELD=VALUE", help="change a field of pretrain"
+    )
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--data", type=Path, help="a folder with sequences.npy and heldout.npy")
     data.add_argument("--synthetic", action="store_true", help="made up, to try this out")
-    parser.add_argument("--vocabulary", type=positive, help="entries, where the folder has no stage.json")
+    parser.add_argument("--vocabulary", type=positive, help="entries, where no stage.json says it")
     budget = parser.add_mutually_exclusive_group(required=True)
     for unit in UNITS:
         budget.add_argument(f"--{unit}", type=float, help="the budget of each run")
@@ -168,24 +180,20 @@ def main() -> None:
     if given.threads:
         torch.set_num_threads(given.threads)
     given.folder.mkdir(parents=True, exist_ok=True)
-    with (given.folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = run_all(given)
-        except BlockingIOError:
-            parser.error(f"{given.folder} is in use by another run of this; wait for it, or take another folder.")
-        except InputError as error:
-            parser.error(str(error))
-        (given.folder / "comparison.json").write_text(json.dumps(found, indent=2) + "\n")
-        print(curves.table(found["recipes"], given.seeds))
-        print(
-            "Between the evaluations, which the first step after each tenth is followed by, a straight line is assumed."
-        )
-        try:
-            budget = f"{found['budget']:g} {found['budget_unit']}"
-            curves.picture(found["recipes"], budget, given.folder / "comparison.png")
-        except ImportError:
-            print("There is no picture, since matplotlib is not installed.")
+    try:
+        lock = (given.folder / "lock").open("w")  # until the process ends
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = run_all(given)
+    except BlockingIOError:
+        parser.error(f"{given.folder} is in use by another run of this; wait for it, or take another folder.")
+    except InputError as error:
+        parser.error(str(error))
+    (given.folder / "comparison.json").write_text(json.dumps(found, indent=2) + "\n")
+    print(curves.table(found))
+    try:
+        curves.picture(found, given.folder / "comparison.png")
+    except ImportError:
+        print("There is no picture, since matplotlib is not installed.")
 
 
 if __name__ == "__main__":

@@ -50,8 +50,9 @@ def settings(recipe: str, changes: dict) -> tuple[Architecture, Training]:
         return Architecture(**architecture), Training(**training)
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(map(str, (recipe, *problem["loc"])))
-        raise InputError(f"{where}: {problem['msg']} (found {problem['input']!r}).") from error
+        where, message = ".".join(map(str, (recipe, *problem["loc"]))), problem["msg"].removeprefix("Value error, ")
+        found = f" (found {problem['input']!r})" if problem["loc"] else ""
+        raise InputError(f"{where}: {message}{found}.") from error
 
 
 def cases(given: argparse.Namespace) -> list[Case]:
@@ -108,7 +109,7 @@ def row(case: Case, turns: list[dict], first: list[dict], limit: float) -> dict:
     rate, speeds = "tokens_per_second", zip(turns, first, strict=True)
     gflop = medians[rate] * case.operations() / 1e9
     return {
-        "name": label(case),
+        "name": label(case) + (" (failed: eager)" if case.compiled > turns[0]["compiled"] else ""),
         "parameters": turns[0]["parameters"],
         "batch": case.training.batch_size,
         "micro_batch": turns[0]["micro_batch"],
