@@ -9,14 +9,18 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from conftest import write_jsonl
+from safetensors import safe_open
 from typer.testing import CliRunner
 
+from flows import cli
 from flows.cli import LINE, app, differences, flat, laid_out, without_rows
 from flows.recipes import RECIPES, STAGES
 from tasks.corpus import Download, download
@@ -27,18 +31,39 @@ CRAM = [sys.executable, "-m", "flows.cli"]
 HOME = Path(__file__).resolve().parents[1]
 
 
+def cram(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
+    """Run a command to its end, as a process."""
+    return subprocess.run([*CRAM, *arguments], env=env, capture_output=True, text=True, cwd=HOME)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
+def new_user(folder: Path) -> dict[str, str]:
     """The environment of a user whose store is empty and whose server doesn't run."""
-    own = {"CRAM_ARTIFACTS": str(tmp_path / "artifacts"), "PREFECT_HOME": str(tmp_path / "prefect")}
+    own = {"CRAM_ARTIFACTS": str(folder / "artifacts"), "PREFECT_HOME": str(folder / "prefect")}
     own |= {"PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api", "PREFECT_LOGGING_LEVEL": "INFO"}
     return os.environ | own
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return new_user(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def after_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a user who has run `cram up`. It takes seconds, so the tests share it until the last ends it."""
+    env = new_user(tmp_path_factory.mktemp("user"))
+    up = cram(env, "up")
+    try:
+        assert up.returncode == 0, up.stderr + up.stdout
+        yield env
+    finally:
+        cram(env, "down")
 
 
 def tiny(tmp_path: Path, texts: list[str], seconds: float = 2) -> str:
@@ -64,6 +89,14 @@ def override(**stages: dict) -> str:
     return json.dumps(stages)
 
 
+def check_refusal(code: int, out: str, err: str, words: str) -> None:
+    assert code == 1
+    assert err.startswith("cram: ")
+    assert err.count("\n") == 1
+    assert words in err
+    assert out == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -81,21 +114,32 @@ def override(**stages: dict) -> str:
     ],
 )
 def test_what_the_user_can_mend_is_one_sentence_and_exit_1_without_a_server(
-    env: dict, arguments: list[str], words: str
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, arguments: list[str], words: str
 ):
-    done = subprocess.run([*CRAM, *arguments], env=env, capture_output=True, text=True, cwd=HOME)
-    assert done.returncode == 1
-    assert done.stderr.startswith("cram: ")
-    assert done.stderr.count("\n") == 1
-    assert words in done.stderr
-    assert done.stdout == ""
+    monkeypatch.setattr(sys, "argv", ["cram", *arguments])
+    monkeypatch.setattr(cli, "SETTINGS", {})  # they are for a Prefect that is not yet imported
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    check_refusal(ended.value.code, *capsys.readouterr(), words)
+    assert not store.exists(), "nothing was published"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "demo", "--override", override(download={"source": "files", "files": ["gone"]})], "matches nothing"),
+        (["show", "filter"], "There are no artifacts of filter"),
+    ],
+)
+def test_a_process_says_nothing_but_that_sentence(env: dict, arguments: list[str], words: str):
+    done = cram(env, *arguments)
+    check_refusal(done.returncode, done.stdout, done.stderr, words)
     assert not Path(env["CRAM_ARTIFACTS"]).exists(), "nothing was published"
 
 
 def test_what_a_stage_finds_wrong_is_told_once_without_traceback_or_hooks(env: dict, tmp_path, toy_texts: list[str]):
     asked = json.loads(tiny(tmp_path, toy_texts)) | {"vocabulary": {"entries": 60_000}}
-    command = [*CRAM, "run", "demo", "--until", "vocabulary", "--override", json.dumps(asked)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=HOME)
+    done = cram(env, "run", "demo", "--until", "vocabulary", "--override", json.dumps(asked))
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("cram: The corpus of ")
@@ -106,23 +150,24 @@ def test_what_a_stage_finds_wrong_is_told_once_without_traceback_or_hooks(env: d
         assert noise not in (done.stderr + done.stdout)
 
 
-def test_a_killed_run_goes_on_from_its_checkpoint_with_the_budget_left(env: dict, tmp_path: Path, toy_texts: list[str]):
-    seconds = 16
-    command = [*CRAM, "run", "demo", "--override", tiny(tmp_path, toy_texts, seconds)]
+def test_a_killed_run_goes_on_from_its_checkpoint_with_the_budget_left(after_up: dict, tmp_path, toy_texts: list[str]):
+    seconds = 11  # the first checkpoint comes after 5
+    env = after_up | {"CRAM_ARTIFACTS": str(tmp_path / "artifacts")}
+    command = ["run", "demo", "--override", tiny(tmp_path, toy_texts, seconds)]
     log = (tmp_path / "log").open("w")
-    process = subprocess.Popen(command, env=env, cwd=HOME, stdout=log, stderr=log, start_new_session=True)
+    process = subprocess.Popen([*CRAM, *command], env=env, cwd=HOME, stdout=log, stderr=log, start_new_session=True)
     store, deadline = Path(env["CRAM_ARTIFACTS"]), time.monotonic() + 180
     while not list(store.glob(".partial/pretrain-*/work/checkpoint.safetensors")):
         assert time.monotonic() < deadline, (tmp_path / "log").read_text()
         assert process.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)  # with its temporary server, which would outlive it
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (store / "pretrain").exists()
     [metrics] = store.glob(".partial/pretrain-*/work/metrics.jsonl")
     whole_lines = metrics.read_text().rpartition("\n")[0].splitlines()
     before = [(row["step"], row["seconds"]) for row in map(json.loads, whole_lines)]
-    done = subprocess.run(command, env=env, cwd=HOME, capture_output=True, text=True)
+    done = cram(env, *command)
     assert done.returncode == 0, done.stderr + done.stdout
     (made,) = (p for p in (store / "pretrain").iterdir() if not p.is_symlink())
     table = pq.read_table(made / "metrics.parquet", columns=["step", "seconds"]).to_pydict()
@@ -238,29 +283,65 @@ def test_statistics_are_printed_as_json_with_short_values_on_one_line(value):
     assert laid_out({"name": {"documents": 1, "characters": 2}}) == '{"name": {"documents": 1, "characters": 2}}'
 
 
-def test_up_deploys_a_run_completes_and_down_ends_what_up_started(env: dict, tmp_path: Path, toy_texts: list[str]):
-    def prefect(*arguments: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "prefect", *arguments]
-        return subprocess.run(command, env=env, cwd=HOME, capture_output=True, text=True, timeout=180)
+def deployment_run(env: dict[str, str], *parameters: str) -> subprocess.CompletedProcess:
+    """Submit a run to the worker that `cram up` started."""
+    command = [sys.executable, "-m", "prefect", "deployment", "run", "cram/full", *parameters]
+    return subprocess.run(command, env=env, cwd=HOME, capture_output=True, text=True, timeout=180)
 
-    up = subprocess.run([*CRAM, "up"], env=env, cwd=HOME, capture_output=True, text=True)
-    try:
-        assert up.returncode == 0, up.stderr + up.stdout
-        misspelt = prefect("deployment", "run", "cram/full", "-p", 'override={"filter": {"max_tokens": 1}}')
-        assert misspelt.returncode == 1
-        assert "max_tokens" in misspelt.stdout + misspelt.stderr
-        parameters = ["-p", "recipe=demo", "-p", f"override={tiny(tmp_path, toy_texts)}", "-p", "until=vocabulary"]
-        done = prefect("deployment", "run", "cram/full", *parameters, "--watch", "--watch-timeout", "150")
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = {p.name for p in Path(env["CRAM_ARTIFACTS"]).iterdir() if not p.name.startswith(".")}
-        assert found == {"download", "deduplicate", "decontaminate", "filter", "vocabulary"}
-        assert "filter-table" in prefect("artifact", "ls").stdout
-        again = subprocess.run([*CRAM, "up"], env=env, cwd=HOME, capture_output=True, text=True)
-        assert "Server: answers" in again.stdout
-        assert "Worker: running" in again.stdout
-    finally:
-        pids = [int(p.read_text()) for p in Path(env["PREFECT_HOME"]).glob("*.pid")]
-        down = subprocess.run([*CRAM, "down"], env=env, cwd=HOME, capture_output=True, text=True)
+
+def test_up_deploys_and_a_run_completes(after_up: dict, tmp_path, toy_texts: list[str]):
+    misspelt = deployment_run(after_up, "-p", 'override={"filter": {"max_tokens": 1}}')
+    assert misspelt.returncode == 1
+    assert "max_tokens" in misspelt.stdout + misspelt.stderr
+    parameters = ["-p", "recipe=demo", "-p", f"override={tiny(tmp_path, toy_texts)}", "-p", "until=vocabulary"]
+    done = deployment_run(after_up, *parameters, "--watch", "--watch-timeout", "150")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {p.name for p in Path(after_up["CRAM_ARTIFACTS"]).iterdir() if not p.name.startswith(".")}
+    assert found == {"download", "deduplicate", "decontaminate", "filter", "vocabulary"}
+    header = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(f"{after_up['PREFECT_API_URL']}/artifacts/filter", b"{}", header)
+    with urllib.request.urlopen(asked) as answer:
+        assert "filter-table" in {artifact["key"] for artifact in json.load(answer)}
+
+
+def test_a_cancelled_run_leaves_its_checkpoint_and_ends(after_up: dict, tmp_path: Path, toy_texts: list[str]):
+    submitted = deployment_run(
+        after_up, "-p", "recipe=demo", "-p", f"override={tiny(tmp_path, toy_texts, 3600)}", "-p", "until=pretrain"
+    )
+    run = re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", submitted.stdout).group()
+    store, state = Path(after_up["CRAM_ARTIFACTS"]), f"{after_up['PREFECT_API_URL']}/flow_runs/{run}"
+
+    def told() -> dict:
+        with urllib.request.urlopen(state) as answer:
+            return json.load(answer)
+
+    def wait(happened: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + 120
+        while not happened():
+            assert time.monotonic() < deadline, (what, told()["state"])
+            time.sleep(0.1)
+
+    wait(
+        lambda: [p for p in store.glob(".partial/pretrain-*/work/metrics.jsonl") if p.stat().st_size], "training begins"
+    )
+    (work,) = (p.parent for p in store.glob(".partial/pretrain-*/work/metrics.jsonl"))
+    assert not (work / "checkpoint.safetensors").exists(), "the next one is minutes away"
+    cancel = [sys.executable, "-m", "prefect", "flow-run", "cancel", run]
+    assert subprocess.run(cancel, env=after_up, capture_output=True, text=True).returncode == 0
+    wait((work / "checkpoint.safetensors").exists, "a checkpoint")
+    wait(lambda: told()["state"]["type"] == "CANCELLED", "the end of the run")
+    steps = len((work / "metrics.jsonl").read_text().splitlines())
+    with safe_open(work / "checkpoint.safetensors", "np") as file:
+        assert json.loads(file.metadata()["spent"])["step"] == steps > 0
+    assert not (store / "pretrain").exists(), "what is not finished is not published"
+
+
+def test_up_again_finds_what_runs_and_down_ends_what_up_started(after_up: dict):
+    again = cram(after_up, "up")
+    assert "Server: answers" in again.stdout
+    assert "Worker: running" in again.stdout
+    pids = [int(p.read_text()) for p in Path(after_up["PREFECT_HOME"]).glob("*.pid")]
+    down = cram(after_up, "down")
     assert len(pids) == 2
     assert down.stdout.count("ended") == 2
     for pid in pids:
