@@ -53,6 +53,7 @@ def finetune(
     labels = torch.from_numpy(train.labels.astype(np.float32 if regression else np.int64)).to(machine.device)
     classifier.to(machine.device).train()
     adamw = optimizer.adamw(classifier, settings.learning_rate, (0.9, 0.98), 1e-6, 0.0)  # as GLUE_sane
+    scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
     torch.manual_seed(seed)  # dropout
     shuffle, step = np.random.default_rng(seed), 0
     for _ in range(settings.epochs):
@@ -64,8 +65,9 @@ def finetune(
                 scores = classifier(train.batch(rows, classifier.bert.length, machine.device))
             scores, wanted = scores.float(), labels[rows]
             loss = F.mse_loss(scores[:, 0], wanted) if regression else F.cross_entropy(scores, wanted)
-            loss.backward()
-            adamw.step()
+            scaler.scale(loss).backward()
+            scaler.step(adamw)
+            scaler.update()
             adamw.zero_grad()
             step += 1
             if step % 20 == 0 or step == steps:

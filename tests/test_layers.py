@@ -52,7 +52,7 @@ def test_the_flow_and_the_command_line_do_not_load_torch():
 
 
 def test_the_model_can_be_trained_without_prefect():
-    code = "import sys, model.training, model.machine; print('torch' in sys.modules, 'prefect' in sys.modules)"
+    code = "import sys, model.distributed, model.finetuning, model.export; print('torch' in sys.modules, 'prefect' in sys.modules)"
     assert run_fresh(code) == "True False"
 
 

@@ -1,16 +1,38 @@
 import math
 
+import numpy as np
 import pytest
-import torch
 
-from model.masking import mask, masks_per_sequence
+from model.masking import Corpus, mask, masks_per_sequence
 
 SPECIALS, MASK_ID, VOCABULARY = 5, 4, 60_000
 
 
-def plain_tokens(sequences: int, length: int, vocabulary: int = VOCABULARY) -> torch.Tensor:
-    """Token ids with no special one among them."""
-    return torch.randint(SPECIALS, vocabulary, (sequences, length), generator=torch.Generator().manual_seed(length))
+def corpus_of(rows: np.ndarray, vocabulary: int = VOCABULARY) -> Corpus:
+    return Corpus(rows, rows[:0], vocabulary, MASK_ID, SPECIALS)
+
+
+def plain(sequences: int, length: int, vocabulary: int = VOCABULARY, kind: type = np.uint16) -> Corpus:
+    """Sequences of token ids with no special one among them."""
+    rows = np.random.default_rng(length).integers(SPECIALS, vocabulary, (sequences, length))
+    return corpus_of(rows.astype(kind), vocabulary)
+
+
+def masked(corpus: Corpus, count: int, first: int = 0, seed: int = 0, corrupt: bool = True):
+    """What all sequences of a corpus become, and `shown`, what stands at the chosen positions."""
+    inputs, positions, labels = mask(corpus.sequences, first, count, corpus, seed, corrupt)
+    return inputs, positions, labels, np.take_along_axis(inputs, positions, axis=1)
+
+
+def same(some: tuple, others: tuple) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def squared_deviations(counts: np.ndarray, chance: float, draws: int) -> float:
+    """By how many of its deviations the chi-square statistic of these counts is off, where each has this chance a draw."""
+    expected = draws * chance
+    statistic = ((counts - expected) ** 2 / (expected * (1 - chance))).sum()
+    return (statistic - len(counts)) / math.sqrt(2 * len(counts))
 
 
 def test_the_number_of_masks_is_the_fraction_rounded_and_at_least_one():
@@ -19,91 +41,129 @@ def test_the_number_of_masks_is_the_fraction_rounded_and_at_least_one():
 
 
 @pytest.mark.parametrize(
-    ("count", "masked", "random"), [(19, 15, 2), (20, 16, 2), (32, 26, 3), (51, 41, 5), (1, 1, 0), (10, 8, 1)]
+    ("count", "hidden", "random"), [(19, 15, 2), (20, 16, 2), (32, 26, 3), (51, 41, 5), (1, 1, 0), (10, 8, 1)]
 )
-def test_the_split_is_that_of_the_reference_implementation(count, masked, random):
-    tokens = plain_tokens(200, 128)
-    inputs, positions, labels = mask(tokens, count, MASK_ID, SPECIALS, VOCABULARY, (0, 0))
+def test_the_split_is_that_of_the_reference_implementation(count, hidden, random):
+    _, positions, labels, shown = masked(plain(200, 128), count)
     assert positions.shape == labels.shape == (200, count)
-    shown = inputs.gather(1, positions)
-    assert ((shown == MASK_ID).sum(dim=1) == masked).all()
-    others = ((shown != MASK_ID) & (shown != labels)).sum(dim=1)
+    assert ((shown == MASK_ID).sum(axis=1) == hidden).all()
+    others = ((shown != MASK_ID) & (shown != labels)).sum(axis=1)
     assert (others <= random).all()
     assert others.sum() >= 200 * random - 3  # a random token is the one that stood there once in 59,995 times
 
 
-def test_positions_are_distinct_and_labels_are_what_stood_there():
-    tokens = plain_tokens(100, 64)
-    before = tokens.clone()
-    inputs, positions, labels = mask(tokens, 16, MASK_ID, SPECIALS, VOCABULARY, (1, 2))
-    assert torch.equal(tokens, before)
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32])
+def test_positions_are_distinct_and_labels_are_what_stood_there(kind):
+    vocabulary = 60_000 if kind is np.uint16 else 200_000
+    corpus = plain(100, 64, vocabulary, kind)
+    before = corpus.sequences.copy()
+    inputs, positions, labels, _ = masked(corpus, 16, first=7)
+    assert {part.dtype for part in (inputs, positions, labels)} == {np.dtype(np.int64)}
+    assert np.array_equal(corpus.sequences, before)
     assert all(len(set(row)) == 16 for row in positions.tolist())
-    assert torch.equal(labels, tokens.gather(1, positions))
-    chosen = torch.zeros_like(tokens, dtype=torch.bool).scatter(1, positions, True)
-    assert torch.equal(inputs[~chosen], tokens[~chosen])
-    assert torch.equal(inputs.scatter(1, positions, labels), tokens)
+    assert np.array_equal(labels, np.take_along_axis(before, positions, axis=1))
+    chosen = np.zeros(before.shape, dtype=bool)
+    np.put_along_axis(chosen, positions, True, axis=1)
+    assert np.array_equal(inputs[~chosen], before[~chosen])
+    np.put_along_axis(inputs, positions, labels, axis=1)
+    assert np.array_equal(inputs, before)
+    assert before.max() > 65_535 or kind is np.uint16
+
+
+def test_both_kinds_of_integers_give_the_same():
+    small = plain(20, 64)
+    assert same(masked(small, 16), masked(corpus_of(small.sequences.astype(np.uint32)), 16))
 
 
 def test_random_tokens_are_all_but_the_special_ones_and_equally_often():
-    vocabulary = 15
-    tokens = torch.full((4000, 40), vocabulary, dtype=torch.int64)  # an id that is not drawn, so all draws are seen
-    inputs, _, _ = mask(tokens, 40, MASK_ID, SPECIALS, vocabulary, (0, 0))
+    vocabulary = 1000
+    corpus = corpus_of(np.full((20_000, 40), vocabulary, dtype=np.uint16), vocabulary)  # an id that is not drawn
+    inputs, *_ = masked(corpus, 40)
     drawn = inputs[(inputs != MASK_ID) & (inputs != vocabulary)]
-    assert len(drawn) == 4000 * 4
-    counts = torch.bincount(drawn, minlength=vocabulary)
+    assert len(drawn) == 20_000 * 4
+    counts = np.bincount(drawn, minlength=vocabulary)
+    assert len(counts) == vocabulary
     assert not counts[:SPECIALS].any()
-    deviation = math.sqrt(len(drawn) * 0.1 * 0.9)
-    assert (counts[SPECIALS:] - len(drawn) / 10).abs().max() < 5 * deviation
+    assert (counts[SPECIALS:] > 0).all()
+    assert abs(squared_deviations(counts[SPECIALS:], 1 / 995, len(drawn))) < 5
 
 
 def test_special_tokens_are_chosen_only_where_there_are_too_few_others():
-    tokens = plain_tokens(50, 32)
-    tokens[:, ::2] = 3
-    _, positions, labels = mask(tokens, 16, MASK_ID, SPECIALS, VOCABULARY, (0, 0))
+    rows = plain(50, 32).sequences
+    rows[:, ::2] = 3
+    _, positions, labels, _ = masked(corpus_of(rows), 16)
     assert (labels >= SPECIALS).all()
     assert (positions % 2 == 1).all()
-    tokens[:, 5:] = 2  # leaves the positions 1 and 3
-    _, positions, labels = mask(tokens, 16, MASK_ID, SPECIALS, VOCABULARY, (0, 0))
-    assert ((labels >= SPECIALS).sum(dim=1) == 2).all()
+    rows[:, 5:] = 2  # leaves the positions 1 and 3
+    _, positions, labels, _ = masked(corpus_of(rows), 16)
+    assert ((labels >= SPECIALS).sum(axis=1) == 2).all()
     assert all({1, 3} <= set(row) and len(set(row)) == 16 for row in positions.tolist())
 
 
 @pytest.mark.parametrize("corrupt", [True, False])
 def test_every_position_is_as_likely_as_another(corrupt):
-    sequences, length, count = 20_000, 32, 8
-    tokens = plain_tokens(sequences, length)
-    inputs, positions, _ = mask(tokens, count, MASK_ID, SPECIALS, VOCABULARY, (3, 0), corrupt)
-    shown = (inputs == MASK_ID).sum(dim=0)  # all of the chosen, or 6 of 8
-    for counts, each in ((torch.bincount(positions.flatten()), count), (shown, 6 if corrupt else count)):
-        chance = each / length
-        deviation = math.sqrt(sequences * chance * (1 - chance))
-        assert (counts - sequences * chance).abs().max() < 5 * deviation
-        assert counts.float().std() > deviation / 3  # drawn, not dealt out
+    sequences, length, count = 20_000, 128, 32
+    inputs, positions, _, _ = masked(plain(sequences, length), count, corrupt=corrupt)
+    for counts, each in (
+        (np.bincount(positions.ravel(), minlength=length), count),
+        ((inputs == MASK_ID).sum(axis=0), 26 if corrupt else count),
+    ):
+        assert abs(squared_deviations(counts, each / length, sequences)) < 5
+        assert counts.std() > 0.5 * math.sqrt(sequences * each / length * (1 - each / length))  # drawn, not dealt out
 
 
-def test_masks_depend_on_the_seed_alone():
-    tokens = plain_tokens(8, 64)
-    torch.manual_seed(1)
-    first = mask(tokens, 16, MASK_ID, SPECIALS, VOCABULARY, (7, 3))
-    state = torch.get_rng_state()
-    torch.manual_seed(2)
-    second = mask(tokens, 16, MASK_ID, SPECIALS, VOCABULARY, (7, 3))
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    torch.manual_seed(1)
-    assert torch.equal(torch.get_rng_state(), state)  # and draw nothing from the global generator
-    for seed in ((7, 4), (8, 3), (6, 4), (8, 2), (3, 7)):
-        assert not torch.equal(mask(tokens, 16, MASK_ID, SPECIALS, VOCABULARY, seed)[1], first[1])
+def test_positions_are_drawn_independently_of_each_other():
+    """All pairs of positions are as likely, in a sequence and from one sequence to the next."""
+    sequences, length, count = 40_000, 16, 4
+    _, positions, _, _ = masked(plain(sequences, length), count)
+    chosen = np.zeros((sequences, length), dtype=np.int64)
+    np.put_along_axis(chosen, positions, 1, axis=1)
+    within = (chosen.T @ chosen)[~np.eye(length, dtype=bool)]
+    chance = count * (count - 1) / (length * (length - 1))
+    assert abs(within - sequences * chance).max() < 5 * math.sqrt(sequences * chance * (1 - chance))
+    across = (chosen[1:].T @ chosen[:-1]).ravel()
+    chance = (count / length) ** 2
+    assert abs(across - sequences * chance).max() < 5 * math.sqrt(sequences * chance * (1 - chance))
 
 
-def test_no_two_micro_batches_of_a_run_have_the_same_masks():
-    tokens = plain_tokens(1, 128)
-    chosen = {tuple(mask(tokens, 32, MASK_ID, SPECIALS, VOCABULARY, (0, index))[1][0].tolist()) for index in range(500)}
-    assert len(chosen) == 500
+@pytest.mark.parametrize("count", [1, 5, 13, 32, 64])
+@pytest.mark.parametrize("corrupt", [True, False])
+def test_a_sequence_has_the_same_masks_however_the_corpus_is_cut_into_batches(count, corrupt):
+    corpus, first = plain(60, 66), 10**12
+    whole = masked(corpus, count, first, corrupt=corrupt)[:3]
+    for sizes in ([1] * 60, [60], [7, 1, 30, 22]):
+        starts = np.cumsum([0, *sizes])
+        parts = [
+            mask(corpus.sequences[start : start + size], first + int(start), count, corpus, 0, corrupt)
+            for start, size in zip(starts, sizes, strict=False)
+        ]
+        assert same(whole, tuple(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def test_masks_depend_on_seed_and_number_of_the_sequence_alone():
+    corpus = plain(8, 64)
+    first = masked(corpus, 16, first=3, seed=7)
+    np.random.default_rng(0).random(100)
+    assert same(first, masked(corpus, 16, first=3, seed=7))
+    for number, seed in ((4, 7), (3, 8), (3, 6), (2, 8), (7, 3), (3, 2**31 - 1)):
+        assert not np.array_equal(masked(corpus, 16, first=number, seed=seed)[1], first[1])
+
+
+def test_no_two_epochs_or_sequences_of_a_run_have_the_same_masks():
+    corpus = corpus_of(np.tile(plain(1, 128).sequences, (50, 1)))
+    chosen = {tuple(row) for epoch in range(40) for row in masked(corpus, 32, first=50 * epoch)[1].tolist()}
+    assert len(chosen) == 40 * 50
+
+
+def test_random_tokens_differ_between_epochs_too():
+    corpus = corpus_of(np.full((1, 40), VOCABULARY, dtype=np.uint16))
+    drawn = [masked(corpus, 40, first=epoch)[0] for epoch in range(100)]
+    assert len({tuple(row[(row != MASK_ID) & (row != VOCABULARY)]) for row in drawn}) == 100
 
 
 def test_without_corruption_all_of_the_chosen_are_masked():
-    tokens = plain_tokens(50, 128)
-    inputs, positions, labels = mask(tokens, 19, MASK_ID, SPECIALS, VOCABULARY, (0, 0), False)
-    assert (inputs.gather(1, positions) == MASK_ID).all()
-    assert ((inputs != tokens).sum(dim=1) == 19).all()
-    assert torch.equal(labels, tokens.gather(1, positions))
+    corpus = plain(50, 128)
+    inputs, _, labels, shown = masked(corpus, 19, corrupt=False)
+    assert (shown == MASK_ID).all()
+    assert ((inputs != corpus.sequences).sum(axis=1) == 19).all()
+    assert (labels != MASK_ID).all()
