@@ -1,9 +1,10 @@
 """Speed and memory of the data stages on any corpus of JSON lines, beside what the machine's libraries do alone in the same run.
 
-    python benchmarks/data.py FILE... [--workers 2] [--deduplicate exact minhash substring] [--glue DIR] [--copies 4]
+    python benchmarks/data.py FILE... [--workers 1 2] [--deduplicate exact minhash substring] [--glue DIR] [--copies 4]
 
-Every stage runs as it does in a recipe, in a store of its own that is deleted afterwards. Text is counted in UTF-8, 10^6
-bytes. The limits are measured in one process on the beginning of the same text:
+Every stage runs as it does in a recipe, in a store of its own that is deleted afterwards; all of them once for each number
+of workers, in a process of its own. Text is counted in UTF-8, 10^6 bytes. The limits are measured in one process on the
+beginning of the same text:
 reading       zstd (or gzip) and JSON alone
 tokenizers    the tokenizers library encoding alone, in batches, with the vocabulary that the chain made
 training      the tokenizers library training a vocabulary alone
@@ -19,7 +20,9 @@ import shutil
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO
 
@@ -113,27 +116,40 @@ def limits(files: list[Path], words: Artifact) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run the stages one after the other, print a table, and write it as JSON where that is asked for."""
+    """Run the stages with each number of workers, print tables, and write them as JSON where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path, help="JSON lines: .jsonl, .jsonl.zst, .jsonl.gz")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--workers", type=int, nargs="+", default=[len(os.sched_getaffinity(0))], metavar="N")
     parser.add_argument("--deduplicate", nargs="*", default=["exact"], choices=["exact", "minhash", "substring"])
     parser.add_argument("--glue", type=Path, help="decontaminate too, against the GLUE data in this directory")
     parser.add_argument("--entries", type=int, default=32_768, help="of the vocabulary")
     parser.add_argument("--copies", type=int, default=1, choices=range(1, 9), metavar="N", help="read the text N times")
-    parser.add_argument("--json", type=Path, help="where to write the table as JSON")
+    parser.add_argument("--json", type=Path, help="where to write the tables as JSON")
     given = parser.parse_args()
     for path in given.files:
         if path.suffix not in (".jsonl", ".json", ".zst", ".gz") or not path.is_file():
             parser.error(f"{path} is no file of JSON lines: .jsonl, .jsonl.zst, .jsonl.gz")
-    os.environ["CRAM_WORKERS"] = str(given.workers)
-    try:
-        rows = run(given)
-    except InputError as error:
-        parser.error(str(error))
-    finally:
-        shutil.rmtree(STORE, ignore_errors=True)
+    tables = {}
+    for workers in given.workers:
+        try:
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:  # with its own store and caches
+                tables[workers] = process.submit(run, given, workers).result()
+        except InputError as error:
+            parser.error(str(error))
+        finally:
+            shutil.rmtree(STORE, ignore_errors=True)
+        print_table(workers, tables[workers])
+    if len(tables) > 1:
+        print_speed_up(tables)
+    if given.json:
+        runs = [{"workers": workers, "rows": rows} for workers, rows in tables.items()]
+        given.json.write_text(json.dumps({"copies": given.copies, "runs": runs}, indent=2) + "\n")
+
+
+def print_table(workers: int, rows: list[dict]) -> None:
+    """Print what `run` gives."""
     width = max(len(row["stage"]) for row in rows)
+    print(f"\nworkers: {workers}")
     head = f"{'stage':{width}} {'seconds':>8} {'MB/s':>7} {'CPU s':>7} {'MB/CPU s':>9} {'peak MiB':>9} {'worker MiB':>11}  of the limit"
     print(head)
     for row in rows:
@@ -143,14 +159,30 @@ def main() -> None:
             f"{row['stage']:{width}} {row['seconds']:8.1f} {row['mb_per_second']:7.1f} {row['cpu_seconds']:7.1f} "
             f"{row['mb_per_cpu_second']:9.1f} {peaks}  {part}"
         )
-    if given.json:
-        given.json.write_text(
-            json.dumps({"workers": given.workers, "copies": given.copies, "rows": rows}, indent=2) + "\n"
-        )
 
 
-def run(given: argparse.Namespace) -> list[dict]:
-    """The rows of the table."""
+def print_speed_up(tables: dict[int, list[dict]]) -> None:
+    """Print the seconds of each stage with each number of workers, and how many times as fast as with the first number."""
+    width = max(len(row["stage"]) for rows in tables.values() for row in rows)
+    print(f"\n{'seconds (speed-up)':{width}}" + "".join(f"{f'{n} workers':>16}" for n in tables))
+    for row, *others in zip(*tables.values(), strict=True):
+        cells = [f"{row['seconds']:.1f}"]
+        cells += [f"{other['seconds']:.1f} ({row['seconds'] / other['seconds']:.2f})" for other in others]
+        print(f"{row['stage']:{width}}" + "".join(f"{cell:>16}" for cell in cells))
+
+
+def run(given: argparse.Namespace, workers: int) -> list[dict]:
+    """The rows of the table for so many workers."""
+    os.environ["CRAM_WORKERS"] = str(workers)
+    os.sync()  # what an earlier run wrote is not this one's to wait for
+    try:
+        return measured(given)
+    finally:
+        shutil.rmtree(STORE, ignore_errors=True)
+
+
+def measured(given: argparse.Namespace) -> list[dict]:
+    """Run all stages; a row for each."""
     files = write_copies(given.files, given.copies, Path(STORE)) if given.copies > 1 else given.files
     start = time.perf_counter()
     read = download.fn(Download(source="files", files=[str(f) for f in files], documents=0))

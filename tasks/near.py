@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from tasks import runs, words
 from tasks.columns import tables, views
@@ -27,6 +27,7 @@ PIECE = 1 << 20  # bytes of text that are split into words at once
 SLICE = 1 << 16  # documents whose minima are held at once
 BLOCK = 1 << 16  # hashes that are multiplied at once: what fits in a core's cache
 COMPARED = 1 << 21  # hashes of the sets that are compared at once
+MOST_MINIMA = 2048  # of a document: 512 MiB for SLICE documents
 NEIGHBOURS = 8  # a document is compared with so many before it in its bucket, and with the bucket's first
 PLAIN = bytes(c if c > 127 or words.KINDS[c] == words.WORD else 32 for c in range(256))
 SIGNS = (b"\xc2", b"\xe2\x80", b"\xe3\x80")  # how U+0080–U+00BF, U+2000–U+203F, U+3000–U+303F begin: punctuation
@@ -38,8 +39,17 @@ class MinHash(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     words: int = Field(5, ge=1, le=100, description="In a run; documents are compared as the sets of their runs.")
     bands: int = Field(14, ge=1, le=256, description="One of which must agree for documents to be compared.")
-    rows: int = Field(8, ge=1, le=64, description="Minima in a band.")
+    rows: int = Field(8, ge=1, le=64, description="Minima in a band; with bands, 2048 in all at most.")
     jaccard: float = Field(0.72, gt=0, le=1, description="Documents at least so similar are joined, if compared.")
+
+    @model_validator(mode="after")
+    def _minima_fit_in_memory(self) -> "MinHash":
+        if self.bands * self.rows > MOST_MINIMA:
+            raise ValueError(
+                f"{self.bands} bands of {self.rows} rows are {self.bands * self.rows:,} minima of every document, more than "
+                f"the {MOST_MINIMA:,} that a worker has memory for: take fewer bands or rows"
+            )
+        return self
 
 
 def gathered(texts: Iterable[memoryview], most_bytes: int, most: int) -> Iterator[list[memoryview]]:
@@ -79,7 +89,7 @@ def _hashed_words(texts: list[memoryview]) -> tuple[np.ndarray, np.ndarray]:
         at = at[data[at + len(sign) - 1] == sign[-1]]
         for i in range(length):
             data[at + i] = 32
-    starts, lengths = words._runs(bytes(plain))
+    starts, lengths = words.runs(bytes(plain))
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     letters = [None, pa.py_buffer(offsets), pa.py_buffer(plain.translate(None, b" "))]

@@ -27,6 +27,8 @@ from model import InputError
 from tasks.progress import Progress
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # of each library
+# of glibc: to give memory back after every array, and take it again, cost workers up to a tenth of their time
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 # by the fork server, with the libraries that they import
 PRELOADED = ["tasks.decontaminate", "tasks.dedup", "tasks.filter", "tasks.tokens", "tasks.vocabulary"]
 SECONDS_BETWEEN_CHECKS = 2
@@ -49,6 +51,35 @@ def workers() -> int:
     return int(asked or len(os.sched_getaffinity(0)))
 
 
+@contextmanager
+def environment_with(changes: dict[str, str]) -> Iterator[None]:
+    """Change environment variables of this process for a while."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def library_threads() -> AbstractContextManager[None]:
+    """Let tokenizers use as many threads of this process as there are workers, which have nothing to do meanwhile.
+
+    It starts them when it first needs them, and keeps as many. Its results must not depend on their number.
+    """
+    several = "true" if workers() > 1 else "false"
+    return environment_with({"RAYON_NUM_THREADS": str(workers()), "TOKENIZERS_PARALLELISM": several})
+
+
+def one_library_thread() -> None:
+    """Let tokenizers use no more threads until the end of `library_threads`."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
 def ensure_fork_server() -> None:
     """Start the process that workers are forked from, if it does not run: it imports once what they all need.
 
@@ -56,21 +87,16 @@ def ensure_fork_server() -> None:
     the last worker.
     """
     searched = os.pathsep.join(filter(None, (str(HOME), os.environ.get("PYTHONPATH"))))
+    # our own `tasks`, not a directory of that name where cram was started
     own = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTHONSAFEPATH": "1", "PYTHONPATH": searched}
-    changed = ONE_THREAD | own  # our own `tasks`, not a directory of that name where cram was started
-    before = {name: os.environ.get(name) for name in changed}
     resource_tracker.ensure_running()  # which would end the blocking
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process to handle
-    os.environ.update(changed)
     try:
-        forkserver.set_forkserver_preload(PRELOADED)
-        forkserver.ensure_running()
+        with environment_with(ONE_THREAD | KEPT_MEMORY | own):
+            forkserver.set_forkserver_preload(PRELOADED)
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 def start_worker(stop: Connection, environment: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import Field, model_validator
 from tokenizers import Tokenizer
 
 from model import InputError
@@ -25,6 +25,7 @@ from tasks.stage import WORK, Artifact, Params, stage
 from tasks.vocabulary import SEP, SPECIALS, UNK, WORD_START, copy, encoder_of, inner, load, share
 
 BLOCK = 1 << 16  # sequences handled at once
+MOST_SEQUENCES = 85_000_000  # the reference's limit
 JOINED, DRAWN = "joined.npy", "drawn.npy"  # all sequences, and those drawn of them, in the order of the corpus
 SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
 
@@ -42,9 +43,18 @@ class Tokenize(Params):
     )
     descending: bool = Field(False, description="Sort the other way round: long sentences, rare words … first.")
     max_sequences: int = Field(
-        85_000_000, ge=1, description="Keep at most so many, drawn evenly before sorting (the reference's limit)."
+        MOST_SEQUENCES, ge=1, description="Keep at most so many, drawn evenly before sorting (the reference's limit)."
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="Of that draw, and of the order where sort is random.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Of the draw of fewer, and of the order where sort is random.")
+
+    @model_validator(mode="after")
+    def _no_idle_seed(self) -> "Tokenize":
+        if self.seed and self.sort != "random" and self.max_sequences >= MOST_SEQUENCES:
+            raise ValueError(
+                f"seed is {self.seed}, but nothing is drawn by it: leave it out, set sort to 'random' (it is {self.sort!r}), "
+                f"or max_sequences to less than {MOST_SEQUENCES:,}"
+            )
+        return self
 
 
 def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:

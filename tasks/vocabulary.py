@@ -10,14 +10,15 @@ import json
 import shutil
 import string
 import threading
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BytesIO
+from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 from pydantic import Field, model_validator
@@ -28,7 +29,7 @@ from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from model import InputError
 from tasks import words
 from tasks.corpus import batches, parts
-from tasks.parallel import over_parts
+from tasks.parallel import library_threads, one_library_thread, over_parts
 from tasks.stage import WORK, Artifact, Params, stage
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their ids are their places
@@ -43,8 +44,11 @@ LONGEST_DIVIDED = (
 UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # a word that no vocabulary here has
 WORD_START = "▁"  # what Unigram marks the beginning of a word with, as SentencePiece does
 TRAINING_WORDS = 8_000_000  # the trainers read every word as often as it occurs, so the counts are scaled down to this
+LINE_WORDS = 1000  # given to a trainer at once; SentencePiece skips lines of more than a megabyte
 PIECE_CHARACTERS = 4_000_000  # of text split at once: it takes ten times its size in memory
 LEARNED_AT_ONCE = 1 << 16  # words; dividing one takes some hundred bytes
+DIVIDED_AT_ONCE = 1 << 12  # words, in one of some threads
+BATCHES_AT_ONCE = 32  # of so many words each
 KNOWN_WORDS = 1 << 20  # the encoder forgets all when it has met so many: about 200 MB
 DIGEST_RANGE = 2**64
 Model = Literal["wordpiece", "bpe", "unigram"]
@@ -104,22 +108,21 @@ def tokenizer_of(model: WordPiece | BPE | Unigram) -> Tokenizer:
     return tokenizer
 
 
-def scaled(counts: dict[str, int]) -> Iterator[str]:
+def scaled(counts: pa.Table) -> Iterator[str]:
     """The words, each as often as it was counted, a line at a time; scaled down where that is more than TRAINING_WORDS.
 
     A count is rounded up or down by the word's digest, so that rare words keep their share among all of them.
     """
-    scale = min(1.0, TRAINING_WORDS / max(1, sum(counts.values())))
-    line: list[str] = []
-    for word in sorted(counts):
-        line += [word] * int(counts[word] * scale + share(word))
-        if len(line) > 1000:
-            yield " ".join(line)
-            line = []
-    yield " ".join(line)
+    ranked = counts.sort_by("word")
+    found, numbers = ranked["word"].to_pylist(), ranked["count"].to_numpy()
+    scale = min(1.0, TRAINING_WORDS / max(1, numbers.sum()))
+    times = (numbers * scale + np.fromiter(map(share, found), np.float64, len(found))).astype(np.int64)
+    all_words = chain.from_iterable(map(repeat, found, times.tolist()))
+    while line := list(islice(all_words, LINE_WORDS)):
+        yield " ".join(line)
 
 
-def train(counts: dict[str, int], entries: int, min_frequency: int = 2, kind: Model = "wordpiece") -> Tokenizer:
+def train(counts: pa.Table, entries: int, min_frequency: int = 2, kind: Model = "wordpiece") -> Tokenizer:
     """Train a vocabulary of at most so many entries on counted words."""
     model = _unigram(counts, entries) if kind == "unigram" else _merged(counts, entries, min_frequency, kind)
     tokenizer = tokenizer_of(model)
@@ -127,12 +130,18 @@ def train(counts: dict[str, int], entries: int, min_frequency: int = 2, kind: Mo
     return tokenizer
 
 
-def _merged(counts: dict[str, int], entries: int, min_frequency: int, kind: Model) -> WordPiece | BPE:
+def _merged(counts: pa.Table, entries: int, min_frequency: int, kind: Model) -> WordPiece | BPE:
     """WordPiece and BPE, which are trained alike: the most frequent pair becomes an entry, again and again.
 
     The trainer breaks ties by the order in which it meets the characters within words, which differs from run to
     run; so these are given ids beforehand, as if they were special tokens, and made plain entries afterwards.
+    Nothing depends on the number of threads.
     """
+
+    def lines() -> Iterator[str]:  # to be read by several threads, which count the words in them
+        yield from scaled(counts)
+        one_library_thread()  # for the merges: each is too little work for more
+
     wordpiece = kind == "wordpiece"
     learner = Tokenizer(WordPiece(unk_token="[UNK]") if wordpiece else BPE(unk_token="[UNK]"))
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -145,7 +154,8 @@ def _merged(counts: dict[str, int], entries: int, min_frequency: int, kind: Mode
         continuing_subword_prefix="##",
         show_progress=False,
     )
-    learner.train_from_iterator(scaled(counts), trainer)
+    with library_threads():
+        learner.train_from_iterator(lines(), trainer)
     learned = json.loads(learner.to_str())["model"]
     if wordpiece:
         return WordPiece(learned["vocab"], unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD)
@@ -153,7 +163,7 @@ def _merged(counts: dict[str, int], entries: int, min_frequency: int, kind: Mode
     return BPE(learned["vocab"], merges, unk_token="[UNK]", continuing_subword_prefix="##")
 
 
-def _unigram(counts: dict[str, int], entries: int) -> Unigram:
+def _unigram(counts: pa.Table, entries: int) -> Unigram:
     """Unigram, trained by SentencePiece: that of tokenizers gives other scores, and other ties, in every run."""
     from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
@@ -247,10 +257,13 @@ class Encoder:
         """The place of each word among those known, having learned the new ones."""
         if len(self.places) > KNOWN_WORDS:
             self.forget()
-        new = [word for word in different if word not in self.places]
+        places = np.fromiter(map(self.places.get, different, repeat(-1)), np.int64, len(different))
+        unknown = np.flatnonzero(places < 0)
+        places[unknown] = np.arange(len(unknown)) + len(self.places)
+        new = [different[i] for i in unknown.tolist()]
         for start in range(0, len(new), LEARNED_AT_ONCE):
             self._learn(new[start : start + LEARNED_AT_ONCE])
-        return np.fromiter(map(self.places.__getitem__, different), np.int64, len(different))
+        return places
 
     def _learn(self, new: list[str]) -> None:
         divided = [word if len(word) <= LONGEST_DIVIDED else UNWRITTEN for word in new]
@@ -322,38 +335,39 @@ def share(text: str, salt: int = 0) -> float:
     return xxhash.xxh3_64_intdigest(text.encode(errors="surrogatepass"), seed=salt) / DIGEST_RANGE
 
 
-def counted(texts: list[str]) -> Counter:
-    """How often each word occurs in the texts."""
-    counts: Counter = Counter()
-    for some, _ in portions(texts):
-        found = words.split(some)
-        occurrences = np.bincount(found.indices, minlength=len(found.different)).tolist()
-        pairs = zip(found.different, occurrences, strict=True)
-        counts.update({word: n for word, n in pairs if len(word) <= LONGEST_WORD})
-    return counts
+def counted(texts: list[str]) -> pa.Table:
+    """How often each word that is not too long occurs in the texts: words.COUNTS."""
+    found = pa.concat_tables(words.count(some) for some, _ in portions(texts))
+    return summed([found.filter(pc.less_equal(pc.binary_length(found["word"]), LONGEST_WORD))])
+
+
+def summed(counts: Iterable[pa.Table]) -> pa.Table:
+    """The sum of counts of words."""
+    found = pa.concat_tables([words.COUNTS.empty_table(), *counts])
+    different = found["word"].combine_chunks().dictionary_encode()  # several times as fast as Arrow's group_by
+    sums = np.bincount(different.indices.to_numpy(), found["count"].to_numpy(), len(different.dictionary))
+    return pa.table([different.dictionary, sums.astype(np.int64)], schema=words.COUNTS)
 
 
 def count_part(part: Path, fraction: float, out: Path) -> dict:
     """Count the words of a fraction of a part's documents: always the same ones."""
-    counts, used = Counter(), {"documents": 0, "characters": 0}
+    counts, used = [], {"documents": 0, "characters": 0}
     for batch in batches(part):
         texts = [d.text for d in batch if fraction >= 1 or share(d.text, salt=1) < fraction]
         used["documents"] += len(texts)
         used["characters"] += sum(map(len, texts))
-        counts.update(counted(texts))
-    columns = {"word": pa.array(counts.keys(), pa.string()), "count": pa.array(counts.values(), pa.int64())}
-    pq.write_table(pa.table(columns), out, compression="zstd")
+        counts.append(counted(texts))
+    pq.write_table(summed(counts), out, compression="zstd")
     return used
 
 
-def count(corpus: Artifact, megabytes: float, work: Path, label: str) -> tuple[dict[str, int], dict]:
+def count(corpus: Artifact, megabytes: float, work: Path, label: str) -> tuple[pa.Table, dict]:
     """How often each word occurs in about so much text, 10^6 characters; and how much that was."""
     fraction = 1e6 * megabytes / max(1, corpus.stats["characters"])
     work.mkdir(exist_ok=True)
     jobs = [(part, fraction, work / f"{part.stem}.words.parquet") for part in parts(corpus)]
     used = over_parts(count_part, jobs, work / "counted", label)
-    found = pa.concat_tables(pq.read_table(file) for _, _, file in jobs).group_by("word").aggregate([("count", "sum")])
-    counts = dict(zip(found["word"].to_pylist(), found["count_sum"].to_pylist(), strict=True))
+    counts = summed(pq.read_table(file, schema=words.COUNTS) for _, _, file in jobs)
     return counts, {name: sum(u[name] for u in used) for name in ("documents", "characters")}
 
 
@@ -364,16 +378,32 @@ def inner(entry: str) -> str:
 
 def kind_of(entry: str) -> str:
     """What an entry consists of: letters, digits, punctuation, or several of these."""
-    kinds = {"letters" if c.isalpha() else "digits" if c.isdigit() else "punctuation" for c in inner(entry)}
-    return "special" if entry in SPECIALS else kinds.pop() if len(kinds) == 1 else "mixed"
+    text = inner(entry)
+    if entry in SPECIALS:
+        return "special"
+    if text.isalpha():
+        return "letters"
+    if text.isdigit():
+        return "digits"
+    return "mixed" if any(map(str.isalnum, text)) else "punctuation"
 
 
-def usage(tokenizer: Tokenizer, counts: dict[str, int]) -> pa.Table:
+def usage(tokenizer: Tokenizer, counts: pa.Table) -> pa.Table:
     """Every entry with its kind, and how often it occurs in the words that were counted."""
-    encoder = Encoder(tokenizer)
-    encoder.known(list(counts))
-    weights = np.repeat(np.fromiter(counts.values(), np.int64, len(counts)), encoder.lengths)
-    times = np.bincount(encoder.ids, weights, minlength=tokenizer.get_vocab_size()).astype(np.int64)
+    ranked, divider = counts.sort_by("count"), Encoder(tokenizer).words
+    found, numbers = ranked["word"].to_pylist(), ranked["count"].to_numpy()
+    # words that occur as often are divided together
+    starts = np.union1d(np.flatnonzero(np.diff(numbers, prepend=0)), np.arange(0, len(found), DIVIDED_AT_ONCE))
+    batches = list(pairwise([*starts.tolist(), len(found)]))
+    times = np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
+    with library_threads():
+        for i in range(0, len(batches), BATCHES_AT_ONCE):
+            some = batches[i : i + BATCHES_AT_ONCE]
+            given = [found[start:end] for start, end in some]
+            divided = divider.encode_batch_fast(given, is_pretokenized=True, add_special_tokens=False)
+            ids = [np.array(encoding.ids, dtype=np.int64) for encoding in divided]
+            weights = np.repeat([numbers[start] for start, _ in some], [len(of_batch) for of_batch in ids])
+            times += np.bincount(np.concatenate(ids), weights, len(times)).astype(np.int64)
     entries = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     return pa.table(
         {
@@ -403,7 +433,7 @@ def rows(used: pa.Table) -> list[dict]:
     return found
 
 
-@stage(version=2, resumes=True, name="vocabulary")
+@stage(version=3, resumes=True, name="vocabulary")
 def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
     """Train the vocabulary; fails if the text doesn't give as many entries as asked for."""
     counts, used = count(corpus, params.sample_megabytes, out / WORK, "count words")
@@ -426,6 +456,6 @@ def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
         "whole_words": len(starts),
         "continuations": len(names) - len(starts),
         "unused": sum(n == 0 for n in entries["occurrences"].to_pylist()) - len(SPECIALS),
-        "trained_on": used | {"words": sum(counts.values()), "different_words": len(counts)},
+        "trained_on": used | {"words": pc.sum(counts["count"]).as_py() or 0, "different_words": len(counts)},
         "table": rows(entries),
     }

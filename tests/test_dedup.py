@@ -273,6 +273,10 @@ def test_a_finished_method_is_not_done_again(corpus: Artifact, monkeypatch: pyte
             {"methods": ["minhash"], "minhash": {"bands": 0}},
             ["deduplicate.minhash.bands", "greater than or equal to 1"],
         ),
+        (
+            {"methods": ["minhash"], "minhash": {"bands": 256, "rows": 64}},
+            ["16,384 minima", "take fewer bands or rows"],
+        ),
         ({"methods": ["minhash"], "minhash": {"row": 3}}, ["deduplicate.minhash.row", "Did you mean rows"]),
         ({"methods": ["substring"], "substring": {"bytes": 7}}, ["substring.bytes", "greater than or equal to 8"]),
         ({"method": "exact"}, ["deduplicate.method", "Did you mean methods"]),

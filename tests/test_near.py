@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import write_jsonl
+from pydantic import ValidationError
 
 from tasks import near, runs
 from tasks.columns import views
@@ -88,7 +89,7 @@ def test_with_many_bands_it_keeps_what_a_comparison_of_all_pairs_keeps(
     monkeypatch.setattr(near, "COMPARED", 500)
     monkeypatch.setattr(near, "BLOCK", 100)
     monkeypatch.setattr(near, "SLICE", 7)
-    texts = families(seed)
+    texts = families(seed, count=25)
     kept = kept_texts(corpus_of(texts, tmp_path), bands=40, rows=1, jaccard=least)
     assert kept == naive(texts, least)
     assert len(texts) * 0.3 < len(kept) < len(texts)
@@ -239,6 +240,12 @@ def test_minima_are_the_least_of_each_text_in_each_order(monkeypatch: pytest.Mon
             products = [int(h) * int(alone[order]) % 2**32 for h in hashed[start:end]]
             assert found[order, i] == min(products, default=2**32 - 1)
     assert len(set(alone.tolist())) == 10
+
+
+def test_the_minima_of_a_document_are_bounded():
+    assert MinHash(bands=near.MOST_MINIMA // 64, rows=64).rows == 64
+    with pytest.raises(ValidationError, match=r"256 bands of 9 rows are 2,304 minima .* take fewer bands or rows"):
+        MinHash(bands=256, rows=9)
 
 
 def test_minima_agree_as_often_as_the_sets_overlap():

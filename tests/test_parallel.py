@@ -16,7 +16,7 @@ import pytest
 
 from model import InputError
 from tasks import parallel
-from tasks.parallel import finish, over_parts, workers
+from tasks.parallel import finish, library_threads, one_library_thread, over_parts, workers
 
 LONG = 600  # seconds: such a part is never waited for
 SCRIPT = """
@@ -206,6 +206,8 @@ def test_the_fork_server_has_one_thread_and_what_workers_need(tmp_path: Path, mo
     server = forkserver._forkserver._forkserver_pid
     assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1, "a fork of a process with threads can hang"
     assert "libarrow" in Path(f"/proc/{server}/maps").read_text(), "what loads slowly is loaded once"
+    own = dict(pair.split("=", 1) for pair in Path(f"/proc/{server}/environ").read_text().split("\0") if pair)
+    assert parallel.KEPT_MEMORY.items() <= own.items(), "the C library reads it when a process begins"
     over_parts(square, jobs_in(tmp_path), tmp_path / "again", "square")
     assert forkserver._forkserver._forkserver_pid == server
 
@@ -217,6 +219,21 @@ def test_starting_workers_leaves_this_process_as_it_was(tmp_path: Path, monkeypa
     assert dict(os.environ) == before
     assert sys.modules["__main__"] is main
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+
+
+@pytest.mark.parametrize(("asked", "parallel_at_first"), [("1", "false"), ("3", "true")])
+def test_libraries_have_as_many_threads_as_there_are_workers_for_a_while(
+    monkeypatch, asked: str, parallel_at_first: str
+):
+    monkeypatch.setenv("CRAM_WORKERS", asked)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "7")
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    before = dict(os.environ)
+    with library_threads():
+        assert (os.environ["RAYON_NUM_THREADS"], os.environ["TOKENIZERS_PARALLELISM"]) == (asked, parallel_at_first)
+        one_library_thread()
+        assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+    assert dict(os.environ) == before
 
 
 def test_threads_can_have_workers_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

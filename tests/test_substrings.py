@@ -60,7 +60,7 @@ def naive_each(texts: list[str], size: int) -> list[str | None]:
     return left
 
 
-def random_texts(seed: int, alphabet: str, documents: int = 60) -> list[str]:
+def random_texts(seed: int, alphabet: str, documents: int = 40) -> list[str]:
     """Texts that repeat pieces of themselves and of one another."""
     rng = random.Random(seed)
     texts: list[str] = []

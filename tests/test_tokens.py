@@ -366,3 +366,13 @@ def test_a_corpus_of_less_than_one_sequence_is_refused_with_its_tokens(
 def test_settings_out_of_their_range_are_refused(settings: dict):
     with pytest.raises(ValidationError):
         Tokenize(**settings)
+
+
+def test_a_seed_that_draws_nothing_is_refused():
+    for sort in ("sentence-length", "none"):
+        with pytest.raises(
+            ValidationError, match=f"seed is 3, but nothing is drawn by it: .* 'random' .it is '{sort}'"
+        ):
+            Tokenize(seed=3, sort=sort)
+        assert Tokenize(seed=3, sort=sort, max_sequences=1000).seed == 3
+    assert Tokenize(seed=3, sort="random").identity() != Tokenize(sort="random").identity()

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import write_jsonl
@@ -41,9 +42,12 @@ from tasks.vocabulary import (
     pieces,
     scaled,
     share,
+    summed,
     train,
     train_vocabulary,
+    usage,
 )
+from tasks.words import COUNTS
 
 CODE = sorted(Path(vocabulary.__file__).parent.glob("*.py"))  # text with words, names and signs of all kinds
 AWKWARD = [
@@ -66,6 +70,18 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
     return [ids[start:end] for start, end in pairwise([0, *ends.tolist()])]
 
 
+def counter(counts: pa.Table) -> Counter:
+    """Counts of words in plain Python."""
+    pairs = list(zip(counts["word"].to_pylist(), counts["count"].to_pylist(), strict=True))
+    assert len(dict(pairs)) == len(pairs), "no word twice"
+    return Counter(dict(pairs))
+
+
+def table(counts: dict[str, int]) -> pa.Table:
+    """The opposite of `counter`."""
+    return pa.table([list(counts), list(counts.values())], schema=COUNTS)
+
+
 @pytest.fixture(scope="module")
 def texts(toy_texts: list[str]) -> list[str]:
     return toy_texts + [path.read_text(encoding="utf-8") for path in CODE]
@@ -85,23 +101,28 @@ def tokenizer(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Tok
 
 
 SCRIPT = """
-import hashlib, json, sys
-from tasks.vocabulary import counted, train
-kind, texts = json.load(sys.stdin)
-for order in (texts, texts[::-1]):
-    print(hashlib.sha256(train(counted(order), 1000, kind=kind).to_str(pretty=True).encode()).hexdigest())
+import hashlib, json, os, sys
+from tasks.vocabulary import counted, train, usage
+kinds, texts = json.load(sys.stdin)
+before = len(os.listdir("/proc/self/task"))
+for kind in kinds:
+    counts = counted(texts)
+    found = train(counts, 1000, kind=kind)
+    for text in (found.to_str(pretty=True), str(usage(found, counts).to_pylist())):
+        print(hashlib.sha256(text.encode()).hexdigest())
+print(len(os.listdir("/proc/self/task")) - before)
 """
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-@pytest.mark.parametrize(("seed", "threads"), [("0", "1"), ("4242", "4")])
-def test_fresh_processes_write_the_same_bytes_whatever_the_hash_seed_threads_and_order(
-    corpus: Artifact, texts: list[str], kind: str, seed: str, threads: str
+@pytest.mark.parametrize(("seed", "workers", "threads", "order"), [("0", "1", "0", 1), ("4242", "2", "2", -1)])
+def test_fresh_processes_write_the_same_bytes_whatever_the_hash_seed_the_workers_and_the_order(
+    corpus: Artifact, texts: list[str], seed: str, workers: str, threads: str, order: int
 ):
-    own = {"PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
+    kinds = ["wordpiece", "bpe", "unigram"]
+    own = {"PYTHONHASHSEED": seed, "CRAM_WORKERS": workers}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        input=json.dumps([kind, texts]),
+        input=json.dumps([kinds, texts[::order]]),
         env=os.environ | own,
         cwd=Path(__file__).parents[1],
         capture_output=True,
@@ -109,9 +130,13 @@ def test_fresh_processes_write_the_same_bytes_whatever_the_hash_seed_threads_and
         timeout=60,
         check=True,
     )
-    made = train_vocabulary.fn(Vocabulary(model=kind, entries=1000), corpus)
-    here = hashlib.sha256((made.path / "tokenizer.json").read_bytes()).hexdigest()
-    assert done.stdout.split() == [here, here]
+    made = [train_vocabulary.fn(Vocabulary(model=kind, entries=1000), corpus) for kind in kinds]
+    here = []
+    for artifact in made:
+        entries = str(pq.read_table(artifact.path / "entries.parquet").to_pylist())
+        for written in ((artifact.path / "tokenizer.json").read_bytes(), entries.encode()):
+            here.append(hashlib.sha256(written).hexdigest())
+    assert done.stdout.split() == [*here, threads], "as many threads as workers, and none beside the one of one worker"
 
 
 def test_the_vocabulary_has_the_entries_asked_for_and_special_tokens_first(corpus: Artifact):
@@ -303,12 +328,12 @@ def test_a_sample_is_the_same_documents_in_any_order_and_of_about_the_size(store
         megabytes = corpus.stats["characters"] / 4e6
         found.append(count(corpus, megabytes, tmp_path / f"some-{number}", "count"))
         everything, used = count(corpus, 8 * megabytes, tmp_path / f"all-{number}", "count")
-        assert everything == dict(counted(texts))
+        assert counter(everything) == counter(counted(texts))
         assert used == {name: corpus.stats[name] for name in ("documents", "characters")}
-    assert found[0] == found[1]
+    assert (counter(found[0][0]), found[0][1]) == (counter(found[1][0]), found[1][1])
     counts, used = found[0]
     chosen = [text for text in texts if share(text, salt=1) < 0.25]
-    assert counts == dict(counted(chosen))
+    assert counter(counts) == counter(counted(chosen))
     assert used == {"documents": len(chosen), "characters": sum(map(len, chosen))}
     assert 0.8 < used["characters"] / (1e6 * megabytes) < 1.2
 
@@ -321,21 +346,31 @@ def test_the_vocabulary_is_trained_on_the_sample_alone(store: Path, tmp_path: Pa
     texts = [text for text in toy_texts if share(text, salt=1) < 0.5]
     counts = counted(texts)
     about = {"documents": len(texts), "characters": sum(map(len, texts))}
-    assert made.stats["trained_on"] == about | {"words": counts.total(), "different_words": len(counts)}
+    assert made.stats["trained_on"] == about | {"words": counter(counts).total(), "different_words": len(counts)}
     assert 100 < len(texts) < 200
     assert (made.path / "tokenizer.json").read_text() == train(counts, 256).to_str(pretty=True)
 
 
 def test_counts_are_those_of_a_plain_split(texts: list[str]):
     expected = Counter(word for text in texts for word in re.findall(r"\w+|[^\w\s]+", normal(text), re.ASCII))
-    assert counted(texts) == {word: n for word, n in expected.items() if len(word) <= 100}
+    assert counter(counted(texts)) == {word: n for word, n in expected.items() if len(word) <= 100}
+
+
+def test_counts_in_pieces_and_batches_are_those_of_the_whole(texts: list[str], monkeypatch: pytest.MonkeyPatch):
+    expected = counter(counted(texts))
+    monkeypatch.setattr(vocabulary, "PIECE_CHARACTERS", 500)
+    assert counter(counted(texts)) == expected
+    assert counter(summed(counted([text]) for text in texts)) == expected
+    assert counter(summed([])) == counter(counted([])) == {}
 
 
 def test_scaled_down_words_keep_their_shares_rare_ones_together(monkeypatch: pytest.MonkeyPatch):
     counts = {f"often{i}": 1000 + i for i in range(50)} | {f"once{i}": 1 for i in range(20_000)}
-    assert Counter(word for line in scaled(counts) for word in line.split()) == counts
+    lines = list(scaled(table(counts)))
+    assert Counter(word for line in lines for word in line.split()) == counts
+    assert {len(line.split()) for line in lines[:-1]} == {vocabulary.LINE_WORDS}
     monkeypatch.setattr(vocabulary, "TRAINING_WORDS", sum(counts.values()) // 10)
-    fewer = Counter(word for line in scaled(counts) for word in line.split())
+    fewer = Counter(word for line in scaled(table(counts)) for word in line.split())
     assert all(abs(fewer[word] - n / 10) < 1 for word, n in counts.items())
     assert abs(sum(fewer[f"once{i}"] for i in range(20_000)) - 2000) < 150, "three standard deviations are 127"
 
@@ -420,9 +455,29 @@ def test_the_entries_are_listed_with_their_kind_and_use(corpus: Artifact, texts:
     assert {entry: kind_of(entry) for entry in kinds} == kinds
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_use_is_the_same_however_many_words_are_divided_at_once(texts: list[str], kind: str, monkeypatch):
+    counts = counted(texts)
+    plain = train(counts, 1000, kind=kind)
+    expected = Counter()
+    for word, number in counter(counts).items():
+        for place in plain.encode(word, add_special_tokens=False).ids:
+            expected[place] += number
+    for divided, batches in ((1 << 12, 32), (3, 2)):
+        monkeypatch.setattr(vocabulary, "DIVIDED_AT_ONCE", divided)
+        monkeypatch.setattr(vocabulary, "BATCHES_AT_ONCE", batches)
+        assert usage(plain, counts)["occurrences"].to_pylist() == [expected[i] for i in range(1000)]
+
+
+def test_the_most_frequent_word_is_an_entry_of_unigram_however_often_it_occurs(texts: list[str]):
+    often = counter(counted(texts)) | {"zyx": 300_000}
+    trained = train(table(often), 1000, kind="unigram")
+    assert trained.encode("zyx", add_special_tokens=False).tokens == ["▁zyx"]
+
+
 def test_real_text_is_encoded_as_the_plain_tokenizer_does(real_data: Path, store: Path):
     files = sorted(map(str, real_data.glob("pile-like/train-*.jsonl.zst")))
-    corpus = download.fn(Download(source="files", files=files[-1:], documents=0, megabytes=20))
+    corpus = download.fn(Download(source="files", files=files[-1:], documents=0, megabytes=6))
     made = train_vocabulary.fn(Vocabulary(entries=8192), corpus)
     plain, texts = load(made.path), [d.text for d in documents_of(corpus)]
     expected = [e.ids for e in plain.encode_batch_fast(texts, add_special_tokens=False)]

@@ -44,8 +44,17 @@ def test_words_are_those_of_a_plain_split(slice_bytes: int, monkeypatch: pytest.
     assert len(set(found.different)) == len(found.different)
 
 
+def test_counts_are_how_often_each_different_word_is_split_off():
+    texts = random_texts(5)
+    found, counts = split(texts), words.count(texts)
+    assert counts.schema == words.COUNTS
+    assert counts["word"].to_pylist() == found.different
+    assert counts["count"].to_pylist() == np.bincount(found.indices).tolist()
+
+
 def test_nothing_has_no_words():
     for texts in ([], [""], ["", " \n", "漢字"]):
+        assert len(words.count(texts)) == 0
         found = split(texts)
         assert (found.different, len(found.indices), found.ends.tolist()) == ([], 0, [0] * len(texts))
         assert len(hashes(found)) == 0
