@@ -7,8 +7,8 @@ CRAM := .venv/bin/cram
 demo: install ## raw text to scores in a few minutes, offline, without a server
 	$(CRAM) run demo
 
-test: install ## all tests
-	.venv/bin/python -m pytest
+test: install ## all tests, on two cores; a file stays together, since its tests share a server or a trained model
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: install ## format and lint
 	.venv/bin/ruff format --check .

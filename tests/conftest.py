@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def write_jsonl(path: Path, texts: list, source: str = "toy") -> Path:
     rows = [json.dumps({"text": text, "meta": {"pile_set_name": source}}) for text in texts]
     path.write_text("\n".join(rows) + "\n")
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Let the system write when it likes: no test cuts the power, and they would wait thousands of times."""
+    from tasks import parallel
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        patch.setattr(parallel.libc, "syncfs", lambda handle: 0)
+        yield
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ class Cluster:
         with (self.folder / f"{name}.log").open("w") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", f"distributed.cli.{what}", "--no-dashboard", *arguments],
-                env=os.environ | {"PYTHONPATH": search},
+                env=os.environ | {"PYTHONPATH": search, "TMPDIR": str(self.folder)},
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
