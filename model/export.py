@@ -87,7 +87,7 @@ def _needs(a: Architecture) -> dict[str, dict]:
     """The values of axes with which each model of transformers computes what ours does; other axes may be anything."""
     every = {
         "embedding": None,
-        "different_layers": a.layers if a.different_layers == a.layers else None,
+        "different_layers": None,
         "ffn_every": 1,
         "funnel": 0,
     }

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from model import InputError
-from tasks import fetch, hub, sources
+from tasks import fetch, hub, parallel, sources
 from tasks.progress import Progress
 from tasks.sources import Damage, Document, Layout, Loss
 from tasks.stage import WORK, Artifact, Params, fsync, stage
@@ -528,6 +528,7 @@ def write_all(params: Download, readers: dict[str, Reader], reading: Reading, pa
 @stage(version=3, resumes=True)
 def download(params: Download, out: Path) -> dict:
     """Read the source and write it as parts; count what was read and what was lost, and where."""
+    parallel.prepare()  # the stages that follow work on parts
     (out / WORK).mkdir(exist_ok=True)
     file = out / WORK / STATE
     state = json.loads(file.read_text()) if file.exists() else {"parts": 0, "at": {}}

@@ -99,6 +99,13 @@ def ensure_fork_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+def prepare() -> None:
+    """Have the fork server ready for the next stage: it imports for a second, while there is other work here."""
+    if workers() > 1 and not os.environ.get("CRAM_DASK"):
+        with starting, without_main():
+            ensure_fork_server()
+
+
 def start_worker(stop: Connection, environment: dict[str, str]) -> None:
     """Take over the parent's environment; end when the parent dies, even if killed, or gives up the work."""
 

@@ -33,7 +33,7 @@ def ratio_histogram(ratios: np.ndarray, kept: np.ndarray, threshold: float | Non
     if threshold and threshold <= top:
         axes.axvline(threshold, color="black", linewidth=1, linestyle="--", label=f"threshold {threshold:g}")
     axes.set(xlabel="tokens per character (the last bin holds all above)", ylabel="documents")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")  # fixed: to look for the best place takes long
     _save(figure, path)
 
 
@@ -48,5 +48,5 @@ def loss_curve(rows: dict[str, np.ndarray], evaluations: list[dict], path: Path)
     rate = axes.twinx()
     rate.plot(rows["tokens"], rows["lr"], color=ACCENT, linewidth=0.8, linestyle=":")
     rate.set_ylabel("learning rate (dotted)")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")  # fixed: to look for the best place takes long
     _save(figure, path)

@@ -58,7 +58,8 @@ def about(architecture: dict, **params) -> dict:
     stats = {
         "parameters": 1_234_567, "steps": 70, "tokens": 30_000, "epochs": 1.25, "seconds_on_the_clock": 5400.0,
         "tokens_per_second": 5.5, "heldout_loss": 6.51234, "heldout_nats_per_character": 1.51234,
-        "heldout_predictions": 9728, "machine": {"device": "Toy GPU", "dtype": "bfloat16", "compiled": True},
+        "heldout_predictions": 9728, "mfu": 0.42, "skipped": [],
+        "machine": {"device": "Toy GPU", "dtype": "bfloat16", "compiled": True, "gpus": 1, "micro_batch": 64},
     }  # fmt: skip
     return {
         "stage": "pretrain",

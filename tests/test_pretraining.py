@@ -304,6 +304,29 @@ def test_a_run_stopped_anywhere_ends_as_if_never_stopped(tmp_path, monkeypatch, 
         assert outcome(resumed) == unstopped("muon")
 
 
+class Signalling(list):
+    """A list that sends the process a signal before its fifth element is taken."""
+
+    taken = 0
+
+    def pop(self, index: int) -> object:
+        self.taken += 1
+        if self.taken == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().pop(index)
+
+
+def test_a_run_stopped_when_a_row_is_written_has_it_once(tmp_path, unstopped):
+    run = build(tmp_path)
+    run.pending = Signalling()
+    with pytest.raises(SystemExit):
+        run.run(quiet)
+    assert [row["step"] for row in metrics(tmp_path)] == [1, 2, 3, 4, 5]
+    resumed = build(tmp_path)
+    resumed.run(quiet)
+    assert outcome(resumed) == unstopped("adamw")
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -564,6 +587,17 @@ def test_the_clock_stands_still_when_a_heldout_evaluation_is_stopped(tmp_path, c
     assert stopped.spent.seconds == metrics(tmp_path)[-1]["seconds"] < 100
 
 
+def test_a_step_that_is_stopped_is_on_the_clock(tmp_path, clock, monkeypatch):
+    settings = {"budget": 100 / 3600, "budget_unit": "hours", "batch_ramp": 0.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "backward", do_at(4 * 2 + 3, torch.Tensor.backward, stopper(Stop), nothing))
+        with pytest.raises(Stop):
+            build(tmp_path, **settings).run(quiet)
+    resumed = build(tmp_path, **settings)
+    assert (resumed.spent.step, resumed.spent.seconds) == (2, 11)
+    assert resumed.run(quiet).seconds == 103
+
+
 @pytest.mark.parametrize(("budget", "step", "apart"), [(20, 1, 5), (400, 4, 40), (24 * 3600, 300, 600)])
 def test_checkpoints_are_a_tenth_of_the_budget_apart_within_bounds(tmp_path, clock, monkeypatch, budget, step, apart):
     saved, run = [], pretraining.Pretraining
@@ -763,6 +797,20 @@ def test_metrics_have_one_row_a_step_and_agree_with_each_other(tmp_path, ahead):
         assert row["mfu"] == pytest.approx(work / RATE)
         assert row["gradient_norm"] > 0
     assert abs(rows[0]["loss"] - math.log(VOCABULARY)) < 0.2
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("checkpoint", 0.0), ("heldout_loss", None)])
+def test_all_rows_are_written_before_a_checkpoint_and_a_heldout_loss(tmp_path, monkeypatch, ahead, name, seconds):
+    run, missing, function = build(tmp_path), [], getattr(pretraining, name)
+
+    def recording(*args):
+        missing.append(run.spent.step - len(metrics(tmp_path)))
+        return function(*args)
+
+    monkeypatch.setattr(pretraining, name, recording)
+    run.run(quiet, seconds)
+    assert len(missing) > 5
+    assert not any(missing)
 
 
 def test_the_loss_of_a_row_is_that_of_its_batch_before_the_step(tmp_path):
