@@ -198,12 +198,12 @@ class Pretraining:
         with self.machine.autocast():
             return self.forward(*batch)
 
-    def start_compiler(self) -> None:
-        """Compile, or say that this machine cannot and go on without."""
+    def start_compiler(self, fraction: float) -> None:
+        """Compile for the masks at that fraction of the budget, or say that this machine cannot and go on without."""
         first = self.spent.sequence
         try:
             self.forward = torch.compile(self.bert, fullgraph=True, dynamic=False)
-            self.loss(self.batches.make(first, self.masks(0.0)), first).backward()
+            self.loss(self.batches.make(first, self.masks(fraction)), first).backward()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -338,8 +338,8 @@ class Pretraining:
         self, clock: Clock, metrics: IO[str], report: Callable[[float, str], None], seconds_between_checkpoints: float
     ) -> None:
         """The loop."""
-        if self.compiles() and self.fraction(clock) < 1:
-            self.start_compiler()
+        if self.compiles() and (fraction := self.fraction(clock)) < 1:
+            self.start_compiler(fraction)
         self.share()
         if self.training.nonfinite == "skip" and not self.spent.step:
             self.save()  # to have something to go back to
