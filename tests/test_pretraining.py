@@ -1173,10 +1173,10 @@ def test_trying_the_compiler_changes_nothing_that_is_trained(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("machine", "budget", "compiles"),
     [
-        (Machine(CPU, torch.float32, True, 2), {"budget": 0.4, "budget_unit": "hours"}, False),
-        (Machine(CPU, torch.float32, True, 2), {"budget": 0.5, "budget_unit": "hours"}, True),
-        (Machine(CPU, torch.float32, True, 2), {"budget": 1e7, "budget_unit": "tokens"}, False),
-        (Machine(CPU, torch.float32, True, 2), {"budget": 2e7, "budget_unit": "tokens"}, True),
+        (Machine(CPU, torch.float32, True, 2), {"budget": 0.15, "budget_unit": "hours"}, False),
+        (Machine(CPU, torch.float32, True, 2), {"budget": 0.17, "budget_unit": "hours"}, True),
+        (Machine(CPU, torch.float32, True, 2), {"budget": 9e6, "budget_unit": "tokens"}, False),
+        (Machine(CPU, torch.float32, True, 2), {"budget": 1e7, "budget_unit": "tokens"}, True),
         (Machine(CPU, torch.float32, True, 2), {"budget": 1e11, "budget_unit": "flops"}, False),
         (Machine(CPU, torch.float32, True, 2), {"budget": 1e12, "budget_unit": "flops"}, True),
         (Machine(CPU, torch.float32, False, 2), {"budget": 24, "budget_unit": "hours"}, False),
