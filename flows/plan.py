@@ -136,6 +136,7 @@ def show(artifact: Artifact) -> None:
             data = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
             create_image_artifact(data, key=f"{artifact.stage}-{path.stem}", description=f"artifacts/{artifact.name}")
         for path in sorted(artifact.path.glob("*.md")):
-            create_markdown_artifact(path.read_text(), key=path.stem, description=f"artifacts/{artifact.name}")
+            key = artifact.stage if path.stem == artifact.stage else f"{artifact.stage}-{path.stem.lower()}"
+            create_markdown_artifact(path.read_text(), key=key, description=f"artifacts/{artifact.name}")
     except Exception as error:  # what is shown in the UI must not stop a run
         log.warning("%s could not be shown on the page of this run: %s", artifact.name, error)

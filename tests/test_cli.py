@@ -179,7 +179,10 @@ def test_a_killed_run_goes_on_from_its_checkpoint_with_the_budget_left(after_up:
     assert all(a < b for a, b in pairwise(clock)), "the clock goes on where it stood at the checkpoint"
     assert clock[-2] < seconds <= clock[-1], "and runs until the budget is spent once"
     stats = json.loads((made / "stage.json").read_text())["stats"]
-    assert (stats["steps"], stats["seconds_on_the_clock"]) == (steps[-1], round(clock[-1], 3))
+    assert stats["steps"] == steps[-1]
+    assert clock[-1] - 0.001 <= stats["seconds_on_the_clock"] < clock[-1] + 1, (
+        "read again after the last row, and rounded"
+    )
     assert "neighbours" in done.stdout
     assert "The page with all of it" in done.stdout
     assert {p.name for p in (store / ".partial").iterdir()} == set()

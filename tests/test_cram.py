@@ -81,9 +81,15 @@ def test_a_cached_run_shows_table_pictures_and_page_too(tiny: dict, first):
                 artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
             )
         by_key = {a.key: a for a in shown}
-        assert {"decontaminate-table", "filter-table", "filter-histogram", "pretrain-loss", "scores", "report"} <= set(
-            by_key
-        )
+        assert {
+            "decontaminate-table",
+            "filter-table",
+            "filter-histogram",
+            "pretrain-loss",
+            "pretrain-readme",
+            "scores",
+            "report",
+        } <= set(by_key)
         rows = json.loads(by_key["filter-table"].data)
         assert rows[0]["documents"] == find("filter", "latest").stats["seen"]["documents"]
 
