@@ -1,7 +1,6 @@
 """What a run needs to go on where it was: weights, optimizers, and how much is spent."""
 
 import json
-import logging
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ from torch import Tensor
 from model import InputError
 from model.bert import Bert
 
-log = logging.getLogger(__name__)
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 
 
@@ -88,6 +86,11 @@ def cut_metrics(folder: Path, steps: int) -> None:
     (folder / METRICS).touch()
     rows = (folder / METRICS).read_bytes().splitlines(keepends=True)[:steps]
     os.truncate(folder / METRICS, sum(map(len, rows)))  # in one step: killed here, nothing is lost
+
+
+def line(row: dict) -> str:
+    """What a progress bar says of a step."""
+    return f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
 
 
 def last_row(folder: Path) -> dict | None:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from model import InputError, masking, optimizer, schedules
 from model.batches import Batches
 from model.bert import Bert, operations
-from model.checkpoint import METRICS, Spent, checkpoint, cut_metrics, restore
+from model.checkpoint import METRICS, Spent, checkpoint, cut_metrics, line, restore
 from model.machine import Machine, Reading, cpu_has_bf16, keep_heap, matrix_rate
 from model.masking import Corpus
 from model.processes import ALONE, Processes
@@ -266,7 +266,7 @@ class Pretraining:
 
         Returns a line for the progress bar.
         """
-        line = ""
+        told = ""
         while len(self.pending) > leave:
             row, reading = self.pending[0]
             row["loss"], row["gradient_norm"] = reading.read()
@@ -281,8 +281,8 @@ class Pretraining:
                     metrics.write(json.dumps(row) + "\n")
                 self.pending.pop(0)
                 self.noted = row["seconds"]
-            line = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
-        return line
+            told = line(row)
+        return told
 
     def save(self) -> None:
         """Write the checkpoint."""
@@ -352,13 +352,13 @@ class Pretraining:
             evaluates = fraction < 1 and self.evaluation_due(fraction)
             saves = self.processes.agree(clock.seconds() - saved >= seconds_between_checkpoints)
             try:
-                line = self.note(clock, metrics, leave=0 if fraction >= 1 or evaluates or saves else ahead)
+                told = self.note(clock, metrics, leave=0 if fraction >= 1 or evaluates or saves else ahead)
             except NotFinite as problem:
                 with self.deferred.held():
                     self.skip(problem)
                 continue
-            if line:
-                report(fraction, line)
+            if told:
+                report(fraction, told)
             if self.spent.step > saved_step and (saves or fraction >= 1):  # at the end too: what follows may be killed
                 self.save()
                 saved_step, saved = self.spent.step, clock.seconds()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `count`. One control message a step goes over the host, so that no GPU waits for it."""
+    """This process among `count`. What they agree on goes over the host, so that no GPU waits for it."""
 
     rank: int = 0
     count: int = 1

@@ -25,7 +25,25 @@ LONGEST_WAIT = 8  # seconds between them; the first is half a second, and each t
 log = logging.getLogger(__name__)
 
 
-class Remote(io.RawIOBase):
+class Positioned(io.RawIOBase):
+    """A stream of bytes to be read, which knows where it is."""
+
+    position = 0  # of the next byte
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """It can be read from another place."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next byte is read."""
+        return self.position
+
+
+class Remote(Positioned):
     """A file on the hub, read as it comes; where a connection drops, the next one goes on."""
 
     def __init__(self, source: Source, file: File) -> None:
@@ -36,18 +54,6 @@ class Remote(io.RawIOBase):
         self.position, self.held = 0, memoryview(b"")
         self.connection, self.chunks = ExitStack(), None
         self.failures = 0
-
-    def readable(self) -> bool:
-        """It can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """It can be read from any place."""
-        return True
-
-    def tell(self) -> int:
-        """Where the next byte is read."""
-        return self.position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Read from there on."""
@@ -112,25 +118,13 @@ def _after(count: int, chunks: Iterator[bytes]) -> Iterator[bytes]:
         count = max(0, count - len(chunk))
 
 
-class Kept(io.RawIOBase):
+class Kept(Positioned):
     """A file on the hub that is kept as far as it was read, so that this much need not come twice."""
 
     def __init__(self, source: Source, file: File, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.remote, self.file = Remote(source, file), _begin(_partial(path), file)
         self.there, self.position = self.file.tell(), 0
-
-    def readable(self) -> bool:
-        """It can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Within what is kept."""
-        return True
-
-    def tell(self) -> int:
-        """Where the next byte is read."""
-        return self.position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Read from there on; it must be kept."""

@@ -64,7 +64,7 @@ def lineage(artifact: Artifact) -> dict[str, dict]:
 
 def with_gpus(job: "Job", count: int, work: Path, report: Callable[[float, str], None]) -> None:
     """Train with several processes, which torchrun starts, until their run is over; their checkpoint is left in `work`."""
-    from model.checkpoint import last_row
+    from model.checkpoint import last_row, line
     from model.distributed import PROBLEM
 
     (work / JOB).write_text(job.model_dump_json())
@@ -76,7 +76,7 @@ def with_gpus(job: "Job", count: int, work: Path, report: Callable[[float, str],
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
             if row := last_row(work):
-                report(row["fraction"], f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s")
+                report(row["fraction"], line(row))
     finally:
         if process.poll() is None:
             process.terminate()  # torchrun passes it on, and they write a checkpoint
@@ -97,7 +97,7 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     work.mkdir(exist_ok=True)
     job = distributed.Job(
         architecture=params.architecture,
-        training=pretraining.Training(**params.model_dump(exclude={"architecture"})),
+        training=Training(**params.model_dump(exclude={"architecture"})),
         sequences=tokens.path / SEQUENCES,
         heldout=tokens.path / HELDOUT,
         heldout_sequences=HELDOUT_SEQUENCES,
