@@ -138,7 +138,7 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     )
     learning_rate: float = Field(1e-3, gt=0, le=100, description="Its peak.")
     matrix_learning_rate: float = Field(
-        1e-2, gt=0, le=100, description="Muon's peak, scaled to AdamW's size of update (match_rms_adamw)."
+        5e-3, gt=0, le=100, description="Muon's peak, scaled to AdamW's size of update (match_rms_adamw)."
     )
     schedule: ScheduleName = Field("triangle", description="Of the learning rates, over the budget.")
     warmup: float = Field(0.0, ge=0, lt=1, description="Fraction of the budget in which the rate rises from the floor.")

@@ -89,7 +89,7 @@ def test_a_recipe_trains_as_the_reference_implementation_does_under_that_name(na
     budget = (1_000_000 * 256 * 512, "tokens") if name == "bert-original" else (24, "hours")
     assert (t.budget, t.budget_unit) == budget
     if name == "modern":
-        assert (t.matrix_learning_rate, t.momentum, t.cooldown) == (1e-2, 0.95, 0.5)
+        assert (t.matrix_learning_rate, t.momentum, t.cooldown) == (5e-3, 0.95, 0.5)
 
 
 PAPERS = Architecture()
