@@ -35,6 +35,16 @@ class Spent:
     evaluations: list[dict] = field(default_factory=list)
 
 
+def fsync(path: Path) -> None:
+    """Force a file, or the names in a directory, to disk; a file that isn't there yet has nothing to lose."""
+    if path.exists():
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 def checkpoint(folder: Path, bert: Bert, optimizers: list[torch.optim.Optimizer], spent: Spent) -> None:
     """Put all that is needed to go on into one file, in one step: a crash or a full disk leaves the old one."""
     tensors = {f"model.{name}": value.contiguous() for name, value in bert.state_dict().items()}
@@ -45,9 +55,10 @@ def checkpoint(folder: Path, bert: Bert, optimizers: list[torch.optim.Optimizer]
     half = folder / f"{CHECKPOINT}.half"
     try:
         save_file(tensors, half, metadata={"spent": json.dumps(asdict(spent))})
-        with half.open("rb") as file:
-            os.fsync(file.fileno())
+        for path in (half, folder / METRICS):  # the rows of its steps are there if it is
+            fsync(path)
         half.replace(folder / CHECKPOINT)
+        fsync(folder)
     except (OSError, SafetensorError) as error:
         raise InputError(
             f"No checkpoint can be written to {folder} ({error}). Make room or give access there, then run again: the run goes "

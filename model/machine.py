@@ -91,12 +91,12 @@ def detect() -> Machine:
     )
 
 
-def gpus() -> int:
-    """Processes to train with, one a GPU: CRAM_GPUS, or one. With CRAM_DEVICE=cpu they share the CPU."""
+def gpus(here: Machine) -> int:
+    """Processes to train with, one a GPU: CRAM_GPUS, or one. On a CPU they share it."""
     asked = os.environ.get("CRAM_GPUS") or "1"
     if not (asked.isdecimal() and int(asked) > 0):
         raise InputError(f"CRAM_GPUS is {asked!r}; expected a positive whole number, or unset for one.")
-    there = torch.cuda.device_count() if detect().device.type == "cuda" else int(asked)
+    there = torch.cuda.device_count() if here.device.type == "cuda" else int(asked)
     if int(asked) > there:
         raise InputError(f"CRAM_GPUS is {asked}, but torch finds {there} here. Lower it, or unset it for one.")
     return int(asked)

@@ -70,14 +70,11 @@ def heldout_loss(bert: Bert, corpus: Corpus, machine: Machine) -> float:
 
 
 class NotFinite(Exception):
-    """The loss or the gradient of a step is no number."""
+    """The loss or the gradient of a step is no number, or weights after it are none."""
 
-    def __init__(self, row: dict) -> None:
-        self.row = row
-        super().__init__(
-            f"At step {row['step']} the loss is {row['loss']} and the gradient norm {row['gradient_norm']}; expected finite "
-            "numbers"
-        )
+    def __init__(self, step: int, found: str) -> None:
+        self.step = step
+        super().__init__(f"At step {step} {found}; expected finite numbers")
 
 
 class Pretraining:
@@ -266,14 +263,16 @@ class Pretraining:
 
         Returns a line for the progress bar.
         """
-        told = ""
-        while len(self.pending) > leave:
-            row, reading = self.pending[0]
+        told, due, before = "", self.pending[: max(0, len(self.pending) - leave)], self.noted
+        for row, reading in due:
             row["loss"], row["gradient_norm"] = reading.read()
+        now = clock.seconds()
+        for place, (row, _) in enumerate(due, 1):
             overflows = self.scaler.is_enabled()  # then the scaler leaves such a step out, and lowers the scale
             if not (math.isfinite(row["loss"]) and (overflows or math.isfinite(row["gradient_norm"]))):
-                raise NotFinite(row)
-            row["seconds"] = clock.seconds()
+                found = f"the loss is {row['loss']} and the gradient norm {row['gradient_norm']}"
+                raise NotFinite(row["step"], found)
+            row["seconds"] = before + (now - before) * place / len(due)  # as if all had taken the same time
             row["tokens_per_second"] = row["batch"] * self.corpus.length / (row["seconds"] - self.noted)
             row["mfu"] = row["tokens_per_second"] * self.operations(row["masks"]) / self.limit
             with self.deferred.held():  # so that no row is lost or written twice
@@ -285,7 +284,10 @@ class Pretraining:
         return told
 
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint; raises NotFinite rather than put weights into it that nothing can go on from."""
+        norm = torch.nn.utils.get_total_norm(list(self.bert.parameters()))
+        if not norm.isfinite():
+            raise NotFinite(self.spent.step, f"the norm of the weights is {norm.item()}")
         self.spent.scaler = self.scaler.state_dict()
         if self.processes.first:
             checkpoint(self.folder, self.bert, self.optimizers, self.spent)
@@ -302,7 +304,7 @@ class Pretraining:
         spent, self.pending = self.spent, []
         restored = restore(self.folder, self.bert, self.optimizers)
         self.load_scaler(restored)
-        what = {"step": problem.row["step"], "sequences": [restored.sequence, spent.sequence], "problem": str(problem)}
+        what = {"step": problem.step, "sequences": [restored.sequence, spent.sequence], "problem": str(problem)}
         self.spent = replace(  # what the lost steps cost stays spent
             restored,
             seconds=spent.seconds,
@@ -353,16 +355,18 @@ class Pretraining:
             saves = self.processes.agree(clock.seconds() - saved >= seconds_between_checkpoints)
             try:
                 told = self.note(clock, metrics, leave=0 if fraction >= 1 or evaluates or saves else ahead)
+                if told:
+                    report(fraction, told)
+                if self.spent.step > saved_step and (
+                    saves or fraction >= 1
+                ):  # at the end too: what follows may be killed
+                    self.save()
+                    saved_step, saved = self.spent.step, clock.seconds()
+                    continue  # as this took time
             except NotFinite as problem:
                 with self.deferred.held():
                     self.skip(problem)
                 continue
-            if told:
-                report(fraction, told)
-            if self.spent.step > saved_step and (saves or fraction >= 1):  # at the end too: what follows may be killed
-                self.save()
-                saved_step, saved = self.spent.step, clock.seconds()
-                continue  # as this took time
             if fraction >= 1:
                 break
             if evaluates:

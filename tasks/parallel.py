@@ -6,7 +6,6 @@ Results depend on part boundaries, never on the number of workers or where they 
 import ctypes
 import fcntl
 import json
-import logging
 import multiprocessing
 import os
 import resource
@@ -33,11 +32,22 @@ KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_"
 PRELOADED = ["tasks.decontaminate", "tasks.dedup", "tasks.filter", "tasks.tokens", "tasks.vocabulary"]
 SECONDS_BETWEEN_CHECKS = 2
 HOME = Path(__file__).resolve().parents[1]
-log = logging.getLogger(__name__)
 libc = ctypes.CDLL(None, use_errno=True)
 starting = threading.Lock()  # while workers are started, what they take over from this process is changed
-peak_mib = 0.0  # the largest resident memory of any worker since it was last set to zero
-cpu_seconds = 0.0  # of all workers, the same
+
+
+class Usage(threading.local):
+    """What the workers of a stage used; each thread runs a stage of its own."""
+
+    peak_mib = 0.0  # the largest resident memory of any of them
+    cpu_seconds = 0.0  # of all of them
+
+    def add(self, seconds: float, peak_mib: float) -> None:
+        """What one worker used for one piece of work."""
+        self.cpu_seconds, self.peak_mib = self.cpu_seconds + seconds, max(self.peak_mib, peak_mib)
+
+
+usage = Usage()
 
 # submit(work, job, marker), whose future gives what `finish` does; and what to call now and then while waiting
 Place = tuple[Callable[..., Future], Callable[[], None]]
@@ -219,7 +229,6 @@ def over_parts(work: Callable[..., dict], jobs: list[tuple], done: Path, label: 
     params: it may run in another process or on another machine. `done` is a directory in the stage's draft that
     remembers finished jobs over a crash; the stage deletes it when it is through. An error in one job ends the others.
     """
-    global cpu_seconds, peak_mib
     done.mkdir(parents=True, exist_ok=True)
     files = [done / f"{i:05d}.json" for i in range(len(jobs))]
     results = [remembered(file) for file in files]
@@ -242,7 +251,7 @@ def over_parts(work: Callable[..., dict], jobs: list[tuple], done: Path, label: 
                 futures = {submit(work, jobs[i], files[i]): i for i in left}
                 for future in completed(futures, check):
                     results[futures[future]], seconds, peak = future.result()
-                    cpu_seconds, peak_mib = cpu_seconds + seconds, max(peak_mib, peak)
+                    usage.add(seconds, peak)
                     bar.update()
     except MemoryError as error:
         raise InputError(

@@ -106,7 +106,8 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
         specials=len(vocabulary.SPECIALS),
         folder=work,
     )
-    here, gpus, shown = machine.detect(), machine.gpus(), 0.0
+    here, shown = machine.detect(), 0.0
+    gpus = machine.gpus(here)
     with Progress("pretrain", total=1.0, unit="of the budget") as bar:
 
         def report(fraction: float, note: str) -> None:

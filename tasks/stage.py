@@ -18,6 +18,7 @@ import resource
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -245,8 +246,13 @@ def reset_usage() -> float:
     """Start the peak of resident memory afresh, where the kernel allows it (Linux); the CPU time of this process so far."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    parallel.peak_mib = parallel.cpu_seconds = 0.0
-    return time.process_time()
+    parallel.usage.peak_mib = parallel.usage.cpu_seconds = 0.0
+    return cpu_clock()
+
+
+def cpu_clock() -> float:
+    """CPU seconds of this process, or of this thread if stages run in several."""
+    return time.process_time() if threading.current_thread() is threading.main_thread() else time.thread_time()
 
 
 def peak_memory() -> dict:
@@ -255,7 +261,7 @@ def peak_memory() -> dict:
     with suppress(OSError):
         status = Path("/proc/self/status").read_text()
         mib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
-    return {"process": round(mib), "largest_worker": round(parallel.peak_mib)}
+    return {"process": round(mib), "largest_worker": round(parallel.usage.peak_mib)}
 
 
 def forget_error(task: Task, run: TaskRun, state: State) -> None:
@@ -323,7 +329,7 @@ def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Call
             about["stats"] = fn(**arguments, out=draft)
             (draft / STATS).write_text(json.dumps(about["stats"], indent=2) + "\n")
             about["seconds"] = round(time.time() - start, 3)
-            about["cpu_seconds"] = round(time.process_time() - cpu_before + parallel.cpu_seconds, 3)
+            about["cpu_seconds"] = round(cpu_clock() - cpu_before + parallel.usage.cpu_seconds, 3)
             about["peak_memory_mib"] = peak_memory()
             about["started"] = datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds")
             about["finished"] = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -134,13 +134,13 @@ def test_each_process_has_the_gpu_of_its_rank(gpu, monkeypatch):
 @pytest.mark.parametrize(("asked", "count"), [("", 1), ("1", 1), ("2", 2)])
 def test_as_many_gpus_as_are_asked_for_train(gpu, monkeypatch, asked, count):
     monkeypatch.setenv("CRAM_GPUS", asked)
-    assert machine.gpus() == count
+    assert machine.gpus(machine.detect()) == count
 
 
 def test_processes_without_gpus_share_the_cpu(gpu, monkeypatch):
     monkeypatch.setenv("CRAM_GPUS", "7")
     monkeypatch.setenv("CRAM_DEVICE", "cpu")
-    assert machine.gpus() == 7
+    assert machine.gpus(machine.detect()) == 7
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_processes_without_gpus_share_the_cpu(gpu, monkeypatch):
 def test_gpus_that_cannot_be_are_refused_in_a_sentence(gpu, monkeypatch, value, sentence):
     monkeypatch.setenv("CRAM_GPUS", value)
     with pytest.raises(InputError, match=sentence):
-        machine.gpus()
+        machine.gpus(machine.detect())
 
 
 def test_the_rate_of_matrix_products_is_that_of_the_median_and_measured_once(monkeypatch):

@@ -135,14 +135,14 @@ def traces(folder: Path) -> dict[int, int]:
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_results_come_in_the_order_of_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str):
     monkeypatch.setenv("CRAM_WORKERS", processes)
-    monkeypatch.setattr(parallel, "peak_mib", 0.0)
+    monkeypatch.setattr(parallel.usage, "peak_mib", 0.0)
     results = over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
     assert [r["square"] for r in results] == [0, 1, 4, 9, 16, 25]
     assert traces(tmp_path) == dict.fromkeys(range(6), 1)
     if processes == "2":
         assert os.getpid() not in {r["process"] for r in results}
         assert {r["threads"] for r in results} == {"1"}, "a worker leaves the other cores to the others"
-        assert 10 < parallel.peak_mib < 10_000
+        assert 10 < parallel.usage.peak_mib < 10_000
         monkeypatch.setenv("CRAM_WORKERS", "1")
     again = over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
     assert again == results

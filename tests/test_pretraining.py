@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -669,9 +670,11 @@ def test_the_rates_used_are_those_recorded(tmp_path, monkeypatch, recipe):
         used.append([[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers])
 
     monkeypatch.setattr(pretraining.optimizer, "set_rates", recording)
-    build(tmp_path, **RECIPES[recipe]).run(quiet)
-    rates = [row["lr"] for row in metrics(tmp_path)]
-    assert used == [[[rate] * 2] if recipe == "adamw" else [[rate], [rate] * 2] for rate in rates]
+    run = build(tmp_path, **RECIPES[recipe])
+    run.run(quiet)
+    rates, matrices = [row["lr"] for row in metrics(tmp_path)], run.training.matrix_learning_rate
+    muon = [[[pytest.approx(rate * matrices / run.training.learning_rate)], [rate] * 2] for rate in rates]
+    assert used == ([[[rate] * 2] for rate in rates] if recipe == "adamw" else muon)
 
 
 def test_the_masks_used_are_those_recorded(tmp_path, monkeypatch):
@@ -813,6 +816,18 @@ def test_all_rows_are_written_before_a_checkpoint_and_a_heldout_loss(tmp_path, m
     assert not any(missing)
 
 
+def test_steps_that_are_read_together_share_the_time_since_the_last(tmp_path):
+    run = build(tmp_path, batch_ramp=0.0)
+    run.limit, run.noted = 1e9, 2.0
+    for _ in range(3):
+        run.step(0.0)
+    with (tmp_path / "metrics.jsonl").open("a", buffering=1) as file:
+        run.note(SimpleNamespace(seconds=lambda: 8.0), file)
+    rows = metrics(tmp_path)
+    assert [row["seconds"] for row in rows] == [4.0, 6.0, 8.0]
+    assert [row["tokens_per_second"] for row in rows] == [8 * LENGTH / 2] * 3
+
+
 def test_the_loss_of_a_row_is_that_of_its_batch_before_the_step(tmp_path):
     run = build(tmp_path, micro_batch=4, batch_ramp=0.0)
     losses = []
@@ -871,6 +886,22 @@ def test_a_stop_at_a_loss_that_is_no_number_leaves_no_checkpoint_of_it(tmp_path,
         build(tmp_path, batch_ramp=0.0).run(quiet, 0.0)
     resumed = build(tmp_path, batch_ramp=0.0)
     assert resumed.spent.step == len(metrics(tmp_path)) == 4
+    assert all(value.isfinite().all() for value in resumed.bert.state_dict().values())
+
+
+def test_weights_that_are_no_numbers_are_in_no_checkpoint(tmp_path):
+    run = build(tmp_path, batch_ramp=0.0)
+
+    def overflow(*_) -> None:
+        if run.spent.step == 2:  # in the third, whose own loss is still a number
+            with torch.no_grad():
+                run.bert.norm.weight[0] = math.inf
+
+    run.optimizers[0].register_step_post_hook(overflow)
+    with pytest.raises(InputError, match=r"At step 3 the norm of the weights is inf; expected finite numbers"):
+        run.run(quiet, 0.0)
+    resumed = build(tmp_path, batch_ramp=0.0)
+    assert resumed.spent.step == 2
     assert all(value.isfinite().all() for value in resumed.bert.state_dict().values())
 
 
