@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import InputError
-from model.settings import Architecture
+from model.layouts import transformers_model, why_not_transformers
+from model.settings import Architecture, HeadName
 
 INIT_STD = 0.02  # of every weight matrix, as BERT
 ROTARY_BASE = 10_000.0  # Su et al. 2021
@@ -85,6 +86,24 @@ class Embedding(nn.Module):
         return self.project(self.norm(x_BSE))
 
 
+def drop(x: Tensor, probability: float) -> Tensor:
+    """Dropout. On CPUs 16 random bits decide of each value, in a seventh of torch's time; the probability is right to 1e-5."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0.0 < probability < 1.0:
+        return F.dropout(x, probability)
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    least = min(round(probability * 2**16) - 2**15, 2**15 - 1)
+    kept = torch.ge(bits[: x.numel()].view(x.shape), least, out=torch.empty_like(x, requires_grad=False))
+    return x * kept.div_(1.0 - probability)
+
+
+class Dropout(nn.Dropout):
+    """`drop` as a module: in training only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return drop(x, self.p) if self.training else x
+
+
 def attend(q_BNSH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """Scaled dot-product attention. Written out on CPUs, where torch's kernel takes four times as long at 128 tokens."""
     if q_BNSH.device.type != "cpu":
@@ -92,7 +111,7 @@ def attend(q_BNSH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, 
     scores_BNSS = (q_BNSH * q_BNSH.shape[-1] ** -0.5) @ k_BNSH.transpose(-1, -2)
     if mask is not None:
         scores_BNSS = scores_BNSS.masked_fill(~mask, -torch.inf)
-    return F.dropout(scores_BNSS.softmax(dim=-1, dtype=v_BNSH.dtype), dropout) @ v_BNSH
+    return drop(scores_BNSS.softmax(dim=-1, dtype=v_BNSH.dtype), dropout) @ v_BNSH
 
 
 class Attention(nn.Module):
@@ -111,20 +130,25 @@ class Attention(nn.Module):
         self.rotation = Rotation(hidden // self.heads, length) if rotary else None
         self.dropout = 0.0
 
-    def forward(self, x_BSD: Tensor, mask: Tensor | None) -> Tensor:
-        """`mask` (B, 1, 1, S): True where a token may be looked at; None for all."""
-        B, S, D = x_BSD.shape
-        parts = (self.query, self.key, self.value)
+    def project(self, x_BSD: Tensor, *parts: nn.Linear) -> Tensor:
+        """(B, S, D) to (B, S, parts, N, H)."""
         bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
-        qkv_BS3NH = F.linear(x_BSD, torch.cat([part.weight for part in parts]), bias).view(B, S, 3, self.heads, -1)
-        if self.rotation is None:
-            q_BSNH, k_BSNH, v_BSNH = qkv_BS3NH.unbind(2)
+        together = F.linear(x_BSD, torch.cat([part.weight for part in parts]), bias)
+        return together.view(*x_BSD.shape[:2], len(parts), self.heads, -1)
+
+    def forward(self, x_BSD: Tensor, mask: Tensor | None, first: bool = False) -> Tensor:
+        """`mask` (B, 1, 1, S): True where a token may be looked at; None for all. `first`: what the first token sees, (B, 1, D)."""
+        if first:
+            q_BS1NH = self.project(x_BSD[:, :1], self.query)  # not turned, as its angle is 0
+            k_BS1NH, v_BS1NH = self.project(x_BSD, self.key, self.value).split(1, dim=2)
+            k_BS1NH = k_BS1NH if self.rotation is None else self.rotation(k_BS1NH)
         else:
-            q_BSNH, k_BSNH = self.rotation(qkv_BS3NH[:, :, :2]).unbind(2)
-            v_BSNH = qkv_BS3NH[:, :, 2]
-        dropout = self.dropout if self.training else 0.0
-        x_BNSH = attend(q_BSNH.transpose(1, 2), k_BSNH.transpose(1, 2), v_BSNH.transpose(1, 2), mask, dropout)
-        return self.out(x_BNSH.transpose(1, 2).reshape(B, S, D))
+            qk_BS2NH, v_BS1NH = self.project(x_BSD, self.query, self.key, self.value).split((2, 1), dim=2)
+            qk_BS2NH = qk_BS2NH if self.rotation is None else self.rotation(qk_BS2NH)
+            q_BS1NH, k_BS1NH = qk_BS2NH.split(1, dim=2)
+        q_BNSH, k_BNSH, v_BNSH = (part.squeeze(2).transpose(1, 2) for part in (q_BS1NH, k_BS1NH, v_BS1NH))
+        x_BNSH = attend(q_BNSH, k_BNSH, v_BNSH, mask, self.dropout if self.training else 0.0)
+        return self.out(x_BNSH.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -162,14 +186,15 @@ class Block(nn.Module):
         with_ffn = (index + 1) % architecture.ffn_every == 0
         self.ffn_norm = norm(architecture, architecture.hidden) if with_ffn else None
         self.ffn = FeedForward(architecture) if with_ffn else None
-        self.dropout = nn.Dropout(0.0)
+        self.dropout = Dropout(0.0)
 
-    def forward(self, x_BSD: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, S, D) to (B, S, D)."""
+    def forward(self, x_BSD: Tensor, mask: Tensor | None, first: bool = False) -> Tensor:
+        """(B, S, D) to (B, S, D), or with `first` to (B, 1, D): the first token's."""
+        seen_BSD = x_BSD if self.post else self.attention_norm(x_BSD)
+        x_BSD = (x_BSD[:, :1] if first else x_BSD) + self.dropout(self.attention(seen_BSD, mask, first))
         if self.post:
-            x_BSD = self.attention_norm(x_BSD + self.dropout(self.attention(x_BSD, mask)))
+            x_BSD = self.attention_norm(x_BSD)
             return x_BSD if self.ffn is None else self.ffn_norm(x_BSD + self.dropout(self.ffn(x_BSD)))
-        x_BSD = x_BSD + self.dropout(self.attention(self.attention_norm(x_BSD), mask))
         return x_BSD if self.ffn is None else x_BSD + self.dropout(self.ffn(self.ffn_norm(x_BSD)))
 
 
@@ -220,7 +245,8 @@ class Bert(nn.Module):
         self.blocks = nn.ModuleList(Block(architecture, length, index) for index in range(different))
         self.norm = norm(architecture, architecture.hidden) if architecture.final_norm else nn.Identity()
         self.head = Head(architecture, vocabulary)
-        self.dropout = nn.Dropout(0.0)
+        self.kept: tuple[Tensor, Tensor] | None = None  # ids, and all rows, where not all of the embedding is there
+        self.dropout = Dropout(0.0)
         initialize(self, torch.Generator().manual_seed(seed))
         if architecture.zero_outputs:
             for block in self.blocks:
@@ -239,14 +265,27 @@ class Bert(nn.Module):
     def keep_tokens(self, ids: Tensor) -> None:
         """Keep the embeddings of these ids (sorted, [PAD] first) alone; from now on a token is its place among them.
 
-        For the encoder alone, not its vocabulary head. In finetuning without weight decay the others never change, but cost the optimizer as much as those that do.
+        For the encoder alone, not its vocabulary head. In finetuning the others get no gradient, but cost the optimizer as much
+        as those that do.
         """
-        rows = self.embedding.word.weight.detach()[ids]
-        self.embedding.word = nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=PAD)
+        rows = self.embedding.word.weight.detach()
+        self.kept = ids, rows
+        self.embedding.word = nn.Embedding.from_pretrained(rows[ids], freeze=False, padding_idx=PAD)
         self.vocabulary = len(ids)
 
-    def encode(self, tokens_BS: Tensor, padded: bool = False) -> Tensor:
-        """(B, S) token ids to (B, S, D) states. `padded`: [PAD] occurs, and is not to be looked at."""
+    def restore_tokens(self) -> None:
+        """Undo `keep_tokens`: all rows are there again, those that were kept as they are now."""
+        ids, rows = self.kept
+        tuned = self.embedding.word.weight.detach()
+        rows = rows.to(tuned.device).index_copy(0, ids.to(tuned.device), tuned)
+        self.embedding.word = nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=PAD)
+        self.vocabulary, self.kept = len(rows), None
+
+    def encode(self, tokens_BS: Tensor, padded: bool = False, first: bool = False) -> Tensor:
+        """(B, S) token ids to (B, S, D) states. `padded`: [PAD] occurs, and is not to be looked at.
+
+        `first`: to the state of the first token, (B, 1, D); the last block computes no other.
+        """
         S = tokens_BS.shape[1]
         if short := -S % 2**self.architecture.funnel:  # to halve a task's inputs, which are of any length
             tokens_BS, padded = F.pad(tokens_BS, (0, short), value=PAD), True
@@ -261,7 +300,8 @@ class Bert(nn.Module):
                 before_BSD, seen_BS = longer.pop()
                 x_BSD = before_BSD + x_BSD.repeat_interleave(2, dim=1)
             mask = None if seen_BS is None else seen_BS[:, None, None, :]
-            x_BSD = self.blocks[index % len(self.blocks)](x_BSD, mask)
+            last = first and index + 1 == self.architecture.layers
+            x_BSD = self.blocks[index % len(self.blocks)](x_BSD, mask, last)
         return self.norm(x_BSD)[:, :S]
 
     @property
@@ -310,20 +350,38 @@ def operations(architecture: Architecture, vocabulary: int, length: int, masks: 
 
 
 class Classifier(nn.Module):
-    """A head on the state of [CLS], as the reference's GLUE settings have it: dense, tanh, dropout, linear."""
+    """A head on the state of [CLS]: a transform of it, dropout, and a dense layer to the scores of the classes.
 
-    def __init__(self, bert: Bert, classes: int, dropout: float, seed: int) -> None:
+    The transform of head "tanh" is the reference's GLUE settings': dense to 1024, tanh. That of "native" is what transformers'
+    model of the layout has: ModernBERT the transform before its vocabulary head, pretrained with it; BERT dense and tanh,
+    EuroBERT dense and GELU, both as wide as the encoder. Raises InputError for "native" where transformers has no such model.
+    """
+
+    def __init__(self, bert: Bert, classes: int, dropout: float, seed: int, head: HeadName = "tanh") -> None:
         super().__init__()
-        self.bert = bert
+        self.bert, self.head = bert, head
+        self.layout = transformers_model(bert.architecture) if head == "native" else None
+        if head == "native" and self.layout is None:
+            raise InputError(f"{why_not_transformers(bert.architecture)} Set finetune.head to 'tanh'.")
         bert.set_dropout(dropout)
-        self.dense = nn.Linear(bert.architecture.hidden, CLASSIFIER_WIDTH)
-        self.dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(CLASSIFIER_WIDTH, classes)
+        hidden = bert.architecture.hidden
+        width = hidden if self.layout else CLASSIFIER_WIDTH
+        self.dense = None if self.layout == "ModernBert" else nn.Linear(hidden, width)
+        self.dropout = Dropout(dropout)
+        self.out = nn.Linear(width, classes)
         generator = torch.Generator().manual_seed(seed)
-        initialize(self.dense, generator)
+        if self.dense is not None:
+            initialize(self.dense, generator)
         initialize(self.out, generator)
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        """(B, S) token ids, padded with [PAD], to (B, classes) scores."""
-        states_BD = self.bert.encode(tokens_BS, padded=True)[:, 0]
-        return self.out(self.dropout(torch.tanh(self.dense(states_BD))))
+    def transform(self, states_BD: Tensor) -> Tensor:
+        """What the dense layer to the scores is applied to."""
+        if self.dense is None:
+            return self.bert.head(states_BD)
+        states_BD = self.dense(states_BD)
+        return F.gelu(states_BD) if self.layout == "EuroBert" else torch.tanh(states_BD)
+
+    def forward(self, tokens_BS: Tensor, padded: bool = True) -> Tensor:
+        """(B, S) token ids to (B, classes) scores. `padded`: with [PAD] at the ends."""
+        states_BD = self.bert.encode(tokens_BS, padded, first=True)[:, 0]
+        return self.out(self.dropout(self.transform(states_BD)))

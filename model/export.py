@@ -2,9 +2,11 @@
 
 BERT, ModernBERT and EuroBERT are parts of what `Architecture` can say. A model within one of them is written under its names,
 so that `AutoModelForMaskedLM.from_pretrained(folder)` gives the same scores, without remote code; any other under cram's own
-names. In all cases config.json has a key `cram` from which `load` builds the model again.
+names. The same holds for classifiers, by `AutoModelForSequenceClassification`, if they have that model's head. In all cases
+config.json has a key `cram` from which `load` or `load_classifier` builds the model again.
 
-model.safetensors is fp32, and has a tied vocabulary head once.
+model.safetensors is fp32, and has a tied vocabulary head once. That of a classifier of transformers has none, so a model that
+is loaded from it has a new one.
 """
 
 import json
@@ -18,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model import InputError
-from model.bert import INIT_STD, PAD, ROTARY_BASE, Bert
-from model.settings import Architecture
+from model.bert import CLASSIFIER_WIDTH, INIT_STD, PAD, ROTARY_BASE, Bert, Classifier
+from model.layouts import transformers_model, why_not_transformers
+from model.settings import Architecture, HeadName
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 EARLIER = "crammed-bert"  # the model_type of folders whose architecture had fewer fields, and other meanings of them
@@ -81,75 +84,29 @@ NAMES: dict[str, dict[str, str]] = {
         "cls.predictions.bias": "head.bias",
     },
 }
+TRANSFORM = ("head.dense.*", "head.norm.*")  # before the vocabulary head; ModernBERT's classifier has it too
+OWN = "classifier."  # of a classifier, what is beside the encoder
+CLASSIFIER_NAMES = {  # what classifiers have in place of the vocabulary head
+    "ModernBert": {"classifier.*": "classifier.out.*"},
+    "EuroBert": {"dense.*": "classifier.dense.*", "classifier.*": "classifier.out.*"},
+    "Bert": {"bert.pooler.dense.*": "classifier.dense.*", "classifier.*": "classifier.out.*"},
+}
 
 
-def _needs(a: Architecture) -> dict[str, dict]:
-    """The values of axes with which each model of transformers computes what ours does; other axes may be anything."""
-    every = {
-        "embedding": None,
-        "different_layers": None,
-        "ffn_every": 1,
-        "funnel": 0,
-    }
-    rotary = every | {
-        "norm_order": "pre",
-        "activation": "geglu",
-        "positions": "rotary",
-        "final_norm": True,
-        "qkv_bias": a.bias,  # one switch for all of attention
-    }
-    return {
-        "ModernBert": rotary
-        | {"norm": "layernorm", "embedding_norm": True, "first_norm": False, "head_transform": True},
-        "EuroBert": rotary
-        | {
-            "norm": "rmsnorm",
-            "embedding_norm": False,
-            "first_norm": True,
-            "head_transform": False,
-            "decoder_bias": a.bias,
-        },
-        "Bert": every
-        | {
-            "norm_order": "post",
-            "norm": "layernorm",
-            "norm_bias": True,
-            "activation": "gelu",
-            "positions": "learned" if a.positions == "rotary" else a.positions,  # any table can be written down
-            "embedding_norm": True,
-            "final_norm": False,
-            "bias": True,
-            "qkv_bias": True,
-            "head_transform": True,
-            "decoder_bias": True,
-            "tied": True,
-        },
-    }
+def transformers_classifier(architecture: Architecture, head: HeadName) -> str | None:
+    """The class of transformers that has this layout and head, as `ModernBertForSequenceClassification`; None: there is none."""
+    name = transformers_model(architecture) if head == "native" else None
+    return f"{name}ForSequenceClassification" if name else None
 
 
-def _nearest(architecture: Architecture) -> tuple[str, dict]:
-    """The model of transformers that lacks the fewest axes of this layout, and these with the values that it needs."""
-    lacking = {
-        name: {axis: value for axis, value in needed.items() if getattr(architecture, axis) != value}
-        for name, needed in _needs(architecture).items()
-    }
-    return min(lacking.items(), key=lambda item: len(item[1]))
-
-
-def transformers_model(architecture: Architecture) -> str | None:
-    """The model of transformers as which this layout is saved, as in `ModernBert`ForMaskedLM; None: there is none."""
-    name, lacking = _nearest(architecture)
-    return None if lacking else name
-
-
-def why_not_transformers(architecture: Architecture) -> str | None:
-    """The sentence that says what transformers can't express of this layout; None if it can."""
-    name, lacking = _nearest(architecture)
-    if not lacking:
-        return None
-    axes = [f"{axis} {json.dumps(v)} (here {json.dumps(getattr(architecture, axis))})" for axis, v in lacking.items()]
-    listed = ", ".join(axes[:-1]) + " and " * (len(axes) > 1) + axes[-1]
-    return f"transformers has no model of this layout; the nearest, {name}, would need {listed}."
+def why_not_transformers_classifier(architecture: Architecture, head: HeadName) -> str | None:
+    """The sentence that says why transformers can't load a classifier of this layout and head; None if it can."""
+    if head == "native" or not transformers_model(architecture):
+        return why_not_transformers(architecture)
+    return (
+        f"transformers' {transformers_model(architecture)} has no dense-tanh head of width {CLASSIFIER_WIDTH}; finetune with "
+        "head 'native' for one that it has."
+    )
 
 
 def _settings(name: str, bert: Bert) -> dict:
@@ -157,7 +114,6 @@ def _settings(name: str, bert: Bert) -> dict:
     a = bert.architecture
     common = {
         "model_type": name.lower(),
-        "architectures": [f"{name}ForMaskedLM"],
         "dtype": "float32",
         "vocab_size": bert.vocabulary,
         "max_position_embeddings": bert.length,
@@ -226,9 +182,25 @@ class Saved(BaseModel, frozen=True, extra="forbid"):
     length: int = Field(ge=1, lt=2**31)
 
 
-def _rows(name: str, blocks: int, theirs_first: bool) -> Iterator[tuple[list[str], list[str]]]:
+class SavedClassifier(Saved, frozen=True, extra="forbid"):
+    """The same of a classifier."""
+
+    classes: int = Field(ge=1, lt=2**31)
+    head: HeadName
+
+
+def _names(name: str, saved: Saved) -> dict[str, str]:
+    """The table of names of a model of transformers, with the head that it has."""
+    if not isinstance(saved, SavedClassifier):
+        return NAMES[name]
+    kept = TRANSFORM if name == "ModernBert" else ()
+    encoder = {theirs: ours for theirs, ours in NAMES[name].items() if ours in kept or not ours.startswith("head.")}
+    return encoder | CLASSIFIER_NAMES[name]
+
+
+def _rows(names: dict[str, str], blocks: int, theirs_first: bool) -> Iterator[tuple[list[str], list[str]]]:
     """The table of names, row by row and block by block: from which names to which."""
-    for theirs, ours in NAMES[name].items():
+    for theirs, ours in names.items():
         for index in range(blocks) if "#" in ours else (0,):
             for kind in ("weight", "bias") if "*" in ours else ("",):
                 sides = [side.replace("#", str(index)).replace("*", kind).split() for side in (theirs, ours)]
@@ -257,54 +229,117 @@ def _only_in_bert(bert: Bert) -> dict[str, Tensor]:
     return found
 
 
-def save(bert: Bert, folder: Path) -> None:
-    """Write config.json and model.safetensors."""
-    name = transformers_model(bert.architecture)
-    state = {key: value.detach().float().cpu().contiguous() for key, value in bert.state_dict().items()}
+def _write(bert: Bert, own: dict[str, Tensor], saved: Saved, about: dict, name: str | None, folder: Path) -> None:
+    """`own`: what is beside the encoder; `about`: what else transformers is to know; `name`: of its model, if it has one."""
+    state = {key: value.detach().float().cpu().contiguous() for key, value in (bert.state_dict() | own).items()}
     if name == "Bert":
         state.pop("embedding.scale", None)  # it is in the table
         state |= _only_in_bert(bert)
-    saved = Saved(architecture=bert.architecture, vocabulary=bert.vocabulary, length=bert.length)
-    config = (_settings(name, bert) if name else {"model_type": "cram"}) | {"cram": saved.model_dump()}
+    if name:
+        rows = list(_rows(_names(name, saved), len(bert.blocks), theirs_first=False))
+        if isinstance(saved, SavedClassifier):  # without the vocabulary head
+            there = {key for ours, _ in rows for key in ours}
+            state = {key: value for key, value in state.items() if key in there}
+        state = _renamed(state, iter(rows))
+    config = (_settings(name, bert) if name else {"model_type": "cram"}) | about | {"cram": saved.model_dump()}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    tensors = _renamed(state, _rows(name, len(bert.blocks), theirs_first=False)) if name else state
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def save(bert: Bert, folder: Path) -> None:
+    """Write config.json and model.safetensors."""
+    name = transformers_model(bert.architecture)
+    saved = Saved(architecture=bert.architecture, vocabulary=bert.vocabulary, length=bert.length)
+    _write(bert, {}, saved, {"architectures": [f"{name}ForMaskedLM"]} if name else {}, name, folder)
+
+
+def save_classifier(classifier: Classifier, folder: Path, labels: tuple[str, ...]) -> None:
+    """Write config.json, with the classes' names (none for regression), and model.safetensors."""
+    bert, classes = classifier.bert, classifier.out.out_features
+    if bert.kept is not None:
+        raise RuntimeError("The embedding holds some tokens alone; call restore_tokens before saving.")
+    if len(labels) != (classes if classes > 1 else 0):
+        raise RuntimeError(f"There are {len(labels)} names for {classes} classes.")
+    about = {
+        "id2label": dict(enumerate(labels or ("score",))),
+        "label2id": {label: number for number, label in enumerate(labels or ("score",))},
+        "problem_type": "single_label_classification" if labels else "regression",
+    }
+    if theirs := transformers_classifier(bert.architecture, classifier.head):
+        about["architectures"] = [theirs]
+    sizes = {"architecture": bert.architecture, "vocabulary": bert.vocabulary, "length": bert.length}
+    saved = SavedClassifier(**sizes, classes=classes, head=classifier.head)
+    own = {OWN + key: v for key, v in classifier.state_dict().items() if not key.startswith("bert.")}
+    _write(bert, own, saved, about, classifier.layout, folder)
 
 
 def load(folder: Path) -> Bert:
-    """Read what `save` wrote, or what transformers made of it and saved again. Raises InputError for anything else."""
+    """Read what `save` wrote, or what transformers made of it and saved again; of a classifier, the encoder.
+
+    Raises InputError for anything else.
+    """
+    model = _read(folder)
+    return model.bert if isinstance(model, Classifier) else model
+
+
+def load_classifier(folder: Path) -> Classifier:
+    """Read what `save_classifier` wrote, or what transformers made of it and saved again; without dropout.
+
+    Raises InputError for anything else.
+    """
+    model = _read(folder)
+    if isinstance(model, Classifier):
+        return model
+    raise InputError(
+        f"{folder} holds a pretrained model, which has no classes yet. Expected a finetuned one, as the finetune stage keeps it."
+    )
+
+
+def _read(folder: Path) -> Bert | Classifier:
     try:
         return _load(json.loads((folder / CONFIG).read_text()), folder / WEIGHTS)
     except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split()).rstrip(".")
         raise InputError(
-            f"{folder} holds no model that cram can load: {reason}. Expected {CONFIG} and {WEIGHTS} as the pretrain "
-            "stage writes them."
+            f"{folder} holds no model that cram can load: {reason}. Expected {CONFIG} and {WEIGHTS} as the pretrain and "
+            "finetune stages write them."
         ) from error
 
 
-def _load(config: dict, weights: Path) -> Bert:
+def _load(config: dict, weights: Path) -> Bert | Classifier:
     if not isinstance(config, dict):
         raise ValueError(f"{CONFIG} is no JSON object")
     if "cram" not in config:
         earlier = config.get("model_type") == EARLIER
         why = "an earlier version of cram wrote it; run its pretrain stage again"
         raise ValueError(why if earlier else f"{CONFIG} has no key 'cram'")
-    saved = Saved.model_validate(config["cram"])
-    name = transformers_model(saved.architecture)
+    finetuned = isinstance(config["cram"], dict) and "classes" in config["cram"]
+    saved = (SavedClassifier if finetuned else Saved).model_validate(config["cram"])
+    name = transformers_model(saved.architecture) if not finetuned or saved.head == "native" else None
     kind = (name or "cram").lower()
     if config.get("model_type") != kind:
         raise ValueError(f"{CONFIG} says model_type {config.get('model_type')!r}, but this layout is saved as {kind!r}")
     bert = Bert(saved.architecture, saved.vocabulary, saved.length)
     state = load_file(weights)
     if name:
-        state = _renamed(state, _rows(name, len(bert.blocks), theirs_first=True))
+        state = _renamed(state, _rows(_names(name, saved), len(bert.blocks), theirs_first=True))
     fixed = {key: state.pop(key) for key in _only_in_bert(bert)} if name == "Bert" else {}
     if name == "Bert" and saved.architecture.positions == "scaled-sinusoidal":
         state["embedding.scale"] = fixed["embedding.position.weight"][0, 1]  # times the cosine of 0
+    own = {key.removeprefix(OWN): state.pop(key) for key in list(state) if finetuned and key.startswith(OWN)}
+    if finetuned and name:  # what of the vocabulary head is not stored is new
+        stored = {key for _, ours in _rows(_names(name, saved), len(bert.blocks), theirs_first=True) for key in ours}
+        fresh = {
+            key: value for key, value in bert.state_dict().items() if key.startswith("head.") and key not in stored
+        }
+        state = fresh | state
     bert.load_state_dict(state)
     for key, found in fixed.items():
         expected, rounding = _only_in_bert(bert)[key], torch.finfo(found.dtype).eps
         if not torch.allclose(found.float(), expected, rtol=2 * rounding, atol=1e-6):
             raise ValueError(f"{key} was changed since, and cram can't express that")
-    return bert
+    if not finetuned:
+        return bert
+    classifier = Classifier(bert, saved.classes, dropout=0.0, seed=0, head=saved.head)
+    classifier.load_state_dict({f"bert.{key}": value for key, value in bert.state_dict().items()} | own)
+    return classifier

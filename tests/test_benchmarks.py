@@ -14,13 +14,24 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import InputError, machine, masking
-from model.settings import Architecture, Training
+from model import InputError, export, machine, masking
+from model.bert import Bert
+from model.settings import Architecture, Finetuning, Training
 from tasks import pretrain, vocabulary
 from tasks.tokens import Tokenize
 
 ROOT = Path(__file__).parents[1]
-ABSENT = ["prefect", "transformers", "pyarrow", "matplotlib", "tokenizers", "zstandard", "sklearn", "typer"]
+ABSENT = [
+    "prefect",
+    "transformers",
+    "pyarrow",
+    "matplotlib",
+    "tokenizers",
+    "zstandard",
+    "sklearn",
+    "typer",
+    "accelerate",
+]
 BARE = f"""
 import os, signal, sys
 sys.modules.update(dict.fromkeys({ABSENT}))  # so that importing them fails
@@ -54,12 +65,13 @@ def benchmarks(monkeypatch) -> SimpleNamespace:
     monkeypatch.setattr(machine, "MATRIX_SIDE", {"cpu": 64})
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import curves
+    import finetune
     import loops
     import recipes
     import train
     import watch
 
-    return SimpleNamespace(curves=curves, loops=loops, recipes=recipes, train=train, watch=watch)
+    return SimpleNamespace(curves=curves, finetune=finetune, loops=loops, recipes=recipes, train=train, watch=watch)
 
 
 def run(script: str, *arguments: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess:
@@ -114,6 +126,77 @@ def test_peers_are_measured_beside_every_recipe(benchmarks, tmp_path: Path, monk
     assert [row["name"] for row in rows] == ["pocket", "BERT, as pocket", "ModernBERT, as pocket"]
     assert {(row["batch"], row["micro_batch"], row["masks"]) for row in rows} == {(4, 2, 32)}
     assert all(0 < row[part] < 1 for row in rows for part in PARTS)
+
+
+def few(file: Path, *more: object) -> list[str]:
+    """Options for finetuning a model on some examples, which takes no time."""
+    sizes = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))]
+    return [
+        *sizes,
+        "--vocabulary",
+        "200",
+        "--examples",
+        "40",
+        "--seeds",
+        "3",
+        "--threads",
+        "2",
+        "--json",
+        str(file),
+        *map(str, more),
+    ]
+
+
+def test_finetuning_is_measured_with_torch_alone(bare, tmp_path: Path):
+    done = run("finetune.py", "--peers", *few(tmp_path / "speed.json", "--epochs", 2), **bare)
+    assert "transformers or accelerate is not installed" in done.stdout
+    found = json.loads((tmp_path / "speed.json").read_text())
+    (row,), (turn,) = found["rows"], found["rows"][0]["turns"]
+    assert turn["examples"] == 3 * 2 * 32
+    assert (turn["at_once"], turn["threads"]) == (2, 1)
+    assert turn["examples_per_second"] == pytest.approx(turn["examples"] / turn["seconds"])
+    assert 0.5 < turn["loss"] < 1.0
+    name, *cells = done.stdout.splitlines()[-1].split()
+    assert name == row["name"] == "cram"
+    assert numbers(" ".join(cells))[2:4] == pytest.approx([row["examples_per_second"], 1.0], abs=0.06)
+
+
+def test_the_trainer_finetunes_the_same_model_on_the_same_examples(benchmarks, tmp_path: Path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    script, layout = benchmarks.finetune, benchmarks.train.settings("pocket-modern", {"architecture": SIZES})[0]
+    export.save(Bert(layout, 200, script.LENGTH), tmp_path)
+    given, asked = script.synthetic(40, 200), Finetuning(epochs=2, learning_rate=1e-9)
+    runs = [script.ours(tmp_path, given, asked, 0, 1)]
+    runs += [script.theirs(tmp_path, given, asked, 0, 1, strategy) for strategy in script.STRATEGIES.values()]
+    assert [one["examples"] for one in runs] == [64] * 3
+    assert all(0.3 < one["loss"] < 2 for one in runs)  # their last layers are random
+    assert all(one["end"] > one["begin"] and one["cpu_seconds"] > 0 for one in runs)
+
+
+def test_synthetic_examples_are_as_long_as_colas(benchmarks):
+    given = benchmarks.finetune.synthetic(8551, 32_768)
+    assert len(given) == 8551
+    assert np.percentile(given.lengths, [25, 50, 75, 90]).tolist() == pytest.approx([9, 11, 13, 17], abs=1)
+    assert given.lengths.mean() == pytest.approx(11.5, abs=0.2)
+    assert len(np.unique(given.tokens)) == pytest.approx(5563, rel=0.05)
+    assert (given.tokens[given.ends - 1] == vocabulary.SEP).all()
+    assert (given.tokens[given.ends - given.lengths] == vocabulary.CLS).all()
+
+
+def test_peers_need_a_layout_that_transformers_has(tmp_path: Path):
+    pytest.importorskip("accelerate")
+    done = run("finetune.py", "--recipe", "pocket", "--peers", *few(tmp_path / "speed.json"), code=2)
+    assert "no peers of recipe 'pocket': transformers has no model of this layout" in done.stderr
+
+
+def test_a_tokenizer_or_data_that_is_not_there_is_told(tmp_path: Path):
+    done = run("finetune.py", "--data", tmp_path, *few(tmp_path / "speed.json"), code=2)
+    assert "--tokenizer" in done.stderr
+    done = run(
+        "finetune.py", "--data", tmp_path, "--tokenizer", tmp_path / "no.json", *few(tmp_path / "speed.json"), code=2
+    )
+    assert "cola/train.parquet" in done.stderr
 
 
 def case(benchmarks, peer: str | None = None, **changes):

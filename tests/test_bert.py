@@ -622,6 +622,15 @@ def test_each_sequence_of_a_padded_batch_is_classified_as_if_alone(model):
         torch.testing.assert_close(classifier(batch), alone, rtol=1e-5, atol=1e-5)
 
 
+def test_the_first_state_alone_is_that_among_all(model):
+    tokens = padded_tokens(LENGTH, 11, 6, 1)
+    with torch.no_grad():
+        for given, padded in ((tokens, True), (tokens[:1], False)):
+            alone = model.encode(given, padded, first=True)
+            assert alone.shape == (len(given), 1, model.architecture.hidden)
+            torch.testing.assert_close(alone, model.encode(given, padded)[:, :1], rtol=1e-5, atol=1e-5)
+
+
 # Blocks that are shared, have no feed-forward layer, or work at a shorter length
 
 
@@ -876,7 +885,7 @@ def test_finetuning_with_the_tokens_of_the_task_alone_changes_nothing_else():
             encoder.keep_tokens(used)
             tokens = np.searchsorted(used.numpy(), rows)
         classifier = bert.Classifier(encoder, 2, dropout=0.1, seed=1)
-        examples = finetuning.Examples(tokens.tolist(), (rows[:, 0] > 10).astype(int))
+        examples = finetuning.Examples.of(tokens.tolist(), (rows[:, 0] > 10).astype(int))
         before = encoder.embedding.word.weight.detach().clone()
         finetuning.finetune(classifier, examples, settings, here, seed=3, report=lambda *_: None)
         scores.append(finetuning.predict(classifier, examples, here))

@@ -12,8 +12,19 @@ import torch.nn.functional as F
 from safetensors import safe_open
 
 from model import InputError
-from model.bert import PAD, Bert
-from model.export import TOKENS, Saved, load, save, transformers_model, why_not_transformers
+from model.bert import PAD, Bert, Classifier
+from model.export import (
+    TOKENS,
+    Saved,
+    load,
+    load_classifier,
+    save,
+    save_classifier,
+    transformers_classifier,
+    transformers_model,
+    why_not_transformers,
+    why_not_transformers_classifier,
+)
 from model.settings import Architecture
 from tasks import vocabulary
 
@@ -344,3 +355,173 @@ def test_every_axis_of_the_architecture_is_in_the_config(tmp_path):
     saved = json.loads((tmp_path / "config.json").read_text())["cram"]
     assert saved["architecture"].keys() == Architecture.model_fields.keys()
     assert Saved(**saved) == Saved(architecture=Architecture(**EURO), vocabulary=VOCABULARY, length=LENGTH)
+
+
+# Classifiers
+
+LABELS = ("entailment", "neutral", "contradiction")
+
+
+def some_classifier(layout: dict, head: str, classes: int = 3) -> Classifier:
+    """A classifier in which no parameter has a value, like 0 or 1, that could hide a mistake."""
+    classifier = Classifier(some_bert(layout), classes, dropout=0.0, seed=2, head=head).eval()
+    generator = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for name, parameter in classifier.named_parameters():
+            if not name.startswith("bert."):
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return classifier
+
+
+def logits(classifier: Classifier, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return classifier(tokens)
+
+
+def theirs_of(folder: Path, transformers) -> torch.nn.Module:
+    """What transformers makes of a folder, without remote code and with nothing missing or left over."""
+    assert not list(folder.glob("*.py"))
+    found, report = transformers.AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    return found.eval()
+
+
+@pytest.mark.parametrize(("name", "layout"), NATIVE.values(), ids=NATIVE)
+def test_transformers_gives_the_scores_of_a_classifier_with_its_head(name, layout, tmp_path, transformers):
+    ours, tokens = some_classifier(layout, "native"), padded_tokens()
+    save_classifier(ours, tmp_path, LABELS)
+    assert transformers_classifier(ours.bert.architecture, "native") == f"{name}ForSequenceClassification"
+    assert why_not_transformers_classifier(ours.bert.architecture, "native") is None
+    theirs = theirs_of(tmp_path, transformers)
+    assert type(theirs).__name__ == f"{name}ForSequenceClassification"
+    assert theirs.config.id2label == dict(enumerate(LABELS))
+    assert theirs.config.label2id == {label: number for number, label in enumerate(LABELS)}
+    assert theirs.config.problem_type == "single_label_classification"
+    expected = logits(ours, tokens)
+    assert expected.std() > 0.1
+    with torch.no_grad():
+        found = theirs(input_ids=tokens, attention_mask=(tokens != PAD).long()).logits
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("name", "layout"), NATIVE.values(), ids=NATIVE)
+def test_a_classifier_that_transformers_trained_on_loads_here(name, layout, tmp_path, transformers):
+    save_classifier(some_classifier(layout, "native"), tmp_path, LABELS)
+    theirs, tokens = theirs_of(tmp_path, transformers), padded_tokens()
+    generator = torch.Generator().manual_seed(8)
+    fixed = ["token_type"] + ["position_embeddings"] * ("sinusoidal" in layout["positions"])
+    with torch.no_grad():
+        for key, parameter in theirs.named_parameters():
+            if not any(part in key for part in fixed):
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    theirs.save_pretrained(tmp_path / "again")
+    with torch.no_grad():
+        expected = theirs(input_ids=tokens, attention_mask=(tokens != PAD).long()).logits
+    torch.testing.assert_close(
+        logits(load_classifier(tmp_path / "again").eval(), tokens), expected, rtol=1e-5, atol=2e-5
+    )
+
+
+def test_a_regression_is_one_in_transformers_too(tmp_path, transformers):
+    ours, tokens = some_classifier(MODERN, "native", classes=1), padded_tokens()
+    save_classifier(ours, tmp_path, ())
+    theirs = theirs_of(tmp_path, transformers)
+    assert (theirs.config.problem_type, theirs.config.num_labels) == ("regression", 1)
+    with torch.no_grad():
+        found = theirs(input_ids=tokens, attention_mask=(tokens != PAD).long()).logits
+    torch.testing.assert_close(found, logits(ours, tokens), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("head", ["tanh", "native"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_classifier_that_is_saved_and_loaded_is_the_same_and_so_is_its_encoder(layout, head, tmp_path):
+    if head == "native" and transformers_model(Architecture(**layout)) is None:
+        with pytest.raises(
+            InputError, match=r"transformers has no model of this layout.* Set finetune\.head to 'tanh'\."
+        ):
+            some_classifier(layout, head)
+        return
+    ours, tokens = some_classifier(layout, head), padded_tokens()
+    save_classifier(ours, tmp_path, LABELS)
+    loaded = load_classifier(tmp_path)
+    assert loaded.head == head
+    assert torch.equal(logits(loaded.eval(), tokens), logits(ours, tokens))
+    assert torch.equal(logits(loaded.train(), tokens), logits(ours, tokens))  # without dropout
+    encoder = load(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(encoder.encode(tokens, padded=True), ours.bert.encode(tokens, padded=True))
+    if head == "tanh":  # the vocabulary head is kept
+        assert torch.equal(scores(encoder, tokens), scores(ours.bert, tokens))
+
+
+@pytest.mark.parametrize("name", ["modern", "euro", "bert"])
+def test_a_dense_tanh_head_is_for_cram_alone_and_says_so(name, tmp_path):
+    ours = some_classifier(NATIVE[name][1], "tanh")
+    assert transformers_classifier(ours.bert.architecture, "tanh") is None
+    assert why_not_transformers_classifier(ours.bert.architecture, "tanh") == (
+        f"transformers' {NATIVE[name][0]} has no dense-tanh head of width 1024; finetune with head 'native' for one that it has."
+    )
+    save_classifier(ours, tmp_path, LABELS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["model_type"], config["id2label"]) == (
+        "cram",
+        {"0": "entailment", "1": "neutral", "2": "contradiction"},
+    )
+
+
+def test_a_layout_that_transformers_lacks_has_no_classifier_there():
+    architecture = Architecture(**OWN["relu2"][0])
+    for head in ("tanh", "native"):
+        assert transformers_classifier(architecture, head) is None
+        assert why_not_transformers_classifier(architecture, head) == why_not_transformers(architecture)
+
+
+def test_the_modern_head_is_the_pretrained_transform(tmp_path):
+    save(some_bert(MODERN), tmp_path)
+    classifier = Classifier(load(tmp_path), classes=2, dropout=0.0, seed=0, head="native").eval()
+    state = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        dense = F.gelu(state @ tensors_of(tmp_path)["head.dense.weight"].T)
+        expected = F.layer_norm(dense, (32,), tensors_of(tmp_path)["head.norm.weight"], eps=1e-6)
+        torch.testing.assert_close(classifier.transform(state), expected)
+
+
+def test_a_classifier_with_some_tokens_alone_is_not_saved(tmp_path):
+    classifier = some_classifier(MODERN, "native")
+    tokens, expected = padded_tokens(), logits(classifier, padded_tokens())
+    classifier.bert.keep_tokens(torch.arange(30))
+    with pytest.raises(RuntimeError, match="restore_tokens"):
+        save_classifier(classifier, tmp_path, LABELS)
+    classifier.bert.restore_tokens()
+    save_classifier(classifier, tmp_path, LABELS)
+    assert torch.equal(logits(load_classifier(tmp_path).eval(), tokens), expected)
+    with pytest.raises(RuntimeError, match="2 names for 3 classes"):
+        save_classifier(classifier, tmp_path, LABELS[:2])
+
+
+def test_a_pretrained_model_is_no_classifier(tmp_path):
+    save(some_bert(MODERN), tmp_path)
+    with pytest.raises(InputError, match="holds a pretrained model, which has no classes yet"):
+        load_classifier(tmp_path)
+
+
+CLASSIFIER_DAMAGE = {
+    "a head's tensor missing": (lambda f: replace_tensor(f, "classifier.bias", dict.pop), "out.bias"),
+    "the transform missing": (lambda f: replace_tensor(f, "head.dense.weight", dict.pop), "head.dense.weight"),
+    "a vocabulary head too": (lambda f: replace_tensor(f, "decoder.bias", lambda t, n: t.update({n: torch.ones(60)})),
+                              "no place for decoder.bias"),
+    "other classes": (lambda f: replace_saved(f, classes=4), "size mismatch"),
+    "no classes": (lambda f: replace_saved(f, classes=0), "classes"),
+    "other head": (lambda f: replace_saved(f, head="tanh"), "says model_type 'modernbert'"),
+    "unknown head": (lambda f: replace_saved(f, head="wide"), "head"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "reason"), CLASSIFIER_DAMAGE.values(), ids=CLASSIFIER_DAMAGE)
+@pytest.mark.parametrize("read", [load, load_classifier])
+def test_what_is_no_classifier_is_refused_in_a_sentence(read, damage, reason, tmp_path):
+    save_classifier(some_classifier(MODERN, "native"), tmp_path, LABELS)
+    damage(tmp_path)
+    with pytest.raises(InputError, match=f"holds no model that cram can load: .*{reason}") as told:
+        read(tmp_path)
+    assert "\n" not in str(told.value)

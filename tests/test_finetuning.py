@@ -1,6 +1,9 @@
+import math
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from model import InputError, bert, finetuning
 from model.machine import Machine
@@ -13,8 +16,9 @@ QUICK = Finetuning(learning_rate=3e-3, epochs=5)
 torch.set_num_threads(1)  # for so small a model
 
 
-def classifier(classes: int, seed: int = 0, length: int = LENGTH) -> bert.Classifier:
-    return bert.Classifier(bert.Bert(SMALL, VOCABULARY, length, seed=1), classes, dropout=0.1, seed=seed)
+def classifier(classes: int, seed: int = 0, length: int = LENGTH, dropout: float = 0.1, **axes) -> bert.Classifier:
+    encoder = bert.Bert(SMALL.model_copy(update=axes), VOCABULARY, length, seed=1)
+    return bert.Classifier(encoder, classes, dropout, seed)
 
 
 def examples(count: int, seed: int, classes: int) -> finetuning.Examples:
@@ -26,7 +30,7 @@ def examples(count: int, seed: int, classes: int) -> finetuning.Examples:
         ids = rng.integers(15, VOCABULARY, rng.integers(2, 12)).tolist()
         ids.insert(int(rng.integers(len(ids) + 1)), 6 + int(label))
         tokens.append([2, *ids, 3])
-    return finetuning.Examples(tokens, labels if classes > 1 else labels / 2 - 1)
+    return finetuning.Examples.of(tokens, labels if classes > 1 else labels / 2 - 1)
 
 
 def test_finetuning_learns_classes():
@@ -69,7 +73,8 @@ def test_each_task_warms_up_over_a_tenth_of_its_own_steps(monkeypatch):
         assert min(rates) >= 0
 
 
-def test_every_epoch_has_its_own_order_and_no_example_twice(monkeypatch):
+@pytest.mark.parametrize("kind", ["length", "random"])
+def test_every_epoch_has_its_own_order_and_no_example_twice(kind, monkeypatch):
     chosen, batch = [], finetuning.Examples.batch
 
     def recording(self, rows, *args):
@@ -77,7 +82,7 @@ def test_every_epoch_has_its_own_order_and_no_example_twice(monkeypatch):
         return batch(self, rows, *args)
 
     monkeypatch.setattr(finetuning.Examples, "batch", recording)
-    settings = Finetuning(batch_size=8, epochs=2)
+    settings = Finetuning(batch_size=8, epochs=2, batches=kind)
     finetuning.finetune(classifier(2), examples(35, 0, classes=2), settings, CPU, 0, lambda *_: None)
     assert [len(rows) for rows in chosen] == [8] * 8
     epochs = [[row for rows in part for row in rows] for part in (chosen[:4], chosen[4:])]
@@ -120,7 +125,7 @@ def test_predictions_are_in_the_order_given_whatever_the_lengths():
     scores = finetuning.predict(model, given, CPU)
     assert scores.shape == (150, 3)
     with torch.no_grad():
-        alone = torch.cat([model(torch.tensor([ids])) for ids in given.tokens]).numpy()
+        alone = torch.cat([model(torch.tensor(given.input(row)[None])) for row in range(150)]).numpy()
     np.testing.assert_allclose(scores, alone, rtol=1e-5, atol=1e-6)
     assert len({row.tobytes() for row in alone}) > 100
 
@@ -129,17 +134,28 @@ def test_predictions_are_in_the_order_given_whatever_the_lengths():
 def test_inputs_may_be_as_long_as_the_model(length):
     model = classifier(2, length=length)
     tokens = [[2, *range(10, 10 + length - 2), 3], [2, 7, 3]] * 8
-    given = finetuning.Examples(tokens, np.array([0, 1] * 8))
+    given = finetuning.Examples.of(tokens, np.array([0, 1] * 8))
     finetuning.finetune(model, given, QUICK, CPU, 0, lambda *_: None)
     scores = finetuning.predict(model, given, CPU)
     assert (scores[::2] == scores[0]).all()
     assert (scores[1::2] == scores[1]).all()
 
 
-def test_inputs_are_padded_to_a_multiple_of_eight():
-    given = finetuning.Examples([[2, 7, 3], [2, 7, 8, 9, 10, 11, 12, 13, 3]], np.array([0, 1]))
-    batch = given.batch(np.array([1, 0]), 128, torch.device("cpu"))
-    assert batch.tolist() == [[2, 7, 8, 9, 10, 11, 12, 13, 3, *[0] * 7], [2, 7, 3, *[0] * 13]]
+def test_inputs_are_padded_to_the_longest_of_a_batch():
+    given = finetuning.Examples.of([[2, 7, 3], [2, 7, 8, 9, 3], [2, 8, 3]], np.array([0, 1, 0]))
+    batch, padded = given.batch(np.array([1, 0]), torch.device("cpu"))
+    assert (batch.tolist(), padded) == ([[2, 7, 8, 9, 3], [2, 7, 3, 0, 0]], True)
+    batch, padded = given.batch(np.array([2, 0]), torch.device("cpu"))
+    assert (batch.tolist(), padded) == ([[2, 8, 3], [2, 7, 3]], False)
+
+
+def test_examples_taken_are_those_asked_for():
+    given = examples(30, 4, classes=3)
+    rows = np.array([7, 2, 29, 0])
+    taken = given.take(rows)
+    assert [taken.input(place).tolist() for place in range(4)] == [given.input(row).tolist() for row in rows]
+    assert taken.labels.tolist() == given.labels[rows].tolist()
+    assert (len(taken), len(given.take(rows[:0]))) == (4, 0)
 
 
 def test_gradients_that_fp16_cannot_hold_are_not_lost(monkeypatch):
@@ -160,3 +176,218 @@ def test_gradients_that_fp16_cannot_hold_are_not_lost(monkeypatch):
         finetuning.finetune(model, examples(16, 0, classes=2), Finetuning(epochs=1), here, 0, lambda *_: None)
     for exact, ours in zip(means[torch.float32], means[torch.float16], strict=True):
         assert (exact - ours).norm() < 0.05 * exact.norm()
+
+
+@pytest.mark.parametrize("kind", ["length", "random"])
+def test_an_epoch_has_each_example_once_but_for_a_last_smaller_batch(kind):
+    lengths = np.random.default_rng(1).integers(3, 40, 2005)
+    settings = Finetuning(batch_size=10, batches=kind)
+    first, again, other = (finetuning.batches(lengths, settings, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert first.shape == (200, 10)
+    assert len(np.unique(first)) == 2000
+    assert (first == again).all()
+    assert (first != other).any()
+    assert set(other.ravel()) != set(first.ravel())  # those that are left out differ too
+
+
+def test_batches_by_length_pad_little_and_come_in_random_order():
+    lengths = np.random.default_rng(1).integers(3, 40, 4000)
+    rows = finetuning.batches(lengths, Finetuning(), np.random.default_rng(0))
+    widths = lengths[rows].max(axis=1)
+    assert 16 * widths.sum() < 1.05 * lengths[rows].sum()
+    assert abs(np.corrcoef(widths[1:], widths[:-1])[0, 1]) < 0.2
+    together = {frozenset(batch) for batch in rows.tolist()}
+    assert not together & {
+        frozenset(b) for b in finetuning.batches(lengths, Finetuning(), np.random.default_rng(2)).tolist()
+    }
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize(
+    "axes", [{}, {"positions": "rotary", "bias": True, "qkv_bias": True}, {"norm_order": "post", "final_norm": False}]
+)
+def test_training_is_that_of_a_plain_loop_with_torchs_adamw(schedule, axes):
+    """One input at a time, so without padding; the whole encoder for all tokens; AdamW without fused kernels."""
+    given = examples(45, 3, classes=3)
+    settings = Finetuning(
+        batch_size=8, epochs=2, learning_rate=1e-3, weight_decay=0.1, schedule=schedule, warmup=0.3, batches="random"
+    )
+    ours, plain = (classifier(3, dropout=0.0, **axes) for _ in range(2))
+    finetuning.finetune(ours, given, settings, CPU, 5, lambda *_: None)
+
+    matrices, vectors = ([p for p in plain.parameters() if (p.ndim > 1) == wide] for wide in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6, fused=False, foreach=False)
+    shuffle, step = np.random.default_rng(5), 0
+    for _ in range(2):
+        order = shuffle.permutation(45)
+        for start in range(0, 40, 8):
+            step += 1
+            spent, left = step / 10 / 0.3, (1 - step / 10) / 0.7
+            falling = 0.5 - 0.5 * math.cos(math.pi * left) if schedule == "cosine" else left
+            for group in adamw.param_groups:
+                group["lr"] = 1e-3 * min(spent, falling if spent > 1 else 1)
+            scores = []
+            for row in order[start : start + 8]:
+                state = plain.bert.encode(torch.tensor(given.input(row)[None]))[:, 0]
+                scores.append(plain.out(torch.tanh(plain.dense(state))))
+            F.cross_entropy(torch.cat(scores), torch.tensor(given.labels[order[start : start + 8]])).backward()
+            adamw.step()
+            adamw.zero_grad()
+    for (name, found), expected in zip(ours.state_dict().items(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"epochs": 3}, {"batch_size": 8}, {"learning_rate": 4e-3}, {"schedule": "linear"}, {"warmup": 0.5}, {"weight_decay": 0.5},
+     {"choose": "best"}, {"batches": "random"}],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_every_setting_changes_what_is_learnt(change):
+    given, weights = examples(64, 0, classes=2), []
+    for delta in ({}, change):
+        model = classifier(2)
+        settings = Finetuning(**{"epochs": 2, "learning_rate": 1e-3} | delta)
+        finetuning.finetune(model, given, settings, CPU, 0, lambda *_: None, lambda *_: 0.0)
+        weights.append(model.bert.blocks[0].ffn.dense_out.weight.detach())
+    assert (weights[0] - weights[1]).abs().max() > 1e-5
+
+
+def scored(
+    scores: list[float], model: bert.Classifier, given: finetuning.Examples
+) -> tuple[finetuning.Outcome, list, list]:
+    """Finetune with early choice by these scores: the outcome, the weights after each epoch, and what was scored."""
+    left, states, asked = iter(scores), [], []
+
+    def score(labels: np.ndarray, predictions: np.ndarray) -> float:
+        asked.append((labels, predictions))
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+        return next(left)
+
+    settings = Finetuning(choose="best", epochs=len(scores), learning_rate=1e-3)
+    return finetuning.finetune(model, given, settings, CPU, 0, lambda *_: None, score), states, asked
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"), [([1.0, 3.0, 2.0], 1), ([0.5, 0.5, 0.5], 0), ([-2.0, -1.0, 0.0], 2), ([4.0, 3.0, 3.5], 0)]
+)
+def test_the_epoch_that_scores_best_is_kept_and_of_several_the_first(scores, best):
+    model = classifier(2)
+    outcome, states, _ = scored(scores, model, examples(64, 0, classes=2))
+    assert outcome.chosen_epoch == best + 1
+    assert [each["score"] for each in outcome.epochs] == scores
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, states[best][name])
+    assert not torch.equal(states[0]["out.weight"], states[1]["out.weight"])
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_what_is_held_back_is_a_tenth_that_is_not_trained_on(classes, monkeypatch):
+    trained, loss_of = [], finetuning.loss_of
+
+    def recording(model, given, rows, here):
+        trained.extend(tuple(given.input(row)) for row in rows)
+        return loss_of(model, given, rows, here)
+
+    monkeypatch.setattr(finetuning, "loss_of", recording)
+    model, given = classifier(classes), examples(177, 0, classes=classes)
+    (_, _, asked), inputs = scored([1.0], model, given), [tuple(given.input(row)) for row in range(177)]
+    ((labels, predictions),) = asked
+    assert len(set(inputs)) == 177
+    assert (len(labels), len(trained), len(set(trained))) == (17, 160, 160)
+    held = sorted(given.labels[row] for row in range(177) if inputs[row] not in set(trained))
+    assert held == sorted(labels)
+    assert predictions.shape == (17,)
+    assert predictions.dtype.kind == ("f" if classes == 1 else "i")
+
+
+def test_an_outcome_tells_steps_speed_and_each_epochs_mean_loss():
+    told, given = [], examples(64, 0, classes=2)
+    settings = Finetuning(epochs=3, learning_rate=1e-30)
+    outcome = finetuning.finetune(
+        classifier(2, dropout=0.0), given, settings, CPU, 0, lambda *found: told.append(found)
+    )
+    assert (outcome.steps, outcome.chosen_epoch) == (12, 3)
+    assert outcome.examples_per_second == pytest.approx(12 * 16 / outcome.seconds)
+    untrained = torch.tensor(finetuning.predict(classifier(2), given, CPU))
+    expected = F.cross_entropy(untrained, torch.tensor(given.labels)).item()
+    assert [each["epoch"] for each in outcome.epochs] == [1, 2, 3]
+    assert [each["loss"] for each in outcome.epochs] == pytest.approx([expected] * 3, rel=1e-4)
+    assert [done for done, _ in told] == [12 * 16]
+    assert finetuning.steps_of(64, settings) == 12
+
+
+def test_too_few_examples_to_hold_some_back_are_refused():
+    with pytest.raises(InputError, match="9 training examples, of which no tenth"):
+        finetuning.steps_of(9, Finetuning(batch_size=4, choose="best"))
+    with pytest.raises(InputError, match="15 training examples, fewer than one batch of 16"):
+        finetuning.steps_of(16, Finetuning(choose="best"))
+
+
+def test_the_embedding_keeps_the_rows_of_the_examples_and_gets_them_back_tuned():
+    model, given = classifier(2), examples(64, 0, classes=2)
+    given = finetuning.Examples(np.where(given.tokens > 20, 20, given.tokens), given.ends, given.labels)
+    before = model.bert.embedding.word.weight.detach().clone()
+    expected = finetuning.predict(model, given, CPU)
+    kept = finetuning.keep_used(
+        model.bert, {"train": given.take(np.arange(32)), "validation": given.take(np.arange(32, 64))}
+    )
+    used = np.union1d([0], given.tokens)
+    assert model.bert.embedding.word.weight.shape == (len(used), 16)
+    assert (used[kept["train"].tokens] == given.take(np.arange(32)).tokens).all()
+    np.testing.assert_array_equal(finetuning.predict(model, kept["validation"], CPU), expected[32:])
+    finetuning.finetune(model, kept["train"], QUICK, CPU, 0, lambda *_: None)
+    tuned = finetuning.predict(model, kept["validation"], CPU)
+    model.bert.restore_tokens()
+    after = model.bert.embedding.word.weight.detach()
+    others = np.setdiff1d(np.arange(VOCABULARY), np.unique(kept_ids(kept["train"], used)))
+    assert (model.bert.vocabulary, model.bert.kept) == (VOCABULARY, None)
+    assert torch.equal(after[others], before[others])
+    changed = np.setdiff1d(kept_ids(kept["train"], used), [0])
+    assert (after[changed] != before[changed]).any(dim=1).all()
+    np.testing.assert_array_equal(finetuning.predict(model, given.take(np.arange(32, 64)), CPU), tuned)
+
+
+def kept_ids(given: finetuning.Examples, used: np.ndarray) -> np.ndarray:
+    """The tokens of these examples, in numbers of the whole vocabulary."""
+    return np.unique(used[given.tokens])
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.001])
+def test_dropout_has_its_probability_and_scale_wherever_the_bits_come_from(probability):
+    torch.manual_seed(0)
+    x = torch.full((1000, 1001), 2.0, requires_grad=True)
+    y = bert.drop(x, probability)
+    assert set(y.unique().tolist()) == {0.0, torch.tensor(2.0 / (1 - probability)).item()} or probability == 0.001
+    gone = (y == 0).detach().double().flatten()
+    deviation = math.sqrt(probability * (1 - probability))
+    for lane in range(4):  # of each 64 bits that are drawn
+        part = gone[lane::4]
+        assert part.mean().item() == pytest.approx(probability, abs=5 * deviation / math.sqrt(len(part)))
+    for distance in (1, 2, 3, 4, 1001):
+        both = (gone[distance:] * gone[:-distance]).mean().item()
+        assert both == pytest.approx(probability**2, abs=6 * probability / math.sqrt(len(gone)))
+    y.sum().backward()
+    assert torch.equal(x.grad == 0, y == 0)
+    torch.manual_seed(0)
+    assert torch.equal(bert.drop(x, probability), y)
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_dropout_of_nothing_or_of_all(probability):
+    x = torch.ones(3, 5)
+    assert torch.equal(bert.drop(x, probability), x * (1 - probability))
+
+
+def test_inputs_of_one_length_need_no_mask(monkeypatch):
+    masks, attend = [], bert.attend
+
+    def recording(q, k, v, mask, dropout):
+        masks.append(mask)
+        return attend(q, k, v, mask, dropout)
+
+    monkeypatch.setattr(bert, "attend", recording)
+    same = finetuning.Examples.of([[2, 7, 8, 3]] * 16, np.zeros(16, dtype=int))
+    finetuning.finetune(classifier(2), same, Finetuning(epochs=1), CPU, 0, lambda *_: None)
+    assert masks == [None]

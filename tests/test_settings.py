@@ -69,13 +69,15 @@ def test_settings_cannot_be_changed_misspelt_or_infinite(settings):
         *((Training, name, wrong) for name in ("mask_fraction", "last_mask_fraction") for wrong in (0, 1)),
         *((Training, name, "never") for name in ("optimizer", "schedule", "nonfinite", "budget_unit")),
         *((Training, name, 1.1) for name in ("batch_ramp", "weight_decay", "cooldown")),
-        (Finetuning, "epochs", 6),  # the rules allow five
+        (Finetuning, "epochs", 21),
         (Finetuning, "epochs", 0),
         (Finetuning, "batch_size", 0),
         (Finetuning, "learning_rate", 0),
         (Finetuning, "warmup", 1),
         (Finetuning, "dropout", 1),
         (Finetuning, "max_tokens", 7),
+        (Finetuning, "weight_decay", 1.1),
+        *((Finetuning, name, "never") for name in ("schedule", "head", "choose", "batches")),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_the_name_of_its_field(settings, name, wrong):

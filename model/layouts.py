@@ -1,0 +1,74 @@
+"""Which layouts transformers has a model of."""
+
+import json
+
+from model.settings import Architecture
+
+
+def _needs(a: Architecture) -> dict[str, dict]:
+    """The values of axes with which each model of transformers computes what ours does; other axes may be anything."""
+    every = {
+        "embedding": None,
+        "different_layers": None,
+        "ffn_every": 1,
+        "funnel": 0,
+    }
+    rotary = every | {
+        "norm_order": "pre",
+        "activation": "geglu",
+        "positions": "rotary",
+        "final_norm": True,
+        "qkv_bias": a.bias,  # one switch for all of attention
+    }
+    return {
+        "ModernBert": rotary
+        | {"norm": "layernorm", "embedding_norm": True, "first_norm": False, "head_transform": True},
+        "EuroBert": rotary
+        | {
+            "norm": "rmsnorm",
+            "embedding_norm": False,
+            "first_norm": True,
+            "head_transform": False,
+            "decoder_bias": a.bias,
+        },
+        "Bert": every
+        | {
+            "norm_order": "post",
+            "norm": "layernorm",
+            "norm_bias": True,
+            "activation": "gelu",
+            "positions": "learned" if a.positions == "rotary" else a.positions,  # any table can be written down
+            "embedding_norm": True,
+            "final_norm": False,
+            "bias": True,
+            "qkv_bias": True,
+            "head_transform": True,
+            "decoder_bias": True,
+            "tied": True,
+        },
+    }
+
+
+def _nearest(architecture: Architecture) -> tuple[str, dict]:
+    """The model of transformers that lacks the fewest axes of this layout, and these with the values that it needs."""
+    lacking = {
+        name: {axis: value for axis, value in needed.items() if getattr(architecture, axis) != value}
+        for name, needed in _needs(architecture).items()
+    }
+    return min(lacking.items(), key=lambda item: len(item[1]))
+
+
+def transformers_model(architecture: Architecture) -> str | None:
+    """The model of transformers as which this layout is saved, as in `ModernBert`ForMaskedLM; None: there is none."""
+    name, lacking = _nearest(architecture)
+    return None if lacking else name
+
+
+def why_not_transformers(architecture: Architecture) -> str | None:
+    """The sentence that says what transformers can't express of this layout; None if it can."""
+    name, lacking = _nearest(architecture)
+    if not lacking:
+        return None
+    axes = [f"{axis} {json.dumps(v)} (here {json.dumps(getattr(architecture, axis))})" for axis, v in lacking.items()]
+    listed = ", ".join(axes[:-1]) + " and " * (len(axes) > 1) + axes[-1]
+    return f"transformers has no model of this layout; the nearest, {name}, would need {listed}."
