@@ -1,180 +1,226 @@
-"""Finetune: one GLUE task with one seed, the paper's global settings, scored with the task's own metrics.
+"""GLUE: what its tasks are, where their data is, and what of it can't be trained on or scored.
 
-Reads   a pretrained artifact (which holds its tokenizer), and the task's data: from the hub (nyu-mll/glue), from local
-        Parquet files with its columns, or probes made from the pretrained artifact's held-out documents.
-Writes  predictions.parquet (split, row, label, prediction, scores), scores.json
-        lineage.json   the manifests of all that led here
+The data comes from the hub (nyu-mll/glue at a fixed commit), from a folder with the same columns (Parquet or TSV), or is
+made of a pretrained artifact's held-out documents (probes). What is wrong with it is said with file and row, the first
+row of data being row 1.
 """
 
 import functools
-import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import Field, model_validator
 
 from model import InputError
-from model.settings import Finetuning
-from tasks import hub, probes, sources, vocabulary
-from tasks.pretrain import LINEAGE
-from tasks.progress import Progress
-from tasks.stage import Artifact, Params, stage
+from tasks import hub, probes, sources
+from tasks.stage import Artifact
 
 HUB_GLUE = hub.Source("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "")
 HUB_SECONDS = 10  # for the hub to say that it is there
 LABEL = "label"
+MOST_CHARACTERS = 100_000  # of a sentence; the longest of GLUE has some 4,000
+MOST_LEFT_OUT = 0.01  # of the training rows; where more have no sentence, something else is wrong
+FEW = 5  # rows that are named where many are meant
+BLANK = r"^[\s\p{Z}\p{Cc}\p{Cf}]*$"  # white space, control and invisible characters, or nothing
+NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its columns, classes (1: regression), metrics (the first is the score), and its official sizes."""
+    """A task: what its examples are, how they are scored, and how many there are in the official splits."""
 
-    columns: tuple[str, ...]
-    classes: int
-    metrics: tuple[str, ...]
-    train: int  # examples in the official training split; 0 where there is none
-    validation: dict[str, int]  # the same of each validation split
+    title: str  # as in papers
+    columns: tuple[str, ...]  # the texts of an example
+    labels: tuple[str, ...]  # names of the classes, by number, as on the hub; none: a score from 0 to 5
+    metrics: tuple[str, ...]  # the first is the score
+    train: int  # examples; 0 where there is no official split
+    validation: dict[str, int]
+    test: dict[str, int]
+
+    @property
+    def classes(self) -> int:
+        """How many; 1 for a regression."""
+        return len(self.labels) or 1
 
 
+ONE, TWO, QUESTIONS = ("sentence",), ("sentence1", "sentence2"), ("question1", "question2")
+ENTAILED = ("entailment", "not_entailment")
 TASKS: dict[str, Task] = {
-    "cola": Task(("sentence",), 2, ("matthews",), 8551, {"validation": 1043}),
-    "sst2": Task(("sentence",), 2, ("accuracy",), 67349, {"validation": 872}),
-    "mrpc": Task(("sentence1", "sentence2"), 2, ("f1", "accuracy"), 3668, {"validation": 408}),
-    "stsb": Task(("sentence1", "sentence2"), 1, ("pearson", "spearman"), 5749, {"validation": 1500}),
-    "qqp": Task(("question1", "question2"), 2, ("f1", "accuracy"), 363846, {"validation": 40430}),
-    "mnli": Task(
-        ("premise", "hypothesis"), 3, ("accuracy",), 392702, {"validation_matched": 9815, "validation_mismatched": 9832}
+    "cola": Task(
+        "CoLA", ONE, ("unacceptable", "acceptable"), ("matthews",), 8551, {"validation": 1043}, {"test": 1063}
     ),
-    "qnli": Task(("question", "sentence"), 2, ("accuracy",), 104743, {"validation": 5463}),
-    "rte": Task(("sentence1", "sentence2"), 2, ("accuracy",), 2490, {"validation": 277}),
-    "wnli": Task(("sentence1", "sentence2"), 2, ("accuracy",), 635, {"validation": 71}),
+    "sst2": Task("SST-2", ONE, ("negative", "positive"), ("accuracy",), 67349, {"validation": 872}, {"test": 1821}),
+    "mrpc": Task(
+        "MRPC", TWO, ("not_equivalent", "equivalent"), ("f1", "accuracy"), 3668, {"validation": 408}, {"test": 1725}
+    ),
+    "stsb": Task("STS-B", TWO, (), ("pearson", "spearman"), 5749, {"validation": 1500}, {"test": 1379}),
+    "qqp": Task(
+        "QQP",
+        QUESTIONS,
+        ("not_duplicate", "duplicate"),
+        ("f1", "accuracy"),
+        363846,
+        {"validation": 40430},
+        {"test": 390965},
+    ),
+    "mnli": Task(
+        "MNLI",
+        ("premise", "hypothesis"),
+        ("entailment", "neutral", "contradiction"),
+        ("accuracy",),
+        392702,
+        {"validation_matched": 9815, "validation_mismatched": 9832},
+        {"test_matched": 9796, "test_mismatched": 9847},
+    ),
+    "qnli": Task(
+        "QNLI", ("question", "sentence"), ENTAILED, ("accuracy",), 104743, {"validation": 5463}, {"test": 5463}
+    ),
+    "rte": Task("RTE", TWO, ENTAILED, ("accuracy",), 2490, {"validation": 277}, {"test": 3000}),
+    "wnli": Task("WNLI", TWO, ENTAILED[::-1], ("accuracy",), 635, {"validation": 71}, {"test": 146}),
 }
-TASKS |= {name: Task(columns, 2, ("accuracy",), 0, {"validation": 0}) for name, columns in probes.COLUMNS.items()}
+TASKS |= {
+    name: Task(name, columns, probes.LABELS[name], ("accuracy",), 0, {"validation": 0}, {})
+    for name, columns in probes.COLUMNS.items()
+}
 TaskName = Literal[
     "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "word-order", "odd-word", "neighbours"
 ]
 GLUE = ("mnli", "sst2", "stsb", "rte", "qnli", "qqp", "mrpc", "cola")  # the order of the paper's tables
 
 
-class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=False):
-    """Which tasks, with how many seeds, from which data; and the one setting for all of them."""
+@dataclass(frozen=True)
+class Data:
+    """A task's data, checked; and what is to be said of it."""
 
-    data: str = Field(
-        HUB_GLUE.repository,
-        description="'nyu-mll/glue' (the hub), 'probes', or a directory with <task>/train.parquet, <task>/validation.parquet (or train-*.parquet …).",
-    )
-    tasks: list[TaskName] = Field(list(GLUE), min_length=1, description="Tasks to finetune on.")
-    seeds: int = Field(5, ge=1, le=100, description="Runs of each task; the median is reported.")
-    baseline: bool = Field(False, description="Finetune the same model without pretraining too.")
-
-    @model_validator(mode="after")
-    def _data_has_the_tasks(self) -> "Finetune":
-        fitting = [name for name in TASKS if (name in probes.COLUMNS) == (self.data == "probes")]
-        if wrong := [name for name in self.tasks if name not in fitting]:
-            raise ValueError(f"data {self.data!r} has no task {wrong[0]!r}; its tasks are {', '.join(fitting)}")
-        return self
-
-    def runs(self) -> "Iterator[FinetuneRun]":
-        """Every finetuning run that this asks for."""
-        shared = self.model_dump(exclude={"tasks", "seeds", "baseline"})
-        for pretrained in (True, False) if self.baseline else (True,):
-            for task in dict.fromkeys(self.tasks):
-                for seed in range(self.seeds):
-                    yield FinetuneRun(**shared, task=task, seed=seed, pretrained=pretrained)
+    tables: dict[str, pa.Table]  # by split, train first, then validation, then test; the task's texts and the label
+    notes: list[str]
+    left_out: dict[str, dict[str, int]]  # rows that are not in the tables, by split and reason
+    shared: dict[str, int]  # by split, the training rows whose texts stand in it too
+    duplicates: int  # training rows whose texts stood in one before
 
 
-class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=False):
-    """One task with one seed."""
+def read(data: str, task: str, test: bool = False, pretrained: Artifact | None = None) -> Data:
+    """Bring, read and check a task's data; the test splits too if asked for. `pretrained`: what probes are made of.
 
-    data: str
-    task: TaskName
-    seed: int = Field(0, ge=0, description="Of the head, the order of examples and dropout.")
-    pretrained: bool = Field(True, description="False: random weights, the baseline without pretraining.")
-
-    def identity(self) -> dict:
-        """Digests of local files or the revision on the hub in place of where the data is."""
-        about = self.model_dump(mode="json")
-        if self.data == "probes":
-            about["data"] = {"probes": probes.VERSION}
-        elif self.data == HUB_GLUE.repository:
-            about["data"] = {"repository": HUB_GLUE.repository, "revision": HUB_GLUE.revision}
-        else:
-            files = local_splits(Path(self.data).expanduser(), self.task)
-            about["data"] = {split: [sources.file_digest(p) for p in paths] for split, paths in files.items()}
-        return about
-
-    def label(self) -> str:
-        """Task and seed."""
-        return f"{self.task}-{self.seed}" + ("" if self.pretrained else "-untrained")
-
-    def check(self) -> None:
-        """Bring and read the data once, so that what is wrong with it is known before the model is trained."""
-        if self.data != "probes":
-            _check(self.data, self.task)
+    Raises InputError for what can't be trained on or scored.
+    """
+    tables, notes, left_out = {}, [], {}
+    if data == "probes" and test:
+        raise InputError("Probes have no test data. Leave finetune.test false.")
+    if data == "probes":
+        tables = probes.make(task, pretrained)
+    else:
+        for split, paths in find_splits(data, task, test).items():
+            tables[split], counts, told = read_split(paths, task, split)
+            left_out |= {split: counts} if counts else {}
+            notes += told
+    duplicates, shared, told = repeated(task, tables)
+    return Data(tables, notes + told, left_out, shared, duplicates)
 
 
-@functools.cache
-def _check(data: str, task: str) -> None:
-    for paths in find_splits(data, task).values():
-        read_split(paths, task)
+def identity(data: str, task: str, test: bool = False) -> dict:
+    """What the data is, for a key: digests of local files, or the hub's revision, in place of where it is."""
+    if data == "probes":
+        return {"probes": probes.VERSION}
+    if data == HUB_GLUE.repository:
+        return {"repository": HUB_GLUE.repository, "revision": HUB_GLUE.revision}
+    files = local_splits(Path(data).expanduser(), task, test)
+    return {split: [sources.file_digest(path) for path in paths] for split, paths in files.items()}
 
 
-def find_splits(data: str, task: str) -> dict[str, list[Path]]:
-    """The Parquet files of each split of a task, brought from the hub if that is where they are."""
-    return hub_splits(task) if data == HUB_GLUE.repository else local_splits(Path(data).expanduser(), task)
+# Where the files are
 
 
-def split_files(folder: Path, task: str, split: str) -> list[Path]:
-    """The Parquet files of one split in a local GLUE folder; none where there are none."""
-    found = (folder / task).glob(f"{split}*.parquet")
-    return sorted(p for p in found if p.stem == split or p.stem.startswith(f"{split}-"))
-
-
-def local_splits(folder: Path, task: str) -> dict[str, list[Path]]:
-    """The Parquet files of each split of a task in a local GLUE folder."""
-    found = {}
-    for split in ("train", *TASKS[task].validation):
-        files = split_files(folder, task, split)
-        if not files:
-            present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else "none"
-            raise InputError(
-                f"{folder} has no {task}/{split}.parquet or {task}/{split}-*.parquet (folders there: {present or 'none'}). Expected the files of "
-                f"{HUB_GLUE.repository}; mend finetune.data, or leave {task} out of finetune.tasks."
-            )
-        found[split] = files
-    return found
-
-
-@functools.cache  # asked once before the model is trained, and not again by the runs a day later
-def hub_splits(task: str) -> dict[str, list[Path]]:
-    """The same from the hub, brought here."""
-    found = {}
-    for split in ("train", *TASKS[task].validation):
-        pattern = rf"{task}/{split}-\d+-of-\d+\.parquet"
-        source = hub.Source(HUB_GLUE.repository, HUB_GLUE.revision, pattern, folder=task)
-        found[split] = [hub.bring(source, file) for file in hub.files(source)]
-    return found
+def splits_of(task: str, test: bool) -> list[str]:
+    """The names of a task's splits: train, validation, and test if asked for."""
+    about = TASKS[task]
+    return ["train", *about.validation, *(about.test if test else ())]
 
 
 def evaluation_splits(task: str) -> list[str]:
     """The names of a task's validation and test splits."""
-    return [
-        f"{kind}{split.removeprefix('validation')}"
-        for kind in ("validation", "test")
-        for split in TASKS[task].validation
-    ]
+    return splits_of(task, test=True)[1:]
+
+
+def find_splits(data: str, task: str, test: bool = False) -> dict[str, list[Path]]:
+    """The files of each split of a task, brought from the hub if that is where they are."""
+    if data == HUB_GLUE.repository:
+        return hub_splits(task, test)
+    return local_splits(Path(data).expanduser(), task, test)
+
+
+def split_files(folder: Path, task: str, split: str) -> list[Path]:
+    """The files of one split in a local GLUE folder: one, or Parquet shards. None where there are none.
+
+    Raises InputError for shards that are not all there, and where the split is there twice.
+    """
+    own = [path for name in (f"{split}.parquet", f"{split}.tsv") if (path := folder / task / name).is_file()]
+    shards = sorted(path for path in (folder / task).glob(f"{split}-*.parquet") if path.is_file())
+    if len(own) + bool(shards) > 1:
+        raise InputError(
+            f"{folder / task} has {' and '.join(path.name for path in (*own, *shards[:1]))}. Expected {split} once, as one "
+            "file or in Parquet shards; take the others away."
+        )
+    told = {int(found[1]) for path in shards if (found := re.search(r"-of-(\d+)$", path.stem))}
+    if told and told != {len(shards)}:
+        raise InputError(
+            f"{folder / task} has {len(shards)} of {max(told)} shards of {split}, from {shards[0].name} to {shards[-1].name}. "
+            "Expected as many as their names say; get them all, and no others."
+        )
+    return own or shards
+
+
+def local_splits(folder: Path, task: str, test: bool = False) -> dict[str, list[Path]]:
+    """The files of each split of a task in a local GLUE folder. Raises InputError where one is missing."""
+    found = {split: split_files(folder, task, split) for split in splits_of(task, test)}
+    if missing := next((split for split, files in found.items() if not files), None):
+        present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
+        mend = "leave finetune.test false" if missing in TASKS[task].test else f"leave {task} out of finetune.tasks"
+        raise InputError(
+            f"{folder} has no {task}/{missing}.parquet, {task}/{missing}-*.parquet or {task}/{missing}.tsv (folders there: "
+            f"{present or 'none'}). Expected the data of {HUB_GLUE.repository}; mend finetune.data, or {mend}."
+        )
+    return found
+
+
+def hub_name(task: str, split: str) -> str:
+    """The path on the hub of a split, which is one file at that commit."""
+    return f"{task}/{split}-00000-of-00001.parquet"
+
+
+def cached(task: str, split: str) -> Path | None:
+    """A split's file in the cache of the hub's client, if it is there and whole: it is named by its digest."""
+    from huggingface_hub import try_to_load_from_cache
+
+    about = {"repo_type": "dataset", "revision": HUB_GLUE.revision}
+    path = try_to_load_from_cache(HUB_GLUE.repository, hub_name(task, split), **about)
+    digest = Path(path).resolve().name if isinstance(path, str) else None
+    return Path(path) if digest and hub.digest(Path(path), digest) == digest else None
+
+
+@functools.cache  # asked once before the model is trained, and not again by the runs a day later
+def hub_splits(task: str, test: bool = False) -> dict[str, list[Path]]:
+    """The files of each split of a task from the hub, brought here; what is in the cache needs no network."""
+    found = {split: [path] for split in splits_of(task, test) if (path := cached(task, split))}
+    for split in splits_of(task, test):
+        if split not in found:
+            pattern = rf"{task}/{split}-\d+-of-\d+\.parquet"
+            source = hub.Source(HUB_GLUE.repository, HUB_GLUE.revision, pattern, folder=task)
+            found[split] = [hub.bring(source, file) for file in hub.files(source)]
+    return {split: found[split] for split in splits_of(task, test)}
 
 
 def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, list[Path]]]:
-    """The Parquet files at hand of the validation and test splits of GLUE tasks, by task and split.
+    """The files at hand of the validation and test splits of GLUE tasks, by task and split.
 
     From the hub: all, or none where not all can be had. From a folder: those in it, where test splits
     and whole tasks may be missing. Raises InputError for a folder that has none.
@@ -191,8 +237,8 @@ def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, lis
             found[task] = at_hand
     if not found and data != HUB_GLUE.repository:
         raise InputError(
-            f"{folder} {'holds no' if folder.is_dir() else 'is no directory with'} <task>/validation.parquet or <task>/test.parquet of "
-            f"{', '.join(tasks)}. Expected the files of {HUB_GLUE.repository}; mend finetune.data (or decontaminate.data)."
+            f"{folder} {'holds no' if folder.is_dir() else 'is no directory with'} <task>/validation.parquet or <task>/test.parquet "
+            f"(or .tsv) of {', '.join(tasks)}. Expected the files of {HUB_GLUE.repository}; mend finetune.data (or decontaminate.data)."
         )
     return found
 
@@ -203,15 +249,13 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
 
     Some of them would be a key of their own, and another one the next time.
     """
-    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub import HfApi
 
-    about = {"repo_type": "dataset", "revision": HUB_GLUE.revision}
     wanted = [(task, split) for task in (*GLUE, "wnli") for split in evaluation_splits(task)]
-    names = {f"{task}/{split}-00000-of-00001.parquet": (task, split) for task, split in wanted}  # at that commit
-    cached = {split: try_to_load_from_cache(HUB_GLUE.repository, name, **about) for name, split in names.items()}
-    found = {split: [Path(path)] for split, path in cached.items() if isinstance(path, str)}
-    if len(found) == len(names):
+    found = {about: [path] for about in wanted if (path := cached(*about))}
+    if len(found) == len(wanted):
         return found
+    names = {hub_name(*about): about for about in wanted}
     told = f"{HUB_GLUE.repository} on the hub lacks files."
     try:  # one quick request first: without a network a listing tries for half a minute
         HfApi().dataset_info(HUB_GLUE.repository, revision=HUB_GLUE.revision, timeout=HUB_SECONDS)
@@ -220,149 +264,241 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
             found[names[file.name]] = [hub.bring(source, file)]
     except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
         told = problem if isinstance(problem, InputError) else hub.error(HUB_GLUE.repository, problem)
-    if len(found) == len(names):
+    if len(found) == len(wanted):
         return found
     missing = [f"{task}/{split}" for task, split in wanted if (task, split) not in found] if found else ["all of it"]
     log.warning("%s Not at hand, so that no sentence of GLUE is looked for in the text: %s.", told, ", ".join(missing))
     return {}
 
 
-def splits(run: FinetuneRun, pretrained: Artifact) -> dict[str, pa.Table]:
-    """The checked data of a task: train first, then its validation splits."""
-    if run.data == "probes":
-        return probes.make(run.task, pretrained)
-    return {split: read_split(paths, run.task) for split, paths in find_splits(run.data, run.task).items()}
+# What is in them
 
 
-def read_split(paths: list[Path], name: str) -> pa.Table:
-    """Read one split, and refuse what can't be trained on, naming file, column and row."""
-    task, where = TASKS[name], f"{name}/{paths[0].name}"
+def named(rows: np.ndarray, word: str = "row", first: int = 1) -> str:
+    """Rows by number, where the mask has them: "row 3", "rows 3, 8, 9, 11, 12 and 40 more"."""
+    found = np.flatnonzero(rows)
+    told, more = [f"{i + first:,}" for i in found[:FEW]], len(found) - FEW
+    if more > 0:
+        return f"{word}s {', '.join(told)} and {more:,} more"
+    return f"{word}s {', '.join(told[:-1])} and {told[-1]}" if len(told) > 1 else f"{word} {told[0]}"
+
+
+def mask(found: pa.ChunkedArray) -> np.ndarray:
+    """Arrow's answer for every row; where it has none, False."""
+    return pc.fill_null(found, False).to_numpy()
+
+
+def read_file(path: Path, where: str) -> pa.Table:
+    """The columns of a Parquet or TSV file. Raises InputError for what is none; `where` is its name for people."""
     try:
-        table = pa.concat_tables([pq.read_table(path) for path in paths], promote_options="default")
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{where} is no Parquet file that can be read: {error}. Get it again.") from error
-    wanted = (*task.columns, LABEL)
-    if missing := [c for c in wanted if c not in table.column_names]:
+        if not path.stat().st_size:
+            raise InputError(f"{where} is empty. Get it again.")
+        if path.suffix == ".tsv":
+            return single(tsv_table(path.read_bytes(), where), where)
+        with pq.ParquetFile(path) as file:
+            table = file.read()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        kind = "TSV" if path.suffix == ".tsv" else "Parquet"
+        raise InputError(f"{where} is no {kind} file that can be read: {error}. Get it again.") from error
+    for i, field in enumerate(table.schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+            text = table.column(i).cast(pa.large_string())
+            check_utf8(text, field.name, where)
+            table = table.set_column(i, field.name, text)
+    return single(table, where)
+
+
+def check_utf8(text: pa.ChunkedArray, name: str, where: str) -> None:
+    """Raise InputError unless all of a column is UTF-8, which Arrow takes on trust."""
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid as error:
+        for row, value in enumerate(text, 1):
+            try:
+                str(value.as_buffer() or b"", "utf-8")
+            except UnicodeDecodeError as problem:
+                raise InputError(
+                    f"{where}: {name} of row {row:,} is not UTF-8 ({problem.reason}). Write it as UTF-8."
+                ) from error
+        raise
+
+
+def single(table: pa.Table, where: str) -> pa.Table:
+    """The table, if no two of its columns have the same name. Raises InputError else."""
+    if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
+        raise InputError(f"{where} has the column {twice[0]} twice. Take one of them away.")
+    return table
+
+
+def tsv_table(data: bytes, where: str) -> pa.Table:
+    """The columns of a TSV file, all of them text, named by its first line; quotes are characters like others.
+
+    So an unbalanced quote eats no rows. Raises InputError for what is no such file, naming lines.
+    """
+    try:
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{where} is not UTF-8 (line {line}: {error.reason}). Write it as UTF-8.") from error
+    header, _, body = text.partition("\n")
+    names = [name.strip() for name in header.split("\t")]
+    if not body:
+        return pa.Table.from_arrays([pa.array([], pa.large_string())] * len(names), names)
+    lines = pc.split_pattern(pa.array([body.removesuffix("\n")], pa.large_string()), "\n").flatten()
+    fields = pc.add(pc.count_substring(lines, "\t"), 1)
+    wrong = pc.not_equal(fields, len(names)).to_numpy(zero_copy_only=False)
+    if wrong.any():
         raise InputError(
-            f"{where} lacks the column {', '.join(missing)}; it has {', '.join(table.column_names)}. Expected "
-            f"{', '.join(wanted)}, as in {HUB_GLUE.repository}."
+            f"{where}: {named(wrong, 'line', 2)} should have {len(names)} fields, as the first line ({', '.join(names)}), but the "
+            f"first of them has {fields[int(np.argmax(wrong))]}. Mend them; a sentence can't have tabs or line ends."
         )
-    if not table.num_rows:
-        raise InputError(f"{where} has no rows. Get it again, or leave {name} out of finetune.tasks.")
-    for column in task.columns:
-        kind = table.schema.field(column).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise InputError(f"{where}: column {column} holds {kind}; expected text.")
-        if table[column].null_count:
-            row = next(i for i, v in enumerate(table[column]) if not v.is_valid)
-            raise InputError(f"{where}: column {column} is empty in row {row}. Mend or drop that row.")
-    kind = table.schema.field(LABEL).type
-    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)) or table[LABEL].null_count:
+    every = pc.split_pattern(lines, "\t").flatten()
+    columns = [every.take(pa.array(np.arange(i, len(every), len(names)))) for i in range(len(names))]
+    return pa.Table.from_arrays(columns, names)
+
+
+def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict[str, int], list[str]]:
+    """Read and check a split: the task's texts and the label; the rows left out, by reason; and what is to be said.
+
+    In training data, rows without a sentence are left out. Raises InputError for what can't be trained on or scored.
+    """
+    task, test, tables, counts, notes = TASKS[name], split in TASKS[name].test, [], Counter(), []
+    for path in paths:
+        where = f"{name}/{path.name}"
+        table = read_file(path, where)
+        wanted = task.columns if test else (*task.columns, LABEL)
+        if missing := [column for column in wanted if column not in table.column_names]:
+            raise InputError(
+                f"{where} has no column {', '.join(missing)}; its columns are {', '.join(table.column_names)}. Expected "
+                f"{', '.join(wanted)}, as in {HUB_GLUE.repository}; mend it."
+            )
+        labels = pa.repeat(-1, len(table)) if test else checked_labels(table[LABEL], task, where, path.suffix == ".tsv")
+        kind = pa.int64() if task.labels else pa.float32()  # as on the hub
+        table = table.select(task.columns).append_column(LABEL, labels.cast(kind))
+        kept, found, told = checked_texts(table, where, split == "train")
+        tables.append(kept)
+        counts.update(found)
+        notes += told
+    whole, rows = pa.concat_tables(tables), sum(map(len, tables)) + counts.total()
+    if not rows:
+        raise InputError(f"{name}/{paths[0].name} has no rows. Get it again, or leave {name} out of finetune.tasks.")
+    if counts.total() > MOST_LEFT_OUT * rows:
         raise InputError(
-            f"{where}: the labels are {kind} with {table[LABEL].null_count} missing; expected a number in every row."
+            f"{name}/{split}: {counts.total():,} of {rows:,} rows have no sentence; expected at most {MOST_LEFT_OUT:.0%}. "
+            f"Mend the file or get it again. {' '.join(notes)}"
         )
-    labels = table[LABEL].to_numpy()
-    allowed = (labels >= 0) & (labels <= 5) if task.classes == 1 else np.isin(labels, np.arange(task.classes))
-    if not allowed.all():
-        row = int(np.argmin(allowed))
-        expected = "0 to 5" if task.classes == 1 else f"one of {', '.join(map(str, range(task.classes)))}"
-        hint = " Label -1 marks the unlabelled test split." if labels[row] == -1 else ""
-        raise InputError(f"{where}: the label of row {row} is {labels[row]}; expected {expected}.{hint}")
-    return table.select(wanted)
+    notes += checked_classes(whole, name, split)
+    return whole, dict(counts), notes
 
 
-def encode(table: pa.Table, tokenizer, max_tokens: int) -> list[list[int]]:
-    """[CLS] A [SEP] or [CLS] A [SEP] B [SEP]; of too long a pair the longer text is cut."""
-    tokenizer.enable_truncation(max_tokens, strategy="longest_first")
-    columns = [table[c].to_pylist() for c in table.column_names if c != LABEL]
-    inputs = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-    return [encoding.ids for encoding in tokenizer.encode_batch_fast(inputs)]
-
-
-def score(metric: str, labels: np.ndarray, predictions: np.ndarray) -> float:
-    """A GLUE metric, in [-100, 100]. One that a constant prediction leaves undefined is 0, as GLUE counts it."""
-    from scipy import stats
-    from sklearn import metrics
-
-    if metric in ("pearson", "spearman"):
-        if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
-            return 0.0
-        correlate = stats.pearsonr if metric == "pearson" else stats.spearmanr
-        return 100 * float(correlate(labels, predictions).statistic)
-    functions = {
-        "accuracy": metrics.accuracy_score,
-        "f1": lambda y, p: metrics.f1_score(y, p, zero_division=0),
-        "matthews": metrics.matthews_corrcoef,
-    }
-    return 100 * float(functions[metric](labels, predictions))
-
-
-def majority(labels: np.ndarray, train: np.ndarray, task: Task) -> np.ndarray:
-    """What the simplest baseline predicts: the training data's commonest class, or mean."""
-    constant = train.mean() if task.classes == 1 else np.bincount(train.astype(int)).argmax()
-    return np.full(len(labels), constant)
-
-
-@stage(version=2)
-def finetune(params: FinetuneRun, pretrained: Artifact, out: Path) -> dict:
-    """Train on the task's training data, score the last epoch's model on its validation data."""
-    import torch
-
-    from model import bert, export, finetuning, machine
-
-    task, data = TASKS[params.task], splits(params, pretrained)
-    tokenizer, here = vocabulary.load(pretrained.path), machine.detect()
-    encoder = export.load(pretrained.path)
-    if params.max_tokens > encoder.length:
+def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, dict[str, int], list[str]]:
+    """The rows that have sentences, how many have none, and the sentence that says so; all rows unless for training."""
+    texts = [name for name in table.column_names if name != LABEL]
+    null, blank = np.zeros(len(table), dtype=bool), np.zeros(len(table), dtype=bool)
+    for name in texts:
+        column = table[name]
+        if not pa.types.is_large_string(column.type):
+            raise InputError(f"{where} has {column.type} in the column {name}; expected text.")
+        sizes = pc.fill_null(pc.utf8_length(column), 0).to_numpy()
+        if (long := sizes > MOST_CHARACTERS).any():
+            raise InputError(
+                f"{where}: {name} of {named(long)} is no sentence: the first has {sizes[long][0]:,} characters; expected "
+                f"{MOST_CHARACTERS:,} at most. Mend or drop it."
+            )
+        null |= mask(pc.is_null(column))
+        blank |= mask(pc.match_substring_regex(column, BLANK))
+    blank &= ~null
+    if null.any() and not train:
         raise InputError(
-            f"finetune.max_tokens is {params.max_tokens}, but the model takes {encoder.length} tokens at most. Lower it."
+            f"{where} has no {' or '.join(texts)} (null) in {named(null)}; expected text in every row that is scored. Mend it."
         )
-    if not params.pretrained:
-        encoder = bert.Bert(encoder.architecture, encoder.vocabulary, encoder.length, seed=params.seed)
-    encoded = {split: encode(table, tokenizer, params.max_tokens) for split, table in data.items()}
-    used = np.unique(np.concatenate([[vocabulary.PAD], *(ids for found in encoded.values() for ids in found)]))
-    encoder.keep_tokens(torch.from_numpy(used))
-    examples = {
-        split: finetuning.Examples(
-            [np.searchsorted(used, ids).tolist() for ids in found], data[split][LABEL].to_numpy()
+    without = null | blank
+    if not without.any():
+        return table, {}, []
+    if not train:
+        return table, {}, [f"{where}: a sentence is empty in {named(blank)}; scored as it is."]
+    counts = {reason: int(rows.sum()) for reason, rows in (("null", null), ("empty", blank)) if rows.any()}
+    told = " and ".join(f"{count:,} {reason}" for reason, count in counts.items())
+    return (
+        table.filter(pa.array(~without)),
+        counts,
+        [f"{where}: left out {named(without)}, without a sentence ({told})."],
+    )
+
+
+def checked_labels(column: pa.ChunkedArray, task: Task, where: str, tsv: bool) -> pa.ChunkedArray:
+    """The labels as numbers, float64. In text the names of the classes are labels too; and numbers, if it is a TSV file's."""
+    kind, given = column.type, column
+    if pa.types.is_large_string(kind) and (task.labels or tsv):
+        column = pc.utf8_trim_whitespace(column)
+        given = pc.if_else(pc.equal(column, ""), pa.scalar(None, kind), column)
+        labels = pc.index_in(given, value_set=pa.array(task.labels, kind)).cast(pa.float64())
+        if tsv:
+            number = pc.match_substring_regex(given, NUMBER)
+            labels = pc.coalesce(pc.if_else(number, given, pa.scalar(None, kind)).cast(pa.float64()), labels)
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        labels = column.cast(pa.float64(), safe=False)
+    else:
+        what = "text" if pa.types.is_large_string(kind) else kind
+        raise InputError(f"{where}: the labels are {what}; expected {expected(task)}. Write them as numbers.")
+    values = labels.to_numpy()  # null: NaN
+    allowed = np.isin(values, range(task.classes)) if task.labels else (values >= 0) & (values <= 5)
+    if allowed.all():
+        return labels
+    missing = mask(pc.is_null(given, nan_is_null=True))
+    if missing.any():
+        raise InputError(f"{where} has no label in {named(missing)}; expected {expected(task)} in every row. Mend it.")
+    first = given[int(np.argmin(allowed))].as_py()
+    hint = " Label -1 marks the unlabelled test split." if str(first) in ("-1", "-1.0") else ""
+    raise InputError(f"{where}: the label of {named(~allowed)} is {first!r}; expected {expected(task)}.{hint} Mend it.")
+
+
+def expected(task: Task) -> str:
+    """What a label can be."""
+    numbers = [f"{number} ({label})" for number, label in enumerate(task.labels)]
+    return f"{', '.join(numbers[:-1])} or {numbers[-1]}" if numbers else "a number from 0 to 5"
+
+
+def checked_classes(table: pa.Table, name: str, split: str) -> list[str]:
+    """What is to be said of the classes and the size of a split. Raises InputError where all its labels are the same."""
+    task, labels = TASKS[name], pc.unique(table[LABEL]).to_pylist()
+    if split in task.test:
+        if len(table) == task.test[split]:
+            return []
+        return [f"{name}/{split} has {len(table):,} rows, not the {task.test[split]:,} that the leaderboard takes."]
+    if len(labels) == 1:
+        raise InputError(
+            f"{name}/{split}: every label is {labels[0]}; expected different ones, {expected(task)}. Get it again."
         )
-        for split, found in encoded.items()
-    }
-    train = examples.pop("train")
-    classifier = bert.Classifier(encoder, task.classes, params.dropout, params.seed)
-    settings = finetuning.Finetuning(**params.model_dump(include=set(finetuning.Finetuning.model_fields)))
-    steps = settings.epochs * (len(train.tokens) // settings.batch_size)
-    label = f"finetune {params.task}, seed {params.seed}" + ("" if params.pretrained else ", no pretraining")
-    with Progress(label, total=steps, unit="step") as bar:
-        finetuning.finetune(
-            classifier, train, settings, here, params.seed, lambda step, note: bar.update(step - bar.count, note)
+    missing = [label for number, label in enumerate(task.labels) if number not in labels]
+    return [f"{name}/{split} has no example of {', '.join(missing)}."] if missing else []
+
+
+def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int], list[str]]:
+    """Training rows that repeat an earlier one's texts; those that stand in each other split; and what is to be said."""
+    texts = {split: joined(table) for split, table in tables.items()}
+    train, notes, shared = texts["train"], [], {}
+    codes = train.dictionary_encode().indices.to_numpy().astype(np.int64)  # equal texts, equal codes
+    values, labels = np.unique(tables["train"][LABEL].to_numpy(), return_inverse=True)
+    several = np.bincount(np.unique(codes * len(values) + labels) // len(values)) > 1  # a code has several labels
+    if several.any():
+        notes.append(
+            f"{task}/train: {int(several[codes].sum()):,} rows have texts that stand there with another label too."
         )
-    scores, tables = {}, []
-    for split, given in examples.items():
-        raw = finetuning.predict(classifier, given, here)
-        predicted = raw[:, 0] if task.classes == 1 else raw.argmax(axis=1)
-        simple = majority(given.labels, train.labels, task)
-        scores[split] = {
-            "examples": len(given.labels),
-            "official_examples": task.validation[split],
-            **{metric: round(score(metric, given.labels, predicted), 4) for metric in task.metrics},
-            "majority": {metric: round(score(metric, given.labels, simple), 4) for metric in task.metrics},
-        }
-        rows = {"split": [split] * len(raw), "row": range(len(raw)), "label": given.labels, "prediction": predicted}
-        rows["scores"] = raw  # of the classes, before softmax; the one number of a regression
-        tables.append(pa.table({name: pa.array(list(values)) for name, values in rows.items()}))
-    pq.write_table(pa.concat_tables(tables, promote_options="permissive"), out / "predictions.parquet")
-    (out / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
-    led_here = json.loads((pretrained.path / LINEAGE).read_text())
-    about = {k: v for k, v in pretrained.manifest.items() if k != "files"}
-    (out / LINEAGE).write_text(json.dumps(led_here | {pretrained.name: about}, indent=2) + "\n")
-    return {
-        "task": params.task,
-        "seed": params.seed,
-        "pretrained": params.pretrained,
-        "metric": task.metrics[0],
-        "train_examples": len(train.labels),
-        "official_train_examples": task.train,
-        "steps": steps,
-        "validation": scores,
-    }
+    for split in list(tables)[1:]:
+        shared[split] = pc.sum(pc.is_in(train, value_set=texts[split])).as_py()
+        if shared[split]:
+            seen = pc.sum(pc.is_in(texts[split], value_set=train)).as_py()
+            notes.append(
+                f"{task}: training rows that stand in {split} too: {shared[split]:,}; so {seen:,} of its {len(tables[split]):,} rows "
+                "are trained on, and the score flatters."
+            )
+    return len(codes) - len(several), shared, notes
+
+
+def joined(table: pa.Table) -> pa.Array:
+    """The texts of each row as one, without white space around them."""
+    texts = [table[name].cast(pa.large_string()) for name in table.column_names if name != LABEL]
+    whole = pc.binary_join_element_wise(*map(pc.utf8_trim_whitespace, texts), pa.scalar("\0", pa.large_string()))
+    return whole.combine_chunks()

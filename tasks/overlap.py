@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from model import InputError
 from tasks import glue, words
@@ -121,15 +120,12 @@ def sentences(paths: list[Path], task: str) -> Iterator[tuple[str, int, list[str
     row = 0
     for path in paths:
         where = f"{task}/{path.name}"
-        try:
-            with pq.ParquetFile(path) as file:
-                check_columns(file.schema_arrow, task, where)
-                for batch in file.iter_batches(SENTENCES_AT_ONCE, columns=list(glue.TASKS[task].columns)):
-                    for name in glue.TASKS[task].columns:
-                        yield name, row, [text or "" for text in batch[name].to_pylist()]
-                    row += batch.num_rows
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{where} is no Parquet file that can be read: {error}. Get it again.") from error
+        table = glue.read_file(path, where)
+        check_columns(table.schema, task, where)
+        for batch in table.to_batches(SENTENCES_AT_ONCE):
+            for name in glue.TASKS[task].columns:
+                yield name, row, [text or "" for text in batch[name].to_pylist()]
+            row += batch.num_rows
 
 
 def check_columns(schema: pa.Schema, task: str, where: str) -> None:

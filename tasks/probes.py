@@ -21,6 +21,11 @@ COLUMNS = {
     "odd-word": ("sentence",),  # does every word belong here, or was one put in from elsewhere?
     "neighbours": ("sentence1", "sentence2"),  # did these two sentences stand side by side?
 }
+LABELS = {
+    "word-order": ("shuffled", "intact"),
+    "odd-word": ("odd", "intact"),
+    "neighbours": ("apart", "neighbours"),
+}
 TRAIN, VALIDATION = 4000, 1000  # examples, where the documents give as many
 FEWEST = 64  # examples of a split; fewer measure nothing
 WORDS = range(6, 41)  # of a sentence that is used

@@ -1,0 +1,122 @@
+"""Files for GLUE's leaderboard: names, labels, order, and what it would refuse."""
+
+import csv
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model import InputError
+from tasks import submission
+from tasks.glue import TASKS
+
+
+def predicted(task: str, split: str) -> np.ndarray:
+    """Predictions of the official number, all classes among them."""
+    count, classes = TASKS[task].test[split], TASKS[task].classes
+    return np.linspace(-0.5, 5.5, count) if classes == 1 else np.arange(count) % classes
+
+
+def everything() -> dict:
+    return {
+        task: {split: predicted(task, split) for split in about.test} for task, about in TASKS.items() if about.test
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("submission") / "new"
+    return folder, submission.write(folder, everything())
+
+
+def read(path: Path) -> list[list[str]]:
+    with path.open(newline="") as file:
+        return list(csv.reader(file, delimiter="\t"))
+
+
+OFFICIAL = {  # names and rows that the leaderboard takes
+    "CoLA.tsv": 1063,
+    "SST-2.tsv": 1821,
+    "MRPC.tsv": 1725,
+    "STS-B.tsv": 1379,
+    "MNLI-m.tsv": 9796,
+    "MNLI-mm.tsv": 9847,
+    "QNLI.tsv": 5463,
+    "QQP.tsv": 390965,
+    "RTE.tsv": 3000,
+    "WNLI.tsv": 146,
+}
+
+
+def test_every_file_has_its_header_and_its_rows_numbered_from_zero(whole):
+    folder, _ = whole
+    assert {path.name for path in folder.iterdir()} == {*OFFICIAL, "submission.zip"}
+    for name, count in OFFICIAL.items():
+        header, *rows = read(folder / name)
+        assert header == ["index", "prediction"]
+        assert [row[0] for row in rows] == [str(i) for i in range(count)]
+        assert b"\r" not in (folder / name).read_bytes()
+
+
+def test_labels_are_written_as_the_leaderboard_wants_them(whole):
+    folder, _ = whole
+    told = {name: [row[1] for row in read(folder / name)[1:4]] for name in OFFICIAL if name != "STS-B.tsv"}
+    for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
+        assert told.pop(name) == ["entailment", "neutral", "contradiction"]
+    for name in ("QNLI.tsv", "RTE.tsv"):
+        assert told.pop(name) == ["entailment", "not_entailment", "entailment"]
+    assert all(labels == ["0", "1", "0"] for labels in told.values())
+    assert len(told) == 5
+
+
+def test_similarities_are_clipped_and_have_three_decimals(whole):
+    folder, _ = whole
+    values = [row[1] for row in read(folder / "STS-B.tsv")[1:]]
+    assert (values[0], values[-1]) == ("0.000", "5.000")
+    assert all(len(value) == 5 and 0 <= float(value) <= 5 for value in values)
+    wanted = np.clip(predicted("stsb", "test"), 0, 5)
+    assert np.abs(np.array(values, dtype=float) - wanted).max() <= 0.0005 + 1e-9
+
+
+def test_the_archive_holds_the_same_files_and_the_same_bytes_each_time(whole, tmp_path: Path):
+    folder, _ = whole
+    with zipfile.ZipFile(folder / "submission.zip") as archive:
+        assert archive.namelist() == list(OFFICIAL), "flat, in the leaderboard's order"
+        for name in OFFICIAL:
+            assert archive.read(name) == (folder / name).read_bytes()
+    submission.write(tmp_path, dict(reversed(everything().items())))
+    assert (tmp_path / "submission.zip").read_bytes() == (folder / "submission.zip").read_bytes()
+
+
+def test_what_the_leaderboard_wants_besides_is_said(whole, tmp_path: Path):
+    _, about = whole
+    assert about["missing"] == ["AX.tsv"]
+    assert "AX.tsv is missing" in about["note"]
+    some = submission.write(tmp_path, {"rte": {"test": predicted("rte", "test")}})
+    assert some["files"] == ["RTE.tsv", "submission.zip"]
+    assert len(some["missing"]) == 10
+    assert "WNLI.tsv, AX.tsv are missing" in some["note"]
+
+
+@pytest.mark.parametrize(
+    ("predictions", "words"),
+    [
+        ({"rte": {"test": np.zeros(2999, int)}}, ["rte test", "2,999 rows", "3,000"]),
+        ({"rte": {"test": np.zeros((3000, 2))}}, ["rte test", r"\(3000, 2\)", "3,000"]),
+        ({"rte": {"validation": np.zeros(277, int)}}, ["no rte validation"]),
+        ({"mnli": {"test": np.zeros(9796, int)}}, ["no mnli test;", "mnli test_matched"]),
+        ({"word-order": {"test": np.zeros(10, int)}}, ["no word-order test"]),
+        ({"wnli": {"test": np.full(146, 2)}}, ["wnli test have 2 in row 0", "0 to 1"]),
+        ({"wnli": {"test": np.full(146, 0.5)}}, ["0.5 in row 0"]),
+        ({"stsb": {"test": np.append(np.zeros(1378), np.nan)}}, ["nan in row 1378", "a number"]),
+        ({}, ["no predictions"]),
+        ({"cola": {}}, ["no predictions"]),
+    ],
+)
+def test_what_it_would_refuse_is_refused_and_nothing_written(tmp_path: Path, predictions: dict, words: list[str]):
+    good = {"wnli": {"test": predicted("wnli", "test")}} if predictions.get("rte") else {}
+    for word in words:
+        with pytest.raises(InputError, match=word):
+            submission.write(tmp_path / "out", good | predictions)
+    assert not (tmp_path / "out").exists()
