@@ -5,14 +5,14 @@ import re
 
 from prefect import flow
 
-from flows.plan import Plan
+from flows.plan import Plan, Step
 from flows.recipes import Override, RecipeName, StageName, Use, resolve
 from model import InputError
 from tasks.corpus import download
 from tasks.decontaminate import decontaminate
 from tasks.dedup import deduplicate
 from tasks.filter import drop_incompressible
-from tasks.glue import finetune
+from tasks.finetune import finetune
 from tasks.pretrain import pretrain
 from tasks.report import report
 from tasks.stage import Artifact, forget_error
@@ -52,7 +52,9 @@ def planned(recipe: str, override: dict, until: str, use: dict[str, str], refres
     words = plan(train_vocabulary, r.vocabulary, kept)
     sequences = plan(tokenize, r.tokenize, kept, words)
     bert = plan(pretrain, r.pretrain, sequences)
-    runs = [plan(finetune, run, bert) for run in r.finetune.runs()]
+    runs: list[Step] = []
+    for run, first in r.finetune.runs():  # protocol modern: some start from the run on MNLI
+        runs.append(plan(finetune, run, bert if first is None else runs[first]))
     plan(report, r.report, runs)
     return plan
 

@@ -5,10 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prefect import Task
+from prefect.futures import PrefectFuture, as_completed
 
 from model import InputError
+from tasks import together
 from tasks.stage import Artifact, Params, find, read_manifest, refresh, verify
 
+SEVERAL = "finetune"  # the stage with many runs, that don't wait for each other
 log = logging.getLogger(__name__)
 
 
@@ -29,6 +32,11 @@ class Step:
     def stage(self) -> str:
         """The stage's name."""
         return self.task.name
+
+
+def before(step: Step) -> set[Step]:
+    """What has to be made before a step."""
+    return {each for given in step.inputs for each in as_list(given)}
 
 
 class Plan:
@@ -98,7 +106,7 @@ class Plan:
         """Raise InputError for what can be known to be wrong before any stage runs: a day of training must not end at it."""
         for step in self.needed():
             self.made[step] = step.task.target(step.params, *self.arguments(step))
-            if step.stage in self.again or self.anew & {each for given in step.inputs for each in as_list(given)}:
+            if step.stage in self.again or self.anew & before(step):
                 self.anew.add(step)  # and what follows: its inputs have other contents under the same keys
             if step in self.anew or read_manifest(self.made[step]) is None:
                 step.params.check()
@@ -109,14 +117,55 @@ class Plan:
         for artifact in given:
             verify(artifact)
         self.check()
-        for step, artifact in self.made.items():
-            if step in self.anew:
-                refresh(artifact)
-            step.task(step.params, *self.arguments(step))
-            show(artifact)
+        runs = [step for step in self.made if step.stage == SEVERAL]
+        for step in self.made:
+            if step.stage != SEVERAL:
+                self.carry_out(step)
+            elif step is runs[0]:  # all that they need was made before, and what needs them comes after
+                self.carry_out_together(runs)
         if given:
             log.info("Used as given: %s", ", ".join(artifact.name for artifact in given))
         return self.given.get(self.until) or [a for step, a in self.made.items() if step.stage == self.until]
+
+    def carry_out(self, step: Step) -> None:
+        """Make what a step makes, unless it is there."""
+        if step in self.anew:
+            refresh(self.made[step])
+        step.task(step.params, *self.arguments(step))
+        show(self.made[step])
+
+    def carry_out_together(self, steps: list[Step]) -> None:
+        """The same of steps that may go on side by side, as many as the machine has room for. If one fails, the others don't."""
+        cached = [step for step in steps if step not in self.anew and read_manifest(self.made[step])]
+        left = [step for step in steps if step not in cached]
+        for step in cached:
+            self.carry_out(step)
+        if (count := together.at_once(len(left))) <= 1:
+            for step in left:
+                self.carry_out(step)
+            return
+        problems: dict[Step, Exception] = {}
+        with together.several(count, sum(step.params.examples() for step in left), len(left)):
+            running: dict[PrefectFuture, Step] = {}
+            while left or running:
+                left = [step for step in left if not before(step) & set(problems)]
+                ready = [step for step in left if not before(step) & {*left, *running.values()}]
+                for step in ready[: count - len(running)]:
+                    left.remove(step)
+                    if step in self.anew:
+                        refresh(self.made[step])
+                    running[step.task.submit(step.params, *self.arguments(step))] = step
+                if not running:
+                    break
+                ended = next(as_completed(list(running)))
+                step = running.pop(ended)
+                try:
+                    ended.result()
+                    show(self.made[step])
+                except Exception as error:
+                    problems[step] = error
+        if problems:
+            raise next(iter(problems.values()))
 
 
 def show(artifact: Artifact) -> None:
@@ -135,7 +184,7 @@ def show(artifact: Artifact) -> None:
         for path in sorted(artifact.path.glob("*.png")):
             data = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
             create_image_artifact(data, key=f"{artifact.stage}-{path.stem}", description=f"artifacts/{artifact.name}")
-        for path in sorted(artifact.path.glob("*.md")):
+        for path in sorted(artifact.path.glob("*.md") if artifact.stage != SEVERAL else []):
             key = artifact.stage if path.stem == artifact.stage else f"{artifact.stage}-{path.stem.lower()}"
             create_markdown_artifact(path.read_text(), key=key, description=f"artifacts/{artifact.name}")
     except Exception as error:  # what is shown in the UI must not stop a run

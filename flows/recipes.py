@@ -13,7 +13,7 @@ from tasks.corpus import Download
 from tasks.decontaminate import Decontaminate
 from tasks.dedup import Deduplicate
 from tasks.filter import Filter
-from tasks.glue import Finetune
+from tasks.finetune import Finetune
 from tasks.pretrain import Pretrain
 from tasks.report import Report
 from tasks.tokens import Tokenize

@@ -7,6 +7,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,36 @@ def write_jsonl(path: Path, texts: list, source: str = "toy") -> Path:
     rows = [json.dumps({"text": text, "meta": {"pile_set_name": source}}) for text in texts]
     path.write_text("\n".join(rows) + "\n")
     return path
+
+
+@contextmanager
+def store_of_its_own(folder: Path) -> Iterator[None]:
+    """For the fixtures of a module: `store` is that of a test."""
+    from tasks import stage
+
+    before, stage.ROOT = stage.ROOT, folder
+    try:
+        yield
+    finally:
+        stage.ROOT = before
+
+
+def toy_tokens(root: Path, texts: list[str]) -> dict:
+    """The artifacts of the stages from download to tokenize, of texts one of which stands in the corpus twice."""
+    from tasks.corpus import Download, download
+    from tasks.decontaminate import Decontaminate, decontaminate
+    from tasks.dedup import Deduplicate, deduplicate
+    from tasks.filter import Filter, drop_incompressible
+    from tasks.tokens import Tokenize, tokenize
+    from tasks.vocabulary import Vocabulary, train_vocabulary
+
+    shard = write_jsonl(root / "toy.jsonl", [*texts, texts[0]])
+    corpus = download.fn(Download(source="files", files=[str(shard)], documents=0))
+    clean = decontaminate.fn(Decontaminate(data="probes"), deduplicate.fn(Deduplicate(), corpus))
+    kept = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.5), clean)
+    words = train_vocabulary.fn(Vocabulary(entries=400), kept)
+    tokens = tokenize.fn(Tokenize(length=32, heldout_fraction=0.3, sort="random"), kept, words)
+    return {"download": corpus, "filter": kept, "vocabulary": words, "tokens": tokens}
 
 
 @pytest.fixture(scope="session", autouse=True)

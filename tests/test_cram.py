@@ -16,8 +16,9 @@ from prefect.testing.utilities import prefect_test_harness
 from flows.cram import cram, planned
 from flows.recipes import STAGES
 from model import InputError
+from tasks import together
 from tasks.corpus import documents_of
-from tasks.stage import ROOT, artifacts, find
+from tasks.stage import ROOT, Artifact, artifacts, find
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -233,6 +234,55 @@ def test_text_of_the_tasks_is_dropped_on_the_way_to_the_model(tiny: dict, first,
     assert clean.stats["documents"] == kept.stats["seen"]["documents"] == unique.stats["documents"] - 2
     texts = {document.text for document in documents_of(clean)}
     assert texts == {document.text for document in documents_of(unique)} - {toy_texts[3], toy_texts[200]}
+
+
+def runs_of(override: dict) -> dict[str, Artifact]:
+    """The finetune artifacts that a run makes or has made, by task and seed."""
+    plan = planned("demo", override, "finetune", {}, [])
+    plan.check()
+    return {step.params.label(): artifact for step, artifact in plan.made.items() if step.stage == "finetune"}
+
+
+@pytest.fixture(scope="module")
+def four(tiny: dict) -> dict:
+    """An override that asks for four finetuning runs."""
+    return tiny | {"finetune": tiny["finetune"] | {"tasks": ["neighbours", "word-order"], "seeds": 2, "keep": "none"}}
+
+
+def test_runs_side_by_side_give_what_they_give_one_by_one(tiny: dict, first, four: dict, monkeypatch):
+    run(four)
+    made = runs_of(four)
+    alone = {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in made.items()}
+    before = {name: artifact.manifest["started"] for name, artifact in made.items()}
+    monkeypatch.setenv("CRAM_FINETUNES", "2")
+    states, _ = run(four, refresh=["finetune"])
+    assert states["finetune"] == "Completed"
+    assert all(artifact.manifest["started"] >= before[name] for name, artifact in made.items())
+    assert {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in made.items()} == alone
+    assert len(alone) == 4
+
+
+def test_a_killed_run_loses_itself_alone(tiny: dict, first, four: dict, monkeypatch):
+    monkeypatch.setenv("CRAM_FINETUNES", "2")
+    four = four | {"finetune": four["finetune"] | {"learning_rate": 3e-4}}
+    member_run = together.Member.run
+
+    def killed(self, work, arguments, report, label):
+        if label == "finetune word-order-0":
+            self.process.kill()
+        return member_run(self, work, arguments, report, label)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(together.Member, "run", killed)
+        with pytest.raises(InputError, match="The process of 'finetune word-order-0' was killed"):
+            run(four)
+    made = runs_of(four)
+    started = {name: artifact.manifest["started"] for name, artifact in made.items() if name != "word-order-0"}
+    with pytest.raises(InputError, match="No complete artifact"):
+        _ = made["word-order-0"].manifest
+    assert run(four)[0]["report"] == "Completed"
+    assert made["word-order-0"].manifest["stats"]["task"] == "word-order"
+    assert {name: made[name].manifest["started"] for name in started} == started
 
 
 def test_the_store_is_the_tests_own():

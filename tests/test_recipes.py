@@ -337,7 +337,9 @@ def test_every_recipe_looks_in_its_text_for_what_it_is_scored_on(name: str):
         ({"tokenize": {"sort": "length"}}, ["tokenize.sort", "sentence-length", "unigram", "'length'"]),
         ({"finetune": {"tasks": ["colla"]}}, ["finetune.tasks.0", "cola", "'colla'"]),
         ({"finetune": {"tasks": []}}, ["finetune.tasks"]),
-        ({"finetune": {"epochs": 6}}, ["finetune.epochs", "less than or equal to 5"]),
+        ({"finetune": {"epochs": 21}}, ["finetune.epochs", "less than or equal to 20"]),
+        ({"finetune": {"modern": {"rte": {"epoch": 3}}}}, ["finetune.modern.rte.epoch", "Did you mean epochs"]),
+        ({"finetune": {"epochs": 6}}, ["finetune: epochs is 6", "allow 5"]),
         ({"download": {"files": ["x.jsonl"]}}, ["source is 'pile'", "files"]),
         ({"download": {"source": "files"}}, ["source is 'files'", "files"]),
         ({"decontaminate": {"words": 4}}, ["decontaminate.words", "greater than or equal to 5", "found 4"]),
@@ -379,9 +381,8 @@ def test_every_parameter_says_what_it_is():
 
 
 def test_finetuning_runs_are_one_a_task_seed_and_start():
-    runs = list(
-        resolve("pocket", {"finetune": {"seeds": 2, "tasks": ["cola", "rte"], "baseline": True}}).finetune.runs()
-    )
+    asked = {"finetune": {"seeds": 2, "tasks": ["cola", "rte"], "baseline": True}}
+    runs = [run for run, _ in resolve("pocket", asked).finetune.runs()]
     assert len(runs) == len({(r.task, r.seed, r.pretrained) for r in runs}) == 8
-    fewer = list(resolve("pocket", {"finetune": {"seeds": 1, "tasks": ["cola"]}}).finetune.runs())
+    fewer = [run for run, _ in resolve("pocket", {"finetune": {"seeds": 1, "tasks": ["cola"]}}).finetune.runs()]
     assert fewer[0] in runs, "a run's params, so its key, don't depend on which other runs there are"

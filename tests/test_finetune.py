@@ -1,0 +1,347 @@
+"""The finetune stage: which runs the parameters ask for, and what one of them writes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import store_of_its_own, toy_tokens
+from pydantic import ValidationError
+
+from model import InputError, export, machine
+from tasks import glue, metrics, vocabulary
+from tasks.finetune import Finetune, FinetuneRun, Modern, encode, finetune
+from tasks.glue import TASKS
+from tasks.pretrain import Pretrain, pretrain
+
+MODERN = {
+    "layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "positions": "rotary", "norm_bias": False,
+    "first_norm": False, "head_transform": True,
+}  # fmt: skip
+PAPERS = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48}
+QUICK = {"epochs": 2, "learning_rate": 3e-3, "max_tokens": 32}
+
+
+# Which runs
+
+
+def test_the_papers_protocol_is_one_setting_for_eight_tasks_and_five_seeds():
+    runs = Finetune().runs()
+    assert len(runs) == 8 * 5
+    assert {start for _, start in runs} == {None}
+    settings = [run.model_dump(exclude={"task", "seed", "keep"}) for run, _ in runs]
+    assert all(one == settings[0] for one in settings)
+    run = runs[0][0]
+    assert (run.epochs, run.batch_size, run.learning_rate, run.schedule, run.warmup) == (5, 16, 4e-5, "cosine", 0.1)
+    assert (run.weight_decay, run.dropout, run.max_tokens, run.head, run.choose) == (0.0, 0.1, 128, "tanh", "last")
+    assert {run.seed for run, _ in runs if run.keep} == {0}
+
+
+def test_the_modern_protocol_starts_three_tasks_from_seed_0_of_mnli():
+    runs = Finetune(protocols=["modern"]).runs()
+    for run, start in runs:
+        assert run.protocol == "modern"
+        assert (run.schedule, run.warmup, run.choose, run.head) == ("linear", 0.06, "best", "native")
+        if run.task in ("rte", "mrpc", "stsb"):
+            assert run.start == "mnli"
+            first = runs[start][0]
+            assert (first.task, first.seed, first.protocol, first.keep) == ("mnli", 0, "modern", True)
+        else:
+            assert (run.start, start) == ("pretrained", None)
+    counts = {task: sum(run.task == task for run, _ in runs) for task in glue.GLUE}
+    assert counts == {"mnli": 1, "sst2": 3, "stsb": 5, "rte": 5, "qnli": 1, "qqp": 1, "mrpc": 5, "cola": 4}
+    assert {run.learning_rate for run, _ in runs if run.task == "mrpc"} == {8e-5}
+
+
+def test_mnli_is_trained_and_kept_for_the_tasks_that_start_from_it_though_not_asked_for():
+    runs = Finetune(protocols=["modern"], tasks=["rte"], keep="none").runs()
+    assert [(run.task, run.keep, start) for run, start in runs] == [("mnli", True, None), *[("rte", False, 0)] * 5]
+    assert [run.task for run, _ in Finetune(protocols=["modern"], tasks=["cola"]).runs()] == ["cola"] * 4
+
+
+def test_both_protocols_stand_side_by_side_and_starts_are_counted_over_both():
+    runs = Finetune(protocols=["cramming", "modern"], tasks=["mnli", "rte"], seeds=2).runs()
+    assert [run.protocol for run, _ in runs] == ["cramming"] * 4 + ["modern"] * 6
+    (start,) = {start for run, start in runs if run.start == "mnli"}
+    assert (runs[start][0].task, runs[start][0].protocol) == ("mnli", "modern")
+
+
+def test_a_learning_curve_and_a_baseline_are_more_runs_of_the_papers_protocol():
+    runs = [
+        run
+        for run, _ in Finetune(
+            tasks=["cola"], seeds=2, shares=[0.1, 1.0], baseline=True, protocols=["cramming", "modern"]
+        ).runs()
+    ]
+    what = [(run.protocol, run.share, run.pretrained, run.seed, run.keep) for run in runs[:6]]
+    assert what == [
+        ("cramming", 1.0, True, 0, True),
+        ("cramming", 1.0, True, 1, False),
+        ("cramming", 0.1, True, 0, False),
+        ("cramming", 0.1, True, 1, False),
+        ("cramming", 1.0, False, 0, False),
+        ("cramming", 1.0, False, 1, False),
+    ]
+    assert all(run.pretrained and run.share == 1.0 for run in runs[6:])
+    assert len({run.label() for run in runs}) == len(runs)
+    assert runs[2].label() == "cola-0-10%"
+
+
+def test_a_task_by_itself_can_be_changed_in_the_modern_protocol_only():
+    changed = Finetune(
+        protocols=["modern"], tasks=["cola"], modern={"cola": {**Modern().cola.model_dump(), "epochs": 3}}
+    )
+    assert {run.epochs for run, _ in changed.runs()} == {3}
+    with pytest.raises(ValidationError, match="cola"):
+        Finetune(cola={"epochs": 3})
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"epochs": 6}, "epochs is 6, but the rules of protocol cramming allow 5"),
+        ({"protocols": ["modern"], "tasks": ["wnli"]}, "protocol modern has no settings for 'wnli'"),
+        ({"shares": [0.5]}, "1.0, which has to be among them"),
+        ({"shares": [0.0, 1.0]}, "expected shares above 0"),
+        ({"data": "probes", "tasks": ["word-order"], "test": True}, "probes have no test data"),
+        ({"data": "probes"}, "data 'probes' has no task 'mnli'"),
+        ({"tasks": ["word-order"]}, "has no task 'word-order'"),
+        ({"protocols": []}, "protocols"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_at_once(asked: dict, words: str):
+    with pytest.raises(ValidationError, match=words):
+        Finetune(**asked)
+
+
+# What a run writes
+
+
+def write_task(folder: Path, task: str, rng: np.random.Generator) -> None:
+    """A task whose label is told by a word; of regression tasks, by its place in a list."""
+    about, words = TASKS[task], ("river", "clock", "letter", "bridge", "train", "map")
+
+    def rows(count: int, labelled: bool = True) -> dict:
+        kinds = rng.integers(0, about.classes if about.classes > 1 else 6, count)
+        kinds[: len(words)] = (
+            np.arange(len(words)) % max(2, about.classes) if about.classes > 1 else np.arange(len(words))
+        )
+        ends = rng.integers(0, 1_000_000, count)
+        texts = {
+            name: [f"{(words[k] + ' ') * 4}{n}." for n, k in zip(ends, kinds, strict=True)] for name in about.columns
+        }
+        kinds = kinds if about.classes > 1 else kinds * 1.0
+        return texts | {"label": kinds if labelled else np.full(count, -1)}
+
+    (folder / task).mkdir(parents=True)
+    sizes = {"train": 160, **dict.fromkeys(about.validation, 60), **dict.fromkeys(about.test, 20)}
+    for split, count in sizes.items():
+        pq.write_table(pa.table(rows(count, split not in about.test)), folder / task / f"{split}.parquet")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("glue"), np.random.default_rng(3)
+    for task in ("cola", "mnli", "rte", "stsb"):
+        write_task(folder, task, rng)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, toy_texts: list[str]):
+    """A model of the paper's layout and a modern one."""
+    root = tmp_path_factory.mktemp("made")
+    with store_of_its_own(root / "artifacts"):
+        tokens = toy_tokens(root, toy_texts)["tokens"]
+        common = {"budget": 10_000, "budget_unit": "tokens", "batch_size": 8, "learning_rate": 5e-3}
+        yield {
+            name: pretrain.fn(Pretrain(architecture=architecture, **common), tokens)
+            for name, architecture in (("papers", PAPERS), ("modern", MODERN))
+        }
+
+
+def one(data: Path, task: str, **changes) -> FinetuneRun:
+    return FinetuneRun(data=str(data), task=task, **QUICK | changes)
+
+
+@pytest.fixture(scope="module")
+def cola(models, data: Path):
+    longer = {"epochs": 5, "learning_rate": 3e-3, "batch_size": 4}  # so that it learns what there is to be learned
+    return finetune.fn(one(data, "cola", **longer), models["papers"])
+
+
+def test_predictions_have_the_texts_and_agree_with_the_scores(cola, data: Path):
+    table = pq.read_table(cola.path / "predictions.parquet")
+    assert table.column_names == ["split", "row", "sentence", "label", "prediction", "scores"]
+    given = pq.read_table(data / "cola" / "validation.parquet")
+    assert table["sentence"].to_pylist() == given["sentence"].to_pylist()
+    assert table["label"].to_pylist() == given["label"].to_pylist()
+    scores = np.array(table["scores"].to_pylist())
+    assert (scores.argmax(axis=1) == table["prediction"].to_numpy()).all()
+    found = cola.stats["validation"]["validation"]["metrics"]["matthews"]
+    assert found == pytest.approx(
+        metrics.score("matthews", given["label"].to_numpy(), table["prediction"].to_numpy()), abs=0.01
+    )
+    assert found > 50  # the word tells it
+    assert json.loads((cola.path / "scores.json").read_text()) == cola.stats["validation"]
+
+
+def test_a_kept_model_gives_the_predictions_again_from_its_folder_alone(cola, data: Path, tmp_path: Path):
+    copy = shutil.copytree(cola.path, tmp_path / "copy")
+    classifier, tokenizer = export.load_classifier(copy).eval(), vocabulary.load(copy)
+    table = pq.read_table(copy / "predictions.parquet")
+    ids, _ = encode(table.select(["sentence", "label"]), tokenizer, 32)
+    expected = np.array(table["scores"].to_pylist())
+    with torch.no_grad():
+        scores = np.concatenate([classifier(torch.tensor([row])).float().numpy() for row in ids])
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in copy.iterdir()}
+
+
+def test_statistics_tell_what_was_trained_on_and_how(cola):
+    stats = cola.stats
+    assert (stats["task"], stats["seed"], stats["protocol"], stats["pretrained"], stats["share"]) == (
+        "cola",
+        0,
+        "cramming",
+        True,
+        1.0,
+    )
+    assert (stats["train_examples"], stats["official_train_examples"]) == (160, 8551)
+    assert stats["steps"] == 5 * (160 // 4)
+    assert len(stats["epochs"]) == stats["chosen_epoch"] == 5
+    assert stats["examples_per_second"] > 0
+    assert stats["data"]["cut"] == {"train": 0, "validation": 0}
+    lineage = json.loads((cola.path / "lineage.json").read_text())
+    assert [about["stage"] for about in lineage.values()][-1] == "pretrain"
+    assert cola.manifest["inputs"] == {"start": next(reversed(lineage))}
+
+
+def test_transformers_loads_a_kept_model_of_the_modern_protocol_and_gives_its_scores(models, data: Path):
+    transformers = pytest.importorskip("transformers")
+    kept = finetune.fn(one(data, "cola", protocol="modern", head="native", choose="best"), models["modern"])
+    assert kept.stats["head"] == "native"
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(kept.path).eval()
+    assert theirs.config.id2label == {0: "unacceptable", 1: "acceptable"}
+    table = pq.read_table(kept.path / "predictions.parquet")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(kept.path)
+    with torch.no_grad():
+        scores = theirs(**tokenizer(table["sentence"].to_pylist(), return_tensors="pt", padding=True)).logits
+    np.testing.assert_allclose(scores.numpy(), np.array(table["scores"].to_pylist()), atol=1e-4)
+
+
+def test_a_layout_that_transformers_lacks_has_the_papers_head_where_its_own_is_asked_for(models, data: Path):
+    assert finetune.fn(one(data, "rte", protocol="modern", head="native"), models["papers"]).stats["head"] == "tanh"
+
+
+def test_a_run_that_starts_from_mnli_begins_with_its_encoder(models, data: Path):
+    modern = {"protocol": "modern", "head": "native"}
+    mnli = finetune.fn(one(data, "mnli", **modern), models["modern"])
+    assert set(mnli.stats["validation"]) == {"validation_matched", "validation_mismatched"}
+    still = {"learning_rate": 1e-12, "epochs": 1}  # so that the encoder stays what it was
+    rte = finetune.fn(one(data, "rte", start="mnli", **modern | still), mnli)
+    for name, value in export.load(mnli.path).state_dict().items():
+        if not name.startswith("head."):
+            torch.testing.assert_close(export.load(rte.path).state_dict()[name], value, atol=1e-6, rtol=0)
+    stages = [about["stage"] for about in json.loads((rte.path / "lineage.json").read_text()).values()]
+    assert stages[-2:] == ["pretrain", "finetune"]
+    assert rte.manifest["inputs"]["start"] == mnli.name
+
+
+def test_a_model_that_is_not_kept_leaves_no_weights(models, data: Path):
+    made = finetune.fn(one(data, "rte", keep=False), models["papers"])
+    assert {path.name for path in made.path.iterdir()} == {
+        "predictions.parquet", "scores.json", "lineage.json", "stage.json", "stats.json",
+    }  # fmt: skip
+
+
+def test_without_pretraining_the_weights_are_those_of_the_seed(models, data: Path):
+    runs = [finetune.fn(one(data, "rte", pretrained=False, seed=seed), models["papers"]) for seed in (0, 1)]
+    first, second = (pq.read_table(run.path / "predictions.parquet")["scores"].to_pylist() for run in runs)
+    assert first != second
+
+
+def test_a_share_of_the_training_data_is_drawn_by_the_seed(models, data: Path):
+    runs = [finetune.fn(one(data, "rte", share=0.25, seed=seed), models["papers"]) for seed in (0, 1)]
+    assert [run.stats["steps"] for run in runs] == [2 * (40 // 16)] * 2
+    assert runs[0].stats["train_examples"] == 160
+
+
+def test_test_data_is_predicted_without_labels_if_asked_for(models, data: Path):
+    made = finetune.fn(one(data, "stsb", test=True), models["papers"])
+    table = pq.read_table(made.path / "predictions.parquet")
+    assert table["split"].to_pylist() == ["validation"] * 60 + ["test"] * 20
+    assert table["label"].to_pylist()[60:] == [None] * 20
+    assert set(made.stats["validation"]) == {"validation"}
+    assert set(made.stats["validation"]["validation"]["metrics"]) == {"pearson", "spearman"}
+
+
+def test_inputs_that_are_cut_are_counted(models, data: Path):
+    assert (
+        finetune.fn(one(data, "rte", max_tokens=8, keep=False), models["papers"]).stats["data"]["cut"]["train"] == 160
+    )
+
+
+def test_longer_inputs_than_the_model_takes_are_told(models, data: Path):
+    with pytest.raises(
+        InputError, match=r"finetune\.max_tokens is 33, but the model takes 32 tokens at most\. Lower it\."
+    ):
+        finetune.fn(one(data, "cola", max_tokens=33), models["papers"])
+
+
+def test_the_key_follows_the_content_of_the_data_not_its_place(data: Path, tmp_path: Path):
+    copy = shutil.copytree(data / "cola", tmp_path / "other" / "cola").parent
+    assert one(copy, "cola").identity() == one(data, "cola").identity()
+    table = pq.read_table(copy / "cola" / "train.parquet")
+    pq.write_table(table.slice(1), copy / "cola" / "train.parquet")
+    assert one(copy, "cola").identity() != one(data, "cola").identity()
+
+
+def test_a_file_that_changes_between_two_runs_is_read_again(models, data: Path, tmp_path: Path):
+    copy = shutil.copytree(data / "rte", tmp_path / "other" / "rte").parent
+    finetune.fn(one(copy, "rte", keep=False), models["papers"])
+    path = copy / "rte" / "train.parquet"
+    pq.write_table(pq.read_table(path).slice(32), path)
+    assert finetune.fn(one(copy, "rte", keep=False), models["papers"]).stats["train_examples"] == 128
+
+
+def test_seeds_share_the_encoded_inputs(models, data: Path, monkeypatch):
+    encoded = []
+    monkeypatch.setattr("tasks.finetune.encode", lambda table, *rest: encoded.append(1) or encode(table, *rest))
+    for seed in range(3):
+        finetune.fn(one(data, "stsb", seed=seed + 10, keep=False, max_tokens=31), models["papers"])
+    assert len(encoded) == 2  # train and validation, once
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epochs": 1}, {"batch_size": 8}, {"learning_rate": 1e-3}, {"schedule": "linear"}, {"warmup": 0.5},
+        {"weight_decay": 0.9}, {"dropout": 0.5}, {"max_tokens": 8}, {"head": "native"}, {"choose": "best"},
+        {"batches": "random"}, {"seed": 1}, {"pretrained": False}, {"share": 0.5},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_no_setting_is_ignored(models, data: Path, change: dict):
+    base = finetune.fn(one(data, "cola", keep=False), models["modern"])
+    changed = finetune.fn(one(data, "cola", keep=False, **change), models["modern"])
+    first, second = (pq.read_table(run.path / "predictions.parquet")["scores"].to_pylist() for run in (base, changed))
+    assert first != second
+
+
+def test_every_setting_of_finetuning_is_among_those_tested():
+    tested = {"epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "dropout", "max_tokens", "head",
+              "choose", "batches"}  # fmt: skip
+    from model.settings import Finetuning
+
+    assert set(Finetuning.model_fields) == tested
+
+
+def test_the_machine_is_asked_in_the_process_that_trains(models, data: Path, monkeypatch):
+    monkeypatch.setattr(machine, "detect", lambda: (_ for _ in ()).throw(InputError("no such device")))
+    with pytest.raises(InputError, match="no such device"):
+        finetune.fn(one(data, "cola", seed=7), models["papers"])

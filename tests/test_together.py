@@ -1,0 +1,144 @@
+"""Several runs at once, in processes: what one gives, fails of or is killed in leaves the others alone."""
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from model import InputError
+from tasks import parallel, together
+
+
+def work(path: Path, number: int, report) -> tuple[int, int]:
+    """Square a number in a process that it names; what it is told to do instead stands in the file."""
+    told = path.read_text() if path.exists() else ""
+    if told == "mend":
+        raise InputError("the data is rubbish; mend it")
+    if told == "fail":
+        raise KeyError("a bug")
+    report(number, "halfway")
+    if told == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if told == "wait":
+        (path.parent / "waiting").touch()
+        signal.pause()
+    return number**2, os.getpid()
+
+
+def side_by_side(folder: Path, told: dict[int, str], count: int = 2, runs: int = 4) -> list:
+    """The results or errors of so many runs, of which `told` says what some do."""
+    for number, what in told.items():
+        (folder / str(number)).write_text(what)
+
+    def run(number: int) -> object:
+        try:
+            return together.run(work, (folder / str(number), number), 10, f"finetune {number}")
+        except Exception as error:
+            return error
+
+    with together.several(count, 10 * runs, runs), ThreadPoolExecutor(count) as threads:
+        return list(threads.map(run, range(runs)))
+
+
+def test_runs_go_on_in_as_many_processes_as_are_allowed_and_give_the_same(tmp_path):
+    found = side_by_side(tmp_path, {}, count=2, runs=6)
+    assert [square for square, _ in found] == [0, 1, 4, 9, 16, 25]
+    pids = {pid for _, pid in found}
+    assert len(pids) <= 2
+    assert os.getpid() not in pids
+    assert together.run(work, (tmp_path / "x", 5), 10, "alone") == (25, os.getpid())
+
+
+def test_no_process_outlives_the_runs(tmp_path):
+    found = side_by_side(tmp_path, {})
+    for pid in {pid for _, pid in found}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_killed_run_is_told_and_loses_no_other(tmp_path):
+    found = side_by_side(tmp_path, {1: "die"}, runs=5)
+    assert [one[0] for one in (found[0], *found[2:])] == [0, 4, 9, 16]
+    assert isinstance(found[1], InputError)
+    assert str(found[1]).startswith("The process of 'finetune 1' was killed, most likely for lack of memory.")
+    assert "CRAM_FINETUNES=1" in str(found[1])
+
+
+def test_what_the_user_can_mend_stays_a_sentence_and_a_bug_keeps_its_traceback(tmp_path):
+    found = side_by_side(tmp_path, {0: "mend", 2: "fail"})
+    assert isinstance(found[0], InputError)
+    assert str(found[0]) == "the data is rubbish; mend it"
+    assert isinstance(found[2], RuntimeError)
+    assert "'finetune 2' failed in its process" in str(found[2])
+    assert "KeyError: 'a bug'" in str(found[2])
+    assert (found[1][0], found[3][0]) == (1, 9)
+
+
+def test_runs_that_are_given_up_end_at_once(tmp_path):
+    (tmp_path / "0").write_text("wait")
+    problems: list[Exception] = []
+
+    def run() -> None:
+        try:
+            together.run(work, (tmp_path / "0", 0), 10, "finetune 0")
+        except InputError as error:
+            problems.append(error)
+
+    with together.several(2, 10, 1):
+        thread = threading.Thread(target=run)
+        thread.start()
+        while not (tmp_path / "waiting").exists():
+            time.sleep(0.01)
+        crew = together.crew
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+    assert [member.process.exitcode is None for member in crew.members] == [False]
+    assert "'finetune 0' was given up" in str(problems[0])
+
+
+def test_progress_counts_the_examples_of_all_runs_and_tells_the_time_left(tmp_path, monkeypatch):
+    told: list[tuple[float, str]] = []
+    monkeypatch.setattr(together.Progress, "update", lambda self, amount, note: told.append((amount, note)))
+    side_by_side(tmp_path, {}, runs=4)
+    assert sum(amount for amount, _ in told) == 40
+    assert told[-1][1] == "4 of 4 runs done, about 0 min left"
+    assert all("runs done, about" in note for _, note in told)
+    assert any("; 3 halfway" in note for _, note in told)
+
+
+def test_what_processes_used_is_counted_for_the_run_that_had_them(tmp_path):
+    found: dict[int, tuple[float, float]] = {}
+
+    def run(number: int) -> None:
+        parallel.usage.cpu_seconds = parallel.usage.peak_mib = 0.0
+        together.run(work, (tmp_path / str(number), number), 10, f"finetune {number}")
+        found[number] = (parallel.usage.cpu_seconds, parallel.usage.peak_mib)
+
+    with together.several(2, 20, 2), ThreadPoolExecutor(2) as threads:
+        list(threads.map(run, range(2)))
+    assert all(0 <= seconds < 30 and 10 < peak < 10_000 for seconds, peak in found.values())
+
+
+def test_as_many_runs_go_on_at_once_as_cores_and_memory_allow(monkeypatch):
+    monkeypatch.setenv("CRAM_WORKERS", "8")
+    monkeypatch.setattr(together, "available_memory", lambda: 5 * together.BYTES_A_RUN)
+    assert [together.at_once(runs) for runs in (0, 1, 3, 40)] == [0, 1, 3, 5]
+    monkeypatch.setattr(together, "available_memory", lambda: 0)
+    assert together.at_once(40) == 1
+    monkeypatch.setenv("CRAM_FINETUNES", "6")
+    assert [together.at_once(runs) for runs in (1, 4, 40)] == [1, 4, 6]
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5"])
+def test_a_number_of_runs_that_is_none_is_refused(monkeypatch, asked):
+    monkeypatch.setenv("CRAM_FINETUNES", asked)
+    with pytest.raises(InputError, match=f"CRAM_FINETUNES is '{asked}'; expected a positive whole number"):
+        together.at_once(4)
+
+
+def test_the_memory_that_can_be_had_is_what_the_kernel_says():
+    assert 1 << 26 < together.available_memory() < 1 << 50
