@@ -1,4 +1,4 @@
-"""The command line: cram run, ls, show, diff, up, down."""
+"""The command line: cram run, ls, show, diff, compare, predict, fill, up, down."""
 
 import json
 import logging
@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand
 
+from flows.ask import fill, predict
+from flows.compare import compare
 from flows.services import HOME, SERVER, server_answers
 from model import InputError
 
@@ -147,7 +149,7 @@ def tell(artifact: "Artifact") -> None:
             if found := [n for n in about["artifacts"] if n.startswith(f"{name}/")]:
                 place = shorten(artifact.path.parents[1] / found[0])
                 console.print(f"{name}: {place} ({what})", soft_wrap=True, highlight=False)
-        console.print(f"The page with all of it: {shorten(artifact.path)}/report.md", soft_wrap=True, highlight=False)
+        console.print(f"The page with all of it: {shorten(artifact.path)}/report.html", soft_wrap=True, highlight=False)
 
 
 def print_rows(rows: list[dict]) -> None:
@@ -357,6 +359,10 @@ def print_filters(a: "Artifact", b: "Artifact", samples: int) -> None:
                 f"{sample['id']} ({sample['source']})  {verdicts}", markup=False, highlight=False, soft_wrap=True
             )
             console.print(f"    {' '.join(sample['text'].split())}", markup=False, highlight=False, style="dim")
+
+
+for command in (compare, predict, fill):
+    app.command()(command)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The model card: the README.md of a model's folder, as the Hugging Face hub reads it.
+"""The model card: the README.md of a model's folder, as the Hugging Face hub reads it. Of pretrained and finetuned ones.
 
 It is made from the manifests of all that led to the model, and says nothing that they don't.
 """
@@ -13,8 +13,10 @@ from tasks.corpus import Download
 from tasks.decontaminate import Decontaminate
 from tasks.dedup import Deduplicate
 from tasks.filter import Filter
+from tasks.glue import TASKS
+from tasks.markdown import Marked, code, escape, items, table
 from tasks.pretrain import Pretrain
-from tasks.report import budget_section, contamination, contamination_section, funnel, markdown
+from tasks.sections import METRICS, budget_section, contamination, contamination_section, funnel_table, stage_of
 from tasks.tokens import Tokenize
 from tasks.vocabulary import Vocabulary
 
@@ -42,7 +44,7 @@ def deltas(here: dict, usual: dict, prefix: str) -> list[list[str]]:
         if isinstance(value, dict) and isinstance(here.get(name), dict):
             rows += deltas(here[name], value, f"{prefix}.{name}")
         elif name in here and here[name] != value:
-            rows.append([f"`{prefix}.{name}`", f"`{json.dumps(here[name])}`", f"`{json.dumps(value)}`"])
+            rows.append([code(f"{prefix}.{name}"), code(json.dumps(here[name])), code(json.dumps(value))])
     return rows
 
 
@@ -98,10 +100,8 @@ def text_section(lineage: dict[str, dict]) -> list[str]:
             own = {"files": f"local files ({len(place.get('files', []))})", "python-docs": "docs of Python packages"}
             about = f"{own.get(name, 'not on the hub')}. Terms: those of their authors"
         lines.append(f"- `{name}`: {about}.")
-    columns = ["stage", "documents", "characters", "tokens", "sequences"]
-    passed = [[row[column] for column in columns] for row in funnel(lineage)]
     told = "\n".join(lines) or "The manifest that says where the text came from was not at hand."
-    return ["## Training data", told, markdown(columns, passed), *contamination_section(contamination(lineage))]
+    return ["## Training data", told, funnel_table(lineage), *contamination_section(contamination(lineage))]
 
 
 def datasets(lineage: dict[str, dict]) -> list[str]:
@@ -110,31 +110,35 @@ def datasets(lineage: dict[str, dict]) -> list[str]:
     return sorted({place["repository"] for known in places for place in known.values() if "repository" in place})
 
 
+ENGLISH = "Its tokenizer lowers case, strips accents and drops whatever is not printable ASCII: it is for English text."
+UNEXAMINED = "It was not examined for what it says of people. It will repeat the errors and prejudices of its text."
+LICENCE = [
+    "## Licence",
+    "None is given here: whoever publishes the model chooses one (`license` at the head of this file), having read the terms of "
+    "the text above.",
+]
+
+
 def limits(length: int | None) -> list[str]:
     """What the model can't do or was never examined for."""
-    longest = f"It was trained on sequences of {length} tokens, and knows nothing of longer ones." if length else ""
-    return [
-        "## Limits",
-        "\n".join(
-            f"- {line}"
-            for line in (
-                longest,
-                "Its tokenizer lowers case, strips accents and drops whatever is not printable ASCII: it is for English text.",
-                "It fills masks and is meant to be finetuned. It doesn't write text, and its states are no sentence embeddings "
-                "as they are.",
-                "It was not examined for what it says of people. It will repeat the errors and prejudices of its text.",
-                "It is one run with one seed.",
-            )
-            if line
-        ),
-    ]
+    longest = [f"It was trained on sequences of {length} tokens, and knows nothing of longer ones."] if length else []
+    purpose = "It fills masks and is meant to be finetuned. It doesn't write text, and its states are no sentence embeddings as they are."
+    return ["## Limits", items([*longest, ENGLISH, purpose, UNEXAMINED, "It is one run with one seed."])]
+
+
+def software(environment: dict) -> str:
+    """With what it was made."""
+    return (
+        f"Software: torch {environment['packages'].get('torch', '(unknown)')}, Python {environment['python']}, cram at commit "
+        f"`{environment['commit']}`."
+    )
 
 
 def card(about: dict, lineage: dict[str, dict], scores: Iterable[str] = ()) -> str:
     """The card of a model.
 
     `about`: `stage`, `params`, `stats` and `environment` of its pretrain stage, as its manifest has them. `lineage`: the
-    manifests of what led to it, by name, with or without its own. `scores`: more sections, as tasks.report makes them.
+    manifests of what led to it, by name, with or without its own. `scores`: more sections, as tasks.sections makes them.
     """
     lineage = {name: m for name, m in lineage.items() if m["stage"] != "pretrain"} | {"pretrain": about}
     params, stats, environment = about["params"], about["stats"], about["environment"]
@@ -167,17 +171,97 @@ def card(about: dict, lineage: dict[str, dict], scores: Iterable[str] = ()) -> s
             if changes
             else "Everything is as in `crammed-bert`, the paper's final recipe."
         ),
-        *([markdown(["parameter", "here", "crammed-bert"], changes)] if changes else []),
+        *([table(["parameter", "here", "crammed-bert"], changes)] if changes else []),
         *budget_section(about),
         f"The held-out loss is that of {stats['heldout_predictions']:,} masked tokens of documents that were never trained on. "
         "Per character it can be compared between vocabularies, on the same text.",
-        f"Software: torch {environment['packages'].get('torch', '(unknown)')}, Python {environment['python']}, cram at commit "
-        f"`{environment['commit']}`.",
+        software(environment),
         *text_section(lineage),
         *scores,
         *limits(length),
-        "## Licence",
-        "None is given here: whoever publishes the model chooses one (`license` at the head of this file), having read the "
-        "terms of the text above.",
+        *LICENCE,
     ]
+    return "\n\n".join(sections) + "\n"
+
+
+def label_section(params: dict, stats: dict, architecture: Architecture) -> list[str]:
+    """How to get labels (or the score) of a text from a finetuned model."""
+    task = TASKS[params["task"]]
+    example = ["the first text", "the second text"][: len(task.columns)]
+    model = export.transformers_classifier(architecture, stats["head"])
+    given = "\\t".join(example)
+    own = f"```sh\nprintf '{given}\\n' | cram predict FOLDER  # the folder with this file{', a tab between the texts' if example[1:] else ''}\n```"
+    if model is None:
+        why = export.why_not_transformers_classifier(architecture, stats["head"])
+        return ["## Use", f"Only cram loads it: {why}", own]
+    text = json.dumps(dict(zip(("text", "text_pair"), example, strict=False)) if example[1:] else example[0])
+    plain = "" if task.labels else ', function_to_apply="none"'
+    return [
+        "## Use",
+        f"It is a `{model}` of transformers (5.17 or newer), and needs no remote code:",
+        "```python\n"
+        "from transformers import pipeline\n\n"
+        'classify = pipeline("text-classification", model="FOLDER")  # the folder with this file, or its name on the hub\n'
+        f"print(classify({text}{plain}))\n"
+        "```",
+        "Or with cram:",
+        own,
+    ]
+
+
+def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
+    """The card of a finetuned model.
+
+    `params`, `stats`: those of its finetune stage. `lineage`: the manifests of what led to it, by name.
+    """
+    task, pretrained = TASKS[params["task"]], stage_of(lineage, "pretrain")
+    architecture = Architecture(**pretrained["params"]["architecture"])
+    model, data = export.transformers_classifier(architecture, stats["head"]), params["data"]
+    hub_data = data.get("repository")
+    fields = {
+        "library_name": "transformers" if model else "cram",
+        "pipeline_tag": "text-classification",
+        "tags": ["cram", params["task"], "pretrained-from-scratch" if params["pretrained"] else "not-pretrained"],
+    } | ({"datasets": [hub_data]} if hub_data else {})
+    lines = [
+        [escape(split), METRICS[metric], value, "{:.1f} to {:.1f}".format(*about["intervals"][metric]),
+         float(about["majority"][metric]), f"{about['examples']:,} of {about['official_examples']:,}"
+         if about["official_examples"] else f"{about['examples']:,}"]
+        for split, about in stats["validation"].items() for metric, value in about["metrics"].items()
+    ]  # fmt: skip
+    told = [note for about in stats["validation"].values() for note in about["notes"]] + stats["data"]["notes"]
+    begun = "random weights, without pretraining" if not params["pretrained"] else (
+        "a model of this pretraining that was finetuned on MNLI" if params["start"] == "mnli" else "the pretrained model"
+    )  # fmt: skip
+    settings = {k: params[k] for k in ("epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "dropout",
+                                       "max_tokens", "choose", "batches", "seed")}  # fmt: skip
+    settings |= {"head": stats["head"]}
+    official = stats["official_train_examples"]
+    trained = f"{stats['train_examples']:,}" + (f" of {official:,}" if official else "")
+    trained += f", of which {params['share']:.0%} were used" if params["share"] < 1 else ""
+    names = ", ".join(f"{i}: {escape(name)}" for i, name in enumerate(task.labels)) or "one number, from 0 to 5"
+    sections = [
+        header(fields),
+        f"# {task.title}, finetuned with seed {params['seed']}",
+        f"An encoder of {pretrained['stats']['parameters'] / 1e6:,.1f} million parameters that cram made from scratch and then "
+        f"finetuned on {task.title}, by its protocol `{params['protocol']}`. Labels: {names}.",
+        *label_section(params, stats, architecture),
+        "## Scores",
+        table(["split", "metric", "score", "95 % interval", "majority", "examples"], lines),
+        "Times 100, of this one seed; the interval is a bootstrap over the examples.",
+        *([items([escape(note) for note in told])] if told else []),
+        "## How it was made",
+        f"From {begun}, on {trained} training examples, {stats['steps']:,} steps; epoch {stats['chosen_epoch']} of "
+        f"{params['epochs']} is the one kept.",
+        table(["setting", "value"], [[code(name), Marked(value)] if isinstance(value, str) else [code(name), f"{value:g}"]
+                                     for name, value in settings.items()]),
+        "What the encoder was pretrained on, and how:",
+        items([Marked(f"`{name}`") for name in lineage]),
+        "## Limits",
+        items([
+            f"It was made for {task.title}'s kind of text and question; inputs beyond {params['max_tokens']} tokens were cut.",
+            ENGLISH, UNEXAMINED,
+        ]),
+        *LICENCE,
+    ]  # fmt: skip
     return "\n\n".join(sections) + "\n"

@@ -1,45 +1,43 @@
-"""Report: the scores beside published ones, the data funnel, the budget; one page and one JSON.
+"""Report: what came out of a run, on one page: scores beside published ones, data, loss, speed, rules, lineage.
 
-Reads   finetune artifacts (which carry the manifests of all that led to them).
-Writes  report.md, report.json
+Reads   finetune artifacts of one pretrained model (which carry the manifests of all that led to them).
+Writes  report.html    the page, complete in itself
+        report.md, report.json
+        *.svg          its pictures
+        README.md      the model's card with its scores, to be put into the model's folder
+        submission/    if the test data was predicted: files for GLUE's leaderboard, by protocol
 """
 
 import json
-import statistics
 from pathlib import Path
 
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pydantic import Field
 
 from model import InputError
-from tasks import probes
+from model.settings import Finetuning
+from tasks import analysis, plots, sections, submission
 from tasks.glue import TASKS
-from tasks.pretrain import LINEAGE
-from tasks.stage import Artifact, Params, stage
+from tasks.markdown import escape, items
+from tasks.page import page
+from tasks.scores import (
+    COLUMNS,
+    PROTOCOLS,
+    PUBLISHED,
+    averages,
+    chosen,
+    column,
+    gather,
+    groups,
+    middle,
+    pretrained_of,
+)
+from tasks.stage import Artifact, Params, environment, read_manifest, stage
 
-NAMES = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "qqp": "QQP", "mnli": "MNLI", "qnli": "QNLI",
-         "rte": "RTE", "wnli": "WNLI"}  # fmt: skip
-COLUMNS = ("MNLI m", "MNLI mm", "SST-2", "STS-B", "RTE", "QNLI", "QQP", "MRPC", "CoLA")  # nine numbers, as the paper
-PUBLISHED = [  # (model, scores in the order of COLUMNS or None where no table was found, average, where published)
-    (
-        "BERT-base, fully trained",
-        (83.2, 83.4, 91.9, 86.7, 59.2, 90.6, 87.7, 89.3, 56.5),
-        80.9,
-        "arXiv 2212.14034v1, as quoted by others",
-    ),
-    (
-        "BERT-base, no pretraining",
-        (34.1, 34.1, 79.9, 17.8, 47.3, 50.0, 68.6, 77.9, 0.0),
-        45.5,
-        "arXiv 2212.14034v1, as quoted by others",
-    ),
-    (
-        "crammed BERT, A6000, v1",
-        (83.9, 84.1, 92.2, 84.6, 53.8, 89.5, 87.3, 87.5, 44.5),
-        78.6,
-        "arXiv 2212.14034v1, as quoted by others",
-    ),
-    ("crammed BERT, A6000, final", None, 80.4, "the authors' final version, as quoted by others"),
-]
+BESIDE = ("BERT-base, fully trained", "crammed BERT, A6000, as released (best of 5 runs)")  # in the picture of scores
+PREDICTIONS = "predictions.parquet"
 
 
 class Report(Params):
@@ -48,259 +46,160 @@ class Report(Params):
     title: str = Field("crammed-bert", min_length=1, description="Heading of the page.")
 
 
-def column(task: str, split: str) -> str:
-    """The name of a number in the tables."""
-    if task == "mnli":
-        return "MNLI m" if split == "validation_matched" else "MNLI mm"
-    return NAMES.get(task, task)
+def settings(protocol: str, params: list[dict]) -> dict:
+    """How one protocol finetuned, on all of the training data: each field with its value, or those of the tasks."""
+    runs = [run for run in params if run["protocol"] == protocol and run["share"] == 1.0]
+    told = {}
+    for name in (name for name in Finetuning.model_fields if runs):
+        of_task = {run["task"]: run[name] for run in runs}
+        told[name] = of_task if len(set(of_task.values())) > 1 else next(iter(of_task.values()))
+    return told
 
 
-def gather(runs: list[dict]) -> list[dict]:
-    """Median and range over seeds of each task's metrics, with and without pretraining, and what the data is."""
-    groups: dict[tuple, list[dict]] = {}
-    for run in runs:
-        for split, scores in run["validation"].items():
-            groups.setdefault((run["pretrained"], run["task"], split), []).append(run | {"scores": scores})
-    found = []
-    for (pretrained, task, split), members in groups.items():
-        metrics = {}
-        for metric in TASKS[task].metrics:
-            values = [m["scores"][metric] for m in members]
-            metrics[metric] = {"median": round(statistics.median(values), 2), "range": [min(values), max(values)]}
-        first = members[0]
-        sizes = {"train": [first["train_examples"], first["official_train_examples"]]}
-        sizes["validation"] = [first["scores"]["examples"], first["scores"]["official_examples"]]
-        found.append(
-            {
-                "task": task,
-                "column": column(task, split),
-                "pretrained": pretrained,
-                "metric": first["metric"],
-                "score": metrics[first["metric"]]["median"],
-                "metrics": metrics,
-                "majority": first["scores"]["majority"],
-                "seeds": len(members),
-                "examples": sizes,
-                "partial": task in NAMES and any(have != official for have, official in sizes.values()),
-            }
-        )
-    return found
-
-
-def average(rows: list[dict]) -> float | None:
-    """The mean of the nine numbers, MNLI counted twice as in the paper; None unless all are there, on complete data."""
-    scores = {row["column"]: row["score"] for row in rows if not row["partial"]}
-    if not all(name in scores for name in COLUMNS):
+def metrics_of(name: str) -> dict[str, np.ndarray] | None:
+    """The metrics of every step of pretraining, if the model's folder is on this machine."""
+    artifact = Artifact(stage=name.split("/")[0], key=name.split("/")[1])
+    path = artifact.path / "metrics.parquet"
+    if read_manifest(artifact) is None or not path.exists():
         return None
-    return round(statistics.mean(scores[name] for name in COLUMNS), 1)
+    columns = pq.read_table(path)
+    return {column: columns[column].to_numpy() for column in columns.column_names}
 
 
-def funnel(lineage: dict[str, dict]) -> list[dict]:
-    """Documents, characters and tokens through each stage."""
-    found = []
-    for name, about in lineage.items():
-        stats = about["stats"]
-        if about["stage"] in ("download", "deduplicate", "decontaminate", "filter", "tokenize"):
-            row = {"stage": about["stage"], "artifact": name}
-            row |= {what: stats.get(what) for what in ("documents", "characters", "tokens", "sequences")}
-            if about["stage"] == "filter":
-                row["tokens"] = stats["measured_with"]["tokens_kept"]
-            found.append(row)
-        if about["stage"] == "tokenize":
-            held = stats["heldout"]
-            found.append(
-                {"stage": "held out", "artifact": name}
-                | {k: held[k] for k in ("documents", "characters", "tokens", "sequences")}
+def cola(found: dict[tuple, list[Artifact]]) -> dict | None:
+    """Where CoLA's predictions are wrong, if it was run by the rules."""
+    runs = found.get(("cramming", True, 1.0, "cola"))
+    if not runs:
+        return None
+    return analysis.analyse(TASKS["cola"], [pq.read_table(run.path / PREDICTIONS) for run in runs])["validation"]
+
+
+def draw(
+    rows: list[dict], curve: list[dict], lineage: dict[str, dict], pretrained: dict, steps: dict | None, out: Path
+) -> list[str]:
+    """Draw what there is to see; the names of the pictures."""
+    own = {row["column"]: row for row in chosen(rows, "cramming") if row["column"] in COLUMNS}
+    if own:
+        ours = [{"score": row["score"], **row["metrics"][row["metric"]]} for row in own.values()]
+        known = {row.model: row.scores for row in PUBLISHED["cramming"]}
+        others = {
+            f"published: {name}": [None if row["partial"] else known[name].get(c) for c, row in own.items()]
+            for name in BESIDE
+        }
+        names = [name + ("*" if row["partial"] else "") for name, row in own.items()]
+        plots.scores(names, ours, others, out / "scores.svg")
+    curves = {}
+    for row in curve:
+        if row["protocol"] == "cramming" and row["pretrained"]:
+            curves.setdefault(column(row["task"], row["split"]), []).append((100 * row["share"], row["median"]))
+    curves = {name: tuple(np.array(points).T) for name, points in curves.items() if len(points) > 1}
+    if curves:
+        shares = sorted({share for points, _ in curves.values() for share in points.tolist()})
+        names = list(curves)
+        plots.lines(curves, "% of the training data", "score", out / "curve.svg", marked=names, ticks=shares)
+    held, name = pretrained["stats"]["evaluations"], "held out, 15 % masked"
+    unit, of = ("billion", 1e9) if held[-1]["tokens"] >= 1e9 else ("million", 1e6)
+    losses = {name: (np.array([e["tokens"] for e in held]) / of, np.array([e["heldout_loss"] for e in held]))}
+    if steps:
+        losses = {"training": (plots.thinned(steps["tokens"]) / of, plots.thinned(steps["loss"]))} | losses
+        plots.speed(steps, out / "speed.svg")
+    plots.lines(losses, f"{unit} tokens", "loss, nats per masked token", out / "loss.svg", marked=[name])
+    passed = [row for row in sections.funnel(lineage) if row["characters"] and row["stage"] != "held out"]
+    if passed:
+        values = [row["characters"] / 1e6 for row in passed]
+        plots.bars([row["stage"] for row in passed], values, "million characters that came through", out / "funnel.svg")
+    return sorted(path.name for path in out.glob("*.svg"))
+
+
+def for_leaderboard(found: dict[tuple, list[Artifact]], out: Path) -> list[str]:
+    """Write files for GLUE's leaderboard from the runs with the median scores; sentences that say what was written."""
+    told = []
+    for protocol in PROTOCOLS:
+        given: dict[str, dict[str, np.ndarray]] = {}
+        for (of, pretrained, share, task), members in found.items():
+            if (of, pretrained, share) == (protocol, True, 1.0) and members[0].manifest["params"]["test"]:
+                table = pq.read_table(middle(members).path / PREDICTIONS).sort_by("row")
+                for split in TASKS[task].test:
+                    values = table.filter(pc.equal(table["split"], split))["prediction"].to_numpy()
+                    try:
+                        submission.rows(task, split, values)  # a local copy may lack rows; then the others are written
+                        given.setdefault(task, {})[split] = values
+                    except InputError as problem:
+                        told.append(str(problem))
+        if given:
+            about = submission.write(out / "submission" / protocol, given)
+            told.append(
+                f"Of the seeds with the median scores, protocol {protocol}, in submission/{protocol}: {', '.join(about['files'])}."
             )
-        if about["stage"] == "pretrain":
-            found.append({"stage": f"trained on ({stats['epochs']:.2f} epochs)", "artifact": name, "documents": None,
-                          "characters": None, "tokens": stats["tokens"], "sequences": None})  # fmt: skip
-    return found
+            told += [about["note"]] if about["note"] else []
+    return told
 
 
-def markdown(header: list[str], rows: list[list[object]]) -> str:
-    """A Markdown table; None is shown as a dash."""
-
-    def cell(value: object) -> str:
-        if value is None:
-            return "–"
-        return f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if isinstance(value, float) else str(value)
-
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
-
-
-def glue_section(rows: list[dict], title: str) -> list[str]:
-    """The GLUE table: ours, and the published rows."""
-    lines, notes = [], []
-    for pretrained, label in ((True, title), (False, f"{title}, no pretraining")):
-        own = [row for row in rows if row["pretrained"] is pretrained]
-        if own:
-            scores = {row["column"]: f"{row['score']:.1f}" + ("\\*" if row["partial"] else "") for row in own}
-            lines.append([f"**{label}**", *(scores.get(c) for c in COLUMNS), average(own), "this run"])
-    own = [row for row in rows if row["pretrained"]] or rows
-    simple = {row["column"]: row["majority"][row["metric"]] for row in own}
-    lines.append(["majority class or mean", *(simple.get(c) for c in COLUMNS), None, "this run"])
-    lines += [
-        [model, *(scores or [None] * len(COLUMNS)), mean, f"published: {where}"]
-        for model, scores, mean, where in PUBLISHED
-    ]
-    seeds = sorted({row["seeds"] for row in own})
-    notes.append(f"Ours: median of {' or '.join(map(str, seeds))} seed(s) on the validation data, last epoch. MNLI, SST-2, RTE, "
-                 "QNLI: accuracy; QQP, MRPC: F1; STS-B: Pearson; CoLA: Matthews; all times 100.")  # fmt: skip
-    missing = [c for c in COLUMNS if c not in simple]
-    if missing:
-        notes.append(f"No average: it is the mean of nine numbers, and {', '.join(missing)} were not run.")
-    for row in own:
-        if row["partial"]:
-            sizes = ", ".join(
-                f"{have:,} of {official:,} {split} examples" for split, (have, official) in row["examples"].items()
-            )
-            notes.append(
-                f"\\* {row['column']} is on partial data: {sizes}. It enters no average and compares with nothing published."
-            )
-    extra = [f"WNLI, which enters no average: {row['score']:.1f}." for row in own if row["task"] == "wnli"]
-    return ["## GLUE", markdown(["model", *COLUMNS, "average", "source"], lines), *notes, *extra]
-
-
-def probe_section(rows: list[dict]) -> list[str]:
-    """The probes: with and without pretraining, and the majority baseline."""
-    by = {(row["task"], row["pretrained"]): row for row in rows}
-    lines = []
-    for task in dict.fromkeys(row["task"] for row in rows):
-        with_, without = by.get((task, True)), by.get((task, False))
-        row = with_ or without
-        sizes = f"{row['examples']['train'][0]:,} / {row['examples']['validation'][0]:,}"
-        scores = [r["score"] if r else None for r in (with_, without)]
-        lines.append([task, *scores, row["majority"][row["metric"]], sizes, row["seeds"]])
-    header = ["probe", "pretrained", "no pretraining", "majority", "train / validation examples", "seeds"]
-    return [
-        "## Probes (these are not GLUE)",
-        "Accuracy in per cent, median over seeds, on small tasks made from held-out documents.",
-        markdown(header, lines),
-    ]
-
-
-def contamination(lineage: dict[str, dict]) -> dict:
-    """Whether text of the downstream data was looked for in the corpus, and what was found."""
-    about = next((a for a in lineage.values() if a["stage"] == "decontaminate"), None)
-    if about is None:
-        return {"checked": False, "why": "the corpus did not pass the stage decontaminate"}
-    told = {
-        name: about["stats"].get(name) for name in ("checked", "why", "words", "not_at_hand", "documents_found", "cut")
-    }
-    told |= {"dropped": about["stats"]["dropped"]["contaminated"]["documents"], "tasks": about["stats"].get("tasks")}
-    return {name: value for name, value in told.items() if value is not None}
-
-
-def contamination_section(about: dict) -> list[str]:
-    """The same in words, with a table by task."""
-    title = "## Text of the downstream data in the corpus"
-    if not about["checked"]:
-        return [title, f"Not checked, because {about['why']}."]
-    tasks, n = about["tasks"], about["words"]
-    by_task = ", ".join(
-        f"{NAMES[name]} {counts['documents']:,}" for name, counts in tasks.items() if counts["documents"]
-    )
-    done = f"{about['dropped']:,} documents dropped"
-    if "cut" in about:
-        done = (
-            f"{about['cut']['characters']:,} characters cut from {about['cut']['documents']:,} documents, and " + done
-        )
-    short, all_ = (sum(counts[what] for counts in tasks.values()) for what in ("too_short", "sentences"))
-    lines = [
-        f"{done}{f' (found for {by_task})' if by_task else ''}: {about['documents_found']:,} had {n} words in a row that stand in a "
-        f"validation or test sentence. {short:,} of the {all_:,} sentences have fewer than {n} words, so they can't be found "
-        "this way."
-    ]
-    if about["not_at_hand"]:
-        lines.append(f"Not at hand, so not looked for: {', '.join(about['not_at_hand'])}.")
-    header = ["task", "splits", "sentences", "too short", "n-grams", "sentences found", "in documents"]
-    names = ("sentences", "too_short", "ngrams", "sentences_found", "documents")
-    rows = [[NAMES[t], ", ".join(c["splits"]), *(c[name] for name in names)] for t, c in tasks.items()]
-    return [title, *lines, markdown(header, rows)]
-
-
-def budget_section(about: dict) -> list[str]:
-    """What was spent, and how fast."""
-    stats, params = about["stats"], about["params"]
-    machine = stats["machine"]
-    gpus = "one" if machine["gpus"] == 1 else f"{machine['gpus']}, though the rule of the game is one"
-    rows = [
-        ["budget", f"{params['budget']:g} {params['budget_unit']}"],
-        ["spent", f"{stats['seconds_on_the_clock'] / 3600:.3f} hours, {stats['tokens']:,} tokens, {stats['steps']:,} steps"],
-        ["speed", f"{stats['tokens_per_second']:,.0f} tokens a second, {stats['mfu']:.0%} of the rate of matrix products there"],
-        ["machine", f"{machine['device']}, {machine['dtype']}, {'compiled' if machine['compiled'] else 'eager'}, "
-                    f"{machine['micro_batch']} sequences at once"],
-        ["GPUs, or processes", gpus],
-        ["parameters", f"{stats['parameters']:,}"],
-        ["held-out loss", f"{stats['heldout_loss']:.4f} nats per masked token (15 % masked), "
-                          f"{stats['heldout_nats_per_character']:.4f} per character"],
-    ]  # fmt: skip
-    rows += [
-        ["skipped", f"{what['problem']}: went on behind sequences {what['sequences'][0]:,} to {what['sequences'][1]:,}"]
-        for what in stats["skipped"]
-    ]
-    return ["## Budget", markdown(["", ""], rows)]
-
-
-@stage(version=3)
+@stage(version=4)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the page."""
-    lineage = json.loads((runs[0].path / LINEAGE).read_text())
-    models = {run.manifest["inputs"]["pretrained"] for run in runs}
-    if len(models) > 1:
-        raise InputError(
-            f"The finetune artifacts come from different models: {', '.join(sorted(models))}. Give those of one."
-        )
-    groups: dict[tuple, list[dict]] = {}
-    for run in runs:
-        settings = run.manifest["params"]
-        groups.setdefault((settings["task"], settings["pretrained"]), []).append(settings)
-    for (task, _), members in groups.items():
-        settings = [{k: v for k, v in member.items() if k != "seed"} for member in members]
-        if len({m["seed"] for m in members}) < len(members) or any(s != settings[0] for s in settings):
-            raise InputError(
-                f"The {len(members)} runs of {task} are not one setting with as many seeds, so their median means nothing. Give "
-                "runs that differ in their seed only."
-            )
-    pretrained = lineage[models.pop()]
-    rows = gather([run.stats for run in runs])
-    glue = [row for row in rows if row["task"] in NAMES]
-    probing = [row for row in rows if row["task"] in probes.COLUMNS]
-    passed = funnel(lineage)
-    header = ["stage", "documents", "characters", "tokens", "sequences"]
-    table = [[r["stage"], r["documents"], r["characters"], r["tokens"], r["sequences"]] for r in passed]
-    sections = [
-        f"# {params.title}",
-        *(glue_section(glue, params.title) if glue else []),
-        *(probe_section(probing) if probing else []),
+    from tasks.card import card  # which imports torch: not for every command line
+
+    found = groups(runs)
+    name, lineage = pretrained_of(runs)
+    pretrained, rows, steps = lineage[name], gather(found), metrics_of(name)
+    manifests = [run.manifest for run in runs]
+    told = [{"name": run.name, **about} for run, about in zip(runs, manifests, strict=True)]
+    curve, wrong = analysis.learning_curve(about["stats"] for about in manifests), cola(found)
+    pictures = draw(rows, curve, lineage, pretrained, steps, out)
+    text = sections.contamination(lineage)
+    scores = [part for protocol in PROTOCOLS for part in sections.glue_section(rows, params.title, protocol)]
+    shown = [part for protocol in PROTOCOLS for part in sections.glue_section(rows, params.title, protocol, pictures)]
+    submitted = for_leaderboard(found, out)
+    all_sections = [
+        *sections.head(params.title, rows, pretrained),
+        *shown,
+        *(["## Files for GLUE's leaderboard", items(map(escape, submitted))] if submitted else []),
+        *sections.probe_section(rows),
+        *sections.rules_section(lineage, pretrained, [about["params"] for about in manifests]),
+        *sections.budget_section(pretrained),
+        *sections.curves_section(pretrained, steps is not None, pictures),
+        *sections.curve_section(curve, {row["column"] for row in rows if row["partial"]}, pictures),
+        *(sections.cola_section(wrong) if wrong else []),
+        *sections.confusion_section(rows),
+        *sections.funnel_section(lineage, pictures),
+        *sections.vocabulary_section(lineage),
+        *sections.contamination_section(text),
+        *sections.lineage_section(lineage),
+        *sections.runs_section(told),
+        *sections.environment_section(
+            {"pretrain": pretrained, "finetune": manifests[0], "report": {"environment": environment()}}
+        ),
     ]
-    sections += budget_section(pretrained)
-    note = "Tokens behind the filter are those of its own measuring vocabulary; sequences are drawn from more where a limit says so."
-    sections += ["## Data funnel", markdown(header, table), note]
-    text = contamination(lineage)
-    sections += contamination_section(text)
-    names = [*lineage, *(run.name for run in runs)]
-    sections += ["## Artifacts", "\n".join(f"- [{name}](../../{name}/)" for name in names)]
-    (out / "report.md").write_text("\n\n".join(sections) + "\n")
+    markdown = "\n\n".join(all_sections) + "\n"
+    (out / "report.md").write_text(markdown)
+    (out / "report.html").write_text(page(markdown, params.title, {n: (out / n).read_text() for n in pictures}))
+    (out / "README.md").write_text(card(pretrained, lineage, scores))
+    means = {protocol: averages(chosen(rows, protocol)) for protocol in PROTOCOLS}
     about = {
         "title": params.title,
-        "average": average([row for row in glue if row["pretrained"]]),
+        "average": means["cramming"]["paper"],
+        "averages": means,
         "scores": rows,
-        "published": [
-            {"model": m, "scores": dict(zip(COLUMNS, s, strict=True)) if s else None, "average": a, "source": w}
-            for m, s, a, w in PUBLISHED
-        ],
-        "funnel": passed,
+        "published": {protocol: [row._asdict() for row in found] for protocol, found in PUBLISHED.items()},
+        "funnel": sections.funnel(lineage),
         "contamination": text,
+        "learning_curve": curve,
+        "cola": wrong,
+        "rules": sections.rules(lineage, pretrained),
         "pretraining": {"params": pretrained["params"], **pretrained["stats"]},
-        "artifacts": names,
+        "params": {about["stage"]: about["params"] for about in lineage.values()},
+        "finetuning": {
+            protocol: settings(protocol, [about["params"] for about in manifests]) for protocol in PROTOCOLS
+        },
+        "artifacts": [*lineage, *(run.name for run in runs)],
+        "pretrained": name,
     }
     (out / "report.json").write_text(json.dumps(about, indent=2) + "\n")
     lines = [
-        {"task": row["column"], "pretrained": row["pretrained"], "metric": row["metric"], "score": row["score"],
-         "majority": row["majority"][row["metric"]], "seeds": row["seeds"], "partial data": row["partial"]}
+        {"task": row["column"], "protocol": row["protocol"], "pretrained": row["pretrained"], "share": row["share"],
+         "metric": row["metric"], "score": row["score"], "majority": row["majority"][row["metric"]], "seeds": row["seeds"],
+         "partial data": row["partial"]}
         for row in rows
     ]  # fmt: skip
     return {"average": about["average"], "table": lines}

@@ -1,4 +1,4 @@
-"""The model card, on the manifests of a toy corpus."""
+"""The model cards, on the manifests of a toy corpus and on hand-made ones."""
 
 import ast
 import json
@@ -8,23 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import write_jsonl
+from conftest import store_of_its_own, toy_tokens
 from huggingface_hub import ModelCard
+from test_report import finetuned
+from test_report import lineage as made_up_lineage
 
 from model import export
-from model.bert import Bert
+from model.bert import Bert, Classifier
 from model.settings import Architecture
-from tasks import stage as store_module
 from tasks import vocabulary
-from tasks.card import card, deltas
-from tasks.corpus import Download, download
-from tasks.decontaminate import Decontaminate, decontaminate
-from tasks.dedup import Deduplicate, deduplicate
-from tasks.filter import Filter, drop_incompressible
+from tasks.card import card, deltas, finetuned_card
+from tasks.glue import TASKS
 from tasks.pretrain import Pretrain, lineage
-from tasks.report import NAMES, funnel
-from tasks.tokens import Tokenize, tokenize
-from tasks.vocabulary import Vocabulary, train_vocabulary
+from tasks.scores import NAMES
+from tasks.sections import funnel
 
 ROOT = Path(__file__).parents[1]
 MODERN = {
@@ -42,14 +39,8 @@ CRAMMED = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48}
 def tokens(tmp_path_factory, toy_texts: list[str]):
     """The tokenize artifact of a toy corpus, in a store of its own."""
     root = tmp_path_factory.mktemp("made")
-    before, store_module.ROOT = store_module.ROOT, root / "artifacts"
-    shard = write_jsonl(root / "toy.jsonl", [*toy_texts, toy_texts[0]])
-    corpus = download.fn(Download(source="files", files=[str(shard)], documents=0))
-    clean = decontaminate.fn(Decontaminate(data="probes"), deduplicate.fn(Deduplicate(), corpus))
-    kept = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.5), clean)
-    words = train_vocabulary.fn(Vocabulary(entries=400), kept)
-    yield tokenize.fn(Tokenize(length=32, heldout_fraction=0.3, sort="random"), kept, words)
-    store_module.ROOT = before
+    with store_of_its_own(root / "artifacts"):
+        yield toy_tokens(root, toy_texts)["tokens"]
 
 
 def about(architecture: dict, **params) -> dict:
@@ -163,3 +154,59 @@ def test_the_code_on_the_card_fills_a_mask(layout, tokens, tmp_path):
         token for token in ast.literal_eval(done.stdout) if token in entries
     ]
     assert len(found) == 5
+
+
+def card_of(task: str, architecture: dict = CRAMMED, head: str = "tanh", **params) -> str:
+    """The card of a finetuned model with hand-made statistics."""
+    manifests = made_up_lineage()
+    manifests["pretrain/00000000000a"]["params"]["architecture"] = Architecture(**architecture).model_dump(mode="json")
+    run = finetuned(task, 60.0, model=manifests, **params)
+    return finetuned_card(run.manifest["params"], run.stats | {"head": head}, manifests)
+
+
+def test_the_card_of_a_finetuned_model_tells_its_score_labels_and_making(store):
+    text = card_of("rte", seed=3, epochs=4)
+    for told in ("# RTE, finetuned with seed 3", "Labels: 0: entailment, 1: not_entailment.", "| validation | accuracy | 60.0 |",
+                 "58.0 to 62.0", "277 of 277", "From the pretrained model, on 2,490 of 2,490 training examples", "epoch 4 of 4",
+                 "| `learning_rate` | 4e-05 |", "`pretrain/00000000000a`", "beyond 128 tokens", "cram predict FOLDER"):  # fmt: skip
+        assert told in text, told
+    data = ModelCard(text, ignore_metadata_errors=False).data
+    assert (data.pipeline_tag, data.datasets) == ("text-classification", ["nyu-mll/glue"])
+
+
+def test_the_card_of_a_finetuned_model_says_from_what_it_was_begun(store):
+    assert "From random weights, without pretraining" in card_of("cola", pretrained=False)
+    assert "finetuned on MNLI, on" in card_of("cola", start="mnli", protocol="modern")
+    assert "of which 25% were used" in card_of("cola", share=0.25)
+    assert "Labels: one number, from 0 to 5." in card_of("stsb")
+    assert "partial" not in card_of("cola")
+    assert "400 of 1,043" in card_of("cola", have=400)
+
+
+@pytest.mark.parametrize("task", ["cola", "mnli", "stsb"])
+def test_the_code_on_the_card_of_a_finetuned_model_labels_a_text(task, tokens, tmp_path):
+    pytest.importorskip("transformers")
+    vocabulary.copy(tokens.path, tmp_path, 32)
+    architecture, about = Architecture(**MODERN), TASKS[task]
+    export.save_classifier(
+        Classifier(Bert(architecture, 400, 32), about.classes, 0.0, seed=0, head="native"), tmp_path, about.labels
+    )
+    text = card_of(task, MODERN, "native")
+    assert "It is a `ModernBertForSequenceClassification` of transformers" in text
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code.replace('"FOLDER"', json.dumps(str(tmp_path)))],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = ast.literal_eval(done.stdout)
+    (answer,) = found if isinstance(found, list) else [found]
+    assert answer["label"] in about.labels or not about.labels
+    assert isinstance(answer["score"], float)
+
+
+def test_only_cram_labels_texts_with_a_layout_that_transformers_lacks(store):
+    text = card_of("mrpc", CRAMMED, "tanh")
+    assert "Only cram loads it" in text
+    assert "pipeline" not in text.split("---")[2]
+    assert "a tab between the texts" in text

@@ -1,0 +1,237 @@
+"""Use what was trained: labels of texts from a finetuned model, tokens for [MASK] from a pretrained one.
+
+Lines of a file or a pipe come as many at a time as are there, so that a text is answered as soon as it was written.
+Answers are computed in single precision, and are those of transformers' pipelines on the same folder.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from model import InputError, export, finetuning, machine
+from model.bert import Bert
+from tasks import vocabulary
+from tasks.glue import TASKS
+from tasks.stage import MANIFEST, Artifact, artifacts, find
+
+CHUNK = 1 << 16  # bytes read at once, some hundred lines: a few batches, so that answers to a long file come steadily
+LONGEST_LINE = 10_000_000  # bytes; what has no line ends is no file of texts, and would fill the memory
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in a file; an empty one if there is none."""
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def with_model(stage: str) -> list[Artifact]:
+    """The artifacts of a stage whose model was kept, the newest last."""
+    return [artifact for artifact in artifacts(stage) if (artifact.path / export.CONFIG).exists()]
+
+
+def model_folder(stage: str, name: str) -> Path:
+    """The folder of the model that `name` means: a folder, or the artifact STAGE/KEY, KEY, or the beginning of one.
+
+    `latest` is the newest that has a model. Raises InputError for what is none of these or has no model.
+    """
+    if os.path.isdir(name):  # unlike Path's own, False for names that can be none
+        folder, title = Path(name), name
+    else:
+        given, _, key = name.rpartition("/")
+        if given not in ("", stage):
+            raise InputError(
+                f"{name!r} is neither a folder here nor an artifact of {stage}. Give {stage}/KEY, a key, the beginning of "
+                f"one, `latest`, or a folder with a model; `cram ls {stage}` lists the artifacts."
+            )
+        kept = with_model(stage) if key == "latest" else []
+        artifact = kept[-1] if kept else find(stage, key)
+        folder, title = artifact.path, artifact.name
+    made_by = read_json(folder / MANIFEST).get("stage", stage)
+    if made_by != stage:
+        raise InputError(
+            f"{title} was made by the stage {made_by}; expected a model of the stage {stage}, which `cram ls {stage}` lists."
+        )
+    if stage == "finetune" and (folder / MANIFEST).exists() and not (folder / export.CONFIG).exists():
+        kept = ", ".join(f"{a.key} ({a.manifest['params'].get('task')})" for a in with_model(stage)[-8:]) or "none yet"
+        raise InputError(
+            f"{title} has scores, but its model was not kept. Models are here: {kept}. To keep others, run the recipe with "
+            'finetune.keep "first" (seed 0 of each task) or "all", as in --override \'{"finetune": {"keep": "all"}}\'.'
+        )
+    return folder
+
+
+def read_lines(file: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
+    """The lines with their numbers, from 1, as many at a time as can be had without waiting."""
+    number, rest = 1, b""
+    while chunk := file.read1(CHUNK):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            yield list(enumerate(lines, number))
+            number += len(lines)
+        if len(rest) > LONGEST_LINE:
+            raise InputError(
+                f"Line {number} is longer than {LONGEST_LINE // 10**6} MB; expected one text a line. Is this a file of text?"
+            )
+    if rest:
+        yield [(number, rest)]
+
+
+def decode(line: bytes, where: str) -> str:
+    """The text of a line, without the mark or line end that other systems put there; refused if it is no plain text."""
+    line = line.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\r")
+    if b"\0" in line:
+        raise InputError(f"{where} has a NUL byte; expected text in UTF-8, one a line. Give it in UTF-8 (`iconv`).")
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{where} is not UTF-8: byte {line[error.start]:#x} at its byte {error.start + 1}. Give it in UTF-8 (`iconv`)."
+        ) from error
+
+
+def load_tokenizer(folder: Path, bert: Bert) -> Tokenizer:
+    """The tokenizer of a model, for raw text, without what it may have been told to cut or fill up."""
+    tokenizer = vocabulary.load(folder)
+    if tokenizer.get_vocab_size() != bert.vocabulary:
+        raise InputError(
+            f"{folder} has a tokenizer of {tokenizer.get_vocab_size():,} entries and a model of {bert.vocabulary:,}. Copy "
+            "both from the same artifact."
+        )
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+class Labeller:
+    """A finetuned model and its tokenizer: labels texts, or pairs of texts separated by a tab."""
+
+    def __init__(self, folder: Path) -> None:
+        self.classifier = export.load_classifier(folder)
+        self.machine = replace(machine.detect(), dtype=torch.float32)
+        self.tokenizer = load_tokenizer(folder, self.classifier.bert)
+        self.longest = self.classifier.bert.length
+        self.tokenizer.enable_truncation(self.longest, strategy="longest_first")
+        classes = self.classifier.out.out_features
+        self.regression = classes == 1
+        names = read_json(folder / export.CONFIG).get("id2label")
+        if not isinstance(names, dict) or set(names) != {str(number) for number in range(classes)}:
+            raise InputError(
+                f"{folder / export.CONFIG} names other classes in id2label than the {classes} that the model has."
+            )
+        self.labels = [str(names[str(number)]) for number in range(classes)]
+        task = read_json(folder / MANIFEST).get("params", {}).get("task")
+        self.texts = len(TASKS[task].columns) if task in TASKS else None  # in an input; not known: the first one tells
+        self.answered = self.empty = self.cut = self.unread = 0
+
+    def __call__(self, lines: list[tuple[int, bytes]]) -> Iterator[dict]:
+        """The answers to numbered lines, in order; raises InputError at one that can't be answered, after those before.
+
+        An answer: `line`, `text` (and `text_pair`), `label` (of regression the number; None for an empty line), and for
+        classes `probability` and `probabilities` by label.
+        """
+        given, problem = [], None
+        for number, line in lines:
+            try:
+                given.append((number, self.divide(number, line)))
+            except InputError as error:
+                problem = error
+                break
+        scores = iter(self.scores([texts for _, texts in given if texts]))
+        for number, texts in given:
+            about = {"line": number} | dict(zip(("text", "text_pair"), texts or ("",), strict=False))
+            yield about | (self.answer(next(scores)) if texts else {"label": None})
+        if problem:
+            raise problem
+
+    def divide(self, number: int, line: bytes) -> tuple[str, ...]:
+        """The text or the two texts of a line; none of an empty one."""
+        text = decode(line, f"Line {number}")
+        if not text.strip():
+            self.empty += 1
+            return ()
+        parts = tuple(text.split("\t"))
+        if self.texts is None:
+            self.texts = min(2, len(parts))
+        if self.texts == 1:
+            return (text,)
+        if len(parts) != 2 or not all(map(str.strip, parts)):
+            found = {1: "no tab", 2: "nothing on one side of its tab"}.get(len(parts), f"{len(parts) - 1} tabs")
+            raise InputError(f"Line {number} has {found}; expected two texts, separated by one tab.")
+        return parts
+
+    def scores(self, inputs: list[tuple[str, ...]]) -> np.ndarray:
+        """(n, classes) scores of inputs, before softmax, in their order."""
+        found = self.tokenizer.encode_batch_fast([texts if len(texts) > 1 else texts[0] for texts in inputs])
+        self.answered += len(found)
+        self.cut += sum(bool(one.overflowing) for one in found)
+        self.unread += sum(
+            not {*range(len(texts))} <= {*one.sequence_ids} for texts, one in zip(inputs, found, strict=True)
+        )
+        ids = [one.ids for one in found]
+        return finetuning.predict(self.classifier, finetuning.Examples.of(ids, np.zeros(len(ids))), self.machine)
+
+    def answer(self, scores: np.ndarray) -> dict:
+        """What (classes,) scores say."""
+        if self.regression:
+            return {"label": round(float(scores[0]), 6)}
+        shares = torch.from_numpy(scores).double().softmax(dim=0).tolist()
+        best = int(np.argmax(scores))
+        return {
+            "label": self.labels[best],
+            "probability": round(shares[best], 6),
+            "probabilities": {name: round(share, 6) for name, share in zip(self.labels, shares, strict=True)},
+        }
+
+    def notes(self) -> list[str]:
+        """What to know of the answers given so far."""
+        counted = {
+            f"longer than {self.longest} tokens, and cut": self.cut,
+            "without any character that the vocabulary knows (it is for English), so their labels mean little": self.unread,
+        }
+        found = [f"{count:,} of {self.answered:,} inputs were {what}." for what, count in counted.items() if count]
+        return found + ([f"{self.empty:,} empty lines have no label."] if self.empty else [])
+
+
+class Filler:
+    """A pretrained model and its tokenizer: fills every [MASK] of a text."""
+
+    def __init__(self, folder: Path) -> None:
+        saved = read_json(folder / export.CONFIG).get("cram")
+        if isinstance(saved, dict) and "classes" in saved:  # `load` would take it, with a vocabulary head that is new
+            raise InputError(
+                f"{folder} holds a finetuned model, which labels texts (`cram predict`); expected a pretrained one, which "
+                "`cram ls pretrain` lists."
+            )
+        self.device = machine.detect().device
+        self.bert = export.load(folder).to(self.device).eval()
+        self.tokenizer = load_tokenizer(folder, self.bert)
+        self.tokenizer.encode_special_tokens = False  # unlike in the corpus, [MASK] is meant as one
+
+    def __call__(self, text: str, top: int, where: str) -> list[list[tuple[str, float]]]:
+        """Of each [MASK], the `top` tokens with their probabilities, the likeliest first. `where`: to name the text by."""
+        ids = torch.tensor(self.tokenizer.encode(text).ids, device=self.device)
+        if vocabulary.MASK not in ids:
+            raise InputError(f"{where} has no [MASK]. Put it, in capitals, where a word is to be found.")
+        if len(ids) > self.bert.length:
+            raise InputError(
+                f"{where} has {len(ids):,} tokens with [CLS] and [SEP]; the model takes {self.bert.length}. Shorten it."
+            )
+        with torch.inference_mode():
+            states_MD = self.bert.encode(ids[None])[0, ids == vocabulary.MASK]
+            shares_MV = self.bert.logits(states_MD).float().softmax(dim=-1)
+        values, places = shares_MV.topk(min(top, self.bert.vocabulary))
+        return [
+            [(self.tokenizer.id_to_token(place), share) for place, share in zip(row, shares, strict=True)]
+            for row, shares in zip(places.tolist(), values.tolist(), strict=True)
+        ]

@@ -1,0 +1,231 @@
+"""Scores: what the finetuning runs of one model say together, and what others have published."""
+
+import hashlib
+import json
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from model import InputError
+from tasks import metrics
+from tasks.glue import GLUE, TASKS
+from tasks.pretrain import LINEAGE
+from tasks.stage import Artifact
+
+NAMES = {name: TASKS[name].title for name in (*GLUE, "wnli")}
+COLUMNS = tuple(metrics.COLUMNS)  # nine numbers, as the paper
+PROTOCOLS = ("cramming", "modern")
+NOT_SETTINGS = ("seed", "keep", "test")  # params of a run that may differ between those of one median
+
+
+class Published(NamedTuple):
+    """A row of another's table."""
+
+    model: str
+    scores: dict[str, float]  # by column; those not found are missing
+    average: float
+    source: str
+    numbers: int = 9  # that the average is the mean of
+
+
+def _row(*values: float) -> dict[str, float]:
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+V1 = "arXiv 2212.14034v1, as quoted by others"
+PUBLISHED: dict[str, list[Published]] = {
+    "cramming": [
+        Published("BERT-base, fully trained", _row(83.2, 83.4, 91.9, 86.7, 59.2, 90.6, 87.7, 89.3, 56.5), 80.9, V1),
+        Published("RoBERTa-base, fully trained", _row(86.6, 86.4, 93.7, 90.4, 77.3, 92.1, 88.3, 91.4, 60.2), 85.1, V1),
+        Published("BERT-base, no pretraining", _row(34.1, 34.1, 79.9, 17.8, 47.3, 50.0, 68.6, 77.9, 0.0), 45.5, V1),
+        Published("crammed BERT, A6000, v1", _row(83.9, 84.1, 92.2, 84.6, 53.8, 89.5, 87.3, 87.5, 44.5), 78.6, V1),
+        Published(
+            "crammed BERT, A6000, as released (best of 5 runs)",
+            _row(84.1, 84.6, 92.0, 87.4, 58.5, 90.2, 87.5, 88.9, 53.3),
+            80.7,
+            "the model card of JonasGeiping/crammed-bert",
+        ),
+        Published("crammed BERT, A6000, final", {}, 80.4, "the authors' final version, as quoted by others"),
+        Published("crammed BERT, A4000, final", {}, 79.2, "the authors' final version, as quoted by others"),
+        Published(
+            "crammed BERT, 2080 Ti, run again",
+            _row(81.2, 81.6, 89.9, 87.6, 56.3, 88.9, 87.1, 88.3, 49.4),
+            78.9,
+            "He and Hofmann 2023, arXiv 2311.01906, tables 1 and 2",
+        ),
+        Published(
+            "conditioned embeddings, 1 GPU, 24 hours",
+            {"SST-2": 92.5, "RTE": 55.6, "QNLI": 91.1, "QQP": 87.4, "MRPC": 86.3, "CoLA": 53.7},
+            79.7,
+            "arXiv 2505.12789, as quoted by others",
+        ),
+    ],
+    "modern": [
+        Published(
+            "MosaicBERT-Base, 70,000 steps (8 A100)",
+            {"SST-2": 92.46, "STS-B": 89.27, "RTE": 81.36, "QNLI": 90.74, "QQP": 90.29, "MRPC": 90.03, "CoLA": 55.11},
+            84.28,
+            "its model card, five seeds; MNLI 84.95",
+            8,
+        ),
+        Published("MosaicBERT-Base, 1.13 hours of 8 A100", {}, 79.6, "arXiv 2312.17482", 8),
+        Published("BERT-base, run by MosaicML", {}, 83.3, "the README of mosaicml/examples", 8),
+        Published(
+            "NexteraBERT 220M, 13 billion tokens, one GPU", {}, 85.45, "the README of Rikka-Botan/NexteraBERT", 8
+        ),
+        Published("ModernBERT-base, 2 trillion tokens", {}, 88.4, "the model card of Ettin", 8),
+    ],
+}
+
+
+def column(task: str, split: str) -> str:
+    """The name of a number in the tables."""
+    of_split = {place: name for name, place in metrics.COLUMNS.items()}
+    return of_split.get((task, split)) or NAMES.get(task, task)
+
+
+def label(pretrained: bool, share: float = 1.0) -> str:
+    """What kind of run it is."""
+    return ("pretrained" if pretrained else "no pretraining") + (f", {share:.0%} of the data" if share < 1 else "")
+
+
+def groups(runs: list[Artifact]) -> dict[tuple, list[Artifact]]:
+    """The runs of each (protocol, pretrained, share, task), which have to be one setting with as many seeds."""
+    found: dict[tuple, list[Artifact]] = {}
+    for run in runs:
+        stats = run.stats
+        if "protocol" not in stats:
+            raise InputError(
+                f"{run.name} was made by an older version of cram, whose runs can't be reported. Run it again."
+            )
+        key = (stats["protocol"], stats["pretrained"], stats["share"], stats["task"])
+        found.setdefault(key, []).append(run)
+    for (protocol, _, _, task), members in found.items():
+        params = [run.manifest["params"] for run in members]
+        settings = [{k: v for k, v in one.items() if k not in NOT_SETTINGS} for one in params]
+        if len({one["seed"] for one in params}) < len(members) or any(one != settings[0] for one in settings):
+            raise InputError(
+                f"The {len(members)} runs of {task} by protocol {protocol} are not one setting with as many seeds, so their "
+                "median means nothing. Give runs that differ in their seed only."
+            )
+    return found
+
+
+def middle(members: list[Artifact], split: str | None = None) -> Artifact:
+    """The run whose score is the median; of an even number, the lower one of the two. Over all splits, if none is named."""
+
+    def score(run: Artifact) -> tuple[float, int]:
+        stats = run.stats
+        given = [about for name, about in stats["validation"].items() if split in (None, name)]
+        return statistics.mean(about["metrics"][stats["metric"]] for about in given), stats["seed"]
+
+    return sorted(members, key=score)[(len(members) - 1) // 2]
+
+
+def gather(found: dict[tuple, list[Artifact]]) -> list[dict]:
+    """A row for each number of the tables: the median over seeds, its range, and what it was measured on."""
+    rows = []
+    for (protocol, pretrained, share, task), members in found.items():
+        stats = [run.stats for run in members]
+        for split in stats[0]["validation"]:
+            of_split = [one["validation"][split] for one in stats]
+            median = middle(members, split)
+            about, first = median.stats["validation"][split], stats[0]
+            spread = {}
+            for metric, interval in about["intervals"].items():
+                values = [one["metrics"][metric] for one in of_split]
+                spread[metric] = {
+                    "median": round(statistics.median(values), 2),
+                    "range": [min(values), max(values)],
+                    "interval": interval,
+                }
+            sizes = {
+                "train": [first["train_examples"], first["official_train_examples"]],
+                "validation": [about["examples"], about["official_examples"]],
+            }
+            rows.append(
+                {
+                    "protocol": protocol,
+                    "pretrained": pretrained,
+                    "share": share,
+                    "task": task,
+                    "split": split,
+                    "column": column(task, split),
+                    "metric": first["metric"],
+                    "score": spread[first["metric"]]["median"],
+                    "by_seed": {
+                        str(one["seed"]): given["metrics"][first["metric"]]
+                        for one, given in zip(stats, of_split, strict=True)
+                    },
+                    "metrics": spread,
+                    "majority": about["majority"],
+                    "seeds": len(members),
+                    "examples": sizes,
+                    "partial": task in NAMES and any(have != official for have, official in sizes.values()),
+                    "notes": sorted({note for one in of_split for note in one["notes"]}),
+                    "data_notes": list(dict.fromkeys(note for one in stats for note in one["data"]["notes"])),
+                    "cut": max(one["data"]["cut"].get(split, 0) for one in stats),
+                    "confusion": about["confusion"],
+                    "median_run": median.name,
+                    "data": _digest(members[0].manifest["params"]["data"]),
+                }
+            )
+    return sorted(
+        rows, key=lambda row: (PROTOCOLS.index(row["protocol"]), not row["pretrained"], -row["share"], _place(row))
+    )
+
+
+def _place(row: dict) -> int:
+    return COLUMNS.index(row["column"]) if row["column"] in COLUMNS else len(COLUMNS)
+
+
+def _digest(about: object) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def chosen(rows: Iterable[dict], protocol: str, pretrained: bool = True) -> list[dict]:
+    """The rows of GLUE's tasks on all of the training data at hand, by one protocol."""
+    return [
+        row
+        for row in rows
+        if (row["protocol"], row["pretrained"], row["share"]) == (protocol, pretrained, 1.0) and row["task"] in NAMES
+    ]
+
+
+def averages(rows: list[dict]) -> dict[str, float | None]:
+    """The paper's average and GLUE's own, of rows of one kind; None unless all is there, on complete data."""
+    complete = [row for row in rows if not row["partial"]]
+    return {
+        "paper": metrics.paper_average({row["column"]: row["score"] for row in complete}),
+        "official": metrics.official_average(
+            {row["column"]: {name: about["median"] for name, about in row["metrics"].items()} for row in complete}
+        ),
+    }
+
+
+def average_by_seed(rows: list[dict]) -> list[float]:
+    """The paper's average of each seed that every number has, in ascending order; none where a number is missing."""
+    complete = {row["column"]: row["by_seed"] for row in rows if not row["partial"]}
+    if any(name not in complete for name in COLUMNS):
+        return []
+    seeds = set.intersection(*(set(complete[name]) for name in COLUMNS))
+    return sorted(metrics.paper_average({name: complete[name][seed] for name in COLUMNS}) for seed in seeds)
+
+
+def start(run: Artifact) -> str:
+    """The name of the pretrained artifact that a run goes back to, be it through a finetuned model."""
+    lineage, name = json.loads((run.path / LINEAGE).read_text()), run.manifest["inputs"]["start"]
+    while not name.startswith("pretrain/"):
+        name = lineage[name]["inputs"]["start"]
+    return name
+
+
+def pretrained_of(runs: list[Artifact]) -> tuple[str, dict[str, dict]]:
+    """The name of the one pretrained artifact that all runs go back to, and the manifests of all that led to it and it."""
+    names = {start(run) for run in runs}
+    if len(names) > 1:
+        raise InputError(
+            f"The finetune artifacts come from different models: {', '.join(sorted(names))}. Give those of one."
+        )
+    lineage = json.loads((runs[0].path / LINEAGE).read_text())
+    return names.pop(), {name: about for name, about in lineage.items() if about["stage"] != "finetune"}

@@ -1,0 +1,584 @@
+"""Sections of reports and cards, as Markdown: what manifests say, in tables and sentences."""
+
+from collections.abc import Iterable
+
+from tasks import metrics
+from tasks.glue import TASKS
+from tasks.markdown import Marked, code, escape, items, table
+from tasks.scores import COLUMNS, NAMES, PUBLISHED, average_by_seed, averages, chosen, column, label
+
+RULE_HOURS, RULE_EPOCHS, RULE_SEEDS = 24.0, 5, 5
+LAST_STEP = 1.001  # a budget ends with the step in which it is spent
+UNITS = (("hours", 3600, 1), ("minutes", 60, 0))
+YES, NO, UNKNOWN = "✓", "✗", "?"
+METRICS = {name: about.removesuffix(" correlation") for name, about in metrics.NAMES.items()}
+HEADLINE = ("BERT-base, fully trained", "crammed BERT, A6000, final")  # published rows that are named beside ours
+TITLES = {
+    "cramming": "GLUE by the rules of cramming",
+    "modern": "GLUE by today's protocol (not by the rules)",
+}
+RULES = {
+    "cramming": "Protocol `cramming`: one setting for all tasks, at most five epochs, each task trained on its own training data "
+    "alone, the last epoch scored on the validation data; median of seeds.",
+    "modern": "Protocol `modern`: settings by task, RTE, MRPC and STS-B start from the model finetuned on MNLI, and the epoch is "
+    "chosen on a tenth of the training data. This breaks the rules of the game by design, so nothing here compares with "
+    "the table above.",
+}
+ROLES = {
+    "cramming": "RTE, SST-2, QNLI, MNLI: accuracy; QQP, MRPC: F1; STS-B: Pearson; CoLA: Matthews; all times 100.",
+    "modern": "Metrics as above. The published averages are of eight numbers, MNLI counted once, with metrics of their authors' "
+    "choice: compare them with ours with care.",
+}
+
+
+def stage_of(lineage: dict[str, dict], name: str) -> dict | None:
+    """The manifest of a stage, if it is known."""
+    return next((about for about in lineage.values() if about["stage"] == name), None)
+
+
+def picture(name: str, what: str) -> str:
+    """A picture that lies beside the page."""
+    return f"![{escape(what)}]({name})"
+
+
+def short(number: float) -> str:
+    """A large number in a few characters."""
+    for unit, of in ((" B", 1e9), (" M", 1e6), (" k", 1e3)):
+        if number >= of:
+            return f"{number / of:.1f}{unit}"
+    return f"{number:g}"
+
+
+def marked(text: str, partial: bool) -> Marked:
+    """With an asterisk where it is of partial data."""
+    return Marked(escape(text) + ("\\*" if partial else ""))
+
+
+def head(title: str, rows: list[dict], pretrained: dict) -> list[str]:
+    """The heading, what was done in a sentence, and the few numbers that say how it went."""
+    stats, own = pretrained["stats"], chosen(rows, "cramming")
+    seconds = stats["seconds_on_the_clock"]
+    spent = next(
+        (f"{seconds / of:.{digits}f} {unit}" for unit, of, digits in UNITS if seconds >= of), f"{seconds:.1f} seconds"
+    )
+    done = (
+        f"An encoder of {short(stats['parameters'])} parameters, pretrained from scratch in {spent} on "
+        f"{escape(stats['machine']['device'])}"
+    )
+    tasks = list(dict.fromkeys(row["task"] for row in rows if row["task"] in NAMES))
+    done += f", then finetuned on {len(tasks)} task{'s' if len(tasks) > 1 else ''} of GLUE." if tasks else "."
+    figures = []
+    for protocol in PUBLISHED:
+        found = averages(chosen(rows, protocol))
+        what = "GLUE, average of nine" + ("" if protocol == "cramming" else ", protocol modern")
+        figures += [(f"{found['paper']:.1f}", what)] if found["paper"] is not None else []
+    if not figures:
+        figures = [
+            (f"{row['score']:.1f}", f"{row['column']}, {METRICS[row['metric']]}") for row in own if not row["partial"]
+        ]
+    figures += [
+        (f"{stats['heldout_loss']:.2f}", "held-out loss, nats a token"),
+        (short(stats["tokens"]), "tokens read"),
+        (f"{stats['mfu']:.0%}", "of what matrix products reach"),
+    ]
+    beside = ""
+    if averages(own)["paper"] is not None:
+        known = [f"{row.model} {row.average}" for row in PUBLISHED["cramming"] if row.model in HEADLINE]
+        beside = f"Published averages by the same rules: {'; '.join(known)}."
+    return [
+        f"# {escape(title)}",
+        f"{done} {beside}".strip(),
+        items([f"**{number}** {what}" for number, what in figures]),
+    ]
+
+
+def glue_section(rows: list[dict], title: str, protocol: str, pictures: Iterable[str] = ()) -> list[str]:
+    """The table of one protocol: ours, the simple baselines, and the published rows; then each score by itself."""
+    lines, ours = [], {pretrained: chosen(rows, protocol, pretrained) for pretrained in (True, False)}
+    own = ours[True] or ours[False]
+    if not own:
+        return []
+    for pretrained, some in ours.items():
+        if some:
+            name = escape(title) if pretrained else Marked(f"{escape(title)}, no pretraining")
+            scores = {row["column"]: marked(f"{row['score']:.1f}", row["partial"]) for row in some}
+            mean = averages(some)
+            of_own = [scores.get(c) for c in COLUMNS]
+            lines.append([Marked(f"**{name}** (this run)"), mean["paper"], mean["official"], *of_own])
+    simple = {row["column"]: marked(f"{row['majority'][row['metric']]:.1f}", row["partial"]) for row in own}
+    lines.append(["majority class or mean (this data)", None, None, *(simple.get(c) for c in COLUMNS)])
+    sources = list(dict.fromkeys(row.source for row in PUBLISHED[protocol]))
+    for row in PUBLISHED[protocol]:
+        name = Marked(f"*{escape(row.model)}* (published \\[{sources.index(row.source) + 1}\\])")
+        means = (row.average, None) if row.numbers == len(COLUMNS) else (None, f"{row.average:.1f} (of {row.numbers})")
+        lines.append([name, *means, *(row.scores.get(c) for c in COLUMNS)])
+    notes = [f"Sources of the published rows: {'; '.join(f'[{i + 1}] {source}' for i, source in enumerate(sources))}."]
+    notes += [
+        "*Average* is the paper's: the mean of these nine numbers, in which MNLI counts twice. *GLUE's own* is the official one: "
+        "the mean of eight tasks, each the mean of its metrics."
+    ]
+    by_seed = average_by_seed(own)
+    if len(by_seed) > 1:
+        notes.append(
+            f"Ours is the average of medians. That of each seed by itself, for the {len(by_seed)} that every number has: "
+            f"{by_seed[0]:.1f} to {by_seed[-1]:.1f}."
+        )
+    missing = [c for c in COLUMNS if c not in {row["column"] for row in own}]
+    partial = [row["column"] for row in own if row["partial"] and row["column"] in COLUMNS]
+    if missing or partial:
+        what = [f"{', '.join(missing)} {'were' if len(missing) > 1 else 'was'} not run"] if missing else []
+        what += [f"{', '.join(partial)} {'are' if len(partial) > 1 else 'is'} on partial data"] if partial else []
+        notes.append(f"No average of ours: it needs all nine numbers, and {' and '.join(what)}.")
+    notes += partial_notes(own)
+    notes += [f"WNLI, which enters no average: {row['score']:.1f}." for row in own if row["task"] == "wnli"]
+    header = ["model", "average", "GLUE's own", *COLUMNS]
+    shown = [picture("scores.svg", "Our scores beside published ones")] if "scores.svg" in pictures else []
+    return [
+        f"## {TITLES[protocol]}",
+        RULES[protocol],
+        table(header, lines),
+        *(shown if protocol == "cramming" else []),
+        ROLES[protocol],
+        *map(_escaped, notes),
+        *detail_section([*ours[True], *ours[False]]),
+    ]
+
+
+def _escaped(note: str) -> str:
+    """A note of ours, in which brackets are not links; its emphasis stays."""
+    return note.replace("[", "\\[").replace("]", "\\]")
+
+
+def partial_notes(rows: list[dict]) -> list[str]:
+    """What is partial of the data of each number."""
+    found = {}
+    for row in rows:
+        if row["partial"]:
+            sizes = ", ".join(
+                f"{have:,} of {official:,} {split} examples" for split, (have, official) in row["examples"].items()
+            )
+            found[row["column"]] = sizes
+    return [
+        f"\\* {name} is on partial data: {sizes}. It enters no average and compares with nothing published."
+        for name, sizes in found.items()
+    ]
+
+
+def detail_section(rows: list[dict]) -> list[str]:
+    """Each score with its spread over seeds and its bootstrap interval."""
+    lines, notes = [], []
+    for row in rows:
+        for metric, about in row["metrics"].items():
+            (low, high), (least, most) = about["interval"], about["range"]
+            lines.append([
+                marked(row["column"], row["partial"]), METRICS[metric], about["median"],
+                f"{least:.1f} to {most:.1f}", f"{low:.1f} to {high:.1f}", float(row["majority"][metric]), row["seeds"],
+                row["examples"]["train"][0], row["examples"]["validation"][0], label(row["pretrained"]),
+            ])  # fmt: skip
+        cut = f"{row['cut']:,} inputs were longer than the model was given, and were cut."
+        begun = row["column"] + ("" if row["pretrained"] else ", no pretraining")
+        notes += [f"{begun}: {note}" for note in row["notes"]]
+        notes += [f"{row['column']}: {note}" for note in [*row["data_notes"], *([cut] if row["cut"] else [])]]
+    header = [
+        "number",
+        "metric",
+        "median",
+        "range of seeds",
+        "95 % interval",
+        "majority",
+        "seeds",
+        "train",
+        "validation",
+        "start",
+    ]
+    return [
+        "### Every score, with its spread",
+        table(header, lines),
+        "The interval is a bootstrap over the validation examples, of the seed whose score is the median (of an even number, the lower one in the middle); the range is that of "
+        "the seeds. Train and validation: examples.",
+        *([items([escape(note) for note in dict.fromkeys(notes)])] if notes else []),
+    ]
+
+
+def probe_section(rows: list[dict]) -> list[str]:
+    """The probes: with and without pretraining, and the majority baseline."""
+    probing = [row for row in rows if row["task"] not in NAMES and row["share"] == 1.0]
+    by = {(row["task"], row["pretrained"]): row for row in probing}
+    lines = []
+    for task in dict.fromkeys(row["task"] for row in probing):
+        with_, without = by.get((task, True)), by.get((task, False))
+        row = with_ or without
+        sizes = f"{row['examples']['train'][0]:,} / {row['examples']['validation'][0]:,}"
+        scores = [found["score"] if found else None for found in (with_, without)]
+        lines.append([task, *scores, float(row["majority"][row["metric"]]), sizes, row["seeds"]])
+    header = ["probe", "pretrained", "no pretraining", "majority", "train / validation examples", "seeds"]
+    if not lines:
+        return []
+    return [
+        "## Probes (these are not GLUE)",
+        "Accuracy in per cent, median over seeds, on small tasks made from held-out documents.",
+        table(header, lines),
+    ]
+
+
+def confusion_section(rows: list[dict]) -> list[str]:
+    """For each task, how often which class was taken for which, in the run with the median score."""
+    tables = []
+    for row in rows:
+        if row["confusion"] and row["pretrained"] and row["share"] == 1.0:
+            labels = TASKS[row["task"]].labels or tuple(map(str, range(len(row["confusion"]))))
+            lines = [
+                [name, *counts, f"{100 * counts[i] / max(1, sum(counts)):.1f} %"]
+                for i, (name, counts) in enumerate(zip(labels, row["confusion"], strict=True))
+            ]
+            what = marked(row["column"], row["partial"]) + f", {row['protocol']}: true class"
+            tables.append(table([Marked(what), *(f"predicted {name}" for name in labels), "found"], lines))
+    told = "Of the seed whose score is the median. Rows are the true classes."
+    told += " \\*: of partial data, as said above." if any(row["partial"] for row in rows) else ""
+    return ["## Confusion tables", told, *tables] if tables else []
+
+
+def curve_section(rows: list[dict], partial: set[str], pictures: Iterable[str] = ()) -> list[str]:
+    """The scores by share of the training data: `rows` of tasks.analysis.learning_curve; `partial`: columns."""
+    if all(row["share"] == 1.0 for row in rows):
+        return []
+    several = {(row["task"], row["split"]) for row in rows if row["share"] < 1.0}
+    lines = [
+        [marked(name := column(row["task"], row["split"]), name in partial), f"{row['share']:.0%}", row["train_examples"], row["median"],
+         f"{row['low']:.1f} to {row['high']:.1f}", row["per_doubling"], row["majority"], row["seeds"]]
+        for row in rows
+        if row["protocol"] == "cramming" and row["pretrained"] and (row["task"], row["split"]) in several
+    ]  # fmt: skip
+    header = ["number", "share", "examples", "median", "range of seeds", "a doubling gave", "majority", "seeds"]
+    shown = [picture("curve.svg", "Score by share of the training data")] if "curve.svg" in pictures else []
+    told = "Score against the share of the training data at hand, protocol `cramming`. Shares are drawn by the seed."
+    told += " \\*: of partial data, as said above." if partial else ""
+    return ["## Learning curve", told, *shown, table(header, lines)]
+
+
+def cola_section(found: dict) -> list[str]:
+    """Where CoLA's predictions are wrong: one split of what tasks.analysis.analyse found."""
+
+    def score(row: dict) -> list[object]:
+        low, high = row["interval"] or (None, None)
+        span = None if low is None else f"{low:.1f} to {high:.1f}"
+        return [row["examples"], row["matthews"], span, row["accuracy"], row["acceptable"], row["predicted acceptable"]]
+
+    header = ["examples", "Matthews", "95 % interval", "accuracy", "% acceptable", "% predicted so"]
+    lengths = [[row["words"], *score(row)] for row in found["by_length"]]
+    kinds = [[row["kind"], *score(row), row["difference"]] for row in found["by_kind"] if row["examples"]]
+    cutoffs = [[row["cutoff"], *score(row), row["auc"]] for row in found["cutoffs"]]
+    errors = [
+        [row["error"], row["examples"], row["of"], row["rate"], row["share_of_errors"]] for row in found["errors"]
+    ]
+    seeds = [[row["right"], row["examples"], row["share"], row["acceptable"]] for row in found["seeds"]]
+    worst = [
+        part
+        for row in found["errors"]
+        if row["most_confident"]
+        for part in (
+            f"Most confident among *{escape(row['error'])}*:",
+            items([escape(one["text"]) for one in row["most_confident"]]),
+        )
+    ]
+    return [
+        "## CoLA: where it errs",
+        "Of the seed whose score is the median, by length of the sentence in words:",
+        table(["words", *header], lengths),
+        "### By kind of sentence",
+        table(["kind", *header, "to all others"], kinds),
+        "### Errors",
+        table(["error", "examples", "of", "% of these", "% of all errors"], errors),
+        *worst,
+        "### Cutoffs and seeds",
+        table(["cutoff", *header, "AUC"], cutoffs),
+        table(["right in seeds", "examples", "%", "% acceptable"], seeds),
+        *map(escape, found["notes"]),
+    ]
+
+
+def funnel(lineage: dict[str, dict]) -> list[dict]:
+    """Documents, characters and tokens through each stage."""
+    found = []
+    for name, about in lineage.items():
+        stats = about["stats"]
+        if about["stage"] in ("download", "deduplicate", "decontaminate", "filter", "tokenize"):
+            row = {"stage": about["stage"], "artifact": name}
+            row |= {what: stats.get(what) for what in ("documents", "characters", "tokens", "sequences")}
+            if about["stage"] == "filter":
+                row["tokens"] = stats["measured_with"]["tokens_kept"]
+            found.append(row)
+        if about["stage"] == "tokenize":
+            held = stats["heldout"]
+            found.append(
+                {"stage": "held out", "artifact": name}
+                | {k: held[k] for k in ("documents", "characters", "tokens", "sequences")}
+            )
+        if about["stage"] == "pretrain":
+            found.append({"stage": f"trained on ({stats['epochs']:.2f} epochs)", "artifact": name, "documents": None,
+                          "characters": None, "tokens": stats["tokens"], "sequences": None})  # fmt: skip
+    return found
+
+
+def funnel_table(lineage: dict[str, dict]) -> str:
+    """The same as a table."""
+    columns = ["stage", "documents", "characters", "tokens", "sequences"]
+    return table(columns, [[row[column] for column in columns] for row in funnel(lineage)])
+
+
+def funnel_section(lineage: dict[str, dict], pictures: Iterable[str] = ()) -> list[str]:
+    """What came through each stage, and what each dropped: by reason, and the filter by source."""
+    lines, note = (
+        [],
+        "Tokens behind the filter are those of its own measuring vocabulary; sequences are drawn from more where a limit says so.",
+    )
+    for about in lineage.values():
+        for reason, counts in about["stats"].get("dropped", {}).items():
+            worst = sorted(counts["by_source"].items(), key=lambda found: -found[1]["documents"])[:3]
+            sources = ", ".join(f"{name} {of['documents']:,}" for name, of in worst)
+            lines.append([about["stage"], reason, counts["documents"], counts["characters"], sources or None])
+        for reason, documents in about["stats"].get("lost", {}).items():
+            lines.append([about["stage"], f"unreadable: {reason}", documents, None, None])
+    sections = ["## Data funnel"]
+    sections += [picture("funnel.svg", "Characters that came through each stage")] if "funnel.svg" in pictures else []
+    sections += [funnel_table(lineage), note]
+    if lines:
+        header = ["stage", "why", "documents", "characters", "most of it from"]
+        sections += ["### What was dropped, and why", table(header, lines)]
+    filtered = stage_of(lineage, "filter")
+    if filtered and (rows := filtered["stats"].get("table")):
+        header = [name for name in rows[0] if not name.startswith("characters")]
+        lines = [[_short(name, row[name]) for name in header] for row in rows]
+        threshold = filtered["params"].get("max_tokens_per_char")
+        told = f"Above {threshold:g} tokens a character a document is dropped. " if threshold else ""
+        sections += [
+            "### The filter, by source",
+            f"{told}Documents, and the medians of their measures.",
+            table(header, lines),
+        ]
+    return sections
+
+
+def _short(name: str, value: object) -> object:
+    return f"{value:.3f}" if name.startswith("median") else value
+
+
+def vocabulary_section(lineage: dict[str, dict]) -> list[str]:
+    """What the vocabulary has, and how it is used."""
+    about, tokens = stage_of(lineage, "vocabulary"), stage_of(lineage, "tokenize")
+    if about is None:
+        return []
+    stats, params = about["stats"], about["params"]
+    learned = stats["trained_on"]
+    lines = [
+        ["trained on", f"{learned['documents']:,} documents, {learned['characters']:,} characters"],
+        ["entries", f"{stats['entries']:,} ({params.get('model', 'wordpiece')})"],
+        ["words or their beginnings", stats["whole_words"]],
+        ["continuations", stats["continuations"]],
+    ]
+    lines += [["never used in that text", stats["unused"]]] if "unused" in stats else []
+    lines += [["different words", learned["different_words"]]] if "different_words" in learned else []
+    if tokens:
+        lines += [["characters a token", f"{tokens['stats']['characters_per_token']:.2f}"]]
+        lines += [["unknown tokens", tokens["stats"]["unknown_tokens"]]]
+    kinds = stats.get("table", [])
+    by_kind = [table(list(kinds[0]), [list(row.values()) for row in kinds])] if kinds else []
+    return ["## Vocabulary", table(["", ""], lines), *by_kind]
+
+
+def contamination(lineage: dict[str, dict]) -> dict:
+    """Whether text of the downstream data was looked for in the corpus, and what was found."""
+    about = stage_of(lineage, "decontaminate")
+    if about is None:
+        return {"checked": False, "why": "the corpus did not pass the stage decontaminate"}
+    told = {
+        name: about["stats"].get(name) for name in ("checked", "why", "words", "not_at_hand", "documents_found", "cut")
+    }
+    told |= {"dropped": about["stats"]["dropped"]["contaminated"]["documents"], "tasks": about["stats"].get("tasks")}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def contamination_section(about: dict) -> list[str]:
+    """The same in words, with a table by task."""
+    title = "## Text of the downstream data in the corpus"
+    if not about["checked"]:
+        return [title, f"Not checked, because {escape(about['why'])}."]
+    tasks, n = about["tasks"], about["words"]
+    by_task = ", ".join(
+        f"{NAMES[name]} {counts['documents']:,}" for name, counts in tasks.items() if counts["documents"]
+    )
+    done = f"{about['dropped']:,} documents dropped"
+    if "cut" in about:
+        done = (
+            f"{about['cut']['characters']:,} characters cut from {about['cut']['documents']:,} documents, and " + done
+        )
+    short, all_ = (sum(counts[what] for counts in tasks.values()) for what in ("too_short", "sentences"))
+    lines = [
+        f"{done}{f' (found for {by_task})' if by_task else ''}: {about['documents_found']:,} had {n} words in a row that stand in a "
+        f"validation or test sentence. {short:,} of the {all_:,} sentences have fewer than {n} words, so they can't be found "
+        "this way."
+    ]
+    if about["not_at_hand"]:
+        lines.append(f"Not at hand, so not looked for: {', '.join(about['not_at_hand'])}.")
+    header = ["task", "splits", "sentences", "too short", "n-grams", "sentences found", "in documents"]
+    names = ("sentences", "too_short", "ngrams", "sentences_found", "documents")
+    rows = [[NAMES[t], ", ".join(c["splits"]), *(c[name] for name in names)] for t, c in tasks.items()]
+    return [title, *lines, table(header, rows)]
+
+
+def gpus(machine: dict) -> str:
+    """How many GPUs, or processes, in words."""
+    return "one" if machine["gpus"] == 1 else f"{machine['gpus']}, though the rule of the game is one"
+
+
+def budget_section(about: dict) -> list[str]:
+    """What was spent, and how fast."""
+    stats, params = about["stats"], about["params"]
+    machine = stats["machine"]
+    rows = [
+        ["budget", f"{params['budget']:g} {params['budget_unit']}"],
+        ["spent", f"{stats['seconds_on_the_clock'] / 3600:.3f} hours, {stats['tokens']:,} tokens, {stats['steps']:,} steps"],
+        ["speed", f"{stats['tokens_per_second']:,.0f} tokens a second, {stats['mfu']:.0%} of the rate of matrix products there"],
+        ["machine", f"{machine['device']}, {machine['dtype']}, {'compiled' if machine['compiled'] else 'eager'}, "
+                    f"{machine['micro_batch']} sequences at once"],
+        ["GPUs, or processes", gpus(machine)],
+        ["parameters", f"{stats['parameters']:,}"],
+        ["held-out loss", f"{stats['heldout_loss']:.4f} nats per masked token (15 % masked), "
+                          f"{stats['heldout_nats_per_character']:.4f} per character"],
+    ]  # fmt: skip
+    rows += [
+        ["skipped", f"{what['problem']}: went on behind sequences {what['sequences'][0]:,} to {what['sequences'][1]:,}"]
+        for what in stats["skipped"]
+    ]
+    return ["## Budget", table(["", ""], rows)]
+
+
+def curves_section(about: dict, at_hand: bool, pictures: Iterable[str] = ()) -> list[str]:
+    """Loss and speed over the run, and the held-out loss in numbers."""
+    evaluations = about["stats"]["evaluations"]
+    lines = [
+        [f"{e['fraction']:.0%}", e["step"], e["tokens"], f"{e['seconds'] / 3600:.3f}", f"{e['heldout_loss']:.4f}",
+         f"{e['heldout_nats_per_character']:.4f}" if "heldout_nats_per_character" in e else None]
+        for e in evaluations
+    ]  # fmt: skip
+    missing = "The model's own folder was not at hand here, so this is the held-out loss alone, without training loss and speed over the run."
+    header = ["of the budget", "step", "tokens", "hours", "held-out loss", "per character"]
+    sections = ["## Loss"]
+    sections += [picture("loss.svg", "Training and held-out loss over tokens")] if "loss.svg" in pictures else []
+    sections += [table(header, lines), *([] if at_hand else [missing])]
+    if "speed.svg" in pictures:
+        sections += [
+            "## Throughput",
+            picture("speed.svg", "Tokens a second, and the share of the rate of matrix products"),
+        ]
+        sections += [f"Over all of the run: {about['stats']['tokens_per_second']:,.0f} tokens a second; median step: "
+                     f"{about['stats']['mfu']:.1%} of the rate that matrix products reach on that machine (MFU)."]  # fmt: skip
+    return sections
+
+
+def rules(lineage: dict[str, dict], pretrained: dict) -> list[list[str]]:
+    """The rules of the game for pretraining: the rule, whether it was kept, and the fact."""
+    stats, text = pretrained["stats"], contamination(lineage)
+    machine, hours = stats["machine"], stats["seconds_on_the_clock"] / 3600
+    words = next((name for name, about in lineage.items() if about["stage"] == "vocabulary"), None)
+    cpu = machine["device"].startswith("CPU")
+    checked = f"{text['dropped']:,} documents dropped" if text["checked"] else f"not checked, because {text['why']}"
+    if text.get("not_at_hand"):
+        checked += f"; not at hand: {', '.join(text['not_at_hand'])}"
+    return [
+        ["masked language modelling from scratch", YES, f"random weights, seed {pretrained['params']['seed']}; cram has no other way"],
+        ["no pretrained model or tokenizer", YES if words else UNKNOWN,
+         f"the vocabulary was trained on this text ({words})" if words else "the vocabulary's manifest was not at hand"],
+        ["one GPU", YES if machine["gpus"] == 1 else NO,
+         f"no GPU: {machine['device']}" if cpu and machine["gpus"] == 1 else f"{machine['gpus']} x {machine['device']}"],
+        [f"at most {RULE_HOURS:g} hours", YES if hours <= RULE_HOURS * LAST_STEP else NO, f"{hours:.3f} hours on the clock"],
+        ["no downstream data in the text", YES if text["checked"] else UNKNOWN, checked],
+    ]  # fmt: skip
+
+
+def finetuning_rules(runs: list[dict]) -> list[list[str]]:
+    """The same for finetuning by one protocol, of the params of its runs on all of the training data."""
+    epochs = sorted({run["epochs"] for run in runs})
+    varying = [
+        name
+        for name in runs[0]
+        if name not in ("data", "task", "seed", "pretrained", "share", "start", "keep", "test")
+        and len({run[name] for run in runs}) > 1
+    ]
+    others = sorted({NAMES.get(run["task"], run["task"]) for run in runs if run["start"] != "pretrained"})
+    choices = {run["choose"] for run in runs}
+    tasks: dict[str, int] = {}
+    for run in [run for run in runs if run["pretrained"]] or runs:
+        tasks[run["task"]] = tasks.get(run["task"], 0) + 1
+    seeds = sorted(set(tasks.values()))
+    return [
+        [f"at most {RULE_EPOCHS} epochs", YES if epochs[-1] <= RULE_EPOCHS else NO, ", ".join(map(str, epochs))],
+        ["one setting for all tasks", NO if varying else YES, f"differ: {', '.join(varying)}" if varying else "the same for all"],
+        ["each task on its own training data only", NO if others else YES,
+         f"started from MNLI's model: {', '.join(others)}" if others else "all start from the pretrained model"],
+        ["the last epoch is scored", YES if choices == {"last"} else NO,
+         "the last" if choices == {"last"} else "chosen on a tenth of the training data; never on validation data"],
+        [f"median of {RULE_SEEDS} seeds", YES if seeds[0] >= RULE_SEEDS else NO, f"{' or '.join(map(str, seeds))} a task"],
+    ]  # fmt: skip
+
+
+def rules_section(lineage: dict[str, dict], pretrained: dict, params: list[dict]) -> list[str]:
+    """The rules of the game, one by one; the finetuning ones for each protocol by itself."""
+    header = ["rule", "kept", "fact"]
+    sections = ["## Rules of the game", table(header, rules(lineage, pretrained))]
+    for protocol in PUBLISHED:
+        runs = [run for run in params if run["protocol"] == protocol and run["share"] == 1.0]
+        if runs:
+            sections += [f"### Finetuning, protocol {protocol}", table(header, finetuning_rules(runs))]
+            if protocol == "modern":
+                sections.append(
+                    "This protocol breaks rules by design; its table is for comparisons with those who do the same."
+                )
+    return sections
+
+
+def lineage_section(lineage: dict[str, dict]) -> list[str]:
+    """Every artifact that led to the model, with its key."""
+    lines = [
+        [Marked(f"[{name}](../../{name}/)"), about.get("version"), f"{about['seconds']:,.1f}" if "seconds" in about else None,
+         about.get("finished", "")[:19].replace("T", " ") or None]
+        for name, about in lineage.items()
+    ]  # fmt: skip
+    return ["## Lineage", table(["artifact", "version", "seconds", "finished (UTC)"], lines)]
+
+
+def is_partial(stats: dict) -> bool:
+    """Whether a finetuning run had partial data."""
+    sizes = [(stats["train_examples"], stats["official_train_examples"])]
+    sizes += [(about["examples"], about["official_examples"]) for about in stats["validation"].values()]
+    return stats["task"] in NAMES and any(have != official for have, official in sizes)
+
+
+def runs_section(runs: list[dict]) -> list[str]:
+    """Every finetuning run: `name`, `stats`, `params` and `seconds` of each."""
+    lines = []
+    for run in runs:
+        stats = run["stats"]
+        scores = ", ".join(f"{one['metrics'][stats['metric']]:.1f}" for one in stats["validation"].values())
+        what = label(stats["pretrained"], stats["share"]) + (" (MNLI)" if run["params"]["start"] == "mnli" else "")
+        lines.append([
+            Marked(f"[{run['name']}](../../{run['name']}/)"), stats["protocol"], NAMES.get(stats["task"], stats["task"]),
+            stats["seed"], marked(scores, is_partial(stats)), what, f"{stats['chosen_epoch']} of {run['params']['epochs']}", stats["steps"],
+            round(stats["examples_per_second"]), f"{stats['seconds_of_training']:,.1f}",
+        ])  # fmt: skip
+    header = ["artifact", "protocol", "task", "seed", "score", "start", "epoch", "steps", "examples/s", "seconds"]
+    return ["## Every run", table(header, lines)]
+
+
+def environment_section(manifests: dict[str, dict]) -> list[str]:
+    """Software and machine of each of these stages, where they are known."""
+    known = {name: about["environment"] for name, about in manifests.items() if about and "environment" in about}
+    packages = list(dict.fromkeys(package for one in known.values() for package in one["packages"]))
+    lines = [
+        ["Python", *(one["python"] for one in known.values())],
+        *([package, *(one["packages"].get(package) for one in known.values())] for package in packages),
+        ["system", *(one.get("machine", {}).get("system") for one in known.values())],
+        ["cores", *(one.get("machine", {}).get("cores") for one in known.values())],
+        ["commit of cram", *(code(one["commit"]) for one in known.values())],
+    ]
+    return ["## Environment", table(["", *known], lines)] if known else []

@@ -1,0 +1,153 @@
+"""Reports side by side: what is compared, what is not, and what is said of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import store_of_its_own
+from test_report import BERT, finetuned, lineage, rows_of, section, with_scores, written
+
+from flows.compare import compare, named, text
+from model import InputError
+from tasks import sections
+from tasks.stage import Artifact
+
+CRAMMING, MODERN = sections.TITLES["cramming"], sections.TITLES["modern"]
+
+
+def report_of(runs: list[Artifact], title: str) -> Artifact:
+    """A report of these runs."""
+    return Artifact(stage="report", key=written(runs, title)[2].name)
+
+
+def variant(key: str, stage_name: str = "tokenize", **params) -> dict[str, dict]:
+    """The manifests of another model, made from the same artifacts up to a stage, whose params differ in these."""
+    manifests, own = lineage(key), lineage()
+    order = [about["stage"] for about in own.values()]
+    shared = order.index(stage_name)
+    found = dict(list(own.items())[:shared]) | dict(list(manifests.items())[shared:])
+    found[f"{stage_name}/00000000000{key}"]["params"] |= params
+    return found
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> dict[str, Artifact]:
+    """Reports of four models."""
+    with store_of_its_own(tmp_path_factory.mktemp("compare") / "artifacts"):
+        better = {name: value + 0.5 for name, value in BERT.items()}
+        few = [
+            run
+            for run in with_scores(better, model=variant("c", sort="random"))
+            if run.stats["task"] not in ("qqp", "rte")
+        ]
+        few += [finetuned("rte", 61.0, model=variant("c", sort="random"), have=100)]
+        yield {
+            "a": report_of(
+                [*with_scores(BERT, seeds=3, spread=1.0), finetuned("rte", 80.0, protocol="modern")], "first"
+            ),
+            "b": report_of(with_scores(better, model=variant("b", "pretrain", learning_rate=2e-3)), "second"),
+            "c": report_of(few, "first"),
+            "d": report_of(
+                [finetuned("cola", 50.0, model=lineage("d"), data={"other": "file"}, learning_rate=1e-4)], "fourth"
+            ),
+        }
+
+
+def told(reports: dict[str, Artifact], names: str) -> str:
+    """The comparison of these."""
+    return text(named([reports[name] for name in names]))
+
+
+def test_scores_stand_side_by_side_with_spreads_and_differences(reports):
+    page = told(reports, "ab")
+    rows = rows_of(section(page, CRAMMING))
+    assert rows["number"] == ["metric", "first", "second", "second, difference"]
+    assert rows["CoLA"] == ["Matthews", "56.5 (55.5 to 57.5, 3)", "57.0 (57.0 to 57.0, 1)", "+0.5"]
+    assert rows["**average of nine**"] == ["", "80.9", "81.4", "+0.5"]
+    assert "- **81.4** second, GLUE average of nine" in page
+
+
+def test_protocols_are_compared_apart(reports):
+    rows = rows_of(section(told(reports, "ab"), MODERN))
+    assert rows["RTE"] == ["accuracy", "80.0 (80.0 to 80.0, 1)", "–", "–"]
+    assert "MNLI m" not in rows
+    assert f"## {MODERN}" not in told(reports, "bd")
+
+
+def test_partial_data_is_marked_and_not_compared(reports):
+    page = told(reports, "bc")
+    rows = rows_of(section(page, CRAMMING))
+    assert rows["RTE"][2:] == ["61.0\\* (61.0 to 61.0, 1)", "–"]
+    assert rows["QQP"][2:] == ["–", "–"]
+    assert rows["SST-2"][2:] == ["92.4 (92.4 to 92.4, 1)", "+0.0"]
+    assert rows["**average of nine**"][1:] == ["81.4", "–", "–"]
+    assert "first: \\* RTE is on partial data: 2,490 of 2,490 train examples, 100 of 277 validation examples." in page
+    assert "No difference is told where two runs were not finetuned and scored on the same data." in page
+
+
+def test_scores_on_other_data_are_not_compared(reports):
+    assert rows_of(section(told(reports, "ad"), CRAMMING))["CoLA"][3] == "–"
+
+
+def test_held_out_losses_are_compared_on_the_same_text_only(reports):
+    same, sorted_otherwise, other = (
+        rows_of(section(told(reports, names), "Pretraining")) for names in ("ab", "bc", "ad")
+    )
+    token, character = "held-out loss, nats a token", "held-out loss, nats a character"
+    assert (same[token], same[character]) == (["2.1000"] * 2, ["0.5000"] * 2)
+    assert (sorted_otherwise[token], sorted_otherwise[character]) == (["2.1000\\*"] * 2, ["0.5000"] * 2)
+    assert (other[token], other[character]) == (["2.1000\\*"] * 2, ["0.5000\\*"] * 2)
+    assert "don't compare" in told(reports, "ad")
+    assert "don't compare" not in told(reports, "ab")
+
+
+def test_tokens_hours_parameters_and_speed_are_there(reports):
+    rows = rows_of(section(told(reports, "ab"), "Pretraining"))
+    assert rows["tokens"][0] == "9,000,000,000"
+    assert rows["hours on the clock"][0] == "23.997"
+    assert rows["parameters"][0] == "119,589,889"
+    assert rows["tokens a second"][0] == "104,178"
+
+
+def test_what_differs_in_parameters_is_told_of_all_stages(reports):
+    lines = section(told(reports, "ab"), "What differs in parameters").strip().splitlines()
+    assert lines[2:] == ["| `pretrain.learning_rate` | `0.001` | `0.002` |"]
+    rows = rows_of(section(told(reports, "bd"), "What differs in parameters"))
+    assert rows["`finetune (cramming).learning_rate`"] == ["`4e-05`", "`0.0001`"]
+
+
+def test_runs_of_one_title_are_told_apart_by_their_keys(reports):
+    names = [run.name for run in named([reports["a"], reports["c"], reports["b"]])]
+    assert names == [f"first ({reports['a'].key})", f"first ({reports['c'].key})", "second"]
+
+
+def test_the_command_prints_and_writes_a_page(reports, tmp_path: Path, capsys):
+    compare([reports["a"].name, reports["b"].key], tmp_path / "page.html")
+    printed = capsys.readouterr().out
+    assert "second, difference" in printed
+    assert "+0.5" in printed
+    assert "**" not in printed
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<table>") == 4
+    assert "<svg" in page  # of losses that compare
+    compare([reports["a"].key, reports["d"].key], tmp_path / "other.html")
+    assert "<svg" not in (tmp_path / "other.html").read_text()
+
+
+def test_bad_input_is_told(reports, tmp_path: Path):
+    key = reports["a"].key
+    with pytest.raises(InputError, match="not two or more different reports"):
+        compare([key])
+    with pytest.raises(InputError, match="not two or more different reports"):
+        compare([key, f"report/{key}", reports["b"].key])
+    with pytest.raises(InputError, match="No complete artifact of report"):
+        compare([key, "zzz"])
+    with pytest.raises(InputError, match="There is no directory"):
+        compare([key, reports["b"].key], tmp_path / "no" / "page.html")
+
+
+def test_a_report_of_an_older_version_is_told(reports, monkeypatch):
+    older = json.dumps({"title": "old", "average": None, "scores": []})
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: older)
+    with pytest.raises(InputError, match="older version of cram"):
+        named([reports["a"], reports["b"]])

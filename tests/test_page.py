@@ -1,0 +1,224 @@
+"""The page in a real browser: on a telephone, light and dark, without a network; and the escaping of what is on it."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import threading
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from conftest import store_of_its_own
+from test_report import BERT, finetuned, with_scores, written
+
+from tasks.markdown import Marked, code, escape, table
+from tasks.page import page
+
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--dump-dom")  # fmt: skip
+PHONE, DESKTOP = (390, 844), (1280, 900)
+FRAME = """<!doctype html><html style="color-scheme: light dark"><body style="margin: 0">
+<iframe width="{width}" height="{height}" style="border: 0" srcdoc="{page}"></iframe><script>
+window.onload = () => {{
+  const page = document.querySelector("iframe").contentDocument, view = page.defaultView, root = page.documentElement;
+  const boxes = [...page.querySelectorAll(".scroll")];
+  const found = {{
+    width: root.clientWidth, needed: root.scrollWidth,
+    inside: boxes.filter(box => box.scrollWidth > box.clientWidth).length,
+    outside: boxes.filter(box => box.getBoundingClientRect().right > root.clientWidth).length,
+    paper: view.getComputedStyle(page.body).backgroundColor,
+    ink: view.getComputedStyle(page.querySelector("svg text")).fill,
+  }};
+  document.title = JSON.stringify(found);
+}};</script></body></html>"""  # a window can't be as narrow as a telephone, a frame can
+HOSTILE = "<script>document.title='taken'</script><img src={url}a.png>![b]({url}b.png)<style>@import '{url}c.css'</style>|`x`|&amp;*"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Opens a document, and returns it as the browser has it then."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip(f"there is no browser here: none of {', '.join(names)} is on the path")
+
+    def look(text: str, dark: bool = False) -> str:
+        folder = tmp_path_factory.mktemp("browser")
+        (folder / "page.html").write_text(text)
+        scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+        command = [
+            program,
+            *FLAGS,
+            scheme,
+            f"--user-data-dir={folder / 'profile'}",
+            "--window-size=1400,1000",
+        ]
+        done = subprocess.run([*command, f"file://{folder / 'page.html'}"], capture_output=True, text=True, timeout=300)
+        assert "<html" in done.stdout, done.stderr[-2000:]
+        return done.stdout
+
+    return look
+
+
+def framed(text: str, size: tuple[int, int]) -> str:
+    """A document that shows the page in a frame of this size, and measures it."""
+    return FRAME.format(width=size[0], height=size[1], page=html.escape(text))
+
+
+def measured(text: str) -> dict:
+    """What the document found."""
+    return json.loads(html.unescape(re.search("<title>(.*?)</title>", text)[1]))
+
+
+@pytest.fixture(scope="module")
+def report_page(tmp_path_factory) -> str:
+    """The page of a report."""
+    with store_of_its_own(tmp_path_factory.mktemp("report") / "artifacts"):
+        _, _, folder = written([*with_scores(BERT, seeds=2, spread=1.0), finetuned("rte", 79.0, protocol="modern")])
+        yield (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("size", "dark"), [(PHONE, False), (DESKTOP, True)], ids=["light telephone", "dark desktop"])
+def test_the_page_fits_the_screen_and_its_tables_scroll_by_themselves(browser, report_page, size, dark):
+    found = measured(browser(framed(report_page, size), dark))
+    assert found["needed"] == found["width"]
+    assert size[0] - 20 <= found["width"] <= size[0]  # a scroll bar for the length may take some
+    assert found["outside"] == 0
+    if size == PHONE:
+        assert found["inside"] > 3
+    paper, ink = (sum(map(int, re.findall(r"\d+", found[name])[:3])) for name in ("paper", "ink"))
+    assert (paper < 100 and ink > 600) if dark else (paper > 700 and ink < 200)
+
+
+def test_a_page_too_wide_would_be_noticed(browser, report_page):
+    wide = report_page.replace("<main>", '<main><p style="width: 700px; max-width: none">x</p>')
+    assert measured(browser(framed(wide, PHONE)))["needed"] > PHONE[0]
+
+
+class Asked(BaseHTTPRequestHandler):
+    """Counts what it is asked for."""
+
+    paths: list[str]
+
+    def do_GET(self) -> None:
+        self.paths.append(self.path)
+        self.send_response(404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server():
+    """A server that a page might ask, its address, and what it was asked for."""
+    paths: list[str] = []
+    served = ThreadingHTTPServer(("127.0.0.1", 0), type("Here", (Asked,), {"paths": paths}))
+    thread = threading.Thread(target=served.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{served.server_port}/", paths
+    served.shutdown()
+    thread.join()
+    served.server_close()
+
+
+def test_nothing_on_the_page_asks_a_network_whatever_the_data_says(browser, server, store):
+    url, asked = server
+    told = HOSTILE.format(url=url)
+    _, _, folder = written([finetuned("cola", 50.0, notes=(told,))], title=told)
+    text = browser((folder / "report.html").read_text())
+    assert not asked
+    assert "document.title='taken'&lt;/script&gt;" in text
+    assert "<title>taken" not in text
+    browser(f'<!doctype html><html><body><img src="{url}seen.png"></body></html>')
+    assert asked == ["/seen.png"]  # so a request would have been seen
+
+
+class Tags(HTMLParser):
+    """Collects tags and their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict]] = []
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def tags(text: str) -> list[tuple[str, dict]]:
+    """Those of a page."""
+    parser = Tags()
+    parser.feed(text)
+    return parser.found
+
+
+def test_the_page_is_one_file_without_scripts(report_page):
+    found = tags(report_page)
+    names = [name for name, _ in found]
+    assert not {"script", "link", "img", "iframe", "object", "video", "audio"} & set(names)
+    assert not [about for _, about in found if "src" in about or any(name.startswith("on") for name in about)]
+    links = [about["href"] for name, about in found if name == "a"]
+    assert all(link.startswith(("#", "../../")) for link in links)
+    assert names.count("svg") >= 3
+    assert names.count("table") == names.count("thead") > 10
+    ids = {about["id"] for name, about in found if name in ("h1", "h2", "h3")}
+    assert {link[1:] for link in links if link.startswith("#")} <= ids
+    assert "url(" not in report_page.split("</style>")[0]
+
+
+def test_no_id_stands_twice(report_page):
+    found = [about["id"] for _, about in tags(report_page) if "id" in about]
+    assert len(set(found)) == len(found) > 20
+
+
+def test_every_picture_has_words_for_those_who_cannot_see_it(report_page):
+    pictures = [about for name, about in tags(report_page) if name == "svg"]
+    assert all(about["role"] == "img" and about["aria-label"] for about in pictures)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "*a* _b_ __c__ `d`",
+        "[a](b) ![a](b) <b>",
+        "a|b \\| c",
+        "&amp; &lt;",
+        "# a",
+        "~~a~~",
+        HOSTILE,
+        "a\nb",
+        "snake_case_name",
+        "\\",
+    ],
+)
+def test_text_from_data_is_shown_as_it_is(text):
+    shown = page(f"# {escape(text)}\n\n" + table(["a", "b"], [[text, code(text)]]), "x")
+    flat = " ".join(text.split())
+    parser = Tags()
+    texts: list[str] = []
+    parser.handle_data = texts.append
+    parser.feed(shown.split("<main>")[1])
+    assert "".join(texts).count(flat) == 3
+    assert {name for name, _ in parser.found} <= {"h1", "div", "table", "thead", "tbody", "tr", "th", "td", "code"}
+
+
+def test_a_picture_that_is_not_given_is_its_words():
+    shown = page(
+        "![what it shows](http://example.org/a.svg) ![own](a.svg)",
+        "x",
+        {"a.svg": '<?xml version="1.0"?>\n<svg id="a"/>'},
+    )
+    assert "what it shows" in shown
+    assert "example.org" not in shown
+    assert '<svg role="img" aria-label="own" id="a"/>' in shown
+    assert "<?xml" not in shown
+
+
+def test_columns_of_numbers_stand_to_the_right():
+    text = table(["name", "a", "b", "c"], [["x", 1.25, "12 %", "y"], ["z", None, "1,000", "2"]])
+    assert text.splitlines()[1] == "| --- | ---: | ---: | --- |"
+    assert text.splitlines()[2:] == ["| x | 1.2 | 12 % | y |", "| z | – | 1,000 | 2 |"]
+    assert table(["a"], []) == "| a |\n| --- |"
+    assert escape(Marked("*a*")) == "*a*"
