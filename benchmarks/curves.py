@@ -27,15 +27,21 @@ def spread(values: list[float]) -> dict:
 
 
 def compare(results: dict[str, list[dict]]) -> dict[str, dict]:
-    """For each recipe: the loss at each tenth, where it passes the first one's last loss, tokens and seconds."""
-    ends = [run["evaluations"][-1]["heldout_loss"] for run in next(iter(results.values()))]
+    """For each recipe: its budget as a fraction of the first one's, the loss at each tenth of it, at which fraction of the first
+    one's budget it passes that one's last loss, tokens and seconds.
+    """
+    first = next(iter(results.values()))
+    ends = [run["evaluations"][-1]["heldout_loss"] for run in first]
     found = {}
     for name, runs in results.items():
         curves = [[[e[axis] for e in run["evaluations"]] for axis in ("fraction", "heldout_loss")] for run in runs]
         losses = np.array([np.interp(TENTHS, *curve) for curve in curves])
+        share = runs[0]["training"]["budget"] / first[0]["training"]["budget"]
         passed = [passes(run["evaluations"], end) for run, end in zip(runs, ends, strict=True)]
+        passed = [fraction and share * fraction for fraction in passed]
         there = [fraction for fraction in passed if fraction is not None]
         found[name] = {
+            "share": share,
             "heldout_loss": [spread(column) for column in losses.T.tolist()],
             "passes": (spread(there) if there else {}) | {"seeds": len(there), "fractions": passed},
             **{what: spread([run[what] for run in runs]) for what in ("tokens", "seconds")},
@@ -53,9 +59,9 @@ def cell(value: dict, digits: int) -> str:
 def table(comparison: dict) -> str:
     """The comparison as text: a column for each recipe."""
     recipes, seeds = comparison["recipes"], comparison["seeds"]
-    rows = [["", *recipes]]
+    rows = [["", *recipes], ["budget, of the first's", *(f"{one['share']:.2f}" for one in recipes.values())]]
     for number, tenth in enumerate(TENTHS):
-        rows.append([f"loss at {tenth:.0%}", *(cell(one["heldout_loss"][number], 3) for one in recipes.values())])
+        rows.append([f"loss at {tenth:.0%} of it", *(cell(one["heldout_loss"][number], 3) for one in recipes.values())])
     rows.append(["passes the first's end at"])
     for one in recipes.values():
         where, count = one["passes"], one["passes"]["seeds"]
@@ -82,8 +88,9 @@ def picture(comparison: dict, path: Path) -> None:
     )
     for name, one in comparison["recipes"].items():
         means, widths = (np.array([e[what] or 0.0 for e in one["heldout_loss"]]) for what in ("mean", "deviation"))
-        axes.plot(TENTHS, means, marker="o", markersize=3, label=name)
-        axes.fill_between(TENTHS, means - widths, means + widths, alpha=0.2)
+        places = one["share"] * np.array(TENTHS)
+        axes.plot(places, means, marker="o", markersize=3, label=name)
+        axes.fill_between(places, means - widths, means + widths, alpha=0.2)
     axes.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

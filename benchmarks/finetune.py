@@ -8,7 +8,8 @@ tokenizers. CRAM_DEVICE and CRAM_DTYPE say where and in which precision, as they
 tokens: as many, as long and as often the same as CoLA's.
 
 Ours finetunes as cram does: several runs at a time, each in a process of its own, on CPUs one a core with one thread. The Trainer
-has all cores for one run after the other: once in its random order, and once grouped by length. All have the same encoder,
+has all cores for one run after the other: once in its random order, and once grouped by length; and then as many runs at a time as
+ours, grouped by length, which tells what the processes give and what the loop does. All have the same encoder,
 exported from cram for transformers (so --peers is for layouts that it has), batch, dropout, dtype, and AdamW without clipping; and
 on CPUs glibc keeps freed blocks (model.machine.keep_heap). Time runs from when the first model is loaded to the end of the last
 run, with what is between two runs.
@@ -45,8 +46,8 @@ LENGTH, CLASSES = 128, 2
 FIRST_WORD, ENDS = 5, (2, 3)  # the vocabulary fixes both: tokens below are special; [CLS] and [SEP]
 ZIPF = 1.29  # how fast words become rare, so that as many differ as in CoLA
 COLA = 8551  # examples of its training data
-OURS, RANDOM, GROUPED = "cram", "Trainer", "Trainer, grouped by length"
-STRATEGIES = {RANDOM: "random", GROUPED: "group_by_length"}
+OURS, RANDOM, GROUPED, SEVERAL = "cram", "Trainer", "Trainer, by length", "Trainer, by length, several"
+STRATEGIES = {RANDOM: "random", GROUPED: "group_by_length", SEVERAL: "group_by_length"}
 
 
 def synthetic(count: int, vocabulary: int) -> finetuning.Examples:
@@ -82,9 +83,10 @@ def cola(folder: Path, tokenizer: Path, count: int) -> finetuning.Examples:
 def ours(folder: Path, given: finetuning.Examples, asked: Finetuning, seed: int, threads: int) -> dict:
     """One run of ours."""
     torch.set_num_threads(threads)
-    here, encoder = machine.detect(), export.load(folder)
-    head = "native" if layouts.transformers_model(encoder.architecture) else "tanh"
+    here = machine.detect()
     begin, cpu = time.monotonic(), time.process_time()
+    encoder = export.load(folder)
+    head = "native" if layouts.transformers_model(encoder.architecture) else "tanh"
     train = finetuning.keep_used(encoder, {"train": given})["train"]
     classifier = Classifier(encoder, CLASSES, asked.dropout, seed, head)
     outcome = finetuning.finetune(classifier, train, asked, here, seed, lambda *_: None)
@@ -163,7 +165,7 @@ def theirs(folder: Path, given: finetuning.Examples, asked: Finetuning, seed: in
 
 def turn(name: str, folder: Path, train: finetuning.Examples, asked: Finetuning, given: argparse.Namespace) -> dict:
     """All seeds once, of ours or of a peer's, in processes of their own."""
-    at_once = given.workers if name == OURS else 1
+    at_once = given.workers if name in (OURS, SEVERAL) else 1
     threads = max(1, given.threads // at_once)
     work = [(folder, train, asked, seed, threads) for seed in range(given.seeds)]
     with multiprocessing.get_context("spawn").Pool(at_once) as pool:

@@ -5,8 +5,9 @@
 
 Needs torch, numpy, safetensors and pydantic; a picture needs matplotlib too. The data is what the tokenize stage writes. A seed
 decides initialisation, masks, dropout and the order of the sequences, which is thus the same for all recipes. The first recipe
-is the one to beat: the table says at which fraction of the budget each passes its final held-out loss of the same seed.
-Losses are measured at tenths of the budget, or at the first step after; between them a straight line is assumed.
+is the one to beat: the table says at which fraction of its budget each passes its final held-out loss of the same seed. With
+--set NAME.budget=… another has less (or more) to spend, and its schedule ends there. Losses are measured at tenths of the
+own budget, or at the first step after; between them a straight line is assumed.
 
 Results are kept in the folder. A run of the same settings, data, device and threads is not run again, and goes on if it was
 interrupted. Changes of the code are not noticed: take another folder.
@@ -39,7 +40,7 @@ from model.settings import Architecture, Training
 HELDOUT = 512  # sequences, as in the pretrain stage
 SYNTHETIC, ENTRIES = (4096, 64, 64), 512  # sequences, those held out, tokens of each; vocabulary if not told
 RESULT, HALF = "result.json", "result.json.half"
-SAME = ("architecture", "budget", "budget_unit", "seed")  # what `--set` can't change
+SAME = ("architecture", "budget_unit", "seed")  # what `--set` can't change
 UNITS = ("tokens", "hours", "flops")
 
 
@@ -142,7 +143,7 @@ def run_all(given: argparse.Namespace) -> dict:
     unit = next(unit for unit in UNITS if getattr(given, unit) is not None)
     common = {"budget": getattr(given, unit), "budget_unit": unit}
     changed = changes(given.set, list(names))
-    chosen = {name: settings(recipe, changed[name] | common) for name, recipe in names.items()}
+    chosen = {name: settings(recipe, common | changed[name]) for name, recipe in names.items()}
     entries, here = given.vocabulary, machine.detect()
     corpus = synthetic(entries or ENTRIES) if given.synthetic else read(given.data, entries)
     where = {"data": identity(corpus), "machine": here.describe(), "torch": torch.__version__}

@@ -104,6 +104,7 @@ class Plan:
 
     def check(self) -> None:
         """Raise InputError for what can be known to be wrong before any stage runs: a day of training must not end at it."""
+        together.asked()
         for step in self.needed():
             self.made[step] = step.task.target(step.params, *self.arguments(step))
             if step.stage in self.again or self.anew & before(step):
@@ -137,35 +138,59 @@ class Plan:
     def carry_out_together(self, steps: list[Step]) -> None:
         """The same of steps that may go on side by side, as many as the machine has room for. If one fails, the others don't."""
         cached = [step for step in steps if step not in self.anew and read_manifest(self.made[step])]
-        left = [step for step in steps if step not in cached]
+        left, problems = [step for step in steps if step not in cached], {}
         for step in cached:
             self.carry_out(step)
-        if (count := together.at_once(len(left))) <= 1:
-            for step in left:
-                self.carry_out(step)
-            return
-        problems: dict[Step, Exception] = {}
-        with together.several(count, sum(step.params.examples() for step in left), len(left)):
-            running: dict[PrefectFuture, Step] = {}
-            while left or running:
-                left = [step for step in left if not before(step) & set(problems)]
-                ready = [step for step in left if not before(step) & {*left, *running.values()}]
-                for step in ready[: count - len(running)]:
-                    left.remove(step)
-                    if step in self.anew:
-                        refresh(self.made[step])
-                    running[step.task.submit(step.params, *self.arguments(step))] = step
-                if not running:
-                    break
-                ended = next(as_completed(list(running)))
-                step = running.pop(ended)
+        wanted = len(left)
+        count = together.at_once(wanted, max((self.parameters(step) for step in left), default=0))
+        if count > 1:
+            with together.several(count, sum(step.params.examples() for step in left), wanted):
+                self.side_by_side(left, count, problems)
+        else:
+            while step := next((step for step in left if not before(step) & set(problems)), None):
+                left.remove(step)
                 try:
-                    ended.result()
-                    show(self.made[step])
+                    self.carry_out(step)
                 except Exception as error:
                     problems[step] = error
         if problems:
-            raise next(iter(problems.values()))
+            raise failed(list(problems.values()), wanted, len(left))
+
+    def parameters(self, step: Step) -> int:
+        """Of the model that a step starts from, as far as that is known by now."""
+        about = read_manifest(self.arguments(step)[0]) or {"stats": {}}
+        return about["stats"].get("parameters", 0)
+
+    def side_by_side(self, left: list[Step], count: int, problems: dict[Step, Exception]) -> None:
+        """Carry out so many steps at a time; those that can't begin since another has failed stay in `left`."""
+        running: dict[PrefectFuture, Step] = {}
+        while True:
+            ready = [step for step in left if not before(step) & {*left, *running.values(), *problems}]
+            for step in ready[: count - len(running)]:
+                left.remove(step)
+                if step in self.anew:
+                    refresh(self.made[step])
+                running[step.task.submit(step.params, *self.arguments(step))] = step
+            if not running:
+                return
+            ended = next(as_completed(list(running)))
+            step = running.pop(ended)
+            try:
+                ended.result()
+                show(self.made[step])
+            except Exception as error:
+                problems[step] = error
+
+
+def failed(problems: list[Exception], runs: int, left_out: int) -> Exception:
+    """One error for all: of those that the user can mend, each sentence once; else the first bug."""
+    if bugs := [problem for problem in problems if not isinstance(problem, InputError)]:
+        return bugs[0]
+    if runs == 1:
+        return problems[0]
+    others = f", and {left_out} that start from them were not begun" if left_out else ""
+    sentences = " ".join(dict.fromkeys(map(str, problems)))
+    return InputError(f"{len(problems)} of {runs} finetuning runs failed{others}; the others are kept. {sentences}")
 
 
 def show(artifact: Artifact) -> None:

@@ -33,6 +33,14 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     finetune: Finetune = Finetune()
     report: Report = Report()
 
+    def check_lengths(self) -> None:
+        """Raise InputError where finetuning is asked for longer inputs than the model is going to be trained on."""
+        if self.finetune.max_tokens > self.tokenize.length:
+            raise InputError(
+                f"finetune.max_tokens is {self.finetune.max_tokens}, but the model takes {self.tokenize.length} tokens at most "
+                "(tokenize.length). Lower it."
+            )
+
 
 STAGES = tuple(Recipe.model_fields)
 StageName = Literal[

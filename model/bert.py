@@ -16,6 +16,7 @@ from model.layouts import transformers_model, why_not_transformers
 from model.settings import Architecture, HeadName
 
 INIT_STD = 0.02  # of every weight matrix, as BERT
+HEAD_STREAM = 2**31  # behind all seeds of encoders, or a head would begin with the numbers that its encoder began with
 ROTARY_BASE = 10_000.0  # Su et al. 2021
 PAD = 0  # the vocabulary fixes [PAD] at 0
 CLASSIFIER_WIDTH = 1024  # of the head on [CLS], as in the reference implementation's GLUE settings
@@ -369,7 +370,7 @@ class Classifier(nn.Module):
         self.dense = None if self.layout == "ModernBert" else nn.Linear(hidden, width)
         self.dropout = Dropout(dropout)
         self.out = nn.Linear(width, classes)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(HEAD_STREAM + seed)
         if self.dense is not None:
             initialize(self.dense, generator)
         initialize(self.out, generator)

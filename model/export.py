@@ -243,7 +243,12 @@ def _write(bert: Bert, own: dict[str, Tensor], saved: Saved, about: dict, name: 
         state = _renamed(state, iter(rows))
     config = (_settings(name, bert) if name else {"model_type": "cram"}) | about | {"cram": saved.model_dump()}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    try:
+        save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk is one too
+        raise InputError(
+            f"The model can't be written to {folder} ({error}). Make room or give access there, then run again."
+        ) from error
 
 
 def save(bert: Bert, folder: Path) -> None:

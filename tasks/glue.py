@@ -487,12 +487,13 @@ def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int
             f"{task}/train: {int(several[codes].sum()):,} rows have texts that stand there with another label too."
         )
     for split in list(tables)[1:]:
-        shared[split] = pc.sum(pc.is_in(train, value_set=texts[split])).as_py()
+        in_both = pc.is_in(train, value_set=texts[split]).to_numpy(zero_copy_only=False)
+        shared[split] = int(in_both.sum())
         if shared[split]:
             seen = pc.sum(pc.is_in(texts[split], value_set=train)).as_py()
             notes.append(
-                f"{task}: training rows that stand in {split} too: {shared[split]:,}; so {seen:,} of its {len(tables[split]):,} rows "
-                "are trained on, and the score flatters."
+                f"{task}: training rows that stand in {split} too: {shared[split]:,} ({named(in_both)}); so {seen:,} of its "
+                f"{len(tables[split]):,} rows are trained on, and the score flatters."
             )
     return len(codes) - len(several), shared, notes
 

@@ -88,6 +88,8 @@ def page(markdown: str, title: str, pictures: Mapping[str, str] | None = None) -
     md.add_render_rule("table_close", lambda *_: "</table></div>")
     md.add_render_rule("image", image)
     tokens = md.parse(markdown)
+    for inline in (token for token in tokens if token.children):  # the page goes elsewhere without what lies beside it
+        inline.children = [part for part in inline.children if part.type not in ("link_open", "link_close")]
     links = "".join(f'<a href="#{name}">{escape(text)}</a>' for name, text in _ids(tokens))
     body = md.renderer.render(tokens, md.options, {})
     body = re.sub(r"<p>(<figure>.*?</figure>)</p>", r"\1", body, flags=re.S)

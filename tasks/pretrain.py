@@ -87,7 +87,7 @@ def with_gpus(job: "Job", count: int, work: Path, report: Callable[[float, str],
         raise RuntimeError(f"One of {count} processes ended with an error:\n{(work / TOLD).read_text()}")
 
 
-@stage(version=2, resumes=True)
+@stage(version=3, resumes=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, going on from the checkpoint of a killed attempt where there is one."""
     from model import checkpoint, distributed, export, machine, pretraining  # torch: not for every command line

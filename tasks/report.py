@@ -46,9 +46,10 @@ class Report(Params):
     title: str = Field("crammed-bert", min_length=1, description="Heading of the page.")
 
 
-def settings(protocol: str, params: list[dict]) -> dict:
+def settings(protocol: str, manifests: list[dict]) -> dict:
     """How one protocol finetuned, on all of the training data: each field with its value, or those of the tasks."""
-    runs = [run for run in params if run["protocol"] == protocol and run["share"] == 1.0]
+    runs = [about["params"] | {"head": about["stats"]["head"]} for about in manifests]  # the one that the model has
+    runs = [run for run in runs if run["protocol"] == protocol and run["share"] == 1.0]
     told = {}
     for name in (name for name in Finetuning.model_fields if runs):
         of_task = {run["task"]: run[name] for run in runs}
@@ -117,8 +118,9 @@ def for_leaderboard(found: dict[tuple, list[Artifact]], out: Path) -> list[str]:
     for protocol in PROTOCOLS:
         given: dict[str, dict[str, np.ndarray]] = {}
         for (of, pretrained, share, task), members in found.items():
-            if (of, pretrained, share) == (protocol, True, 1.0) and members[0].manifest["params"]["test"]:
-                table = pq.read_table(middle(members).path / PREDICTIONS).sort_by("row")
+            asked = [run for run in members if run.manifest["params"]["test"]]
+            if (of, pretrained, share) == (protocol, True, 1.0) and asked:
+                table = pq.read_table(middle(asked).path / PREDICTIONS).sort_by("row")
                 for split in TASKS[task].test:
                     values = table.filter(pc.equal(table["split"], split))["prediction"].to_numpy()
                     try:
@@ -189,9 +191,7 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
         "rules": sections.rules(lineage, pretrained),
         "pretraining": {"params": pretrained["params"], **pretrained["stats"]},
         "params": {about["stage"]: about["params"] for about in lineage.values()},
-        "finetuning": {
-            protocol: settings(protocol, [about["params"] for about in manifests]) for protocol in PROTOCOLS
-        },
+        "finetuning": {protocol: settings(protocol, manifests) for protocol in PROTOCOLS},
         "artifacts": [*lineage, *(run.name for run in runs)],
         "pretrained": name,
     }

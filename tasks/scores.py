@@ -102,7 +102,11 @@ def groups(runs: list[Artifact]) -> dict[tuple, list[Artifact]]:
         found.setdefault(key, []).append(run)
     for (protocol, _, _, task), members in found.items():
         params = [run.manifest["params"] for run in members]
-        settings = [{k: v for k, v in one.items() if k not in NOT_SETTINGS} for one in params]
+        begun = [run.manifest["inputs"] for run in members]
+        settings = [
+            {k: v for k, v in one.items() if k not in NOT_SETTINGS} | from_
+            for one, from_ in zip(params, begun, strict=True)
+        ]
         if len({one["seed"] for one in params}) < len(members) or any(one != settings[0] for one in settings):
             raise InputError(
                 f"The {len(members)} runs of {task} by protocol {protocol} are not one setting with as many seeds, so their "
@@ -120,6 +124,11 @@ def middle(members: list[Artifact], split: str | None = None) -> Artifact:
         return statistics.mean(about["metrics"][stats["metric"]] for about in given), stats["seed"]
 
     return sorted(members, key=score)[(len(members) - 1) // 2]
+
+
+def present(stats: dict) -> int:
+    """Rows of the training data of a run, with those that could not be trained on: the official data has such too (QQP two)."""
+    return stats["train_examples"] + sum(stats["data"]["left_out"].get("train", {}).values())
 
 
 def gather(found: dict[tuple, list[Artifact]]) -> list[dict]:
@@ -140,7 +149,7 @@ def gather(found: dict[tuple, list[Artifact]]) -> list[dict]:
                     "interval": interval,
                 }
             sizes = {
-                "train": [first["train_examples"], first["official_train_examples"]],
+                "train": [present(first), first["official_train_examples"]],
                 "validation": [about["examples"], about["official_examples"]],
             }
             rows.append(

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from tasks import metrics
 from tasks.glue import TASKS
 from tasks.markdown import Marked, code, escape, items, table
-from tasks.scores import COLUMNS, NAMES, PUBLISHED, average_by_seed, averages, chosen, column, label
+from tasks.scores import COLUMNS, NAMES, PUBLISHED, average_by_seed, averages, chosen, column, label, present
 
 RULE_HOURS, RULE_EPOCHS, RULE_SEEDS = 24.0, 5, 5
 LAST_STEP = 1.001  # a budget ends with the step in which it is spent
@@ -84,7 +84,7 @@ def head(title: str, rows: list[dict], pretrained: dict) -> list[str]:
     beside = ""
     if averages(own)["paper"] is not None:
         known = [f"{row.model} {row.average}" for row in PUBLISHED["cramming"] if row.model in HEADLINE]
-        beside = f"Published averages by the same rules: {'; '.join(known)}."
+        beside = f"Published averages with the same finetuning: {'; '.join(known)}."
     return [
         f"# {escape(title)}",
         f"{done} {beside}".strip(),
@@ -549,7 +549,7 @@ def lineage_section(lineage: dict[str, dict]) -> list[str]:
 
 def is_partial(stats: dict) -> bool:
     """Whether a finetuning run had partial data."""
-    sizes = [(stats["train_examples"], stats["official_train_examples"])]
+    sizes = [(present(stats), stats["official_train_examples"])]
     sizes += [(about["examples"], about["official_examples"]) for about in stats["validation"].values()]
     return stats["task"] in NAMES and any(have != official for have, official in sizes)
 

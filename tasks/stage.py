@@ -219,7 +219,7 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
     discard(artifact)  # a damaged leftover, if there is one
     draft.rename(artifact.path)
     fsync(artifact.path.parent)
-    link = artifact.path.parent / f".latest-{os.getpid()}"
+    link = artifact.path.parent / f".latest-{os.getpid()}-{threading.get_ident()}"
     link.unlink(missing_ok=True)
     link.symlink_to(artifact.key)
     link.replace(artifact.path.parent / "latest")

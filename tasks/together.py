@@ -1,9 +1,13 @@
 """Several finetuning runs at once, each in a process of its own: one that is killed takes no other with it.
 
 Small models leave most of a machine idle when one is trained after the other: two processes of one thread each do more than
-one process of two threads. What a run gives depends on its seed and its data, not on what runs beside it.
+one process of two threads. What a run gives depends on its seed and its data, and on threads no more than rounding does.
 """
 
+import contextvars
+import errno
+import gc
+import logging
 import multiprocessing
 import os
 import re
@@ -22,34 +26,53 @@ from tasks import parallel
 from tasks.progress import Progress
 
 ON_A_GPU = 4  # runs at most: each has a CUDA context of its own
-BYTES_A_RUN = 3 << 30  # free memory for a run of a model of BERT's size: weights, AdamW's state, activations
+# Memory of a run: weights, gradients and AdamW's two moments in fp32; and activations with what a process has anyway
+BYTES_A_PARAMETER, BYTES_A_RUN = 16, 3 << 29
 SECONDS_BETWEEN_REPORTS = 0.5  # from a process to this one
+CGROUPS = (  # limit and use of memory of the container that this runs in: version 2, version 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+log = logging.getLogger(__name__)
 
 Report = Callable[[int, str], None]  # of how many examples were trained on so far, and a note
 
 
-def at_once(runs: int) -> int:
-    """How many of so many runs go on at a time: CRAM_FINETUNES, or what cores and memory allow."""
-    asked = os.environ.get("CRAM_FINETUNES", "")
-    if asked and not (asked.isdecimal() and int(asked) > 0):
-        raise InputError(f"CRAM_FINETUNES is {asked!r}; expected a positive whole number, or unset for as many as fit.")
-    if asked or runs <= 1:
-        return min(int(asked or 1), runs)
+def asked() -> int | None:
+    """CRAM_FINETUNES, if it is set."""
+    found = os.environ.get("CRAM_FINETUNES", "")
+    if found and not (found.isdecimal() and int(found) > 0):
+        raise InputError(f"CRAM_FINETUNES is {found!r}; expected a positive whole number, or unset for as many as fit.")
+    return int(found) if found else None
+
+
+def at_once(runs: int, parameters: int = 0) -> int:
+    """How many of so many runs of a model go on at a time: CRAM_FINETUNES, or what cores and memory allow."""
+    told = asked()
+    if told or runs <= 1:
+        return min(told or 1, runs)
     import torch
 
     from model import machine
 
-    if machine.detect().device.type == "cuda":
-        return max(1, min(ON_A_GPU, runs, torch.cuda.mem_get_info()[0] // BYTES_A_RUN))
-    return max(1, min(parallel.workers(), runs, available_memory() // BYTES_A_RUN))
+    each = BYTES_A_RUN + BYTES_A_PARAMETER * parameters
+    if machine.detect().device.type != "cuda":
+        return max(1, min(parallel.workers(), runs, available_memory() // each))
+    gc.collect()  # what pretraining in this process has left
+    torch.cuda.empty_cache()
+    return max(1, min(ON_A_GPU, runs, torch.cuda.mem_get_info()[0] // each))
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping; many, where the kernel doesn't tell."""
+    """Bytes that this process and others beside it can have; many, where the kernel doesn't tell."""
+    left = [1 << 50]
     with suppress(OSError):
         if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
-            return int(found[1]) * 1024
-    return 1 << 50
+            left.append(int(found[1]) * 1024)
+    for limit, used in CGROUPS:
+        with suppress(OSError, ValueError):  # absent, or "max"
+            left.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return max(0, min(left))
 
 
 def serve(pipe: Connection, stop: Connection, environment: dict[str, str], threads: int) -> None:
@@ -77,6 +100,8 @@ def serve(pipe: Connection, stop: Connection, environment: dict[str, str], threa
             answer = ("result", (result, time.process_time() - start, peak))
         except InputError as error:
             answer = ("input error", str(error))
+        except OSError as error:
+            answer = ("os error", (error.errno or errno.EIO, error.strerror or str(error), error.filename))
         except Exception:
             answer = ("error", traceback.format_exc())
         pipe.send(answer)
@@ -97,28 +122,35 @@ class Member:
         theirs.close()
         stop.close()
 
-    def run(self, work: Callable, arguments: tuple, report: Report, label: str) -> tuple[Any, float, float]:
-        """What work(*arguments, report) returns there, the CPU seconds that it took, and the process's peak memory, MiB."""
+    def answers(self, work: Callable, arguments: tuple) -> Iterator[tuple[str, Any]]:
+        """Its reports and its answer. Raises EOFError where it has died."""
         try:
             self.pipe.send((work, arguments))
             while True:
                 kind, about = self.pipe.recv()
+                yield kind, about
+                if kind != "report":
+                    return
+        except OSError as error:
+            raise EOFError from error
+
+    def run(self, work: Callable, arguments: tuple, report: Report, label: str) -> tuple[Any, float, float]:
+        """What work(*arguments, report) returns there, the CPU seconds that it took, and the process's peak memory, MiB."""
+        try:
+            for kind, about in self.answers(work, arguments):
                 if kind == "report":
                     report(*about)
-                else:
-                    break
-        except (EOFError, OSError) as error:
-            self.process.join()
+        except EOFError as error:
             if self.given_up:
-                raise InputError(
-                    f"'{label}' was given up. Run again: it is done anew, and what had ended is kept."
-                ) from error
+                raise given_up(label) from error
             raise InputError(
                 f"The process of '{label}' was killed, most likely for lack of memory. What ran beside it goes on. Run again: "
                 "only this is done anew; with CRAM_FINETUNES=1 it has the memory for itself."
             ) from error
         if kind == "input error":
             raise InputError(about)
+        if kind == "os error":
+            raise OSError(*about)
         if kind == "error":
             raise RuntimeError(f"'{label}' failed in its process:\n{about}")
         return about
@@ -130,6 +162,11 @@ class Member:
         self.process.join()
 
 
+def given_up(label: str) -> InputError:
+    """What is said of a run that others' end has ended."""
+    return InputError(f"'{label}' was given up. Run again: it is done anew, and what had ended is kept.")
+
+
 class Crew:
     """At most `count` runs at a time, with the progress of all of them in one bar."""
 
@@ -137,19 +174,36 @@ class Crew:
         self.threads = max(1, parallel.workers() // count)
         self.idle: list[Member] = []
         self.members: list[Member] = []
-        self.lock, self.start = threading.Lock(), time.monotonic()
-        self.runs, self.done, self.examples, self.seen = runs, 0, examples, {}
+        self.lock, self.showing, self.closed = threading.Lock(), threading.Lock(), False
+        self.start, self.runs, self.done = time.monotonic(), runs, 0
+        self.examples, self.seen, self.shown = examples, {}, 0
         self.bar = Progress("finetune", total=examples, unit="ex")
 
-    def run(self, work: Callable, arguments: tuple, examples: int, label: str) -> Any:
-        """Have a process do it: an idle one, or else a new one."""
+    def member(self, label: str) -> Member:
+        """An idle process, or else a new one."""
         with self.lock:
-            member = self.idle.pop() if self.idle else None
-        if member is None:
-            member = Member(self.threads)
+            if self.idle and not self.closed:
+                return self.idle.pop()
+        found = None if self.closed else Member(self.threads)
+        with self.lock:
+            if found and not self.closed:
+                self.members.append(found)
+                return found
+        if found:  # the end came while it was made
+            found.end()
+        raise given_up(label)
+
+    def run(self, work: Callable, arguments: tuple, examples: int, label: str) -> Any:
+        """Have a process do it."""
+        member = self.member(label)
+        try:
+            result, seconds, peak = member.run(work, arguments, lambda n, note: self.tell(label, n, note), label)
+        except BaseException:
+            member.end()  # with the memory that it still has
             with self.lock:
-                self.members.append(member)
-        result, seconds, peak = member.run(work, arguments, lambda n, note: self.tell(label, n, note), label)
+                self.members.remove(member)
+                self.done += 1
+            raise
         parallel.usage.add(seconds, peak)
         with self.lock:
             self.idle.append(member)
@@ -160,38 +214,52 @@ class Crew:
     def tell(self, label: str, examples: int, note: str) -> None:
         """Show how far a run is, and when all will be done."""
         with self.lock:
-            more = max(0, examples - self.seen.get(label, 0))
             self.seen[label] = max(examples, self.seen.get(label, 0))
-            so_far, spent = sum(self.seen.values()), time.monotonic() - self.start
-            left = spent * max(0, self.examples - so_far) / so_far if so_far else 0.0
-            about = f"{self.done} of {self.runs} runs done, about {left / 60:.0f} min left"
-            self.bar.update(more, f"{about}; {label.removeprefix('finetune ')} {note}" if note else about)
+        if self.showing.acquire(blocking=False):  # else another run is just being shown: nobody waits for a slow server
+            try:
+                self.show(f"; {label.removeprefix('finetune ')} {note}" if note else "")
+            finally:
+                self.showing.release()
+
+    def show(self, note: str = "") -> None:
+        """Bring the bar to where the runs are."""
+        so_far, spent = sum(self.seen.copy().values()), time.monotonic() - self.start
+        left = spent * max(0, self.examples - so_far) / so_far if so_far else 0.0
+        self.bar.update(
+            so_far - self.shown, f"{self.done} of {self.runs} runs done, about {left / 60:.0f} min left{note}"
+        )
+        self.shown = so_far
 
     def end(self) -> None:
-        """End every process; what they are at is given up."""
-        for member in self.members:
+        """End every process; what they are at is given up, and nothing more begins."""
+        with self.lock:
+            self.closed, members = True, self.members.copy()
+        for member in members:
             member.end()
+        with self.showing:
+            self.show()
         self.bar.__exit__()
 
 
-crew: Crew | None = None  # of the flow that runs in this process
+crew: contextvars.ContextVar[Crew | None] = contextvars.ContextVar("crew", default=None)
 
 
 @contextmanager
-def several(count: int, examples: int, runs: int) -> Iterator[None]:
-    """In here, what is `run` from several threads goes on in processes, side by side."""
-    global crew
-    crew = Crew(count, examples, runs)
+def several(count: int, examples: int, runs: int) -> Iterator[Crew]:
+    """In here, what is `run` from threads with this context goes on in processes, side by side; after it, in none."""
+    log.info("%d finetuning runs, %d at a time.", runs, count)
+    ours = Crew(count, examples, runs)
+    before = crew.set(ours)
     try:
-        yield
+        yield ours
     finally:
-        ended, crew = crew, None
-        ended.end()
+        crew.reset(before)
+        ours.end()
 
 
 def run(work: Callable, arguments: tuple, examples: int, label: str) -> Any:
     """What work(*arguments, report) returns: from one of several processes, or alone from this one."""
-    if crew is not None:
-        return crew.run(work, arguments, examples, label)
+    if ours := crew.get():
+        return ours.run(work, arguments, examples, label)
     with Progress(label, total=examples, unit="ex") as bar:
         return work(*arguments, lambda seen, note: bar.update(seen - bar.count, note))

@@ -169,7 +169,7 @@ def test_the_trainer_finetunes_the_same_model_on_the_same_examples(benchmarks, t
     given, asked = script.synthetic(40, 200), Finetuning(epochs=2, learning_rate=1e-9)
     runs = [script.ours(tmp_path, given, asked, 0, 1)]
     runs += [script.theirs(tmp_path, given, asked, 0, 1, strategy) for strategy in script.STRATEGIES.values()]
-    assert [one["examples"] for one in runs] == [64] * 3
+    assert [one["examples"] for one in runs] == [64] * 4
     assert all(0.3 < one["loss"] < 2 for one in runs)  # their last layers are random
     assert all(one["end"] > one["begin"] and one["cpu_seconds"] > 0 for one in runs)
 
@@ -292,7 +292,7 @@ def test_recipes_are_compared_with_torch_alone_and_an_interrupted_run_goes_on(ba
 
     found = json.loads((tmp_path / "race" / "comparison.json").read_text())["recipes"]
     row = next(line for line in rest.stdout.splitlines() if "loss at 100%" in line)
-    cells = iter(word for word in row.split()[3:] if word != "±")
+    cells = iter(word for word in row.split()[5:] if word != "±")
     for name, runs in losses(tmp_path / "race").items():
         ends = [curve[-1] for curve in runs]
         assert len({tuple(curve) for curve in runs}) == 2  # another seed, another run
@@ -324,15 +324,33 @@ def test_a_loss_is_passed_where_the_falling_curve_has_it(benchmarks):
     assert benchmarks.curves.passes(evaluations([0, 0.5, 0.8, 1], [3, 1, 2, 0]), 2) == 0.25  # the first time
 
 
+def compared(benchmarks, runs: dict[str, list[dict]]) -> dict[str, list[str]]:
+    """The rows of the table, by their first cell."""
+    about = {"budget": 1.0, "budget_unit": "tokens", "machine": {"device": "CPU"}, "seeds": len(runs["a"])}
+    table = benchmarks.curves.table(about | {"recipes": benchmarks.curves.compare(runs)})
+    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in table.splitlines()[2:]]
+    return {name: cells for name, *cells in rows}
+
+
 def test_a_recipe_that_does_not_get_there_is_said_to_never_do(benchmarks):
     runs = {
-        name: [{"evaluations": evaluations([0, 1], ends), "tokens": 1, "seconds": 1.0} for ends in curves]
+        name: [
+            {"evaluations": evaluations([0, 1], ends), "tokens": 1, "seconds": 1.0, "training": {"budget": 1.0}}
+            for ends in curves
+        ]
         for name, curves in {"a": [(3, 1), (3, 2)], "b": [(3, 1.5), (3, 1.5)], "c": [(3, 2.5), (3, 2.5)]}.items()
     }
-    about = {"budget": 1.0, "budget_unit": "tokens", "machine": {"device": "CPU"}, "seeds": 2}
-    table = benchmarks.curves.table(about | {"recipes": benchmarks.curves.compare(runs)})
-    passes = next(line for line in table.splitlines() if "passes" in line).split("  ")
-    assert [word.strip() for word in passes if word.strip()][1:] == ["1.000 ± 0.000", "0.667 (1 of 2)", "never"]
+    table = compared(benchmarks, runs)
+    assert table["passes the first's end at"] == ["1.000 ± 0.000", "0.667 (1 of 2)", "never"]
+
+
+def test_a_smaller_budget_is_told_and_where_it_passes_is_a_fraction_of_the_first_ones(benchmarks):
+    curve = {"evaluations": evaluations([0, 1], [3, 1]), "tokens": 1, "seconds": 1.0}
+    runs = {name: [curve | {"training": {"budget": budget}}] for name, budget in {"a": 40.0, "b": 10.0}.items()}
+    table = compared(benchmarks, runs)
+    assert table["budget, of the first's"] == ["1.00", "0.25"]
+    assert table["loss at 100% of it"] == ["1.000", "1.000"]
+    assert table["passes the first's end at"] == ["1.000", "0.250"]
 
 
 def test_the_order_of_the_sequences_is_the_seeds(benchmarks):
@@ -361,9 +379,10 @@ def test_a_change_that_can_not_be_made_is_named(benchmarks, change: str, named: 
 
 
 def test_a_change_is_made_to_its_recipe_alone(benchmarks):
-    texts = ["a.learning_rate=0.25", "a.architecture.layers=7", "a.optimizer=sgd"]
+    texts = ["a.learning_rate=0.25", "a.architecture.layers=7", "a.optimizer=sgd", "a.budget=5"]
     found = benchmarks.recipes.changes(texts, ["a", "b"])
-    assert found == {"a": {"learning_rate": 0.25, "architecture": {"layers": 7}, "optimizer": "sgd"}, "b": {}}
+    a = {"learning_rate": 0.25, "architecture": {"layers": 7}, "optimizer": "sgd", "budget": 5}
+    assert found == {"a": a, "b": {}}
     architecture, training = benchmarks.train.settings("pocket", found["a"])
     assert (architecture.layers, architecture.hidden) == (7, 256)  # the latter pocket's
     assert (training.learning_rate, training.optimizer) == (0.25, "sgd")

@@ -195,7 +195,7 @@ def test_what_is_wrong_is_known_without_a_server_and_before_anything_runs(tiny: 
     before = set(ROOT.rglob("*"))
     for wrong, use, words in (
         ({"download": {"source": "files", "files": [str(tmp_path / "gone.jsonl")]}}, {}, "matches nothing"),
-        ({"finetune": {"data": str(tmp_path), "tasks": ["cola"]}}, {}, "holds no <task>"),
+        ({"finetune": {"data": str(tmp_path), "tasks": ["cola"], "max_tokens": 32}}, {}, "holds no <task>"),
         ({}, {"pretrain": "nothing"}, "artifacts? of pretrain"),
     ):
         with pytest.raises(InputError, match=words):

@@ -293,6 +293,40 @@ def test_longer_inputs_than_the_model_takes_are_told(models, data: Path):
         finetune.fn(one(data, "cola", max_tokens=33), models["papers"])
 
 
+def test_scores_that_are_no_numbers_are_told(models, data: Path, monkeypatch):
+    from model import finetuning
+
+    monkeypatch.setattr(finetuning, "predict", lambda _, examples, __: np.full((len(examples), 2), np.nan))
+    with pytest.raises(InputError, match="cola-8: the finetuned model gives scores that are no numbers"):
+        finetune.fn(one(data, "cola", seed=8), models["papers"])
+
+
+@pytest.mark.parametrize("problem", [MemoryError, torch.OutOfMemoryError])
+def test_too_little_memory_is_a_sentence(models, data: Path, monkeypatch, problem: type):
+    from model import finetuning
+
+    def full(*_):
+        raise problem
+
+    monkeypatch.setattr(finetuning, "finetune", full)
+    with pytest.raises(InputError, match="The memory is too small for cola-9"):
+        finetune.fn(one(data, "cola", seed=9), models["papers"])
+
+
+def test_what_is_wrong_with_the_data_is_known_beforehand_and_what_is_odd_is_warned_of(data: Path, caplog, tmp_path):
+    copy = shutil.copytree(data / "rte", tmp_path / "glue" / "rte").parent
+    train, validation = (copy / "rte" / f"{split}.parquet" for split in ("train", "validation"))
+    pq.write_table(pa.concat_tables([pq.read_table(train), pq.read_table(validation).slice(0, 3)]), train)
+    for seed in range(2):
+        one(copy, "rte", seed=seed).check()
+    (said,) = [record.message for record in caplog.records if "stand in validation" in record.message]
+    assert "rows 161, 162 and 163" in said
+    with pytest.raises(
+        InputError, match=r"rte: The task has 2 training examples, .*share of 0\.01 \(finetune\.shares\)"
+    ):
+        one(copy, "rte", share=0.01).check()
+
+
 def test_the_key_follows_the_content_of_the_data_not_its_place(data: Path, tmp_path: Path):
     copy = shutil.copytree(data / "cola", tmp_path / "other" / "cola").parent
     assert one(copy, "cola").identity() == one(data, "cola").identity()

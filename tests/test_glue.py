@@ -217,7 +217,7 @@ def test_training_rows_that_are_scored_too_are_counted_and_warned_of(tmp_path: P
     assert data.duplicates == 1
     conflict, shared = data.notes
     assert conflict == "mnli/train: 2 rows have texts that stand there with another label too."
-    assert "stand in validation_matched too: 3; so 2 of its 4 rows are trained on" in shared
+    assert "stand in validation_matched too: 3 (rows 2, 3 and 4); so 2 of its 4 rows are trained on" in shared
 
 
 def test_repeated_rows_are_counted_as_a_naive_count_does(tmp_path: Path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from flows.cram import planned
 from flows.recipes import DELTAS, RECIPES, STAGES, Override, RecipeName, StageName, resolve
 from model import InputError, bert
 from model.settings import Architecture
@@ -367,6 +368,13 @@ def test_the_submitted_override_is_partial_and_strict():
     for wrong in ({"filter": {"x": 1}}, {"nothing": {}}, {"pretrain": {"architecture": {"layers": 0}}}):
         with pytest.raises(ValidationError):
             partial.validate_python(wrong)
+
+
+def test_longer_inputs_than_the_model_is_trained_on_are_refused_before_it_is():
+    override = {"tokenize": {"length": 64}}
+    with pytest.raises(InputError, match=r"finetune\.max_tokens is 128, but the model takes 64 tokens at most"):
+        planned("crammed-bert", override, "report", {}, [])
+    assert planned("crammed-bert", override, "pretrain", {}, []).steps  # finetuning isn't reached
 
 
 def test_machine_settings_are_no_parameters():

@@ -5,7 +5,9 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,16 @@ def count(params: Count, out: Path) -> dict:
     CALLS.append("count")
     (out / "numbers.txt").write_text("\n".join(map(str, range(params.upto))))
     return {"numbers": params.upto}
+
+
+meeting = threading.Barrier(4)
+
+
+@stage(version=1)
+def together(params: Count, out: Path) -> dict:
+    """Several threads end this at the same moment."""
+    meeting.wait(timeout=30)
+    return {}
 
 
 @stage(version=1, resumes=True)
@@ -284,3 +296,12 @@ def test_no_peak_memory_of_another_stage_is_reported(store: Path):
     status = Path("/proc/self/status").read_text()
     resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
     assert count.fn(Count()).manifest["peak_memory_mib"]["process"] < resident + 200
+
+
+def test_runs_of_a_stage_that_end_together_are_all_published(store: Path):
+    for turn in range(15):  # the fault was there in one of ten
+        asked = [Count(upto=10 * turn + number) for number in range(4)]
+        with ThreadPoolExecutor(4) as threads:
+            made = list(threads.map(together.fn, asked))
+        assert all(read_manifest(artifact) for artifact in made)
+        assert (store / "together" / "latest").resolve().name in {artifact.key for artifact in made}

@@ -1,10 +1,12 @@
 """Several runs at once, in processes: what one gives, fails of or is killed in leaves the others alone."""
 
+import errno
 import os
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ def work(path: Path, number: int, report) -> tuple[int, int]:
     told = path.read_text() if path.exists() else ""
     if told == "mend":
         raise InputError("the data is rubbish; mend it")
+    if told == "full":
+        raise OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
     if told == "fail":
         raise KeyError("a bug")
     report(number, "halfway")
@@ -41,7 +45,7 @@ def side_by_side(folder: Path, told: dict[int, str], count: int = 2, runs: int =
             return error
 
     with together.several(count, 10 * runs, runs), ThreadPoolExecutor(count) as threads:
-        return list(threads.map(run, range(runs)))
+        return [future.result() for future in [threads.submit(copy_context().run, run, n) for n in range(runs)]]
 
 
 def test_runs_go_on_in_as_many_processes_as_are_allowed_and_give_the_same(tmp_path):
@@ -89,21 +93,69 @@ def test_runs_that_are_given_up_end_at_once(tmp_path):
             problems.append(error)
 
     with together.several(2, 10, 1):
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=copy_context().run, args=(run,))
         thread.start()
         while not (tmp_path / "waiting").exists():
             time.sleep(0.01)
-        crew = together.crew
+        process = together.crew.get().members[0].process
     thread.join(timeout=30)
     assert not thread.is_alive()
-    assert [member.process.exitcode is None for member in crew.members] == [False]
+    assert process.exitcode is not None
     assert "'finetune 0' was given up" in str(problems[0])
+
+
+def test_nothing_begins_after_the_end(tmp_path, monkeypatch):
+    """Neither alone in this process, nor in one that is being made when the end comes."""
+    with together.several(2, 10, 1) as crew:
+        context = copy_context()
+    arguments = (work, (tmp_path / "0", 0), 10, "finetune 0")
+    with pytest.raises(InputError, match="'finetune 0' was given up"):
+        context.run(together.run, *arguments)
+    assert not crew.members
+    made, new = [], together.Member
+
+    def slow(threads: int) -> together.Member:
+        made.append(new(threads))
+        crew.end()
+        return made[0]
+
+    with together.several(2, 10, 1) as crew:
+        monkeypatch.setattr(together, "Member", slow)
+        with pytest.raises(InputError, match="'finetune 0' was given up"):
+            together.run(*arguments)
+    assert made[0].process.exitcode is not None
+
+
+def test_a_failed_run_leaves_no_process_behind(tmp_path):
+    (tmp_path / "0").write_text("fail")
+    with together.several(1, 10, 2) as crew:
+        with pytest.raises(RuntimeError):
+            together.run(work, (tmp_path / "0", 0), 10, "finetune 0")
+        assert crew.members == crew.idle == []
+        assert together.run(work, (tmp_path / "1", 1), 10, "finetune 1")[0] == 1
+
+
+def test_a_full_disk_in_a_process_is_one_here(tmp_path):
+    (tmp_path / "0").write_text("full")
+    with together.several(2, 10, 1), pytest.raises(OSError, match="No space left") as caught:
+        together.run(work, (tmp_path / "0", 0), 10, "finetune 0")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "model.safetensors")
+
+
+def test_an_error_while_progress_is_told_is_no_killed_process(tmp_path):
+    def broken(examples: int, note: str) -> None:
+        raise OSError("the server is away")
+
+    with together.several(1, 10, 1) as crew:
+        member = crew.member("finetune 0")
+        with pytest.raises(OSError, match="the server is away"):
+            member.run(work, (tmp_path / "0", 0), broken, "finetune 0")
 
 
 def test_progress_counts_the_examples_of_all_runs_and_tells_the_time_left(tmp_path, monkeypatch):
     told: list[tuple[float, str]] = []
     monkeypatch.setattr(together.Progress, "update", lambda self, amount, note: told.append((amount, note)))
-    side_by_side(tmp_path, {}, runs=4)
+    side_by_side(tmp_path, {}, count=1, runs=4)
     assert sum(amount for amount, _ in told) == 40
     assert told[-1][1] == "4 of 4 runs done, about 0 min left"
     assert all("runs done, about" in note for _, note in told)
@@ -119,7 +171,8 @@ def test_what_processes_used_is_counted_for_the_run_that_had_them(tmp_path):
         found[number] = (parallel.usage.cpu_seconds, parallel.usage.peak_mib)
 
     with together.several(2, 20, 2), ThreadPoolExecutor(2) as threads:
-        list(threads.map(run, range(2)))
+        for future in [threads.submit(copy_context().run, run, number) for number in range(2)]:
+            future.result()
     assert all(0 <= seconds < 30 and 10 < peak < 10_000 for seconds, peak in found.values())
 
 
@@ -127,6 +180,7 @@ def test_as_many_runs_go_on_at_once_as_cores_and_memory_allow(monkeypatch):
     monkeypatch.setenv("CRAM_WORKERS", "8")
     monkeypatch.setattr(together, "available_memory", lambda: 5 * together.BYTES_A_RUN)
     assert [together.at_once(runs) for runs in (0, 1, 3, 40)] == [0, 1, 3, 5]
+    assert together.at_once(40, parameters=120_000_000) == 2
     monkeypatch.setattr(together, "available_memory", lambda: 0)
     assert together.at_once(40) == 1
     monkeypatch.setenv("CRAM_FINETUNES", "6")
@@ -140,5 +194,13 @@ def test_a_number_of_runs_that_is_none_is_refused(monkeypatch, asked):
         together.at_once(4)
 
 
-def test_the_memory_that_can_be_had_is_what_the_kernel_says():
-    assert 1 << 26 < together.available_memory() < 1 << 50
+def test_the_memory_that_can_be_had_is_what_the_kernel_says(monkeypatch, tmp_path):
+    whole = together.available_memory()
+    assert 1 << 26 < whole < 1 << 50
+    limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
+    monkeypatch.setattr(together, "CGROUPS", ((str(limit), str(used)),))
+    limit.write_text("5000000\n")
+    used.write_text("2000000\n")
+    assert together.available_memory() == 3_000_000
+    limit.write_text("max\n")
+    assert together.available_memory() > 3_000_000
