@@ -16,10 +16,19 @@ from tasks.filter import Filter
 from tasks.glue import TASKS
 from tasks.markdown import Marked, code, escape, items, table
 from tasks.pretrain import Pretrain
-from tasks.sections import METRICS, budget_section, contamination, contamination_section, funnel_table, stage_of
+from tasks.sections import (
+    METRICS,
+    budget_of,
+    budget_section,
+    contamination,
+    contamination_section,
+    funnel_table,
+    stage_of,
+)
 from tasks.tokens import Tokenize
 from tasks.vocabulary import Vocabulary
 
+LONG = 100  # characters of a list in a table
 PAPER = "https://arxiv.org/abs/2212.14034"
 USUAL: dict[str, dict] = {  # the params of the paper's final recipe, as far as manifests have them
     "download": Download().model_dump(mode="json"),
@@ -44,8 +53,14 @@ def deltas(here: dict, usual: dict, prefix: str) -> list[list[str]]:
         if isinstance(value, dict) and isinstance(here.get(name), dict):
             rows += deltas(here[name], value, f"{prefix}.{name}")
         elif name in here and here[name] != value:
-            rows.append([code(f"{prefix}.{name}"), code(json.dumps(here[name])), code(json.dumps(value))])
+            rows.append([code(f"{prefix}.{name}"), shown(here[name]), shown(value)])
     return rows
+
+
+def shown(value: object) -> object:
+    """A value as JSON; of a long list (files with their digests), how long it is."""
+    whole = json.dumps(value)
+    return f"{len(value)} items" if isinstance(value, list) and len(whole) > LONG else code(whole)
 
 
 def use_section(architecture: Architecture) -> list[str]:
@@ -145,7 +160,7 @@ def card(about: dict, lineage: dict[str, dict], scores: Iterable[str] = ()) -> s
     architecture = Architecture(**params["architecture"])
     name, hubs = export.transformers_model(architecture), datasets(lineage)
     length = next((m["params"].get("length") for m in lineage.values() if m["stage"] == "tokenize"), None)
-    size, budget = f"{stats['parameters'] / 1e6:,.1f} million", f"{params['budget']:g} {params['budget_unit']}"
+    size, budget = f"{stats['parameters'] / 1e6:,.1f} million", budget_of(params)
     fields = {
         "library_name": "transformers" if name else "cram",
         "pipeline_tag": "fill-mask",

@@ -49,6 +49,12 @@ def short(number: float) -> str:
     return f"{number:g}"
 
 
+def budget_of(params: dict) -> str:
+    """The budget of a pretrain stage, as in `24 hours` or `10,000,000 tokens`."""
+    budget = params["budget"]
+    return f"{budget:,.0f} tokens" if params["budget_unit"] == "tokens" else f"{budget:g} {params['budget_unit']}"
+
+
 def marked(text: str, partial: bool) -> Marked:
     """With an asterisk where it is of partial data."""
     return Marked(escape(text) + ("\\*" if partial else ""))
@@ -436,7 +442,7 @@ def budget_section(about: dict) -> list[str]:
     stats, params = about["stats"], about["params"]
     machine = stats["machine"]
     rows = [
-        ["budget", f"{params['budget']:g} {params['budget_unit']}"],
+        ["budget", budget_of(params)],
         ["spent", f"{stats['seconds_on_the_clock'] / 3600:.3f} hours, {stats['tokens']:,} tokens, {stats['steps']:,} steps"],
         ["speed", f"{stats['tokens_per_second']:,.0f} tokens a second, {stats['mfu']:.0%} of the rate of matrix products there"],
         ["machine", f"{machine['device']}, {machine['dtype']}, {'compiled' if machine['compiled'] else 'eager'}, "

@@ -19,6 +19,7 @@ from model.settings import Architecture
 from tasks import vocabulary
 from tasks.card import card, deltas, finetuned_card
 from tasks.glue import TASKS
+from tasks.markdown import code
 from tasks.pretrain import Pretrain, lineage
 from tasks.scores import NAMES
 from tasks.sections import funnel
@@ -82,6 +83,12 @@ def test_the_recipe_is_what_differs_from_the_papers(tokens):
     assert rows["vocabulary.entries"] == "`400` | `32768`"
     assert "pretrain.clip" not in rows
     assert not [name for name in rows if name.startswith(("deduplicate", "decontaminate"))]
+
+
+def test_a_long_list_is_told_by_its_length():
+    files = [[f"train-{number:05}.jsonl.zst", "0" * 64] for number in range(8)]
+    (row,) = deltas({"files": files}, {"files": []}, "download")
+    assert row == [code("download.files"), "8 items", code("[]")]
 
 
 def test_the_papers_own_recipe_has_no_table_of_differences():
