@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import write_jsonl
+from test_parallel import square, wait_for
 
 from model import InputError
 from tasks import cluster, parallel
@@ -27,22 +28,6 @@ distributed = pytest.importorskip("distributed")
 
 LONG = 600  # seconds: such a part is never waited for
 HERE = Path(__file__).parent
-
-
-def wait_for(true: Callable[[], object]) -> None:
-    """Return when it is; fail after two minutes."""
-    for _ in range(12_000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("waited in vain")
-
-
-def square(number: int, folder: Path) -> dict:
-    """Leave a trace, and give the square and who computed it."""
-    with (folder / f"{number}.trace").open("a") as file:
-        file.write("x")
-    return {"square": number * number, "process": os.getpid(), "threads": os.environ.get("RAYON_NUM_THREADS")}
 
 
 def be_killed(number: int, folder: Path) -> dict:

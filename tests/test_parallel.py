@@ -92,9 +92,9 @@ def look_around(number: int, folder: Path) -> dict:
     }
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    """Return when it is; fail after a minute."""
-    for _ in range(6000):
+def wait_for(true: Callable[[], object]) -> None:
+    """Return when it is; fail after two minutes."""
+    for _ in range(12_000):
         if true():
             return
         time.sleep(0.01)
