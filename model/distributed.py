@@ -67,6 +67,7 @@ def main() -> None:
 
         signal.signal(signal.SIGTERM, stop)
         run.run(lambda fraction, note: None)
+        among.wait()  # or the first to end closes connections that others still read from
     except InputError as problem:
         if among.first:
             (job.folder / PROBLEM).write_text(json.dumps(str(problem)))
