@@ -99,8 +99,16 @@ def ours(folder: Path, given: finetuning.Examples, asked: Finetuning, seed: int,
     }
 
 
-def theirs(folder: Path, given: finetuning.Examples, asked: Finetuning, seed: int, threads: int, strategy: str) -> dict:
-    """One run of transformers' Trainer."""
+def theirs(
+    folder: Path,
+    given: finetuning.Examples,
+    asked: Finetuning,
+    seed: int,
+    threads: int,
+    strategy: str,
+    unseen: finetuning.Examples | None = None,
+) -> dict:
+    """One run of transformers' Trainer; with the scores (n, classes) of `unseen` examples, if there are such."""
     import transformers
 
     torch.set_num_threads(threads)
@@ -125,7 +133,11 @@ def theirs(folder: Path, given: finetuning.Examples, asked: Finetuning, seed: in
         labels = torch.tensor([row["labels"] for row in rows])
         return {"input_ids": tokens, "attention_mask": (tokens != 0).long(), "labels": labels}
 
-    data = [{"input_ids": given.input(row).tolist(), "labels": int(given.labels[row])} for row in range(len(given))]
+    def rows(examples: finetuning.Examples) -> list[dict]:
+        labels = examples.labels.tolist()
+        return [{"input_ids": examples.input(row).tolist(), "labels": label} for row, label in enumerate(labels)]
+
+    data = rows(given)
     with tempfile.TemporaryDirectory() as out:
         arguments = transformers.TrainingArguments(
             output_dir=out,
@@ -154,10 +166,14 @@ def theirs(folder: Path, given: finetuning.Examples, asked: Finetuning, seed: in
         trainer = transformers.Trainer(model, arguments, collate, data)
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
+        end = time.monotonic()
+        trainer.args.dataloader_drop_last = False
+        scores = None if unseen is None else trainer.predict(rows(unseen)).predictions
     return {
+        "scores": scores,
         "examples": trainer.state.global_step * asked.batch_size,
         "begin": begin,
-        "end": time.monotonic(),
+        "end": end,
         "cpu_seconds": time.process_time() - cpu,
         "loss": [told["loss"] for told in trainer.state.log_history if "loss" in told][-1],
     }

@@ -67,11 +67,14 @@ def benchmarks(monkeypatch) -> SimpleNamespace:
     import curves
     import finetune
     import loops
+    import parity
     import recipes
     import train
     import watch
 
-    return SimpleNamespace(curves=curves, finetune=finetune, loops=loops, recipes=recipes, train=train, watch=watch)
+    return SimpleNamespace(
+        curves=curves, finetune=finetune, loops=loops, parity=parity, recipes=recipes, train=train, watch=watch
+    )
 
 
 def run(script: str, *arguments: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess:
@@ -172,6 +175,22 @@ def test_the_trainer_finetunes_the_same_model_on_the_same_examples(benchmarks, t
     assert [one["examples"] for one in runs] == [64] * 4
     assert all(0.3 < one["loss"] < 2 for one in runs)  # their last layers are random
     assert all(one["end"] > one["begin"] and one["cpu_seconds"] > 0 for one in runs)
+
+
+def test_the_difference_of_two_engines_is_in_welchs_standard_errors(benchmarks):
+    from scipy import stats
+
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        ours, others = rng.normal(50, 3, 5).tolist(), rng.normal(51, 1, 5).tolist()
+        expected = stats.ttest_ind(ours, others, equal_var=False).statistic
+        assert benchmarks.parity.errors(ours, others) == pytest.approx(expected)
+    assert benchmarks.parity.errors([1.0, 1.0], [1.0, 1.0]) == 0.0
+    assert benchmarks.parity.errors([1.0, 1.0], [2.0, 2.0]) == -np.inf
+    scores = {(engine, "rte"): [50.0, 52.0] for engine in benchmarks.parity.ENGINES}
+    scores[benchmarks.parity.LENGTH, "rte"] = [60.0, 62.0]
+    row = benchmarks.parity.table(scores, ["rte"]).splitlines()[1].split()
+    assert row == ["rte", "61.00", "±", "1.41", "51.00", "±", "1.41", "51.00", "±", "1.41", "+7.07", "(far)", "+0.00"]
 
 
 def test_synthetic_examples_are_as_long_as_colas(benchmarks):
