@@ -357,9 +357,8 @@ class Pretraining:
                 told = self.note(clock, metrics, leave=0 if fraction >= 1 or evaluates or saves else ahead)
                 if told:
                     report(fraction, told)
-                if self.spent.step > saved_step and (
-                    saves or fraction >= 1
-                ):  # at the end too: what follows may be killed
+                saves = saves or fraction >= 1  # at the end too: what follows may be killed
+                if saves and self.spent.step > saved_step:
                     self.save()
                     saved_step, saved = self.spent.step, clock.seconds()
                     continue  # as this took time

@@ -187,17 +187,21 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         if self.data != "probes":
             from model.finetuning import steps_of
 
-            rows = max(1, round(self.share * _checked(self.data, self.task, self.test)))
+            rows = self.rows(_checked(self.data, self.task, self.test))
             try:
                 steps_of(rows, Finetuning(**self.model_dump(include=set(Finetuning.model_fields))))
             except InputError as error:
                 of_all = f" That is a share of {self.share:g} (finetune.shares)." if self.share < 1 else ""
                 raise InputError(f"{self.task}: {error}{of_all}") from error
 
+    def rows(self, there: int) -> int:
+        """Of so many training rows, how many this run is given."""
+        return max(1, round(self.share * there))
+
     def examples(self) -> int:
         """How many examples training goes through; of probes, at most."""
         rows = probes.TRAIN if self.data == "probes" else _checked(self.data, self.task, self.test)
-        return round(self.epochs * self.share * rows)
+        return self.epochs * self.rows(rows)
 
 
 @functools.cache
@@ -265,7 +269,7 @@ def train(
     learned = examples.pop("train")
     if run.share < 1:
         order = np.random.default_rng(run.seed).permutation(len(learned))
-        learned = learned.take(np.sort(order[: max(1, round(run.share * len(learned)))]))
+        learned = learned.take(np.sort(order[: run.rows(len(learned))]))
     classifier = bert.Classifier(encoder, task.classes, settings.dropout, run.seed, settings.head)
     score = functools.partial(metrics.score, task.metrics[0])
     try:

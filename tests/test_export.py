@@ -157,17 +157,22 @@ def test_transformers_gives_the_same_scores_and_states_without_remote_code(name,
         torch.testing.assert_close(states, bert.encode(tokens, padded=True), rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize(("name", "layout"), NATIVE.values(), ids=NATIVE)
-def test_what_transformers_made_of_a_folder_loads_here(name, layout, tmp_path, transformers):
-    """All its parameters are given other values, as by training on; then it is saved by transformers alone."""
-    save(some_bert(layout), tmp_path)
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+def train_on(theirs: torch.nn.Module, layout: dict) -> None:
+    """Give all parameters of a model of transformers other values, but for those that cram has none of."""
     generator = torch.Generator().manual_seed(8)
     fixed = ["token_type"] + ["position_embeddings"] * ("sinusoidal" in layout["positions"])
     with torch.no_grad():
         for key, parameter in theirs.named_parameters():
             if not any(part in key for part in fixed):
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.mark.parametrize(("name", "layout"), NATIVE.values(), ids=NATIVE)
+def test_what_transformers_made_of_a_folder_loads_here(name, layout, tmp_path, transformers):
+    """All its parameters are given other values, as by training on; then it is saved by transformers alone."""
+    save(some_bert(layout), tmp_path)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    train_on(theirs, layout)
     theirs.save_pretrained(tmp_path / "again")
     ours, tokens = load(tmp_path / "again").eval(), padded_tokens()
     with torch.no_grad():
@@ -408,12 +413,7 @@ def test_transformers_gives_the_scores_of_a_classifier_with_its_head(name, layou
 def test_a_classifier_that_transformers_trained_on_loads_here(name, layout, tmp_path, transformers):
     save_classifier(some_classifier(layout, "native"), tmp_path, LABELS)
     theirs, tokens = theirs_of(tmp_path, transformers), padded_tokens()
-    generator = torch.Generator().manual_seed(8)
-    fixed = ["token_type"] + ["position_embeddings"] * ("sinusoidal" in layout["positions"])
-    with torch.no_grad():
-        for key, parameter in theirs.named_parameters():
-            if not any(part in key for part in fixed):
-                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    train_on(theirs, layout)
     theirs.save_pretrained(tmp_path / "again")
     with torch.no_grad():
         expected = theirs(input_ids=tokens, attention_mask=(tokens != PAD).long()).logits
