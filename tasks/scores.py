@@ -3,7 +3,7 @@
 import hashlib
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from model import InputError
@@ -131,6 +131,11 @@ def present(stats: dict) -> int:
     return stats["train_examples"] + sum(stats["data"]["left_out"].get("train", {}).values())
 
 
+def is_partial(task: str, sizes: Iterable[Sequence[int]]) -> bool:
+    """Whether a task of GLUE has other numbers of examples than the official ones: pairs of what is there and official."""
+    return task in NAMES and any(have != official for have, official in sizes)
+
+
 def gather(found: dict[tuple, list[Artifact]]) -> list[dict]:
     """A row for each number of the tables: the median over seeds, its range, and what it was measured on."""
     rows = []
@@ -170,7 +175,7 @@ def gather(found: dict[tuple, list[Artifact]]) -> list[dict]:
                     "majority": about["majority"],
                     "seeds": len(members),
                     "examples": sizes,
-                    "partial": task in NAMES and any(have != official for have, official in sizes.values()),
+                    "partial": is_partial(task, sizes.values()),
                     "notes": sorted({note for one in of_split for note in one["notes"]}),
                     "data_notes": list(dict.fromkeys(note for one in stats for note in one["data"]["notes"])),
                     "cut": max(one["data"]["cut"].get(split, 0) for one in stats),

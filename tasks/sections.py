@@ -3,11 +3,23 @@
 from collections.abc import Iterable
 
 from tasks import metrics
+from tasks.finetune import MOST_EPOCHS
 from tasks.glue import TASKS
 from tasks.markdown import Marked, code, escape, items, table
-from tasks.scores import COLUMNS, NAMES, PUBLISHED, average_by_seed, averages, chosen, column, label, present
+from tasks.scores import (
+    COLUMNS,
+    NAMES,
+    PUBLISHED,
+    average_by_seed,
+    averages,
+    chosen,
+    column,
+    is_partial,
+    label,
+    present,
+)
 
-RULE_HOURS, RULE_EPOCHS, RULE_SEEDS = 24.0, 5, 5
+RULE_HOURS, RULE_SEEDS = 24.0, 5
 LAST_STEP = 1.001  # a budget ends with the step in which it is spent
 UNITS = (("hours", 3600, 1), ("minutes", 60, 0))
 YES, NO, UNKNOWN = "✓", "✗", "?"
@@ -518,7 +530,7 @@ def finetuning_rules(runs: list[dict]) -> list[list[str]]:
         tasks[run["task"]] = tasks.get(run["task"], 0) + 1
     seeds = sorted(set(tasks.values()))
     return [
-        [f"at most {RULE_EPOCHS} epochs", YES if epochs[-1] <= RULE_EPOCHS else NO, ", ".join(map(str, epochs))],
+        [f"at most {MOST_EPOCHS} epochs", YES if epochs[-1] <= MOST_EPOCHS else NO, ", ".join(map(str, epochs))],
         ["one setting for all tasks", NO if varying else YES, f"differ: {', '.join(varying)}" if varying else "the same for all"],
         ["each task on its own training data only", NO if others else YES,
          f"started from MNLI's model: {', '.join(others)}" if others else "all start from the pretrained model"],
@@ -553,23 +565,18 @@ def lineage_section(lineage: dict[str, dict]) -> list[str]:
     return ["## Lineage", table(["artifact", "version", "seconds", "finished (UTC)"], lines)]
 
 
-def is_partial(stats: dict) -> bool:
-    """Whether a finetuning run had partial data."""
-    sizes = [(present(stats), stats["official_train_examples"])]
-    sizes += [(about["examples"], about["official_examples"]) for about in stats["validation"].values()]
-    return stats["task"] in NAMES and any(have != official for have, official in sizes)
-
-
 def runs_section(runs: list[dict]) -> list[str]:
     """Every finetuning run: `name`, `stats`, `params` and `seconds` of each."""
     lines = []
     for run in runs:
         stats = run["stats"]
         scores = ", ".join(f"{one['metrics'][stats['metric']]:.1f}" for one in stats["validation"].values())
+        sizes = [(present(stats), stats["official_train_examples"])]
+        sizes += [(about["examples"], about["official_examples"]) for about in stats["validation"].values()]
         what = label(stats["pretrained"], stats["share"]) + (" (MNLI)" if run["params"]["start"] == "mnli" else "")
         lines.append([
             Marked(f"[{run['name']}](../../{run['name']}/)"), stats["protocol"], NAMES.get(stats["task"], stats["task"]),
-            stats["seed"], marked(scores, is_partial(stats)), what, f"{stats['chosen_epoch']} of {run['params']['epochs']}", stats["steps"],
+            stats["seed"], marked(scores, is_partial(stats["task"], sizes)), what, f"{stats['chosen_epoch']} of {run['params']['epochs']}", stats["steps"],
             round(stats["examples_per_second"]), f"{stats['seconds_of_training']:,.1f}",
         ])  # fmt: skip
     header = ["artifact", "protocol", "task", "seed", "score", "start", "epoch", "steps", "examples/s", "seconds"]
