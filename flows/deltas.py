@@ -162,7 +162,8 @@ def pocket(delta: dict) -> dict:
     A quarter of the blocks (two at least) and a third of the width, in heads of 64; feed-forward layers as wide as before
     relative to it (in multiples of 6, which all activations take); a 128th of the batch (16 at least); rates four times as
     high for the short run, but not Muon's, which were found at this size. Sequences in random order, since such a run is far
-    less than an epoch and would see the junk at the head of the sort only; and one seed in finetuning.
+    less than an epoch and would see the junk at the head of the sort only; and one seed in finetuning, at 2e-4, since with
+    the rules' 4e-5 so small a model hardly leaves the majority class.
     """
     given = delta.get("pretrain", {})
     architecture = Architecture(**given.get("architecture", {}))
@@ -185,7 +186,7 @@ def pocket(delta: dict) -> dict:
     return delta | {
         "tokenize": delta.get("tokenize", {}) | fewer,
         "pretrain": given | changes,
-        "finetune": delta.get("finetune", {}) | {"seeds": 1},
+        "finetune": delta.get("finetune", {}) | {"seeds": 1, "learning_rate": 2e-4},
     }
 
 

@@ -243,6 +243,7 @@ POCKET = {
     "pretrain.batch_size": 64,
     "pretrain.learning_rate": 4e-3,
     "finetune.seeds": 1,
+    "finetune.learning_rate": 2e-4,
     "report.title": "pocket",
 }
 
