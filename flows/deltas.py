@@ -99,8 +99,8 @@ NAMED: dict[str, dict] = {
     "architecture-reverted": {"pretrain": BERT},
     "minimal-architecture": {"pretrain": {"architecture": BERT_LAYER | {"layers": 12}}},  # crammed-bert-simple
     "architecture-and-training-reverted": {"pretrain": BERT | ORIGINAL_TRAINING | COSINE},
-    # Past the paper: transformers' ModernBERT with global attention only, as large as BERT-base; Muon, which learns from large
-    # batches as well as AdamW does from small ones. Rates, masks and batch were the best of a few at pocket size.
+    # Past the paper: transformers' ModernBERT with global attention only, as large as BERT-base; Muon. Rates and batch were the
+    # best of a few at pocket size.
     "modern": {
         "pretrain": {
             "architecture": {
