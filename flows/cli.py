@@ -3,11 +3,12 @@
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -65,6 +66,7 @@ def prefect_server() -> Iterator[None]:
 
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")  # it complains of being stopped
     server = SubprocessASGIServer()
+    before = signal.signal(signal.SIGTERM, leave)  # Prefect passes it on; unhandled, it would leave the server behind
     server.start(timeout=SERVER_SECONDS)
     try:
         with temporary_settings({PREFECT_API_URL: server.api_url}):
@@ -74,6 +76,12 @@ def prefect_server() -> Iterator[None]:
             APILogWorker.instance().drain()
         EventsWorker.drain_all()
         server.stop()
+        signal.signal(signal.SIGTERM, before)
+
+
+def leave(number: int, frame: object) -> NoReturn:
+    """End as this signal would, but by way of what has to be closed."""
+    raise SystemExit(128 + number)
 
 
 def parse_override(text: str) -> dict:

@@ -6,6 +6,7 @@ from where the run that started them goes on.
 
 import json
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -78,3 +79,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads outlive its groups, and one that wants Python's lock while it ends aborts the process

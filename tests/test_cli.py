@@ -150,17 +150,38 @@ def test_what_a_stage_finds_wrong_is_told_once_without_traceback_or_hooks(env: d
         assert noise not in (done.stderr + done.stdout)
 
 
+def await_file(process: subprocess.Popen, store: Path, pattern: str, log: Path) -> Path:
+    """The file, as soon as the running command has made it and written to it."""
+    deadline = time.monotonic() + 180
+    while not (found := [path for path in store.glob(pattern) if path.stat().st_size]):
+        assert time.monotonic() < deadline, log.read_text()
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.05)
+    return found[0]
+
+
+def test_a_run_ended_by_sigterm_leaves_a_checkpoint_and_no_server(env: dict, tmp_path: Path, toy_texts: list[str]):
+    command = ["run", "demo", "--until", "pretrain", "--override", tiny(tmp_path, toy_texts, 3600)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([*CRAM, *command], env=env, cwd=HOME, stdout=log, stderr=log, start_new_session=True)
+    metrics = await_file(
+        process, Path(env["CRAM_ARTIFACTS"]), ".partial/pretrain-*/work/metrics.jsonl", tmp_path / "log"
+    )
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM, (tmp_path / "log").read_text()
+    assert metrics.with_name("checkpoint.safetensors").exists()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # all that it started, the server too, was of its group
+
+
 def test_a_killed_run_goes_on_from_its_checkpoint_with_the_budget_left(after_up: dict, tmp_path, toy_texts: list[str]):
     seconds = 11  # the first checkpoint comes after 5
     env = after_up | {"CRAM_ARTIFACTS": str(tmp_path / "artifacts")}
     command = ["run", "demo", "--override", tiny(tmp_path, toy_texts, seconds)]
     log = (tmp_path / "log").open("w")
     process = subprocess.Popen([*CRAM, *command], env=env, cwd=HOME, stdout=log, stderr=log, start_new_session=True)
-    store, deadline = Path(env["CRAM_ARTIFACTS"]), time.monotonic() + 180
-    while not list(store.glob(".partial/pretrain-*/work/checkpoint.safetensors")):
-        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        time.sleep(0.05)
+    store = Path(env["CRAM_ARTIFACTS"])
+    await_file(process, store, ".partial/pretrain-*/work/checkpoint.safetensors", tmp_path / "log")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (store / "pretrain").exists()
