@@ -364,6 +364,7 @@ def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict
     In training data, rows without a sentence are left out. Raises InputError for what can't be trained on or scored.
     """
     task, test, tables, counts, notes = TASKS[name], split in TASKS[name].test, [], Counter(), []
+    places: list[str] = []  # in the test split, as the leaderboard counts
     for path in paths:
         where = f"{name}/{path.name}"
         table = read_file(path, where)
@@ -373,6 +374,7 @@ def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict
                 f"{where} has no column {', '.join(missing)}; its columns are {', '.join(table.column_names)}. Expected "
                 f"{', '.join(wanted)}, as in {HUB_GLUE.repository}; mend it."
             )
+        places += [str(place) for place in table["idx"].to_pylist()] if test and "idx" in table.column_names else []
         labels = pa.repeat(-1, len(table)) if test else checked_labels(table[LABEL], task, where, path.suffix == ".tsv")
         kind = pa.int64() if task.labels else pa.float32()  # as on the hub
         table = table.select(task.columns).append_column(LABEL, labels.cast(kind))
@@ -383,6 +385,11 @@ def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict
     whole, rows = pa.concat_tables(tables), sum(map(len, tables)) + counts.total()
     if not rows:
         raise InputError(f"{name}/{paths[0].name} has no rows. Get it again, or leave {name} out of finetune.tasks.")
+    in_order = [str(place) for place in range(rows)]
+    if places != in_order and sorted(places) == sorted(in_order):
+        raise InputError(
+            f"The rows of {name}/{split} are not in the order of their idx, in which the leaderboard counts. Sort them by it."
+        )
     if counts.total() > MOST_LEFT_OUT * rows:
         raise InputError(
             f"{name}/{split}: {counts.total():,} of {rows:,} rows have no sentence; expected at most {MOST_LEFT_OUT:.0%}. "

@@ -20,7 +20,7 @@ STYLE = """
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--paper); color: var(--ink); overflow-wrap: anywhere;
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 66rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
+main { max-width: 75rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 2rem; line-height: 1.2; margin: 0.5rem 0; }
 h2 { font-size: 1.35rem; margin: 3rem 0 0.75rem; padding-top: 0.75rem; border-top: 1px solid var(--line); }
 h3 { font-size: 1.05rem; margin: 2rem 0 0.5rem; }

@@ -137,7 +137,7 @@ def for_leaderboard(found: dict[tuple, list[Artifact]], out: Path) -> list[str]:
     return told
 
 
-@stage(version=4)
+@stage(version=5)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the page."""
     from tasks.card import card  # which imports torch: not for every command line

@@ -125,6 +125,15 @@ def test_scores_that_sts_b_cannot_have_are_refused(tmp_path: Path, labels: list,
         assert word in said
 
 
+@pytest.mark.parametrize("places", [[0, 2, 1], ["2", "1", "0"]])
+def test_a_test_split_in_another_order_than_the_leaderboards_is_refused(tmp_path: Path, places: list):
+    columns = {"sentence": ["a", "b", "c"], "label": [-1] * 3}
+    path = write(tmp_path, "cola", "test", **columns, idx=places)
+    assert "cola/test are not in the order of their idx" in refused(path, split="test")
+    for others in (sorted(places), [7, 3, 5], [None] * 3):  # in order, and numbers of another kind
+        assert len(read_split([write(tmp_path, "cola", "test", **columns, idx=others)], "cola", "test")[0]) == 3
+
+
 def test_of_many_rows_the_first_are_named(tmp_path: Path):
     labels = [9 if i % 2 else i % 4 // 2 for i in range(4000)]
     said = refused(write(tmp_path, "cola", "train", sentence=["a"] * 4000, label=labels))
