@@ -99,13 +99,11 @@ NAMED: dict[str, dict] = {
     "architecture-reverted": {"pretrain": BERT},
     "minimal-architecture": {"pretrain": {"architecture": BERT_LAYER | {"layers": 12}}},  # crammed-bert-simple
     "architecture-and-training-reverted": {"pretrain": BERT | ORIGINAL_TRAINING | COSINE},
-    # Past the paper: transformers' ModernBERT with global attention only, as large as BERT-base; Muon. Rates and batch were the
-    # best of a few at pocket size.
+    # Past the paper: transformers' ModernBERT with global attention only, as deep and wide as crammed-bert; Muon. Rates, batch
+    # and depth were the best of a few at pocket size.
     "modern": {
         "pretrain": {
             "architecture": {
-                "layers": 12,
-                "intermediate": 3072,
                 "norm_bias": False,
                 "norm_eps": 1e-5,
                 "first_norm": False,

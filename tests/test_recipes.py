@@ -117,8 +117,6 @@ ARCHITECTURES = {
     "minimal-architecture": PRE_NORM,
     "architecture-and-training-reverted": BERTS,
     "modern": Architecture(
-        layers=12,
-        intermediate=3 * 1024,  # two of 2048
         norm_bias=False,
         norm_eps=1e-5,
         first_norm=False,
@@ -220,11 +218,11 @@ def test_modern_has_as_many_parameters_as_transformers_modernbert():
     config = ModernBertConfig(
         vocab_size=32_768,
         hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=12,
+        intermediate_size=1536,
+        num_hidden_layers=16,
         num_attention_heads=12,
         decoder_bias=False,
-        layer_types=["full_attention"] * 12,
+        layer_types=["full_attention"] * 16,
         **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0),
     )
     with torch.device("meta"):
