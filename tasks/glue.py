@@ -385,7 +385,7 @@ def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict
     whole, rows = pa.concat_tables(tables), sum(map(len, tables)) + counts.total()
     if not rows:
         raise InputError(f"{name}/{paths[0].name} has no rows. Get it again, or leave {name} out of finetune.tasks.")
-    in_order = [str(place) for place in range(rows)]
+    in_order = [str(place) for place in range(len(places))]
     if places != in_order and sorted(places) == sorted(in_order):
         raise InputError(
             f"The rows of {name}/{split} are not in the order of their idx, in which the leaderboard counts. Sort them by it."
