@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -378,6 +379,29 @@ def test_dropout_has_its_probability_and_scale_wherever_the_bits_come_from(proba
 def test_dropout_of_nothing_or_of_all(probability):
     x = torch.ones(3, 5)
     assert torch.equal(bert.drop(x, probability), x * (1 - probability))
+
+
+def test_a_run_is_compiled_if_told_to_and_learns_the_same(monkeypatch):
+    compiled, traced, compiler = [], [], torch.compile
+
+    def tracing(graph, _):
+        traced.append(graph)
+        return graph.forward
+
+    def compile_for_any_length(module, dynamic):
+        compiled.append(module)
+        return compiler(module, dynamic=dynamic, backend=tracing)  # not to wait for C++
+
+    monkeypatch.setattr(torch, "compile", compile_for_any_length)
+    given, losses = examples(200, 0, classes=2), []
+    for here in (CPU, replace(CPU, compiles=True), replace(CPU, compiles=True, compiles_always=True)):
+        assert not compiled
+        model = classifier(2, dropout=0.0)
+        outcome = finetuning.finetune(model, given, QUICK, here, 0, lambda *_: None)
+        losses.append([epoch["loss"] for epoch in outcome.epochs])
+    assert compiled == [model]
+    assert 1 <= len(traced) <= 4, "with and without padding; not once for each length"
+    assert losses[0] == losses[1] == pytest.approx(losses[2], rel=1e-4)
 
 
 def test_inputs_of_one_length_need_no_mask(monkeypatch):

@@ -35,8 +35,17 @@ def test_every_command_of_the_manual_exists():
     click = typer.main.get_command(app)
     used = re.findall(r"cram (run|ls|show|up|down|\w+) ?", "\n".join(re.findall(r"\.venv/bin/cram .*", README)))
     assert set(used) <= set(click.commands)
-    options = {option for command in click.commands.values() for p in command.params for option in p.opts}
-    assert set(re.findall(r"(?<=[ `])--(?:override|until|use|refresh)\b", README)) <= options
+    options = {name: {option for p in command.params for option in p.opts} for name, command in click.commands.items()}
+    for name, rest in re.findall(r"\bcram (\w+)\b([^#`|\n]*)", README):
+        if name in options:
+            assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= options[name], rest
+
+
+def test_every_function_of_the_manual_exists():
+    named = re.findall(r"`((?:flows|tasks|model)\.\w+)\.(\w+)[`(]", README)
+    assert len(named) >= 3
+    for module, name in named:
+        assert callable(getattr(importlib.import_module(module), name)), f"{module}.{name}"
 
 
 def test_every_override_of_the_manual_is_accepted(tmp_path: Path):
