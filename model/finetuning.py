@@ -153,8 +153,10 @@ def finetune(
     if machine.device.type == "cpu":
         keep_heap()
     classifier.to(machine.device)
-    # only where told to: at pocket size on CPUs no step is faster, and compiling takes 100 s
-    forward = torch.compile(classifier, dynamic=True) if machine.compiles_always else classifier
+    forward: nn.Module = classifier
+    if machine.compiles_always:  # else not: at pocket size on CPUs no step is faster, and compiling takes 100 s
+        torch.compiler.reset()  # an earlier run's graphs don't fit this one, but count as attempts to compile it
+        forward = torch.compile(classifier, dynamic=True)
     adamw = optimizer.adamw(classifier, settings.learning_rate, BETAS, EPS, settings.weight_decay)
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
     torch.manual_seed(seed)  # dropout

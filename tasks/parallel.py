@@ -22,6 +22,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
 
+from tqdm import tqdm
+
 from model import InputError
 from tasks.progress import Progress
 
@@ -126,6 +128,7 @@ def start_worker(stop: Connection, environment: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent to handle
     os.environ.clear()
     os.environ.update(environment | ONE_THREAD)
+    tqdm.set_lock(threading.RLock())  # for torch's bars: tqdm's own is a semaphore, which such an end leaves behind
     threading.Thread(target=watch, daemon=True).start()
 
 

@@ -78,6 +78,9 @@ def available_memory() -> int:
 def serve(pipe: Connection, stop: Connection, environment: dict[str, str], threads: int) -> None:
     """Do what comes through the pipe, until it is closed."""
     parallel.start_worker(stop, environment)
+    os.environ.setdefault(
+        "TORCHINDUCTOR_COMPILE_THREADS", "1"
+    )  # others compile beside it; and it leaves no pool behind
     import torch
 
     torch.set_num_threads(threads)

@@ -393,15 +393,22 @@ def test_a_run_is_compiled_if_told_to_and_learns_the_same(monkeypatch):
         return compiler(module, dynamic=dynamic, backend=tracing)  # not to wait for C++
 
     monkeypatch.setattr(torch, "compile", compile_for_any_length)
-    given, losses = examples(200, 0, classes=2), []
-    for here in (CPU, replace(CPU, compiles=True), replace(CPU, compiles=True, compiles_always=True)):
-        assert not compiled
-        model = classifier(2, dropout=0.0)
-        outcome = finetuning.finetune(model, given, QUICK, here, 0, lambda *_: None)
-        losses.append([epoch["loss"] for epoch in outcome.epochs])
-    assert compiled == [model]
-    assert 1 <= len(traced) <= 4, "with and without padding; not once for each length"
-    assert losses[0] == losses[1] == pytest.approx(losses[2], rel=1e-4)
+
+    def losses(here: Machine, words: int) -> list[float]:
+        model = bert.Classifier(bert.Bert(SMALL, words, LENGTH, seed=1), 2, 0.0, seed=0)
+        outcome = finetuning.finetune(model, examples(64, 0, classes=2), QUICK, here, 0, lambda *_: None)
+        return [epoch["loss"] for epoch in outcome.epochs]
+
+    eager = losses(CPU, VOCABULARY)
+    assert losses(replace(CPU, compiles=True), VOCABULARY) == eager
+    assert not compiled
+    always = replace(CPU, compiles=True, compiles_always=True)
+    assert losses(always, VOCABULARY) == pytest.approx(eager, rel=1e-4)
+    once = len(traced)
+    assert 1 <= once <= 4, "with and without padding; not once for each length"
+    for run in range(1, 10):  # more than torch compiles of one module
+        losses(always, VOCABULARY + run)
+        assert len(traced) == (run + 1) * once, "what others compiled does not keep it from being compiled"
 
 
 def test_inputs_of_one_length_need_no_mask(monkeypatch):

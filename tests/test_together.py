@@ -10,6 +10,7 @@ from contextvars import copy_context
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from model import InputError
 from tasks import parallel, together
@@ -25,6 +26,8 @@ def work(path: Path, number: int, report) -> tuple[int, int]:
     if told == "fail":
         raise KeyError("a bug")
     report(number, "halfway")
+    if told == "bar":
+        return type(tqdm(disable=True).get_lock())
     if told == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if told == "wait":
@@ -102,6 +105,10 @@ def test_runs_that_are_given_up_end_at_once(tmp_path):
     assert not thread.is_alive()
     assert process.exitcode is not None
     assert "'finetune 0' was given up" in str(problems[0])
+
+
+def test_a_bar_that_torch_shows_in_a_process_leaves_no_semaphore_behind(tmp_path):
+    assert side_by_side(tmp_path, {0: "bar"}, runs=1) == [type(threading.RLock())], "not tqdm's own"
 
 
 def test_nothing_begins_after_the_end(tmp_path, monkeypatch):
