@@ -50,7 +50,12 @@ def predict(
             expected.get(labeller.texts, "One text a line, or two separated by a tab"),
             size=0 if file == "-" else os.fstat(lines.fileno()).st_size,
         )
-    for note in labeller.notes():
+    tell(labeller.notes())
+
+
+def tell(notes: list[str]) -> None:
+    """Print what to know of the answers, apart from them."""
+    for note in notes:
         print(note, file=sys.stderr)
 
 
@@ -93,9 +98,10 @@ def fill(
     if text == "-":
         with opened("-") as lines:
             answer_lines(lines, answers, "One text a line, with [MASK]")
-        return
-    given = decode(os.fsencode(text), "The text")
-    write(filled(given, filler(given, top, "The text"), as_json))
+    else:
+        given = decode(os.fsencode(text), "The text")
+        write(filled(given, filler(given, top, "The text"), as_json))
+    tell(filler.notes())
 
 
 def filled(text: str, masks: list[list[tuple[str, float]]], as_json: bool) -> list[str]:
@@ -114,6 +120,8 @@ def opened(name: str) -> Iterator[BinaryIO]:
             raise InputError("Standard input is closed. Name a file, or pipe the texts in.")
         yield sys.stdin.buffer
         return
+    if not name:
+        raise InputError("The name of the file is empty. Name one, or give `-` for standard input.")
     with ExitStack() as stack:
         try:
             file = stack.enter_context(Path(name).open("rb"))
@@ -131,7 +139,7 @@ def answer_lines(file: BinaryIO, answers: Callable[[Lines], Iterable[str]], expe
     from tasks.answers import read_lines
     from tasks.progress import Progress
 
-    typed = file.isatty()
+    typed, some = file.isatty(), []
     if typed:
         print(f"{expected}; Ctrl-D ends.", file=sys.stderr)
     with Progress("predict", total=size, unit="B") if size and not sys.stdout.isatty() else nullcontext() as bar:
@@ -143,7 +151,9 @@ def answer_lines(file: BinaryIO, answers: Callable[[Lines], Iterable[str]], expe
                     raise
                 print(f"cram: {error}", file=sys.stderr)
             if bar:
-                bar.update(sum(len(line) + 1 for _, line in some))
+                bar.update(file.tell() - bar.count)
+    if not some:
+        print("The input is empty: there was nothing to answer.", file=sys.stderr)
 
 
 def write(lines: Iterable[str]) -> None:

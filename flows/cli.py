@@ -1,5 +1,6 @@
 """The command line: cram run, ls, show, diff, compare, predict, fill, up, down."""
 
+import errno
 import json
 import logging
 import os
@@ -33,9 +34,10 @@ SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the 
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "DO_NOT_TRACK": "1",
 }
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STAGES_THERE = "Stages, in order: {stages}."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width
+console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # a pipe has no width
 
 
 class WithNames(TyperCommand):
@@ -334,7 +336,22 @@ def diff(
         return
     console.print("\n[bold]what differs in statistics[/]")
     stats = [flat({k: v for k, v in m["stats"].items() if k != "table"}) for m in manifests.values()]
+    if stage == "report":  # the rows of other tables are sums of what else is there
+        stats = [own | scores(m["stats"]["table"]) for own, m in zip(stats, manifests.values(), strict=True)]
     print_rows(differing(*stats) or [{"": "nothing"}])
+    if stage == "report":
+        console.print(f"\nWith spread and costs: cram compare {a} {b}", highlight=False, soft_wrap=True)
+
+
+def scores(rows: list[dict]) -> dict[str, str]:
+    """A report's scores, by what they are of. Reports of older versions have neither protocols nor shares."""
+    found = {}
+    for row in rows:
+        what = [row["task"], row["metric"], row.get("protocol", "cramming")]
+        what += [] if row["pretrained"] else ["not pretrained"]
+        what += [] if row.get("share", 1) == 1 else [f"{100 * row['share']:g} % of the data"]
+        found[", ".join(what)] = str(row["score"])
+    return found
 
 
 def differing(a: dict[str, str], b: dict[str, str]) -> list[dict]:
@@ -389,12 +406,39 @@ def down() -> None:
     services.down(console.print)
 
 
+@contextmanager
+def output_checked() -> Iterator[None]:
+    """Raise InputError where standard output takes nothing, also when that is only seen at its last flush."""
+    if sys.stdout is None:
+        raise InputError("Standard output is closed. Send it to a file or a pipe, or to /dev/null if it isn't wanted.")
+    problem = None
+    try:
+        yield
+    except OSError as error:
+        if error.filename or error.errno not in FULL:  # not of what is open already
+            raise
+        problem = error
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            problem = error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at the interpreter's end would fail too
+        if isinstance(problem, BrokenPipeError):
+            sys.exit(1)
+        if problem:
+            raise InputError(
+                f"Standard output can't be written: {problem.strerror}. Make room there, or send it elsewhere; then run again."
+            ) from problem
+
+
 def main() -> None:
     """Run the command line; what the user can mend is told in a sentence."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
-        app()
+        with output_checked():
+            app()
     except InputError as error:
         Console(stderr=True).print(f"[red]cram:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(1)

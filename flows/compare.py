@@ -34,11 +34,16 @@ class Run(NamedTuple):
         """The artifact of a stage that led to it."""
         return next((name for name in self.about["artifacts"] if name.startswith(f"{stage}/")), None)
 
-    def rows(self, protocol: str) -> dict[str, dict]:
-        """The scores with pretraining on all of the training data, by column."""
-        kind = (protocol, True, 1.0)
-        found = [row for row in self.about["scores"] if (row["protocol"], row["pretrained"], row["share"]) == kind]
-        return {row["column"]: row for row in found}
+    def rows(self, protocol: str, glue: bool = True) -> dict[str, dict]:
+        """The scores with pretraining on all of the training data, by column: of GLUE's tasks, or of the probes."""
+        from tasks.scores import NAMES
+
+        kind = (protocol, True, 1.0, glue)
+        return {
+            row["column"]: row
+            for row in self.about["scores"]
+            if (row["protocol"], row["pretrained"], row["share"], row["task"] in NAMES) == kind
+        }
 
 
 def compare(
@@ -55,44 +60,83 @@ def compare(
     from rich.markdown import Markdown
 
     from tasks.page import page
-    from tasks.stage import find
 
-    found = [find("report", name.removeprefix("report/")) for name in runs]
-    if len(set(found)) < max(2, len(found)):
-        raise InputError(
-            f"{', '.join(a.name for a in found)} {'are' if len(found) > 1 else 'is'} not two or more different reports. Give "
-            "several; `cram ls report` lists them."
-        )
-    if html and not html.absolute().parent.is_dir():
-        raise InputError(
-            f"There is no directory {html.absolute().parent} to write {html.name} to. Make it, or give another."
-        )
-    told = named(found)
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(Markdown(text(told)))
-    if html:
+    told = named(different([report_called(name) for name in runs]))
+    if html is not None:  # before anything is printed: what is wrong with the path is then told alone
         with tempfile.TemporaryDirectory() as folder:
             draw(told, Path(folder))
             pictures = {path.name: path.read_text() for path in Path(folder).iterdir()}
-        html.write_text(page(text(told, pictures), "Comparison", pictures))
+        write(html, page(text(told, pictures), "Comparison", pictures))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(Markdown(text(told)))
+    if html is not None:
         console.print(f"The page: {html}", soft_wrap=True, highlight=False)
+
+
+def report_called(name: str) -> "Artifact":
+    """The report that a word of the command line means. Raises InputError for anything else."""
+    from flows.recipes import STAGES
+    from tasks.stage import ROOT, find
+
+    key = name.removeprefix("report/")
+    if "/" in key:
+        stage = key.partition("/")[0]
+        what = f"an artifact of {stage}" if stage in STAGES and key == name else "a path"
+        raise InputError(
+            f"{name} is {what}; compare takes reports of {ROOT} by their names, as in report/KEY. `cram ls report` lists them."
+        )
+    return find("report", key)
+
+
+def different(found: list["Artifact"]) -> list["Artifact"]:
+    """These reports, if they are two or more and no two are the same; else raises InputError."""
+    names = [artifact.name for artifact in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice or len(names) < 2:
+        problem = f"{twice} is given more than once" if twice else f"{names[0]} alone can't be compared"
+        raise InputError(f"{problem}. Give two or more different reports; `cram ls report` lists them.")
+    return found
+
+
+def write(path: Path, content: str) -> None:
+    """Write the page. Raises InputError where that can't be done."""
+    try:
+        path.write_text(content)
+    except OSError as error:
+        raise InputError(
+            f"The page can't be written to '{path}': {error.strerror}. Give --html another file, in a directory where you can write."
+        ) from error
 
 
 def named(found: Sequence["Artifact"]) -> list[Run]:
     """The reports with their titles; where these are the same, with their keys."""
-    abouts = [json.loads((artifact.path / "report.json").read_text()) for artifact in found]
-    for artifact, about in zip(found, abouts, strict=True):
-        if missing := [name for name in NEEDED if name not in about]:
-            raise InputError(
-                f"{artifact.name} was made by an older version of cram: its report.json has no {missing[0]}. Run its recipe "
-                "again; all but finetuning and the report is cached."
-            )
+    abouts = [read(artifact) for artifact in found]
     titles = [about["title"] for about in abouts]
     alone = [titles.count(title) == 1 for title in titles]
     return [
         Run(title if single else f"{title} ({artifact.key})", about)
         for artifact, about, title, single in zip(found, abouts, titles, alone, strict=True)
     ]
+
+
+def read(artifact: "Artifact") -> dict:
+    """The report.json of a report. Raises InputError where it is damaged, or was made by an older version of cram."""
+    from tasks.stage import digest
+
+    path = artifact.path / "report.json"
+    recorded = {file["path"]: file["sha256"] for file in artifact.manifest["files"]}
+    if digest(path) != recorded[path.name]:
+        raise InputError(
+            f"{artifact.name} is damaged: its report.json is not what its manifest says. Copy it again, or make it anew by "
+            "the command that made it, with `--refresh report`."
+        )
+    about = json.loads(path.read_text())
+    if missing := [name for name in NEEDED if name not in about]:
+        raise InputError(
+            f"{artifact.name} was made by an older version of cram: its report.json has no {missing[0]}. Run its recipe "
+            "again; all but finetuning and the report is cached."
+        )
+    return about
 
 
 def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
@@ -108,6 +152,7 @@ def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
         f"{'; '.join(escape(run.name) for run in runs)}. Differences are to the first, of what was measured on the same data.",
         *([shown] if shown else []),
         *(part for protocol in PROTOCOLS for part in scores(runs, protocol)),
+        *probes(runs),
         *pretraining(runs),
         *([picture("heldout.svg", "Held-out loss over tokens")] if "heldout.svg" in pictures else []),
         *parameters(runs),
@@ -116,57 +161,115 @@ def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
 
 
 def scores(runs: list[Run], protocol: str) -> list[str]:
-    """The scores of one protocol: median and range of each run, and differences."""
+    """GLUE's scores by one protocol: median and range of each run, and differences."""
     from tasks.markdown import Marked, escape, table
     from tasks.scores import COLUMNS
-    from tasks.sections import METRICS, TITLES, partial_notes
+    from tasks.sections import TITLES, partial_notes
 
     rows = [run.rows(protocol) for run in runs]
     seen = dict.fromkeys(name for found in rows for name in found)
     columns = [*(c for c in COLUMNS if c in seen), *(c for c in seen if c not in COLUMNS)]
     if not columns:
         return []
-    lines, others = [], False
-    for name in columns:
-        of_runs = [found.get(name) for found in rows]
-        first, metric = of_runs[0], next(row["metric"] for row in of_runs if row)
-        away: list[object] = []
-        for row in of_runs[1:]:
-            same = first and row and all(first[what] == row[what] for what in ("data", "metric", "examples"))
-            others |= bool(first and row and not same)
-            away.append(f"{row['score'] - first['score']:+.1f}" if same else None)
-        lines.append([name, METRICS[metric], *map(spread, of_runs), *away])
+    of_runs = {name: [found.get(name) for found in rows] for name in columns}
+    away = {name: differences(found) for name, found in of_runs.items()}
+    lines = [score_line(name, of_runs[name], away[name]) for name in columns]
     for what, kind in (("average of nine", "paper"), ("GLUE's own average", "official")):
-        means = [run.about["averages"][protocol][kind] for run in runs]
-        away = [None if None in (means[0], mean) else f"{mean - means[0]:+.1f}" for mean in means[1:]]
-        lines.append([Marked(f"**{what}**"), "", *means, *away])
-    header = ["number", "metric", *(run.name for run in runs), *(f"{run.name}, difference" for run in runs[1:])]
+        first, *others = means = [run.about["averages"][protocol][kind] for run in runs]
+        of_means = [
+            None if None in (first, mean) or None in [away[name][i] for name in COLUMNS] else f"{mean - first:+.1f}"
+            for i, mean in enumerate(others)
+        ]
+        lines.append([Marked(f"**{what}**"), "", *means, *of_means])
     notes = []
     for run, found in zip(runs, rows, strict=True):
         notes += [f"{escape(run.name)}: {note}" for note in partial_notes(list(found.values()))]
-    if others:
+    if any(untold(of_runs[name], away[name]) for name in columns):
         notes.append("No difference is told where two runs were not finetuned and scored on the same data.")
+    return [f"## {TITLES[protocol]}", how_to_read(rows), table(header(runs), lines), *notes]
+
+
+def probes(runs: list[Run]) -> list[str]:
+    """The scores of the probes, which are no part of GLUE and enter no average; differences where they are the same ones."""
+    from tasks.markdown import table
+
+    rows = [run.rows("cramming", glue=False) for run in runs]  # the only protocol that has them
+    of_runs = {name: [found.get(name) for found in rows] for name in dict.fromkeys(n for f in rows for n in f)}
+    if not of_runs:
+        return []
+    same = [all_from_one([runs[0], run], "tokenize") for run in runs[1:]]
+    away = {
+        name: [told if one else None for told, one in zip(differences(found), same, strict=True)]
+        for name, found in of_runs.items()
+    }
+    lines = [score_line(name, found, away[name]) for name, found in of_runs.items()]
+    note = "No difference is told where two models are not of one tokenized corpus: probes are made from its held-out documents."
+    notes = [note] if any(untold(of_runs[name], away[name]) for name in of_runs) else []
+    return ["## Probes (these are not GLUE)", how_to_read(rows), table(header(runs), lines), *notes]
+
+
+def header(runs: list[Run]) -> list[str]:
+    """Of a table of scores."""
+    return ["number", "metric", *(run.name for run in runs), *(f"{run.name}, difference" for run in runs[1:])]
+
+
+def score_line(name: str, of_runs: list[dict | None], away: list[str | None]) -> list[object]:
+    """Of a table of scores."""
+    from tasks.sections import METRICS
+
+    metric = next(row["metric"] for row in of_runs if row)
+    return [name, METRICS[metric], *map(spread, of_runs), *away]
+
+
+def differences(of_runs: list[dict | None]) -> list[str | None]:
+    """How far each run but the first is from it in one number; None where it was not measured on the same data."""
+    first, *others = of_runs
+    return [
+        f"{row['score'] - first['score']:+.1f}"
+        if first and row and all(first[what] == row[what] for what in ("data", "metric", "examples"))
+        else None
+        for row in others
+    ]
+
+
+def untold(of_runs: list[dict | None], away: list[str | None]) -> bool:
+    """Whether the first run and another both have a number, but no difference."""
+    first, *others = of_runs
+    return any(first and row and told is None for row, told in zip(others, away, strict=True))
+
+
+def how_to_read(rows: list[dict[str, dict]]) -> str:
+    """What the numbers of a table of scores are."""
     told = "Median, with the range of the seeds and their number. A difference within these ranges may be chance."
-    return [f"## {TITLES[protocol]}", told, table(header, lines), *notes]
+    if any(row["seeds"] == 1 for found in rows for row in found.values()):
+        told += " One seed tells no spread: a difference from or to it may be chance, however large it looks."
+    return told
 
 
 def spread(row: dict | None) -> str | None:
-    """A score with the range of its seeds."""
+    """A score with the range of its seeds, if there are several."""
     from tasks.markdown import Marked
 
     if row is None:
         return None
     low, high = row["metrics"][row["metric"]]["range"]
+    seeds = f"{low:.1f} to {high:.1f}, {row['seeds']}" if row["seeds"] > 1 else "1 seed"
     mark = "\\*" if row["partial"] else ""
-    return Marked(f"{row['score']:.1f}{mark} ({low:.1f} to {high:.1f}, {row['seeds']})")
+    return Marked(f"{row['score']:.1f}{mark} ({seeds})")
+
+
+def all_from_one(runs: list[Run], stage: str) -> bool:
+    """Whether one artifact of a stage led to all of these; no, where it is not known."""
+    names = {run.artifact(stage) for run in runs}
+    return len(names) == 1 and None not in names
 
 
 def same_text(runs: list[Run], per_character: bool) -> bool:
     """Whether held-out losses compare: of the same sequences, or, by character, of the same documents."""
     if not per_character:
-        return len({run.artifact("tokenize") for run in runs}) == 1
+        return all_from_one(runs, "tokenize")
     fractions = {json.dumps(run.about["params"].get("tokenize", {}).get("heldout_fraction")) for run in runs}
-    return len({run.artifact("filter") for run in runs}) == 1 and len(fractions) == 1
+    return all_from_one(runs, "filter") and len(fractions) == 1
 
 
 def pretraining(runs: list[Run]) -> list[str]:
@@ -195,16 +298,23 @@ def pretraining(runs: list[Run]) -> list[str]:
 
 
 def parameters(runs: list[Run]) -> list[str]:
-    """The parameters that are not the same in all runs, of all stages; of finetuning, by the protocols that all ran."""
+    """The parameters that are not the same in all runs, of all stages; of finetuning, by the protocols that all ran.
+
+    Of finetuning data it tells digests, of the tasks that all ran.
+    """
     from flows.cli import flat
     from tasks.markdown import code, table
     from tasks.scores import PROTOCOLS
 
-    protocols = [name for name in PROTOCOLS if all(run.about["finetuning"][name] for run in runs)]
-    found = [
-        flat(run.about["params"] | {f"finetune ({name})": run.about["finetuning"][name] for name in protocols})
-        for run in runs
-    ]
+    found = [dict(run.about["params"]) for run in runs]
+    for protocol in PROTOCOLS:
+        of_runs = [run.about["finetuning"][protocol] for run in runs]
+        data = [{row["task"]: row["data"] for row in run.rows(protocol).values()} for run in runs]
+        if all(of_runs):
+            for about, settings, own in zip(found, of_runs, data, strict=True):
+                shared = {task: digest for task, digest in own.items() if all(task in other for other in data)}
+                about[f"finetune ({protocol})"] = settings | {"data": shared}
+    found = [flat(about) for about in found]
     names = [name for name in dict.fromkeys(n for f in found for n in f) if len({f.get(name) for f in found}) > 1]
     lines = [[code(name), *(code(f[name]) if name in f else None for f in found)] for name in names]
     title = "## What differs in parameters"

@@ -142,7 +142,8 @@ class Plan:
         for step in cached:
             self.carry_out(step)
         wanted = len(left)
-        count = together.at_once(wanted, max((self.parameters(step) for step in left), default=0))
+        needed = (step.params.memory(self.arguments(step)[0]) for step in left)
+        count = together.at_once(wanted, max(needed, default=0))
         if count > 1:
             with together.several(count, sum(step.params.examples() for step in left), wanted):
                 self.side_by_side(left, count, problems)
@@ -155,11 +156,6 @@ class Plan:
                     problems[step] = error
         if problems:
             raise failed(list(problems.values()), wanted, len(left))
-
-    def parameters(self, step: Step) -> int:
-        """Of the model that a step starts from, as far as that is known by now."""
-        about = read_manifest(self.arguments(step)[0]) or {"stats": {}}
-        return about["stats"].get("parameters", 0)
 
     def side_by_side(self, left: list[Step], count: int, problems: dict[Step, Exception]) -> None:
         """Carry out so many steps at a time; those that can't begin since another has failed stay in `left`."""

@@ -100,6 +100,11 @@ def resolve(name: str, override: dict) -> Recipe:
         found = whole(merge(DELTAS[name], override))
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
+    if unread := found.finetune.unread(override.get("finetune", {})):
+        raise InputError(
+            f"finetune.{unread[0]} would change nothing: it is for a protocol that isn't asked for. finetune.protocols is "
+            f"{found.finetune.protocols}; add 'modern' for what stands in finetune.modern, 'cramming' for the rest."
+        )
     data = found.decontaminate.data or found.finetune.data  # of what the model is scored on, the corpus has to be free
     return found.model_copy(update={"decontaminate": found.decontaminate.model_copy(update={"data": data})})
 

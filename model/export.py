@@ -12,9 +12,10 @@ is loaded from it has a new one.
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -187,6 +188,14 @@ class SavedClassifier(Saved, frozen=True, extra="forbid"):
 
     classes: int = Field(ge=1, lt=2**31)
     head: HeadName
+    texts: Literal[1, 2] | None = Field(None, description="In an input; None: not known.")
+    max_tokens: int | None = Field(None, ge=8, description="To which inputs were cut in training; None: not known.")
+
+    @model_validator(mode="after")
+    def _inputs_fit(self) -> "SavedClassifier":
+        if self.max_tokens and self.max_tokens > self.length:
+            raise ValueError(f"max_tokens is {self.max_tokens}, but the model takes {self.length} tokens")
+        return self
 
 
 def _names(name: str, saved: Saved) -> dict[str, str]:
@@ -258,8 +267,17 @@ def save(bert: Bert, folder: Path) -> None:
     _write(bert, {}, saved, {"architectures": [f"{name}ForMaskedLM"]} if name else {}, name, folder)
 
 
-def save_classifier(classifier: Classifier, folder: Path, labels: tuple[str, ...]) -> None:
-    """Write config.json, with the classes' names (none for regression), and model.safetensors."""
+def save_classifier(
+    classifier: Classifier,
+    folder: Path,
+    labels: tuple[str, ...],
+    texts: Literal[1, 2] | None = None,
+    max_tokens: int | None = None,
+) -> None:
+    """Write config.json, with the classes' names (none for regression), and model.safetensors.
+
+    `texts` in an input, and `max_tokens` to which inputs were cut: for whoever labels texts with it; None: not known.
+    """
     bert, classes = classifier.bert, classifier.out.out_features
     if bert.kept is not None:
         raise RuntimeError("The embedding holds some tokens alone; call restore_tokens before saving.")
@@ -273,7 +291,7 @@ def save_classifier(classifier: Classifier, folder: Path, labels: tuple[str, ...
     if theirs := transformers_classifier(bert.architecture, classifier.head):
         about["architectures"] = [theirs]
     sizes = {"architecture": bert.architecture, "vocabulary": bert.vocabulary, "length": bert.length}
-    saved = SavedClassifier(**sizes, classes=classes, head=classifier.head)
+    saved = SavedClassifier(**sizes, classes=classes, head=classifier.head, texts=texts, max_tokens=max_tokens)
     own = {OWN + key: v for key, v in classifier.state_dict().items() if not key.startswith("bert.")}
     _write(bert, own, saved, about, classifier.layout, folder)
 

@@ -14,17 +14,18 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from model import InputError, export, finetuning, machine
 from model.bert import Bert
 from tasks import vocabulary
 from tasks.glue import TASKS
-from tasks.stage import MANIFEST, Artifact, artifacts, find
+from tasks.stage import MANIFEST, Artifact, artifacts, elsewhere, find
 
 CHUNK = 1 << 16  # bytes read at once, some hundred lines: a few batches, so that answers to a long file come steadily
 LONGEST_LINE = 10_000_000  # bytes; what has no line ends is no file of texts, and would fill the memory
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UNREAD = "without anything that the vocabulary knows (it is for English)"
 
 
 def read_json(path: Path) -> dict:
@@ -48,11 +49,11 @@ def model_folder(stage: str, name: str) -> Path:
     if os.path.isdir(name):  # unlike Path's own, False for names that can be none
         folder, title = Path(name), name
     else:
-        given, _, key = name.rpartition("/")
-        if given not in ("", stage):
+        given, slash, key = name.rpartition("/")
+        if slash and given != stage:
             raise InputError(
-                f"{name!r} is neither a folder here nor an artifact of {stage}. Give {stage}/KEY, a key, the beginning of "
-                f"one, `latest`, or a folder with a model; `cram ls {stage}` lists the artifacts."
+                f"There is no folder {name!r}.{elsewhere(stage, key, given) if given else ''} Give a folder with a model, "
+                f"{stage}/KEY, a key, the beginning of one, or `latest`; `cram ls {stage}` lists the artifacts."
             )
         kept = with_model(stage) if key == "latest" else []
         artifact = kept[-1] if kept else find(stage, key)
@@ -72,10 +73,16 @@ def model_folder(stage: str, name: str) -> Path:
 
 
 def read_lines(file: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
-    """The lines with their numbers, from 1, as many at a time as can be had without waiting."""
-    number, rest = 1, b""
+    """The lines with their numbers, from 1, as many at a time as can be had without waiting.
+
+    They end with \\n, \\r\\n or \\r.
+    """
+    number, rest, after_return = 1, b"", False
     while chunk := file.read1(CHUNK):
-        *lines, rest = (rest + chunk).split(b"\n")
+        if after_return:  # its line was given at once, whatever came next
+            chunk = chunk.removeprefix(b"\n")
+        after_return = chunk.endswith(b"\r")
+        *lines, rest = (rest + chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")).split(b"\n")
         if lines:
             yield list(enumerate(lines, number))
             number += len(lines)
@@ -88,8 +95,8 @@ def read_lines(file: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
 
 
 def decode(line: bytes, where: str) -> str:
-    """The text of a line, without the mark or line end that other systems put there; refused if it is no plain text."""
-    line = line.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\r")
+    """The text of a line, without the mark that other systems put there; refused if it is no plain text."""
+    line = line.removeprefix(BYTE_ORDER_MARK)
     if b"\0" in line:
         raise InputError(f"{where} has a NUL byte; expected text in UTF-8, one a line. Give it in UTF-8 (`iconv`).")
     try:
@@ -113,6 +120,12 @@ def load_tokenizer(folder: Path, bert: Bert) -> Tokenizer:
     return tokenizer
 
 
+def understood(encoded: Encoding) -> set[int]:
+    """Which texts of an input, by number, have a token that says something of them."""
+    tokens = zip(encoded.sequence_ids, encoded.ids, strict=True)
+    return {text for text, token in tokens if text is not None and token not in (vocabulary.UNK, vocabulary.MASK)}
+
+
 class Labeller:
     """A finetuned model and its tokenizer: labels texts, or pairs of texts separated by a tab."""
 
@@ -120,18 +133,21 @@ class Labeller:
         self.classifier = export.load_classifier(folder)
         self.machine = replace(machine.detect(), dtype=torch.float32)
         self.tokenizer = load_tokenizer(folder, self.classifier.bert)
-        self.longest = self.classifier.bert.length
+        config, params = read_json(folder / export.CONFIG), read_json(folder / MANIFEST).get("params", {})
+        saved = export.SavedClassifier.model_validate(config["cram"])
+        self.longest = params.get("max_tokens", saved.max_tokens or saved.length)  # as in finetuning
         self.tokenizer.enable_truncation(self.longest, strategy="longest_first")
         classes = self.classifier.out.out_features
         self.regression = classes == 1
-        names = read_json(folder / export.CONFIG).get("id2label")
+        names = config.get("id2label")
         if not isinstance(names, dict) or set(names) != {str(number) for number in range(classes)}:
             raise InputError(
                 f"{folder / export.CONFIG} names other classes in id2label than the {classes} that the model has."
             )
         self.labels = [str(names[str(number)]) for number in range(classes)]
-        task = read_json(folder / MANIFEST).get("params", {}).get("task")
-        self.texts = len(TASKS[task].columns) if task in TASKS else None  # in an input; not known: the first one tells
+        task = params.get("task")
+        self.texts = len(TASKS[task].columns) if task in TASKS else saved.texts  # in an input
+        self.guessed = self.texts is None  # the first one tells
         self.answered = self.empty = self.cut = self.unread = 0
 
     def __call__(self, lines: list[tuple[int, bytes]]) -> Iterator[dict]:
@@ -164,7 +180,12 @@ class Labeller:
         if self.texts is None:
             self.texts = min(2, len(parts))
         if self.texts == 1:
-            return (text,)
+            if len(parts) > 1:
+                raise InputError(
+                    f"Line {number} has {'a tab' if len(parts) == 2 else f'{len(parts) - 1} tabs'}, and tabs separate texts; "
+                    f"expected one text a line, {'as the first is' if self.guessed else 'which the task takes'}. Put spaces there."
+                )
+            return parts
         if len(parts) != 2 or not all(map(str.strip, parts)):
             found = {1: "no tab", 2: "nothing on one side of its tab"}.get(len(parts), f"{len(parts) - 1} tabs")
             raise InputError(f"Line {number} has {found}; expected two texts, separated by one tab.")
@@ -176,7 +197,7 @@ class Labeller:
         self.answered += len(found)
         self.cut += sum(bool(one.overflowing) for one in found)
         self.unread += sum(
-            not {*range(len(texts))} <= {*one.sequence_ids} for texts, one in zip(inputs, found, strict=True)
+            not {*range(len(texts))} <= understood(one) for texts, one in zip(inputs, found, strict=True)
         )
         ids = [one.ids for one in found]
         return finetuning.predict(self.classifier, finetuning.Examples.of(ids, np.zeros(len(ids))), self.machine)
@@ -197,7 +218,7 @@ class Labeller:
         """What to know of the answers given so far."""
         counted = {
             f"longer than {self.longest} tokens, and cut": self.cut,
-            "without any character that the vocabulary knows (it is for English), so their labels mean little": self.unread,
+            f"{UNREAD}, so their labels mean little": self.unread,
         }
         found = [f"{count:,} of {self.answered:,} inputs were {what}." for what, count in counted.items() if count]
         return found + ([f"{self.empty:,} empty lines have no label."] if self.empty else [])
@@ -217,10 +238,12 @@ class Filler:
         self.bert = export.load(folder).to(self.device).eval()
         self.tokenizer = load_tokenizer(folder, self.bert)
         self.tokenizer.encode_special_tokens = False  # unlike in the corpus, [MASK] is meant as one
+        self.filled = self.unread = 0  # texts
 
     def __call__(self, text: str, top: int, where: str) -> list[list[tuple[str, float]]]:
         """Of each [MASK], the `top` tokens with their probabilities, the likeliest first. `where`: to name the text by."""
-        ids = torch.tensor(self.tokenizer.encode(text).ids, device=self.device)
+        encoded = self.tokenizer.encode(text)
+        ids = torch.tensor(encoded.ids, device=self.device)
         if vocabulary.MASK not in ids:
             raise InputError(f"{where} has no [MASK]. Put it, in capitals, where a word is to be found.")
         if len(ids) > self.bert.length:
@@ -230,8 +253,15 @@ class Filler:
         with torch.inference_mode():
             states_MD = self.bert.encode(ids[None])[0, ids == vocabulary.MASK]
             shares_MV = self.bert.logits(states_MD).float().softmax(dim=-1)
+        self.filled += 1
+        self.unread += bool(text.replace("[MASK]", "").strip()) and not understood(encoded)
         values, places = shares_MV.topk(min(top, self.bert.vocabulary))
         return [
             [(self.tokenizer.id_to_token(place), share) for place, share in zip(row, shares, strict=True)]
             for row, shares in zip(places.tolist(), values.tolist(), strict=True)
         ]
+
+    def notes(self) -> list[str]:
+        """What to know of the answers given so far."""
+        told = f"{self.unread:,} of {self.filled:,} texts were {UNREAD} beside [MASK], so their tokens mean little."
+        return [told] if self.unread else []

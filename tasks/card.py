@@ -149,6 +149,21 @@ def software(environment: dict) -> str:
     )
 
 
+def recipe_section(about: dict, lineage: dict[str, dict]) -> list[str]:
+    """The model's shape, and all parameters that differ from the paper's final recipe. `about`, `lineage`: as for `card`."""
+    lineage = {name: m for name, m in lineage.items() if m["stage"] != "pretrain"} | {"pretrain": about}
+    changes = [row for m in lineage.values() for row in deltas(m["params"], USUAL.get(m["stage"], {}), m["stage"])]
+    architecture = Architecture(**about["params"]["architecture"])
+    shape = (
+        f"{architecture.layers} x {architecture.hidden}, {architecture.heads} heads, {architecture.activation}, "
+        f"{architecture.norm_order}-norm, {architecture.positions} positions, {about['stats']['parameters']:,} parameters"
+    )
+    differs = "What differs from `crammed-bert`, the paper's final recipe:"
+    same = "Everything is as in `crammed-bert`, the paper's final recipe."
+    told = table(["parameter", "here", "crammed-bert"], changes)
+    return ["## Recipe", f"{shape}. {differs if changes else same}", *([told] if changes else [])]
+
+
 def card(about: dict, lineage: dict[str, dict], scores: Iterable[str] = ()) -> str:
     """The card of a model.
 
@@ -167,11 +182,6 @@ def card(about: dict, lineage: dict[str, dict], scores: Iterable[str] = ()) -> s
         "tags": ["cram", "masked-lm", "pretrained-from-scratch", *([name.lower()] if name else [])],
         "mask_token": "[MASK]",
     } | ({"datasets": hubs} if hubs else {})
-    changes = [row for m in lineage.values() for row in deltas(m["params"], USUAL.get(m["stage"], {}), m["stage"])]
-    shape = (
-        f"{architecture.layers} x {architecture.hidden}, {architecture.heads} heads, {architecture.activation}, "
-        f"{architecture.norm_order}-norm, {architecture.positions} positions, {stats['parameters']:,} parameters"
-    )
     sections = [
         header(fields),
         f"# Encoder of {size} parameters, pretrained in {budget}",
@@ -179,14 +189,7 @@ def card(about: dict, lineage: dict[str, dict], scores: Iterable[str] = ()) -> s
         f"No pretrained model or tokenizer had a part in it. It follows ["
         f'"Cramming: Training a Language Model on a Single GPU in One Day"]({PAPER}).',
         *use_section(architecture),
-        "## Recipe",
-        f"{shape}. "
-        + (
-            "What differs from `crammed-bert`, the paper's final recipe:"
-            if changes
-            else "Everything is as in `crammed-bert`, the paper's final recipe."
-        ),
-        *([table(["parameter", "here", "crammed-bert"], changes)] if changes else []),
+        *recipe_section(about, lineage),
         *budget_section(about),
         f"The held-out loss is that of {stats['heldout_predictions']:,} masked tokens of documents that were never trained on. "
         "Per character it can be compared between vocabularies, on the same text.",

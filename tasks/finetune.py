@@ -12,10 +12,10 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +27,13 @@ from model.settings import Finetuning
 from tasks import glue, metrics, probes, together, vocabulary
 from tasks.glue import GLUE, HUB_GLUE, LABEL, TASKS, TaskName
 from tasks.pretrain import LINEAGE
-from tasks.stage import Artifact, Params, stage
+from tasks.stage import Artifact, Params, read_manifest, stage
 
 if TYPE_CHECKING:
     from model.finetuning import Examples, Outcome
 
 Protocol = Literal["cramming", "modern"]
+PROTOCOLS = get_args(Protocol)
 MOST_EPOCHS = 5  # that the rules of the game allow
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,12 @@ class Modern(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     head: Literal["tanh", "native"] = Field(
         "native", description="native: that of transformers' model, if there is one."
     )
+
+    @model_validator(mode="after")
+    def _begins_somewhere(self) -> "Modern":
+        if self.mnli.start == "mnli":
+            raise ValueError("mnli.start is 'mnli', but MNLI can't start from its own model; set it to 'pretrained'")
+        return self
 
     def settings(self, task: TaskName) -> dict:
         """What differs of `Finetuning` for a task."""
@@ -124,6 +131,12 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=Fa
         if self.test and self.data == "probes":
             raise ValueError("test: probes have no test data; leave it false")
         return self
+
+    def unread(self, names: Iterable[str]) -> list[str]:
+        """Of these fields, those that only a protocol reads that isn't asked for."""
+        by_task = self.modern.settings("cola")  # whatever task it is, these are its names
+        readers = {"modern": "modern"} | dict.fromkeys(["seeds", "baseline", "shares", *by_task], "cramming")
+        return [name for name in names if readers.get(name) in set(PROTOCOLS) - set(self.protocols)]
 
     def runs(self) -> "list[tuple[FinetuneRun, int | None]]":
         """Every run that this asks for, and the number of the one that it starts from, if it is not the pretrained model."""
@@ -194,6 +207,18 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
                 of_all = f" That is a share of {self.share:g} (finetune.shares)." if self.share < 1 else ""
                 raise InputError(f"{self.task}: {error}{of_all}") from error
 
+    def memory(self, start: Artifact) -> int:
+        """Bytes that the run takes, as far as the model that it starts from is known by now."""
+        from model import finetuning, machine
+
+        if read_manifest(start) is None:
+            return together.BYTES_A_RUN
+        weights = (start.path / "model.safetensors").stat().st_size
+        tokens, shape = self.batch_size * self.max_tokens, described(start)["architecture"]
+        return together.BYTES_A_RUN + finetuning.memory(
+            weights, tokens, shape["layers"] * shape["hidden"], machine.detect()
+        )
+
     def rows(self, there: int) -> int:
         """Of so many training rows, how many this run is given."""
         return max(1, round(self.share * there))
@@ -202,6 +227,16 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         """How many examples training goes through; of probes, at most."""
         rows = probes.TRAIN if self.data == "probes" else _checked(self.data, self.task, self.test)
         return self.epochs * self.rows(rows)
+
+
+def described(start: Artifact) -> dict:
+    """What the model's config.json says to cram: `architecture`, `length` and so on."""
+    config = json.loads((start.path / "config.json").read_text())
+    if "cram" not in config:
+        raise InputError(
+            f"{start.name} was made by an earlier version of cram, whose models can't be finetuned. Run its pretrain stage again."
+        )
+    return config["cram"]
 
 
 @functools.cache
@@ -225,7 +260,7 @@ class Inputs:
 encoding = threading.Lock()  # seeds that begin together wait for the first of them
 
 
-@functools.lru_cache(maxsize=len(GLUE))  # for all seeds, shares and protocols
+@functools.lru_cache(maxsize=2 * len(TASKS))  # for all seeds, shares and protocols: from MNLI's model is another start
 def _inputs(about: str, data: str, task: str, test: bool, tokens: int, start: Artifact) -> Inputs:
     """`about`: digests of the data, so that a file that was changed is read again."""
     from model.finetuning import Examples
@@ -249,11 +284,11 @@ def encode(table: pa.Table, tokenizer, max_tokens: int) -> tuple[list[list[int]]
 
 def train(
     run: FinetuneRun, folder: Path, examples: "dict[str, Examples]", out: Path, report: Callable[[int, str], None]
-) -> "tuple[Outcome, dict[str, np.ndarray], str]":
+) -> "tuple[Outcome, dict[str, np.ndarray], str, dict]":
     """Train, predict every split but train, and save the model if it is kept; in this process or in another.
 
-    Returns how training went, the scores (n, classes) of each split, and the head that the model has. Raises InputError for what
-    the user can mend.
+    Returns how training went, the scores (n, classes) of each split, the head that the model has, and on what it was trained.
+    Raises InputError for what the user can mend.
     """
     import torch
 
@@ -285,16 +320,17 @@ def train(
         )
     if run.keep:
         encoder.restore_tokens()
-        export.save_classifier(classifier.cpu(), out, task.labels)
-    return outcome, scores, settings.head
+        export.save_classifier(classifier.cpu(), out, task.labels, len(task.columns), run.max_tokens)
+    where = {name: here.describe()[name] for name in ("device", "dtype")} | {"compiled": here.compiles_always}
+    return outcome, scores, settings.head, where
 
 
-@stage(version=3)
+@stage(version=4)
 def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the model on its validation data."""
     from tasks.card import finetuned_card
 
-    task, length = TASKS[params.task], json.loads((start.path / "config.json").read_text())["cram"]["length"]
+    task, length = TASKS[params.task], described(start)["length"]
     if params.max_tokens > length:
         raise InputError(
             f"finetune.max_tokens is {params.max_tokens}, but the model takes {length} tokens at most. Lower it."
@@ -303,7 +339,7 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         about = json.dumps(params.identity()["data"], sort_keys=True)
         given = _inputs(about, params.data, params.task, params.test, params.max_tokens, start)
     label = f"finetune {params.label()}"
-    outcome, raw, head = together.run(train, (params, start.path, given.examples, out), params.examples(), label)
+    outcome, raw, head, where = together.run(train, (params, start.path, given.examples, out), params.examples(), label)
     validation, tables = {}, []
     for split, scores in raw.items():
         table, labels = given.data.tables[split], given.examples[split].labels
@@ -331,6 +367,7 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         "share": params.share,
         "metric": task.metrics[0],
         "head": head,
+        "machine": where,
         "train_examples": len(given.examples["train"]),
         "official_train_examples": task.train,
         "steps": outcome.steps,

@@ -27,7 +27,7 @@ HUB_GLUE = hub.Source("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 HUB_SECONDS = 10  # for the hub to say that it is there
 LABEL = "label"
 MOST_CHARACTERS = 100_000  # of a sentence; the longest of GLUE has some 4,000
-MOST_LEFT_OUT = 0.01  # of the training rows; where more have no sentence, something else is wrong
+MOST_WITHOUT = 0.01  # of a split's rows; where more have no sentence, something else is wrong
 FEW = 5  # rows that are named where many are meant
 BLANK = r"^[\s\p{Z}\p{Cc}\p{Cf}]*$"  # white space, control and invisible characters, or nothing
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -94,6 +94,8 @@ TASKS |= {
 TaskName = Literal[
     "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "word-order", "odd-word", "neighbours"
 ]
+SYMMETRIC = ("mrpc", "stsb", "qqp")  # how alike two texts are doesn't depend on which comes first
+PLACES = ("idx", "index")  # what the hub and GLUE's own files call the column that numbers the rows
 GLUE = ("mnli", "sst2", "stsb", "rte", "qnli", "qqp", "mrpc", "cola")  # the order of the paper's tables
 
 
@@ -104,8 +106,8 @@ class Data:
     tables: dict[str, pa.Table]  # by split, train first, then validation, then test; the task's texts and the label
     notes: list[str]
     left_out: dict[str, dict[str, int]]  # rows that are not in the tables, by split and reason
-    shared: dict[str, int]  # by split, the training rows whose texts stand in it too
-    duplicates: int  # training rows whose texts stood in one before
+    shared: dict[str, int]  # by split, the training rows whose texts stand in it too (in either order, if SYMMETRIC)
+    duplicates: int  # training rows whose texts stood in one before (likewise)
 
 
 def read(data: str, task: str, test: bool = False, pretrained: Artifact | None = None) -> Data:
@@ -161,10 +163,13 @@ def find_splits(data: str, task: str, test: bool = False) -> dict[str, list[Path
 def split_files(folder: Path, task: str, split: str) -> list[Path]:
     """The files of one split in a local GLUE folder: one, or Parquet shards. None where there are none.
 
-    Raises InputError for shards that are not all there, and where the split is there twice.
+    Raises InputError for shards that are not all there, where the split is there twice, and for what can't be looked into.
     """
-    own = [path for name in (f"{split}.parquet", f"{split}.tsv") if (path := folder / task / name).is_file()]
-    shards = sorted(path for path in (folder / task).glob(f"{split}-*.parquet") if path.is_file())
+    try:
+        own = [path for name in (f"{split}.parquet", f"{split}.tsv") if (path := folder / task / name).is_file()]
+        shards = sorted(path for path in (folder / task).glob(f"{split}-*.parquet") if path.is_file())
+    except OSError as error:
+        raise sources.unreadable(folder / task, error) from error
     if len(own) + bool(shards) > 1:
         raise InputError(
             f"{folder / task} has {' and '.join(path.name for path in (*own, *shards[:1]))}. Expected {split} once, as one "
@@ -183,7 +188,10 @@ def local_splits(folder: Path, task: str, test: bool = False) -> dict[str, list[
     """The files of each split of a task in a local GLUE folder. Raises InputError where one is missing."""
     found = {split: split_files(folder, task, split) for split in splits_of(task, test)}
     if missing := next((split for split, files in found.items() if not files), None):
-        present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
+        try:
+            present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
+        except OSError as error:
+            raise sources.unreadable(folder, error) from error
         mend = "leave finetune.test false" if missing in TASKS[task].test else f"leave {task} out of finetune.tasks"
         raise InputError(
             f"{folder} has no {task}/{missing}.parquet, {task}/{missing}-*.parquet or {task}/{missing}.tsv (folders there: "
@@ -297,6 +305,8 @@ def read_file(path: Path, where: str) -> pa.Table:
             return single(tsv_table(path.read_bytes(), where), where)
         with pq.ParquetFile(path) as file:
             table = file.read()
+    except PermissionError as error:
+        raise sources.unreadable(path, error) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         kind = "TSV" if path.suffix == ".tsv" else "Parquet"
         raise InputError(f"{where} is no {kind} file that can be read: {error}. Get it again.") from error
@@ -363,8 +373,7 @@ def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict
 
     In training data, rows without a sentence are left out. Raises InputError for what can't be trained on or scored.
     """
-    task, test, tables, counts, notes = TASKS[name], split in TASKS[name].test, [], Counter(), []
-    places: list[str] = []  # in the test split, as the leaderboard counts
+    task, test, rows, tables, counts, notes = TASKS[name], split in TASKS[name].test, 0, [], Counter(), []
     for path in paths:
         where = f"{name}/{path.name}"
         table = read_file(path, where)
@@ -374,29 +383,54 @@ def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict
                 f"{where} has no column {', '.join(missing)}; its columns are {', '.join(table.column_names)}. Expected "
                 f"{', '.join(wanted)}, as in {HUB_GLUE.repository}; mend it."
             )
-        places += [str(place) for place in table["idx"].to_pylist()] if test and "idx" in table.column_names else []
+        if test:
+            check_order(table, where, rows)
         labels = pa.repeat(-1, len(table)) if test else checked_labels(table[LABEL], task, where, path.suffix == ".tsv")
         kind = pa.int64() if task.labels else pa.float32()  # as on the hub
         table = table.select(task.columns).append_column(LABEL, labels.cast(kind))
+        rows += len(table)
         kept, found, told = checked_texts(table, where, split == "train")
         tables.append(kept)
         counts.update(found)
         notes += told
-    whole, rows = pa.concat_tables(tables), sum(map(len, tables)) + counts.total()
     if not rows:
         raise InputError(f"{name}/{paths[0].name} has no rows. Get it again, or leave {name} out of finetune.tasks.")
-    in_order = [str(place) for place in range(len(places))]
-    if places != in_order and sorted(places) == sorted(in_order):
+    if counts.total() > MOST_WITHOUT * rows:
         raise InputError(
-            f"The rows of {name}/{split} are not in the order of their idx, in which the leaderboard counts. Sort them by it."
-        )
-    if counts.total() > MOST_LEFT_OUT * rows:
-        raise InputError(
-            f"{name}/{split}: {counts.total():,} of {rows:,} rows have no sentence; expected at most {MOST_LEFT_OUT:.0%}. "
+            f"{name}/{split}: {counts.total():,} of {rows:,} rows have no sentence; expected at most {MOST_WITHOUT:.0%}. "
             f"Mend the file or get it again. {' '.join(notes)}"
         )
-    notes += checked_classes(whole, name, split)
-    return whole, dict(counts), notes
+    whole = pa.concat_tables(tables)
+    return whole, dict(counts) if split == "train" else {}, notes + checked_classes(whole, name, split)
+
+
+def check_order(table: pa.Table, where: str, before: int) -> None:
+    """Raise InputError unless a file of a test split numbers its rows, where it does, as the leaderboard: from 0, in order.
+
+    `before`: the rows of the files before it.
+    """
+    for name in (name for name in PLACES if name in table.column_names):
+        given = table[name]
+        wrong = numbers(given).to_numpy() != np.arange(before, before + len(table))  # null: NaN, so wrong
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise InputError(
+                f"{where} is not in the order in which the leaderboard counts: the {name} of row {row + 1:,} is "
+                f"{given[row].as_py()!r}; expected {before + row}. Sort the rows by {name}, get the file again, or take the column "
+                "away if it counts something else."
+            )
+
+
+def numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values of a column, or what its texts say, as float64; null where one is no number."""
+    kind = column.type
+    if pa.types.is_large_string(kind):
+        text = pc.utf8_trim_whitespace(column)
+        number = pc.match_substring_regex(text, NUMBER)
+        return pc.if_else(number, text, pa.scalar(None, kind)).cast(pa.float64())
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return column.cast(pa.float64(), safe=False)
+    return pa.chunked_array([pa.nulls(len(column), pa.float64())])
 
 
 def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, dict[str, int], list[str]]:
@@ -424,7 +458,8 @@ def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, d
     if not without.any():
         return table, {}, []
     if not train:
-        return table, {}, [f"{where}: a sentence is empty in {named(blank)}; scored as it is."]
+        told = f"{where}: a sentence is empty in {named(blank)}; no row that is scored is left out."
+        return table, {"empty": int(blank.sum())}, [told]
     counts = {reason: int(rows.sum()) for reason, rows in (("null", null), ("empty", blank)) if rows.any()}
     told = " and ".join(f"{count:,} {reason}" for reason, count in counts.items())
     return (
@@ -441,11 +476,11 @@ def checked_labels(column: pa.ChunkedArray, task: Task, where: str, tsv: bool) -
         column = pc.utf8_trim_whitespace(column)
         given = pc.if_else(pc.equal(column, ""), pa.scalar(None, kind), column)
         labels = pc.index_in(given, value_set=pa.array(task.labels, kind)).cast(pa.float64())
-        if tsv:
-            number = pc.match_substring_regex(given, NUMBER)
-            labels = pc.coalesce(pc.if_else(number, given, pa.scalar(None, kind)).cast(pa.float64()), labels)
+        labels = pc.coalesce(numbers(given), labels) if tsv else labels
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        labels = column.cast(pa.float64(), safe=False)
+        labels = numbers(column)
+    elif pa.types.is_decimal(kind):
+        labels = given = numbers(column)
     else:
         what = "text" if pa.types.is_large_string(kind) else kind
         raise InputError(f"{where}: the labels are {what}; expected {expected(task)}. Write them as numbers.")
@@ -484,7 +519,8 @@ def checked_classes(table: pa.Table, name: str, split: str) -> list[str]:
 
 def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int], list[str]]:
     """Training rows that repeat an earlier one's texts; those that stand in each other split; and what is to be said."""
-    texts = {split: joined(table) for split, table in tables.items()}
+    texts = {split: joined(table, task in SYMMETRIC) for split, table in tables.items()}
+    either = ", in either order" if task in SYMMETRIC else ""
     train, notes, shared = texts["train"], [], {}
     codes = train.dictionary_encode().indices.to_numpy().astype(np.int64)  # equal texts, equal codes
     values, labels = np.unique(tables["train"][LABEL].to_numpy(), return_inverse=True)
@@ -499,14 +535,16 @@ def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int
         if shared[split]:
             seen = pc.sum(pc.is_in(texts[split], value_set=train)).as_py()
             notes.append(
-                f"{task}: training rows that stand in {split} too: {shared[split]:,} ({named(in_both)}); so {seen:,} of its "
+                f"{task}: training rows that stand in {split} too{either}: {shared[split]:,} ({named(in_both)}); so {seen:,} of its "
                 f"{len(tables[split]):,} rows are trained on, and the score flatters."
             )
     return len(codes) - len(several), shared, notes
 
 
-def joined(table: pa.Table) -> pa.Array:
-    """The texts of each row as one, without white space around them."""
+def joined(table: pa.Table, symmetric: bool) -> pa.Array:
+    """The texts of each row as one, without white space around them; a pair and its reverse as the same, if symmetric."""
     texts = [table[name].cast(pa.large_string()) for name in table.column_names if name != LABEL]
-    whole = pc.binary_join_element_wise(*map(pc.utf8_trim_whitespace, texts), pa.scalar("\0", pa.large_string()))
-    return whole.combine_chunks()
+    texts = [pc.utf8_trim_whitespace(text) for text in texts]
+    if symmetric:
+        texts = [pc.min_element_wise(*texts), pc.max_element_wise(*texts)]
+    return pc.binary_join_element_wise(*texts, pa.scalar("\0", pa.large_string())).combine_chunks()

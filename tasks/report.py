@@ -4,7 +4,7 @@ Reads   finetune artifacts of one pretrained model (which carry the manifests of
 Writes  report.html    the page, complete in itself
         report.md, report.json
         *.svg          its pictures
-        README.md      the model's card with its scores, to be put into the model's folder
+        README.md      the model's card with its scores, for a copy of the model's folder
         submission/    if the test data was predicted: files for GLUE's leaderboard, by protocol
 """
 
@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from model import InputError
-from model.settings import Finetuning
 from tasks import analysis, plots, sections, submission
 from tasks.glue import TASKS
 from tasks.markdown import escape, items
@@ -46,15 +45,10 @@ class Report(Params):
     title: str = Field("crammed-bert", min_length=1, description="Heading of the page.")
 
 
-def settings(protocol: str, manifests: list[dict]) -> dict:
-    """How one protocol finetuned, on all of the training data: each field with its value, or those of the tasks."""
-    runs = [about["params"] | {"head": about["stats"]["head"]} for about in manifests]  # the one that the model has
-    runs = [run for run in runs if run["protocol"] == protocol and run["share"] == 1.0]
-    told = {}
-    for name in (name for name in Finetuning.model_fields if runs):
-        of_task = {run["task"]: run[name] for run in runs}
-        told[name] = of_task if len(set(of_task.values())) > 1 else next(iter(of_task.values()))
-    return told
+def finetuned(manifests: list[dict]) -> dict[str, list[dict]]:
+    """The params of each protocol's runs on all of the training data, with the head that the model has."""
+    runs = [about["params"] | {"head": about["stats"]["head"]} for about in manifests]
+    return {name: [run for run in runs if run["protocol"] == name and run["share"] == 1.0] for name in PROTOCOLS}
 
 
 def metrics_of(name: str) -> dict[str, np.ndarray] | None:
@@ -137,10 +131,10 @@ def for_leaderboard(found: dict[tuple, list[Artifact]], out: Path) -> list[str]:
     return told
 
 
-@stage(version=5)
+@stage(version=6)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the page."""
-    from tasks.card import card  # which imports torch: not for every command line
+    from tasks.card import card, recipe_section  # which imports torch: not for every command line
 
     found = groups(runs)
     name, lineage = pretrained_of(runs)
@@ -150,15 +144,24 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     curve, wrong = analysis.learning_curve(about["stats"] for about in manifests), cola(found)
     pictures = draw(rows, curve, lineage, pretrained, steps, out)
     text = sections.contamination(lineage)
-    scores = [part for protocol in PROTOCOLS for part in sections.glue_section(rows, params.title, protocol)]
-    shown = [part for protocol in PROTOCOLS for part in sections.glue_section(rows, params.title, protocol, pictures)]
+    asked = finetuned(manifests)
+    scores, shown = (
+        [
+            part
+            for protocol, of in asked.items()
+            for part in sections.glue_section(rows, params.title, protocol, of, given)
+        ]
+        for given in ((), pictures)
+    )
+    rules = sections.rules(lineage, pretrained, {row["task"] for row in rows})
     submitted = for_leaderboard(found, out)
     all_sections = [
-        *sections.head(params.title, rows, pretrained),
+        *sections.head(params.title, rows, pretrained, sections.settings(asked["cramming"])),
         *shown,
         *(["## Files for GLUE's leaderboard", items(map(escape, submitted))] if submitted else []),
-        *sections.probe_section(rows),
-        *sections.rules_section(lineage, pretrained, [about["params"] for about in manifests]),
+        *sections.probe_section(rows, asked["cramming"]),
+        *sections.rules_section(rules, asked),
+        *recipe_section(pretrained, lineage),
         *sections.budget_section(pretrained),
         *sections.curves_section(pretrained, steps is not None, pictures),
         *sections.curve_section(curve, {row["column"] for row in rows if row["partial"]}, pictures),
@@ -188,10 +191,10 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
         "contamination": text,
         "learning_curve": curve,
         "cola": wrong,
-        "rules": sections.rules(lineage, pretrained),
+        "rules": rules,
         "pretraining": {"params": pretrained["params"], **pretrained["stats"]},
         "params": {about["stage"]: about["params"] for about in lineage.values()},
-        "finetuning": {protocol: settings(protocol, manifests) for protocol in PROTOCOLS},
+        "finetuning": {protocol: sections.settings(of) for protocol, of in asked.items()},
         "artifacts": [*lineage, *(run.name for run in runs)],
         "pretrained": name,
     }

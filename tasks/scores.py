@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from model import InputError
 from tasks import metrics
+from tasks.finetune import PROTOCOLS
 from tasks.glue import GLUE, TASKS
 from tasks.pretrain import LINEAGE
 from tasks.stage import Artifact
 
 NAMES = {name: TASKS[name].title for name in (*GLUE, "wnli")}
 COLUMNS = tuple(metrics.COLUMNS)  # nine numbers, as the paper
-PROTOCOLS = ("cramming", "modern")
 NOT_SETTINGS = ("seed", "keep", "test")  # params of a run that may differ between those of one median
 
 
@@ -104,8 +104,8 @@ def groups(runs: list[Artifact]) -> dict[tuple, list[Artifact]]:
         params = [run.manifest["params"] for run in members]
         begun = [run.manifest["inputs"] for run in members]
         settings = [
-            {k: v for k, v in one.items() if k not in NOT_SETTINGS} | from_
-            for one, from_ in zip(params, begun, strict=True)
+            {k: v for k, v in one.items() if k not in NOT_SETTINGS} | from_ | {"data": scored_on(run)}
+            for run, one, from_ in zip(members, params, begun, strict=True)
         ]
         if len({one["seed"] for one in params}) < len(members) or any(one != settings[0] for one in settings):
             raise InputError(
@@ -181,7 +181,7 @@ def gather(found: dict[tuple, list[Artifact]]) -> list[dict]:
                     "cut": max(one["data"]["cut"].get(split, 0) for one in stats),
                     "confusion": about["confusion"],
                     "median_run": median.name,
-                    "data": _digest(members[0].manifest["params"]["data"]),
+                    "data": _digest(scored_on(members[0])),
                 }
             )
     return sorted(
@@ -224,6 +224,12 @@ def average_by_seed(rows: list[dict]) -> list[float]:
         return []
     seeds = set.intersection(*(set(complete[name]) for name in COLUMNS))
     return sorted(metrics.paper_average({name: complete[name][seed] for name in COLUMNS}) for seed in seeds)
+
+
+def scored_on(run: Artifact) -> dict:
+    """Which data a run was trained and scored on: files by split or a revision, without the files of the test data."""
+    params = run.manifest["params"]
+    return {split: files for split, files in params["data"].items() if split not in TASKS[params["task"]].test}
 
 
 def start(run: Artifact) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from model.settings import Finetuning
 from tasks import metrics
 from tasks.finetune import MOST_EPOCHS
 from tasks.glue import TASKS
@@ -20,6 +21,8 @@ from tasks.scores import (
 )
 
 RULE_HOURS, RULE_SEEDS = 24.0, 5
+RULE_WORDS = 13  # in a row, that a document has in common with downstream data: appendix C of the GPT-3 paper
+REFERENCE = Finetuning().model_dump()  # of the published rows
 LAST_STEP = 1.001  # a budget ends with the step in which it is spent
 UNITS = (("hours", 3600, 1), ("minutes", 60, 0))
 YES, NO, UNKNOWN = "✓", "✗", "?"
@@ -28,13 +31,6 @@ HEADLINE = ("BERT-base, fully trained", "crammed BERT, A6000, final")  # publish
 TITLES = {
     "cramming": "GLUE by the rules of cramming",
     "modern": "GLUE by today's protocol (not by the rules)",
-}
-RULES = {
-    "cramming": "Protocol `cramming`: one setting for all tasks, at most five epochs, each task trained on its own training data "
-    "alone, the last epoch scored on the validation data; median of seeds.",
-    "modern": "Protocol `modern`: settings by task, RTE, MRPC and STS-B start from the model finetuned on MNLI, and the epoch is "
-    "chosen on a tenth of the training data. This breaks the rules of the game by design, so nothing here compares with "
-    "the table above.",
 }
 ROLES = {
     "cramming": "RTE, SST-2, QNLI, MNLI: accuracy; QQP, MRPC: F1; STS-B: Pearson; CoLA: Matthews; all times 100.",
@@ -72,8 +68,8 @@ def marked(text: str, partial: bool) -> Marked:
     return Marked(escape(text) + ("\\*" if partial else ""))
 
 
-def head(title: str, rows: list[dict], pretrained: dict) -> list[str]:
-    """The heading, what was done in a sentence, and the few numbers that say how it went."""
+def head(title: str, rows: list[dict], pretrained: dict, asked: dict) -> list[str]:
+    """The heading, what was done in a sentence, and the few numbers that say how it went. `asked`: as for settings_section."""
     stats, own = pretrained["stats"], chosen(rows, "cramming")
     seconds = stats["seconds_on_the_clock"]
     spent = next(
@@ -92,7 +88,9 @@ def head(title: str, rows: list[dict], pretrained: dict) -> list[str]:
         figures += [(f"{found['paper']:.1f}", what)] if found["paper"] is not None else []
     if not figures:
         figures = [
-            (f"{row['score']:.1f}", f"{row['column']}, {METRICS[row['metric']]}") for row in own if not row["partial"]
+            (f"{row['score']:.1f}", f"{row['column']}, {METRICS[row['metric']]}" + ("" if own else ", protocol modern"))
+            for row in own or chosen(rows, "modern")
+            if not row["partial"]
         ]
     figures += [
         (f"{stats['heldout_loss']:.2f}", "held-out loss, nats a token"),
@@ -102,7 +100,11 @@ def head(title: str, rows: list[dict], pretrained: dict) -> list[str]:
     beside = ""
     if averages(own)["paper"] is not None:
         known = [f"{row.model} {row.average}" for row in PUBLISHED["cramming"] if row.model in HEADLINE]
-        beside = f"Published averages with the same finetuning: {'; '.join(known)}."
+        other = {name: value for name, value in REFERENCE.items() if asked[name] != value}
+        here = {name: "by task" if isinstance(asked[name], dict) else asked[name] for name in other}
+        apart = ", ".join(f"{name} {value}, here {here[name]}" for name, value in other.items())
+        how = f"finetuned otherwise ({apart})" if other else "with the same finetuning"
+        beside = f"Published averages, {how}: {'; '.join(known)}."
     return [
         f"# {escape(title)}",
         f"{done} {beside}".strip(),
@@ -110,8 +112,13 @@ def head(title: str, rows: list[dict], pretrained: dict) -> list[str]:
     ]
 
 
-def glue_section(rows: list[dict], title: str, protocol: str, pictures: Iterable[str] = ()) -> list[str]:
-    """The table of one protocol: ours, the simple baselines, and the published rows; then each score by itself."""
+def glue_section(
+    rows: list[dict], title: str, protocol: str, params: list[dict], pictures: Iterable[str] = ()
+) -> list[str]:
+    """The table of one protocol: ours, the simple baselines, and the published rows; then each score by itself.
+
+    `params`: of the protocol's runs on all of the training data.
+    """
     lines, ours = [], {pretrained: chosen(rows, protocol, pretrained) for pretrained in (True, False)}
     own = ours[True] or ours[False]
     if not own:
@@ -153,13 +160,37 @@ def glue_section(rows: list[dict], title: str, protocol: str, pictures: Iterable
     shown = [picture("scores.svg", "Our scores beside published ones")] if "scores.svg" in pictures else []
     return [
         f"## {TITLES[protocol]}",
-        RULES[protocol],
+        protocol_words(protocol, params),
         table(header, lines),
         *(shown if protocol == "cramming" else []),
         ROLES[protocol],
         *map(_escaped, notes),
         *detail_section([*ours[True], *ours[False]]),
+        *settings_section(settings([run for run in params if run["task"] in NAMES])),
     ]
+
+
+def settings(params: list[dict]) -> dict:
+    """How the runs of a protocol finetuned: each field of `Finetuning` with its value, or with that of each task."""
+    told = {}
+    for name in (name for name in Finetuning.model_fields if params):
+        of_task = {run["task"]: run[name] for run in params}
+        told[name] = of_task if len(set(of_task.values())) > 1 else next(iter(of_task.values()))
+    return told
+
+
+def settings_section(asked: dict) -> list[str]:
+    """The same as a table."""
+    tasks = list(dict.fromkeys(task for value in asked.values() if isinstance(value, dict) for task in value))
+    lines = [
+        [code(name), *([_said(value[task]) for task in tasks] if isinstance(value, dict) else [_said(value)] * max(1, len(tasks)))]
+        for name, value in asked.items()
+    ]  # fmt: skip
+    return ["### How it was finetuned", table(["setting", *(NAMES.get(t, t) for t in tasks or ["all tasks"])], lines)]
+
+
+def _said(value: object) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _escaped(note: str) -> str:
@@ -218,8 +249,8 @@ def detail_section(rows: list[dict]) -> list[str]:
     ]
 
 
-def probe_section(rows: list[dict]) -> list[str]:
-    """The probes: with and without pretraining, and the majority baseline."""
+def probe_section(rows: list[dict], params: list[dict]) -> list[str]:
+    """The probes: with and without pretraining, and the majority baseline. `params`: of the runs on all of the training data."""
     probing = [row for row in rows if row["task"] not in NAMES and row["share"] == 1.0]
     by = {(row["task"], row["pretrained"]): row for row in probing}
     lines = []
@@ -236,6 +267,7 @@ def probe_section(rows: list[dict]) -> list[str]:
         "## Probes (these are not GLUE)",
         "Accuracy in per cent, median over seeds, on small tasks made from held-out documents.",
         table(header, lines),
+        *settings_section(settings([run for run in params if run["task"] not in NAMES])),
     ]
 
 
@@ -425,14 +457,9 @@ def contamination_section(about: dict) -> list[str]:
     by_task = ", ".join(
         f"{NAMES[name]} {counts['documents']:,}" for name, counts in tasks.items() if counts["documents"]
     )
-    done = f"{about['dropped']:,} documents dropped"
-    if "cut" in about:
-        done = (
-            f"{about['cut']['characters']:,} characters cut from {about['cut']['documents']:,} documents, and " + done
-        )
     short, all_ = (sum(counts[what] for counts in tasks.values()) for what in ("too_short", "sentences"))
     lines = [
-        f"{done}{f' (found for {by_task})' if by_task else ''}: {about['documents_found']:,} had {n} words in a row that stand in a "
+        f"{_removed(about)}{f' (found for {by_task})' if by_task else ''}: {about['documents_found']:,} had {n} words in a row that stand in a "
         f"validation or test sentence. {short:,} of the {all_:,} sentences have fewer than {n} words, so they can't be found "
         "this way."
     ]
@@ -442,6 +469,15 @@ def contamination_section(about: dict) -> list[str]:
     names = ("sentences", "too_short", "ngrams", "sentences_found", "documents")
     rows = [[NAMES[t], ", ".join(c["splits"]), *(c[name] for name in names)] for t, c in tasks.items()]
     return [title, *lines, table(header, rows)]
+
+
+def _removed(about: dict) -> str:
+    """What was taken out of the corpus for it."""
+    dropped = f"{about['dropped']:,} documents dropped"
+    cut = about.get("cut")
+    return (
+        f"{cut['characters']:,} characters cut from {cut['documents']:,} documents, and {dropped}" if cut else dropped
+    )
 
 
 def gpus(machine: dict) -> str:
@@ -494,15 +530,29 @@ def curves_section(about: dict, at_hand: bool, pictures: Iterable[str] = ()) -> 
     return sections
 
 
-def rules(lineage: dict[str, dict], pretrained: dict) -> list[list[str]]:
-    """The rules of the game for pretraining: the rule, whether it was kept, and the fact."""
+def rules(lineage: dict[str, dict], pretrained: dict, tasks: Iterable[str]) -> list[list[str]]:
+    """The rules of the game for pretraining: the rule, whether it was kept, and the fact. `tasks`: that the model is scored on."""
     stats, text = pretrained["stats"], contamination(lineage)
     machine, hours = stats["machine"], stats["seconds_on_the_clock"] / 3600
     words = next((name for name, about in lineage.items() if about["stage"] == "vocabulary"), None)
     cpu = machine["device"].startswith("CPU")
-    checked = f"{text['dropped']:,} documents dropped" if text["checked"] else f"not checked, because {text['why']}"
+    checked = (
+        f"{_removed(text)}; {text['words']} words in a row count"
+        if text["checked"]
+        else f"not checked, because {text['why']}"
+    )
     if text.get("not_at_hand"):
         checked += f"; not at hand: {', '.join(text['not_at_hand'])}"
+    missing = text.get("not_at_hand", ())
+    unseen = [
+        name
+        for task, name in NAMES.items()
+        if task in tasks and text["checked"]
+        and (task not in text["tasks"] or any(f"{task}/{split}" in missing for split in TASKS[task].validation))
+    ]  # fmt: skip
+    if unseen:
+        checked += f"; scored on, but not looked for: {', '.join(unseen)}"
+    free = text["checked"] and not unseen and text["words"] <= RULE_WORDS
     return [
         ["masked language modelling from scratch", YES, f"random weights, seed {pretrained['params']['seed']}; cram has no other way"],
         ["no pretrained model or tokenizer", YES if words else UNKNOWN,
@@ -510,20 +560,35 @@ def rules(lineage: dict[str, dict], pretrained: dict) -> list[list[str]]:
         ["one GPU", YES if machine["gpus"] == 1 else NO,
          f"no GPU: {machine['device']}" if cpu and machine["gpus"] == 1 else f"{machine['gpus']} x {machine['device']}"],
         [f"at most {RULE_HOURS:g} hours", YES if hours <= RULE_HOURS * LAST_STEP else NO, f"{hours:.3f} hours on the clock"],
-        ["no downstream data in the text", YES if text["checked"] else UNKNOWN, checked],
+        ["no downstream data in the text", YES if free else UNKNOWN, checked],
     ]  # fmt: skip
+
+
+def varying(runs: list[dict]) -> list[str]:
+    """The settings that are not the same for all tasks."""
+    return [name for name, value in settings(runs).items() if isinstance(value, dict)]
+
+
+def from_mnli(runs: list[dict]) -> list[str]:
+    """The tasks that start from the model finetuned on MNLI."""
+    return sorted({NAMES.get(run["task"], run["task"]) for run in runs if run["start"] != "pretrained"})
+
+
+def protocol_words(protocol: str, runs: list[dict]) -> str:
+    """What a protocol was, as it was run."""
+    others, last = from_mnli(runs), all(run["choose"] == "last" for run in runs)
+    told = [
+        "settings by task" if varying(runs) else "one setting for all tasks",
+        f"{', '.join(others)} from the model finetuned on MNLI" if others else "each task trained on its own training data alone",
+        "the last epoch scored on the validation data" if last else "the epoch chosen on a tenth of the training data",
+    ]  # fmt: skip
+    free = " It is not bound by the rules of the game, so nothing here compares with the table of those that are."
+    return f"Protocol `{protocol}`: {', '.join(told)}; median of seeds.{free if protocol == 'modern' else ''}"
 
 
 def finetuning_rules(runs: list[dict]) -> list[list[str]]:
     """The same for finetuning by one protocol, of the params of its runs on all of the training data."""
-    epochs = sorted({run["epochs"] for run in runs})
-    varying = [
-        name
-        for name in runs[0]
-        if name not in ("data", "task", "seed", "pretrained", "share", "start", "keep", "test")
-        and len({run[name] for run in runs}) > 1
-    ]
-    others = sorted({NAMES.get(run["task"], run["task"]) for run in runs if run["start"] != "pretrained"})
+    epochs, differing, others = sorted({run["epochs"] for run in runs}), varying(runs), from_mnli(runs)
     choices = {run["choose"] for run in runs}
     tasks: dict[str, int] = {}
     for run in [run for run in runs if run["pretrained"]] or runs:
@@ -531,7 +596,7 @@ def finetuning_rules(runs: list[dict]) -> list[list[str]]:
     seeds = sorted(set(tasks.values()))
     return [
         [f"at most {MOST_EPOCHS} epochs", YES if epochs[-1] <= MOST_EPOCHS else NO, ", ".join(map(str, epochs))],
-        ["one setting for all tasks", NO if varying else YES, f"differ: {', '.join(varying)}" if varying else "the same for all"],
+        ["one setting for all tasks", NO if differing else YES, f"differ: {', '.join(differing)}" if differing else "the same for all"],
         ["each task on its own training data only", NO if others else YES,
          f"started from MNLI's model: {', '.join(others)}" if others else "all start from the pretrained model"],
         ["the last epoch is scored", YES if choices == {"last"} else NO,
@@ -540,12 +605,11 @@ def finetuning_rules(runs: list[dict]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def rules_section(lineage: dict[str, dict], pretrained: dict, params: list[dict]) -> list[str]:
-    """The rules of the game, one by one; the finetuning ones for each protocol by itself."""
+def rules_section(pretraining: list[list[str]], params: dict[str, list[dict]]) -> list[str]:
+    """The rules of the game, one by one; the finetuning ones for each protocol by itself, of its runs' params."""
     header = ["rule", "kept", "fact"]
-    sections = ["## Rules of the game", table(header, rules(lineage, pretrained))]
-    for protocol in PUBLISHED:
-        runs = [run for run in params if run["protocol"] == protocol and run["share"] == 1.0]
+    sections = ["## Rules of the game", table(header, pretraining)]
+    for protocol, runs in params.items():
         if runs:
             sections += [f"### Finetuning, protocol {protocol}", table(header, finetuning_rules(runs))]
             if protocol == "modern":
@@ -587,11 +651,14 @@ def environment_section(manifests: dict[str, dict]) -> list[str]:
     """Software and machine of each of these stages, where they are known."""
     known = {name: about["environment"] for name, about in manifests.items() if about and "environment" in about}
     packages = list(dict.fromkeys(package for one in known.values() for package in one["packages"]))
+    machines = [manifests[name].get("stats", {}).get("machine", {}) for name in known]
     lines = [
         ["Python", *(one["python"] for one in known.values())],
         *([package, *(one["packages"].get(package) for one in known.values())] for package in packages),
         ["system", *(one.get("machine", {}).get("system") for one in known.values())],
         ["cores", *(one.get("machine", {}).get("cores") for one in known.values())],
+        ["device", *(one.get("device") for one in machines)],
+        ["precision", *(one.get("dtype") for one in machines)],
         ["commit of cram", *(code(one["commit"]) for one in known.values())],
     ]
     return ["## Environment", table(["", *known], lines)] if known else []

@@ -382,10 +382,24 @@ def _digest(path: Path, *_: int) -> str:
     return stage.digest(path)
 
 
+def unreadable(path: Path, error: OSError) -> InputError:
+    """What to say of a file or folder that the system doesn't let us read."""
+    return InputError(
+        f"{error.filename or path} can't be read: {os.strerror(error.errno)}. Expected a file that you may read, in folders that you may "
+        "enter; change their rights, or name another."
+    )
+
+
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file; computed again only when its size, time or inode changes."""
-    about = path.stat()
-    return _digest(path, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+    """The SHA-256 of a file; computed again only when its size, time or inode changes.
+
+    Raises InputError where it can't be read.
+    """
+    try:
+        about = path.stat()
+        return _digest(path, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 @functools.cache

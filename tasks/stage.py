@@ -130,7 +130,7 @@ def find(stage: str, name: str) -> Artifact:
     if not found:
         raise InputError(
             f"There are no artifacts of {stage} in {ROOT} yet. Make one with `cram run RECIPE --until {stage}`, copy one "
-            f"there, or set CRAM_ARTIFACTS to where there are some."
+            f"there, or set CRAM_ARTIFACTS to where there are some.{elsewhere(stage, name)}"
         )
     if name == "latest":  # by their manifests: a link is missing where a directory was copied
         return found[-1]
@@ -140,8 +140,17 @@ def find(stage: str, name: str) -> Artifact:
         problem = (
             f"{len(matches)} artifacts of {stage} begin with" if matches else f"No complete artifact of {stage} is"
         )
-        raise InputError(f"{problem} {name!r}. Those in {ROOT}: {keys}. Give one of these keys, or `latest`.")
+        other = "" if matches else elsewhere(stage, name)
+        raise InputError(f"{problem} {name!r}. Those in {ROOT}: {keys}. Give one of these keys, or `latest`.{other}")
     return matches[0]
+
+
+def elsewhere(stage: str, key: str, of: str = "") -> str:
+    """A sentence, after a space, for a key that is of another stage (`of`: look in this one alone); empty if it is of none."""
+    folders = [folder for folder in sorted(ROOT.glob("[!.]*")) if folder.is_dir() and of in ("", folder.name)]
+    others = (a for folder in folders if folder.name != stage for a in artifacts(folder.name))
+    found = next((a for a in others if key and a.key.startswith(key)), None)
+    return f" {found.name} is of the stage {found.stage}." if found else ""
 
 
 @contextmanager

@@ -26,12 +26,11 @@ from tasks import parallel
 from tasks.progress import Progress
 
 ON_A_GPU = 4  # runs at most: each has a CUDA context of its own
-# Memory of a run: weights, gradients and AdamW's two moments in fp32; and activations with what a process has anyway
-BYTES_A_PARAMETER, BYTES_A_RUN = 16, 3 << 29
+BYTES_A_RUN = 3 << 29  # of memory, beside what the model takes: measured at pocket size, where that is little
 SECONDS_BETWEEN_REPORTS = 0.5  # from a process to this one
-CGROUPS = (  # limit and use of memory of the container that this runs in: version 2, version 1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+CGROUPS = (  # limit and use of memory of the container that this runs in, and what it is used for: version 2, version 1
+    tuple(f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat")),
+    tuple(f"/sys/fs/cgroup/memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")),
 )
 log = logging.getLogger(__name__)
 
@@ -46,8 +45,8 @@ def asked() -> int | None:
     return int(found) if found else None
 
 
-def at_once(runs: int, parameters: int = 0) -> int:
-    """How many of so many runs of a model go on at a time: CRAM_FINETUNES, or what cores and memory allow."""
+def at_once(runs: int, each: int = BYTES_A_RUN) -> int:
+    """How many of so many runs of `each` bytes at most go on at a time: CRAM_FINETUNES, or what cores and memory allow."""
     told = asked()
     if told or runs <= 1:
         return min(told or 1, runs)
@@ -55,7 +54,6 @@ def at_once(runs: int, parameters: int = 0) -> int:
 
     from model import machine
 
-    each = BYTES_A_RUN + BYTES_A_PARAMETER * parameters
     if machine.detect().device.type != "cuda":
         return max(1, min(parallel.workers(), runs, available_memory() // each))
     gc.collect()  # what pretraining in this process has left
@@ -69,9 +67,12 @@ def available_memory() -> int:
     with suppress(OSError):
         if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
             left.append(int(found[1]) * 1024)
-    for limit, used in CGROUPS:
+    for limit, used, stat in CGROUPS:
         with suppress(OSError, ValueError):  # absent, or "max"
-            left.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+            files = re.findall(
+                r"^(?:in)?active_file (\d+)$", Path(stat).read_text(), flags=re.M
+            )  # given up when needed
+            left.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + sum(map(int, files)))
     return max(0, min(left))
 
 
@@ -185,8 +186,9 @@ class Crew:
     def member(self, label: str) -> Member:
         """An idle process, or else a new one."""
         with self.lock:
-            if self.idle and not self.closed:
-                return self.idle.pop()
+            while self.idle and not self.closed:
+                if (found := self.idle.pop()).process.is_alive():
+                    return found
         found = None if self.closed else Member(self.threads)
         with self.lock:
             if found and not self.closed:

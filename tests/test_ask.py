@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import random
+import re
 import select
 import subprocess
 import sys
@@ -84,12 +85,14 @@ def pretrained(folder: Path) -> Path:
     return manifest(folder, "pretrain")
 
 
-def finetuned(folder: Path, task: str, architecture: Architecture = MODERN, head: str = "native") -> Path:
+def finetuned(
+    folder: Path, task: str, architecture: Architecture = MODERN, head: str = "native", **inputs: int
+) -> Path:
     folder.mkdir(parents=True)
     bert = Bert(architecture, tokenizer_in(folder), LENGTH)
     classifier = Classifier(bert, max(1, len(LABELS[task])), dropout=0.1, seed=1, head=head)
     roughen(classifier)
-    export.save_classifier(classifier, folder, LABELS[task])
+    export.save_classifier(classifier, folder, LABELS[task], **inputs)
     return manifest(folder, "finetune", task=task)
 
 
@@ -198,13 +201,16 @@ def test_an_answer_stands_on_the_line_of_its_text_whatever_ends_the_lines(store:
     expected, told = run("predict", "sst2", given=unix)
     assert [bool(line) for line in expected] == [True, False, True, False, True]
     assert told == "2 empty lines have no label.\n"
-    for given in (unix + b"\n", unix.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + unix):
+    others = [unix.replace(b"\n", end) for end in (b"\r\n", b"\r")]
+    for given in (unix + b"\n", *others, b"\xef\xbb\xbf" + unix):
         assert run("predict", "sst2", given=given)[0] == expected
         as_json = [json.loads(line) for line in run("predict", "sst2", "--json", given=given)[0]]
         assert [answer["text"] for answer in as_json] == ["the river", "", "a map", "", "some bread"]
     assert as_json[1] == {"line": 2, "text": "", "label": None}
     assert [answer["line"] for answer in as_json] == [1, 2, 3, 4, 5]
-    assert run("predict", "sst2", given=b"") == ([], "")
+    told = "The input is empty: there was nothing to answer.\n"
+    assert run("predict", "sst2", given=b"") == run("fill", given=b"") == ([], told)
+    assert run("predict", "sst2", given=b"\n") == ([""], "1 empty lines have no label.\n")
 
 
 def test_a_file_gives_the_same_answers_as_a_pipe(store: Path, tmp_path: Path):
@@ -219,10 +225,41 @@ def test_what_is_cut_and_what_has_no_known_character_is_counted(store: Path):
     assert len(printed) == 3
     assert told.splitlines() == [
         f"1 of 3 inputs were longer than {LENGTH} tokens, and cut.",
-        "1 of 3 inputs were without any character that the vocabulary knows (it is for English), so their labels mean little.",
+        "1 of 3 inputs were without anything that the vocabulary knows (it is for English), so their labels mean little.",
     ]
-    _, told = run("predict", "mnli", given="a map\t\u4e2d\nsome\tbread".encode())
-    assert told.startswith("1 of 2 inputs were without any character")
+    for unread in ("\u4e2d", "x" * (vocabulary.LONGEST_WORD + 1)):  # nothing is left of it, and it is [UNK]
+        _, told = run("predict", "mnli", given=f"a map\t{unread}\nsome\tbread".encode())
+        assert told.startswith("1 of 2 inputs were without anything")
+
+
+@pytest.mark.parametrize(
+    ("text", "unread"),
+    [("\u4e2d\u6587[MASK]", True), ("x" * 101 + " [MASK]", True), ("[MASK]", False), ("a \u4e2d [MASK]", False)],
+)
+def test_fill_says_where_the_vocabulary_knows_nothing_of_a_text(text: str, unread: bool, store: Path):
+    expected = (
+        "1 of 1 texts were without anything that the vocabulary knows (it is for English) beside [MASK], so their tokens mean "
+        "little.\n"
+    )
+    for told in (run("fill", text)[1], run("fill", given=text.encode())[1]):
+        assert told == (expected if unread else "")
+
+
+def test_inputs_are_cut_as_in_finetuning(models: Path, tmp_path: Path):
+    folder, short = finetuned(tmp_path / "model", "sst2", texts=1, max_tokens=10), "a map " * 4
+    manifest(folder, "finetune", task="sst2", max_tokens=10)
+    given = (short + "\n" + short + "the river\n").encode()  # with [CLS] and [SEP], 10 tokens and more
+    with_manifest = run("predict", folder, given=given)
+    (folder / "stage.json").unlink()
+    for printed, told in (with_manifest, run("predict", folder, given=given)):
+        assert printed[0] == printed[1]
+        assert told == "1 of 2 inputs were longer than 10 tokens, and cut.\n"
+    config = json.loads((folder / "config.json").read_text())
+    config["cram"].pop("max_tokens")
+    (folder / "config.json").write_text(json.dumps(config))
+    printed, told = run("predict", folder, given=given)
+    assert printed[0] != printed[1], "of a folder that doesn't say, what the model takes"
+    assert told == ""
 
 
 def test_special_tokens_in_a_text_are_text_as_they_were_in_training(store: Path):
@@ -242,6 +279,16 @@ HOSTILE = {  # to a task of two texts, after a line that it can answer
     "two tabs": (b"a\tb\tc", "Line 2 has 2 tabs; expected two texts"),
     "one side empty": (b"a\t ", "Line 2 has nothing on one side of its tab; expected two texts"),
 }
+
+
+def test_a_tab_is_refused_where_a_task_takes_one_text(store: Path):
+    (before,), _ = run("predict", "sst2", given=b"a map")
+    for tabs, count in ((b"\t", "a tab"), (b"\tb\t", "2 tabs")):
+        printed, told = run("predict", "sst2", given=b"a map\nthe" + tabs + b"river\n", code=1)
+        assert printed == [before]
+        assert told.startswith(
+            f"Line 2 has {count}, and tabs separate texts; expected one text a line, which the task takes."
+        )
 
 
 @pytest.mark.parametrize(("line", "sentence"), HOSTILE.values(), ids=HOSTILE)
@@ -279,7 +326,7 @@ def test_lines_are_the_same_however_they_come():
                 return size
 
         lines = [line for some in read_lines(io.BufferedReader(Pipe())) for line in some]
-        expected = given.split(b"\n")
+        expected = re.split(b"\r\n|\r|\n", given)
         expected = expected if expected[-1] else expected[:-1]
         assert lines == list(enumerate(expected, 1))
 
@@ -292,7 +339,17 @@ def test_an_unknown_task_takes_its_number_of_texts_from_the_first_line(models: P
     known, _ = run("predict", models / "finetune" / "mnli", given=pair)
     assert run("predict", tmp_path, given=b"\n" + pair) == (["", *known], "1 empty lines have no label.\n")
     assert run("predict", tmp_path, given=pair + b"a map", code=1)[1].startswith("Line 2 has no tab")
-    assert len(run("predict", tmp_path, given=b"a map\n" + pair)[0]) == 2
+    printed, told = run("predict", tmp_path, given=b"a map\n" + pair, code=1)
+    assert len(printed) == 1
+    assert told.startswith("Line 2 has a tab, and tabs separate texts; expected one text a line, as the first is.")
+
+
+def test_a_folder_alone_says_how_many_texts_its_task_takes(models: Path, tmp_path: Path):
+    pairs, single = finetuned(tmp_path / "pairs", "mnli", texts=2), finetuned(tmp_path / "single", "sst2", texts=1)
+    for folder in (pairs, single):
+        (folder / "stage.json").unlink()
+    assert run("predict", pairs, given=b"a map the river\n", code=1)[1].startswith("Line 1 has no tab; expected two")
+    assert run("predict", single, given=b"a map\tthe river\n", code=1)[1].startswith("Line 1 has a tab, and tabs")
 
 
 @pytest.mark.parametrize("name", ["modern", "mod", "pretrain/modern", "pretrain/m", "latest", "pretrain/latest"])
@@ -323,8 +380,14 @@ def test_what_is_no_model_of_that_kind_is_refused_in_a_sentence(store: Path, tmp
         for arguments, words in {
             ("predict", "nothing"): "No complete artifact of finetune is 'nothing'",
             ("predict", "finetune/nothing"): "No complete artifact of finetune is 'nothing'",
-            ("predict", "pretrain/modern"): "'pretrain/modern' is neither a folder here nor an artifact of finetune",
-            ("predict", "a/b/c"): "'a/b/c' is neither a folder",
+            ("predict", "pretrain/mod"): "There is no folder 'pretrain/mod'. pretrain/modern is of the stage pretrain.",
+            ("predict", "mod"): "No complete artifact of finetune is 'mod'. Those in",
+            ("predict", "modern"): "or `latest`. pretrain/modern is of the stage pretrain.",
+            ("predict", "a/b/c"): "There is no folder 'a/b/c'. Give a folder",
+            ("predict", "/sst2"): "There is no folder '/sst2'. Give a folder",
+            ("fill", "a [MASK]", "--model", "/modern"): "There is no folder '/modern'. Give a folder",
+            ("predict", "./sst2"): "There is no folder './sst2'. Give a folder",
+            ("predict", "sst2", ""): "The name of the file is empty.",
             ("predict", "x" * 5000): "No complete artifact",
             ("predict", ""): "No complete artifact",
             ("predict", report): "was made by the stage report; expected a model of the stage finetune",

@@ -1,5 +1,6 @@
 """The command line, as processes where exit codes and signals matter."""
 
+import errno
 import gzip
 import json
 import os
@@ -23,6 +24,7 @@ from typer.testing import CliRunner
 from flows import cli
 from flows.cli import LINE, app, differences, flat, laid_out, without_rows
 from flows.recipes import RECIPES, STAGES
+from model import InputError
 from tasks.corpus import Download, download
 from tasks.dedup import Deduplicate, deduplicate
 from tasks.filter import Filter, drop_incompressible
@@ -137,6 +139,24 @@ def test_a_process_says_nothing_but_that_sentence(env: dict, arguments: list[str
     assert not Path(env["CRAM_ARTIFACTS"]).exists(), "nothing was published"
 
 
+@pytest.mark.parametrize(("where", "words"), [(">&-", "is closed"), (">/dev/full", "can't be written: No space left")])
+@pytest.mark.parametrize("arguments", ["ls", "--help"])
+def test_where_nothing_can_be_printed_a_sentence_says_so(env: dict, where: str, words: str, arguments: str):
+    command = ["sh", "-c", f'exec "$0" -m flows.cli {arguments} {where}', sys.executable]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=HOME)
+    check_refusal(done.returncode, done.stdout, done.stderr, f"Standard output {words}")
+
+
+def test_a_disk_that_is_full_for_a_long_line_is_told_too(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:  # what is longer than a buffer fails at once, and leaves nothing to be flushed
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(InputError, match="Standard output can't be written: No space"), cli.output_checked():
+        full()
+    with pytest.raises(FileNotFoundError), cli.output_checked():
+        Path("/nothing/here").read_text()
+
+
 def test_what_a_stage_finds_wrong_is_told_once_without_traceback_or_hooks(env: dict, tmp_path, toy_texts: list[str]):
     asked = json.loads(tiny(tmp_path, toy_texts)) | {"vocabulary": {"entries": 60_000}}
     done = cram(env, "run", "demo", "--until", "vocabulary", "--override", json.dumps(asked))
@@ -226,6 +246,37 @@ def test_ls_and_show_tell_what_is_there_and_what_differs(store: Path, tmp_path: 
     assert "toy.jsonl" in shown
     assert '"documents": 300' in shown
     assert f"corpus: download/{made[1].key}" in runner.invoke(app, ["show", "deduplicate"]).stdout
+
+
+def test_a_key_of_another_stage_is_said_to_be_one(store: Path, tmp_path: Path, toy_texts: list[str]):
+    shard = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
+    corpus = download.fn(Download(source="files", files=[str(shard)], documents=0))
+    deduplicate.fn(Deduplicate(), corpus)
+    told = str(CliRunner().invoke(app, ["show", f"deduplicate/{corpus.key}"]).exception)
+    assert told.startswith("No complete artifact of deduplicate is ")
+    assert told.endswith(f" download/{corpus.key} is of the stage download.")
+    assert "is of the stage" not in str(CliRunner().invoke(app, ["show", "deduplicate/none"]).exception)
+
+
+def test_diff_of_reports_shows_the_scores_that_differ(store: Path):
+    def report(key: str, *scores: float) -> None:
+        kinds = [{}, {"pretrained": False}, {"share": 0.1}]
+        usual = {"task": "RTE", "protocol": "modern", "pretrained": True, "share": 1.0, "metric": "accuracy"}
+        rows = [usual | kind | {"score": score} for kind, score in zip(kinds, scores, strict=True)]
+        about = {"version": 4, "params": {"title": "x"}, "inputs": {"runs": [key]}, "files": [], "finished": key}
+        (store / "report" / key).mkdir(parents=True)
+        (store / "report" / key / "stage.json").write_text(
+            json.dumps(about | {"stats": {"average": None, "table": rows}})
+        )
+
+    report("a", 61.5, 50.0, 55.1)
+    report("b", 63.25, 50.0, 55.2)
+    told = CliRunner().invoke(app, ["diff", "report", "a", "b"]).stdout.split("what differs in statistics")[1]
+    assert [" ".join(line.split()) for line in told.splitlines() if "RTE" in line] == [
+        "RTE, accuracy, modern 61.5 63.25",
+        "RTE, accuracy, modern, 10 % of the data 55.1 55.2",
+    ]
+    assert "cram compare a b" in told
 
 
 def test_show_has_the_numbers_of_each_source_in_the_table_alone(store: Path, tmp_path: Path, toy_texts: list[str]):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import store_of_its_own
-from test_report import BERT, finetuned, lineage, rows_of, section, with_scores, written
+from test_report import BERT, finetuned, lineage, made, rows_of, section, with_scores, written
 
 from flows.compare import compare, named, text
 from model import InputError
@@ -62,14 +62,14 @@ def test_scores_stand_side_by_side_with_spreads_and_differences(reports):
     page = told(reports, "ab")
     rows = rows_of(section(page, CRAMMING))
     assert rows["number"] == ["metric", "first", "second", "second, difference"]
-    assert rows["CoLA"] == ["Matthews", "56.5 (55.5 to 57.5, 3)", "57.0 (57.0 to 57.0, 1)", "+0.5"]
+    assert rows["CoLA"] == ["Matthews", "56.5 (55.5 to 57.5, 3)", "57.0 (1 seed)", "+0.5"]
     assert rows["**average of nine**"] == ["", "80.9", "81.4", "+0.5"]
     assert "- **81.4** second, GLUE average of nine" in page
 
 
 def test_protocols_are_compared_apart(reports):
     rows = rows_of(section(told(reports, "ab"), MODERN))
-    assert rows["RTE"] == ["accuracy", "80.0 (80.0 to 80.0, 1)", "–", "–"]
+    assert rows["RTE"] == ["accuracy", "80.0 (1 seed)", "–", "–"]
     assert "MNLI m" not in rows
     assert f"## {MODERN}" not in told(reports, "bd")
 
@@ -77,9 +77,9 @@ def test_protocols_are_compared_apart(reports):
 def test_partial_data_is_marked_and_not_compared(reports):
     page = told(reports, "bc")
     rows = rows_of(section(page, CRAMMING))
-    assert rows["RTE"][2:] == ["61.0\\* (61.0 to 61.0, 1)", "–"]
+    assert rows["RTE"][2:] == ["61.0\\* (1 seed)", "–"]
     assert rows["QQP"][2:] == ["–", "–"]
-    assert rows["SST-2"][2:] == ["92.4 (92.4 to 92.4, 1)", "+0.0"]
+    assert rows["SST-2"][2:] == ["92.4 (1 seed)", "+0.0"]
     assert rows["**average of nine**"][1:] == ["81.4", "–", "–"]
     assert "first: \\* RTE is on partial data: 2,490 of 2,490 train examples, 100 of 277 validation examples." in page
     assert "No difference is told where two runs were not finetuned and scored on the same data." in page
@@ -87,6 +87,56 @@ def test_partial_data_is_marked_and_not_compared(reports):
 
 def test_scores_on_other_data_are_not_compared(reports):
     assert rows_of(section(told(reports, "ad"), CRAMMING))["CoLA"][3] == "–"
+
+
+def test_an_average_has_a_difference_only_where_all_its_numbers_have(store):
+    better = {name: value + 1 for name, value in BERT.items()}
+    hub, local = report_of(with_scores(BERT), "hub"), report_of(with_scores(better, data={"train": ["a"]}), "local")
+    mixed = [finetuned("rte", better["RTE"], model=lineage("b"), data={"train": ["a"]})]
+    mixed += [run for run in with_scores(better, model=lineage("b")) if run.stats["task"] != "rte"]
+    page = text(named([hub, local, report_of(mixed, "mixed")]))
+    rows = rows_of(section(page, CRAMMING))
+    assert rows["CoLA"][4:] == ["–", "+1.0"]
+    assert rows["RTE"][4:] == ["–", "–"]
+    assert rows["**average of nine**"] == ["", "80.9", "81.9", "81.9", "–", "–"]
+    assert rows["**GLUE's own average**"][4:] == ["–", "–"]
+
+
+def test_finetuning_data_is_among_what_differs(store):
+    runs = [finetuned("cola", 50.0), finetuned("rte", 60.0)]
+    others = [finetuned("cola", 51.0, data={"train": ["a"]}), finetuned("rte", 61.0), finetuned("sst2", 90.0)]
+    page = text(named([report_of(runs, "hub"), report_of(others, "local")]))
+    lines = section(page, "What differs in parameters").strip().splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| `finetune (cramming).data.cola`"]
+
+
+def test_predicting_the_test_data_too_leaves_scores_comparable(store):
+    files = {"train": ["a"], "validation": ["b"]}
+    tested = finetuned("cola", 60.0, model=lineage("b"), test=True, data=files | {"test": ["c"]})
+    runs = [report_of([finetuned("cola", 50.0, data=files)], "a"), report_of([tested], "b")]
+    page = text(named(runs))
+    assert rows_of(section(page, CRAMMING))["CoLA"][3] == "+10.0"
+    assert ".data" not in page
+
+
+def test_probes_are_no_glue_and_have_differences_within_one_corpus_only(store):
+    data, models = {"probes": 1}, {"same": variant("b", "pretrain", seed=1), "other": lineage("c")}
+    runs = [report_of([finetuned("word-order", 60.0, data=data)], "first")]
+    runs += [report_of([finetuned("word-order", 70.0, model=model, data=data)], name) for name, model in models.items()]
+    page = text(named(runs))
+    rows = rows_of(section(page, "Probes (these are not GLUE)"))
+    assert rows["word-order"] == ["accuracy", "60.0 (1 seed)", "70.0 (1 seed)", "70.0 (1 seed)", "+10.0", "–"]
+    assert "No difference is told where two models are not of one tokenized corpus" in page
+    assert "average" not in page
+    assert f"## {CRAMMING}" not in page
+    assert "No difference is told" not in text(named(runs[:2]))
+
+
+def test_one_seed_is_said_to_tell_no_spread(store):
+    several = [report_of(with_scores(BERT, 2, 1.0, model=lineage(key)), key) for key in "ab"]
+    one = report_of(with_scores(BERT, model=lineage("c")), "c")
+    assert "One seed tells no spread" in section(text(named([several[0], one])), CRAMMING)
+    assert "One seed" not in text(named(several))
 
 
 def test_held_out_losses_are_compared_on_the_same_text_only(reports):
@@ -99,6 +149,14 @@ def test_held_out_losses_are_compared_on_the_same_text_only(reports):
     assert (other[token], other[character]) == (["2.1000\\*"] * 2, ["0.5000\\*"] * 2)
     assert "don't compare" in told(reports, "ad")
     assert "don't compare" not in told(reports, "ab")
+
+
+def test_held_out_losses_are_not_compared_where_their_text_is_not_known(store):
+    alone = [{name: about for name, about in lineage(key).items() if about["stage"] == "pretrain"} for key in "ab"]
+    runs = named(
+        [report_of([finetuned("cola", 50.0, model=model)], name) for name, model in zip("ab", alone, strict=True)]
+    )
+    assert rows_of(section(text(runs), "Pretraining"))["held-out loss, nats a character"] == ["0.5000\\*"] * 2
 
 
 def test_tokens_hours_parameters_and_speed_are_there(reports):
@@ -136,18 +194,37 @@ def test_the_command_prints_and_writes_a_page(reports, tmp_path: Path, capsys):
 
 def test_bad_input_is_told(reports, tmp_path: Path):
     key = reports["a"].key
-    with pytest.raises(InputError, match="not two or more different reports"):
+    with pytest.raises(InputError, match=f"report/{key} alone can't be compared. Give two or more"):
         compare([key])
-    with pytest.raises(InputError, match="not two or more different reports"):
+    with pytest.raises(InputError, match=f"report/{key} is given more than once. Give two or more different"):
         compare([key, f"report/{key}", reports["b"].key])
     with pytest.raises(InputError, match="No complete artifact of report"):
         compare([key, "zzz"])
-    with pytest.raises(InputError, match="There is no directory"):
-        compare([key, reports["b"].key], tmp_path / "no" / "page.html")
+    with pytest.raises(InputError, match="finetune/c2dc is an artifact of finetune; compare takes reports"):
+        compare([key, "finetune/c2dc"])
+    for path in (str(tmp_path), f"{reports['b'].path}", f"artifacts/report/{key}"):
+        with pytest.raises(InputError, match=f"{path} is a path; compare takes reports"):
+            compare([key, path])
 
 
-def test_a_report_of_an_older_version_is_told(reports, monkeypatch):
+@pytest.mark.parametrize("name", ["", "no/page.html", "report.html/page.html"])
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_printed(reports, tmp_path: Path, capsys, name: str):
+    (tmp_path / "report.html").touch()
+    with pytest.raises(InputError, match=f"The page can't be written to '{tmp_path / name}'"):
+        compare([reports["a"].key, reports["b"].key], tmp_path / name)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_damaged_report_is_told(store):
+    a, b = (report_of([finetuned("cola", score, model=lineage(key))], key) for key, score in (("a", 50.0), ("b", 60.0)))
+    path = b.path / "report.json"
+    path.write_bytes(b"\0" * path.stat().st_size)
+    with pytest.raises(InputError, match=f"{b.name} is damaged: its report.json .* `--refresh report`"):
+        named([a, b])
+
+
+def test_a_report_of_an_older_version_is_told(store):
     older = json.dumps({"title": "old", "average": None, "scores": []})
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: older)
+    artifact = made("report/00000000000a", {"stage": "report", "stats": {}}, {"report.json": older})
     with pytest.raises(InputError, match="older version of cram"):
-        named([reports["a"], reports["b"]])
+        named([artifact])

@@ -499,6 +499,24 @@ def test_a_classifier_with_some_tokens_alone_is_not_saved(tmp_path):
         save_classifier(classifier, tmp_path, LABELS[:2])
 
 
+def test_how_inputs_are_made_stays_known_when_transformers_saves_a_classifier_again(tmp_path, transformers):
+    save_classifier(some_classifier(MODERN, "native"), tmp_path, LABELS, texts=2, max_tokens=16)
+    theirs_of(tmp_path, transformers).save_pretrained(tmp_path / "again")
+    load_classifier(tmp_path / "again")
+    for folder in (tmp_path, tmp_path / "again"):
+        saved = json.loads((folder / "config.json").read_text())["cram"]
+        assert (saved["texts"], saved["max_tokens"]) == (2, 16)
+
+
+def test_a_classifier_that_was_saved_without_what_its_inputs_are_loads(tmp_path):
+    save_classifier(some_classifier(MODERN, "native"), tmp_path, LABELS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("texts", "max_tokens"):
+        assert config["cram"].pop(name) is None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    load_classifier(tmp_path)
+
+
 def test_a_pretrained_model_is_no_classifier(tmp_path):
     save(some_bert(MODERN), tmp_path)
     with pytest.raises(InputError, match="holds a pretrained model, which has no classes yet"):
@@ -513,6 +531,8 @@ CLASSIFIER_DAMAGE = {
     "other classes": (lambda f: replace_saved(f, classes=4), "size mismatch"),
     "no classes": (lambda f: replace_saved(f, classes=0), "classes"),
     "other head": (lambda f: replace_saved(f, head="tanh"), "says model_type 'modernbert'"),
+    "three texts": (lambda f: replace_saved(f, texts=3), "texts"),
+    "longer inputs than it takes": (lambda f: replace_saved(f, max_tokens=4096), "max_tokens is 4096, but the model"),
     "unknown head": (lambda f: replace_saved(f, head="wide"), "head"),
 }  # fmt: skip
 

@@ -1,11 +1,13 @@
 """GLUE: what its tasks are, where their data is found, and what bad data gets."""
 
+import errno
 import json
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +73,10 @@ def test_further_columns_are_not_read_and_labels_may_be_of_any_number_type(tmp_p
     views = write(
         tmp_path, "cola", "train-1", label=pa.array([1, 0], pa.int8()), sentence=pa.array(["a", "b"], pa.string_view())
     )
-    for table in (read_split([file], "cola", "train")[0] for file in (path, floats, views)):
+    decimals = write(
+        tmp_path, "cola", "train-2", label=pa.array([1, 0]).cast(pa.decimal128(20, 1)), sentence=["a", "b"]
+    )
+    for table in (read_split([file], "cola", "train")[0] for file in (path, floats, views, decimals)):
         assert table.to_pydict() == {"sentence": ["a", "b"], "label": [1, 0]}
         assert table.schema.field("label").type == pa.int64()
 
@@ -87,6 +92,8 @@ FOR_COLA = "0 (unacceptable) or 1 (acceptable)"
         ({"label": [0, 1, -1]}, ["label of row 3 is -1", "unlabelled", FOR_COLA]),
         ({"label": [0, 2, 7]}, ["label of rows 2 and 3 is 2", FOR_COLA]),
         ({"label": [0, 0.5, 1]}, ["label of row 2 is 0.5", FOR_COLA]),
+        ({"label": pa.array([0, 0.5, 1]).cast(pa.decimal128(2, 1))}, ["label of row 2 is 0.5", FOR_COLA]),
+        ({"label": [*map(Decimal, (0, 1, -1))]}, ["label of row 3 is -1.0", "unlabelled"]),
         ({"label": [0, None, None]}, ["no label in rows 2 and 3", FOR_COLA]),
         ({"label": [0.0, float("nan"), 1.0]}, ["no label in row 2"]),
         ({"label": ["0", "1", "0"]}, ["label of rows 1, 2 and 3 is '0'", FOR_COLA]),
@@ -125,13 +132,43 @@ def test_scores_that_sts_b_cannot_have_are_refused(tmp_path: Path, labels: list,
         assert word in said
 
 
-@pytest.mark.parametrize("places", [[0, 2, 1], ["2", "1", "0"]])
-def test_a_test_split_in_another_order_than_the_leaderboards_is_refused(tmp_path: Path, places: list):
-    columns = {"sentence": ["a", "b", "c"], "label": [-1] * 3}
-    path = write(tmp_path, "cola", "test", **columns, idx=places)
-    assert "cola/test are not in the order of their idx" in refused(path, split="test")
-    for others in (sorted(places), [7, 3, 5], [None] * 3):  # in order, and numbers of another kind
-        assert len(read_split([write(tmp_path, "cola", "test", **columns, idx=others)], "cola", "test")[0]) == 3
+@pytest.mark.parametrize("name", ["idx", "index"])
+@pytest.mark.parametrize(
+    ("places", "row", "found"),
+    [
+        ([0, 2, 1], 2, "2"),
+        (["2", "1", "0"], 1, "'2'"),
+        ([0.0, 2.0, 1.0], 2, "2.0"),
+        ([0, 1, 1], 3, "1"),
+        ([1, 2, 3], 1, "1"),
+        ([7, 3, 5], 1, "7"),
+        ([0, 1, None], 3, "None"),
+        (["0", "one", "2"], 2, "'one'"),
+    ],
+)
+def test_a_test_split_in_another_order_than_the_leaderboards_is_refused(
+    tmp_path: Path, name: str, places: list, row: int, found: str
+):
+    columns = {"sentence": ["a", "b", "c"], "label": [0, 1, 0]}
+    said = refused(write(tmp_path, "cola", "test", **columns, **{name: places}), split="test")
+    assert (
+        f"cola/test.parquet is not in the order in which the leaderboard counts: the {name} of row {row} is {found}"
+        in said
+    )
+    assert f"expected {row - 1}. Sort" in said
+    for split in ("train", "validation"):
+        path = write(tmp_path, "cola", split, **columns, **{name: places})
+        assert len(read_split([path], "cola", split)[0]) == 3
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0], ["0", "1", " 2", "3"]])
+def test_a_test_split_in_the_leaderboards_order_is_read_in_shards_too(tmp_path: Path, places: list):
+    halves = [
+        write(tmp_path, "cola", f"test-{i}", sentence=["a", "b"], idx=places[2 * i : 2 * i + 2], id=[9, 8])
+        for i in range(2)
+    ]
+    assert len(read_split(halves, "cola", "test")[0]) == 4
+    assert "test-1.parquet is not in the order" in refused(halves[1], halves[0], split="test")
 
 
 def test_of_many_rows_the_first_are_named(tmp_path: Path):
@@ -205,6 +242,22 @@ def test_of_the_rows_that_are_scored_none_is_left_out(cola: Path, gaps: dict):
     ]
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_split_without_sentences_is_not_scored(tmp_path: Path, split: str):
+    sentences, labels = [f"sentence {i}" for i in range(200)], [i % 2 for i in range(200)]
+    for i, few in ((3, True), (150, True), (199, False)):
+        sentences[i] = " \u200b"
+        path = write(tmp_path, "cola", split, sentence=sentences, label=labels)
+        if few:
+            table, left_out, _ = read_split([path], "cola", split)
+            assert (table["sentence"].to_pylist(), left_out) == (sentences, {})
+    said = refused(path, split=split)
+    for word in (f"cola/{split}: 3 of 200 rows have no sentence", "at most 1%", "rows 4, 151 and 200"):
+        assert word in said
+    path = write(tmp_path, "cola", split, sentence=[""] * 200, label=labels)
+    assert "200 of 200 rows have no sentence" in refused(path, split=split)
+
+
 def test_a_class_without_examples_is_told(tmp_path: Path):
     path = write(tmp_path, "mnli", "train", premise=["a", "b"], hypothesis=["c", "d"], label=[0, 2])
     assert read_split([path], "mnli", "train")[2] == ["mnli/train has no example of neutral."]
@@ -227,6 +280,25 @@ def test_training_rows_that_are_scored_too_are_counted_and_warned_of(tmp_path: P
     conflict, shared = data.notes
     assert conflict == "mnli/train: 2 rows have texts that stand there with another label too."
     assert "stand in validation_matched too: 3 (rows 2, 3 and 4); so 2 of its 4 rows are trained on" in shared
+
+
+@pytest.mark.parametrize("task", ["stsb", "mrpc", "qqp", "rte"])
+def test_a_pair_the_other_way_round_is_the_same_where_the_order_means_nothing(tmp_path: Path, task: str):
+    first, second = TASKS[task].columns
+    train = {first: ["a", "b ", "c", "d", "b"], second: ["b", "a", "d", "c", "e"], "label": [0, 1, 0, 0, 1]}
+    write(tmp_path, task, "train", **train)
+    write(
+        tmp_path, task, "validation", **{first: ["x", "d", "e", "a"], second: ["y", "c", "b", "a"], "label": [0, 1] * 2}
+    )
+    data = read(str(tmp_path), task)
+    if task == "rte":
+        assert (data.shared, data.duplicates) == ({"validation": 1}, 0)
+        assert "stand in validation too: 1 (row 4)" in data.notes[0]
+        return
+    assert (data.shared, data.duplicates) == ({"validation": 3}, 2)
+    conflict, shared = data.notes
+    assert conflict == f"{task}/train: 2 rows have texts that stand there with another label too."
+    assert "validation too, in either order: 3 (rows 3, 4 and 5); so 2 of its 4 rows" in shared
 
 
 def test_repeated_rows_are_counted_as_a_naive_count_does(tmp_path: Path):
@@ -322,6 +394,28 @@ def test_a_missing_task_is_told_with_those_there_are(cola: Path):
         glue.identity(str(cola / "nowhere"), "mnli")
 
 
+@pytest.mark.parametrize("method", ["is_file", "iterdir"])
+def test_a_folder_that_may_not_be_read_is_told(cola: Path, monkeypatch, method: str):
+    def forbidden(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, method, forbidden)
+    asked = [lambda: glue.identity(str(cola), "rte"), lambda: read(str(cola), "rte")]
+    if method == "is_file":
+        asked.append(lambda: glue.evaluation_files(str(cola), ["rte"]))
+    for ask in asked:
+        with pytest.raises(InputError, match=rf"{cola}\S* can't be read: Permission denied\. .*change their rights"):
+            ask()
+
+
+def test_a_file_that_may_not_be_read_is_told_before_it_is_called_no_parquet(cola: Path, monkeypatch):
+    def forbidden(path: Path, **_) -> None:
+        raise PermissionError(errno.EACCES, f"Failed to open local file '{path}'")  # as Arrow says it
+
+    monkeypatch.setattr(pq, "ParquetFile", forbidden)
+    assert "train.parquet can't be read: Permission denied. " in refused(cola / "cola" / "train.parquet")
+
+
 def test_test_data_comes_without_labels_if_asked_for(cola: Path):
     with pytest.raises(InputError, match=r"no cola/test\.parquet, .*leave finetune\.test false"):
         read(str(cola), "cola", test=True)
@@ -335,10 +429,11 @@ def test_test_data_comes_without_labels_if_asked_for(cola: Path):
     write(cola, "cola", "test", sentence=["x", None])
     with pytest.raises(InputError, match=r"cola/test\.parquet has no sentence \(null\) in row 2"):
         read(str(cola), "cola", test=True)
-    lines = ("index\tsentence1\tsentence2", "0\ta\tb", "1\tc\t")
-    table, _, notes = read_split([write_tsv(cola, "stsb", "test", *lines)], "stsb", "test")
-    assert table.to_pydict() == {"sentence1": ["a", "c"], "sentence2": ["b", ""], "label": [-1, -1]}
-    assert "stsb/test.tsv: a sentence is empty in row 2; scored as it is." in notes
+    lines = ("index\tsentence1\tsentence2", "0\ta\t", *(f"{i}\tc\td" for i in range(1, 100)))
+    table, left_out, notes = read_split([write_tsv(cola, "stsb", "test", *lines)], "stsb", "test")
+    assert table.to_pydict() == {"sentence1": ["a"] + ["c"] * 99, "sentence2": [""] + ["d"] * 99, "label": [-1] * 100}
+    assert left_out == {}
+    assert "stsb/test.tsv: a sentence is empty in row 1; no row that is scored is left out." in notes
     with pytest.raises(InputError, match="no test data"):
         read("probes", "word-order", test=True)
 
@@ -522,3 +617,6 @@ def test_real_glue_data_reads_with_the_sizes_that_it_has(real_data: Path):
             checked += 1
     assert checked == len(manifest) == 19
     assert read(str(real_data / "glue"), "cola").shared == {"validation": 16}
+    assert read(str(real_data / "glue"), "stsb").shared == {"validation": 11}, (
+        "six as they are, five the other way round"
+    )

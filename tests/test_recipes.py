@@ -340,6 +340,22 @@ def test_every_recipe_looks_in_its_text_for_what_it_is_scored_on(name: str):
         ({"finetune": {"epochs": 21}}, ["finetune.epochs", "less than or equal to 20"]),
         ({"finetune": {"modern": {"rte": {"epoch": 3}}}}, ["finetune.modern.rte.epoch", "Did you mean epochs"]),
         ({"finetune": {"epochs": 6}}, ["finetune: epochs is 6", "allow 5"]),
+        (
+            {"finetune": {"modern": {"mnli": {"start": "mnli"}}, "protocols": ["modern"]}},
+            ["mnli.start", "its own model"],
+        ),
+        (
+            {"finetune": {"modern": {"warmup": 0.1}}},
+            ["finetune.modern would change nothing", "['cramming']", "add 'modern'"],
+        ),
+        (
+            {"finetune": {"protocols": ["modern"], "baseline": True}},
+            ["finetune.baseline would change nothing", "['modern']"],
+        ),
+        (
+            {"finetune": {"protocols": ["modern"], "learning_rate": 1e-3}},
+            ["finetune.learning_rate would change nothing"],
+        ),
         ({"download": {"files": ["x.jsonl"]}}, ["source is 'pile'", "files"]),
         ({"download": {"source": "files"}}, ["source is 'files'", "files"]),
         ({"decontaminate": {"words": 4}}, ["decontaminate.words", "greater than or equal to 5", "found 4"]),
@@ -354,6 +370,20 @@ def test_a_bad_override_is_refused_with_its_name_and_what_was_expected(override,
     for word in words:
         assert word in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_what_both_protocols_read_and_what_a_recipe_says_by_itself_is_never_refused():
+    asked = {
+        "protocols": ["modern"],
+        "dropout": 0.0,
+        "max_tokens": 64,
+        "batches": "random",
+        "keep": "none",
+        "test": True,
+    }
+    assert resolve("pocket", {"finetune": asked}).finetune.dropout == 0.0
+    both = {"protocols": ["cramming", "modern"], "seeds": 2, "modern": {"head": "tanh"}}
+    assert resolve("pocket", {"finetune": both}).finetune.seeds == 2
 
 
 def test_an_unknown_recipe_is_refused_with_those_there_are():

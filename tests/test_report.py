@@ -40,7 +40,7 @@ def counts(documents: int, characters: int) -> dict:
     return {"documents": documents, "characters": characters, "by_source": {"books": half, "web": rest}}
 
 
-def lineage(key: str = "a", **changes) -> dict[str, dict]:
+def lineage(key: str = "a", decontamination: dict | None = None, **changes) -> dict[str, dict]:
     """The manifests of a pretrained artifact and of all that led to it; `changes`: of the statistics of pretraining."""
     filtered = [
         {"source": name, "documents": n, "kept": n - n // 9, "incompressible": n // 9, "no tokens": 0, "characters": 9 * n,
@@ -65,7 +65,7 @@ def lineage(key: str = "a", **changes) -> dict[str, dict]:
         "deduplicate": (Deduplicate(), counts(950, 8600) | {"dropped": {"duplicate": counts(50, 400)}}),
         "decontaminate": (Decontaminate(), counts(900, 8100) | {
             "dropped": {"contaminated": counts(50, 500)}, "checked": True, "words": 13, "not_at_hand": ["cola/test"],
-            "documents_found": 50, "tasks": {"cola": found_in, "rte": found_in}}),
+            "documents_found": 50, "tasks": dict.fromkeys(GLUE, found_in)} | (decontamination or {})),
         "filter": (Filter(), counts(800, 7200) | {
             "dropped": {"incompressible": counts(100, 900), "no tokens": counts(0, 0)}, "seen": counts(900, 8100),
             "measured_with": {"vocabulary_entries": 32768, "tokens_kept": 1700}, "table": filtered}),
@@ -156,7 +156,8 @@ def finetuned(
                   for split, value in of_split.items()}  # fmt: skip
     stats = {
         "task": task, "seed": seed, "protocol": settings["protocol"], "pretrained": settings["pretrained"],
-        "share": settings["share"], "metric": about.metrics[0], "head": "tanh", "train_examples": about.train,
+        "share": settings["share"], "metric": about.metrics[0], "head": "tanh",
+        "machine": {"device": "Other GPU", "dtype": "float16", "compiled": False}, "train_examples": about.train,
         "official_train_examples": about.train, "steps": 100, "seconds_of_training": 12.0, "examples_per_second": 321.0,
         "chosen_epoch": settings["epochs"], "epochs": [],
         "data": {"left_out": {}, "shared": {}, "duplicates": 0, "cut": dict.fromkeys(of_split, 0), "notes": []},
@@ -283,6 +284,45 @@ def test_the_protocols_are_never_mixed(whole):
     assert about["averages"]["modern"] == {"paper": None, "official": None}
 
 
+def test_the_words_for_a_protocol_are_those_of_what_was_run(whole, store):
+    cramming, modern = (section(whole[0], title) for title in sections.TITLES.values())
+    told = "one setting for all tasks, each task trained on its own training data alone, the last epoch scored"
+    assert told in cramming
+    assert "settings by task, RTE from the model finetuned on MNLI, the epoch chosen on a tenth" in modern
+    page, _, _ = written([finetuned("cola", 50.0, choose="best"), finetuned("rte", 50.0, protocol="modern")])
+    cramming, modern = (section(page, title) for title in sections.TITLES.values())
+    assert "one setting for all tasks, each task trained on its own training data alone, the epoch chosen" in cramming
+    assert told in modern
+    assert "not bound by the rules" in modern
+
+
+def test_the_page_and_the_card_say_how_the_model_was_built_and_finetuned(whole):
+    page, _, folder = whole
+    cramming, modern = (section(page, title) for title in sections.TITLES.values())
+    for text in (cramming, (folder / "README.md").read_text()):
+        rows = rows_of(text.split("### How it was finetuned")[1])
+        for name, value in Finetuning().model_dump().items():
+            assert rows[f"`{name}`"][0] == (value if isinstance(value, str) else f"{value:g}")
+    rows = rows_of(modern.split("### How it was finetuned")[1])
+    assert rows["setting"] == ["MNLI", "RTE"]
+    assert rows["`epochs`"] == ["3", "10"]
+    assert rows["`schedule`"] == ["linear", "linear"]
+    assert "16 x 768, 12 heads, geglu, pre-norm" in section(page, "Recipe")
+
+
+def test_published_averages_are_said_to_be_finetuned_alike_only_where_they_are(whole, store):
+    assert "Published averages, with the same finetuning: BERT-base, fully trained 80.9" in whole[0]
+    page, _, _ = written(with_scores(BERT, learning_rate=2e-4, epochs=3))
+    told = "finetuned otherwise (epochs 5, here 3, learning_rate 4e-05, here 0.0002): BERT-base, fully trained 80.9"
+    assert told in page
+    assert "the same finetuning" not in page
+
+
+def test_without_a_run_by_the_rules_the_headline_has_the_scores_of_the_other_protocol(store):
+    page, _, _ = written([finetuned("cola", 50.0, protocol="modern")])
+    assert "- **50.0** CoLA, Matthews, protocol modern" in page
+
+
 def test_the_baselines_are_there_when_they_were_run(whole, store):
     rows = rows_of(section(whole[0], RULES))
     assert rows["**ours, no pretraining** (this run)"][2:] == ["40.0"] * 9
@@ -318,7 +358,7 @@ def test_partial_data_is_said_beside_the_number_and_enters_no_average(store):
 )
 def test_the_headline_tells_time_and_sizes_in_units_that_fit(store, seconds, told):
     manifests = lineage(seconds_on_the_clock=seconds, tokens=13_619_200, parameters=21_120)
-    text = "\n".join(sections.head("x", [], manifests[MODEL]))
+    text = "\n".join(sections.head("x", [], manifests[MODEL], {}))
     assert f"An encoder of 21.1 k parameters, pretrained from scratch in {told} on Toy GPU." in text
     assert "**13.6 M** tokens read" in text
 
@@ -341,6 +381,7 @@ def test_probes_are_never_called_glue(store):
     assert "## GLUE" not in page
     assert about["average"] is None
     assert rows_of(page)["word-order"][:3] == ["55.0", "55.0", "31.0"]
+    assert rows_of(section(page, "Probes (these are not GLUE)"))["`learning_rate`"] == ["4e-05"]
 
 
 def test_shares_make_a_learning_curve_and_leave_the_table_alone(whole, store):
@@ -411,6 +452,31 @@ def test_a_rule_that_is_broken_is_marked(store, change, rule):
     assert [row[1] for row in about["rules"]].count("✗") == 1
 
 
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({"tasks": {"wnli": {}}}, "scored on, but not looked for: CoLA"),
+        ({"not_at_hand": ["cola/validation"]}, "not at hand: cola/validation; scored on, but not looked for: CoLA"),
+        ({"words": 50}, "50 documents dropped; 50 words in a row count"),
+    ],
+)
+def test_a_corpus_in_which_not_all_was_looked_for_is_not_called_free_of_it(store, found, told):
+    zero = dict.fromkeys(("sentences", "too_short", "ngrams", "sentences_found", "documents"), 0) | {"splits": []}
+    found |= {"tasks": dict.fromkeys(found.get("tasks", GLUE), zero)}
+    _, about, _ = written([finetuned("cola", 50.0, model=lineage(decontamination=found))])
+    (rule,) = [row for row in about["rules"] if row[0] == "no downstream data in the text"]
+    assert rule[1] == "?"
+    assert told in rule[2]
+
+
+def test_what_was_cut_out_of_the_corpus_is_told_beside_the_rule(store):
+    model = lineage(decontamination={"cut": {"documents": 70, "characters": 999}})
+    _, about, _ = written([finetuned("cola", 50.0, model=model)])
+    (rule,) = [row for row in about["rules"] if row[0] == "no downstream data in the text"]
+    assert rule[1] == "✓"
+    assert rule[2].startswith("999 characters cut from 70 documents, and 50 documents dropped")
+
+
 def test_a_corpus_that_was_not_checked_is_told(store):
     manifests = {name: about for name, about in lineage().items() if about["stage"] != "decontaminate"}
     page, about, _ = written([finetuned("cola", 50.0, model=manifests)])
@@ -436,7 +502,10 @@ def test_lineage_runs_and_environment_are_listed(whole):
     for name in about["artifacts"]:
         assert f"[{name}](../../{name}/)" in page, name
     assert about["pretrained"] == MODEL
-    assert rows_of(section(page, "Environment"))["commit of cram"][:2] == ["`abc123`", "`abc123`"]
+    environment = rows_of(section(page, "Environment"))
+    assert environment["commit of cram"][:2] == ["`abc123`", "`abc123`"]
+    assert environment["device"][:2] == ["Toy GPU", "Other GPU"]
+    assert environment["precision"] == ["bfloat16", "float16", "–"]
 
 
 def test_runs_of_different_models_are_not_reported_as_one(store):
@@ -460,6 +529,19 @@ def test_one_run_given_twice_or_unlike_runs_make_no_median(store):
     with pytest.raises(InputError, match="differ in their seed only"):
         written([run, finetuned("cola", 51.0, seed=9, epochs=2)])
     assert written([run, finetuned("cola", 51.0, seed=1, keep=True, test=False)])[1]["scores"][0]["seeds"] == 2
+
+
+def test_runs_with_and_without_test_data_are_of_one_setting(store):
+    files = {"train": ["a"], "validation": ["b"]}
+    runs = [
+        finetuned("cola", 50.0, data=files),
+        finetuned("cola", 51.0, seed=1, test=True, data=files | {"test": ["c"]}),
+    ]
+    (row,) = written(runs)[1]["scores"]
+    assert row["seeds"] == 2
+    assert row["data"] == written(runs[:1])[1]["scores"][0]["data"] == written(runs[1:])[1]["scores"][0]["data"]
+    with pytest.raises(InputError, match="differ in their seed only"):
+        written([runs[0], finetuned("cola", 51.0, seed=2, data=files | {"validation": ["d"]})])
 
 
 def test_a_run_of_an_older_version_is_refused_with_a_sentence(store):
@@ -549,7 +631,7 @@ def test_the_scores_of_a_real_run_are_the_medians_of_its_runs(real):
 def test_the_page_of_a_real_run_has_every_section(real):
     titles = re.findall("^## (.*)$", real["page"], flags=re.M)
     assert titles == [
-        "Probes (these are not GLUE)", "Rules of the game", "Budget", "Loss", "Throughput", "Confusion tables", "Data funnel",
+        "Probes (these are not GLUE)", "Rules of the game", "Recipe", "Budget", "Loss", "Throughput", "Confusion tables", "Data funnel",
         "Vocabulary", "Text of the downstream data in the corpus", "Lineage", "Every run", "Environment",
     ]  # fmt: skip
     assert "Not checked, because the probes are made of held-out documents of this corpus." in real["page"]

@@ -1,7 +1,9 @@
 """Where documents come from: file formats, damage, losses, paths, installed packages."""
 
 import bz2
+import errno
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -832,3 +834,17 @@ def test_a_directory_with_the_name_of_a_shard_is_looked_into(store: Path, data: 
     assert [d.text for d in fetch(data / "train-0.jsonl.zst")] == ["inner"]
     with pytest.raises(InputError, match=r"hollow.parquet' holds no file that cram reads"):
         fetch(data / "hollow.parquet")
+
+
+@pytest.mark.parametrize("method", ["stat", "open"])
+def test_a_file_that_may_not_be_read_is_told_with_its_path(data: Path, monkeypatch, method: str):
+    path = write_shard(data / "a.jsonl", TEXTS)
+    assert sources.file_digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    sources._digest.cache_clear()
+
+    def forbidden(path: Path, *_, **__) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, method, forbidden)
+    with pytest.raises(InputError, match=rf"{path} can't be read: Permission denied\. .*change their rights"):
+        sources.file_digest(path)

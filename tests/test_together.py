@@ -111,6 +111,16 @@ def test_a_bar_that_torch_shows_in_a_process_leaves_no_semaphore_behind(tmp_path
     assert side_by_side(tmp_path, {0: "bar"}, runs=1) == [type(threading.RLock())], "not tqdm's own"
 
 
+def test_a_process_that_dies_while_it_has_nothing_to_do_is_replaced(tmp_path):
+    with together.several(1, 20, 2) as crew:
+        _, first = together.run(work, (tmp_path / "0", 0), 10, "finetune 0")
+        os.kill(first, signal.SIGKILL)
+        crew.idle[0].process.join()
+        square, second = together.run(work, (tmp_path / "3", 3), 10, "finetune 3")
+    assert square == 9
+    assert second != first
+
+
 def test_nothing_begins_after_the_end(tmp_path, monkeypatch):
     """Neither alone in this process, nor in one that is being made when the end comes."""
     with together.several(2, 10, 1) as crew:
@@ -187,7 +197,7 @@ def test_as_many_runs_go_on_at_once_as_cores_and_memory_allow(monkeypatch):
     monkeypatch.setenv("CRAM_WORKERS", "8")
     monkeypatch.setattr(together, "available_memory", lambda: 5 * together.BYTES_A_RUN)
     assert [together.at_once(runs) for runs in (0, 1, 3, 40)] == [0, 1, 3, 5]
-    assert together.at_once(40, parameters=120_000_000) == 2
+    assert together.at_once(40, 2 * together.BYTES_A_RUN) == 2
     monkeypatch.setattr(together, "available_memory", lambda: 0)
     assert together.at_once(40) == 1
     monkeypatch.setenv("CRAM_FINETUNES", "6")
@@ -204,10 +214,11 @@ def test_a_number_of_runs_that_is_none_is_refused(monkeypatch, asked):
 def test_the_memory_that_can_be_had_is_what_the_kernel_says(monkeypatch, tmp_path):
     whole = together.available_memory()
     assert 1 << 26 < whole < 1 << 50
-    limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
-    monkeypatch.setattr(together, "CGROUPS", ((str(limit), str(used)),))
+    limit, used, stat = (tmp_path / f"memory.{name}" for name in ("max", "current", "stat"))
+    monkeypatch.setattr(together, "CGROUPS", ((str(limit), str(used), str(stat)),))
     limit.write_text("5000000\n")
     used.write_text("2000000\n")
-    assert together.available_memory() == 3_000_000
+    stat.write_text("anon 999\nfile 600\nshmem 200\nactive_file 100\ninactive_file 300\nactive_anon 7\n")
+    assert together.available_memory() == 3_000_400
     limit.write_text("max\n")
     assert together.available_memory() > 3_000_000
