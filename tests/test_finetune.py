@@ -1,7 +1,10 @@
 """The finetune stage: which runs the parameters ask for, and what one of them writes."""
 
+import inspect
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +15,12 @@ import torch
 from conftest import store_of_its_own, toy_tokens
 from pydantic import ValidationError
 
-from model import InputError, export, machine
-from tasks import glue, metrics, vocabulary
-from tasks.finetune import Finetune, FinetuneRun, Modern, encode, finetune
+from model import InputError, bert, export, finetuning, machine
+from tasks import glue, metrics, together, vocabulary
+from tasks.finetune import Finetune, FinetuneRun, Modern, encode, encoding, finetune
 from tasks.glue import TASKS
 from tasks.pretrain import Pretrain, pretrain
+from tasks.stage import Artifact
 
 MODERN = {
     "layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "positions": "rotary", "norm_bias": False,
@@ -146,7 +150,7 @@ def write_task(folder: Path, task: str, rng: np.random.Generator) -> None:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     folder, rng = tmp_path_factory.mktemp("glue"), np.random.default_rng(3)
-    for task in ("cola", "mnli", "rte", "stsb"):
+    for task in ("cola", "mnli", "rte", "stsb", "mrpc"):
         write_task(folder, task, rng)
     return folder
 
@@ -166,6 +170,26 @@ def models(tmp_path_factory, toy_texts: list[str]):
 
 def one(data: Path, task: str, **changes) -> FinetuneRun:
     return FinetuneRun(data=str(data), task=task, **QUICK | changes)
+
+
+class Handed(Exception):
+    """Raised where training would begin, with the arguments that it is given."""
+
+
+def handed(monkeypatch: pytest.MonkeyPatch, run: FinetuneRun, start: Artifact) -> dict:
+    """What this run gives to training, by name of the argument."""
+    signature = inspect.signature(finetuning.finetune)
+
+    def hand(*given, **named):
+        raise Handed(signature.bind(*given, **named).arguments)
+
+    # as many epochs as no other test's run has, whose artifact would be taken
+    run = run.model_copy(update={"epochs": 4, "keep": False})
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning, "finetune", hand)
+        with pytest.raises(Handed) as end:
+            finetune.fn(run, start)
+    return end.value.args[0]
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +227,12 @@ def test_a_kept_model_gives_the_predictions_again_from_its_folder_alone(cola, da
 
 
 def test_statistics_tell_what_was_trained_on_and_how(cola):
+    here = machine.detect()
+    assert cola.stats["machine"] == {
+        "device": here.describe()["device"],
+        "dtype": here.describe()["dtype"],
+        "compiled": False,
+    }
     stats = cola.stats
     assert (stats["task"], stats["seed"], stats["protocol"], stats["pretrained"], stats["share"]) == (
         "cola",
@@ -259,16 +289,81 @@ def test_a_model_that_is_not_kept_leaves_no_weights(models, data: Path):
     }  # fmt: skip
 
 
-def test_without_pretraining_the_weights_are_those_of_the_seed(models, data: Path):
-    runs = [finetune.fn(one(data, "rte", pretrained=False, seed=seed), models["papers"]) for seed in (0, 1)]
-    first, second = (pq.read_table(run.path / "predictions.parquet")["scores"].to_pylist() for run in runs)
-    assert first != second
+def test_without_pretraining_the_weights_are_those_of_the_seed(models, data: Path, monkeypatch):
+    start = models["papers"]
+    pretrained = export.load(start.path)
+    found = {}
+    for seed in (0, 1):
+        encoder = handed(monkeypatch, one(data, "rte", pretrained=False, seed=seed), start)["classifier"].bert
+        encoder.restore_tokens()
+        found[seed] = dict(encoder.named_parameters())
+        fresh = bert.Bert(pretrained.architecture, pretrained.vocabulary, pretrained.length, seed=seed)
+        for name, value in fresh.named_parameters():
+            assert torch.equal(found[seed][name], value), name
+    for name, value in pretrained.named_parameters():
+        if value.ndim > 1:
+            assert not torch.equal(found[0][name], found[1][name]), name
+            assert not torch.equal(found[0][name], value), name
 
 
-def test_a_share_of_the_training_data_is_drawn_by_the_seed(models, data: Path):
-    runs = [finetune.fn(one(data, "rte", share=0.25, seed=seed), models["papers"]) for seed in (0, 1)]
-    assert [run.stats["steps"] for run in runs] == [2 * (40 // 16)] * 2
-    assert runs[0].stats["train_examples"] == 160
+def test_the_head_is_that_of_the_seed_on_the_pretrained_encoder(models, data: Path, monkeypatch):
+    first, again, other = (
+        handed(monkeypatch, one(data, "rte", seed=seed), models["papers"])["classifier"] for seed in (0, 0, 1)
+    )
+    for name, value in first.named_parameters():
+        drawn = not name.startswith("bert.") and value.ndim > 1
+        assert torch.equal(value, again.get_parameter(name)), name
+        assert torch.equal(value, other.get_parameter(name)) != drawn, name
+    first.bert.restore_tokens()
+    for name, value in export.load(models["papers"].path).named_parameters():
+        assert torch.equal(first.bert.get_parameter(name), value), name
+
+
+def test_a_share_of_the_training_data_is_drawn_by_the_seed(models, data: Path, monkeypatch):
+    def trained_on(**changes) -> list[tuple]:
+        train = handed(monkeypatch, one(data, "rte", **changes), models["papers"])["train"]
+        return [(*train.input(row), train.labels[row]) for row in range(len(train))]
+
+    every = trained_on()
+    assert len(set(every)) == len(every) == 160
+    first, again, other = (
+        [every.index(each) for each in trained_on(share=0.25, **changes)]
+        for changes in ({"seed": 0}, {"seed": 0, "batch_size": 8}, {"seed": 1})
+    )
+    assert len(set(first)) == len(set(other)) == 40
+    assert first == again
+    overlap = len(set(first) & set(other))
+    assert overlap < 25, "of two draws that know nothing of each other 10, with a deviation of 2.4"
+    for rows in (first, other):
+        assert 10 < sum(row >= 80 for row in rows) < 30, "from all of the data"
+    stats = finetune.fn(one(data, "rte", share=0.25), models["papers"]).stats
+    assert (stats["steps"], stats["train_examples"]) == (2 * (40 // 16), 160)
+
+
+@pytest.mark.parametrize("task", ["cola", "stsb", "mrpc"])
+def test_an_early_choice_is_by_the_tasks_first_metric(models, data: Path, monkeypatch, task: str):
+    score = handed(monkeypatch, one(data, task, choose="best"), models["papers"])["score"]
+    labels, predictions = np.array([1, 1, 1, 1, 0, 0]), np.array([1, 1, 1, 0, 0, 1])
+    if task == "stsb":
+        labels, predictions = np.array([0.0, 1.0, 2.0, 5.0]), np.array([0.5, 1.0, 4.0, 4.5])
+    expected = {
+        "cola": (3 * 1 - 1 * 1) / (4 * 2 * 4 * 2) ** 0.5,  # Matthews; the accuracy is 2 / 3
+        "mrpc": 2 * 3 / (2 * 3 + 1 + 1),  # F1
+        "stsb": np.corrcoef(labels, predictions)[0, 1],  # Pearson; Spearman's is 1
+    }
+    assert score(labels, predictions) == pytest.approx(100 * expected[task])
+
+
+def test_the_baseline_predicts_the_commonest_class_of_the_training_data(models, data: Path, tmp_path: Path):
+    folder = tmp_path / "glue" / "rte"
+    folder.mkdir(parents=True)
+    for split, counts in (("train", (48, 32)), ("validation", (5, 15))):
+        table = pq.read_table(data / "rte" / f"{split}.parquet")
+        rows = [np.flatnonzero(table["label"].to_numpy() == kind)[:count] for kind, count in enumerate(counts)]
+        assert tuple(map(len, rows)) == counts
+        pq.write_table(table.take(np.concatenate(rows)), folder / f"{split}.parquet")
+    stats = finetune.fn(one(folder.parent, "rte", keep=False), models["papers"]).stats
+    assert stats["validation"]["validation"]["majority"] == {"accuracy": 25.0}  # 5 of 20 are of class 0
 
 
 def test_test_data_is_predicted_without_labels_if_asked_for(models, data: Path):
@@ -294,8 +389,6 @@ def test_longer_inputs_than_the_model_takes_are_told(models, data: Path):
 
 
 def test_scores_that_are_no_numbers_are_told(models, data: Path, monkeypatch):
-    from model import finetuning
-
     monkeypatch.setattr(finetuning, "predict", lambda _, examples, __: np.full((len(examples), 2), np.nan))
     with pytest.raises(InputError, match="cola-8: the finetuned model gives scores that are no numbers"):
         finetune.fn(one(data, "cola", seed=8), models["papers"])
@@ -303,14 +396,33 @@ def test_scores_that_are_no_numbers_are_told(models, data: Path, monkeypatch):
 
 @pytest.mark.parametrize("problem", [MemoryError, torch.OutOfMemoryError])
 def test_too_little_memory_is_a_sentence(models, data: Path, monkeypatch, problem: type):
-    from model import finetuning
-
     def full(*_):
         raise problem
 
     monkeypatch.setattr(finetuning, "finetune", full)
     with pytest.raises(InputError, match="The memory is too small for cola-9"):
         finetune.fn(one(data, "cola", seed=9), models["papers"])
+
+
+def test_the_memory_of_a_run_follows_from_its_batch_and_the_model_it_starts_from(models, data: Path):
+    run, start = one(data, "cola", batch_size=16), models["papers"]
+    weights = (start.path / "model.safetensors").stat().st_size
+    twice = run.model_copy(update={"batch_size": 32}).memory(start) - run.memory(start)
+    assert run.memory(start) == together.BYTES_A_RUN + 4 * weights + twice
+    assert twice > 16 * run.max_tokens * 32, "more than a byte for each of a layer's values"
+    assert run.memory(Artifact(stage="finetune", key="0" * 12)) == together.BYTES_A_RUN, "a model that is not made yet"
+
+
+def test_a_model_of_an_earlier_version_is_refused_with_a_sentence(models, data: Path):
+    start = Artifact(stage="pretrain", key="00000000000f")
+    shutil.copytree(models["papers"].path, start.path)
+    config = json.loads((start.path / "config.json").read_text())
+    del config["cram"]
+    (start.path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        InputError, match=r"pretrain/00000000000f was made by an earlier version.*Run its pretrain stage again"
+    ):
+        finetune.fn(one(data, "cola"), start)
 
 
 def test_what_is_wrong_with_the_data_is_known_beforehand_and_what_is_odd_is_warned_of(data: Path, caplog, tmp_path):
@@ -349,6 +461,39 @@ def test_seeds_share_the_encoded_inputs(models, data: Path, monkeypatch):
     for seed in range(3):
         finetune.fn(one(data, "stsb", seed=seed + 10, keep=False, max_tokens=31), models["papers"])
     assert len(encoded) == 2  # train and validation, once
+
+
+def test_of_seeds_that_begin_together_one_encodes_the_inputs(models, data: Path, monkeypatch):
+    encoded, here, both = [], set(), threading.Event()
+
+    def arrive() -> None:
+        here.add(threading.get_ident())
+        if len(here) == 2:
+            both.set()
+
+    class Watched:
+        """The lock, and who comes to it."""
+
+        def __enter__(self) -> None:
+            arrive()
+            encoding.acquire()
+
+        def __exit__(self, *_) -> None:
+            encoding.release()
+
+    def encode_beside_another(table: pa.Table, *rest):
+        encoded.append(table.num_rows)
+        arrive()
+        assert both.wait(60)  # the other seed is at the lock, or has passed by it
+        return encode(table, *rest)
+
+    monkeypatch.setattr("tasks.finetune.encoding", Watched())
+    monkeypatch.setattr("tasks.finetune.encode", encode_beside_another)
+    runs = [one(data, "rte", seed=seed, keep=False, max_tokens=30) for seed in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        made = list(threads.map(finetune.fn, runs, [models["papers"]] * 2))
+    assert len({each.key for each in made}) == 2
+    assert encoded == [160, 60]
 
 
 @pytest.mark.parametrize(

@@ -303,6 +303,26 @@ def test_what_is_held_back_is_a_tenth_that_is_not_trained_on(classes, monkeypatc
     assert predictions.dtype.kind == ("f" if classes == 1 else "i")
 
 
+def test_what_is_held_back_is_drawn_by_the_seed_and_the_same_for_all_epochs():
+    given = examples(200, 0, classes=1)
+    given = replace(given, labels=np.arange(200) / 200)  # a label tells the row
+
+    def held(seed: int) -> list[int]:
+        asked = []
+        settings = Finetuning(choose="best", epochs=2, batch_size=60)
+        finetuning.finetune(
+            classifier(1), given, settings, CPU, seed, lambda *_: None, lambda labels, _: asked.append(labels) or 0.0
+        )
+        first, second = (np.round(labels * 200).astype(int).tolist() for labels in asked)
+        assert first == second
+        assert len(set(first)) == 20
+        return first
+
+    assert held(0) == held(0)
+    drawn = [held(seed) for seed in range(10)]
+    assert len(set().union(*drawn)) > 100, "of ten draws that know nothing of each other 130, with a deviation of 4"
+
+
 def test_an_outcome_tells_steps_speed_and_each_epochs_mean_loss():
     told, given = [], examples(64, 0, classes=2)
     settings = Finetuning(epochs=3, learning_rate=1e-30)
@@ -409,6 +429,25 @@ def test_a_run_is_compiled_if_told_to_and_learns_the_same(monkeypatch):
     for run in range(1, 10):  # more than torch compiles of one module
         losses(always, VOCABULARY + run)
         assert len(traced) == (run + 1) * once, "what others compiled does not keep it from being compiled"
+
+
+def test_answers_in_bf16_are_as_fine_as_in_fp32():
+    model, given = classifier(1), examples(300, 0, classes=1)
+    halves, exact = (
+        finetuning.predict(model, given, replace(CPU, dtype=kind))[:, 0] for kind in (torch.bfloat16, torch.float32)
+    )
+    assert len(np.unique(halves)) > 0.9 * len(np.unique(exact)), "rounded to bf16 many would be the same"
+    assert np.abs(halves - exact).max() < 0.05 * np.ptp(exact)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "batch", "measured"), [("bfloat16", 16, 3.8), ("bfloat16", 48, 7.9), ("float32", 16, 5.4)]
+)
+def test_the_memory_of_a_run_of_the_papers_model_is_not_underrated_nor_twice_what_it_is(dtype, batch, measured):
+    """GiB at the peak of a process on a CPU, of which some 0.4 are there before the model."""
+    here = replace(CPU, dtype=getattr(torch, dtype))
+    found = finetuning.memory(4 * 120_000_000, batch * 128, 16 * 768, here) / 2**30
+    assert measured - 0.4 < found < 2 * measured
 
 
 def test_inputs_of_one_length_need_no_mask(monkeypatch):
