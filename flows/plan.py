@@ -132,8 +132,17 @@ class Plan:
         """Make what a step makes, unless it is there."""
         if step in self.anew:
             refresh(self.made[step])
-        step.task(step.params, *self.arguments(step))
-        show(self.made[step])
+        self.settle(step, step.task(step.params, *self.arguments(step)))
+
+    def settle(self, step: Step, made: Artifact) -> None:
+        """Show what a step has made, if it is what was planned."""
+        if made != (planned := self.made[step]):
+            what = f"{step.stage}{f' of {step.params.label()}' if step.params.label() else ''}"
+            raise InputError(
+                f"The files that {what} reads were changed while this run went on: it made {made.name} where {planned.name} "
+                "was planned. Run again, and leave them as they are until it has ended."
+            )
+        show(made)
 
     def carry_out_together(self, steps: list[Step]) -> None:
         """The same of steps that may go on side by side, as many as the machine has room for. If one fails, the others don't."""
@@ -172,8 +181,7 @@ class Plan:
             ended = next(as_completed(list(running)))
             step = running.pop(ended)
             try:
-                ended.result()
-                show(self.made[step])
+                self.settle(step, ended.result())
             except Exception as error:
                 problems[step] = error
 

@@ -14,6 +14,7 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.cram import cram, planned
+from flows.plan import Plan
 from flows.recipes import STAGES
 from model import InputError
 from tasks import together
@@ -201,6 +202,20 @@ def test_what_is_wrong_is_known_without_a_server_and_before_anything_runs(tiny: 
         with pytest.raises(InputError, match=words):
             planned("demo", tiny | wrong, "report", use, []).check()
     assert set(ROOT.rglob("*")) == before
+
+
+def test_files_that_change_while_a_run_goes_on_end_it_with_a_sentence(
+    tiny: dict, tmp_path: Path, toy_texts, monkeypatch
+):
+    shard, check = write_jsonl(tmp_path / "toy.jsonl", toy_texts[:50]), Plan.check
+
+    def check_and_change(plan: Plan) -> None:
+        check(plan)
+        write_jsonl(shard, toy_texts[:51])
+
+    monkeypatch.setattr(Plan, "check", check_and_change)
+    with pytest.raises(InputError, match=r"files that download reads were changed while this run went on.*Run again"):
+        run(tiny | {"download": tiny["download"] | {"files": [str(shard)]}})
 
 
 def test_failures_leave_no_stray_files_in_the_store(tiny: dict, first):
