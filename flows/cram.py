@@ -45,10 +45,8 @@ def planned(recipe: str, override: dict, until: str, use: dict[str, str], refres
     """The stages in their order, each with its parameters and with what it reads. Nothing runs yet."""
     r = resolve(recipe, override)
     plan = Plan(until, use, refresh)
-    if until in ("finetune", "report") and not {"tokenize", "pretrain", "finetune"} & set(
-        use
-    ):  # else their model says it
-        r.check_lengths()
+    if not {"tokenize", "pretrain", "finetune"} & set(use):  # else their model says it
+        r.check_lengths(until)
     corpus = plan(download, r.download)
     unique = plan(deduplicate, r.deduplicate, corpus)
     clean = plan(decontaminate, r.decontaminate, unique)

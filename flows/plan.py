@@ -1,15 +1,14 @@
 """A plan: which stages a run needs. Nothing runs before the plan is whole, so a stage given makes others needless."""
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prefect import Task
 from prefect.futures import PrefectFuture, as_completed
 
 from model import InputError
-from tasks import together
-from tasks.stage import Artifact, Params, find, read_manifest, refresh, verify
+from tasks import parallel, together
+from tasks.stage import Artifact, Params, find, refresh, verify
 
 SEVERAL = "finetune"  # the stage with many runs, that don't wait for each other
 log = logging.getLogger(__name__)
@@ -58,12 +57,15 @@ class Plan:
         self.steps.append(step)
         return step
 
-    def tell_unused(self, changed: Iterable[str]) -> None:
+    def tell_unused(self, changed: dict[str, dict]) -> None:
         """Say which overridden stages this run doesn't reach."""
         reached = {step.stage for step in self.needed()}
-        if "decontaminate" in reached:  # looks for what finetune is scored on
-            reached.add("finetune")
-        if unused := [name for name in changed if name not in reached]:
+        unused = [name for name in changed if name not in reached]
+        if "decontaminate" in reached and set(changed.get("finetune", ())) <= {
+            "data"
+        }:  # it looks for what stands there
+            unused = [name for name in unused if name != "finetune"]
+        if unused:
             log.warning("This run doesn't carry out %s: what override says of it has no effect.", ", ".join(unused))
 
     def needed(self) -> list[Step]:
@@ -104,13 +106,17 @@ class Plan:
 
     def check(self) -> None:
         """Raise InputError for what can be known to be wrong before any stage runs: a day of training must not end at it."""
-        together.asked()
+        together.asked(), parallel.workers()
         for step in self.needed():
             self.made[step] = step.task.target(step.params, *self.arguments(step))
             if step.stage in self.again or self.anew & before(step):
-                self.anew.add(step)  # and what follows: its inputs have other contents under the same keys
-            if step in self.anew or read_manifest(self.made[step]) is None:
+                self.anew.add(step)  # and what follows
+            if not self.is_made(step):
                 step.params.check()
+
+    def is_made(self, step: Step) -> bool:
+        """Whether there is nothing to do for a step."""
+        return step not in self.anew and step.task.is_made(step.params, *self.arguments(step))
 
     def run(self) -> list[Artifact]:
         """Carry out what is needed; returns the artifacts of the last stage."""
@@ -146,7 +152,7 @@ class Plan:
 
     def carry_out_together(self, steps: list[Step]) -> None:
         """The same of steps that may go on side by side, as many as the machine has room for. If one fails, the others don't."""
-        cached = [step for step in steps if step not in self.anew and read_manifest(self.made[step])]
+        cached = [step for step in steps if self.is_made(step)]
         left, problems = [step for step in steps if step not in cached], {}
         for step in cached:
             self.carry_out(step)

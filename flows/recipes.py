@@ -33,9 +33,15 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     finetune: Finetune = Finetune()
     report: Report = Report()
 
-    def check_lengths(self) -> None:
-        """Raise InputError where finetuning is asked for longer inputs than the model is going to be trained on."""
-        if self.finetune.max_tokens > self.tokenize.length:
+    def check_lengths(self, until: str) -> None:
+        """Raise InputError where the model or finetuning is asked for what sequences of that length can't give."""
+        last = STAGES.index(until)
+        if last >= STAGES.index("pretrain") and self.tokenize.length % (halved := 2**self.pretrain.architecture.funnel):
+            raise InputError(
+                f"tokenize.length is {self.tokenize.length}, which can't be halved {self.pretrain.architecture.funnel} times "
+                f"(pretrain.architecture.funnel). Make it a multiple of {halved}."
+            )
+        if last >= STAGES.index("finetune") and self.finetune.max_tokens > self.tokenize.length:
             raise InputError(
                 f"finetune.max_tokens is {self.finetune.max_tokens}, but the model takes {self.tokenize.length} tokens at most "
                 "(tokenize.length). Lower it."

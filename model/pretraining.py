@@ -69,6 +69,13 @@ def heldout_loss(bert: Bert, corpus: Corpus, machine: Machine) -> float:
     return total / len(corpus.heldout)
 
 
+def share_of(batch: int, processes: int) -> int:
+    """The sequences of a batch that each process has. Raises InputError where they can't have as many."""
+    if batch % processes:
+        raise InputError(f"pretrain.batch_size {batch} can't be shared by {processes} processes; make it a multiple.")
+    return batch // processes
+
+
 class NotFinite(Exception):
     """The loss or the gradient of a step is no number, or weights after it are none."""
 
@@ -130,11 +137,7 @@ class Pretraining:
     def fitting_micro_batch(self) -> int:
         """Sequences of the largest micro-batch that divides the batch and fits the memory."""
         batch = self.training.batch_size
-        if batch % self.processes.count:
-            raise InputError(
-                f"pretrain.batch_size {batch} can't be shared by {self.processes.count} processes; make it a multiple."
-            )
-        share = batch // self.processes.count
+        share = share_of(batch, self.processes.count)
         sizes = [size for size in range(1, min(share, self.machine.micro_batch) + 1) if share % size == 0]
         while self.machine.probes and len(sizes) > 1 and not self.fits(sizes[-1]):
             sizes.pop()

@@ -168,7 +168,7 @@ def _begin(partial: Path, file: File) -> BinaryIO:
 
 def downloads() -> int:
     """CRAM_DOWNLOADS: how many files come at once."""
-    asked = os.environ.get("CRAM_DOWNLOADS", "4")
+    asked = os.environ.get("CRAM_DOWNLOADS") or "4"
     if not (asked.isdecimal() and int(asked) > 0):
         raise InputError(f"CRAM_DOWNLOADS is {asked!r}; expected a positive whole number, or unset for 4.")
     return int(asked)

@@ -197,6 +197,9 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
     def check(self) -> None:
         """Bring and read the data once, so that what is wrong with it is known before the model is trained; and warn."""
+        from model import machine
+
+        machine.detect()
         if self.data != "probes":
             from model.finetuning import steps_of
 
@@ -325,7 +328,7 @@ def train(
     return outcome, scores, settings.head, where
 
 
-@stage(version=4)
+@stage(version=4, varies=True)
 def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the model on its validation data."""
     from tasks.card import finetuned_card

@@ -47,6 +47,12 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
 
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
 
+    def check(self) -> None:
+        """Look at this machine, and what is told of it, before a model is discarded for a new one."""
+        from model import machine, pretraining
+
+        pretraining.share_of(self.batch_size, machine.gpus(machine.detect()))
+
 
 def lineage(artifact: Artifact) -> dict[str, dict]:
     """The manifests of the artifact and of all its inputs, first to last; those not on this machine are left out."""
@@ -87,7 +93,7 @@ def with_gpus(job: "Job", count: int, work: Path, report: Callable[[float, str],
         raise RuntimeError(f"One of {count} processes ended with an error:\n{(work / TOLD).read_text()}")
 
 
-@stage(version=3, resumes=True)
+@stage(version=3, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, going on from the checkpoint of a killed attempt where there is one."""
     from model import checkpoint, distributed, export, machine, pretraining  # torch: not for every command line

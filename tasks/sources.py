@@ -5,13 +5,16 @@ A source gives documents in a fixed order, and among them, in their place, what 
 
 import ast
 import codecs
+import errno
+import fnmatch
 import functools
-import glob
 import gzip
 import hashlib
 import json
+import logging
 import os
 import re
+import stat
 import sysconfig
 import warnings
 import zlib
@@ -61,7 +64,10 @@ HEAD = 1 << 10  # bytes of a file by which it is known
 ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*(\{|[\r\n])")  # how a file begins that is one JSON array
 # how the stem of a file ends that is one shard of several; those of the hub may have a digest too
 SHARD = re.compile(r"[-_. ]?\d+([-_. ]?of[-_. ]?\d+(-[0-9a-f]{16})?)?$")
+WILD = re.compile(r"[*?[]")  # what makes a glob of a path
+NAMED = 3  # files that a warning names
 SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
+log = logging.getLogger(__name__)
 
 
 class Document(NamedTuple):
@@ -102,10 +108,19 @@ class Damage(Exception):
         self.kind, self.cure, self.line = kind, cure, 0
 
 
+def suffix_of(name: str) -> str:
+    """How a file's name ends, in lower case: the last suffix alone."""
+    return Path(name).suffix.lower()
+
+
+def is_read(path: Path) -> bool:
+    """Does its name end as those of files that cram reads, in capitals or not?"""
+    return path.name.lower().endswith(SUFFIXES)
+
+
 def expect_format(file: BinaryIO, name: str) -> None:
     """Raise Damage if a file begins as one of another format than its name says."""
-    suffix = Path(name).suffix
-    expected, head = EXPECTED.get(suffix, ""), file.read(8)
+    expected, head = EXPECTED.get(suffix_of(name), ""), file.read(8)
     file.seek(0)
     found = next((form for pattern, form in MAGIC if re.match(pattern, head)), "")
     if found == "UTF-16":
@@ -122,7 +137,7 @@ def utf_16() -> Damage:
 
 def unpacked(file: BinaryIO, name: str) -> Iterator[bytes]:
     """The bytes of a .zst, .gz or plain file. Raises Damage where it is corrupt or ends within a frame."""
-    suffix = Path(name).suffix
+    suffix = suffix_of(name)
     try:
         if suffix == ".zst":
             yield from _zstd_frames(file)
@@ -335,34 +350,151 @@ def read_text(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | 
 def read_file(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | Loss]:
     """The documents of any file that cram reads, by its suffix, and what of it is lost. It must be at its beginning."""
     expect_format(file, name)
-    reader = {".parquet": read_parquet, ".txt": read_text}.get(Path(name).suffix, read_lines)
+    reader = {".parquet": read_parquet, ".txt": read_text}.get(suffix_of(name), read_lines)
     yield from reader(file, name, layout)
 
 
 def shard_family(name: str) -> str:
     """A file's name without its suffix and the number of its shard, `train` for `train-00003-of-00010.jsonl.zst`."""
     whole = Path(name).name
-    stem = next((whole.removesuffix(suffix) for suffix in SUFFIXES if whole.endswith(suffix)), whole)
+    stem = next((whole[: -len(suffix)] for suffix in SUFFIXES if whole.lower().endswith(suffix)), whole)
     return SHARD.sub("", stem) or stem or whole
 
 
+def status(path: Path) -> os.stat_result | None:
+    """What the system says of a path or of what it leads to; None of a broken link. Raises InputError where it may not."""
+    try:
+        return path.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise unreadable(path, error) from error
+
+
+def is_folder(path: Path) -> bool:
+    """Is it a folder, or a link to one?"""
+    about = status(path)
+    return about is not None and stat.S_ISDIR(about.st_mode)
+
+
+def is_there(path: str) -> bool:
+    """Is there anything of this name, be it a broken link?"""
+    try:
+        os.lstat(path)
+    except PermissionError as error:
+        raise unreadable(Path(path), error) from error
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def listed(folder: Path) -> list[str]:
+    """The names in a folder, in order."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise unreadable(folder, error) from error
+
+
+def walk(top: Path, hidden: bool = True) -> Iterator[tuple[Path, list[Path]]]:
+    """A folder and all below it, each once and with what it holds but folders.
+
+    Links are followed after all that can be reached without them, so that they change no name and lead in no circle.
+    """
+    seen, folders, links = set(), [top], []
+    while folders or links:
+        folder = folders.pop() if folders else links.pop()
+        if (real := os.path.realpath(folder)) in seen:
+            continue
+        seen.add(real)
+        files = []
+        for path in (folder / name for name in listed(folder)):
+            if not is_folder(path):
+                files.append(path)
+            elif hidden or not path.name.startswith("."):
+                (links if path.is_symlink() else folders).append(path)
+        yield folder, files
+
+
+def expand(pattern: str) -> list[str]:
+    """What a glob matches, in order.
+
+    As Python's glob, which is silent about folders that it may not read, and goes in circles with links.
+    """
+    found = ["/" if pattern.startswith("/") else ""]
+    for part in pattern.lstrip("/").split("/"):
+        if not WILD.search(part):
+            found = [path for folder in found if is_there(path := os.path.join(folder, part))]
+            continue
+        folders = [folder for folder in found if is_folder(Path(folder))]
+        if part == "**":
+            found = [str(below) for folder in folders for below, _ in walk(Path(folder), hidden=False)]
+        else:
+            found = [
+                os.path.join(folder, name)
+                for folder in folders
+                for name in fnmatch.filter(listed(Path(folder)), part)
+                if part.startswith(".") or not name.startswith(".")
+            ]
+    return sorted(set(found))
+
+
+def expect_file(path: Path) -> None:
+    """Raise InputError for a broken link, a pipe or a device."""
+    about = status(path)
+    if about is None:
+        raise InputError(
+            f"{printable(str(path))} is a broken link, to {printable(os.readlink(path))}. Expected a file; mend the link or delete it."
+        )
+    if not stat.S_ISREG(about.st_mode):
+        raise InputError(
+            f"{printable(str(path))} is no regular file. Expected one, not a pipe, a socket or a device; write to a file what comes "
+            "out of it, and name that."
+        )
+
+
+@functools.cache
+def warn_once(told: str) -> None:
+    """Log a warning that was not given yet: the files are looked for when a run is planned, and when it reads them."""
+    log.warning(told)
+
+
 def local_files(patterns: Iterable[str]) -> dict[str, Path]:
-    """The files that paths, globs and directories mean, by a name that doesn't depend on where they lie."""
+    """The files that paths, globs and directories mean, by a name that doesn't depend on where they lie.
+
+    What directories hold besides is warned of. Raises InputError for all that is named or lies in them and can't be read.
+    """
     found: list[Path] = []
+    ignored: set[Path] = set()
     for pattern in patterns:
         named = os.path.expanduser(pattern)  # a file may have brackets in its name
-        matches = [Path(m) for m in ([named] if os.path.exists(named) else sorted(glob.glob(named, recursive=True)))]
-        inner = [p for m in matches if m.is_dir() for p in sorted(m.rglob("*")) if p.name.endswith(SUFFIXES)]
-        files = [m for m in matches if m.is_file()] + [p for p in inner if p.is_file()]
+        matches = [Path(m) for m in ([named] if is_there(named) else expand(named))]
+        folders = [m for m in matches if is_folder(m)]
+        inner = [p for m in folders for p in sorted(p for _, files in walk(m) for p in files)]
+        files = [m for m in matches if m not in folders] + [p for p in inner if is_read(p)]
         if not files:
             what = "matches nothing" if not matches else "holds no file that cram reads"
             raise InputError(
                 f"{pattern!r} {what}. Expected files that end in {', '.join(SUFFIXES)}. Check download.files."
             )
+        for path in files:
+            expect_file(path)
         found += files
-    if wrong := [p for p in found if not p.name.endswith(SUFFIXES)]:
+        ignored.update(p for p in inner if not is_read(p))
+    if wrong := [p for p in found if not is_read(p)]:
         raise InputError(f"{wrong[0]} is of a kind that cram doesn't read. Expected {', '.join(SUFFIXES)}.")
-    found = [Path(os.path.abspath(p)) for p in found]  # not what links point to: the hub's cache names that by digest
+    if ignored:
+        some = ", ".join(printable(str(p)) for p in sorted(ignored)[:NAMED]) + ", …" * (len(ignored) > NAMED)
+        warn_once(
+            "Files in the directories of download.files that are not read, because of how their names end: "
+            f"{len(ignored):,} ({some})."
+        )
+    real = functools.cache(os.path.realpath)
+    once: dict[tuple[str, str], Path] = {}  # by folder and name: a link to a folder doesn't make two of its files
+    for path in found:  # under its own name, not what links to files point to: the hub's cache names that by digest
+        path = Path(os.path.abspath(path))
+        once.setdefault((real(path.parent), path.name), path)
+    found = list(once.values())
     base = Path(os.path.commonpath([p.parent for p in found]))
     named = {printable(str(p.relative_to(base))): p for p in found}
     if len(named) < len(set(found)):
@@ -385,7 +517,7 @@ def _digest(path: Path, *_: int) -> str:
 def unreadable(path: Path, error: OSError) -> InputError:
     """What to say of a file or folder that the system doesn't let us read."""
     return InputError(
-        f"{error.filename or path} can't be read: {os.strerror(error.errno)}. Expected a file that you may read, in folders that you may "
+        f"{printable(str(error.filename or path))} can't be read: {os.strerror(error.errno)}. Expected a file that you may read, in folders that you may "
         "enter; change their rights, or name another."
     )
 

@@ -36,8 +36,19 @@ from model import InputError
 from tasks import parallel
 
 HOME = Path(__file__).resolve().parents[1]
-ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").resolve()  # bound at import, as Prefect's store is
+ROOT = (
+    Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()
+)  # bound at import, as Prefect's store is
 MANIFEST, STATS, RECORD = "stage.json", "stats.json", "prefect.json"
+TELLING = (
+    ".md",
+    ".html",
+    ".svg",
+    ".png",
+    STATS,
+    "lineage.json",
+    "metrics.parquet",
+)  # ends of files that tell of a run: when, how fast
 WORK = "work"  # in a draft: what a rerun goes on from; not published, and deleted when all else is
 REPORTED_PACKAGES = ("prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
 MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOLCK)
@@ -116,6 +127,26 @@ def read_manifest(artifact: Artifact) -> dict | None:
         return None
 
 
+def contents(inputs: dict) -> dict[str, str]:
+    """Digests of what a stage's input artifacts hold, by name: of those that may hold other things when they are made again."""
+    found = {}
+    for given in inputs.values():
+        for artifact in given if isinstance(given, list) else [given]:
+            about = read_manifest(artifact) or {}
+            if about.get("varies"):
+                held = sorted((f["path"], f["sha256"]) for f in about["files"] if not f["path"].endswith(TELLING))
+                found[artifact.name] = hashlib.sha256(json.dumps(held).encode()).hexdigest()
+    return found
+
+
+def is_made(artifact: Artifact, inputs: dict) -> bool:
+    """Whether it is complete, and was made from these inputs as they are now."""
+    found = read_manifest(artifact)
+    if found is None or "made_from" not in found:  # earlier versions did not record it
+        return found is not None
+    return found["made_from"] == contents(inputs)
+
+
 def artifacts(stage: str) -> list[Artifact]:
     """The complete artifacts of a stage, the newest last."""
     folders = [p for p in (ROOT / stage).glob("*") if p.is_dir() and not p.is_symlink()]
@@ -153,6 +184,11 @@ def elsewhere(stage: str, key: str, of: str = "") -> str:
     return f" {found.name} is of the stage {found.stage}." if found else ""
 
 
+def inputs_of(arguments: dict) -> dict:
+    """Of a stage's arguments, its input artifacts."""
+    return {name: given for name, given in arguments.items() if name != "params"}
+
+
 @contextmanager
 def locked(artifact: Artifact) -> Iterator[None]:
     """Be the one writer of this artifact; the kernel frees the lock when its holder dies."""
@@ -177,11 +213,35 @@ def discard(artifact: Artifact) -> None:
     (ROOT / ".partial").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ROOT / ".partial") as trash, suppress(FileNotFoundError):
         artifact.path.rename(Path(trash, "old"))
+        if not (artifact.path.parent / "latest").exists() and (left := artifacts(artifact.stage)):
+            point_latest(left[-1])
+
+
+def point_latest(artifact: Artifact) -> None:
+    """Have the link `latest` of its stage lead to it."""
+    link = artifact.path.parent / f".latest-{os.getpid()}-{threading.get_ident()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(artifact.key)
+    link.replace(artifact.path.parent / "latest")
+
+
+@contextmanager
+def told_of_the_machine(what: str) -> Iterator[None]:
+    """Raise InputError where the disk is full or access is denied."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in MACHINE_ERRORS:
+            raise
+        raise InputError(
+            f"{what} can't go on: {error.strerror}: {error.filename or ROOT}. Make room or give access there, or set "
+            "CRAM_ARTIFACTS to another directory; then run again."
+        ) from error
 
 
 def refresh(artifact: Artifact) -> None:
     """Forget the artifact and any half-made draft of it, so that its stage runs from the start."""
-    with locked(artifact):
+    with told_of_the_machine(artifact.stage), locked(artifact):
         discard(artifact)
         shutil.rmtree(draft_of(artifact), ignore_errors=True)
 
@@ -222,16 +282,15 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
         {"path": str(p.relative_to(draft)), "bytes": p.stat().st_size, "sha256": digest(p)} for p in files
     ]
     (draft / MANIFEST).write_text(json.dumps(about, indent=2) + "\n")
+    for path in files:
+        path.chmod((draft / MANIFEST).stat().st_mode)  # some libraries let nobody else read what they write
     fsync(draft / MANIFEST)
     fsync(draft)
     artifact.path.parent.mkdir(parents=True, exist_ok=True)
     discard(artifact)  # a damaged leftover, if there is one
     draft.rename(artifact.path)
     fsync(artifact.path.parent)
-    link = artifact.path.parent / f".latest-{os.getpid()}-{threading.get_ident()}"
-    link.unlink(missing_ok=True)
-    link.symlink_to(artifact.key)
-    link.replace(artifact.path.parent / "latest")
+    point_latest(artifact)
     shutil.rmtree(artifact.path / WORK, ignore_errors=True)  # last: until here a killed stage goes on from it
 
 
@@ -279,10 +338,11 @@ def forget_error(task: Task, run: TaskRun, state: State) -> None:
         Path(state.data.metadata.storage_key).unlink()
 
 
-def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Callable], Task]:
+def stage(version: int, resumes: bool = False, name: str = "", varies: bool = False) -> Callable[[Callable], Task]:
     """Make fn(params, *inputs, out) -> stats a cached task from (params, *inputs) to an Artifact.
 
     `resumes`: the function goes on from what a killed attempt left in `out`; else `out` is emptied first.
+    `varies`: made again it may hold other things, as what is trained for hours; then what was made from it is made again too.
     `name`: that of the directory under artifacts/, where the function's own name won't do.
     A plain call without Prefect is `fn.fn(params, *inputs)`.
     """
@@ -293,16 +353,14 @@ def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Call
         signature = signature.replace(parameters=given, return_annotation=Artifact)
 
         def planned(arguments: dict) -> tuple[Artifact, dict]:
-            return target(
-                stage_name, version, arguments["params"], {k: v for k, v in arguments.items() if k != "params"}
-            )
+            return target(stage_name, version, arguments["params"], inputs_of(arguments))
 
         def cache_key(_: object, arguments: dict) -> str | None:
             try:  # a key must not raise: Prefect would print a traceback before the body says what is wrong
                 artifact, _ = planned(arguments)
             except InputError:
                 return None
-            if read_manifest(artifact) is None:  # files gone or damaged: do not believe the record
+            if not is_made(artifact, inputs_of(arguments)):  # files gone or damaged: do not believe the record
                 with suppress(OSError):
                     (artifact.path / RECORD).unlink()
             return f"{artifact.name}/{RECORD}"
@@ -316,17 +374,9 @@ def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Call
         def run(*args, **kwargs) -> Artifact:
             arguments = bind(*args, **kwargs)
             artifact, about = planned(arguments)
-            try:
-                with locked(artifact):
-                    if read_manifest(artifact) is None:  # else another process made it while we waited
-                        make(artifact, about, arguments)
-            except OSError as error:
-                if error.errno not in MACHINE_ERRORS:
-                    raise
-                raise InputError(
-                    f"{stage_name} can't go on: {error.strerror}: {error.filename or ROOT}. Make room or give access there, "
-                    "or set CRAM_ARTIFACTS to another directory; then run again."
-                ) from error
+            with told_of_the_machine(stage_name), locked(artifact):
+                if not is_made(artifact, inputs_of(arguments)):  # else another process made it while we waited
+                    make(artifact, about, arguments)
             return artifact
 
         def make(artifact: Artifact, about: dict, arguments: dict) -> None:
@@ -334,6 +384,7 @@ def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Call
             if not resumes:
                 shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True, exist_ok=True)
+            about["varies"], about["made_from"] = varies, contents(inputs_of(arguments))
             cpu_before = reset_usage()
             about["stats"] = fn(**arguments, out=draft)
             (draft / STATS).write_text(json.dumps(about["stats"], indent=2) + "\n")
@@ -361,6 +412,9 @@ def stage(version: int, resumes: bool = False, name: str = "") -> Callable[[Call
             on_failure=[forget_error],
         )
         prefect_task.target = lambda *args, **kwargs: planned(bind(*args, **kwargs))[0]
+        prefect_task.is_made = lambda *args, **kwargs: is_made(
+            prefect_task.target(*args, **kwargs), inputs_of(bind(*args, **kwargs))
+        )
         return prefect_task
 
     return decorate

@@ -7,6 +7,7 @@ Writes  sequences.npy     (n, S) uint16, in the order of training (uint32 for mo
         tokenizer.json, tokenizer_config.json
 """
 
+import logging
 import mmap
 import os
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow.parquet as pq
-from pydantic import Field, model_validator
+from pydantic import Field
 from tokenizers import Tokenizer
 
 from model import InputError
@@ -27,6 +28,7 @@ from tasks.vocabulary import SEP, SPECIALS, UNK, WORD_START, copy, encoder_of, i
 BLOCK = 1 << 16  # sequences handled at once
 MOST_SEQUENCES = 85_000_000  # the reference's limit
 JOINED, DRAWN = "joined.npy", "drawn.npy"  # all sequences, and those drawn of them, in the order of the corpus
+log = logging.getLogger(__name__)
 SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
 
 
@@ -46,15 +48,6 @@ class Tokenize(Params):
         MOST_SEQUENCES, ge=1, description="Keep at most so many, drawn evenly before sorting (the reference's limit)."
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Of the draw of fewer, and of the order where sort is random.")
-
-    @model_validator(mode="after")
-    def _no_idle_seed(self) -> "Tokenize":
-        if self.seed and self.sort != "random" and self.max_sequences >= MOST_SEQUENCES:
-            raise ValueError(
-                f"seed is {self.seed}, but nothing is drawn by it: leave it out, set sort to 'random' (it is {self.sort!r}), "
-                f"or max_sequences to less than {MOST_SEQUENCES:,}"
-            )
-        return self
 
 
 def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
@@ -177,6 +170,12 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
             "(download), or a looser filter."
         )
     kept = joined
+    if params.seed and params.sort != "random" and len(joined) <= params.max_sequences:
+        log.warning(
+            "tokenize.seed changes nothing here: all %d sequences are kept, in the order of %r. It is for sort 'random', or "
+            "for a max_sequences of fewer.",
+            len(joined), params.sort,
+        )  # fmt: skip
     if len(joined) > params.max_sequences:
         draw = np.random.default_rng(params.seed).choice(
             len(joined), params.max_sequences, replace=False, shuffle=False

@@ -436,6 +436,11 @@ def rows(used: pa.Table) -> list[dict]:
 @stage(version=3, resumes=True, name="vocabulary")
 def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
     """Train the vocabulary; fails if the text doesn't give as many entries as asked for."""
+    if not corpus.stats["characters"]:
+        raise InputError(
+            "There is no text left to make a vocabulary of: the stages before (deduplicate, decontaminate, filter) dropped all of it. "
+            "Look at what they dropped (cram show filter), and drop less."
+        )
     counts, used = count(corpus, params.sample_megabytes, out / WORK, "count words")
     tokenizer = train(counts, params.entries, params.min_frequency, params.model)
     found = tokenizer.get_vocab_size()

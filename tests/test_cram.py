@@ -136,6 +136,37 @@ def test_a_refreshed_stage_is_followed_by_all_that_depends_on_it(tiny: dict, fir
     assert states == dict.fromkeys(STAGES, "Cached") | dict.fromkeys(after, "Completed")
 
 
+def test_a_model_that_is_trained_anew_is_finetuned_anew_though_another_run_does_it(tiny: dict, first, monkeypatch):
+    monkeypatch.setenv("CRAM_DTYPE", "bf16")  # so that other weights have the same key
+    run(tiny, until="pretrain", refresh=["pretrain"])
+    states, _ = run(tiny)
+    assert states == dict.fromkeys(STAGES, "Cached") | dict.fromkeys(("finetune", "report"), "Completed")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("CRAM_DTYPE", "bf61", "CRAM_DTYPE is 'bf61'"),
+        ("CRAM_GPUS", "3", "batch_size 8 can't be shared by 3 processes"),
+        ("CRAM_WORKERS", "none", "CRAM_WORKERS is 'none'"),
+    ],
+)
+def test_a_bad_setting_of_the_machine_is_told_before_a_model_is_discarded(tiny, first, monkeypatch, name, value, words):
+    made = {artifact: artifact.manifest for artifact in artifacts("pretrain")}
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=words):
+        run(tiny, refresh=["pretrain"])
+    assert {artifact: artifact.manifest for artifact in artifacts("pretrain")} == made
+
+
+def test_what_of_an_override_has_no_effect_is_told(tiny: dict, caplog):
+    plan = planned("demo", tiny, "filter", {}, [])
+    plan.tell_unused({"finetune": {"data": "elsewhere"}})
+    assert not caplog.messages, "decontaminate looks for what stands there"
+    plan.tell_unused({"filter": {}, "finetune": {"epochs": 3}, "pretrain": {}})
+    assert caplog.messages == ["This run doesn't carry out finetune, pretrain: what override says of it has no effect."]
+
+
 def test_a_given_stage_makes_those_before_it_needless(tiny: dict, first, tmp_path: Path):
     bert = artifacts("pretrain")[0]
     missing = tiny | {"download": {"source": "files", "files": [str(tmp_path / "gone.jsonl")]}}

@@ -356,11 +356,16 @@ def test_the_disk_holds_few_shards_at_once(online: Hub, monkeypatch: pytest.Monk
     assert held[-1] == 0
 
 
-@pytest.mark.parametrize("asked", ["0", "-1", "many", ""])
+@pytest.mark.parametrize("asked", ["0", "-1", "many"])
 def test_a_wrong_number_of_downloads_is_told(asked: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CRAM_DOWNLOADS", asked)
     with pytest.raises(InputError, match=r"CRAM_DOWNLOADS is '.*'; expected a positive whole number"):
         fetch.downloads()
+
+
+def test_an_empty_number_of_downloads_is_none_set(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CRAM_DOWNLOADS", "")
+    assert fetch.downloads() == 4
 
 
 def test_of_a_subset_only_the_beginning_comes(online: Hub):

@@ -406,6 +406,13 @@ def test_longer_inputs_than_the_model_is_trained_on_are_refused_before_it_is():
     assert planned("crammed-bert", override, "pretrain", {}, []).steps  # finetuning isn't reached
 
 
+def test_sequences_that_can_not_be_halved_are_refused_before_a_model_is_to_halve_them():
+    odd = {"pretrain": {"architecture": {"funnel": 1}}, "tokenize": {"length": 129}}
+    with pytest.raises(InputError, match=r"tokenize.length is 129, which can't be halved 1 times .* a multiple of 2"):
+        planned("crammed-bert", odd, "pretrain", {}, [])
+    planned("crammed-bert", odd, "tokenize", {}, [])
+
+
 def test_machine_settings_are_no_parameters():
     fields = {field for stage in RECIPES["demo"].model_dump().values() for field in stage}
     assert not fields & {"workers", "device", "dtype", "compile", "micro_batch", "out", "cache"}

@@ -2,6 +2,7 @@
 
 import bz2
 import errno
+import glob
 import gzip
 import hashlib
 import io
@@ -513,13 +514,26 @@ def test_a_link_is_read_under_its_own_name_as_in_the_cache_of_the_hub(store: Pat
         ("gone-*.parquet", ["gone-*.parquet", "matches nothing"]),
         ("hollow", ["hollow", "holds no file that cram reads"]),
         ("table.csv", ["table.csv", "kind that cram doesn't read", ".parquet"]),
-        ("*", ["table.csv", "kind that cram doesn't read"]),
+        ("t*", ["table.csv", "kind that cram doesn't read"]),
+        ("broken.jsonl", ["broken.jsonl is a broken link, to gone.jsonl", "mend the link"]),
+        ("circle.jsonl", ["circle.jsonl is a broken link, to circle.jsonl"]),
+        ("with-link", ["with-link/broken.jsonl is a broken link, to gone.jsonl"]),
+        ("with-*", ["with-link/broken.jsonl is a broken link, to gone.jsonl"]),
+        ("pipe.jsonl", ["pipe.jsonl is no regular file", "a pipe"]),
+        ("with-pipe", ["with-pipe/pipe.jsonl is no regular file"]),
     ],
 )
 def test_a_path_that_cannot_be_read_gets_one_sentence(store: Path, data: Path, pattern: str, words: list[str]):
     write_jsonl(data / "a.jsonl", ["text"])
     (data / "table.csv").write_text("a,b\n")
-    (data / "hollow").mkdir()
+    for folder in ("hollow", "with-link", "with-pipe"):
+        (data / folder).mkdir()
+    write_jsonl(data / "with-link/a.jsonl", ["text"])
+    write_jsonl(data / "with-pipe/a.jsonl", ["text"])
+    for link, to in {"broken": "gone", "with-link/broken": "gone", "circle": "circle"}.items():
+        (data / f"{link}.jsonl").symlink_to(f"{to}.jsonl")
+    for pipe in ("pipe.jsonl", "with-pipe/pipe.jsonl"):
+        os.mkfifo(data / pipe)
     with pytest.raises(InputError) as refused:
         fetch(data / "a.jsonl", data / pattern)
     for word in words:
@@ -834,6 +848,110 @@ def test_a_directory_with_the_name_of_a_shard_is_looked_into(store: Path, data: 
     assert [d.text for d in fetch(data / "train-0.jsonl.zst")] == ["inner"]
     with pytest.raises(InputError, match=r"hollow.parquet' holds no file that cram reads"):
         fetch(data / "hollow.parquet")
+
+
+@pytest.mark.parametrize("pattern", [".", "*", "**/*.jsonl", "*/*.jsonl", "*/a.jsonl", "locked", "locked/a.jsonl"])
+def test_a_folder_that_may_not_be_read_is_told_with_its_path(data: Path, monkeypatch, pattern: str):
+    (data / "locked").mkdir()
+    (data / "open").mkdir()
+    for name in ("locked/a.jsonl", "open/a.jsonl", "b.jsonl"):
+        write_jsonl(data / name, [name])
+
+    def guarded(call):
+        def guard(path: Path | str, *given, **named):
+            if (Path(path) == data / "locked" and call is os.listdir) or Path(path).parent == data / "locked":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return call(path, *given, **named)
+
+        return guard
+
+    for name in ("listdir", "lstat", "stat"):  # whoever runs the tests may read every folder, if that is root
+        monkeypatch.setattr(os, name, guarded(getattr(os, name)))
+    with pytest.raises(
+        InputError, match=rf"{data}/locked(/a\.jsonl)? can't be read: Permission denied\. .*change their rights"
+    ):
+        sources.local_files([f"{data}/{pattern}"])
+
+
+def test_links_to_folders_are_followed_and_each_folder_is_read_once(data: Path):
+    for name in ("z/a.jsonl", "z/deep/b.jsonl", "../outside/c.jsonl", "../outside/more/d.jsonl"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(data / name, [name])
+    for link, to in {"again": "z", "elsewhere": "../outside", "z/up": "..", "z/round": "../again"}.items():
+        (data / link).symlink_to(to)
+    (data.parent / "outside/back").symlink_to(data)
+    expected = ["elsewhere/c.jsonl", "elsewhere/more/d.jsonl", "z/a.jsonl", "z/deep/b.jsonl"]
+    for pattern in ("", "/**", "/**/*.jsonl", "/**/*"):
+        found = sources.local_files([f"{data}{pattern}"]).values()
+        assert sorted(str(p.relative_to(data)) for p in found) == expected, pattern
+
+
+def test_globs_match_what_those_of_python_match(data: Path, monkeypatch: pytest.MonkeyPatch):
+    names = [
+        "a-1.jsonl",
+        "a-2.jsonl",
+        "b[1].jsonl",
+        ".hidden.jsonl",
+        "x/a.jsonl",
+        "x/y/a.jsonl",
+        ".git/a.jsonl",
+        "x/.a.jsonl",
+    ]
+    for name in names:
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(data / name, [name])
+    monkeypatch.chdir(data)
+    patterns = [
+        "*",
+        "*.jsonl",
+        "a-[!1].jsonl",
+        "b[[]1].jsonl",
+        "?-?.jsonl",
+        "*/a.jsonl",
+        "*/*",
+        "**/*.jsonl",
+        "**/a.jsonl",
+    ]
+    patterns += [
+        "x/**/*.jsonl",
+        "**/y/*",
+        ".*",
+        ".*/*",
+        "*/.a*",
+        "**/.*",
+        "*/",
+        "**/**/*.jsonl",
+        "./*",
+        "x/../a-*",
+        "*//a*",
+    ]
+    for pattern in [*patterns, *(f"{data}/{p}" for p in patterns)]:
+        found = [os.path.normpath(p) for p in sources.expand(pattern)]
+        assert sorted(found) == sorted(os.path.normpath(p) for p in set(glob.glob(pattern, recursive=True))), pattern
+
+
+@pytest.mark.parametrize("suffix", [".JSONL", ".Jsonl.ZST", ".json.GZ", ".PARQUET", ".TXT"])
+def test_endings_are_read_in_capitals_too(store: Path, data: Path, suffix: str):
+    plain = parquet(pa.table({"text": ["some text"]})) if suffix == ".PARQUET" else json_lines(["some text"])
+    (data / f"shard-00{suffix}").write_bytes(packed(plain, suffix.lower()))
+    for pattern in (data, data / f"shard-00{suffix}"):
+        [document] = fetch(pattern)
+        assert document.text == (plain.decode() if suffix == ".TXT" else "some text")
+    assert sources.shard_family(f"shard-00{suffix}") == "shard"
+
+
+def test_what_is_not_read_of_a_directory_is_told_once(data: Path, caplog: pytest.LogCaptureFixture):
+    write_jsonl(data / "a.jsonl", ["text"])
+    sources.local_files([str(data)])
+    assert not caplog.messages
+    (data / "deep").mkdir()
+    for name in ("b.csv", "c.jsonl.bak", "deep/d.md", "deep/e.md"):
+        (data / name).write_text("not read")
+    (data / "unmounted").symlink_to("/gone")
+    for _ in range(2):
+        assert list(sources.local_files([str(data), f"{data}/deep/../*.jsonl"])) == ["a.jsonl"]
+    [told] = caplog.messages
+    assert re.search(rf"not read, .*: 5 \({data}/b\.csv, {data}/c\.jsonl\.bak, {data}/deep/d\.md, …\)", told)
 
 
 @pytest.mark.parametrize("method", ["stat", "open"])

@@ -1,5 +1,6 @@
 """The store: keys, publication, locks, drafts, hits."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -85,6 +86,36 @@ def careless(params: Count, out: Path) -> dict:
     (out / f"attempt-{len(CALLS)}.txt").write_text("x")
     if len(CALLS) == 1:
         raise InputError("nothing to count")
+    return {}
+
+
+@stage(version=1, varies=True)
+def wayward(params: Count, out: Path) -> dict:
+    """Holds something else if CALLS says so, and tells something else of every run."""
+    (out / "numbers.txt").write_text("other" if "other" in CALLS else "same")
+    (out / "README.md").write_text(str(time.time_ns()))
+    return {"when": time.time_ns()}
+
+
+@stage(version=1)
+def steady(params: Count, out: Path) -> dict:
+    """The same for a stage of which it is not said."""
+    (out / "numbers.txt").write_text("other" if "other" in CALLS else "same")
+    return {}
+
+
+@stage(version=1)
+def secretive(params: Count, out: Path) -> dict:
+    """Lets nobody else read what it makes, as some libraries do."""
+    (out / "numbers.txt").write_text("1")
+    (out / "numbers.txt").chmod(0o600)
+    return {}
+
+
+@stage(version=1)
+def follower(params: Count, first: Artifact, others: list[Artifact], out: Path) -> dict:
+    """Reads what others made."""
+    CALLS.append("follower")
     return {}
 
 
@@ -204,6 +235,75 @@ def test_refresh_makes_the_stage_run_again(store: Path):
     assert read_manifest(made) is None
     count.fn(Count())
     assert CALLS == ["count", "count"]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_was_made_from_an_input_is_made_again_when_that_now_holds_other_things(store: Path, place: int):
+    inputs = [wayward.fn(Count(upto=number)) for number in range(2)]
+
+    def follow() -> Artifact:
+        return follower.fn(Count(), inputs[0], [inputs[1]])
+
+    follow()
+    shutil.rmtree(inputs[place].path)
+    assert not follower.is_made(Count(), inputs[0], [inputs[1]]), "it is not known what it will be"
+    wayward.fn(Count(upto=place))
+    assert follower.is_made(Count(), inputs[0], [inputs[1]]), "the same again, though it tells of another run"
+    follow()
+    assert CALLS == ["follower"]
+    CALLS.append("other")
+    refresh(inputs[place])
+    wayward.fn(Count(upto=place))
+    assert find("follower", "latest") == follow()
+    assert CALLS == ["follower", "other", "follower"]
+    follow()
+    assert CALLS == ["follower", "other", "follower"]
+
+
+def test_what_was_made_from_an_input_stays_when_that_is_made_again_by_a_stage_whose_results_do_not_vary(store: Path):
+    inputs = [steady.fn(Count(upto=number)) for number in range(2)]
+    made = follower.fn(Count(), inputs[0], inputs[1:])
+    CALLS.append("other")  # as other versions of libraries write other bytes of the same documents
+    refresh(inputs[0])
+    steady.fn(Count(upto=0))
+    assert follower.fn(Count(), inputs[0], inputs[1:]) == made
+    assert CALLS == ["follower", "other"]
+
+
+def test_an_artifact_of_a_version_that_did_not_record_its_inputs_contents_counts_as_made(store: Path):
+    inputs = [wayward.fn(Count(upto=number)) for number in range(2)]
+    made = follower.fn(Count(), inputs[0], inputs[1:])
+    about = json.loads((made.path / "stage.json").read_text())
+    del about["made_from"]
+    (made.path / "stage.json").write_text(json.dumps(about))
+    assert follower.is_made(Count(), inputs[0], inputs[1:])
+
+
+def test_latest_leads_to_the_newest_that_is_left(store: Path):
+    old, new = count.fn(Count()), count.fn(Count(upto=4))
+    assert (store / "count" / "latest").resolve() == new.path
+    refresh(new)
+    assert (store / "count" / "latest").resolve() == old.path
+    refresh(old)
+    assert not (store / "count" / "latest").exists()
+
+
+def test_a_store_that_can_not_be_written_is_told_when_a_stage_is_refreshed(store: Path, monkeypatch):
+    made = count.fn(Count())
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(store / ".locks"))
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    with pytest.raises(InputError, match=r"count can't go on: Permission denied: .*\.locks\. Make room or give access"):
+        refresh(made)
+
+
+def test_all_files_may_be_read_by_those_who_may_read_the_manifest(store: Path):
+    made = secretive.fn(Count())
+    modes = {path.stat().st_mode & 0o777 for path in made.path.iterdir() if path.is_file()}
+    assert len(modes) == 1
+    assert modes != {0o600}
 
 
 def test_kill_9_publishes_nothing_and_the_rerun_goes_on_where_it_was(store: Path):

@@ -24,6 +24,7 @@ from transformers import AutoTokenizer
 from model import InputError
 from tasks import vocabulary
 from tasks.corpus import Download, documents_of, download
+from tasks.filter import Filter, drop_incompressible
 from tasks.stage import Artifact, artifacts
 from tasks.vocabulary import (
     ALPHABET,
@@ -169,6 +170,15 @@ def test_too_little_text_is_refused_with_what_it_gives(store: Path, tmp_path: Pa
         train_vocabulary.fn(Vocabulary(entries=5000), corpus)
     assert "vocabulary.entries" in str(refused.value)
     assert artifacts("vocabulary") == []
+
+
+def test_a_corpus_of_which_all_was_dropped_is_refused_with_where_to_look(store: Path, tmp_path: Path):
+    write_jsonl(tmp_path / "few.jsonl", ["a few words"])
+    corpus = download.fn(Download(source="files", files=[str(tmp_path / "few.jsonl")]))
+    empty = drop_incompressible.fn(Filter(min_characters=1000), corpus)
+    assert empty.stats["characters"] == 0
+    with pytest.raises(InputError, match=r"no text left .*deduplicate, decontaminate, filter.*cram show filter"):
+        train_vocabulary.fn(Vocabulary(entries=256), empty)
 
 
 def test_transformers_loads_the_folder_and_encodes_as_we_do(corpus: Artifact):
