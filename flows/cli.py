@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,11 +23,14 @@ from flows.compare import compare
 from flows.services import HOME, SERVER, server_answers
 from model import InputError
 
-if TYPE_CHECKING:  # importing it imports Prefect, whose settings `main` makes first
+if TYPE_CHECKING:  # importing them imports Prefect, whose settings `main` makes first
+    from prefect.server.api.server import SubprocessASGIServer
+
     from tasks.stage import Artifact
 
 LINE = 120  # characters of JSON on one line
 SERVER_SECONDS = 120  # for Prefect's temporary server to start on a busy machine
+DRAIN_SECONDS = 10  # for it to take, at the end of a run, what has not reached it yet
 SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the user has set comes first
     "PREFECT_HOME": str(HOME / ".prefect"),
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -35,6 +39,8 @@ SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the 
     "DO_NOT_TRACK": "1",
 }
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What ls and show read of a manifest.
+NEEDED = {"params": dict, "inputs": dict, "finished": str, "seconds": int | float, "environment": dict}
 STAGES_THERE = "Stages, in order: {stages}."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # a pipe has no width
@@ -61,24 +67,52 @@ def prefect_server() -> Iterator[None]:
         with temporary_settings({PREFECT_API_URL: url}):
             yield
         return
-    console.print(f"No Prefect server answers at {url}; this run uses one of its own.", style="dim", soft_wrap=True)
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
+    console.print(
+        f"No Prefect server answers at {escape(url)}; this run uses one of its own.", style="dim", soft_wrap=True
+    )
     from prefect.server.api.server import SubprocessASGIServer
 
+    class Server(SubprocessASGIServer):
+        """One that Ctrl-C, which a terminal sends to all of the run's processes, leaves to be ended by the run."""
+
+        def _run_uvicorn_command(self) -> subprocess.Popen:
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the server inherits
+            try:
+                return super()._run_uvicorn_command()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")  # it complains of being stopped
-    server = SubprocessASGIServer()
+    server = Server()
     before = signal.signal(signal.SIGTERM, leave)  # Prefect passes it on; unhandled, it would leave the server behind
-    server.start(timeout=SERVER_SECONDS)
     try:
+        server.start(timeout=SERVER_SECONDS)
         with temporary_settings({PREFECT_API_URL: server.api_url}):
             yield
     finally:
-        with suppress(RuntimeError):  # raised where nothing was logged
-            APILogWorker.instance().drain()
-        EventsWorker.drain_all()
-        server.stop()
-        signal.signal(signal.SIGTERM, before)
+        try:
+            drain(server)
+        finally:
+            server.stop()
+            signal.signal(signal.SIGTERM, before)
+
+
+def drain(server: "SubprocessASGIServer") -> None:
+    """Send the server what is left of events and logs, if it takes them; Ctrl-C ends this, and the server, at once."""
+    from prefect.events.worker import EventsWorker
+
+    process = server.server_process
+    answers = process is not None and process.poll() is None
+    services = tuple(EventsWorker._instances.values())  # of logs too: Prefect has one list for all kinds
+    try:
+        EventsWorker.drain_all(timeout=DRAIN_SECONDS if answers else 0)
+    except KeyboardInterrupt:
+        if process is not None:
+            process.kill()
+        raise
+    finally:
+        for service in services:  # Prefect would wait for them again, without limit, when the interpreter ends
+            service._loop.call_soon_threadsafe(service._done_event.set)
 
 
 def leave(number: int, frame: object) -> NoReturn:
@@ -87,16 +121,51 @@ def leave(number: int, frame: object) -> NoReturn:
 
 
 def parse_override(text: str) -> dict:
-    """The JSON of --override."""
+    """The JSON of an --override."""
     try:
-        found = json.loads(text)
-    except ValueError as error:
+        found = json.loads(text, object_pairs_hook=without_repeats)
+    except json.JSONDecodeError as error:
         raise InputError(
             f'--override is no JSON: {error}. Expected e.g. \'{{"filter": {{"max_tokens_per_char": 0.25}}}}\'.'
         ) from error
     if not isinstance(found, dict):
         raise InputError(f"--override is {found!r}; expected a JSON object.")
     return found
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict:
+    """A JSON object, which must not give a name twice: the first would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"--override has {twice!r} twice in one object. Put what both say into one of them.")
+    return found
+
+
+def parse_overrides(texts: list[str]) -> dict:
+    """What several --override change together; of what two of them change, the later decides."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from flows.recipes import Override, merge, sentence
+
+    found, changes = [parse_override(text) for text in texts], {}
+    for one in found:
+        if len(found) > 1:  # a value that is no object, in place of one, would be lost or can't be merged
+            try:
+                TypeAdapter(Override).validate_python(one)
+            except ValidationError as error:
+                raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
+        changes = merge(changes, one)
+    return changes
+
+
+def check_store() -> None:
+    """Refuse a store that is no directory."""
+    from tasks.stage import ROOT
+
+    if ROOT.exists() and not ROOT.is_dir():
+        raise InputError(f"{ROOT} is a file; artifacts need a directory. Set CRAM_ARTIFACTS to one.")
 
 
 def check_stages(names: list[str]) -> None:
@@ -110,8 +179,13 @@ def check_stages(names: list[str]) -> None:
 @app.command(cls=WithNames, epilog="Recipes: {recipes}.\n\n" + STAGES_THERE)
 def run(
     recipe: Annotated[str, typer.Argument(help="A named set of all parameters; those there are stand below.")],
-    override: Annotated[str, typer.Option(help="JSON of what to change in the recipe.")] = "{}",
-    until: Annotated[str, typer.Option(help="The last stage to run.")] = "report",
+    override: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JSON", help="What to change in the recipe. Several are merged; the later decides."),
+    ] = None,
+    until: Annotated[
+        list[str] | None, typer.Option(metavar="STAGE", help="The last stage to run; without it, report.")
+    ] = None,
     use: Annotated[
         list[str] | None, typer.Option(metavar="STAGE=KEY", help="Take this artifact; needs nothing before it.")
     ] = None,
@@ -120,7 +194,10 @@ def run(
     ] = None,
 ) -> None:
     """Run a recipe, from text to scores. What was done before with the same parameters is not done again."""
-    changes = parse_override(override)
+    changes = parse_overrides(override or [])
+    if len(lasts := sorted(set(until or ["report"]))) > 1:
+        raise InputError(f"--until names {' and '.join(lasts)}. A run has one last stage; give one.")
+    [last] = lasts
     if wrong := [pair for pair in use or [] if "=" not in pair]:
         raise InputError(f"--use {wrong[0]} names no artifact; expected STAGE=KEY, as in --use pretrain=latest.")
     pairs = [pair.split("=", 1) for pair in use or []]
@@ -129,13 +206,14 @@ def run(
         raise InputError(
             "--use names a stage twice. Give several finetune artifacts as finetune=KEY,KEY; others have one."
         )
-    check_stages([until, *given, *(refresh or [])])
+    check_stages([last, *given, *(refresh or [])])
+    check_store()
     from flows.cram import cram, planned
 
-    planned(recipe, changes, until, given, refresh or []).check()  # what is wrong is told before a server is started
+    planned(recipe, changes, last, given, refresh or []).check()  # what is wrong is told before a server is started
     leave_errors_to_main()
     with prefect_server():
-        made = cram(recipe=recipe, override=changes, until=until, use=given, refresh=refresh or [])
+        made = cram(recipe=recipe, override=changes, until=last, use=given, refresh=refresh or [])
     for artifact in made:
         tell(artifact)
 
@@ -193,11 +271,11 @@ def cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def shorten(path: Path) -> Path:
-    """Relative to the working directory where that is shorter."""
+def shorten(path: Path) -> str:
+    """Relative to the working directory where that is shorter; for `console.print`, which takes brackets for markup."""
     with suppress(ValueError):
-        return path.relative_to(Path.cwd())
-    return path
+        path = path.relative_to(Path.cwd())
+    return escape(str(path))
 
 
 def size(manifest: dict) -> str:
@@ -263,23 +341,46 @@ def differences(manifests: list[dict]) -> list[str]:
 def ls(stage: Annotated[str | None, typer.Argument(help="Only this stage's.")] = None) -> None:
     """List artifacts: key, when made, size, seconds, and what differs in their parameters."""
     check_stages([stage] if stage else [])
+    check_store()
     from flows.recipes import STAGES
     from tasks.stage import ROOT, artifacts
 
+    damaged = []
     table = Table(box=None, header_style="bold")
     for column in ("stage", "key", "finished (UTC)", "size", "seconds"):
         table.add_column(column, no_wrap=True, justify="right" if column in ("size", "seconds") else "left")
     table.add_column("what differs")
     for name in [stage] if stage else STAGES:
-        found = artifacts(name)
-        manifests = [artifact.manifest for artifact in found]
-        for artifact, about, difference in zip(found, manifests, differences(manifests), strict=True):
+        found = {}
+        for artifact in artifacts(name):
+            try:
+                found[artifact.key] = read_about(artifact)
+            except InputError as error:
+                damaged.append(str(error))
+        for (key, about), difference in zip(found.items(), differences([*found.values()]), strict=True):
             when = about["finished"][:19].replace("T", " ")
-            table.add_row(name, artifact.key, when, size(about), f"{about['seconds']:.1f}", escape(difference))
-    if not table.row_count:
-        console.print(f"No artifacts in {ROOT} yet. Make some: cram run demo")
-        return
-    console.print(table)
+            row = (name, key, when, size(about), f"{about['seconds']:.1f}", difference)
+            table.add_row(*map(escape, row))
+    if table.row_count:
+        console.print(table)
+    elif not damaged:
+        what, how = (f"artifacts of {stage}", f" --until {stage}") if stage else ("artifacts", "")
+        console.print(
+            f"No {what} in {escape(str(ROOT))} yet. Make some: cram run demo{how}", soft_wrap=True, highlight=False
+        )
+    for sentence in damaged:
+        console.print(sentence, markup=False, soft_wrap=True, highlight=False)
+
+
+def read_about(artifact: "Artifact") -> dict:
+    """An artifact's manifest, with all that a stage writes there."""
+    about = artifact.manifest
+    if missing := [name for name, kind in NEEDED.items() if not isinstance(about.get(name), kind)]:
+        raise InputError(
+            f"{artifact.name} is damaged: its stage.json has no {missing[0]}. Run the stage again, or copy the whole "
+            "directory here."
+        )
+    return about
 
 
 @app.command(cls=WithNames, epilog=STAGES_THERE)
@@ -289,13 +390,15 @@ def show(
     """Print an artifact's parameters, inputs and statistics."""
     stage, _, key = artifact.partition("/")
     check_stages([stage])
+    check_store()
     from tasks.stage import find
 
     found = find(stage, key or "latest")
-    about = found.manifest
-    console.print(f"[bold]{found.name}[/]  {shorten(found.path)}")
+    about = read_about(found)
+    commit = about["environment"].get("commit", "unknown")
+    console.print(f"[bold]{escape(found.name)}[/]  {shorten(found.path)}", soft_wrap=True)
     console.print(
-        f"finished {about['finished']}, {about['seconds']:.1f} s, {size(about)}, commit {about['environment']['commit']}"
+        f"finished {about['finished']}, {about['seconds']:.1f} s, {size(about)}, commit {commit}", markup=False
     )
     for title in ("params", "inputs"):
         console.print(f"\n[bold]{title}[/]")
@@ -320,6 +423,7 @@ def diff(
 ) -> None:
     """Print what differs between two artifacts of a stage; of two filters, also which documents only one of them keeps."""
     check_stages([stage])
+    check_store()
     from tasks.stage import find
 
     found = {"A": find(stage, a), "B": find(stage, b)}
@@ -327,7 +431,8 @@ def diff(
         raise InputError(f"Both are {found['A'].name}. Give two different artifacts; `cram ls {stage}` lists them.")
     manifests = {name: artifact.manifest for name, artifact in found.items()}
     for name, artifact in found.items():
-        console.print(f"{name}: [bold]{artifact.name}[/]  finished {manifests[name]['finished']}", highlight=False)
+        finished = escape(manifests[name]["finished"])
+        console.print(f"{name}: [bold]{escape(artifact.name)}[/]  finished {finished}", highlight=False)
     about = [flat({key: m[key] for key in ("version", "params", "inputs")}) for m in manifests.values()]
     console.print("\n[bold]what differs in parameters and inputs[/]")
     print_rows(differing(*about) or [{"": "nothing"}])
@@ -340,7 +445,7 @@ def diff(
         stats = [own | scores(m["stats"]["table"]) for own, m in zip(stats, manifests.values(), strict=True)]
     print_rows(differing(*stats) or [{"": "nothing"}])
     if stage == "report":
-        console.print(f"\nWith spread and costs: cram compare {a} {b}", highlight=False, soft_wrap=True)
+        console.print(f"\nWith spread and costs: cram compare {escape(a)} {escape(b)}", highlight=False, soft_wrap=True)
 
 
 def scores(rows: list[dict]) -> dict[str, str]:
@@ -390,12 +495,17 @@ for command in (compare, predict, fill):
     app.command()(command)
 
 
+def say(sentence: str) -> None:
+    """Print what is no markup: addresses and paths may have brackets."""
+    console.print(sentence, markup=False)
+
+
 @app.command()
 def up() -> None:
     """Start a Prefect server (if none answers) and a worker, and deploy cram/full."""
     from flows import services
 
-    services.up(os.environ.get("PREFECT_API_URL") or SERVER, console.print)
+    services.up(os.environ.get("PREFECT_API_URL") or SERVER, say)
 
 
 @app.command()
@@ -403,7 +513,7 @@ def down() -> None:
     """End what `cram up` started."""
     from flows import services
 
-    services.down(console.print)
+    services.down(say)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def compare(
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(Markdown(text(told)))
     if html is not None:
-        console.print(f"The page: {html}", soft_wrap=True, highlight=False)
+        console.print(f"The page: {html}", soft_wrap=True, highlight=False, markup=False)
 
 
 def report_called(name: str) -> "Artifact":

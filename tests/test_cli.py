@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -105,7 +106,10 @@ def check_refusal(code: int, out: str, err: str, words: str) -> None:
         (["run", "dmo"], "There is no recipe 'dmo'"),
         (["run", "demo", "--override", "{"], "--override is no JSON"),
         (["run", "demo", "--override", '{"filter": {"max": 1}}'], "filter.max is no field"),
+        (["run", "demo", "--override", '{"filter": {}, "filter": {}}'], "cram: --override has 'filter' twice"),
+        (["run", "demo", "--override", '{"filter": 3}', "--override", '{"filter": {}}'], "filter: Input should be"),
         (["run", "demo", "--until", "filtr"], "There is no stage 'filtr'"),
+        (["run", "demo", "--until", "filter", "--until", "tokenize"], "--until names filter and tokenize"),
         (["run", "demo", "--use", "filter"], "expected STAGE=KEY"),
         (["run", "demo", "--use", "pretrain=123"], "There are no artifacts of pretrain"),
         (["run", "demo", "--override", override(download={"source": "files", "files": ["gone"]})], "matches nothing"),
@@ -180,18 +184,65 @@ def await_file(process: subprocess.Popen, store: Path, pattern: str, log: Path) 
     return found[0]
 
 
-def test_a_run_ended_by_sigterm_leaves_a_checkpoint_and_no_server(env: dict, tmp_path: Path, toy_texts: list[str]):
+def group(leader: int) -> list[int]:
+    """The processes of a group that live, without the one that leads it."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            pid, (state, _, own) = int(stat.parent.name), stat.read_text().rpartition(")")[2].split()[:3]
+            found += [pid] if int(own) == leader != pid and state != "Z" else []
+    return found
+
+
+@pytest.fixture
+def training(env: dict, tmp_path: Path, toy_texts: list[str]) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """A run that is training, and its metrics; all that it starts is of its process group, as at a terminal."""
     command = ["run", "demo", "--until", "pretrain", "--override", tiny(tmp_path, toy_texts, 3600)]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([*CRAM, *command], env=env, cwd=HOME, stdout=log, stderr=log, start_new_session=True)
-    metrics = await_file(
-        process, Path(env["CRAM_ARTIFACTS"]), ".partial/pretrain-*/work/metrics.jsonl", tmp_path / "log"
-    )
-    process.terminate()
-    assert process.wait(60) == 128 + signal.SIGTERM, (tmp_path / "log").read_text()
+        process = subprocess.Popen(
+            [*CRAM, *command],
+            env=env,
+            cwd=HOME,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        )
+    try:
+        store = Path(env["CRAM_ARTIFACTS"])
+        yield process, await_file(process, store, ".partial/pretrain-*/work/metrics.jsonl", tmp_path / "log")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("send", "sign", "code"),
+    [(os.kill, signal.SIGTERM, 128 + signal.SIGTERM), (os.killpg, signal.SIGINT, 130)],
+    ids=["SIGTERM", "Ctrl-C"],
+)
+def test_a_run_ended_by_a_signal_leaves_a_checkpoint_and_no_server(training, tmp_path, send, sign, code):
+    process, metrics = training
+    send(process.pid, sign)
+    assert process.wait(60) == code, (tmp_path / "log").read_text()
     assert metrics.with_name("checkpoint.safetensors").exists()
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # all that it started, the server too, was of its group
+    assert group(process.pid) == [], "all that it started, the server too, was of its group"
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["is gone", "hangs"])
+def test_a_run_whose_server_no_longer_answers_ends_at_the_second_interrupt(training, tmp_path: Path, sign: int):
+    process, _ = training
+    [server] = group(process.pid)
+    os.kill(server, sign)
+    deadline = time.monotonic() + 60
+    while process.poll() is None:
+        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+        os.killpg(process.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(3)
+    assert process.returncode == 130, (tmp_path / "log").read_text()
+    assert group(process.pid) == []
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint_with_the_budget_left(after_up: dict, tmp_path, toy_texts: list[str]):
@@ -246,6 +297,62 @@ def test_ls_and_show_tell_what_is_there_and_what_differs(store: Path, tmp_path: 
     assert "toy.jsonl" in shown
     assert '"documents": 300' in shown
     assert f"corpus: download/{made[1].key}" in runner.invoke(app, ["show", "deduplicate"]).stdout
+
+
+def test_ls_of_a_stage_without_artifacts_names_it(store: Path, tmp_path: Path, toy_texts: list[str]):
+    download.fn(Download(source="files", files=[str(write_jsonl(tmp_path / "toy.jsonl", toy_texts))], documents=0))
+    told = CliRunner().invoke(app, ["ls", "pretrain"]).stdout
+    assert told == f"No artifacts of pretrain in {store} yet. Make some: cram run demo --until pretrain\n"
+
+
+def test_a_damaged_manifest_is_told_by_ls_and_show(store: Path, tmp_path: Path, toy_texts: list[str]):
+    shard = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
+    whole = download.fn(Download(source="files", files=[str(shard)], documents=0))
+    (store / "download" / "0damaged").mkdir()
+    (store / "download" / "0damaged" / "stage.json").write_text('{"files": [], "stats": {}}')
+    listed = CliRunner().invoke(app, ["ls"])
+    assert listed.exit_code == 0
+    assert whole.key in listed.stdout
+    words = "download/0damaged is damaged: its stage.json has no params."
+    assert words in listed.stdout
+    assert words in str(CliRunner().invoke(app, ["show", "download/0damaged"]).exception)
+
+
+def test_paths_with_brackets_are_printed_whole(store: Path, monkeypatch, capsys, tmp_path: Path, toy_texts: list[str]):
+    shard = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
+    made = download.fn(Download(source="files", files=[str(shard)], documents=0))
+    inside = tmp_path / "a [red] place"
+    inside.mkdir()
+    moved = store.rename(inside / "store")
+    monkeypatch.setattr("tasks.stage.ROOT", moved)
+    cli.tell(made)
+    assert f"download: {moved}/download/{made.key}\n" in capsys.readouterr().out
+    assert f"{moved}/download/{made.key}\n" in CliRunner().invoke(app, ["show", "download"]).stdout
+    assert f"in {moved} yet" in CliRunner().invoke(app, ["ls", "filter"]).stdout
+    cli.say(f"Server: answers at http://[::1]:4200, {moved}")
+    assert capsys.readouterr().out.endswith(f"http://[::1]:4200, {moved}\n")
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["show", "filter"], ["diff", "filter", "a", "b"], ["run", "demo"]])
+def test_a_store_that_is_a_file_is_said_to_be_one(store: Path, arguments: list[str]):
+    store.write_text("")
+    told = str(CliRunner().invoke(app, arguments).exception)
+    assert told == f"{store} is a file; artifacts need a directory. Set CRAM_ARTIFACTS to one."
+
+
+def test_several_overrides_are_merged_and_the_later_decides():
+    texts = ['{"pretrain": {"budget": 1, "architecture": {"layers": 2}}}', '{"filter": {"min_characters": 3}}']
+    texts += ['{"pretrain": {"budget": 2, "architecture": {"hidden": 64}}}']
+    changes = {"pretrain": {"budget": 2, "architecture": {"layers": 2, "hidden": 64}}, "filter": {"min_characters": 3}}
+    assert cli.parse_overrides(texts) == changes
+
+
+def test_a_run_takes_all_its_overrides(store: Path, monkeypatch: pytest.MonkeyPatch):
+    given = []
+    monkeypatch.setattr("flows.cram.planned", lambda *arguments: given.append(arguments) or sys.exit(0))
+    asked = ["--override", override(filter={"min_characters": 3}), "--override", override(pretrain={"budget": 2})]
+    CliRunner().invoke(app, ["run", "demo", *asked])
+    assert given[0][:3] == ("demo", {"filter": {"min_characters": 3}, "pretrain": {"budget": 2}}, "report")
 
 
 def test_a_key_of_another_stage_is_said_to_be_one(store: Path, tmp_path: Path, toy_texts: list[str]):
