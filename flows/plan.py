@@ -106,13 +106,20 @@ class Plan:
 
     def check(self) -> None:
         """Raise InputError for what can be known to be wrong before any stage runs: a day of training must not end at it."""
-        together.asked(), parallel.workers()
+        together.asked()
+        parallel.workers()
+        left = set()
         for step in self.needed():
             self.made[step] = step.task.target(step.params, *self.arguments(step))
             if step.stage in self.again or self.anew & before(step):
                 self.anew.add(step)  # and what follows
             if not self.is_made(step):
                 step.params.check()
+                left.add(step.stage)
+        if SEVERAL in left:
+            from model import machine  # torch: not for every command line
+
+            machine.detect()
 
     def is_made(self, step: Step) -> bool:
         """Whether there is nothing to do for a step."""
@@ -157,8 +164,7 @@ class Plan:
         for step in cached:
             self.carry_out(step)
         wanted = len(left)
-        needed = (step.params.memory(self.arguments(step)[0]) for step in left)
-        count = together.at_once(wanted, max(needed, default=0))
+        count = together.at_once(wanted, self.memory(left))
         if count > 1:
             with together.several(count, sum(step.params.examples() for step in left), wanted):
                 self.side_by_side(left, count, problems)
@@ -171,6 +177,15 @@ class Plan:
                     problems[step] = error
         if problems:
             raise failed(list(problems.values()), wanted, len(left))
+
+    def memory(self, runs: list[Step]) -> int:
+        """Bytes that the largest of these finetuning runs takes."""
+        if not runs:
+            return 0
+        from model import machine
+
+        here = machine.detect()
+        return max(step.params.memory(self.arguments(step)[0], here) for step in runs)
 
     def side_by_side(self, left: list[Step], count: int, problems: dict[Step, Exception]) -> None:
         """Carry out so many steps at a time; those that can't begin since another has failed stay in `left`."""

@@ -387,7 +387,6 @@ class Classifier(nn.Module):
         states_BD = self.bert.encode(tokens_BS, padded, first=True)[:, 0]
         if self.training:
             return self.out(self.dropout(self.transform(states_BD)))
-        with torch.autocast(
-            states_BD.device.type, enabled=False
-        ):  # in bf16 one answer in a hundred is a tie of classes
+        # in bf16 one answer in a hundred is a tie of classes
+        with torch.autocast(states_BD.device.type, enabled=False):
             return self.out(self.transform(states_BD.float()))

@@ -31,6 +31,7 @@ from tasks.stage import Artifact, Params, read_manifest, stage
 
 if TYPE_CHECKING:
     from model.finetuning import Examples, Outcome
+    from model.machine import Machine
 
 Protocol = Literal["cramming", "modern"]
 PROTOCOLS = get_args(Protocol)
@@ -197,9 +198,6 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
     def check(self) -> None:
         """Bring and read the data once, so that what is wrong with it is known before the model is trained; and warn."""
-        from model import machine
-
-        machine.detect()
         if self.data != "probes":
             from model.finetuning import steps_of
 
@@ -210,17 +208,15 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
                 of_all = f" That is a share of {self.share:g} (finetune.shares)." if self.share < 1 else ""
                 raise InputError(f"{self.task}: {error}{of_all}") from error
 
-    def memory(self, start: Artifact) -> int:
+    def memory(self, start: Artifact, here: "Machine") -> int:
         """Bytes that the run takes, as far as the model that it starts from is known by now."""
-        from model import finetuning, machine
+        from model import finetuning
 
         if read_manifest(start) is None:
             return together.BYTES_A_RUN
         weights = (start.path / "model.safetensors").stat().st_size
         tokens, shape = self.batch_size * self.max_tokens, described(start)["architecture"]
-        return together.BYTES_A_RUN + finetuning.memory(
-            weights, tokens, shape["layers"] * shape["hidden"], machine.detect()
-        )
+        return together.BYTES_A_RUN + finetuning.memory(weights, tokens, shape["layers"] * shape["hidden"], here)
 
     def rows(self, there: int) -> int:
         """Of so many training rows, how many this run is given."""
@@ -324,7 +320,8 @@ def train(
     if run.keep:
         encoder.restore_tokens()
         export.save_classifier(classifier.cpu(), out, task.labels, len(task.columns), run.max_tokens)
-    where = {name: here.describe()[name] for name in ("device", "dtype")} | {"compiled": here.compiles_always}
+    where = here.describe()
+    where = {"device": where["device"], "dtype": where["dtype"], "compiled": here.compiles_always}
     return outcome, scores, settings.head, where
 
 

@@ -36,19 +36,11 @@ from model import InputError
 from tasks import parallel
 
 HOME = Path(__file__).resolve().parents[1]
-ROOT = (
-    Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()
-)  # bound at import, as Prefect's store is
+# bound at import, as Prefect's store is
+ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()
 MANIFEST, STATS, RECORD = "stage.json", "stats.json", "prefect.json"
-TELLING = (
-    ".md",
-    ".html",
-    ".svg",
-    ".png",
-    STATS,
-    "lineage.json",
-    "metrics.parquet",
-)  # ends of files that tell of a run: when, how fast
+# ends of files that tell of a run: when, how fast
+TELLING = (".md", ".html", ".svg", ".png", STATS, "lineage.json", "metrics.parquet")
 WORK = "work"  # in a draft: what a rerun goes on from; not published, and deleted when all else is
 REPORTED_PACKAGES = ("prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
 MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOLCK)

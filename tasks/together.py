@@ -69,9 +69,8 @@ def available_memory() -> int:
             left.append(int(found[1]) * 1024)
     for limit, used, stat in CGROUPS:
         with suppress(OSError, ValueError):  # absent, or "max"
-            files = re.findall(
-                r"^(?:in)?active_file (\d+)$", Path(stat).read_text(), flags=re.M
-            )  # given up when needed
+            # cached files, given up when needed
+            files = re.findall(r"^(?:in)?active_file (\d+)$", Path(stat).read_text(), flags=re.M)
             left.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + sum(map(int, files)))
     return max(0, min(left))
 
@@ -79,9 +78,8 @@ def available_memory() -> int:
 def serve(pipe: Connection, stop: Connection, environment: dict[str, str], threads: int) -> None:
     """Do what comes through the pipe, until it is closed."""
     parallel.start_worker(stop, environment)
-    os.environ.setdefault(
-        "TORCHINDUCTOR_COMPILE_THREADS", "1"
-    )  # others compile beside it; and it leaves no pool behind
+    # others compile beside it; and it leaves no pool behind
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     import torch
 
     torch.set_num_threads(threads)

@@ -405,12 +405,15 @@ def test_too_little_memory_is_a_sentence(models, data: Path, monkeypatch, proble
 
 
 def test_the_memory_of_a_run_follows_from_its_batch_and_the_model_it_starts_from(models, data: Path):
+    here = machine.detect()
     run, start = one(data, "cola", batch_size=16), models["papers"]
     weights = (start.path / "model.safetensors").stat().st_size
-    twice = run.model_copy(update={"batch_size": 32}).memory(start) - run.memory(start)
-    assert run.memory(start) == together.BYTES_A_RUN + 4 * weights + twice
+    twice = run.model_copy(update={"batch_size": 32}).memory(start, here) - run.memory(start, here)
+    assert run.memory(start, here) == together.BYTES_A_RUN + 4 * weights + twice
     assert twice > 16 * run.max_tokens * 32, "more than a byte for each of a layer's values"
-    assert run.memory(Artifact(stage="finetune", key="0" * 12)) == together.BYTES_A_RUN, "a model that is not made yet"
+    assert run.memory(Artifact(stage="finetune", key="0" * 12), here) == together.BYTES_A_RUN, (
+        "a model that is not made yet"
+    )
 
 
 def test_a_model_of_an_earlier_version_is_refused_with_a_sentence(models, data: Path):
