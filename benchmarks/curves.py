@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from model.heldout import UNITS, Heldout, ratio
 from model.pretraining import EVALUATIONS
 
 TENTHS = [number / EVALUATIONS for number in range(EVALUATIONS + 1)]
@@ -50,6 +51,38 @@ def compare(results: dict[str, list[dict]]) -> dict[str, dict]:
     return found
 
 
+def ends(results: dict[str, list[dict]], heldout: Heldout) -> dict[str, dict]:
+    """For each recipe, of the losses on all held-out tokens: nats per token, character and byte over its runs, and how many nats
+    per byte more than the first recipe's they are, with the standard error over documents of their means over runs.
+    """
+    means = {
+        name: np.mean([run["heldout"]["nats_of_documents"] for run in runs], axis=0) for name, runs in results.items()
+    }
+    first = next(iter(means.values()))
+    found = {}
+    for name, runs in results.items():
+        found[name] = {
+            f"nats_per_{unit}": spread([r["heldout"][f"nats_per_{unit}"]["value"] for r in runs]) for unit in UNITS
+        }
+        found[name]["difference"] = ratio(means[name] - first, heldout.documents[:, UNITS["byte"]])
+    return found
+
+
+def end_table(found: dict[str, dict]) -> str:
+    """What `ends` found, as text: a column for each recipe."""
+    rows = [["", *found]]
+    rows += [[f"nats per {unit}", *(cell(one[f"nats_per_{unit}"], 4) for one in found.values())] for unit in UNITS]
+    away = [one["difference"].values() for one in found.values()][1:]
+    cells = [f"{value:+.4f}" + ("" if error is None else f" ± {error:.4f}") for value, error in away]
+    return aligned([*rows, ["difference per byte, ± over documents", "", *cells]])
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """A table as text, its columns to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) for row in rows)
+
+
 def cell(value: dict, digits: int) -> str:
     """A mean, and its deviation if there is one."""
     deviation = "" if value["deviation"] is None else f" ± {value['deviation']:.{digits}f}"
@@ -69,11 +102,9 @@ def table(comparison: dict) -> str:
         rows[-1].append(cell(where, 3) + of if count else "never")
     rows.append(["tokens", *(cell(one["tokens"], 0) for one in recipes.values())])
     rows.append(["seconds on the clock", *(cell(one["seconds"], 0) for one in recipes.values())])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) for row in rows]
     about = f"{comparison['budget']:g} {comparison['budget_unit']} on {comparison['machine']['device']}"
     spread = f"{seeds} seeds: mean ± sample standard deviation" if seeds > 1 else "one seed"
-    return "\n".join([f"{about}; {spread}; straight lines between evaluations", *lines])
+    return "\n".join([f"{about}; {spread}; straight lines between evaluations", aligned(rows)])
 
 
 def picture(comparison: dict, path: Path) -> None:
@@ -84,7 +115,7 @@ def picture(comparison: dict, path: Path) -> None:
     axes = figure.add_subplot()
     axes.set(
         xlabel=f"fraction of {comparison['budget']:g} {comparison['budget_unit']}",
-        ylabel="held-out loss, nats per masked token",
+        ylabel="held-out loss, nats per token",
     )
     for name, one in comparison["recipes"].items():
         means, widths = (np.array([e[what] or 0.0 for e in one["heldout_loss"]]) for what in ("mean", "deviation"))

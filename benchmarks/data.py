@@ -40,6 +40,7 @@ from tasks.corpus import Download, documents_of, download
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.dedup import Deduplicate, deduplicate
 from tasks.filter import Filter, drop_incompressible
+from tasks.measure import Measure, measure
 from tasks.stage import Artifact
 from tasks.tokens import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary
@@ -196,12 +197,14 @@ def measured(given: argparse.Namespace) -> list[dict]:
         unique = decontaminate.fn(Decontaminate(data=str(given.glue)), unique)
         sizes.append(unique)
         made.append(("decontaminate", unique, TOKENIZERS))
-    kept = drop_incompressible.fn(Filter(), unique)
+    measures = measure.fn(Measure(), unique)
+    kept = drop_incompressible.fn(Filter(), unique, measures)
     words = train_vocabulary.fn(Vocabulary(entries=given.entries), kept)
     sequences = tokenize.fn(Tokenize(), kept, words)
     seconds = time.perf_counter() - start
     made += [
-        ("filter", kept, TOKENIZERS),
+        ("measure", measures, TOKENIZERS),
+        ("filter", kept, READING),
         ("vocabulary", words, TRAINING),
         ("tokenize and sort", sequences, TOKENIZERS),
     ]

@@ -25,6 +25,7 @@ from model import machine, masking
 from model.bert import Bert, operations
 from model.checkpoint import METRICS
 from model.export import TOKENS
+from model.heldout import Heldout
 from model.masking import Corpus
 from model.pretraining import Pretraining
 from model.settings import Architecture, Training
@@ -79,7 +80,7 @@ class Case:
         """One batch of random sequences, and one sequence that is held out."""
         shape, kind = (self.training.batch_size + 1, self.length), np.uint16 if self.vocabulary <= 2**16 else np.uint32
         rows = np.random.default_rng(0).integers(SPECIALS, self.vocabulary, shape, dtype=kind)
-        return Corpus(rows[1:], rows[:1], self.vocabulary, MASK_ID, SPECIALS)
+        return Corpus(rows[1:], Heldout.of_rows(rows[:1]), self.vocabulary, MASK_ID, SPECIALS)
 
 
 def ours(case: Case, here: machine.Machine, watch: Watch) -> tuple[nn.Module, float, bool, int]:
@@ -89,10 +90,10 @@ def ours(case: Case, here: machine.Machine, watch: Watch) -> tuple[nn.Module, fl
         run = Pretraining(bert, case.training, case.corpus(), here, Path(folder))
         run.evaluation_due = lambda fraction: False  # it is off the clock anyway
         step = run.step
-        run.step = lambda fraction: (watch.step(), step(fraction))
+        run.step = lambda *when: (watch.step(), step(*when))
         run.run(lambda fraction, note: watch.end(), seconds_between_checkpoints=math.inf)
         rows = [json.loads(line) for line in (Path(folder) / METRICS).read_text().splitlines()]
-    return bert, rows[-1]["seconds"] - rows[WARM_UP - 1]["seconds"], run.forward is not bert, run.micro_batch
+    return bert, rows[-1]["seconds"] - rows[WARM_UP - 1]["seconds"], run.model.compiled, run.micro_batch
 
 
 def peer_model(case: Case) -> nn.Module:

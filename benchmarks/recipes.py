@@ -7,10 +7,12 @@ Needs torch, numpy, safetensors and pydantic; a picture needs matplotlib too. Th
 decides initialisation, masks, dropout and the order of the sequences, which is thus the same for all recipes. The first recipe
 is the one to beat: the table says at which fraction of its budget each passes its final held-out loss of the same seed. With
 --set NAME.budget=… another has less (or more) to spend, and its schedule ends there. Losses are measured at tenths of the
-own budget, or at the first step after; between them a straight line is assumed.
+own budget, or at the first step after, on a part of the held-out tokens; between them a straight line is assumed. At the end
+all of these tokens are measured, and the difference to the first recipe is given with its standard error over documents.
 
 Results are kept in the folder. A run of the same settings, data, device and threads is not run again, and goes on if it was
-interrupted. Changes of the code are not noticed: take another folder.
+interrupted. Changes of the code are not noticed: take another folder. With --keep the last checkpoint of each run stays there
+too, so that score.py can measure it again on other held-out text.
 """
 
 import argparse
@@ -30,14 +32,15 @@ import torch
 from loops import MASK_ID, SPECIALS
 from train import positive, settings
 
-from model import InputError, machine
+from model import InputError, heldout, machine
 from model.bert import Bert
 from model.checkpoint import CHECKPOINT
+from model.heldout import Heldout
 from model.masking import Corpus
 from model.pretraining import EVALUATIONS, Pretraining
 from model.settings import Architecture, Training
 
-HELDOUT = 512  # sequences, as in the pretrain stage
+ROWS = 512  # sequences that enter the digest of the data
 SYNTHETIC, ENTRIES = (4096, 64, 64), 512  # sequences, those held out, tokens of each; vocabulary if not told
 RESULT, HALF = "result.json", "result.json.half"
 SAME = ("architecture", "budget_unit", "seed")  # what `--set` can't change
@@ -64,29 +67,37 @@ def synthetic(vocabulary: int) -> Corpus:
     random = np.random.default_rng(0)
     rows = random.integers(0, vocabulary, (count + held, 1)) + random.integers(0, 3, (count + held, length)).cumsum(1)
     rows = (SPECIALS + rows % (vocabulary - SPECIALS)).astype(np.uint16)
-    return Corpus(rows[held:], rows[:held], vocabulary, MASK_ID, SPECIALS)
+    return Corpus(rows[held:], Heldout.of_rows(rows[:held]), vocabulary, MASK_ID, SPECIALS)
 
 
 def read(folder: Path, entries: int | None) -> Corpus:
     """What the tokenize stage has written. Raises InputError where something is missing."""
     try:
-        sequences, heldout = np.load(folder / "sequences.npy", mmap_mode="r"), np.load(folder / "heldout.npy")
+        sequences = np.load(folder / "sequences.npy", mmap_mode="r")
+        held = Heldout(np.load(folder / "heldout.npy"), np.load(folder / "heldout_documents.npy"))
         entries = entries or json.loads((folder / "stage.json").read_text())["stats"]["entries"]
-        if heldout.max() >= entries:
-            raise ValueError(f"token {heldout.max()} of {entries} entries")
+        if held.sequences.max() >= entries:
+            raise ValueError(f"token {held.sequences.max()} of {entries} entries")
     except (OSError, KeyError, ValueError) as error:
         raise InputError(
-            f"{folder} is not what the tokenize stage writes ({error}). Give such a folder; where there are only sequences.npy "
-            "and heldout.npy, give --vocabulary too."
+            f"{folder} is not what the tokenize stage writes ({error}). Give such a folder, made by this version; where "
+            "there are only sequences.npy, heldout.npy and heldout_documents.npy, give --vocabulary too."
         ) from error
-    return Corpus(sequences, heldout[:HELDOUT], entries, MASK_ID, SPECIALS)
+    return Corpus(sequences, held, entries, MASK_ID, SPECIALS)
 
 
 def identity(corpus: Corpus) -> str:
     """A digest of the data: of its size, of rows spread over it, and of all that is held out."""
-    rows = corpus.sequences[:: max(1, len(corpus.sequences) // HELDOUT)]
+    rows = corpus.sequences[:: max(1, len(corpus.sequences) // ROWS)]
     size = f"{corpus.sequences.shape} {corpus.vocabulary}".encode()
-    return hashlib.sha256(size + rows.tobytes() + corpus.heldout.tobytes()).hexdigest()
+    held = corpus.heldout.sequences.tobytes() + corpus.heldout.documents.tobytes()
+    return hashlib.sha256(size + rows.tobytes() + held).hexdigest()
+
+
+def measured(bert: Bert, corpus: Corpus, here: machine.Machine) -> dict:
+    """The held-out loss on all tokens, with the nats of each document."""
+    nats_D, _ = heldout.measure(bert, corpus.heldout, corpus.mask_id, here)
+    return heldout.summary(corpus.heldout, nats_D) | {"nats_of_documents": nats_D.tolist()}
 
 
 def changes(texts: list[str], names: list[str]) -> dict[str, dict]:
@@ -108,7 +119,7 @@ def changes(texts: list[str], names: list[str]) -> dict[str, dict]:
     return found
 
 
-def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder: Path) -> dict:
+def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder: Path, keep: bool) -> dict:
     """The result of a run: the one in the folder, or else trained, from where it was interrupted if it was."""
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
     home, training = folder / f"{about['recipe']}-{key}", Training(**about["training"])
@@ -129,9 +140,11 @@ def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder:
     except InputError as error:
         raise InputError(f"{name}, seed {training.seed}: {error}") from error
     result = about | {"tokens": spent.tokens, "seconds": spent.seconds, "evaluations": spent.evaluations}
+    result["heldout"] = measured(bert, corpus, here)
     (home / HALF).write_text(json.dumps(result, indent=2) + "\n")
     (home / HALF).replace(home / RESULT)
-    (home / CHECKPOINT).unlink()
+    if not keep:
+        (home / CHECKPOINT).unlink()
     return result
 
 
@@ -153,8 +166,9 @@ def run_all(given: argparse.Namespace) -> dict:
             architecture, training = chosen[name]
             training = training.model_copy(update={"seed": seed})
             about = {"recipe": recipe, "architecture": architecture.model_dump(), "training": training.model_dump()}
-            results[name].append(train(name, about | where, corpus, here, given.folder))
-    return {**common, **where, "seeds": given.seeds, "recipes": curves.compare(results)}
+            results[name].append(train(name, about | where, corpus, here, given.folder, given.keep))
+    found = {"recipes": curves.compare(results), "ends": curves.ends(results, corpus.heldout)}
+    return {**common, **where, "seeds": given.seeds, **found}
 
 
 def main() -> None:
@@ -167,7 +181,7 @@ def main() -> None:
         "--set", nargs="+", action="extend", default=[], metavar="NAME.FIELD=VALUE", help="change a field of pretrain"
     )
     data = parser.add_mutually_exclusive_group(required=True)
-    data.add_argument("--data", type=Path, help="a folder with sequences.npy and heldout.npy")
+    data.add_argument("--data", type=Path, help="a folder of the tokenize stage")
     data.add_argument("--synthetic", action="store_true", help="made up, to try this out")
     parser.add_argument("--vocabulary", type=positive, help="entries, where no stage.json says it")
     budget = parser.add_mutually_exclusive_group(required=True)
@@ -176,6 +190,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=positive, default=3, help="how many")
     parser.add_argument("--threads", type=positive, help="of the CPU; else torch's choice")
     parser.add_argument("--folder", type=Path, required=True, help="for the results")
+    parser.add_argument("--keep", action="store_true", help="keep checkpoints, for score.py")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if given.threads:
@@ -191,6 +206,7 @@ def main() -> None:
         parser.error(str(error))
     (given.folder / "comparison.json").write_text(json.dumps(found, indent=2) + "\n")
     print(curves.table(found))
+    print(f"\nOn all held-out text:\n{curves.end_table(found['ends'])}")
     try:
         curves.picture(found, given.folder / "comparison.png")
     except ImportError:

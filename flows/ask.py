@@ -1,19 +1,21 @@
-"""The commands that use what was trained: cram predict, cram fill. What they need is slow to import, so it comes late."""
+"""The commands that use trained models: cram predict, cram fill. Slow imports are inside the functions."""
 
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
 import typer
 
+from flows.summary import age
 from model import InputError
+from tasks.markdown import printable
 
 Lines = list[tuple[int, bytes]]  # numbered from 1
-JSON = Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
 def predict(
@@ -21,74 +23,100 @@ def predict(
         str,
         typer.Argument(
             metavar="TASK_ARTIFACT",
-            help="finetune/KEY, a key, the beginning of one, `latest`, or a folder with a finetuned model.",
+            help="Finetuned model: finetune/KEY, a key, the start of one, `latest`, or a folder with a model.",
         ),
     ],
     file: Annotated[
         str,
         typer.Argument(
             metavar="FILE",
-            help="Texts in UTF-8, one a line, or for tasks of two texts both, separated by a tab; `-` or none: from standard "
-            "input. An empty line gets an empty answer, so that answers stay beside their texts. What is longer than the "
-            "model takes is cut, and counted at the end.",
+            help="UTF-8 file with one text per line, or two separated by a tab for tasks on pairs. Default: standard "
+            "input, as for `-`. An empty line gives an empty line. Texts that are too long are truncated, and their number "
+            "is printed at the end.",
         ),
     ] = "-",
-    scores: Annotated[bool, typer.Option("--scores", help="Print the probabilities of all classes too.")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="Also print the probability of every class.")] = False,
     as_json: JSON = False,
 ) -> None:
-    """Label texts with a finetuned model: prints a line for each, its label and probability (of STS-B, the number)."""
+    """Label texts with a finetuned model. Prints one line per text: label and probability, or the score for STS-B."""
     from tasks.answers import Labeller, model_folder
 
     with opened(file) as lines:
-        labeller = Labeller(model_folder("finetune", model))
+        folder = model_folder("finetune", model)
+        labeller = Labeller(folder)
         if scores and labeller.regression:
-            raise InputError(f"{model} gives a number, and has no classes. Leave --scores out.")
-        expected = {1: "One text a line", 2: "Two texts a line, separated by a tab"}
+            raise InputError(f"{model} is a regression model without classes. Omit --scores.")
+        tell([f"Model: {describe(folder, 'finetune')}"])
+        expected = {1: "Enter one text per line", 2: "Enter two texts per line, separated by a tab"}
         answer_lines(
             lines,
             lambda some: (labelled(answer, scores, as_json) for answer in labeller(some)),
-            expected.get(labeller.texts, "One text a line, or two separated by a tab"),
+            expected.get(labeller.texts, "Enter one text per line, or two separated by a tab"),
             size=0 if file == "-" else os.fstat(lines.fileno()).st_size,
         )
     tell(labeller.notes())
 
 
+def describe(folder: Path, stage: str) -> str:
+    """Which model a folder holds: artifact, task and seed, the recipe (if there is a report on it), and age."""
+    from tasks.answers import read_json
+    from tasks.stage import MANIFEST, artifacts
+
+    about = read_json(folder / MANIFEST)
+    if not about:
+        return f"folder {folder}"
+    facts = [name := f"{about.get('stage', stage)}/{about.get('key', folder.name)}"]
+    with suppress(AttributeError, TypeError):  # files that something else wrote; the model itself may be good
+        if stage == "finetune":
+            facts.append(f"task {about['params'].get('task')}, seed {about['params'].get('seed')}")
+        reports = (read_json(report.path / "report.json") for report in reversed(artifacts("report")))
+        facts += [f"recipe {report['title']}" for report in reports if name in report.get("artifacts", ())][:1]
+        facts += [f"made {old} ago" for old in [age(about.get("finished", ""))] if old]
+    return ", ".join(facts)
+
+
 def tell(notes: list[str]) -> None:
-    """Print what to know of the answers, apart from them."""
+    """Print notes to standard error, apart from the answers."""
     for note in notes:
-        print(note, file=sys.stderr)
+        print(printable(note), file=sys.stderr)
 
 
 def labelled(answer: dict, scores: bool, as_json: bool) -> str:
-    """The line that tells an answer."""
+    """An answer as a line of output."""
     probabilities = answer.pop("probabilities", {})
     if as_json:
-        return json.dumps(answer | ({"probabilities": probabilities} if scores else {}), ensure_ascii=False)
+        return as_object(answer | ({"probabilities": probabilities} if scores else {}))
     if answer["label"] is None:
         return ""
     if "probability" not in answer:
         return f"{answer['label']:.4f}"
-    every = [f"{name}={share:.4f}" for name, share in probabilities.items()] if scores else []
-    return "\t".join([answer["label"], f"{answer['probability']:.4f}", *every])
+    every = [f"{printable(name)}={share:.4f}" for name, share in probabilities.items()] if scores else []
+    return "\t".join([printable(answer["label"]), f"{answer['probability']:.4f}", *every])
 
 
 def fill(
     text: Annotated[
         str,
         typer.Argument(
-            metavar="TEXT", help="With [MASK]; `-` or none: from standard input, one a line, empty ones passed over."
+            metavar="TEXT",
+            help="Text with one or more [MASK]. Default: one text per line from standard input, as for `-`; empty lines are "
+            "skipped.",
         ),
     ] = "-",
     model: Annotated[
-        str, typer.Option(help="pretrain/KEY, a key, the beginning of one, `latest`, or a folder with a model.")
+        str, typer.Option(help="Pretrained model: pretrain/KEY, a key, the start of one, `latest`, or a folder.")
     ] = "latest",
-    top: Annotated[int, typer.Option(min=1, help="Tokens to print; ## begins one that continues a word.")] = 5,
+    top: Annotated[
+        int, typer.Option(min=1, help="Tokens to print per [MASK]; ## marks the continuation of a word.")
+    ] = 5,
     as_json: JSON = False,
 ) -> None:
-    """Fill each [MASK] of a text: prints a line for each, the likeliest tokens with their probabilities."""
+    """Predict the token at each [MASK]. Prints one line per [MASK]: the most likely tokens with their probabilities."""
     from tasks.answers import Filler, decode, model_folder
 
-    filler = Filler(model_folder("pretrain", model))
+    folder = model_folder("pretrain", model)
+    filler = Filler(folder)
+    tell([f"Model: {describe(folder, 'pretrain')}"])
 
     def answers(lines: Lines) -> Iterator[str]:
         for number, line in lines:
@@ -97,7 +125,7 @@ def fill(
 
     if text == "-":
         with opened("-") as lines:
-            answer_lines(lines, answers, "One text a line, with [MASK]")
+            answer_lines(lines, answers, "Enter one text with [MASK] per line")
     else:
         given = decode(os.fsencode(text), "The text")
         write(filled(given, filler(given, top, "The text"), as_json))
@@ -105,11 +133,16 @@ def fill(
 
 
 def filled(text: str, masks: list[list[tuple[str, float]]], as_json: bool) -> list[str]:
-    """The lines that tell what was found for each [MASK]."""
+    """The tokens for each [MASK] as lines of output."""
     if as_json:
         found = [[{"token": token, "probability": round(share, 6)} for token, share in mask] for mask in masks]
-        return [json.dumps({"text": text, "masks": found}, ensure_ascii=False)]
-    return ["\t".join(f"{token} {share:.4f}" for token, share in mask) for mask in masks]
+        return [as_object({"text": text, "masks": found})]
+    return ["\t".join(f"{printable(token)} {share:.4f}" for token, share in mask) for mask in masks]
+
+
+def as_object(answer: dict) -> str:
+    r"""JSON on one line. The control characters that JSON leaves as they are become \uXXXX too, which means the same."""
+    return printable(json.dumps(answer, ensure_ascii=False))
 
 
 @contextmanager
@@ -117,31 +150,33 @@ def opened(name: str) -> Iterator[BinaryIO]:
     """A file, or standard input for `-`."""
     if name == "-":
         if sys.stdin is None:
-            raise InputError("Standard input is closed. Name a file, or pipe the texts in.")
+            raise InputError("Standard input is closed. Name a file, or pipe the texts to this command.")
         yield sys.stdin.buffer
         return
     if not name:
-        raise InputError("The name of the file is empty. Name one, or give `-` for standard input.")
+        raise InputError("The file name is empty. Name a file, or use `-` for standard input.")
     with ExitStack() as stack:
         try:
             file = stack.enter_context(Path(name).open("rb"))
         except OSError as error:
-            raise InputError(f"{name} can't be read: {error.strerror}. Expected a file with a text a line.") from error
+            raise InputError(
+                f"{name} can't be read: {error.strerror}. Expected a file with one text per line."
+            ) from error
         yield file
 
 
 def answer_lines(file: BinaryIO, answers: Callable[[Lines], Iterable[str]], expected: str, size: int = 0) -> None:
     """Print the answers to the lines of a file as they come.
 
-    On a terminal, `expected` is told first, and a line that can't be answered doesn't end it. Of a file of `size` bytes (0:
-    not known) whose answers don't go to the terminal, a bar shows how much is done.
+    At a terminal, print `expected` first, and continue after a line that can't be answered. If `size` is known (bytes; 0:
+    unknown) and the answers don't go to the terminal, show a progress bar.
     """
     from tasks.answers import read_lines
     from tasks.progress import Progress
 
     typed, some = file.isatty(), []
     if typed:
-        print(f"{expected}; Ctrl-D ends.", file=sys.stderr)
+        print(f"{expected}; end with Ctrl-D.", file=sys.stderr)
     with Progress("predict", total=size, unit="B") if size and not sys.stdout.isatty() else nullcontext() as bar:
         for some in read_lines(file):
             try:
@@ -149,15 +184,15 @@ def answer_lines(file: BinaryIO, answers: Callable[[Lines], Iterable[str]], expe
             except InputError as error:
                 if not typed:
                     raise
-                print(f"cram: {error}", file=sys.stderr)
+                tell([f"cram: {error}"])
             if bar:
                 bar.update(file.tell() - bar.count)
     if not some:
-        print("The input is empty: there was nothing to answer.", file=sys.stderr)
+        tell(["The input is empty; no answers."])
 
 
 def write(lines: Iterable[str]) -> None:
-    """Print lines in UTF-8, whatever the locale, as the input is; those before an error too, and at once."""
+    """Print lines at once, in UTF-8 like the input, whatever the locale; also those that come before an error."""
     try:
         for line in lines:
             sys.stdout.buffer.write(line.encode() + b"\n")

@@ -1,16 +1,16 @@
 """The command line: cram run, ls, show, diff, compare, predict, fill, up, down."""
 
+import ast
 import errno
 import json
 import logging
 import os
-import signal
-import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,104 +20,60 @@ from typer.core import TyperCommand
 
 from flows.ask import fill, predict
 from flows.compare import compare
-from flows.services import HOME, SERVER, server_answers
+from flows.server import prefect_server
+from flows.services import SERVER
+from flows.summary import age, brief_duration, counts, relative, size, telling
 from model import InputError
+from tasks.home import HOME, IN_CHECKOUT, STATE
+from tasks.markdown import printable
 
 if TYPE_CHECKING:  # importing them imports Prefect, whose settings `main` makes first
-    from prefect.server.api.server import SubprocessASGIServer
-
     from tasks.stage import Artifact
 
 LINE = 120  # characters of JSON on one line
-SERVER_SECONDS = 120  # for Prefect's temporary server to start on a busy machine
-DRAIN_SECONDS = 10  # for it to take, at the end of a run, what has not reached it yet
 SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the user has set comes first
     "PREFECT_HOME": str(HOME / ".prefect"),
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,model",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # else each event that an absent server does not take is printed whole
     "DO_NOT_TRACK": "1",
 }
+EXAMPLE = '\'{"filter": {"max_tokens_per_char": 0.25}}\''  # of an --override
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What ls and show read of a manifest.
+VERSIONS = ("cram", "torch", "prefect")  # packages
+ROOM = 40  # characters that ls needs for what differs beside the other columns; with fewer it stands below them
+# What ls, show and diff read of a manifest.
 NEEDED = {"params": dict, "inputs": dict, "finished": str, "seconds": int | float, "environment": dict}
 STAGES_THERE = "Stages, in order: {stages}."
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+ABOUT = "Pretrain a BERT-class encoder from scratch within a budget, from raw text to GLUE scores."
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
 console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # a pipe has no width
 
 
 class WithNames(TyperCommand):
-    """A command whose help names the recipes and stages; what has them is slow to import, so for the help only."""
+    """A command whose help lists the recipes and stages, which are slow to import and so for the help only."""
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:
-        """Put the names into the epilog."""
+        """Fill the names into the epilog."""
         from flows.recipes import RECIPES, STAGES
 
         self.epilog = self.epilog.format(recipes=", ".join(RECIPES), stages=", ".join(STAGES))
         super().format_help(ctx, formatter)
 
 
-@contextmanager
-def prefect_server() -> Iterator[None]:
-    """Have Prefect use the running server, or else Prefect's own temporary one, for as long as the run takes."""
-    url = os.environ.get("PREFECT_API_URL") or SERVER
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+def recipe_names() -> list[str]:
+    """For completion."""
+    from flows.deltas import DELTAS
 
-    if server_answers(url):
-        with temporary_settings({PREFECT_API_URL: url}):
-            yield
-        return
-    console.print(
-        f"No Prefect server answers at {escape(url)}; this run uses one of its own.", style="dim", soft_wrap=True
-    )
-    from prefect.server.api.server import SubprocessASGIServer
-
-    class Server(SubprocessASGIServer):
-        """One that Ctrl-C, which a terminal sends to all of the run's processes, leaves to be ended by the run."""
-
-        def _run_uvicorn_command(self) -> subprocess.Popen:
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the server inherits
-            try:
-                return super()._run_uvicorn_command()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")  # it complains of being stopped
-    server = Server()
-    before = signal.signal(signal.SIGTERM, leave)  # Prefect passes it on; unhandled, it would leave the server behind
-    try:
-        server.start(timeout=SERVER_SECONDS)
-        with temporary_settings({PREFECT_API_URL: server.api_url}):
-            yield
-    finally:
-        try:
-            drain(server)
-        finally:
-            server.stop()
-            signal.signal(signal.SIGTERM, before)
+    return list(DELTAS)
 
 
-def drain(server: "SubprocessASGIServer") -> None:
-    """Send the server what is left of events and logs, if it takes them; Ctrl-C ends this, and the server, at once."""
-    from prefect.events.worker import EventsWorker
-
-    process = server.server_process
-    answers = process is not None and process.poll() is None
-    services = tuple(EventsWorker._instances.values())  # of logs too: Prefect has one list for all kinds
-    try:
-        EventsWorker.drain_all(timeout=DRAIN_SECONDS if answers else 0)
-    except KeyboardInterrupt:
-        if process is not None:
-            process.kill()
-        raise
-    finally:
-        for service in services:  # Prefect would wait for them again, without limit, when the interpreter ends
-            service._loop.call_soon_threadsafe(service._done_event.set)
-
-
-def leave(number: int, frame: object) -> NoReturn:
-    """End as this signal would, but by way of what has to be closed."""
-    raise SystemExit(128 + number)
+def stage_names() -> list[str]:
+    """For completion: the fields of Recipe from its source, since importing it takes seconds."""
+    module = ast.parse(Path(__file__).with_name("recipes.py").read_text())
+    recipe = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Recipe")
+    return [node.target.id for node in recipe.body if isinstance(node, ast.AnnAssign)]
 
 
 def parse_override(text: str) -> dict:
@@ -125,8 +81,10 @@ def parse_override(text: str) -> dict:
     try:
         found = json.loads(text, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
+        raise InputError(f"--override is not valid JSON: {error}. Expected an object, as in {EXAMPLE}.") from error
+    except RecursionError as error:
         raise InputError(
-            f'--override is no JSON: {error}. Expected e.g. \'{{"filter": {{"max_tokens_per_char": 0.25}}}}\'.'
+            f"--override is nested too deeply; expected {{stage: {{field: value}}}}, as in {EXAMPLE}."
         ) from error
     if not isinstance(found, dict):
         raise InputError(f"--override is {found!r}; expected a JSON object.")
@@ -139,7 +97,7 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"--override has {twice!r} twice in one object. Put what both say into one of them.")
+        raise InputError(f"--override has {twice!r} twice in one object. Merge the two.")
     return found
 
 
@@ -161,91 +119,118 @@ def parse_overrides(texts: list[str]) -> dict:
 
 
 def check_store() -> None:
-    """Refuse a store that is no directory."""
+    """Raise InputError if the store is not a directory."""
     from tasks.stage import ROOT
 
     if ROOT.exists() and not ROOT.is_dir():
-        raise InputError(f"{ROOT} is a file; artifacts need a directory. Set CRAM_ARTIFACTS to one.")
+        raise InputError(f"The artifact store {ROOT} is a file; expected a directory. Set CRAM_ARTIFACTS to one.")
+
+
+def say_where_artifacts_go() -> None:
+    """Name the store where it depends on the working directory: cram was installed elsewhere than in a checkout."""
+    if not IN_CHECKOUT and not os.environ.get("CRAM_ARTIFACTS"):
+        console.print(
+            f"Artifacts are kept in {escape(str(HOME / 'artifacts'))}, in the working directory, because cram is not "
+            "installed from a checkout. CRAM_ARTIFACTS names another place.",
+            style="dim", soft_wrap=True, highlight=False,
+        )  # fmt: skip
 
 
 def check_stages(names: list[str]) -> None:
-    """Refuse names that are no stages."""
-    from flows.recipes import STAGES
+    """Raise InputError if one of these is not the name of a stage."""
+    from flows.recipes import STAGES, did_you_mean
 
     if wrong := [name for name in names if name not in STAGES]:
-        raise InputError(f"There is no stage {wrong[0]!r}. Stages: {', '.join(STAGES)}.")
+        raise InputError(
+            f"There is no stage {wrong[0]!r}. {did_you_mean(wrong[0], STAGES)}Stages: {', '.join(STAGES)}."
+        )
 
 
 @app.command(cls=WithNames, epilog="Recipes: {recipes}.\n\n" + STAGES_THERE)
 def run(
-    recipe: Annotated[str, typer.Argument(help="A named set of all parameters; those there are stand below.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe name; see the list below.", autocompletion=recipe_names)],
     override: Annotated[
         list[str] | None,
-        typer.Option(metavar="JSON", help="What to change in the recipe. Several are merged; the later decides."),
+        typer.Option(
+            metavar="JSON", help="Recipe fields to change, as a JSON object. May be repeated; later values win."
+        ),
     ] = None,
     until: Annotated[
-        list[str] | None, typer.Option(metavar="STAGE", help="The last stage to run; without it, report.")
+        list[str] | None,
+        typer.Option(metavar="STAGE", help="Last stage to run. Default: report.", autocompletion=stage_names),
     ] = None,
     use: Annotated[
-        list[str] | None, typer.Option(metavar="STAGE=KEY", help="Take this artifact; needs nothing before it.")
+        list[str] | None,
+        typer.Option(metavar="STAGE=KEY", help="Use an existing artifact instead of running STAGE. May be repeated."),
     ] = None,
     refresh: Annotated[
-        list[str] | None, typer.Option(metavar="STAGE", help="Run this stage again though cached.")
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE", help="Run STAGE again even if it is cached. May be repeated.", autocompletion=stage_names
+        ),
     ] = None,
 ) -> None:
-    """Run a recipe, from text to scores. What was done before with the same parameters is not done again."""
+    """Run a recipe, from raw text to scores. Stages that already ran with the same parameters are cached."""
     changes = parse_overrides(override or [])
     if len(lasts := sorted(set(until or ["report"]))) > 1:
-        raise InputError(f"--until names {' and '.join(lasts)}. A run has one last stage; give one.")
+        raise InputError(f"--until names {' and '.join(lasts)}; a run has only one last stage. Choose one.")
     [last] = lasts
     if wrong := [pair for pair in use or [] if "=" not in pair]:
-        raise InputError(f"--use {wrong[0]} names no artifact; expected STAGE=KEY, as in --use pretrain=latest.")
+        raise InputError(f"--use is {wrong[0]!r}; expected STAGE=KEY, for example --use pretrain=latest.")
     pairs = [pair.split("=", 1) for pair in use or []]
     given = dict(pairs)
     if len(given) < len(pairs):
         raise InputError(
-            "--use names a stage twice. Give several finetune artifacts as finetune=KEY,KEY; others have one."
+            "--use names the same stage twice. Only finetune takes several artifacts; separate their keys by commas: "
+            "--use finetune=KEY,KEY."
         )
     check_stages([last, *given, *(refresh or [])])
     check_store()
     from flows.cram import cram, planned
 
-    planned(recipe, changes, last, given, refresh or []).check()  # what is wrong is told before a server is started
+    say_where_artifacts_go()
+    planned(recipe, changes, last, given, refresh or []).check()  # report user errors before a server starts
     leave_errors_to_main()
-    with prefect_server():
+    with prefect_server(SERVER, lambda sentence: console.print(sentence, style="dim", markup=False, soft_wrap=True)):
         made = cram(recipe=recipe, override=changes, until=last, use=given, refresh=refresh or [])
     for artifact in made:
         tell(artifact)
 
 
 def leave_errors_to_main() -> None:
-    """Have Prefect's log on the terminal leave out what the user can mend: `main` tells it, once and last."""
+    """Keep out of Prefect's log on the terminal what is said once and last: user errors, and that a run was stopped."""
     from prefect.logging.handlers import PrefectConsoleHandler
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        return not (hasattr(record, "input_error") or said.startswith(("Crash detected!", "Finished in state Crashed")))
 
     for handler in logging.getLogger().handlers:
         if isinstance(handler, PrefectConsoleHandler):
-            handler.addFilter(lambda record: not hasattr(record, "input_error"))
+            handler.addFilter(is_shown)
 
 
 def tell(artifact: "Artifact") -> None:
-    """Print what came out, and where to look."""
-    print_rows(artifact.stats.get("table", []))
+    """Print the results, and where to find more."""
+    (print_scores if artifact.stage == "report" else print_rows)(artifact.stats.get("table", []))
     console.print(f"\n{artifact.stage}: [bold]{shorten(artifact.path)}[/]", soft_wrap=True, highlight=False)
     if artifact.stage == "report":
         about = json.loads((artifact.path / "report.json").read_text())
-        for name, what in (("filter", "what was dropped"), ("pretrain", "model and loss curve")):
+        for name, what in (("filter", "dropped documents"), ("pretrain", "model and loss curve")):
             if found := [n for n in about["artifacts"] if n.startswith(f"{name}/")]:
                 place = shorten(artifact.path.parents[1] / found[0])
                 console.print(f"{name}: {place} ({what})", soft_wrap=True, highlight=False)
-        console.print(f"The page with all of it: {shorten(artifact.path)}/report.html", soft_wrap=True, highlight=False)
+        console.print(f"Full report: {shorten(artifact.path)}/report.html", soft_wrap=True, highlight=False)
 
 
 def print_rows(rows: list[dict]) -> None:
-    """Print rows as a table, or as several with the first column again where the terminal is too narrow for one."""
+    """Print rows as a table, or as several that repeat the first column if the terminal is too narrow for one."""
     if not rows:
         return
-    cells = {name: [cell(row[name]) for row in rows] for name in rows[0]}
-    widths = {name: max(map(len, [*found, *name.split()]), default=0) for name, found in cells.items()}
+    rows = [{printable(name): value for name, value in row.items()} for row in rows]
+    cells = {name: [cell(row[name]) for row in rows] for name in rows[0] if any(row[name] != "" for row in rows)}
+    most = 2 * console.width // 5  # of a column: a sentence beside the numbers that it is about is folded to this
+    widths = {name: min(most, max(map(len, [*found, *name.split()]), default=0)) for name, found in cells.items()}
     first, *others = cells
     while True:
         chosen, room = [first], console.width - widths[first] - 2
@@ -255,9 +240,7 @@ def print_rows(rows: list[dict]) -> None:
         table = Table(box=None, header_style="bold")
         for name in chosen:
             justify = "right" if isinstance(rows[0][name], int | float) else "left"
-            table.add_column(
-                escape(name), justify=justify, width=min(widths[name], console.width // 2), overflow="fold"
-            )
+            table.add_column(escape(name), justify=justify, width=widths[name], overflow="fold")
         for row in zip(*map(cells.get, chosen), strict=True):
             table.add_row(*map(escape, row))
         console.print(table)
@@ -266,26 +249,29 @@ def print_rows(rows: list[dict]) -> None:
         console.print()
 
 
+def print_scores(rows: list[dict]) -> None:
+    """Print the scores of a report, without the columns that say the usual, and with verdicts below."""
+    names = telling(rows) if rows else []
+    if "verdict" in names:
+        rows = [row | {"verdict": "†" if row["verdict"] else "", "": row["verdict"]} for row in rows]
+    print_rows([{name: row[name] for name in names} for row in rows])
+    for verdict in dict.fromkeys(row[""] for row in rows if row.get("")):
+        say(f"† {verdict}")
+
+
 def cell(value: Any) -> str:
-    """A value of a table."""
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    """The text of a value in a table."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(value)
 
 
 def shorten(path: Path) -> str:
-    """Relative to the working directory where that is shorter; for `console.print`, which takes brackets for markup."""
-    with suppress(ValueError):
-        path = path.relative_to(Path.cwd())
-    return escape(str(path))
+    """The path, relative if it is below the working directory, for `console.print`, which reads brackets as markup."""
+    return escape(printable(relative(path)))
 
 
-def size(manifest: dict) -> str:
+def total(manifest: dict) -> str:
     """The size of an artifact's files."""
-    total = float(sum(file["bytes"] for file in manifest["files"]))
-    for unit in ("B", "kB", "MB"):
-        if total < 1000:
-            return f"{total:.0f} {unit}"
-        total /= 1000
-    return f"{total:.1f} GB"
+    return size(sum(file["bytes"] for file in manifest["files"]))
 
 
 def flat(value: Any, path: str = "") -> dict[str, str]:
@@ -294,7 +280,7 @@ def flat(value: Any, path: str = "") -> dict[str, str]:
         return {
             k: v for name, inner in value.items() for k, v in flat(inner, f"{path}.{name}" if path else name).items()
         }
-    return {path: json.dumps(value) if not isinstance(value, str) else value}
+    return {path: json.dumps(value) if not isinstance(value, str) else printable(value)}
 
 
 def laid_out(value: Any, indent: str = "") -> str:
@@ -313,11 +299,13 @@ def laid_out(value: Any, indent: str = "") -> str:
 
 
 def without_rows(value: Any, rows: set[str]) -> Any:
-    """Statistics without what they say of each row of a table; of the row `all` it stays."""
+    """Statistics without those of single rows of the table; those of the row `all` stay."""
     if not isinstance(value, dict):
         return value
     told = {name for name, inner in value.items() if isinstance(inner, dict) and set(inner) <= rows}
-    sums = {name: {"all": inner["all"]} for name, inner in value.items() if name in told and "all" in inner}
+    sums = {
+        name: {"all": inner["all"]} for name, inner in value.items() if name in told - {"by_source"} and "all" in inner
+    }
     return {
         name: sums.get(name) or without_rows(inner, rows)
         for name, inner in value.items()
@@ -334,46 +322,78 @@ def differences(manifests: list[dict]) -> list[str]:
     """For each artifact of a stage, the params and inputs in which not all are the same."""
     found = [flat(m["params"]) | {f"from {k}": v for k, v in flat(m["inputs"]).items()} for m in manifests]
     names = [name for name in dict.fromkeys(n for f in found for n in f) if len({f.get(name) for f in found}) > 1]
-    return [", ".join(f"{name}={brief(f[name])}" for name in names if name in f) for f in found]
+    return [printable(", ".join(f"{name}={brief(f[name])}" for name in names if name in f)) for f in found]
+
+
+def print_listing(header: tuple[str, ...], rows: list[tuple[str, ...]], details: list[str]) -> None:
+    """Print aligned rows no wider than the console, their details in a last column or, if there is no room, below each.
+
+    All columns but the first and the last of a row hold numbers.
+    """
+    rows = [tuple(map(printable, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    beside = console.width - sum(widths) - 2 * len(widths) >= ROOM
+    title = "what differs" if beside and any(details) else ""
+    for row, detail, style in [(header, title, "bold"), *((*pair, "") for pair in zip(rows, details, strict=True))]:
+        start = row[0].ljust(widths[0]) + "".join(
+            f"  {cell.rjust(width)}" for cell, width in zip(row[1:-1], widths[1:-1], strict=True)
+        )
+        if beside and detail:
+            print_hanging(f"{start}  {row[-1].ljust(widths[-1])}  ", detail, style)
+        else:
+            print_hanging(f"{start}  ", row[-1], style)
+            print_hanging("    ", detail, "dim")
+
+
+def print_hanging(start: str, text: str, style: str) -> None:
+    """Print text after `start`, its further lines below its first; nothing if both are blank."""
+    width, indent = max(console.width, len(start) + 20), " " * len(start)
+    wrapped = textwrap.wrap(text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
+    for line in wrapped or filter(str.strip, [start]):
+        console.print(line, markup=False, highlight=False, soft_wrap=True, style=style)
 
 
 @app.command(cls=WithNames, epilog=STAGES_THERE)
-def ls(stage: Annotated[str | None, typer.Argument(help="Only this stage's.")] = None) -> None:
-    """List artifacts: key, when made, size, seconds, and what differs in their parameters."""
+def ls(
+    stage: Annotated[
+        str | None, typer.Argument(help="List only this stage's artifacts.", autocompletion=stage_names)
+    ] = None,
+) -> None:
+    """List artifacts with their age, size, run time, main result and differing parameters; then unfinished drafts."""
     check_stages([stage] if stage else [])
     check_store()
     from flows.recipes import STAGES
-    from tasks.stage import ROOT, artifacts
+    from tasks.stage import ROOT, artifacts, drafts
 
-    damaged = []
-    table = Table(box=None, header_style="bold")
-    for column in ("stage", "key", "finished (UTC)", "size", "seconds"):
-        table.add_column(column, no_wrap=True, justify="right" if column in ("size", "seconds") else "left")
-    table.add_column("what differs")
+    damaged, rows, details = [], [], []
     for name in [stage] if stage else STAGES:
         found = {}
         for artifact in artifacts(name):
             try:
-                found[artifact.key] = read_about(artifact)
+                found[artifact.name] = read_about(artifact)
             except InputError as error:
                 damaged.append(str(error))
-        for (key, about), difference in zip(found.items(), differences([*found.values()]), strict=True):
-            when = about["finished"][:19].replace("T", " ")
-            row = (name, key, when, size(about), f"{about['seconds']:.1f}", difference)
-            table.add_row(*map(escape, row))
-    if table.row_count:
-        console.print(table)
+        for title, about in found.items():
+            took = brief_duration(about["seconds"])
+            result = counts(about["stats"]).removesuffix(" kept")  # to fit into 80 columns
+            rows.append((title, age(about["finished"]), total(about), took, result))
+        details += differences([*found.values()])
+    if rows:
+        print_listing(("artifact", "age", "size", "time", "result"), rows, details)
     elif not damaged:
         what, how = (f"artifacts of {stage}", f" --until {stage}") if stage else ("artifacts", "")
-        console.print(
-            f"No {what} in {escape(str(ROOT))} yet. Make some: cram run demo{how}", soft_wrap=True, highlight=False
-        )
+        say(f"No {what} in {ROOT} yet. Make some: cram run demo{how}")
+        say_where_artifacts_go()
+    if left := drafts(stage or ""):
+        say(f"\nUnfinished drafts in {relative(ROOT / '.partial')}; delete a directory there to discard it:")
+        about = [(d.artifact.name.lstrip("/"), age(d.written), size(d.bytes), d.fate) for d in left]
+        print_listing(("draft", "age", "size", "state"), about, [""] * len(about))
     for sentence in damaged:
-        console.print(sentence, markup=False, soft_wrap=True, highlight=False)
+        say(sentence)
 
 
 def read_about(artifact: "Artifact") -> dict:
-    """An artifact's manifest, with all that a stage writes there."""
+    """An artifact's manifest. Raises InputError if it lacks anything that a stage writes there."""
     about = artifact.manifest
     if missing := [name for name, kind in NEEDED.items() if not isinstance(about.get(name), kind)]:
         raise InputError(
@@ -385,7 +405,14 @@ def read_about(artifact: "Artifact") -> dict:
 
 @app.command(cls=WithNames, epilog=STAGES_THERE)
 def show(
-    artifact: Annotated[str, typer.Argument(metavar="STAGE[/KEY]", help="The newest, if no key is given.")],
+    artifact: Annotated[
+        str,
+        typer.Argument(
+            metavar="STAGE[/KEY]",
+            help="Artifact to print; without a key, the newest of the stage.",
+            autocompletion=stage_names,
+        ),
+    ],
 ) -> None:
     """Print an artifact's parameters, inputs and statistics."""
     stage, _, key = artifact.partition("/")
@@ -395,61 +422,69 @@ def show(
 
     found = find(stage, key or "latest")
     about = read_about(found)
-    commit = about["environment"].get("commit", "unknown")
-    console.print(f"[bold]{escape(found.name)}[/]  {shorten(found.path)}", soft_wrap=True)
-    console.print(
-        f"finished {about['finished']}, {about['seconds']:.1f} s, {size(about)}, commit {commit}", markup=False
-    )
+    commit, when = about["environment"].get("commit", "unknown"), about["finished"]
+    console.print(f"[bold]{escape(printable(found.name))}[/]  {shorten(found.path)}", soft_wrap=True)
+    facts = [
+        counts(about["stats"]),
+        f"finished {when} ({age(when)} ago)",
+        brief_duration(about["seconds"]),
+        total(about),
+    ]
+    say(", ".join([*filter(None, facts), f"commit {commit}"]))
     for title in ("params", "inputs"):
         console.print(f"\n[bold]{title}[/]")
         for name, value in flat(about[title]).items():
-            console.print(f"  {name}: {value}", markup=False, highlight=False)
+            say(printable(f"  {name}: {value}"))
     stats = dict(about["stats"])
     rows = stats.pop("table", [])
     told = without_rows(stats, {str(next(iter(row.values()))) for row in rows}) if rows else stats
     console.print("\n[bold]stats[/]")
-    console.print(laid_out(told), markup=False, highlight=False, soft_wrap=True)
-    print_rows(rows)
+    say(laid_out(told))
+    (print_scores if stage == "report" else print_rows)(rows)
     if told != stats:
-        console.print(f"\nAll of it: {shorten(found.path)}/stats.json", soft_wrap=True, highlight=False)
+        console.print(f"\nAll statistics: {shorten(found.path)}/stats.json", soft_wrap=True, highlight=False)
 
 
 @app.command(cls=WithNames, epilog=STAGES_THERE)
 def diff(
-    stage: Annotated[str, typer.Argument(help="Of which stage.")],
-    a: Annotated[str, typer.Argument(metavar="A", help="A key, the beginning of one, or `latest`.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
-    samples: Annotated[int, typer.Option(min=0, max=1000, help="Documents to show of each kind, for `filter`.")] = 5,
+    stage: Annotated[str, typer.Argument(help="Stage to compare.", autocompletion=stage_names)],
+    a: Annotated[str, typer.Argument(metavar="A", help="First artifact: a key, the start of one, or `latest`.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Second artifact.")],
+    samples: Annotated[
+        int, typer.Option(min=0, max=1000, help="Documents to print per kind of change (stage filter only).")
+    ] = 5,
 ) -> None:
-    """Print what differs between two artifacts of a stage; of two filters, also which documents only one of them keeps."""
+    """Compare two artifacts of a stage. For filter, also list which documents only one of them keeps."""
     check_stages([stage])
     check_store()
     from tasks.stage import find
 
     found = {"A": find(stage, a), "B": find(stage, b)}
     if found["A"] == found["B"]:
-        raise InputError(f"Both are {found['A'].name}. Give two different artifacts; `cram ls {stage}` lists them.")
-    manifests = {name: artifact.manifest for name, artifact in found.items()}
+        raise InputError(
+            f"A and B are both {found['A'].name}; expected two different artifacts. `cram ls {stage}` lists them."
+        )
+    manifests = {name: read_about(artifact) for name, artifact in found.items()}
     for name, artifact in found.items():
-        finished = escape(manifests[name]["finished"])
-        console.print(f"{name}: [bold]{escape(artifact.name)}[/]  finished {finished}", highlight=False)
-    about = [flat({key: m[key] for key in ("version", "params", "inputs")}) for m in manifests.values()]
-    console.print("\n[bold]what differs in parameters and inputs[/]")
-    print_rows(differing(*about) or [{"": "nothing"}])
+        finished = escape(printable(manifests[name]["finished"]))
+        console.print(f"{name}: [bold]{escape(printable(artifact.name))}[/]  finished {finished}", highlight=False)
+    about = [flat({key: m.get(key) for key in ("version", "params", "inputs")}) for m in manifests.values()]
+    console.print("\n[bold]differing parameters and inputs[/]")
+    print_rows(differing(*about) or [{"": "none"}])
     if stage == "filter":
         print_filters(*found.values(), samples)
         return
-    console.print("\n[bold]what differs in statistics[/]")
+    console.print("\n[bold]differing statistics[/]")
     stats = [flat({k: v for k, v in m["stats"].items() if k != "table"}) for m in manifests.values()]
-    if stage == "report":  # the rows of other tables are sums of what else is there
+    if stage == "report":  # the tables of other stages repeat their statistics
         stats = [own | scores(m["stats"]["table"]) for own, m in zip(stats, manifests.values(), strict=True)]
-    print_rows(differing(*stats) or [{"": "nothing"}])
+    print_rows(differing(*stats) or [{"": "none"}])
     if stage == "report":
-        console.print(f"\nWith spread and costs: cram compare {escape(a)} {escape(b)}", highlight=False, soft_wrap=True)
+        say(f"\nFor spread and cost: cram compare {a} {b}")
 
 
 def scores(rows: list[dict]) -> dict[str, str]:
-    """A report's scores, by what they are of. Reports of older versions have neither protocols nor shares."""
+    """A report's scores by task and setting. Reports of older versions have neither protocols nor shares."""
     found = {}
     for row in rows:
         what = [row["task"], row["metric"], row.get("protocol", "cramming")]
@@ -460,49 +495,48 @@ def scores(rows: list[dict]) -> dict[str, str]:
 
 
 def differing(a: dict[str, str], b: dict[str, str]) -> list[dict]:
-    """Rows of what is not the same in both."""
+    """Table rows of the names whose values differ."""
     names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
     return [{"": name, "A": brief(a.get(name, "-")), "B": brief(b.get(name, "-"))} for name in names]
 
 
 def print_filters(a: "Artifact", b: "Artifact", samples: int) -> None:
-    """Print which documents two filters kept, and samples of those that only one did."""
+    """Print how many documents two filters keep, and samples of those that only one of them keeps."""
     from tasks.diff import compare
 
-    if a.manifest["inputs"] != b.manifest["inputs"]:
+    if a.manifest["inputs"]["corpus"] != b.manifest["inputs"]["corpus"]:
         console.print(
-            "\nTheir inputs differ, so documents are compared by id, and either may have some that the other was not given."
+            "\nThe two filters read different inputs. Documents are matched by id, so some may exist in only one of the inputs."
         )
     found = compare(a, b, samples)
     console.print("\n[bold]documents[/]")
     print_rows(found["sources"])
-    console.print("\n[bold]what only one of them keeps, by what each says[/]")
-    print_rows(found["changes"] or [{"": "nothing"}])
-    for name, what in (("dropped", "A keeps and B drops"), ("added", "B keeps and A drops")):
+    console.print("\n[bold]documents that only one of them keeps, by both verdicts[/]")
+    print_rows(found["changes"] or [{"": "none"}])
+    for name, what in (("dropped", "that A keeps and B drops"), ("added", "that B keeps and A drops")):
         if found[name]:
-            console.print(f"\n[bold]samples of what {what}[/]")
+            console.print(f"\n[bold]sample documents {what}[/]")
         for sample in found[name]:
             verdicts = "; ".join(
-                f"{x}: {sample[f'{x} tokens_per_char']} tokens a character, {sample[f'{x} verdict']}" for x in "AB"
+                f"{x}: {sample[f'{x} tokens_per_char']} tokens per character, {sample[f'{x} verdict']}" for x in "AB"
             )
-            console.print(
-                f"{sample['id']} ({sample['source']})  {verdicts}", markup=False, highlight=False, soft_wrap=True
-            )
-            console.print(f"    {' '.join(sample['text'].split())}", markup=False, highlight=False, style="dim")
+            say(printable(f"{sample['id']} ({sample['source']})  {verdicts}"))
+            text = printable(" ".join(sample["text"].split()))
+            console.print(f"    {text}", markup=False, highlight=False, style="dim")
 
 
 for command in (compare, predict, fill):
     app.command()(command)
 
 
-def say(sentence: str) -> None:
-    """Print what is no markup: addresses and paths may have brackets."""
-    console.print(sentence, markup=False)
+def say(text: str) -> None:
+    """Print text that may have brackets, which are not markup, as one paragraph a line."""
+    console.print(printable(text, lines=True), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def up() -> None:
-    """Start a Prefect server (if none answers) and a worker, and deploy cram/full."""
+    """Start a Prefect server (unless one is running) and a worker, and deploy the flow as cram/full."""
     from flows import services
 
     services.up(os.environ.get("PREFECT_API_URL") or SERVER, say)
@@ -510,17 +544,41 @@ def up() -> None:
 
 @app.command()
 def down() -> None:
-    """End what `cram up` started."""
+    """Stop the server and the worker that `cram up` started."""
     from flows import services
 
     services.down(say)
 
 
+def print_versions(wanted: bool) -> None:
+    """Print the versions of cram and what it computes with, then exit."""
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    from tasks.stage import environment
+
+    for name in VERSIONS:
+        with suppress(PackageNotFoundError):
+            say(f"{name} {version(name)}")
+    say(f"commit {environment()['commit']}")
+    raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print versions and exit.", is_eager=True, callback=print_versions)
+    ] = False,
+) -> None:
+    """Options of the program itself; `print_versions` handles the only one."""
+
+
 @contextmanager
 def output_checked() -> Iterator[None]:
-    """Raise InputError where standard output takes nothing, also when that is only seen at its last flush."""
+    """Raise InputError if standard output can't be written, even if only its last flush fails."""
     if sys.stdout is None:
-        raise InputError("Standard output is closed. Send it to a file or a pipe, or to /dev/null if it isn't wanted.")
+        raise InputError("Standard output is closed. Redirect it to a file or a pipe, or to /dev/null to discard it.")
     problem = None
     try:
         yield
@@ -538,19 +596,22 @@ def output_checked() -> Iterator[None]:
             sys.exit(1)
         if problem:
             raise InputError(
-                f"Standard output can't be written: {problem.strerror}. Make room there, or send it elsewhere; then run again."
+                f"Standard output can't be written: {problem.strerror}. Free space or redirect it, then run again."
             ) from problem
 
 
 def main() -> None:
-    """Run the command line; what the user can mend is told in a sentence."""
+    """Run the command line; user errors are printed as one sentence."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    os.environ["PREFECT_HOME"] = str(STATE)  # absolute: the worker runs in another directory
     try:
         with output_checked():
             app()
     except InputError as error:
-        Console(stderr=True).print(f"[red]cram:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        Console(stderr=True).print(
+            f"[red]cram:[/] {escape(printable(error, lines=True))}", soft_wrap=True, highlight=False
+        )
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

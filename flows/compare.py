@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from model import InputError
+from tasks.markdown import printable
 
 if TYPE_CHECKING:  # importing it imports Prefect, whose settings the command line makes first
     from tasks.stage import Artifact
@@ -48,13 +49,16 @@ class Run(NamedTuple):
 
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN RUN …", help="report/KEY, a key, the beginning of one, or `latest`.")
+        list[str],
+        typer.Argument(metavar="RUN RUN …", help="Reports: report/KEY, a key, the start of one, or `latest`."),
     ],
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as a page too.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the comparison as an HTML page.")
+    ] = None,
 ) -> None:
-    """Set several reports side by side: scores with their spread, what they cost, and what differs in parameters.
+    """Compare reports side by side: scores with their spread, costs, and differing parameters.
 
-    Differences are to the first, and only of what was measured on the same data.
+    Differences are relative to the first report, and only given for scores on the same data.
     """
     from rich.console import Console
     from rich.markdown import Markdown
@@ -68,13 +72,13 @@ def compare(
             pictures = {path.name: path.read_text() for path in Path(folder).iterdir()}
         write(html, page(text(told, pictures), "Comparison", pictures))
     console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(Markdown(text(told)))
+    console.print(Markdown(printable(text(told), lines=True)))
     if html is not None:
-        console.print(f"The page: {html}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"HTML page: {printable(html)}", soft_wrap=True, highlight=False, markup=False)
 
 
 def report_called(name: str) -> "Artifact":
-    """The report that a word of the command line means. Raises InputError for anything else."""
+    """The report that a command-line argument names. Raises InputError for anything else."""
     from flows.recipes import STAGES
     from tasks.stage import ROOT, find
 
@@ -82,9 +86,7 @@ def report_called(name: str) -> "Artifact":
     if "/" in key:
         stage = key.partition("/")[0]
         what = f"an artifact of {stage}" if stage in STAGES and key == name else "a path"
-        raise InputError(
-            f"{name} is {what}; compare takes reports of {ROOT} by their names, as in report/KEY. `cram ls report` lists them."
-        )
+        raise InputError(f"{name} is {what}; expected a report in {ROOT}, as report/KEY. `cram ls report` lists them.")
     return find("report", key)
 
 
@@ -127,14 +129,16 @@ def read(artifact: "Artifact") -> dict:
     recorded = {file["path"]: file["sha256"] for file in artifact.manifest["files"]}
     if digest(path) != recorded[path.name]:
         raise InputError(
-            f"{artifact.name} is damaged: its report.json is not what its manifest says. Copy it again, or make it anew by "
+            f"{artifact.name} is damaged: the SHA-256 of report.json differs from its manifest. Copy it again, or repeat "
             "the command that made it, with `--refresh report`."
         )
     about = json.loads(path.read_text())
-    if missing := [name for name in NEEDED if name not in about]:
+    missing = [name for name in NEEDED if name not in about]
+    if not missing and "heldout" not in about["pretraining"]:
+        missing = ["pretraining.heldout"]
+    if missing:
         raise InputError(
-            f"{artifact.name} was made by an older version of cram: its report.json has no {missing[0]}. Run its recipe "
-            "again; all but finetuning and the report is cached."
+            f"{artifact.name} was made by an older version of cram: its report.json has no {missing[0]}. Run its recipe again."
         )
     return about
 
@@ -145,8 +149,12 @@ def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
     from tasks.scores import PROTOCOLS
     from tasks.sections import picture
 
-    means = [(run.name, run.about["averages"]["cramming"]["paper"]) for run in runs]
-    shown = items(f"**{mean:.1f}** {escape(name)}, GLUE average of nine" for name, mean in means if mean is not None)
+    means = [(run, run.about["averages"]["cramming"]["paper"]) for run in runs]
+    shown = items(
+        f"**{mean:.1f}** {escape(run.name)}, GLUE average of nine"
+        for run, mean in means
+        if mean is not None and any(row["beats_majority"] for row in run.rows("cramming").values())
+    )
     sections = [
         f"# {len(runs)} runs side by side",
         f"{'; '.join(escape(run.name) for run in runs)}. Differences are to the first, of what was measured on the same data.",
@@ -154,7 +162,11 @@ def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
         *(part for protocol in PROTOCOLS for part in scores(runs, protocol)),
         *probes(runs),
         *pretraining(runs),
-        *([picture("heldout.svg", "Held-out loss over tokens")] if "heldout.svg" in pictures else []),
+        *(
+            [picture("heldout.svg", "Held-out loss over tokens, on a part of the held-out text")]
+            if "heldout.svg" in pictures
+            else []
+        ),
         *parameters(runs),
     ]
     return "\n\n".join(sections) + "\n"
@@ -185,7 +197,7 @@ def scores(runs: list[Run], protocol: str) -> list[str]:
     for run, found in zip(runs, rows, strict=True):
         notes += [f"{escape(run.name)}: {note}" for note in partial_notes(list(found.values()))]
     if any(untold(of_runs[name], away[name]) for name in columns):
-        notes.append("No difference is told where two runs were not finetuned and scored on the same data.")
+        notes.append("No difference is shown for runs that were not finetuned and scored on the same data.")
     return [f"## {TITLES[protocol]}", how_to_read(rows), table(header(runs), lines), *notes]
 
 
@@ -203,7 +215,7 @@ def probes(runs: list[Run]) -> list[str]:
         for name, found in of_runs.items()
     }
     lines = [score_line(name, found, away[name]) for name, found in of_runs.items()]
-    note = "No difference is told where two models are not of one tokenized corpus: probes are made from its held-out documents."
+    note = "No difference is shown for models trained on different tokenized corpora, whose held-out documents the probes are made from."
     notes = [note] if any(untold(of_runs[name], away[name]) for name in of_runs) else []
     return ["## Probes (these are not GLUE)", how_to_read(rows), table(header(runs), lines), *notes]
 
@@ -240,21 +252,27 @@ def untold(of_runs: list[dict | None], away: list[str | None]) -> bool:
 
 def how_to_read(rows: list[dict[str, dict]]) -> str:
     """What the numbers of a table of scores are."""
+    from tasks.sections import WEAK
+
     told = "Median, with the range of the seeds and their number. A difference within these ranges may be chance."
     if any(row["seeds"] == 1 for found in rows for row in found.values()):
-        told += " One seed tells no spread: a difference from or to it may be chance, however large it looks."
+        told += " A single seed has no spread: a difference from or to it may be chance, however large it looks."
+    if not all(row.get("beats_majority", True) for found in rows for row in found.values()):  # none in older reports
+        told += f" {WEAK} No better than always answering the most frequent class, or the mean."
     return told
 
 
 def spread(row: dict | None) -> str | None:
     """A score with the range of its seeds, if there are several."""
+    from model.quantities import span
     from tasks.markdown import Marked
+    from tasks.sections import WEAK
 
     if row is None:
         return None
     low, high = row["metrics"][row["metric"]]["range"]
-    seeds = f"{low:.1f} to {high:.1f}, {row['seeds']}" if row["seeds"] > 1 else "1 seed"
-    mark = "\\*" if row["partial"] else ""
+    seeds = f"{span(low, high)}, {row['seeds']}" if row["seeds"] > 1 else "1 seed"
+    mark = ("\\*" if row["partial"] else "") + ("" if row.get("beats_majority", True) else WEAK)
     return Marked(f"{row['score']:.1f}{mark} ({seeds})")
 
 
@@ -264,37 +282,43 @@ def all_from_one(runs: list[Run], stage: str) -> bool:
     return len(names) == 1 and None not in names
 
 
-def same_text(runs: list[Run], per_character: bool) -> bool:
-    """Whether held-out losses compare: of the same sequences, or, by character, of the same documents."""
-    if not per_character:
-        return all_from_one(runs, "tokenize")
-    fractions = {json.dumps(run.about["params"].get("tokenize", {}).get("heldout_fraction")) for run in runs}
-    return all_from_one(runs, "filter") and len(fractions) == 1
+def same_text(runs: list[Run], per_token: bool) -> bool:
+    """Whether held-out losses compare: of the same documents and, per token, of one vocabulary too."""
+    digests = {run.about["pretraining"]["heldout"]["digest"] for run in runs}
+    return len(digests) == 1 and (not per_token or all_from_one(runs, "vocabulary"))
 
 
 def pretraining(runs: list[Run]) -> list[str]:
     """What pretraining cost, and the held-out loss."""
     from tasks.markdown import Marked, escape, table
+    from tasks.sections import nats
 
     def line(what: str, tell: Callable[[dict], str | None], compared: bool = True) -> list[object]:
         told = [tell(run.about["pretraining"]) for run in runs]
         return [what, *(Marked(f"{escape(one)}\\*") if one and not compared else one for one in told)]
 
-    token, character = same_text(runs, False), same_text(runs, True)
+    token, text = same_text(runs, per_token=True), same_text(runs, per_token=False)
     lines = [
-        line("held-out loss, nats a token", lambda s: f"{s['heldout_loss']:.4f}", token),
-        line("held-out loss, nats a character", lambda s: f"{s['heldout_nats_per_character']:.4f}", character),
+        line("held-out loss, nats per byte", lambda s: nats(s["heldout"], "byte"), text),
+        line("held-out loss, nats per character", lambda s: nats(s["heldout"], "character"), text),
+        line("held-out loss, nats per token", lambda s: nats(s["heldout"], "token"), token),
         line("tokens", lambda s: f"{s['tokens']:,}"),
         line("hours on the clock", lambda s: f"{s['seconds_on_the_clock'] / 3600:.3f}"),
         line("exaFLOP", lambda s: f"{s['exaflops']:.3g}"),
         line("parameters", lambda s: f"{s['parameters']:,}"),
         line("tokens a second", lambda s: f"{s['tokens_per_second']:,.0f}"),
-        line("of the rate of matrix products", lambda s: f"{s['mfu']:.1%}"),
+        line("MFU", lambda s: f"{100 * s['mfu']:.0f} %"),
         line("machine", lambda s: f"{s['machine']['gpus']} x {s['machine']['device']}, {s['machine']['dtype']}"),
     ]
-    note = "\\* The held-out text, or how it is cut into tokens, is not the same in all runs, so these numbers don't compare."
-    header = ["", *(run.name for run in runs)]
-    return ["## Pretraining", table(header, lines), *([] if token and character else [note])]
+    notes = []
+    if not token:
+        what = "vocabularies are not the same" if text else "loss was measured on different held-out documents"
+        notes.append(f"\\* The {what}, so these numbers don't compare.")
+    if text:
+        notes.append(
+            "± is the standard error over documents. Runs on the same documents share most of it, so smaller differences can be real."
+        )
+    return ["## Pretraining", table(["", *(run.name for run in runs)], lines), *notes]
 
 
 def parameters(runs: list[Run]) -> list[str]:
@@ -329,13 +353,13 @@ def draw(runs: list[Run], folder: Path) -> None:
 
     from tasks import plots
 
-    if same_text(runs, per_character=True):
+    if same_text(runs, per_token=False):
         of_runs = {run.name: run.about["pretraining"]["evaluations"] for run in runs}
         curves = {
             name: (
                 np.array([e["tokens"] for e in some]) / 1e6,
-                np.array([e["heldout_nats_per_character"] for e in some]),
+                np.array([e["heldout_nats_per_byte"] for e in some]),
             )
             for name, some in of_runs.items()
         }
-        plots.lines(curves, "million tokens", "held-out loss, nats per character", folder / "heldout.svg", list(curves))
+        plots.lines(curves, "million tokens", "held-out loss, nats per byte", folder / "heldout.svg", list(curves))

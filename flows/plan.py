@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from prefect import Task
 from prefect.futures import PrefectFuture, as_completed
 
+from flows.pages import show
+from flows.summary import brief_duration, counts, relative
 from model import InputError
+from model.quantities import counted
 from tasks import parallel, together
+from tasks.markdown import printable
+from tasks.report import refuse_older
 from tasks.stage import Artifact, Params, find, refresh, verify
 
 SEVERAL = "finetune"  # the stage with many runs, that don't wait for each other
@@ -49,7 +54,9 @@ class Plan:
             name: list(dict.fromkeys(find(name, key.strip()) for key in keys.split(","))) for name, keys in use.items()
         }
         if several := [name for name, found in self.given.items() if len(found) > 1 and name != "finetune"]:
-            raise InputError(f"use names several artifacts of {several[0]}; expected one (only finetune has several).")
+            raise InputError(
+                f"use names several artifacts of {several[0]}; expected one, since only finetune takes several."
+            )
 
     def __call__(self, task: Task, params: Params, *inputs: "Step | list[Step]") -> Step:
         """Add a step."""
@@ -58,7 +65,7 @@ class Plan:
         return step
 
     def tell_unused(self, changed: dict[str, dict]) -> None:
-        """Say which overridden stages this run doesn't reach."""
+        """Warn of overridden stages that this run doesn't reach."""
         reached = {step.stage for step in self.needed()}
         unused = [name for name in changed if name not in reached]
         if "decontaminate" in reached and set(changed.get("finetune", ())) <= {
@@ -66,7 +73,7 @@ class Plan:
         }:  # it looks for what stands there
             unused = [name for name in unused if name != "finetune"]
         if unused:
-            log.warning("This run doesn't carry out %s: what override says of it has no effect.", ", ".join(unused))
+            log.warning("This run doesn't reach %s; overrides of it have no effect.", ", ".join(unused))
 
     def needed(self) -> list[Step]:
         """The steps that have to be looked at, in order; fails if `use` or `again` names a stage that is not reached."""
@@ -88,10 +95,10 @@ class Plan:
             if unreached := names - reached:
                 raise InputError(
                     f"{what} names {', '.join(sorted(unreached))}, which this run doesn't reach: it ends after {self.until}"
-                    f"{' and starts from ' + ', '.join(sorted(self.given)) if self.given else ''}. Leave it out."
+                    f"{' and starts from ' + ', '.join(sorted(self.given)) if self.given else ''}. Remove it from {what}."
                 )
         if both := self.again & set(self.given):
-            raise InputError(f"{', '.join(sorted(both))} is both given by use and to be refreshed. Choose one.")
+            raise InputError(f"{', '.join(sorted(both))} is in both use and refresh. Choose one.")
         return found
 
     def arguments(self, step: Step) -> list[Artifact | list[Artifact]]:
@@ -109,6 +116,9 @@ class Plan:
         together.asked()
         parallel.workers()
         left = set()
+        if self.until == "report":
+            for artifact in self.given.get("pretrain", []):
+                refuse_older(artifact.name, artifact.stats)
         for step in self.needed():
             self.made[step] = step.task.target(step.params, *self.arguments(step))
             if step.stage in self.again or self.anew & before(step):
@@ -138,22 +148,24 @@ class Plan:
             elif step is runs[0]:  # all that they need was made before, and what needs them comes after
                 self.carry_out_together(runs)
         if given:
-            log.info("Used as given: %s", ", ".join(artifact.name for artifact in given))
+            log.info("Existing artifacts used: %s", ", ".join(artifact.name for artifact in given))
         return self.given.get(self.until) or [a for step, a in self.made.items() if step.stage == self.until]
 
     def carry_out(self, step: Step) -> None:
         """Make what a step makes, unless it is there."""
+        cached = self.is_made(step)
         if step in self.anew:
             refresh(self.made[step])
-        self.settle(step, step.task(step.params, *self.arguments(step)))
+        self.settle(step, step.task(step.params, *self.arguments(step)), cached)
 
-    def settle(self, step: Step, made: Artifact) -> None:
-        """Show what a step has made, if it is what was planned."""
+    def settle(self, step: Step, made: Artifact, cached: bool = False) -> None:
+        """Log what a step made, check that it is what was planned, and show it on the page of the run."""
+        log.info(result_line(step, made, cached))
         if made != (planned := self.made[step]):
             what = f"{step.stage}{f' of {step.params.label()}' if step.params.label() else ''}"
             raise InputError(
-                f"The files that {what} reads were changed while this run went on: it made {made.name} where {planned.name} "
-                "was planned. Run again, and leave them as they are until it has ended."
+                f"The input files of {what} changed during this run: it made {made.name}, but {planned.name} was planned. "
+                "Run again, and don't change the files before it ends."
             )
         show(made)
 
@@ -213,29 +225,15 @@ def failed(problems: list[Exception], runs: int, left_out: int) -> Exception:
         return bugs[0]
     if runs == 1:
         return problems[0]
-    others = f", and {left_out} that start from them were not begun" if left_out else ""
+    others = f", and {counted(left_out, 'run')} that start from them were not begun" if left_out else ""
     sentences = " ".join(dict.fromkeys(map(str, problems)))
     return InputError(f"{len(problems)} of {runs} finetuning runs failed{others}; the others are kept. {sentences}")
 
 
-def show(artifact: Artifact) -> None:
-    """Put tables, pictures and pages of an artifact on the page of the Prefect run; of a cached one too."""
-    import base64
-
-    from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
-
-    try:
-        if rows := artifact.stats.get("table"):
-            create_table_artifact(
-                rows,
-                key="scores" if artifact.stage == "report" else f"{artifact.stage}-table",
-                description=f"artifacts/{artifact.name}",
-            )
-        for path in sorted(artifact.path.glob("*.png")):
-            data = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-            create_image_artifact(data, key=f"{artifact.stage}-{path.stem}", description=f"artifacts/{artifact.name}")
-        for path in sorted(artifact.path.glob("*.md") if artifact.stage != SEVERAL else []):
-            key = artifact.stage if path.stem == artifact.stage else f"{artifact.stage}-{path.stem.lower()}"
-            create_markdown_artifact(path.read_text(), key=key, description=f"artifacts/{artifact.name}")
-    except Exception as error:  # what is shown in the UI must not stop a run
-        log.warning("%s could not be shown on the page of this run: %s", artifact.name, error)
+def result_line(step: Step, made: Artifact, cached: bool) -> str:
+    """A stage's counts, seconds and path, for the log."""
+    about = made.manifest
+    took = "cached" if cached else brief_duration(about["seconds"])
+    facts = [took, counts(about["stats"])] if cached else [counts(about["stats"]), took]
+    name = f"{step.stage} {step.params.label()}".strip()
+    return printable(f"{name}: {', '.join(filter(None, [*facts, str(relative(made.path))]))}")

@@ -1,7 +1,10 @@
 """Recipes: named sets of all parameters. What each differs in from the paper's final recipe is in deltas.py."""
 
 import difflib
-from typing import Annotated, Literal
+import functools
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -9,15 +12,19 @@ from typing_extensions import TypedDict
 
 from flows.deltas import DELTAS
 from model import InputError
+from model.quantities import counted
 from tasks.corpus import Download
 from tasks.decontaminate import Decontaminate
 from tasks.dedup import Deduplicate
 from tasks.filter import Filter
 from tasks.finetune import Finetune
+from tasks.measure import Measure
 from tasks.pretrain import Pretrain
 from tasks.report import Report
 from tasks.tokens import Tokenize
 from tasks.vocabulary import Vocabulary
+
+LONGEST_DEFAULT = 40  # characters of a default in a description
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -26,6 +33,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     download: Download = Download()
     deduplicate: Deduplicate = Deduplicate()
     decontaminate: Decontaminate = Decontaminate()
+    measure: Measure = Measure()
     filter: Filter = Filter()
     vocabulary: Vocabulary = Vocabulary()
     tokenize: Tokenize = Tokenize()
@@ -38,20 +46,24 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         last = STAGES.index(until)
         if last >= STAGES.index("pretrain") and self.tokenize.length % (halved := 2**self.pretrain.architecture.funnel):
             raise InputError(
-                f"tokenize.length is {self.tokenize.length}, which can't be halved {self.pretrain.architecture.funnel} times "
+                f"tokenize.length is {self.tokenize.length}, which can't be halved "
+                f"{counted(self.pretrain.architecture.funnel, 'time')} "
                 f"(pretrain.architecture.funnel). Make it a multiple of {halved}."
             )
         if last >= STAGES.index("finetune") and self.finetune.max_tokens > self.tokenize.length:
             raise InputError(
-                f"finetune.max_tokens is {self.finetune.max_tokens}, but the model takes {self.tokenize.length} tokens at most "
+                f"finetune.max_tokens is {self.finetune.max_tokens}, but the model takes at most {self.tokenize.length} tokens "
                 "(tokenize.length). Lower it."
             )
 
 
 STAGES = tuple(Recipe.model_fields)
+MOVED = {
+    f"filter.{name}": f"measure.{name}" for name in Measure.model_fields
+}  # fields, since documents are measured apart
 StageName = Literal[
-    "download", "deduplicate", "decontaminate", "filter", "vocabulary", "tokenize", "pretrain", "finetune", "report"
-]
+    "download", "deduplicate", "decontaminate", "measure", "filter", "vocabulary", "tokenize", "pretrain", "finetune", "report"
+]  # fmt: skip
 RecipeName = Literal[*DELTAS]  # for Prefect, which refuses other names at submission
 
 
@@ -76,28 +88,73 @@ def whole(delta: dict) -> Recipe:
     return Recipe.model_validate(merge(Recipe().model_dump(), delta))
 
 
-def _partial(model: type[BaseModel]) -> type:
-    """A typed dict of the model's fields, each of which may be left out, nested ones too."""
+def _limits(schema: dict) -> str:
+    """What a field takes, in words, from its JSON schema: a range or choices; empty if anything of its type."""
+    if several := schema.get("anyOf"):
+        return " or ".join(filter(None, map(_limits, several)))
+    if schema.get("type") == "array":
+        return _limits(schema["items"])
+    if choices := schema.get("enum"):
+        return "true or false" if choices == [True, False] else f"one of {', '.join(map(str, choices))}"
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    if "minimum" in schema and "maximum" in schema:
+        return f"{schema['minimum']:,} to {schema['maximum']:,}"
+    return ", ".join(f"{word} {schema[name]:,}" for name, word in words.items() if name in schema)
+
+
+def _for_the_form(default: Any, schema: dict) -> None:
+    """Make a field's JSON schema one with which Prefect's form sends nothing unless the user sets the field.
+
+    Of a boolean its form shows a switch, and sends false; of choices it shows a list, which may stay empty.
+    The form doesn't show ranges, so that the description names them, and the default of the paper's recipe too.
+    """
+    if schema.get("type") == "boolean":
+        del schema["type"]
+        schema["enum"] = [True, False]
+    if "oneOf" in schema:  # the form knows anyOf alone
+        schema["anyOf"] = schema.pop("oneOf")
+    value = f"{default:,}" if type(default) is int else default if isinstance(default, str) else json.dumps(default)
+    usual = f"in crammed-bert: {value}" if 0 < len(value) <= LONGEST_DEFAULT else ""
+    if limits := "; ".join(filter(None, (_limits(schema), usual))):
+        schema["description"] = f"{schema.get('description', '')} {limits[0].upper()}{limits[1:]}.".strip()
+
+
+def _partial(model: type[BaseModel], base: dict) -> type:
+    """A typed dict of the model's fields, each of which may be left out, nested ones too. `base`: their defaults."""
     fields = {}
     for name, info in model.model_fields.items():
         nested = _level(info)
-        kind = _partial(nested) if nested else info.annotation
-        about = Field(description=info.description or (nested.__doc__ if nested else None))
-        fields[name] = Annotated[kind, about, *info.metadata]
+        kind = _partial(nested, base[name]) if nested else info.annotation
+        shown = None if nested else functools.partial(_for_the_form, base[name])
+        about = info.description or (nested.__doc__.split("\n")[0] if nested else None)
+        fields[name] = Annotated[kind, Field(title=name, description=about, json_schema_extra=shown), *info.metadata]
     partial = TypedDict(f"{model.__name__}Override", fields, total=False)
     partial.__pydantic_config__ = ConfigDict(extra="forbid")
     return partial
 
 
-Override = _partial(Recipe)  # what of a recipe to change: Prefect refuses unknown fields and bad values at submission
+# What of a recipe to change: Prefect refuses unknown fields and bad values at submission
+Override = _partial(Recipe, Recipe().model_dump(mode="json"))
 Use = TypedDict("Use", dict.fromkeys(STAGES, str), total=False)
 Use.__pydantic_config__ = ConfigDict(extra="forbid")
 
 
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """A question about a misspelt name, followed by a space; empty if no name is similar."""
+    close = difflib.get_close_matches(str(name), names, 1)
+    return f"Did you mean {close[0]}? " if close else ""
+
+
+def without_empty(override: dict) -> dict:
+    """An override without the levels that set nothing: Prefect's form sends these for fields that were cleared."""
+    levels = {name: without_empty(value) if isinstance(value, dict) else value for name, value in override.items()}
+    return {name: value for name, value in levels.items() if value != {}}
+
+
 def resolve(name: str, override: dict) -> Recipe:
-    """The recipe of that name, changed. Raises InputError for what it can't be changed to."""
+    """The recipe of that name with overridden fields. Raises InputError for an unknown name and for invalid fields."""
     if name not in DELTAS:
-        raise InputError(f"There is no recipe {name!r}. Recipes: {', '.join(DELTAS)}.")
+        raise InputError(f"There is no recipe {name!r}. {did_you_mean(name, DELTAS)}Recipes: {', '.join(DELTAS)}.")
     if not isinstance(override, dict):
         raise InputError(
             f'override is {override!r}; expected an object like {{"filter": {{"max_tokens_per_char": 0.25}}}}.'
@@ -106,26 +163,27 @@ def resolve(name: str, override: dict) -> Recipe:
         found = whole(merge(DELTAS[name], override))
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
-    if unread := found.finetune.unread(override.get("finetune", {})):
+    if unread := found.finetune.unread(without_empty(override).get("finetune", {})):
         raise InputError(
-            f"finetune.{unread[0]} would change nothing: it is for a protocol that isn't asked for. finetune.protocols is "
-            f"{found.finetune.protocols}; add 'modern' for what stands in finetune.modern, 'cramming' for the rest."
+            f"finetune.{unread[0]} has no effect: its protocol is not selected. finetune.protocols is "
+            f"{found.finetune.protocols}; add 'modern' to use the fields of finetune.modern, 'cramming' to use the others."
         )
     data = found.decontaminate.data or found.finetune.data  # of what the model is scored on, the corpus has to be free
     return found.model_copy(update={"decontaminate": found.decontaminate.model_copy(update={"data": data})})
 
 
 def sentence(problem: dict) -> str:
-    """A pydantic error in words: the field, what was found, what was expected."""
+    """A pydantic error as a sentence: the field, what was found, what was expected."""
     *path, last = problem["loc"] or ("recipe",)
     field = ".".join(map(str, (*path, last)))
+    if problem["type"] == "extra_forbidden" and field in MOVED:
+        return f"There is no field {field}: it is now {MOVED[field]}, in a stage of its own before the filter. Override that."
     if problem["type"] == "extra_forbidden":
         model: type[BaseModel] = Recipe
         for step in path:
             model = model.model_fields[step].annotation
-        close = difflib.get_close_matches(str(last), model.model_fields, 1)
-        meant = f"Did you mean {close[0]}? " if close else ""
-        return f"{field} is no field. {meant}{'.'.join(path) or 'A recipe'} has {', '.join(model.model_fields)}."
+        meant = did_you_mean(last, model.model_fields)
+        return f"There is no field {field}. {meant}{'.'.join(path) or 'A recipe'} has {', '.join(model.model_fields)}."
     message = problem["msg"].removeprefix("Value error, ")
     found = f" (found {problem['input']!r})" if problem["type"] != "value_error" else ""
     return f"{field}: {message}{found}."

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from model import InputError
 from model.layouts import transformers_model, why_not_transformers
+from model.quantities import counted
 from model.settings import Architecture, HeadName
 
 INIT_STD = 0.02  # of every weight matrix, as BERT
@@ -237,7 +238,7 @@ class Bert(nn.Module):
         super().__init__()
         if length % 2**architecture.funnel:
             raise InputError(
-                f"Sequences have {length} tokens, which can't be halved {architecture.funnel} times. Lower "
+                f"Sequences have {length} tokens, which can't be halved {counted(architecture.funnel, 'time')}. Lower "
                 f"pretrain.architecture.funnel, or make tokenize.length a multiple of {2**architecture.funnel}."
             )
         self.architecture, self.vocabulary, self.length = architecture, vocabulary, length
@@ -320,6 +321,11 @@ class Bert(nn.Module):
         states_BKD = states_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, states_BSD.shape[-1]))
         scores_MV = self.logits(states_BKD.flatten(0, 1))
         return F.cross_entropy(scores_MV.float(), labels_BK.flatten())
+
+    def losses(self, tokens_BS: Tensor, places_M: Tensor, labels_M: Tensor, padded: bool = False) -> Tensor:
+        """The cross-entropy (M,), nats, at each of these places, which are numbered through the whole batch."""
+        scores_MV = self.logits(self.encode(tokens_BS, padded).flatten(0, 1)[places_M])
+        return F.cross_entropy(scores_MV.float(), labels_M, reduction="none")
 
 
 def halve(x_BSD: Tensor, seen_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:

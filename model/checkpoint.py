@@ -2,6 +2,7 @@
 
 import json
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -29,7 +30,10 @@ class Spent:
     tokens: int = 0  # trained on
     operations: float = 0.0  # floating-point operations for these tokens
     sequence: int = 0  # the next to be read, counted over all epochs; more than tokens / length if some were skipped
-    micro_batch: int = 0  # sequences; kept over a restart, since the batch grows by it
+    micro_batch: int = 0  # sequences; a resumed run keeps it on the same device, so that it rounds alike
+    device: str = ""  # on which that micro-batch was chosen
+    compilations: int = 0  # of the forward and backward pass that succeeded
+    compile_seconds: float = 0.0  # on the clock, spent on compiling, failures included
     skipped: list[dict] = field(default_factory=list)  # where the loss was no number
     scaler: dict = field(default_factory=dict)  # of fp16 gradients
     evaluations: list[dict] = field(default_factory=list)
@@ -45,27 +49,75 @@ def fsync(path: Path) -> None:
             os.close(handle)
 
 
-def checkpoint(folder: Path, bert: Bert, optimizers: list[torch.optim.Optimizer], spent: Spent) -> None:
+def write(folder: Path, tensors: dict[str, Tensor], spent: str) -> None:
     """Put all that is needed to go on into one file, in one step: a crash or a full disk leaves the old one."""
-    tensors = {f"model.{name}": value.contiguous() for name, value in bert.state_dict().items()}
-    for number, optimizer in enumerate(optimizers):
-        for index, state in optimizer.state_dict()["state"].items():
-            values = {name: value.contiguous() for name, value in state.items() if value is not None}
-            tensors |= {f"optimizer.{number}.{index}.{name}": value for name, value in values.items()}
     half = folder / f"{CHECKPOINT}.half"
     try:
-        save_file(tensors, half, metadata={"spent": json.dumps(asdict(spent))})
+        save_file(tensors, half, metadata={"spent": spent})
         for path in (half, folder / METRICS):  # the rows of its steps are there if it is
             fsync(path)
         half.replace(folder / CHECKPOINT)
         fsync(folder)
     except (OSError, SafetensorError) as error:
         raise InputError(
-            f"No checkpoint can be written to {folder} ({error}). Make room or give access there, then run again: the run goes "
+            f"No checkpoint can be written to {folder} ({error}). Free space or grant access there, then run again: the run goes "
             "on from its last checkpoint, which is kept."
         ) from error
     finally:
         half.unlink(missing_ok=True)
+
+
+def tensors_of(bert: Bert, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """Weights and optimizer states by their names in a checkpoint."""
+    tensors = {f"model.{name}": value for name, value in bert.state_dict().items()}
+    for number, optimizer in enumerate(optimizers):
+        for index, state in optimizer.state_dict()["state"].items():
+            values = {name: value for name, value in state.items() if value is not None}
+            tensors |= {f"optimizer.{number}.{index}.{name}": value for name, value in values.items()}
+    return tensors
+
+
+class Writer:
+    """Writes checkpoints beside training, one at a time: copies the tensors, then writes the copies on its own thread.
+
+    A failed write raises InputError in the next call of `save`, `check` or `wait`. The copies take as much memory as a
+    checkpoint takes on disk and are kept for the next one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.copies: dict[str, Tensor] = {}
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.writing: Future[None] | None = None
+
+    def save(self, bert: Bert, optimizers: list[torch.optim.Optimizer], spent: Spent) -> None:
+        """Copy what a run needs to go on and start writing it. Waits for the write before to end."""
+        self.wait()
+        before, self.copies = self.copies, {}
+        for name, value in tensors_of(bert, optimizers).items():
+            copy = before.get(name)
+            if copy is None:
+                copy = torch.empty_like(value, device="cpu", memory_format=torch.contiguous_format)
+            self.copies[name] = copy.copy_(value)
+        self.writing = self.thread.submit(write, self.folder, self.copies, json.dumps(asdict(spent)))
+
+    def check(self) -> None:
+        """Raise InputError if the last write has failed; doesn't wait for it."""
+        if self.writing and self.writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on disk. Raises InputError if it could not be written."""
+        if self.writing:
+            written = self.writing
+            written.exception()  # waits; a signal in here leaves the write to be waited for
+            self.writing = None
+            written.result()
+
+    def close(self) -> None:
+        """End the thread when the last checkpoint is written, and give the memory of the copies back."""
+        self.thread.shutdown()
+        self.copies.clear()
 
 
 def restore(folder: Path, bert: Bert, optimizers: list[torch.optim.Optimizer]) -> Spent | None:

@@ -238,7 +238,7 @@ def _only_in_bert(bert: Bert) -> dict[str, Tensor]:
     return found
 
 
-def _write(bert: Bert, own: dict[str, Tensor], saved: Saved, about: dict, name: str | None, folder: Path) -> None:
+def _write(bert: Bert, own: dict[str, Tensor], saved: Saved, about: dict, name: str | None, folder: str | Path) -> None:
     """`own`: what is beside the encoder; `about`: what else transformers is to know; `name`: of its model, if it has one."""
     state = {key: value.detach().float().cpu().contiguous() for key, value in (bert.state_dict() | own).items()}
     if name == "Bert":
@@ -251,16 +251,17 @@ def _write(bert: Bert, own: dict[str, Tensor], saved: Saved, about: dict, name: 
             state = {key: value for key, value in state.items() if key in there}
         state = _renamed(state, iter(rows))
     config = (_settings(name, bert) if name else {"model_type": "cram"}) | about | {"cram": saved.model_dump()}
+    folder = Path(folder)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     try:
         save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     except SafetensorError as error:  # a full disk is one too
         raise InputError(
-            f"The model can't be written to {folder} ({error}). Make room or give access there, then run again."
+            f"The model can't be written to {folder} ({error}). Free space or grant access there, then run again."
         ) from error
 
 
-def save(bert: Bert, folder: Path) -> None:
+def save(bert: Bert, folder: str | Path) -> None:
     """Write config.json and model.safetensors."""
     name = transformers_model(bert.architecture)
     saved = Saved(architecture=bert.architecture, vocabulary=bert.vocabulary, length=bert.length)
@@ -269,7 +270,7 @@ def save(bert: Bert, folder: Path) -> None:
 
 def save_classifier(
     classifier: Classifier,
-    folder: Path,
+    folder: str | Path,
     labels: tuple[str, ...],
     texts: Literal[1, 2] | None = None,
     max_tokens: int | None = None,
@@ -296,7 +297,7 @@ def save_classifier(
     _write(bert, own, saved, about, classifier.layout, folder)
 
 
-def load(folder: Path) -> Bert:
+def load(folder: str | Path) -> Bert:
     """Read what `save` wrote, or what transformers made of it and saved again; of a classifier, the encoder.
 
     Raises InputError for anything else.
@@ -305,7 +306,7 @@ def load(folder: Path) -> Bert:
     return model.bert if isinstance(model, Classifier) else model
 
 
-def load_classifier(folder: Path) -> Classifier:
+def load_classifier(folder: str | Path) -> Classifier:
     """Read what `save_classifier` wrote, or what transformers made of it and saved again; without dropout.
 
     Raises InputError for anything else.
@@ -318,7 +319,8 @@ def load_classifier(folder: Path) -> Classifier:
     )
 
 
-def _read(folder: Path) -> Bert | Classifier:
+def _read(folder: str | Path) -> Bert | Classifier:
+    folder = Path(folder)
     try:
         return _load(json.loads((folder / CONFIG).read_text()), folder / WEIGHTS)
     except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:

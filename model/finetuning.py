@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from model import InputError, optimizer, schedules
 from model.bert import PAD, Bert, Classifier
 from model.machine import Machine, keep_heap
+from model.quantities import counted
 from model.settings import Finetuning
 
 BETAS, EPS = (0.9, 0.98), 1e-6  # AdamW's, as GLUE_sane
@@ -111,12 +112,14 @@ def steps_of(count: int, settings: Finetuning) -> int:
     trained = count - held
     if trained < settings.batch_size:
         raise InputError(
-            f"The task has {trained} training examples, fewer than one batch of {settings.batch_size}. Give more, or lower "
+            f"The task has {counted(trained, 'training example')}, fewer than one batch of {settings.batch_size}. "
+            "Give more, or lower "
             "finetune.batch_size."
         )
     if settings.choose == "best" and not held:
         raise InputError(
-            f"The task has {count} training examples, of which no tenth can be held back to choose an epoch by. Give more, or set "
+            f"The task has {counted(count, 'training example')}, of which no tenth can be held back to choose an "
+            "epoch by. Give more, or set "
             "finetune.choose to 'last'."
         )
     return settings.epochs * (trained // settings.batch_size)

@@ -4,21 +4,27 @@ import ctypes
 import functools
 import logging
 import os
+import re
 import shutil
 import statistics
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from model import InputError
+from model.quantities import counted
 
 log = logging.getLogger(__name__)
 CPU_MICRO_BATCH = 32  # sequences; beyond it no gain on two cores, and more memory
 CUDA_MICRO_BATCH = 1024  # sequences to begin with, where the memory decides
 MATRIX_SIDE, MATRIX_REPEATS = {"cpu": 2048, "cuda": 8192}, 5  # of the products whose rate is the machine's limit
+CGROUPS = (  # limit and use of memory of the container that this runs in, and what it is used for: version 2, version 1
+    tuple(f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat")),
+    tuple(f"/sys/fs/cgroup/memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")),
+)
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,19 @@ class Machine:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
+    def device_name(self) -> str:
+        """Of the card, or the threads of the CPU."""
+        cuda = self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if cuda else f"CPU, {counted(torch.get_num_threads(), 'thread')}"
+
+    def device_memory(self) -> int:
+        """Bytes of a GPU."""
+        return torch.cuda.get_device_properties(self.device).total_memory
+
     def describe(self) -> dict:
         """For the manifest."""
-        cuda = self.device.type == "cuda"
-        name = torch.cuda.get_device_name(self.device) if cuda else f"CPU, {torch.get_num_threads()} threads"
         return {
-            "device": name,
+            "device": self.device_name(),
             "dtype": str(self.dtype).removeprefix("torch."),
             "compiled": self.compiles,
             "micro_batch": self.micro_batch,
@@ -129,6 +142,20 @@ class Reading:
         if self.made is not None:
             self.made.synchronize()
         return self.values.tolist()
+
+
+def available_memory() -> int:
+    """Bytes of memory that can still be allocated here, within limits of cgroups; 1 PiB if the kernel gives none."""
+    left = [1 << 50]
+    with suppress(OSError):
+        if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
+            left.append(int(found[1]) * 1024)
+    for limit, used, stat in CGROUPS:
+        with suppress(OSError, ValueError):  # absent, or "max"
+            # cached files, given up when needed
+            files = re.findall(r"^(?:in)?active_file (\d+)$", Path(stat).read_text(), flags=re.M)
+            left.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + sum(map(int, files)))
+    return max(0, min(left))
 
 
 def cpu_has_bf16() -> bool:

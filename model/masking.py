@@ -4,16 +4,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from model.heldout import Heldout
+
 MASKED, RANDOM = 0.8, 0.1  # of the chosen tokens: [MASK], a random token; the rest stays (Devlin et al. 2019)
 WORDS = 4  # of 64 bits, that one count of the Philox generator gives
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Packed sequences (n, S) uint16 or uint32 to train on, others held out, and what is needed to mask them."""
+    """Packed sequences (n, S) uint16 or uint32 to train on, held-out documents, and what is needed to mask them."""
 
     sequences: np.ndarray
-    heldout: np.ndarray
+    heldout: Heldout
     vocabulary: int
     mask_id: int
     specials: int  # ids below this are special tokens
@@ -30,20 +32,19 @@ def masks_per_sequence(fraction: float, length: int) -> int:
 
 
 def mask(
-    tokens_BS: np.ndarray, first: int, count: int, corpus: Corpus, seed: int, corrupt: bool = True
+    tokens_BS: np.ndarray, first: int, count: int, corpus: Corpus, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Choose `count` = K tokens of each sequence for prediction, and hide them.
 
     Returns the changed tokens (B, S), the chosen positions (B, K) and the ids that stood there (B, K), all int64. Special
     tokens are never drawn as random ones, and are chosen only where a sequence has fewer than K others.
     Of each sequence's K, exactly round(0.8 K) become [MASK] and half of the rest random tokens, as in the reference
-    implementation (26, 3 and 3 of 32); with `corrupt` off all become [MASK], which is how held-out loss is measured.
+    implementation (26, 3 and 3 of 32).
     What sequence number `first` + i gets depends on that number and `seed` alone: not on the machine, on the size of the
     micro-batch, or on what was read before, so a resumed run masks as if never stopped.
     """
     B, S = tokens_BS.shape
-    masked = round(MASKED * count) if corrupt else count
-    random = round(RANDOM * count) if corrupt else 0
+    masked, random = round(MASKED * count), round(RANDOM * count)
     counts = -(-(S + random) // WORDS)
     generator = np.random.Philox(key=seed)
     generator.advance(first * counts)

@@ -14,27 +14,33 @@ from model.settings import Training
 ADAFACTOR_EPS = (1e-18, 1e-3)
 
 
-def groups(parameters: Iterable[nn.Parameter], peak: float, weight_decay: float) -> list[dict]:
-    """Matrices, which decay (the tied embedding too), and the others (norms, biases, the position scale), which don't."""
-    parameters = list(parameters)
-    matrices = [p for p in parameters if p.ndim >= 2]
-    vectors = [p for p in parameters if p.ndim < 2]
+def groups(
+    named: Iterable[tuple[str, nn.Parameter]], peak: float, weight_decay: float, decay_norms: bool = False
+) -> list[dict]:
+    """The parameters that decay and those that don't: matrices (the tied embedding too), and all others.
+
+    With `decay_norms`, norm gains and the position scale decay as well, and only biases don't.
+    """
+    decaying, others = [], []
+    for name, parameter in named:
+        decays = parameter.ndim >= 2 or (decay_norms and not name.endswith("bias"))
+        (decaying if decays else others).append(parameter)
     return [
-        {"params": matrices, "peak": peak, "weight_decay": weight_decay},
-        {"params": vectors, "peak": peak, "weight_decay": 0.0},
+        {"params": decaying, "peak": peak, "weight_decay": weight_decay},
+        {"params": others, "peak": peak, "weight_decay": 0.0},
     ]
 
 
 def adamw(model: nn.Module, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> AdamW:
     """AdamW on all of a model."""
-    return AdamW(groups(model.parameters(), lr, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
+    return AdamW(groups(model.named_parameters(), lr, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
 
 
 def muon(bert: nn.Module, training: Training) -> list[Optimizer]:
     """Muon on the matrices of `bert.blocks`, and AdamW without decay on all the rest: embedding, norms, biases, head."""
     matrices = [p for p in bert.blocks.parameters() if p.ndim == 2]
     orthogonal = {id(p) for p in matrices}
-    rest = [p for p in bert.parameters() if id(p) not in orthogonal]
+    rest = [(name, p) for name, p in bert.named_parameters() if id(p) not in orthogonal]
     return [
         Muon(
             [{"params": matrices, "peak": training.matrix_learning_rate}],
@@ -57,7 +63,7 @@ def muon(bert: nn.Module, training: Training) -> list[Optimizer]:
 def optimizers(bert: nn.Module, training: Training) -> list[Optimizer]:
     """The optimizer of `training` for an encoder with `blocks`; for muon two, of different parameters."""
     lr, betas, eps = training.learning_rate, (training.beta1, training.beta2), training.adam_eps
-    all_groups = groups(bert.parameters(), lr, training.weight_decay)
+    all_groups = groups(bert.named_parameters(), lr, training.weight_decay, training.decay_norms)
     match training.optimizer:
         case "adamw":
             chosen = [AdamW(all_groups, lr=lr, betas=betas, eps=eps, fused=True)]

@@ -1,7 +1,9 @@
 """Several processes that train one model, each with its share of every batch; or one alone."""
 
 import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -29,6 +31,14 @@ class Processes:
         dist.broadcast(told, src=0, group=self.control)
         return type(value)(told.item())
 
+    def least(self, value: int) -> int:
+        """The smallest `value` of all processes."""
+        if self.count == 1:
+            return value
+        smallest = torch.tensor([value])
+        dist.all_reduce(smallest, dist.ReduceOp.MIN, group=self.control)
+        return int(smallest.item())
+
     def mean(self, values: Tensor) -> Tensor:
         """The mean over all processes."""
         if self.count > 1:
@@ -45,9 +55,34 @@ class Processes:
 ALONE = Processes()
 
 
-def join(device: torch.device) -> Processes:
-    """This process's place among those that torchrun started."""
+def environment(rank: int, count: int) -> dict[str, str]:
+    """Of process `rank` among `count` on this machine. They connect to each other over the loopback interface only."""
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    threads = str(max(1, (os.cpu_count() or 1) // count))
+    return (
+        {"OMP_NUM_THREADS": threads}
+        | os.environ
+        | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(count),
+            "GLOO_SOCKET_IFNAME": loopback,
+            "NCCL_SOCKET_IFNAME": loopback,
+        }
+    )
+
+
+def join(device: torch.device, meeting: Path) -> Processes:
+    """This process's place among those that were started with `environment`.
+
+    They find each other through the file `meeting`, which must be new and out of reach of other users. A server, as
+    torchrun starts one for this, would listen on all interfaces and unpickle what anyone sends.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return Processes(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), dist.new_group(backend="gloo"))
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    # not by a file:// address, in which torch does not decode escaped characters such as spaces
+    store = dist.FileStore(str(meeting), count)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+    return Processes(rank, count, dist.new_group(backend="gloo"))

@@ -3,10 +3,13 @@
 import math
 from collections.abc import Callable
 
-from model import InputError
 from model.settings import Training
 
 MASK_LEVELS = 5  # of the masked fraction: each has its own shapes, so each is compiled once
+# The reference's batch grows by one micro-batch, as large as the card allows: 512 of 8,192 sequences on the paper's
+# A6000 and 96 or 128 on its smaller cards. Here it grows by a sixteenth on every card; by more if the
+# batch is small, because fewer than 32 sequences leave cores idle.
+RAMP_LEVELS, RAMP_UNIT = 16, 32
 
 
 def rise(spent: float, over: float) -> float:
@@ -64,20 +67,25 @@ def rate(training: Training, spent: float) -> float:
     return training.floor + (1.0 - training.floor) * shape
 
 
-def batch(training: Training, spent: float, unit: int) -> int:
-    """Sequences of a step, in whole units of a micro-batch on each process.
+def ramp_unit(training: Training) -> int:
+    """Sequences by which the batch grows, a divisor of batch_size; all of batch_size if batch_ramp is 0.
 
-    From one unit up to as many as batch_size holds, linear in the budget; all of them from batch_ramp on.
+    The same on every machine: a machine's micro-batch divides it.
     """
-    units = training.batch_size // unit
-    if not units:
-        raise InputError(
-            f"A step of batch_size {training.batch_size} is smaller than one micro-batch on each process, {unit} sequences. "
-            "Raise pretrain.batch_size, or lower CRAM_MICRO_BATCH or the number of processes."
-        )
+    if not training.batch_ramp:
+        return training.batch_size
+    most = max(RAMP_UNIT, training.batch_size // RAMP_LEVELS)
+    return next(unit for unit in range(min(most, training.batch_size), 0, -1) if training.batch_size % unit == 0)
+
+
+def batch(training: Training, spent: float) -> int:
+    """Sequences of a step: from one unit up to batch_size, linear in the budget; batch_size from batch_ramp on."""
+    unit = ramp_unit(training)
     if spent >= training.batch_ramp:
-        return unit * units
-    return unit * min(units, math.floor(units * spent / training.batch_ramp) + 1)
+        return training.batch_size
+    return unit * min(
+        training.batch_size // unit, math.floor(training.batch_size * spent / training.batch_ramp / unit) + 1
+    )
 
 
 def mask_fraction(training: Training, spent: float) -> float:
@@ -87,3 +95,10 @@ def mask_fraction(training: Training, spent: float) -> float:
         return first
     done = min(MASK_LEVELS - 1, math.floor(MASK_LEVELS * spent)) / (MASK_LEVELS - 1)
     return (1.0 - done) * first + done * last
+
+
+def masks_stay_until(training: Training, spent: float) -> float:
+    """The fraction of the budget at which mask_fraction changes next; 1: not before the end."""
+    if training.last_mask_fraction is None:
+        return 1.0
+    return min(MASK_LEVELS, math.floor(MASK_LEVELS * spent) + 1) / MASK_LEVELS

@@ -103,11 +103,11 @@ ScheduleName = Literal[
 # Which of the fields below an optimizer or a schedule reads; the others have to be left as they are.
 ADAM = {"beta1", "beta2", "adam_eps"}
 READ_BY: dict[str, set[str]] = {
-    "adamw": ADAM,
-    "adam": ADAM,
-    "radam": ADAM,
-    "adafactor": set(),
-    "sgd": {"momentum"},
+    "adamw": ADAM | {"decay_norms"},
+    "adam": ADAM | {"decay_norms"},
+    "radam": ADAM | {"decay_norms"},
+    "adafactor": {"decay_norms"},
+    "sgd": {"momentum", "decay_norms"},
     "muon": ADAM | {"momentum", "matrix_learning_rate"},
     "triangle": set(),
     "one-cycle": set(),
@@ -132,7 +132,13 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "floating-point operations of the forward and backward pass.",
     )
     batch_size: int = Field(8192, ge=1, description="Sequences an optimizer step, from batch_ramp on.")
-    batch_ramp: float = Field(0.6, ge=0, le=1, description="Fraction of the budget over which the batch grows.")
+    batch_ramp: float = Field(
+        0.6,
+        ge=0,
+        le=1,
+        description="Fraction of the budget over which the batch grows, in steps of a sixteenth of batch_size, or of "
+        "about 32 sequences if those are more; 0: it doesn't grow.",
+    )
     optimizer: OptimizerName = Field(
         "adamw", description="muon: for the matrices of the blocks, with adamw for everything else."
     )
@@ -150,6 +156,9 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         ge=0,
         le=1,
         description="On matrices, the embedding's too; decoupled but for adam and sgd. Muon: on its own only.",
+    )
+    decay_norms: bool = Field(
+        False, description="Weight decay on norm gains and the position scale too, so on everything but biases."
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the mean gradient.")
     beta2: float = Field(0.98, ge=0, lt=1, description="Decay of the squared gradient.")
@@ -182,6 +191,8 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             raise ValueError(
                 f"warmup {self.warmup} and cooldown {self.cooldown} are more than the whole budget; lower one"
             )
+        if self.decay_norms and not self.weight_decay:
+            raise ValueError("decay_norms is true, but weight_decay is 0, so nothing decays; set decay_norms to false")
         if self.last_mask_fraction == self.mask_fraction:
             raise ValueError("last_mask_fraction is mask_fraction; leave it null")
         return self

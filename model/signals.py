@@ -9,7 +9,7 @@ from contextlib import contextmanager
 class Deferred:
     """Holds signals back while weights are being changed; elsewhere they do what they did before."""
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.waiting: list[tuple] = []

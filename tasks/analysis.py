@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model import InputError
+from model.quantities import counted
 from tasks import metrics
 from tasks.glue import Task
 
@@ -97,7 +98,8 @@ class Predictions:
         table = table.filter(pc.equal(table["split"], split)).sort_by("row")
         if not len(table) or table["label"].null_count:
             raise InputError(
-                f"The predictions of {task.title} have {len(table)} rows of split {split!r}, {table['label'].null_count} without "
+                f"The predictions of {task.title} have {counted(len(table), 'row')} of split {split!r}, "
+                f"{table['label'].null_count} without "
                 f"a label; expected labelled ones of {', '.join(task.validation)}. Choose such a split."
             )
         scores = pc.list_flatten(table["scores"]).to_numpy().reshape(len(table), task.classes)

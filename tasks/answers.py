@@ -1,7 +1,7 @@
-"""Use what was trained: labels of texts from a finetuned model, tokens for [MASK] from a pretrained one.
+"""Inference with trained models: labels of texts from a finetuned one, tokens for [MASK] from a pretrained one.
 
-Lines of a file or a pipe come as many at a time as are there, so that a text is answered as soon as it was written.
-Answers are computed in single precision, and are those of transformers' pipelines on the same folder.
+Lines of a file or a pipe are read as they arrive, so that a text is answered as soon as it was written.
+Answers are computed in single precision and equal those of transformers' pipelines on the same folder.
 """
 
 import json
@@ -18,14 +18,15 @@ from tokenizers import Encoding, Tokenizer
 
 from model import InputError, export, finetuning, machine
 from model.bert import Bert
+from model.quantities import counted
 from tasks import vocabulary
 from tasks.glue import TASKS
-from tasks.stage import MANIFEST, Artifact, artifacts, elsewhere, find
+from tasks.stage import MANIFEST, Artifact, artifacts, elsewhere, find, verify_files
 
 CHUNK = 1 << 16  # bytes read at once, some hundred lines: a few batches, so that answers to a long file come steadily
-LONGEST_LINE = 10_000_000  # bytes; what has no line ends is no file of texts, and would fill the memory
+LONGEST_LINE = 10_000_000  # bytes; a file without line ends is not text, and would fill the memory
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-UNREAD = "without anything that the vocabulary knows (it is for English)"
+UNREAD = "contained no known word (the vocabulary is for English)"
 
 
 def read_json(path: Path) -> dict:
@@ -42,18 +43,18 @@ def with_model(stage: str) -> list[Artifact]:
 
 
 def model_folder(stage: str, name: str) -> Path:
-    """The folder of the model that `name` means: a folder, or the artifact STAGE/KEY, KEY, or the beginning of one.
+    """The folder of the model that `name` means: a folder, or the artifact STAGE/KEY, KEY, or the start of a key.
 
-    `latest` is the newest that has a model. Raises InputError for what is none of these or has no model.
+    `latest` is the newest artifact with a model. Raises InputError for other names and for artifacts without a model.
     """
-    if os.path.isdir(name):  # unlike Path's own, False for names that can be none
+    if os.path.isdir(name):  # unlike Path.is_dir, False for names that are too long
         folder, title = Path(name), name
     else:
         given, slash, key = name.rpartition("/")
         if slash and given != stage:
             raise InputError(
                 f"There is no folder {name!r}.{elsewhere(stage, key, given) if given else ''} Give a folder with a model, "
-                f"{stage}/KEY, a key, the beginning of one, or `latest`; `cram ls {stage}` lists the artifacts."
+                f"{stage}/KEY, a key, the start of one, or `latest`; `cram ls {stage}` lists the artifacts."
             )
         kept = with_model(stage) if key == "latest" else []
         artifact = kept[-1] if kept else find(stage, key)
@@ -61,14 +62,16 @@ def model_folder(stage: str, name: str) -> Path:
     made_by = read_json(folder / MANIFEST).get("stage", stage)
     if made_by != stage:
         raise InputError(
-            f"{title} was made by the stage {made_by}; expected a model of the stage {stage}, which `cram ls {stage}` lists."
+            f"{title} was made by the stage {made_by}; expected a model of the stage {stage}. `cram ls {stage}` lists them."
         )
     if stage == "finetune" and (folder / MANIFEST).exists() and not (folder / export.CONFIG).exists():
         kept = ", ".join(f"{a.key} ({a.manifest['params'].get('task')})" for a in with_model(stage)[-8:]) or "none yet"
         raise InputError(
-            f"{title} has scores, but its model was not kept. Models are here: {kept}. To keep others, run the recipe with "
-            'finetune.keep "first" (seed 0 of each task) or "all", as in --override \'{"finetune": {"keep": "all"}}\'.'
+            f"{title} has scores, but its model was not kept. Kept models: {kept}. To keep others, run the recipe with "
+            'finetune.keep set to "first" (seed 0 of each task) or "all", for example --override \'{"finetune": {"keep": "all"}}\'.'
         )
+    listed = read_json(folder / MANIFEST).get("files", [])
+    verify_files(folder, [file for file in listed if (folder / file["path"]).exists()], title)
     return folder
 
 
@@ -88,31 +91,33 @@ def read_lines(file: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
             number += len(lines)
         if len(rest) > LONGEST_LINE:
             raise InputError(
-                f"Line {number} is longer than {LONGEST_LINE // 10**6} MB; expected one text a line. Is this a file of text?"
+                f"Line {number} is longer than {LONGEST_LINE // 10**6} MB; expected one text per line. Check that this is a text file."
             )
     if rest:
         yield [(number, rest)]
 
 
 def decode(line: bytes, where: str) -> str:
-    """The text of a line, without the mark that other systems put there; refused if it is no plain text."""
+    """The text of a line without a byte order mark. Raises InputError if it is not UTF-8 text."""
     line = line.removeprefix(BYTE_ORDER_MARK)
     if b"\0" in line:
-        raise InputError(f"{where} has a NUL byte; expected text in UTF-8, one a line. Give it in UTF-8 (`iconv`).")
+        raise InputError(
+            f"{where} has a NUL byte; expected UTF-8, one text per line. Convert the file to UTF-8 (`iconv`)."
+        )
     try:
         return line.decode()
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{where} is not UTF-8: byte {line[error.start]:#x} at its byte {error.start + 1}. Give it in UTF-8 (`iconv`)."
+            f"{where} is not UTF-8: byte {line[error.start]:#x} at position {error.start + 1}. Convert the file to UTF-8 (`iconv`)."
         ) from error
 
 
 def load_tokenizer(folder: Path, bert: Bert) -> Tokenizer:
-    """The tokenizer of a model, for raw text, without what it may have been told to cut or fill up."""
+    """The tokenizer of a model, for raw text, without padding or truncation."""
     tokenizer = vocabulary.load(folder)
     if tokenizer.get_vocab_size() != bert.vocabulary:
         raise InputError(
-            f"{folder} has a tokenizer of {tokenizer.get_vocab_size():,} entries and a model of {bert.vocabulary:,}. Copy "
+            f"{folder} has a tokenizer of {tokenizer.get_vocab_size():,} entries, but a model of {bert.vocabulary:,}. Copy "
             "both from the same artifact."
         )
     tokenizer.no_padding()
@@ -121,7 +126,7 @@ def load_tokenizer(folder: Path, bert: Bert) -> Tokenizer:
 
 
 def understood(encoded: Encoding) -> set[int]:
-    """Which texts of an input, by number, have a token that says something of them."""
+    """The numbers of an input's texts that have a known token other than [MASK]."""
     tokens = zip(encoded.sequence_ids, encoded.ids, strict=True)
     return {text for text, token in tokens if text is not None and token not in (vocabulary.UNK, vocabulary.MASK)}
 
@@ -142,19 +147,20 @@ class Labeller:
         names = config.get("id2label")
         if not isinstance(names, dict) or set(names) != {str(number) for number in range(classes)}:
             raise InputError(
-                f"{folder / export.CONFIG} names other classes in id2label than the {classes} that the model has."
+                f"id2label in {folder / export.CONFIG} does not match the {classes} classes of the model. Copy both files from "
+                "the same artifact."
             )
         self.labels = [str(names[str(number)]) for number in range(classes)]
         task = params.get("task")
         self.texts = len(TASKS[task].columns) if task in TASKS else saved.texts  # in an input
-        self.guessed = self.texts is None  # the first one tells
+        self.guessed = self.texts is None  # then the first input decides
         self.answered = self.empty = self.cut = self.unread = 0
 
     def __call__(self, lines: list[tuple[int, bytes]]) -> Iterator[dict]:
-        """The answers to numbered lines, in order; raises InputError at one that can't be answered, after those before.
+        """Yield the answers to numbered lines, in order. Raises InputError at the first that can't be answered.
 
-        An answer: `line`, `text` (and `text_pair`), `label` (of regression the number; None for an empty line), and for
-        classes `probability` and `probabilities` by label.
+        An answer has `line`, `text` (and `text_pair`), `label` (for regression the number; None for an empty line), and
+        with classes `probability` and `probabilities` by label.
         """
         given, problem = [], None
         for number, line in lines:
@@ -171,7 +177,7 @@ class Labeller:
             raise problem
 
     def divide(self, number: int, line: bytes) -> tuple[str, ...]:
-        """The text or the two texts of a line; none of an empty one."""
+        """The one or two texts of a line; none if it is blank."""
         text = decode(line, f"Line {number}")
         if not text.strip():
             self.empty += 1
@@ -182,12 +188,12 @@ class Labeller:
         if self.texts == 1:
             if len(parts) > 1:
                 raise InputError(
-                    f"Line {number} has {'a tab' if len(parts) == 2 else f'{len(parts) - 1} tabs'}, and tabs separate texts; "
-                    f"expected one text a line, {'as the first is' if self.guessed else 'which the task takes'}. Put spaces there."
+                    f"Line {number} has {'a tab' if len(parts) == 2 else f'{len(parts) - 1} tabs'}, which separates texts; expected "
+                    f"one text per line, {'as in the first line' if self.guessed else 'as the task takes'}. Use spaces instead."
                 )
             return parts
         if len(parts) != 2 or not all(map(str.strip, parts)):
-            found = {1: "no tab", 2: "nothing on one side of its tab"}.get(len(parts), f"{len(parts) - 1} tabs")
+            found = {1: "no tab", 2: "no text on one side of its tab"}.get(len(parts), f"{len(parts) - 1} tabs")
             raise InputError(f"Line {number} has {found}; expected two texts, separated by one tab.")
         return parts
 
@@ -203,7 +209,7 @@ class Labeller:
         return finetuning.predict(self.classifier, finetuning.Examples.of(ids, np.zeros(len(ids))), self.machine)
 
     def answer(self, scores: np.ndarray) -> dict:
-        """What (classes,) scores say."""
+        """The answer for (classes,) scores."""
         if self.regression:
             return {"label": round(float(scores[0]), 6)}
         shares = torch.from_numpy(scores).double().softmax(dim=0).tolist()
@@ -215,13 +221,14 @@ class Labeller:
         }
 
     def notes(self) -> list[str]:
-        """What to know of the answers given so far."""
-        counted = {
-            f"longer than {self.longest} tokens, and cut": self.cut,
-            f"{UNREAD}, so their labels mean little": self.unread,
+        """Remarks on the answers given so far."""
+        cases = {
+            f"exceeded {self.longest} tokens and got truncated": self.cut,
+            f"{UNREAD}; labels for these mean little": self.unread,
         }
-        found = [f"{count:,} of {self.answered:,} inputs were {what}." for what, count in counted.items() if count]
-        return found + ([f"{self.empty:,} empty lines have no label."] if self.empty else [])
+        of = counted(self.answered, "input")
+        found = [f"{number:,} of {of} {what}." for what, number in cases.items() if number]
+        return found + ([f"{counted(self.empty, 'empty line')} without a label."] if self.empty else [])
 
 
 class Filler:
@@ -229,10 +236,10 @@ class Filler:
 
     def __init__(self, folder: Path) -> None:
         saved = read_json(folder / export.CONFIG).get("cram")
-        if isinstance(saved, dict) and "classes" in saved:  # `load` would take it, with a vocabulary head that is new
+        if isinstance(saved, dict) and "classes" in saved:  # `load` would add an untrained vocabulary head
             raise InputError(
-                f"{folder} holds a finetuned model, which labels texts (`cram predict`); expected a pretrained one, which "
-                "`cram ls pretrain` lists."
+                f"{folder} holds a finetuned model, which labels texts (`cram predict`); expected a pretrained one. "
+                "`cram ls pretrain` lists them."
             )
         self.device = machine.detect().device
         self.bert = export.load(folder).to(self.device).eval()
@@ -241,11 +248,11 @@ class Filler:
         self.filled = self.unread = 0  # texts
 
     def __call__(self, text: str, top: int, where: str) -> list[list[tuple[str, float]]]:
-        """Of each [MASK], the `top` tokens with their probabilities, the likeliest first. `where`: to name the text by."""
+        """For each [MASK], the `top` tokens with their probabilities, most likely first. `where`: the text's name in errors."""
         encoded = self.tokenizer.encode(text)
         ids = torch.tensor(encoded.ids, device=self.device)
         if vocabulary.MASK not in ids:
-            raise InputError(f"{where} has no [MASK]. Put it, in capitals, where a word is to be found.")
+            raise InputError(f"{where} has no [MASK]. Put [MASK], in capitals, in place of a word.")
         if len(ids) > self.bert.length:
             raise InputError(
                 f"{where} has {len(ids):,} tokens with [CLS] and [SEP]; the model takes {self.bert.length}. Shorten it."
@@ -262,6 +269,7 @@ class Filler:
         ]
 
     def notes(self) -> list[str]:
-        """What to know of the answers given so far."""
-        told = f"{self.unread:,} of {self.filled:,} texts were {UNREAD} beside [MASK], so their tokens mean little."
-        return [told] if self.unread else []
+        """Remarks on the answers given so far."""
+        of = counted(self.filled, "text")
+        unread = f"{self.unread:,} of {of} {UNREAD} besides [MASK]; tokens for these mean little."
+        return [unread] if self.unread else []

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 
 from model import export
+from model.quantities import counted, span
 from model.settings import Architecture
 from tasks import hub
 from tasks.corpus import Download
@@ -15,14 +16,18 @@ from tasks.dedup import Deduplicate
 from tasks.filter import Filter
 from tasks.glue import TASKS
 from tasks.markdown import Marked, code, escape, items, table
+from tasks.measure import Measure
+from tasks.metrics import beats, verdict
 from tasks.pretrain import Pretrain
 from tasks.sections import (
     METRICS,
+    WEAK,
     budget_of,
     budget_section,
     contamination,
     contamination_section,
     funnel_table,
+    marked,
     stage_of,
 )
 from tasks.tokens import Tokenize
@@ -34,6 +39,7 @@ USUAL: dict[str, dict] = {  # the params of the paper's final recipe, as far as 
     "download": Download().model_dump(mode="json"),
     "deduplicate": Deduplicate().identity(),
     "decontaminate": Decontaminate().model_dump(mode="json", include={"method", "words"}),
+    "measure": Measure().identity(),
     "filter": Filter().identity(),
     "vocabulary": Vocabulary().identity(),
     "tokenize": Tokenize().identity(),
@@ -60,7 +66,7 @@ def deltas(here: dict, usual: dict, prefix: str) -> list[list[str]]:
 def shown(value: object) -> object:
     """A value as JSON; of a long list (files with their digests), how long it is."""
     whole = json.dumps(value)
-    return f"{len(value)} items" if isinstance(value, list) and len(whole) > LONG else code(whole)
+    return counted(len(value), "item") if isinstance(value, list) and len(whole) > LONG else code(whole)
 
 
 def use_section(architecture: Architecture) -> list[str]:
@@ -155,7 +161,8 @@ def recipe_section(about: dict, lineage: dict[str, dict]) -> list[str]:
     changes = [row for m in lineage.values() for row in deltas(m["params"], USUAL.get(m["stage"], {}), m["stage"])]
     architecture = Architecture(**about["params"]["architecture"])
     shape = (
-        f"{architecture.layers} x {architecture.hidden}, {architecture.heads} heads, {architecture.activation}, "
+        f"{architecture.layers} x {architecture.hidden}, {counted(architecture.heads, 'head')}, "
+        f"{architecture.activation}, "
         f"{architecture.norm_order}-norm, {architecture.positions} positions, {about['stats']['parameters']:,} parameters"
     )
     differs = "What differs from `crammed-bert`, the paper's final recipe:"
@@ -191,8 +198,6 @@ def card(about: dict, lineage: dict[str, dict], scores: Iterable[str] = ()) -> s
         *use_section(architecture),
         *recipe_section(about, lineage),
         *budget_section(about),
-        f"The held-out loss is that of {stats['heldout_predictions']:,} masked tokens of documents that were never trained on. "
-        "Per character it can be compared between vocabularies, on the same text.",
         software(environment),
         *text_section(lineage),
         *scores,
@@ -242,12 +247,15 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
         "tags": ["cram", params["task"], "pretrained-from-scratch" if params["pretrained"] else "not-pretrained"],
     } | ({"datasets": [hub_data]} if hub_data else {})
     lines = [
-        [escape(split), METRICS[metric], value, "{:.1f} to {:.1f}".format(*about["intervals"][metric]),
+        [escape(split), METRICS[metric], marked(f"{value:.1f}", False, beats(about, metric)),
+         span(*about["intervals"][metric]),
          float(about["majority"][metric]), f"{about['examples']:,} of {about['official_examples']:,}"
          if about["official_examples"] else f"{about['examples']:,}"]
         for split, about in stats["validation"].items() for metric, value in about["metrics"].items()
     ]  # fmt: skip
     told = [note for about in stats["validation"].values() for note in about["notes"]] + stats["data"]["notes"]
+    if not all(beats(about, metric) for about in stats["validation"].values() for metric in about["metrics"]):
+        told = [f"{WEAK} {verdict(task).capitalize()}.", *told]
     begun = "random weights, without pretraining" if not params["pretrained"] else (
         "a model of this pretraining that was finetuned on MNLI" if params["start"] == "mnli" else "the pretrained model"
     )  # fmt: skip
@@ -255,7 +263,8 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
                                        "max_tokens", "choose", "batches", "seed")}  # fmt: skip
     settings |= {"head": stats["head"]}
     official = stats["official_train_examples"]
-    trained = f"{stats['train_examples']:,}" + (f" of {official:,}" if official else "")
+    used = counted(stats["train_examples"], "training example")
+    trained = f"{stats['train_examples']:,} of {official:,} training examples" if official else used
     trained += f", of which {params['share']:.0%} were used" if params["share"] < 1 else ""
     names = ", ".join(f"{i}: {escape(name)}" for i, name in enumerate(task.labels)) or "one number, from 0 to 5"
     sections = [
@@ -269,7 +278,7 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
         "Times 100, of this one seed; the interval is a bootstrap over the examples.",
         *([items([escape(note) for note in told])] if told else []),
         "## How it was made",
-        f"From {begun}, on {trained} training examples, {stats['steps']:,} steps; epoch {stats['chosen_epoch']} of "
+        f"From {begun}, on {trained}, {counted(stats['steps'], 'step')}; epoch {stats['chosen_epoch']} of "
         f"{params['epochs']} is the one kept.",
         table(["setting", "value"], [[code(name), Marked(value)] if isinstance(value, str) else [code(name), f"{value:g}"]
                                      for name, value in settings.items()]),

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model import InputError
-from tasks.parallel import HOME, ONE_THREAD, Place, finish
+from model.quantities import counted
+from tasks.home import CODE
+from tasks.parallel import ONE_THREAD, Place, finish
 from tasks.stage import peak_memory, reset_usage
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 @functools.cache  # in a worker: as of when it imported this code, which may have been edited since
 def edition() -> dict[str, str]:
     """What a part's bytes depend on besides its job: cram's code, and the versions of libraries."""
-    code = sorted(path for folder in ("model", "tasks") for path in (HOME / folder).glob("*.py"))
+    code = sorted(path for folder in ("model", "tasks") for path in (CODE / folder).glob("*.py"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in code)).hexdigest()[:12]
     python = ".".join(platform.python_version_tuple()[:2])
     return {"cram": digest, "python": python, **{name: metadata.version(name) for name in LIBRARIES}}
@@ -181,7 +183,7 @@ def cluster(address: str, label: str, done: Path) -> Iterator[Place]:
 
     with quiet("distributed.client", "tornado.application"):  # they tell of what is lost or cancelled by tracebacks
         try:
-            log.info("%s: on %d workers of the Dask cluster at %s", label, len(client.nthreads()), address)
+            log.info("%s: on %s of the Dask cluster at %s", label, counted(len(client.nthreads()), "worker"), address)
             yield submit, check
         except Exception as error:
             if (problem := told(error, address, label)) is error:

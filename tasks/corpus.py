@@ -7,8 +7,10 @@ Writes  part-00000.parquet …, lost.jsonl (file, line and reason of whatever co
 import io
 import json
 import logging
+import os
+import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from itertools import accumulate, islice
@@ -20,16 +22,19 @@ import pyarrow.parquet as pq
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from model import InputError
+from model.quantities import counted
 from tasks import fetch, hub, parallel, sources
+from tasks.markdown import printable
 from tasks.progress import Progress
-from tasks.sources import Damage, Document, Layout, Loss
-from tasks.stage import WORK, Artifact, Params, fsync, stage
+from tasks.sources import OTHER, Damage, Document, Layout, Loss
+from tasks.stage import WORK, Artifact, Params, draft_of, fsync, stage
 
 SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("text", pa.large_string())])
 ROW_GROUP_CHARACTERS = 4_000_000  # what a reader of a part holds in memory at once
 DOCUMENTS_BETWEEN_REPORTS = 256
-MOST_SOURCES, OTHER = 1000, "other"  # every stage counts by source: names beyond so many, as of URLs, are one
+MOST_SOURCES = 1000  # every stage counts by source: names beyond so many, as of URLs, are one, OTHER
 LOST, STATE = "lost.jsonl", "state.json"
+TOTAL = "all"  # the row of tables by source that is of all sources together
 log = logging.getLogger(__name__)
 
 SourceName = Literal[
@@ -149,6 +154,8 @@ class Reader:
         self.shard, self.records = at
         self.spent: list[Path] = []  # files of the hub that were read to their end
         self.file: BinaryIO | None = None
+        self.digests = {s.name: sources.file_digest(s.place) for s in self.shards if isinstance(s.place, Path)}
+        self.opened_at = (0, 0)  # size and time of the file when it was opened
         self.note: Callable[[str], None] = lambda text: None  # is told what comes from the hub
 
     def __iter__(self) -> Iterator[Document | Loss]:
@@ -175,9 +182,18 @@ class Reader:
             yield from sources.package_documents(name)
             return
         where = (place.set or self.name) if isinstance(place, hub.File) else sources.shard_family(name)
-        layout = Layout(where, round(1e6 * self.params.max_document_megabytes), self.hub.text if self.hub else "text")
+        layout = Layout(
+            where,
+            round(1e6 * self.params.max_document_megabytes),
+            self.hub.text if self.hub else "text",
+            local=not self.hub or fetcher is not None,
+            keep=self.params.damaged == "keep",
+        )
         seen = 0
         with self.open(place, fetcher) as self.file:
+            about = os.fstat(self.file.fileno()) if not self.hub else None
+            self.opened_at = (about.st_size, about.st_mtime_ns) if about else (0, 0)
+            self.check_unchanged()
             try:
                 with closing(sources.read_file(self.file, name, layout)) as records:
                     for record in records:
@@ -189,10 +205,30 @@ class Reader:
                 if self.params.damaged == "refuse":
                     kept = "train on the documents before the damage" if seen else "go on without it"
                     raise InputError(
-                        f"{name} is {damage}, after {seen:,} documents. {damage.cure}, or set download.damaged to 'keep' to {kept}."
+                        f"{name} is {damage}, after {counted(seen, 'document')}. {damage.cure}, or set "
+                        f"download.damaged to 'keep' to {kept}."
+                    ) from damage
+                if damage.kind == "corrupt" and not layout.local:  # some of what was given may be altered
+                    raise fetch.Tainted(
+                        f"{name} is {damage}. It was read while it came from the hub, and nothing of it is kept. Run "
+                        "again, or read whole shards (download.documents and megabytes 0), which are checked first."
                     ) from damage
                 yield Loss(name, damage.line or seen + 1, f"{damage.kind} shard")
+            self.check_unchanged()
         self.file = None
+
+    def check_unchanged(self) -> None:
+        """Raise fetch.Tainted if the local file that is being read is no longer the one whose digest is in the key."""
+        if self.file is None or self.hub or self.shard >= len(self.shards):
+            return
+        name, place = self.shards[self.shard]
+        about = os.fstat(self.file.fileno())
+        same = (about.st_size, about.st_mtime_ns) == self.opened_at and sources.file_digest(place) == self.digests[name]
+        if not same:
+            raise fetch.Tainted(
+                f"{printable(str(place))} was changed while it was read. Nothing of this download is kept. Run again, "
+                "and leave the file as it is until the stage has ended."
+            )
 
     def open(self, place: Path | hub.File, fetcher: fetch.Fetcher | None) -> BinaryIO:
         """The file of a shard; of one on the hub, no more comes than is read, unless there is a fetcher."""
@@ -317,13 +353,19 @@ def table(documents: list[Document]) -> pa.Table:
 
 
 def parts(corpus: Artifact) -> list[Path]:
-    """The parts of a corpus, in order."""
-    return in_order(corpus.path)
+    """The parts of a corpus that its manifest lists, in order. Raises InputError if the corpus is absent or incomplete."""
+    names = [file["path"] for file in corpus.manifest["files"]]
+    return by_number(corpus.path / name for name in names if re.fullmatch(r"part-\d+\.parquet", name))
 
 
 def in_order(folder: Path) -> list[Path]:
     """The parts in a folder, by number."""
-    return sorted(folder.glob("part-*.parquet"), key=lambda part: (len(part.name), part.name))
+    return by_number(folder.glob("part-*.parquet"))
+
+
+def by_number(files: Iterable[Path]) -> list[Path]:
+    """Parts in the order of their numbers, of which only the first five digits are always there."""
+    return sorted(files, key=lambda part: (len(part.name), part.name))
 
 
 def batches(part: Path) -> Iterator[list[Document]]:
@@ -364,6 +406,11 @@ class Tally:
             "characters": self.characters.total(),
             "by_source": dict(sorted(by_source.items(), key=lambda item: (-item[1]["documents"], item[0]))),
         }
+
+
+def row_name(source: str) -> str:
+    """The name of a source in a table by source: itself, or in quotes where the total has its name or it has quotes."""
+    return json.dumps(source, ensure_ascii=False) if source == TOTAL or source.startswith('"') else source
 
 
 def add_up(results: list[dict]) -> dict:
@@ -429,7 +476,7 @@ class Reading:
         shown = "; ".join(f"{n:,} x {reason}" for reason, n in lost.items()) or "nothing"
         if not counts["documents"] and self.other_sets:
             sets = ", ".join(name for name, _ in self.other_sets.most_common(30))
-            raise InputError(f"{what} holds no document of the sets asked for. Sets there: {sets}. Mend download.sets.")
+            raise InputError(f"{what} has no documents from the requested sets. It has: {sets}. Correct download.sets.")
         if not counts["documents"]:
             raise InputError(
                 f"{what} holds no document that cram can read (lost: {shown}). Check download.files or source."
@@ -439,8 +486,8 @@ class Reading:
         if total > self.params.max_lost * seen:
             reason, files = max(self.reasons.items(), key=lambda item: item[1].total())
             raise InputError(
-                f"{total:,} of {seen:,} records in {what} are unreadable ({shown}), more than the "
-                f"allowed {self.params.max_lost:.1%}; '{reason}' mostly in {files.most_common(1)[0][0]}. Mend the files, or "
+                f"{total:,} of {counted(seen, 'record')} in {what} are unreadable ({shown}), more than download.max_lost "
+                f"allows ({self.params.max_lost:.1%}). Most of '{reason}' is in {files.most_common(1)[0][0]}. Repair the files, or "
                 f"raise download.max_lost. All are listed in {self.lost.name}."
             )
         return {**counts, "bytes": self.bytes.total(), "lost": lost}
@@ -466,17 +513,21 @@ def in_turn(readers: dict[str, Reader], reading: Reading, weights: dict[str, flo
 
 def kept(reader: Reader, reading: Reading) -> Iterator[Document]:
     """The documents of a source that belong to the sets asked for; what is lost is recorded."""
-    sets = set(reading.params.sets or (reader.hub.sets if reader.hub else ()))
+    sets = set(map(sources.source_name, reading.params.sets or (reader.hub.sets if reader.hub else ())))
     prefix = f"{reader.name}/" if len(reading.params.weights) > 1 else ""  # files of two sources may have one name
     with closing(iter(reader)) as records:
         for record in records:
             if isinstance(record, Loss):
                 reading.lose(record._replace(file=prefix + record.file))
             elif sets and record.source not in sets:
-                reading.other_sets[record.source] += 1
+                reading.other_sets[counted_as(record.source, reading.other_sets)] += 1
             else:
-                few = len(reading.tally.documents) < MOST_SOURCES or record.source in reading.tally.documents
-                yield record._replace(id=prefix + record.id, source=record.source if few else OTHER)
+                yield record._replace(id=prefix + record.id, source=counted_as(record.source, reading.tally.documents))
+
+
+def counted_as(source: str, counts: Counter) -> str:
+    """The name that a source is counted by: its own, or OTHER where there are MOST_SOURCES others."""
+    return source if source in counts or len(counts) < MOST_SOURCES else OTHER
 
 
 def measure(params: Download, readers: dict[str, Reader], reading: Reading) -> tuple[Callable[[], float], float, str]:
@@ -498,6 +549,8 @@ def write_all(params: Download, readers: dict[str, Reader], reading: Reading, pa
     """Read until it is enough, and write it."""
 
     def end_part() -> None:
+        for reader in readers.values():
+            reader.check_unchanged()  # before anything is kept for a rerun
         at = {name: (reader.shard, reader.records) for name, reader in readers.items()}
         spent = [path for reader in readers.values() for path in reader.spent]
         parts.end_part(reading.state() | {"at": at}, spent)
@@ -519,13 +572,13 @@ def write_all(params: Download, readers: dict[str, Reader], reading: Reading, pa
             if parts.characters >= 1e6 * params.part_megabytes:
                 end_part()
             if not reading.count.total() % DOCUMENTS_BETWEEN_REPORTS:
-                bar.update(done() - bar.count, f"{reading.count.total():,} documents")
+                bar.update(done() - bar.count, counted(reading.count.total(), "document"))
         end_part()
         parts.wait()
-        bar.update(done() - bar.count, f"{reading.count.total():,} documents")
+        bar.update(done() - bar.count, counted(reading.count.total(), "document"))
 
 
-@stage(version=3, resumes=True)
+@stage(version=4, resumes=True)
 def download(params: Download, out: Path) -> dict:
     """Read the source and write it as parts; count what was read and what was lost, and where."""
     parallel.prepare()  # the stages that follow work on parts
@@ -537,6 +590,8 @@ def download(params: Download, out: Path) -> dict:
     reading, writer = Reading(params, out / LOST, state), Writer(out, file, state["parts"])
     readers = {name: Reader(name, params, out / WORK, state["at"].get(name, (0, 0))) for name in params.weights}
     try:
+        if draft_of(download.target(params)) != out:
+            raise fetch.Tainted("The files in download.files were changed since this stage began. Run again.")
         write_all(params, readers, reading, writer)
     except fetch.Tainted:  # what was written of it must not stay
         file.unlink(missing_ok=True)

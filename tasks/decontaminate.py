@@ -193,7 +193,9 @@ def clean_part(part: Path, folder: Path, params: Decontaminate, tasks: list[str]
 def pass_on(params: Decontaminate, corpus: Artifact, why: str, out: Path) -> dict:
     """Give the corpus as it is, in copies: damage to one artifact must not be damage to another."""
     wanted = params.method != "none" and params.data != "probes"
-    log.log(logging.WARNING if wanted else logging.INFO, "Not looked for downstream data in the text: %s.", why)
+    unreachable = glue.hub_problem() if wanted and params.data == glue.HUB_GLUE.repository else ""
+    level = logging.WARNING if wanted else logging.INFO
+    log.log(level, "Not looking for downstream data in the text: %s. %s", why, unreachable)
     for part in parts(corpus):
         shutil.copyfile(part, out / part.name)
     counts = {name: corpus.stats[name] for name in ("parts", *Tally().counts())}

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from model import InputError
-from tasks.corpus import batches
+from tasks.corpus import TOTAL, batches, row_name
 from tasks.stage import Artifact
 
 KEPT = "kept"
@@ -131,7 +131,7 @@ def table(counts: Counts) -> list[dict]:
     sources = {source: counts.total(counts.documents, source, None, None) for source, _, _ in counts.documents}
     return [
         {
-            "source": name or "all",
+            "source": TOTAL if name is None else row_name(name),
             "A keeps": counts.total(counts.documents, name, True, None),
             "B keeps": counts.total(counts.documents, name, None, True),
             "A keeps, B does not": counts.total(counts.documents, name, True, False),

@@ -236,7 +236,7 @@ class Fetcher:
 
 
 class Tainted(InputError):
-    """What was read of a file is not what the hub has."""
+    """What was read of a file is not what its digest is of."""
 
 
 def check_kept(source: Source, file: File, path: Path) -> None:

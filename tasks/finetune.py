@@ -96,7 +96,7 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=Fa
 
     data: str = Field(
         HUB_GLUE.repository,
-        description="'nyu-mll/glue' (the hub), 'probes', or a directory with <task>/train.parquet, <task>/validation.parquet (or train-*.parquet …, or .tsv).",
+        description="'nyu-mll/glue' (the hub), 'probes', or a directory with TASK/train.parquet, TASK/validation.parquet (or train-*.parquet …, or .tsv).",
     )
     tasks: list[TaskName] = Field(list(GLUE), min_length=1, description="Tasks to finetune on.")
     protocols: list[Protocol] = Field(
@@ -325,7 +325,7 @@ def train(
     return outcome, scores, settings.head, where
 
 
-@stage(version=4, varies=True)
+@stage(version=5, varies=True)
 def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the model on its validation data."""
     from tasks.card import finetuned_card

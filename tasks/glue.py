@@ -10,7 +10,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,10 +20,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from model import InputError
+from model.quantities import counted
 from tasks import hub, probes, sources
 from tasks.stage import Artifact
 
-HUB_GLUE = hub.Source("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "")
+HUB_GLUE = hub.Source(
+    "nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "",
+    instead="set finetune.data to a directory with GLUE's files (see the README, 'GLUE')",
+)  # fmt: skip
 HUB_SECONDS = 10  # for the hub to say that it is there
 LABEL = "label"
 MOST_CHARACTERS = 100_000  # of a sentence; the longest of GLUE has some 4,000
@@ -195,7 +199,7 @@ def local_splits(folder: Path, task: str, test: bool = False) -> dict[str, list[
         mend = "leave finetune.test false" if missing in TASKS[task].test else f"leave {task} out of finetune.tasks"
         raise InputError(
             f"{folder} has no {task}/{missing}.parquet, {task}/{missing}-*.parquet or {task}/{missing}.tsv (folders there: "
-            f"{present or 'none'}). Expected the data of {HUB_GLUE.repository}; mend finetune.data, or {mend}."
+            f"{present or 'none'}). Expected the data of {HUB_GLUE.repository}; correct finetune.data, or {mend}."
         )
     return found
 
@@ -215,14 +219,27 @@ def cached(task: str, split: str) -> Path | None:
     return Path(path) if digest and hub.digest(Path(path), digest) == digest else None
 
 
+@functools.cache
+def hub_problem() -> str:
+    """Why the hub can't be asked for GLUE, empty if it can: one quick request, where its client would retry for 30 s."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().dataset_info(HUB_GLUE.repository, revision=HUB_GLUE.revision, timeout=HUB_SECONDS)
+    except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
+        return str(hub.error(HUB_GLUE.repository, problem, HUB_GLUE.instead))
+    return ""
+
+
 @functools.cache  # asked once before the model is trained, and not again by the runs a day later
 def hub_splits(task: str, test: bool = False) -> dict[str, list[Path]]:
     """The files of each split of a task from the hub, brought here; what is in the cache needs no network."""
     found = {split: [path] for split in splits_of(task, test) if (path := cached(task, split))}
     for split in splits_of(task, test):
         if split not in found:
-            pattern = rf"{task}/{split}-\d+-of-\d+\.parquet"
-            source = hub.Source(HUB_GLUE.repository, HUB_GLUE.revision, pattern, folder=task)
+            if problem := hub_problem():
+                raise InputError(problem)
+            source = replace(HUB_GLUE, pattern=rf"{task}/{split}-\d+-of-\d+\.parquet", folder=task)
             found[split] = [hub.bring(source, file) for file in hub.files(source)]
     return {split: found[split] for split in splits_of(task, test)}
 
@@ -246,32 +263,31 @@ def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, lis
     if not found and data != HUB_GLUE.repository:
         raise InputError(
             f"{folder} {'holds no' if folder.is_dir() else 'is no directory with'} <task>/validation.parquet or <task>/test.parquet "
-            f"(or .tsv) of {', '.join(tasks)}. Expected the files of {HUB_GLUE.repository}; mend finetune.data (or decontaminate.data)."
+            f"(or .tsv) of {', '.join(tasks)}. Expected the files of {HUB_GLUE.repository}; correct finetune.data (or decontaminate.data)."
         )
     return found
 
 
 @functools.cache  # the answer enters a key, so it must stay the same while a run lasts
 def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
-    """All validation and test splits from the hub, brought here if need be; or with a warning none, if not all can be.
+    """All validation and test splits from the hub, brought here if need be; none if not all can be, with a warning.
 
-    Some of them would be a key of their own, and another one the next time.
+    Some of them would be a key of their own, and another one the next time. Where the hub can't be asked at all, the stages
+    that need it say so (`hub_problem`).
     """
-    from huggingface_hub import HfApi
-
     wanted = [(task, split) for task in (*GLUE, "wnli") for split in evaluation_splits(task)]
     found = {about: [path] for about in wanted if (path := cached(*about))}
     if len(found) == len(wanted):
         return found
+    if hub_problem():
+        return {}
     names = {hub_name(*about): about for about in wanted}
     told = f"{HUB_GLUE.repository} on the hub lacks files."
-    try:  # one quick request first: without a network a listing tries for half a minute
-        HfApi().dataset_info(HUB_GLUE.repository, revision=HUB_GLUE.revision, timeout=HUB_SECONDS)
-        source = hub.Source(HUB_GLUE.repository, HUB_GLUE.revision, "|".join(map(re.escape, names)))
-        for file in hub.files(source):
-            found[names[file.name]] = [hub.bring(source, file)]
-    except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
-        told = problem if isinstance(problem, InputError) else hub.error(HUB_GLUE.repository, problem)
+    try:
+        for file in hub.files(replace(HUB_GLUE, pattern="|".join(map(re.escape, names)))):
+            found[names[file.name]] = [hub.bring(HUB_GLUE, file)]
+    except InputError as problem:
+        told = problem
     if len(found) == len(wanted):
         return found
     missing = [f"{task}/{split}" for task, split in wanted if (task, split) not in found] if found else ["all of it"]
@@ -361,7 +377,7 @@ def tsv_table(data: bytes, where: str) -> pa.Table:
     if wrong.any():
         raise InputError(
             f"{where}: {named(wrong, 'line', 2)} should have {len(names)} fields, as the first line ({', '.join(names)}), but the "
-            f"first of them has {fields[int(np.argmax(wrong))]}. Mend them; a sentence can't have tabs or line ends."
+            f"first of them has {fields[int(np.argmax(wrong))]}. Correct them; a sentence can't have tabs or line ends."
         )
     every = pc.split_pattern(lines, "\t").flatten()
     columns = [every.take(pa.array(np.arange(i, len(every), len(names)))) for i in range(len(names))]
@@ -381,7 +397,7 @@ def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict
         if missing := [column for column in wanted if column not in table.column_names]:
             raise InputError(
                 f"{where} has no column {', '.join(missing)}; its columns are {', '.join(table.column_names)}. Expected "
-                f"{', '.join(wanted)}, as in {HUB_GLUE.repository}; mend it."
+                f"{', '.join(wanted)}, as in {HUB_GLUE.repository}; correct it."
             )
         if test:
             check_order(table, where, rows)
@@ -397,8 +413,9 @@ def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict
         raise InputError(f"{name}/{paths[0].name} has no rows. Get it again, or leave {name} out of finetune.tasks.")
     if counts.total() > MOST_WITHOUT * rows:
         raise InputError(
-            f"{name}/{split}: {counts.total():,} of {rows:,} rows have no sentence; expected at most {MOST_WITHOUT:.0%}. "
-            f"Mend the file or get it again. {' '.join(notes)}"
+            f"{name}/{split}: {counts.total():,} of {counted(rows, 'row')} without a sentence; expected at most "
+            f"{MOST_WITHOUT:.0%}. "
+            f"Correct the file or get it again. {' '.join(notes)}"
         )
     whole = pa.concat_tables(tables)
     return whole, dict(counts) if split == "train" else {}, notes + checked_classes(whole, name, split)
@@ -445,14 +462,14 @@ def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, d
         if (long := sizes > MOST_CHARACTERS).any():
             raise InputError(
                 f"{where}: {name} of {named(long)} is no sentence: the first has {sizes[long][0]:,} characters; expected "
-                f"{MOST_CHARACTERS:,} at most. Mend or drop it."
+                f"{MOST_CHARACTERS:,} at most. Correct or drop it."
             )
         null |= mask(pc.is_null(column))
         blank |= mask(pc.match_substring_regex(column, BLANK))
     blank &= ~null
     if null.any() and not train:
         raise InputError(
-            f"{where} has no {' or '.join(texts)} (null) in {named(null)}; expected text in every row that is scored. Mend it."
+            f"{where} has no {' or '.join(texts)} (null) in {named(null)}; expected text in every row that is scored. Correct it."
         )
     without = null | blank
     if not without.any():
@@ -490,10 +507,14 @@ def checked_labels(column: pa.ChunkedArray, task: Task, where: str, tsv: bool) -
         return labels
     missing = mask(pc.is_null(given, nan_is_null=True))
     if missing.any():
-        raise InputError(f"{where} has no label in {named(missing)}; expected {expected(task)} in every row. Mend it.")
+        raise InputError(
+            f"{where} has no label in {named(missing)}; expected {expected(task)} in every row. Correct it."
+        )
     first = given[int(np.argmin(allowed))].as_py()
     hint = " Label -1 marks the unlabelled test split." if str(first) in ("-1", "-1.0") else ""
-    raise InputError(f"{where}: the label of {named(~allowed)} is {first!r}; expected {expected(task)}.{hint} Mend it.")
+    raise InputError(
+        f"{where}: the label of {named(~allowed)} is {first!r}; expected {expected(task)}.{hint} Correct it."
+    )
 
 
 def expected(task: Task) -> str:
@@ -508,7 +529,9 @@ def checked_classes(table: pa.Table, name: str, split: str) -> list[str]:
     if split in task.test:
         if len(table) == task.test[split]:
             return []
-        return [f"{name}/{split} has {len(table):,} rows, not the {task.test[split]:,} that the leaderboard takes."]
+        return [
+            f"{name}/{split} has {counted(len(table), 'row')}, not the {task.test[split]:,} that the leaderboard takes."
+        ]
     if len(labels) == 1:
         raise InputError(
             f"{name}/{split}: every label is {labels[0]}; expected different ones, {expected(task)}. Get it again."
@@ -527,7 +550,8 @@ def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int
     several = np.bincount(np.unique(codes * len(values) + labels) // len(values)) > 1  # a code has several labels
     if several.any():
         notes.append(
-            f"{task}/train: {int(several[codes].sum()):,} rows have texts that stand there with another label too."
+            f"{task}/train: {counted(int(several[codes].sum()), 'row')} with texts that occur there with another "
+            "label too."
         )
     for split in list(tables)[1:]:
         in_both = pc.is_in(train, value_set=texts[split]).to_numpy(zero_copy_only=False)
@@ -535,8 +559,9 @@ def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int
         if shared[split]:
             seen = pc.sum(pc.is_in(texts[split], value_set=train)).as_py()
             notes.append(
-                f"{task}: training rows that stand in {split} too{either}: {shared[split]:,} ({named(in_both)}); so {seen:,} of its "
-                f"{len(tables[split]):,} rows are trained on, and the score flatters."
+                f"{task}: training rows that stand in {split} too{either}: {shared[split]:,} ({named(in_both)}); "
+                f"{seen:,} of its "
+                f"{counted(len(tables[split]), 'row')} seen in training, so the score is optimistic."
             )
     return len(codes) - len(several), shared, notes
 

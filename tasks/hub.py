@@ -20,6 +20,9 @@ REVISIONS = ".revisions.json"  # in the store: commits of data sets that have no
 log = logging.getLogger(__name__)
 
 
+OWN_TEXT = "use files that lie here (see the README, 'Your own text')"
+
+
 @dataclass(frozen=True)
 class Source:
     """A data set on the hub, and which of its files to read how.
@@ -37,6 +40,7 @@ class Source:
     mixed: bool = False  # read the shards in an order that has nothing to do with their names
     licence: str = ""
     about: str = ""
+    instead: str = OWN_TEXT  # advice for when the hub does not give it
 
 
 SOURCES = {
@@ -133,19 +137,19 @@ class File(NamedTuple):
     set: str = ""
 
 
-def error(repository: str, problem: Exception) -> InputError:
+def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> InputError:
     """The sentence for a hub that can't be reached or doesn't give what is asked for."""
     status = getattr(getattr(problem, "response", None), "status_code", None)
     if status in (401, 403):
         return InputError(
             f"{repository} is not open to all on the Hugging Face hub ({status}). Accept its terms at "
             f"https://huggingface.co/datasets/{repository}, make a token at https://huggingface.co/settings/tokens and "
-            "set HF_TOKEN to it; or use another source."
+            f"set HF_TOKEN to it; or {'use another source' if instead == OWN_TEXT else instead}."
         )
     said = (str(problem).strip() or "no answer").splitlines()[0].rstrip(".:")
     return InputError(
         f"{repository} could not be read from the Hugging Face hub: {type(problem).__name__}: {said}. "
-        "Check the network, HF_ENDPOINT and HF_TOKEN; or use files that lie here (see the README, 'Your own text')."
+        f"Check the network, HF_ENDPOINT and HF_TOKEN; or {instead}."
     )
 
 
@@ -190,7 +194,7 @@ def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:
             if isinstance(entry, RepoFile)
         ]
     except Exception as problem:
-        raise error(source.repository, problem) from problem
+        raise error(source.repository, problem, source.instead) from problem
     matches = [(entry, match) for entry in entries if (match := re.fullmatch(source.pattern, entry.path))]
     if not matches:
         others = ", ".join(sorted(entry.path for entry in entries)[:5])
@@ -237,7 +241,7 @@ def bring(source: Source, file: File) -> Path:
         try:
             path = Path(hf_hub_download(source.repository, file.name, force_download=bool(again), **about))
         except Exception as problem:
-            raise error(source.repository, problem) from problem
+            raise error(source.repository, problem, source.instead) from problem
         if digest(path, file.digest) == file.digest:
             return path
     raise wrong_digest(source, file)

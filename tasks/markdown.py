@@ -3,8 +3,18 @@
 import re
 from collections.abc import Iterable, Sequence
 
+# C0, DEL, C1, line and paragraph separators, bidirectional overrides, and halves of surrogate pairs, which no stream takes
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 SPECIAL = re.compile(r"([\\`*\[\]<>|~&!#]|(?<![^\W_])_|_(?![^\W_]))")  # within words _ means nothing
 NUMBER = re.compile(r"[-+–]?\d[\d.,]*( %)?|–")
+
+
+def printable(text: object, lines: bool = False) -> str:
+    r"""The text with control characters as \uXXXX, so that a file's contents can't control the terminal.
+
+    `lines`: keep line feeds.
+    """
+    return CONTROL.sub(lambda found: found[0] if lines and found[0] == "\n" else f"\\u{ord(found[0]):04x}", str(text))
 
 
 class Marked(str):
@@ -15,12 +25,14 @@ class Marked(str):
 
 def escape(text: object) -> Marked:
     """Text of whatever origin, so that it is shown as it is, on one line."""
-    return text if isinstance(text, Marked) else Marked(SPECIAL.sub(r"\\\1", " ".join(str(text).split())))
+    return text if isinstance(text, Marked) else Marked(SPECIAL.sub(r"\\\1", printable(" ".join(str(text).split()))))
 
 
 def code(text: object) -> Marked:
     """The same as code, for a cell of a table."""
-    return escape(text) if "`" in str(text) else Marked(f"`{' '.join(str(text).split())}`".replace("|", "\\|"))
+    return (
+        escape(text) if "`" in str(text) else Marked(f"`{printable(' '.join(str(text).split()))}`".replace("|", "\\|"))
+    )
 
 
 def cell(value: object) -> str:

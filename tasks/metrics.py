@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from model.quantities import counted
 from tasks.glue import TASKS, Task
 
 NAMES = {
@@ -28,8 +29,6 @@ COLUMNS = {  # of the paper's tables, in their order: task and validation split;
     "MRPC": ("mrpc", "validation"),
     "CoLA": ("cola", "validation"),
 }
-PAPER_AVERAGE = "paper's average (nine numbers)"
-OFFICIAL_AVERAGE = "GLUE's average, without WNLI"
 INTERVAL = (2.5, 97.5)  # percentiles
 DRAWN_AT_ONCE = 1 << 15  # examples; what is made of them stays in a processor's cache
 
@@ -56,7 +55,7 @@ def note(metric: str, labels: np.ndarray, predictions: np.ndarray) -> str | None
     undefined = f"{NAMES[metric]} is undefined and reported as 0"
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     if wrong := int(np.count_nonzero(~np.isfinite(predictions))):
-        return f"{wrong} of {len(predictions)} predictions are no finite numbers: {undefined}."
+        return f"{wrong:,} of {counted(len(predictions), 'prediction')} not finite: {undefined}."
     if metric in ("matthews", "pearson", "spearman"):
         for name, values in (("predictions", predictions), ("labels", labels)):
             if values.min() == values.max():
@@ -64,14 +63,14 @@ def note(metric: str, labels: np.ndarray, predictions: np.ndarray) -> str | None
     if metric == "f1":
         for what, values in (("is predicted to be", predictions), ("is", labels)):
             if not (values == 1).any():
-                return f"None of {len(values)} examples {what} of class 1: {undefined}."
+                return f"None of {counted(len(values), 'example')} {what} of class 1: {undefined}."
     return None
 
 
-def majority(labels: np.ndarray, train_labels: np.ndarray, task: Task) -> np.ndarray:
-    """What the simplest baseline predicts for each label: the training data's commonest class, or their mean."""
-    constant = train_labels.mean() if task.classes == 1 else np.bincount(train_labels.astype(int)).argmax()
-    return np.full(len(labels), constant)
+def baseline(metric: str, labels: np.ndarray, train_labels: np.ndarray, task: Task) -> float:
+    """The best score on these labels that one answer to all gives: a class, or the mean of the training labels."""
+    constants = [train_labels.mean()] if task.classes == 1 else range(task.classes)
+    return max(score(metric, labels, np.full(len(labels), constant)) for constant in constants)
 
 
 def bootstrap(
@@ -160,7 +159,6 @@ def measure(task: Task, labels: np.ndarray, predictions: np.ndarray, train_label
 
     The confusion table has true classes as rows and predicted ones as columns; it is None for a regression.
     """
-    simple = majority(labels, train_labels, task)
     notes = [note(metric, labels, predictions) for metric in task.metrics]
     return {
         "metrics": {metric: round(score(metric, labels, predictions), 4) for metric in task.metrics},
@@ -168,9 +166,20 @@ def measure(task: Task, labels: np.ndarray, predictions: np.ndarray, train_label
             metric: [round(end, 4) for end in bootstrap(metric, labels, predictions)] for metric in task.metrics
         },
         "notes": [sentence for sentence in notes if sentence],
-        "majority": {metric: round(score(metric, labels, simple), 4) for metric in task.metrics},
+        "majority": {metric: round(baseline(metric, labels, train_labels, task), 4) for metric in task.metrics},
         "confusion": None if task.classes == 1 else confusion(labels, predictions, task.classes).tolist(),
     }
+
+
+def beats(about: Mapping, metric: str) -> bool:
+    """Whether the interval of a score lies above the majority baseline's score. `about`: as from `measure`."""
+    return about["intervals"][metric][0] > about["majority"][metric]
+
+
+def verdict(task: Task) -> str:
+    """What a score is that doesn't beat the majority baseline."""
+    constant = "the mean" if task.classes == 1 else "the most frequent class"
+    return f"no better than always answering {constant}"
 
 
 def paper_average(scores: Mapping[str, float | None]) -> float | None:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import xxhash
 from pydantic import BaseModel, Field, model_validator
 
+from model.quantities import counted
 from tasks import runs, words
 from tasks.columns import tables, views
 from tasks.parallel import over_parts
@@ -46,7 +47,8 @@ class MinHash(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     def _minima_fit_in_memory(self) -> "MinHash":
         if self.bands * self.rows > MOST_MINIMA:
             raise ValueError(
-                f"{self.bands} bands of {self.rows} rows are {self.bands * self.rows:,} minima of every document, more than "
+                f"{counted(self.bands, 'band')} of {counted(self.rows, 'row')} are {self.bands * self.rows:,} minima "
+                "of every document, more than "
                 f"the {MOST_MINIMA:,} that a worker has memory for: take fewer bands or rows"
             )
         return self

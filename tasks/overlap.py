@@ -135,7 +135,7 @@ def check_columns(schema: pa.Schema, task: str, where: str) -> None:
         if kind not in (pa.string(), pa.large_string()):
             raise InputError(
                 f"{where} has {'no column ' + name if kind is None else f'{kind} in the column {name}'}; expected text, as in "
-                f"{glue.HUB_GLUE.repository}. Mend it, or leave {task} out of decontaminate.tasks."
+                f"{glue.HUB_GLUE.repository}. Correct it, or leave {task} out of decontaminate.tasks."
             )
 
 

@@ -25,15 +25,16 @@ from types import ModuleType
 from tqdm import tqdm
 
 from model import InputError
+from model.signals import Deferred
+from tasks.home import CODE
 from tasks.progress import Progress
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # of each library
 # of glibc: to give memory back after every array, and take it again, cost workers up to a tenth of their time
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 # by the fork server, with the libraries that they import
-PRELOADED = ["tasks.decontaminate", "tasks.dedup", "tasks.filter", "tasks.tokens", "tasks.vocabulary"]
+PRELOADED = ["tasks.decontaminate", "tasks.dedup", "tasks.filter", "tasks.measure", "tasks.tokens", "tasks.vocabulary"]
 SECONDS_BETWEEN_CHECKS = 2
-HOME = Path(__file__).resolve().parents[1]
 libc = ctypes.CDLL(None, use_errno=True)
 starting = threading.Lock()  # while workers are started, what they take over from this process is changed
 
@@ -98,7 +99,7 @@ def ensure_fork_server() -> None:
     It has a single thread, so a fork of it is safe, as one of this process is not. It ends with this process and
     the last worker.
     """
-    searched = os.pathsep.join(filter(None, (str(HOME), os.environ.get("PYTHONPATH"))))
+    searched = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
     # our own `tasks`, not a directory of that name where cram was started
     own = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTHONSAFEPATH": "1", "PYTHONPATH": searched}
     resource_tracker.ensure_running()  # which would end the blocking
@@ -114,7 +115,7 @@ def ensure_fork_server() -> None:
 def prepare() -> None:
     """Have the fork server ready for the next stage: it imports for a second, while there is other work here."""
     if workers() > 1 and not os.environ.get("CRAM_DASK"):
-        with starting, without_main():
+        with starting_workers():
             ensure_fork_server()
 
 
@@ -144,20 +145,24 @@ def without_main() -> Iterator[None]:
 
 
 @contextmanager
+def starting_workers() -> Iterator[None]:
+    """Start processes in here: one thread at a time, and uninterrupted, since a process that is half started says so."""
+    with Deferred() as signals, starting, without_main(), signals.held():
+        yield
+
+
+@contextmanager
 def processes(count: int, label: str) -> Iterator[Place]:
     """Workers on this machine, at most so many; they end with the work, and none outlives this process."""
     context = multiprocessing.get_context("forkserver")
-    with starting, without_main():
+    with starting_workers():
         ensure_fork_server()
-        first = context.Process(target=int)  # who interrupts the imports interrupts this, which has nothing to lose
-        first.start()
-        first.join()
     stop, held = multiprocessing.Pipe(duplex=False)
     given = (stop, dict(os.environ))
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=start_worker, initargs=given)
 
     def submit(*task) -> Future:
-        with starting, without_main():
+        with starting_workers():
             return pool.submit(finish, *task)
 
     try:

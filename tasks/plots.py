@@ -57,8 +57,8 @@ def loss_curve(rows: dict[str, np.ndarray], evaluations: list[dict], path: Path)
     axes = figure.add_subplot()
     axes.plot(rows["tokens"], rows["loss"], color=KEPT, linewidth=0.8, label="training")
     held = [(e["tokens"], e["heldout_loss"]) for e in evaluations]
-    axes.plot(*zip(*held, strict=True), color=DROPPED, marker="o", markersize=3, label="held out, 15 % masked")
-    axes.set(xlabel="tokens", ylabel="loss, nats per masked token")
+    axes.plot(*zip(*held, strict=True), color=DROPPED, marker="o", markersize=3, label="held out")
+    axes.set(xlabel="tokens", ylabel="loss, nats per token")
     rate = axes.twinx()
     rate.plot(rows["tokens"], rows["lr"], color=ACCENT, linewidth=0.8, linestyle=":")
     rate.set_ylabel("learning rate (dotted)")
@@ -147,7 +147,7 @@ def speed(rows: dict[str, np.ndarray], path: Path) -> None:
         if "mfu" in rows:
             share = axes.twinx()
             share.plot(hours, 100 * thinned(rows["mfu"]), color=ACCENT, linewidth=1, linestyle=":")
-            share.set_ylabel("% of matrix products (dotted)")
+            share.set_ylabel("MFU, % (dotted)")
             share.set_ylim(0, 100)
             share.spines.right.set_visible(True)
 

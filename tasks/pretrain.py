@@ -5,7 +5,8 @@ Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   
                                        reads it where it has such a model
         README.md                      the model card
         metrics.parquet (a row a step), loss.png
-        heldout.npy, heldout.parquet   what the held-out loss was measured on, so that it can be measured again
+        heldout.npy, heldout_documents.npy, heldout.parquet   what the held-out loss is measured on, so that it can be
+                                       measured again
         lineage.json                   the manifests of all that led here
 """
 
@@ -14,32 +15,37 @@ import logging
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
 
 from model import InputError
+from model.quantities import counted
 from model.settings import Architecture, Training
 from tasks import plots, vocabulary
 from tasks.progress import Progress
 from tasks.stage import WORK, Artifact, Params, environment, read_manifest, stage
-from tasks.tokens import HELDOUT, HELDOUT_TEXT, SEQUENCES
+from tasks.tokens import HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT, SEQUENCES, digest_of
 
 if TYPE_CHECKING:
+    from model.bert import Bert
     from model.distributed import Job
+    from model.machine import Machine
 
 log = logging.getLogger(__name__)
-HELDOUT_SEQUENCES = 512  # the first so many are evaluated: 9,728 predictions at 128 tokens
 LINEAGE = "lineage.json"
 CARD = "README.md"
 JOB, TOLD = "job.json", "processes.log"  # what several processes are told, and what they say
 POLL_SECONDS = 1.0  # between looks at the progress of several processes
+LAST_WORDS_SECONDS = 10.0  # until the other processes are killed when one has ended with an error
 
 
 class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -48,10 +54,14 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
 
     def check(self) -> None:
-        """Look at this machine, and what is told of it, before a model is discarded for a new one."""
-        from model import machine, pretraining
+        """Look at this machine and its settings before a model is discarded for a new one."""
+        from model import machine, memory, pretraining
 
-        pretraining.share_of(self.batch_size, machine.gpus(machine.detect()))
+        here = machine.detect()
+        count = machine.gpus(here)
+        pretraining.share_of(self, count)
+        shortest = 2**self.architecture.funnel  # vocabulary and length are known later, and need more
+        memory.check_memory(self.architecture, self, vocabulary=1, length=shortest, machine=here, processes=count)
 
 
 def lineage(artifact: Artifact) -> dict[str, dict]:
@@ -69,36 +79,59 @@ def lineage(artifact: Artifact) -> dict[str, dict]:
 
 
 def with_gpus(job: "Job", count: int, work: Path, report: Callable[[float, str], None]) -> None:
-    """Train with several processes, which torchrun starts, until their run is over; their checkpoint is left in `work`."""
+    """Train with `count` processes on this machine until the budget is spent; leaves their checkpoint in `work`."""
+    from model import processes
     from model.checkpoint import last_row, line
-    from model.distributed import PROBLEM
+    from model.distributed import PROBLEM, STOP_SECONDS
 
     (work / JOB).write_text(job.model_dump_json())
-    (work / PROBLEM).unlink(missing_ok=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    with (work / TOLD).open("w") as told:
-        process = subprocess.Popen([*command, "-m", "model.distributed", str(work / JOB)], stdout=told, stderr=told)
-    try:
-        while process.poll() is None:
-            time.sleep(POLL_SECONDS)
-            if row := last_row(work):
-                report(row["fraction"], line(row))
-    finally:
-        if process.poll() is None:
-            process.terminate()  # torchrun passes it on, and they write a checkpoint
-            process.wait()
-    if (work / PROBLEM).exists():
-        raise InputError(json.loads((work / PROBLEM).read_text()))
-    if process.returncode:
+    with tempfile.TemporaryDirectory(prefix="cram-") as folder, (work / TOLD).open("w") as told:
+        command = [sys.executable, "-m", "model.distributed", str(work / JOB), folder]
+        started: list[subprocess.Popen] = []
+        try:
+            for rank in range(count):
+                about = {"env": processes.environment(rank, count), "stdout": told, "stderr": told}
+                # in a session of its own: Ctrl-C reaches this process alone, which stops all of them at the same step
+                started.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **about))
+            while None in [process.poll() for process in started]:
+                if any(process.returncode for process in started):  # the others would wait for it
+                    end(started, LAST_WORDS_SECONDS)
+                elif row := last_row(work):
+                    report(row["fraction"], line(row))
+                time.sleep(POLL_SECONDS)
+        finally:
+            end(started, STOP_SECONDS)
+        if (problem := Path(folder, PROBLEM)).exists():
+            raise InputError(json.loads(problem.read_text()))
+    if any(process.returncode for process in started):
         raise RuntimeError(f"One of {count} processes ended with an error:\n{(work / TOLD).read_text()}")
 
 
-@stage(version=3, resumes=True, varies=True)
+def end(processes: list[subprocess.Popen], seconds: float) -> None:
+    """Ask processes to stop, which they do with a checkpoint; kill those that are still there after so many seconds."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdin.close()
+
+
+@stage(version=4, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, going on from the checkpoint of a killed attempt where there is one."""
-    from model import checkpoint, distributed, export, machine, pretraining  # torch: not for every command line
+    from model import checkpoint, distributed, export, machine  # torch: not for every command line
     from tasks.card import card  # which shows what a report shows, which reads what is made here
 
+    if not (tokens.path / HELDOUT_DOCUMENTS).exists():
+        raise InputError(
+            f"{tokens.name} was made by an older version of cram: it has no {HELDOUT_DOCUMENTS}. Run its tokenize stage again."
+        )
     work = out / WORK  # checkpoint and metrics, kept until all is published
     work.mkdir(exist_ok=True)
     job = distributed.Job(
@@ -106,7 +139,7 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
         training=Training(**params.model_dump(exclude={"architecture"})),
         sequences=tokens.path / SEQUENCES,
         heldout=tokens.path / HELDOUT,
-        heldout_sequences=HELDOUT_SEQUENCES,
+        heldout_documents=tokens.path / HELDOUT_DOCUMENTS,
         vocabulary=tokens.stats["entries"],
         mask_id=vocabulary.MASK,
         specials=len(vocabulary.SPECIALS),
@@ -114,7 +147,7 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     )
     here, shown = machine.detect(), 0.0
     gpus = machine.gpus(here)
-    with Progress("pretrain", total=1.0, unit="of the budget") as bar:
+    with Progress("pretrain", total=1.0) as bar:
 
         def report(fraction: float, note: str) -> None:
             nonlocal shown
@@ -127,19 +160,19 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
         spent = run.run(report)
     model, corpus = run.bert, run.corpus
     export.save(model, out)
-    np.save(out / HELDOUT, corpus.heldout)
-    for file in (*vocabulary.FILES, HELDOUT_TEXT):
+    for file in (*vocabulary.FILES, HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
     led_here = lineage(tokens)
     (out / LINEAGE).write_text(json.dumps(led_here, indent=2) + "\n")
     metrics = pyarrow.json.read_json(work / checkpoint.METRICS)
     pq.write_table(metrics, out / "metrics.parquet")
     rows = {name: metrics[name].to_numpy() for name in metrics.column_names}
-    characters = tokens.stats["heldout"]
-    per_character = characters["tokens"] / max(1, characters["characters"])
+    held = measured_on(out, model, here)
     evaluations = [
-        e | {"heldout_nats_per_character": round(e["heldout_loss"] * per_character, 6)} for e in spent.evaluations
-    ]
+        e | {f"heldout_nats_per_{unit}": round(e["heldout_loss"] * held["tokens"] / held[f"{unit}s"], 6)
+             for unit in ("character", "byte")}
+        for e in spent.evaluations
+    ]  # fmt: skip
     plots.loss_curve(rows, evaluations, out / "loss.png")
     stats = {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -151,16 +184,17 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
         "tokens_per_second": round(spent.tokens / spent.seconds, 1),
         "mfu": round(float(np.median(rows["mfu"])), 4),
         "training_loss": round(float(rows["loss"][-max(1, len(rows["loss"]) // 20) :].mean()), 4),
-        "heldout_loss": round(evaluations[-1]["heldout_loss"], 6),
-        "heldout_nats_per_character": evaluations[-1]["heldout_nats_per_character"],
-        "heldout_predictions": len(corpus.heldout) * round(pretraining.HELDOUT_MASKS * corpus.length),
+        "heldout_loss": held["nats_per_token"]["value"],
+        "heldout": held,
         "skipped": spent.skipped,
         "evaluations": evaluations,
         "machine": here.describe()
         | {
             "gpus": gpus,
             "micro_batch": spent.micro_batch,
-            "compiled": run.compiles() if gpus > 1 else run.forward is not model,
+            "compiled": spent.compilations > 0,
+            "compilations": spent.compilations,
+            "compile_seconds": round(spent.compile_seconds, 3),
         },
     }
     about = {"stage": "pretrain", "params": params.identity(), "stats": stats, "environment": environment()}
@@ -168,14 +202,24 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     return stats
 
 
-def measure_heldout(pretrained: Artifact) -> float:
-    """The held-out loss of a pretrained artifact, measured again from the files in it alone."""
-    from model import export, machine, masking, pretraining
+def measured_on(folder: Path, model: "Bert", here: "Machine") -> dict:
+    """The loss of a model on all tokens of the measured documents in a folder of the tokenize or pretrain stage.
 
-    model, here = export.load(pretrained.path), machine.detect()
-    heldout = np.load(pretrained.path / HELDOUT)
-    tokenizer = vocabulary.load(pretrained.path)
-    corpus = masking.Corpus(
-        heldout, heldout, tokenizer.get_vocab_size(), tokenizer.token_to_id("[MASK]"), len(vocabulary.SPECIALS)
-    )
-    return pretraining.heldout_loss(model.to(here.device), corpus, here)
+    Nats per token, character and UTF-8 byte, each with its standard error over documents; counts of documents, tokens,
+    characters and bytes; and the digest of the documents.
+    """
+    from model import heldout
+
+    text = pq.read_table(folder / HELDOUT_TEXT, columns=["text", "measured"])
+    text = text.filter(pc.is_valid(text["measured"])).sort_by("measured")["text"]
+    given = heldout.Heldout(np.load(folder / HELDOUT), np.load(folder / HELDOUT_DOCUMENTS))
+    log.info("Measuring the held-out loss on %s.", counted(given.tokens, "token"))
+    nats_D, _ = heldout.measure(model.to(here.device), given, vocabulary.MASK, here)
+    return heldout.summary(given, nats_D) | {"digest": digest_of(one.as_py() for one in text)}
+
+
+def measure_heldout(pretrained: Artifact) -> dict:
+    """`heldout` of the statistics of a pretrained artifact, measured again from the files in it alone."""
+    from model import export, machine
+
+    return measured_on(pretrained.path, export.load(pretrained.path), machine.detect())

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from model import InputError
+from model.quantities import counted
 from tasks import vocabulary
 from tasks.stage import Artifact
 from tasks.tokens import HELDOUT_TEXT
@@ -119,7 +120,8 @@ def make(task: str, pretrained: Artifact) -> dict[str, pa.Table]:
     for split, wanted in (("train", TRAIN), ("validation", VALIDATION)):
         if len(rows[split]) < FEWEST:
             raise InputError(
-                f"The held-out documents of {pretrained.name} give {len(rows[split])} examples of {task}/{split}; "
+                f"The held-out documents of {pretrained.name} give {counted(len(rows[split]), 'example')} of "
+                f"{task}/{split}; "
                 f"expected {FEWEST} or more. Raise tokenize.heldout_fraction, or give more text (download)."
             )
         order = np.random.default_rng(VERSION).permutation(len(rows[split]))[:wanted]

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from model import InputError
-from tasks import analysis, plots, sections, submission
+from tasks import analysis, metrics, plots, sections, submission
 from tasks.glue import TASKS
 from tasks.markdown import escape, items
 from tasks.page import page
@@ -33,7 +33,7 @@ from tasks.scores import (
     middle,
     pretrained_of,
 )
-from tasks.stage import Artifact, Params, environment, read_manifest, stage
+from tasks.stage import Artifact, Params, environment, read_manifest, stage, verify
 
 BESIDE = ("BERT-base, fully trained", "crammed BERT, A6000, as released (best of 5 runs)")  # in the picture of scores
 PREDICTIONS = "predictions.parquet"
@@ -57,6 +57,7 @@ def metrics_of(name: str) -> dict[str, np.ndarray] | None:
     path = artifact.path / "metrics.parquet"
     if read_manifest(artifact) is None or not path.exists():
         return None
+    verify(artifact)  # the stage checks its inputs, the finetuning runs, alone
     columns = pq.read_table(path)
     return {column: columns[column].to_numpy() for column in columns.column_names}
 
@@ -92,14 +93,15 @@ def draw(
         shares = sorted({share for points, _ in curves.values() for share in points.tolist()})
         names = list(curves)
         plots.lines(curves, "% of the training data", "score", out / "curve.svg", marked=names, ticks=shares)
-    held, name = pretrained["stats"]["evaluations"], "held out, 15 % masked"
+    held, name = pretrained["stats"]["evaluations"], "held out"
     unit, of = ("billion", 1e9) if held[-1]["tokens"] >= 1e9 else ("million", 1e6)
     losses = {name: (np.array([e["tokens"] for e in held]) / of, np.array([e["heldout_loss"] for e in held]))}
     if steps:
         losses = {"training": (plots.thinned(steps["tokens"]) / of, plots.thinned(steps["loss"]))} | losses
         plots.speed(steps, out / "speed.svg")
-    plots.lines(losses, f"{unit} tokens", "loss, nats per masked token", out / "loss.svg", marked=[name])
-    passed = [row for row in sections.funnel(lineage) if row["characters"] and row["stage"] != "held out"]
+    plots.lines(losses, f"{unit} tokens", "loss, nats per token", out / "loss.svg", marked=[name])
+    apart = (sections.HELD_OUT, sections.MEASURED)
+    passed = [row for row in sections.funnel(lineage) if row["characters"] and row["stage"] not in apart]
     if passed:
         values = [row["characters"] / 1e6 for row in passed]
         plots.bars([row["stage"] for row in passed], values, "million characters that came through", out / "funnel.svg")
@@ -131,7 +133,16 @@ def for_leaderboard(found: dict[tuple, list[Artifact]], out: Path) -> list[str]:
     return told
 
 
-@stage(version=6)
+def refuse_older(name: str, stats: dict) -> None:
+    """Raise InputError for a pretrained model without what a report says of the held-out loss."""
+    if "heldout" not in stats:
+        raise InputError(
+            f"{name} was made by an older version of cram, whose held-out loss covers only a part of the text. Run its "
+            "pretrain stage again to report it, or end with finetune (until); finished finetuning runs are kept."
+        )
+
+
+@stage(version=7)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the page."""
     from tasks.card import card, recipe_section  # which imports torch: not for every command line
@@ -139,6 +150,7 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     found = groups(runs)
     name, lineage = pretrained_of(runs)
     pretrained, rows, steps = lineage[name], gather(found), metrics_of(name)
+    refuse_older(name, pretrained["stats"])
     manifests = [run.manifest for run in runs]
     told = [{"name": run.name, **about} for run, about in zip(runs, manifests, strict=True)]
     curve, wrong = analysis.learning_curve(about["stats"] for about in manifests), cola(found)
@@ -200,9 +212,10 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     }
     (out / "report.json").write_text(json.dumps(about, indent=2) + "\n")
     lines = [
-        {"task": row["column"], "protocol": row["protocol"], "pretrained": row["pretrained"], "share": row["share"],
-         "metric": row["metric"], "score": row["score"], "majority": row["majority"][row["metric"]], "seeds": row["seeds"],
-         "partial data": row["partial"]}
+        {"task": row["column"], "pretrained": row["pretrained"], "metric": row["metric"], "score": round(row["score"], 1),
+         "majority": round(row["majority"][row["metric"]], 1),
+         "verdict": "" if row["beats_majority"] else metrics.verdict(TASKS[row["task"]]), "protocol": row["protocol"],
+         "share": row["share"], "seeds": row["seeds"], "partial data": row["partial"]}
         for row in rows
     ]  # fmt: skip
     return {"average": about["average"], "table": lines}

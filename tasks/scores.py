@@ -173,6 +173,7 @@ def gather(found: dict[tuple, list[Artifact]]) -> list[dict]:
                     },
                     "metrics": spread,
                     "majority": about["majority"],
+                    "beats_majority": metrics.beats(about, first["metric"]),
                     "seeds": len(members),
                     "examples": sizes,
                     "partial": is_partial(task, sizes.values()),
@@ -204,6 +205,17 @@ def chosen(rows: Iterable[dict], protocol: str, pretrained: bool = True) -> list
         for row in rows
         if (row["protocol"], row["pretrained"], row["share"]) == (protocol, pretrained, 1.0) and row["task"] in NAMES
     ]
+
+
+def weak(rows: Iterable[dict]) -> dict[str, list[str]]:
+    """The scores that don't beat the majority baseline, with that baseline's: by what they are no better than."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if not row["beats_majority"]:
+            baseline = row["majority"][row["metric"]]
+            shown = f"{row['column']} {row['score']:.1f} (baseline {baseline:.1f})"
+            found.setdefault(metrics.verdict(TASKS[row["task"]]), []).append(shown)
+    return found
 
 
 def averages(rows: list[dict]) -> dict[str, float | None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from model.quantities import budget, counted, duration, span
 from model.settings import Finetuning
 from tasks import metrics
 from tasks.finetune import MOST_EPOCHS
@@ -18,13 +19,15 @@ from tasks.scores import (
     is_partial,
     label,
     present,
+    weak,
 )
 
 RULE_HOURS, RULE_SEEDS = 24.0, 5
 RULE_WORDS = 13  # in a row, that a document has in common with downstream data: appendix C of the GPT-3 paper
 REFERENCE = Finetuning().model_dump()  # of the published rows
 LAST_STEP = 1.001  # a budget ends with the step in which it is spent
-UNITS = (("hours", 3600, 1), ("minutes", 60, 0))
+HELD_OUT, MEASURED = "held out", "of these, measured for the held-out loss"  # rows of the funnel
+WEAK = "†"  # marks a score that doesn't beat the majority baseline
 YES, NO, UNKNOWN = "✓", "✗", "?"
 METRICS = {name: about.removesuffix(" correlation") for name, about in metrics.NAMES.items()}
 HEADLINE = ("BERT-base, fully trained", "crammed BERT, A6000, final")  # published rows that are named beside ours
@@ -58,44 +61,53 @@ def short(number: float) -> str:
 
 
 def budget_of(params: dict) -> str:
-    """The budget of a pretrain stage, as in `24 hours` or `10,000,000 tokens`."""
-    budget = params["budget"]
-    return f"{budget:,.0f} tokens" if params["budget_unit"] == "tokens" else f"{budget:g} {params['budget_unit']}"
+    """The budget of a pretrain stage in words."""
+    return budget(params["budget"], params["budget_unit"])
 
 
-def marked(text: str, partial: bool) -> Marked:
-    """With an asterisk where it is of partial data."""
-    return Marked(escape(text) + ("\\*" if partial else ""))
+def marked(text: str, partial: bool, beats: bool = True) -> Marked:
+    """With an asterisk where it is of partial data, and a dagger where it is a score that doesn't beat the baseline."""
+    return Marked(escape(text) + ("\\*" if partial else "") + ("" if beats else WEAK))
+
+
+def weak_notes(rows: Iterable[dict], mark: str = f"{WEAK} ") -> list[str]:
+    """Which scores don't beat the majority baseline; `mark` is what they have in a table."""
+    return [f"{mark}{what.capitalize()}: {', '.join(shown)}." for what, shown in weak(rows).items()]
+
+
+def spread_words(low: float, high: float, seeds: int) -> str | None:
+    """The range of the seeds; None of one seed, which has none."""
+    return span(low, high) if seeds > 1 else None
 
 
 def head(title: str, rows: list[dict], pretrained: dict, asked: dict) -> list[str]:
     """The heading, what was done in a sentence, and the few numbers that say how it went. `asked`: as for settings_section."""
     stats, own = pretrained["stats"], chosen(rows, "cramming")
-    seconds = stats["seconds_on_the_clock"]
-    spent = next(
-        (f"{seconds / of:.{digits}f} {unit}" for unit, of, digits in UNITS if seconds >= of), f"{seconds:.1f} seconds"
-    )
+    shown_rows = own or chosen(rows, "modern")
     done = (
-        f"An encoder of {short(stats['parameters'])} parameters, pretrained from scratch in {spent} on "
-        f"{escape(stats['machine']['device'])}"
+        f"An encoder of {short(stats['parameters'])} parameters, pretrained from scratch in "
+        f"{duration(stats['seconds_on_the_clock'])} on {escape(stats['machine']['device'])}"
     )
     tasks = list(dict.fromkeys(row["task"] for row in rows if row["task"] in NAMES))
-    done += f", then finetuned on {len(tasks)} task{'s' if len(tasks) > 1 else ''} of GLUE." if tasks else "."
+    done += f", then finetuned on {counted(len(tasks), 'task')} of GLUE." if tasks else "."
     figures = []
     for protocol in PUBLISHED:
-        found = averages(chosen(rows, protocol))
+        of_protocol = chosen(rows, protocol)
+        found = averages(of_protocol)
         what = "GLUE, average of nine" + ("" if protocol == "cramming" else ", protocol modern")
-        figures += [(f"{found['paper']:.1f}", what)] if found["paper"] is not None else []
+        nine = [row for row in of_protocol if row["column"] in COLUMNS]
+        if found["paper"] is not None and any(row["beats_majority"] for row in nine):
+            figures.append((f"{found['paper']:.1f}", what))
     if not figures:
         figures = [
             (f"{row['score']:.1f}", f"{row['column']}, {METRICS[row['metric']]}" + ("" if own else ", protocol modern"))
-            for row in own or chosen(rows, "modern")
-            if not row["partial"]
+            for row in shown_rows
+            if not row["partial"] and row["beats_majority"]
         ]
     figures += [
-        (f"{stats['heldout_loss']:.2f}", "held-out loss, nats a token"),
+        (f"{stats['heldout_loss']:.2f}", "held-out loss, nats per token"),
         (short(stats["tokens"]), "tokens read"),
-        (f"{stats['mfu']:.0%}", "of what matrix products reach"),
+        (f"{100 * stats['mfu']:.0f} %", "MFU"),
     ]
     beside = ""
     if averages(own)["paper"] is not None:
@@ -109,6 +121,7 @@ def head(title: str, rows: list[dict], pretrained: dict, asked: dict) -> list[st
         f"# {escape(title)}",
         f"{done} {beside}".strip(),
         items([f"**{number}** {what}" for number, what in figures]),
+        *weak_notes(shown_rows, mark=""),
     ]
 
 
@@ -126,7 +139,9 @@ def glue_section(
     for pretrained, some in ours.items():
         if some:
             name = escape(title) if pretrained else Marked(f"{escape(title)}, no pretraining")
-            scores = {row["column"]: marked(f"{row['score']:.1f}", row["partial"]) for row in some}
+            scores = {
+                row["column"]: marked(f"{row['score']:.1f}", row["partial"], row["beats_majority"]) for row in some
+            }
             mean = averages(some)
             of_own = [scores.get(c) for c in COLUMNS]
             lines.append([Marked(f"**{name}** (this run)"), mean["paper"], mean["official"], *of_own])
@@ -137,7 +152,9 @@ def glue_section(
         name = Marked(f"*{escape(row.model)}* (published \\[{sources.index(row.source) + 1}\\])")
         means = (row.average, None) if row.numbers == len(COLUMNS) else (None, f"{row.average:.1f} (of {row.numbers})")
         lines.append([name, *means, *(row.scores.get(c) for c in COLUMNS)])
-    notes = [f"Sources of the published rows: {'; '.join(f'[{i + 1}] {source}' for i, source in enumerate(sources))}."]
+    notes = weak_notes(ours[True])
+    notes += [f"{note[:-1]} (no pretraining)." for note in weak_notes(ours[False])]
+    notes += [f"Sources of the published rows: {'; '.join(f'[{i + 1}] {source}' for i, source in enumerate(sources))}."]
     notes += [
         "*Average* is the paper's: the mean of these nine numbers, in which MNLI counts twice. *GLUE's own* is the official one: "
         "the mean of eight tasks, each the mean of its metrics."
@@ -146,7 +163,7 @@ def glue_section(
     if len(by_seed) > 1:
         notes.append(
             f"Ours is the average of medians. That of each seed by itself, for the {len(by_seed)} that every number has: "
-            f"{by_seed[0]:.1f} to {by_seed[-1]:.1f}."
+            f"{span(by_seed[0], by_seed[-1])}."
         )
     missing = [c for c in COLUMNS if c not in {row["column"] for row in own}]
     partial = [row["column"] for row in own if row["partial"] and row["column"] in COLUMNS]
@@ -204,7 +221,8 @@ def partial_notes(rows: list[dict]) -> list[str]:
     for row in rows:
         if row["partial"]:
             sizes = ", ".join(
-                f"{have:,} of {official:,} {split} examples" for split, (have, official) in row["examples"].items()
+                f"{have:,} of {counted(official, f'{split} example')}"
+                for split, (have, official) in row["examples"].items()
             )
             found[row["column"]] = sizes
     return [
@@ -213,21 +231,28 @@ def partial_notes(rows: list[dict]) -> list[str]:
     ]
 
 
+def titled(note: str, task: str) -> str:
+    """A note on data, which begins with the task's name, with its title in place of it."""
+    rest = note.removeprefix(task)
+    return f"{NAMES[task]}{rest}" if task in NAMES and rest != note else note
+
+
 def detail_section(rows: list[dict]) -> list[str]:
     """Each score with its spread over seeds and its bootstrap interval."""
     lines, notes = [], []
     for row in rows:
         for metric, about in row["metrics"].items():
             (low, high), (least, most) = about["interval"], about["range"]
+            median = marked(f"{about['median']:.1f}", False, low > row["majority"][metric])
             lines.append([
-                marked(row["column"], row["partial"]), METRICS[metric], about["median"],
-                f"{least:.1f} to {most:.1f}", f"{low:.1f} to {high:.1f}", float(row["majority"][metric]), row["seeds"],
+                marked(row["column"], row["partial"]), METRICS[metric], median,
+                spread_words(least, most, row["seeds"]), span(low, high), float(row["majority"][metric]), row["seeds"],
                 row["examples"]["train"][0], row["examples"]["validation"][0], label(row["pretrained"]),
             ])  # fmt: skip
-        cut = f"{row['cut']:,} inputs were longer than the model was given, and were cut."
+        cut = f"{row['column']}: {counted(row['cut'], 'input')} longer than the model's limit, and cut."
         begun = row["column"] + ("" if row["pretrained"] else ", no pretraining")
         notes += [f"{begun}: {note}" for note in row["notes"]]
-        notes += [f"{row['column']}: {note}" for note in [*row["data_notes"], *([cut] if row["cut"] else [])]]
+        notes += [titled(note, row["task"]) for note in row["data_notes"]] + ([cut] if row["cut"] else [])
     header = [
         "number",
         "metric",
@@ -244,7 +269,8 @@ def detail_section(rows: list[dict]) -> list[str]:
         "### Every score, with its spread",
         table(header, lines),
         "The interval is a bootstrap over the validation examples, of the seed whose score is the median (of an even number, the lower one in the middle); the range is that of "
-        "the seeds. Train and validation: examples.",
+        f"the seeds. Train and validation: examples. {WEAK} The interval holds the majority baseline's score or lies "
+        "below it.",
         *([items([escape(note) for note in dict.fromkeys(notes)])] if notes else []),
     ]
 
@@ -258,7 +284,10 @@ def probe_section(rows: list[dict], params: list[dict]) -> list[str]:
         with_, without = by.get((task, True)), by.get((task, False))
         row = with_ or without
         sizes = f"{row['examples']['train'][0]:,} / {row['examples']['validation'][0]:,}"
-        scores = [found["score"] if found else None for found in (with_, without)]
+        scores = [
+            marked(f"{found['score']:.1f}", False, found["beats_majority"]) if found else None
+            for found in (with_, without)
+        ]
         lines.append([task, *scores, float(row["majority"][row["metric"]]), sizes, row["seeds"]])
     header = ["probe", "pretrained", "no pretraining", "majority", "train / validation examples", "seeds"]
     if not lines:
@@ -267,6 +296,7 @@ def probe_section(rows: list[dict], params: list[dict]) -> list[str]:
         "## Probes (these are not GLUE)",
         "Accuracy in per cent, median over seeds, on small tasks made from held-out documents.",
         table(header, lines),
+        *([f"{WEAK} No better than always answering the most frequent class."] if weak(probing) else []),
         *settings_section(settings([run for run in params if run["task"] not in NAMES])),
     ]
 
@@ -295,7 +325,7 @@ def curve_section(rows: list[dict], partial: set[str], pictures: Iterable[str] =
     several = {(row["task"], row["split"]) for row in rows if row["share"] < 1.0}
     lines = [
         [marked(name := column(row["task"], row["split"]), name in partial), f"{row['share']:.0%}", row["train_examples"], row["median"],
-         f"{row['low']:.1f} to {row['high']:.1f}", row["per_doubling"], row["majority"], row["seeds"]]
+         spread_words(row["low"], row["high"], row["seeds"]), row["per_doubling"], row["majority"], row["seeds"]]
         for row in rows
         if row["protocol"] == "cramming" and row["pretrained"] and (row["task"], row["split"]) in several
     ]  # fmt: skip
@@ -311,8 +341,14 @@ def cola_section(found: dict) -> list[str]:
 
     def score(row: dict) -> list[object]:
         low, high = row["interval"] or (None, None)
-        span = None if low is None else f"{low:.1f} to {high:.1f}"
-        return [row["examples"], row["matthews"], span, row["accuracy"], row["acceptable"], row["predicted acceptable"]]
+        return [
+            row["examples"],
+            row["matthews"],
+            None if low is None else span(low, high),
+            row["accuracy"],
+            row["acceptable"],
+            row["predicted acceptable"],
+        ]
 
     header = ["examples", "Matthews", "95 % interval", "accuracy", "% acceptable", "% predicted so"]
     lengths = [[row["words"], *score(row)] for row in found["by_length"]]
@@ -359,11 +395,9 @@ def funnel(lineage: dict[str, dict]) -> list[dict]:
                 row["tokens"] = stats["measured_with"]["tokens_kept"]
             found.append(row)
         if about["stage"] == "tokenize":
-            held = stats["heldout"]
-            found.append(
-                {"stage": "held out", "artifact": name}
-                | {k: held[k] for k in ("documents", "characters", "tokens", "sequences")}
-            )
+            held, counts = stats["heldout"], ("documents", "characters", "tokens", "sequences")
+            for stage, of in ((HELD_OUT, held), (MEASURED, held["measured"])):
+                found.append({"stage": stage, "artifact": name} | {what: of.get(what) for what in counts})
         if about["stage"] == "pretrain":
             found.append({"stage": f"trained on ({stats['epochs']:.2f} epochs)", "artifact": name, "documents": None,
                           "characters": None, "tokens": stats["tokens"], "sequences": None})  # fmt: skip
@@ -383,7 +417,11 @@ def funnel_section(lineage: dict[str, dict], pictures: Iterable[str] = ()) -> li
         "Tokens behind the filter are those of its own measuring vocabulary; sequences are drawn from more where a limit says so.",
     )
     for about in lineage.values():
+        checked = about["stats"].get("checked", True)  # decontaminate had nothing to compare with
         for reason, counts in about["stats"].get("dropped", {}).items():
+            if not checked:
+                lines.append([about["stage"], f"{reason}: not checked", None, None, None])
+                continue
             worst = sorted(counts["by_source"].items(), key=lambda found: -found[1]["documents"])[:3]
             sources = ", ".join(f"{name} {of['documents']:,}" for name, of in worst)
             lines.append([about["stage"], reason, counts["documents"], counts["characters"], sources or None])
@@ -400,7 +438,7 @@ def funnel_section(lineage: dict[str, dict], pictures: Iterable[str] = ()) -> li
         header = [name for name in rows[0] if not name.startswith("characters")]
         lines = [[_short(name, row[name]) for name in header] for row in rows]
         threshold = filtered["params"].get("max_tokens_per_char")
-        told = f"Above {threshold:g} tokens a character a document is dropped. " if threshold else ""
+        told = f"Documents with {threshold:g} tokens a character or more are dropped. " if threshold else ""
         sections += [
             "### The filter, by source",
             f"{told}Documents, and the medians of their measures.",
@@ -421,7 +459,7 @@ def vocabulary_section(lineage: dict[str, dict]) -> list[str]:
     stats, params = about["stats"], about["params"]
     learned = stats["trained_on"]
     lines = [
-        ["trained on", f"{learned['documents']:,} documents, {learned['characters']:,} characters"],
+        ["trained on", f"{counted(learned['documents'], 'document')}, {counted(learned['characters'], 'character')}"],
         ["entries", f"{stats['entries']:,} ({params.get('model', 'wordpiece')})"],
         ["words or their beginnings", stats["whole_words"]],
         ["continuations", stats["continuations"]],
@@ -460,7 +498,8 @@ def contamination_section(about: dict) -> list[str]:
     short, all_ = (sum(counts[what] for counts in tasks.values()) for what in ("too_short", "sentences"))
     lines = [
         f"{_removed(about)}{f' (found for {by_task})' if by_task else ''}: {about['documents_found']:,} had {n} words in a row that stand in a "
-        f"validation or test sentence. {short:,} of the {all_:,} sentences have fewer than {n} words, so they can't be found "
+        f"validation or test sentence. Of {counted(all_, 'sentence')}, {short:,} have fewer than {n} words, so they "
+        "can't be found "
         "this way."
     ]
     if about["not_at_hand"]:
@@ -473,10 +512,12 @@ def contamination_section(about: dict) -> list[str]:
 
 def _removed(about: dict) -> str:
     """What was taken out of the corpus for it."""
-    dropped = f"{about['dropped']:,} documents dropped"
+    dropped = f"{counted(about['dropped'], 'document')} dropped"
     cut = about.get("cut")
     return (
-        f"{cut['characters']:,} characters cut from {cut['documents']:,} documents, and {dropped}" if cut else dropped
+        f"{counted(cut['characters'], 'character')} cut from {counted(cut['documents'], 'document')}, and {dropped}"
+        if cut
+        else dropped
     )
 
 
@@ -488,23 +529,45 @@ def gpus(machine: dict) -> str:
 def budget_section(about: dict) -> list[str]:
     """What was spent, and how fast."""
     stats, params = about["stats"], about["params"]
-    machine = stats["machine"]
+    machine, held = stats["machine"], stats["heldout"]
     rows = [
         ["budget", budget_of(params)],
-        ["spent", f"{stats['seconds_on_the_clock'] / 3600:.3f} hours, {stats['tokens']:,} tokens, {stats['steps']:,} steps"],
-        ["speed", f"{stats['tokens_per_second']:,.0f} tokens a second, {stats['mfu']:.0%} of the rate of matrix products there"],
+        ["spent", f"{duration(stats['seconds_on_the_clock'])}, {counted(stats['tokens'], 'token')}, "
+                  f"{counted(stats['steps'], 'step')}"],
+        ["speed", f"{stats['tokens_per_second']:,.0f} tokens a second, MFU {100 * stats['mfu']:.0f} %"],
         ["machine", f"{machine['device']}, {machine['dtype']}, {'compiled' if machine['compiled'] else 'eager'}, "
-                    f"{machine['micro_batch']} sequences at once"],
+                    f"{counted(machine['micro_batch'], 'sequence')} at once"],
         ["GPUs, or processes", gpus(machine)],
         ["parameters", f"{stats['parameters']:,}"],
-        ["held-out loss", f"{stats['heldout_loss']:.4f} nats per masked token (15 % masked), "
-                          f"{stats['heldout_nats_per_character']:.4f} per character"],
+        *([f"held-out loss, nats per {unit}", nats(held, unit)] for unit in ("token", "character", "byte")),
     ]  # fmt: skip
     rows += [
         ["skipped", f"{what['problem']}: went on behind sequences {what['sequences'][0]:,} to {what['sequences'][1]:,}"]
         for what in stats["skipped"]
     ]
-    return ["## Budget", table(["", ""], rows)]
+    return ["## Budget", table(["", ""], rows), heldout_note(held)]
+
+
+def nats(held: dict, unit: str) -> str:
+    """The held-out loss per token, character or byte, with its standard error."""
+    value, error = held[f"nats_per_{unit}"].values()
+    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
+
+
+def heldout_note(held: dict) -> str:
+    """What the held-out loss was measured on."""
+    one = held["documents"] == 1
+    error = (
+        "; there is no standard error, which would be over documents"
+        if one
+        else "; ± is the standard error over documents"
+    )
+    return (
+        f"The held-out loss covers all {held['tokens']:,} tokens of {held['documents']:,} document{'' if one else 's'} "
+        f"({held['characters']:,} characters, {held['bytes']:,} bytes) that the model was never trained on, each predicted once "
+        f"with a seventh of the tokens masked{error}. Models with different vocabularies compare per character or byte, on the "
+        "same documents."
+    )
 
 
 def curves_section(about: dict, at_hand: bool, pictures: Iterable[str] = ()) -> list[str]:
@@ -512,28 +575,30 @@ def curves_section(about: dict, at_hand: bool, pictures: Iterable[str] = ()) -> 
     evaluations = about["stats"]["evaluations"]
     lines = [
         [f"{e['fraction']:.0%}", e["step"], e["tokens"], f"{e['seconds'] / 3600:.3f}", f"{e['heldout_loss']:.4f}",
-         f"{e['heldout_nats_per_character']:.4f}" if "heldout_nats_per_character" in e else None]
+         f"{e['heldout_nats_per_byte']:.4f}"]
         for e in evaluations
     ]  # fmt: skip
     missing = "The model's own folder was not at hand here, so this is the held-out loss alone, without training loss and speed over the run."
-    header = ["of the budget", "step", "tokens", "hours", "held-out loss", "per character"]
+    note = "Held-out losses over the run are measured on a part of the held-out tokens, the same ones each time."
+    header = ["of the budget", "step", "tokens", "hours", "held-out nats per token", "per byte"]
     sections = ["## Loss"]
     sections += [picture("loss.svg", "Training and held-out loss over tokens")] if "loss.svg" in pictures else []
-    sections += [table(header, lines), *([] if at_hand else [missing])]
+    sections += [table(header, lines), note, *([] if at_hand else [missing])]
     if "speed.svg" in pictures:
         sections += [
             "## Throughput",
-            picture("speed.svg", "Tokens a second, and the share of the rate of matrix products"),
+            picture("speed.svg", "Tokens a second, and MFU"),
         ]
         sections += [f"Over all of the run: {about['stats']['tokens_per_second']:,.0f} tokens a second; median step: "
-                     f"{about['stats']['mfu']:.1%} of the rate that matrix products reach on that machine (MFU)."]  # fmt: skip
+                     f"MFU {100 * about['stats']['mfu']:.0f} %, the share of the rate that matrix products reach "
+                     "there."]  # fmt: skip
     return sections
 
 
 def rules(lineage: dict[str, dict], pretrained: dict, tasks: Iterable[str]) -> list[list[str]]:
     """The rules of the game for pretraining: the rule, whether it was kept, and the fact. `tasks`: that the model is scored on."""
     stats, text = pretrained["stats"], contamination(lineage)
-    machine, hours = stats["machine"], stats["seconds_on_the_clock"] / 3600
+    machine, seconds = stats["machine"], stats["seconds_on_the_clock"]
     words = next((name for name, about in lineage.items() if about["stage"] == "vocabulary"), None)
     cpu = machine["device"].startswith("CPU")
     checked = (
@@ -559,7 +624,8 @@ def rules(lineage: dict[str, dict], pretrained: dict, tasks: Iterable[str]) -> l
          f"the vocabulary was trained on this text ({words})" if words else "the vocabulary's manifest was not at hand"],
         ["one GPU", YES if machine["gpus"] == 1 else NO,
          f"no GPU: {machine['device']}" if cpu and machine["gpus"] == 1 else f"{machine['gpus']} x {machine['device']}"],
-        [f"at most {RULE_HOURS:g} hours", YES if hours <= RULE_HOURS * LAST_STEP else NO, f"{hours:.3f} hours on the clock"],
+        [f"at most {RULE_HOURS:g} hours", YES if seconds <= 3600 * RULE_HOURS * LAST_STEP else NO,
+         f"{duration(seconds, 5)} on the clock"],
         ["no downstream data in the text", YES if free else UNKNOWN, checked],
     ]  # fmt: skip
 

@@ -8,7 +8,6 @@ import codecs
 import errno
 import fnmatch
 import functools
-import gzip
 import hashlib
 import json
 import logging
@@ -18,7 +17,8 @@ import stat
 import sysconfig
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from email import message_from_string
 from importlib import metadata
@@ -32,12 +32,17 @@ import zstandard
 
 from model import InputError
 from tasks import stage
+from tasks.markdown import printable
 
 CHUNK = 1 << 15  # bytes of a file read at once
 MORSEL = (
     1 << 11
 )  # compressed bytes unpacked at once: a zst block of 4 bytes can hold 128 KiB, so this is 64 MiB at most
-ROWS = 64  # of a Parquet file read at once
+ROWS = 64  # of a Parquet file read at once, at most
+UNPACKED = (
+    1 << 28
+)  # bytes that the values of these may take: a dictionary holds a value once, however many rows have it
+NAMES = 1 << 24  # bytes of the names of sources in a row group, besides LONGEST_NAME a row
 PARQUET = {
     "page_checksum_verification": True,
     "buffer_size": 1 << 20,
@@ -66,6 +71,7 @@ ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*(\{|[\r\n])")  # how a file begins 
 SHARD = re.compile(r"[-_. ]?\d+([-_. ]?of[-_. ]?\d+(-[0-9a-f]{16})?)?$")
 WILD = re.compile(r"[*?[]")  # what makes a glob of a path
 NAMED = 3  # files that a warning names
+LONGEST_NAME, OTHER = 256, "other"  # characters of a source's name; what longer ones become
 SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
 log = logging.getLogger(__name__)
 
@@ -93,6 +99,8 @@ class Layout(NamedTuple):
     source: str  # of documents that name none
     limit: int  # bytes of the longest line or text that is taken
     text: str = "text"  # the field or column with the text
+    local: bool = True  # it may be read more than once, and in any order
+    keep: bool = False  # of a damaged file, give what stands before the damage, and nothing that it may have altered
 
     @property
     def too_long(self) -> str:
@@ -101,11 +109,14 @@ class Layout(NamedTuple):
 
 
 class Damage(Exception):
-    """A shard that can't be read, or not from `line` on (0: not a file of lines): what is wrong, and what to do."""
+    """A shard that can't be read, or not from `line` on (0: not a file of lines): what is wrong, and what to do.
 
-    def __init__(self, kind: str, detail: str, cure: str = "Get it again") -> None:
+    `intact`: how many bytes of the unpacked text the damage can't have altered.
+    """
+
+    def __init__(self, kind: str, detail: str, cure: str = "Get it again", intact: int = 0) -> None:
         super().__init__(f"{kind}: {detail}")
-        self.kind, self.cure, self.line = kind, cure, 0
+        self.kind, self.cure, self.line, self.intact = kind, cure, 0, intact
 
 
 def suffix_of(name: str) -> str:
@@ -138,38 +149,59 @@ def utf_16() -> Damage:
 def unpacked(file: BinaryIO, name: str) -> Iterator[bytes]:
     """The bytes of a .zst, .gz or plain file. Raises Damage where it is corrupt or ends within a frame."""
     suffix = suffix_of(name)
-    try:
-        if suffix == ".zst":
-            yield from _zstd_frames(file)
-        elif suffix == ".gz":
-            with gzip.GzipFile(fileobj=file) as plain:
-                while chunk := plain.read1(CHUNK):  # `read` loses what it has gathered when the stream breaks off
-                    yield chunk
-            if file.tell() == 0:  # an empty file is no stream of no bytes
-                raise EOFError
-        else:
-            while chunk := file.read(CHUNK):
-                yield chunk
-    except EOFError as error:
-        raise Damage("truncated", "it ends in the middle of the compressed stream") from error
-    except (zstandard.ZstdError, gzip.BadGzipFile, zlib.error) as error:
-        raise Damage("corrupt", str(error)) from error
+    if suffix == ".zst":
+        yield from _frames(file, zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj)
+    elif suffix == ".gz":
+        yield from _frames(file, lambda: zlib.decompressobj(wbits=31), padding=b"\0")
+    else:
+        while chunk := file.read(CHUNK):
+            yield chunk
 
 
-def _zstd_frames(file: BinaryIO) -> Iterator[bytes]:
+def _frames(file: BinaryIO, begin: Callable, padding: bytes = b"") -> Iterator[bytes]:
+    """The bytes of frames of zstd, or members of gzip. `begin` makes a decompressor of one; `padding` may follow each."""
     # zstandard's stream_reader takes a truncated file for a whole one, so the end of each frame is checked here
-    begin = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
-    frame = begin()  # an empty file has no end of a frame either
-    while chunk := file.read(CHUNK):
-        for start in range(0, len(chunk), MORSEL):
-            morsel = chunk[start : start + MORSEL]
-            while morsel:
-                frame = frame or begin()
-                if text := frame.decompress(morsel):
-                    yield text
-                morsel, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    frame, given, checked = (
+        begin(),
+        0,
+        0,
+    )  # an empty file has no end of a frame either; bytes unpacked, and of whole frames
+    try:
+        while chunk := file.read(CHUNK):
+            for start in range(0, len(chunk), MORSEL):
+                morsel = chunk[start : start + MORSEL]
+                while morsel := morsel if frame else morsel.lstrip(padding):
+                    frame = frame or begin()
+                    text = frame.decompress(morsel)
+                    given += len(text)
+                    morsel, frame, checked = (frame.unused_data, None, given) if frame.eof else (b"", frame, checked)
+                    if text:
+                        yield text
+    except (zstandard.ZstdError, zlib.error) as error:
+        # zstd finds a broken block before it gives anything of it. A wrong checksum may be due to any place in its
+        # frame, and deflate gives other bytes for a while before it notices.
+        located = isinstance(error, zstandard.ZstdError) and "checksum" not in str(error)
+        raise Damage("corrupt", str(error), intact=given if located else checked) from error
     if frame is not None:
-        raise EOFError
+        raise Damage("truncated", "it ends in the middle of the compressed stream", intact=given)
+
+
+def trusted(file: BinaryIO, name: str, layout: Layout) -> Iterator[bytes]:
+    """What `unpacked` gives; where damaged files are kept, it reads twice, and gives nothing that may be altered."""
+    damage = None
+    if layout.keep and layout.local and suffix_of(name) in (".zst", ".gz"):
+        try:
+            deque(unpacked(file, name), maxlen=0)
+        except Damage as found:
+            damage = found
+        file.seek(0)
+    left = damage.intact if damage else 0
+    for chunk in unpacked(file, name):
+        if damage and len(chunk) >= left:
+            yield chunk[:left]
+            raise damage
+        left -= len(chunk)
+        yield chunk
 
 
 def of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -186,18 +218,19 @@ def of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def lines(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
     """The lines of a file; None for one of more than `limit` bytes, which is not held in memory.
 
-    They end as the first one does: with \\n, or with \\r alone. A line that Damage cuts off is not given.
+    They end with \\n; if the first one ends with \\r alone, with either. A line that Damage cuts off is not given.
     """
     end, held, size, carried = b"", [], 0, b""
     for chunk in chunks:
-        if not end:
+        if end != b"\n":
             chunk, carried = carried + chunk, b""
-            found = re.search(rb"[\r\n]", chunk)
-            if found and found.end() == len(chunk) and found[0] == b"\r":  # a \n may follow
-                chunk, carried = chunk[:-1], b"\r"
-            elif found:
+            if not end and (found := re.search(rb"\n|\r(?=.)", chunk, re.DOTALL)):
                 end = b"\r" if re.match(rb"\r[^\n]", chunk[found.start() :]) else b"\n"
-        first, *others = chunk.split(end) if end else [chunk]
+            if end != b"\n" and chunk.endswith(b"\r"):  # a \n may follow
+                chunk, carried = chunk[:-1], b"\r"
+            if end == b"\r":
+                chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        first, *others = chunk.split(b"\n") if end else [chunk]
         size += len(first)
         if size <= limit:
             held.append(first)
@@ -206,7 +239,7 @@ def lines(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
         for line in others:
             yield b"".join(held) if size <= limit else None
             held, size = [line], len(line)
-    if size:
+    if size or carried:
         yield b"".join(held) if size <= limit else None
 
 
@@ -260,8 +293,13 @@ def source_of(record: dict) -> str:
     meta = record.get("meta")
     for name in (meta.get("pile_set_name") if isinstance(meta, dict) else None, record.get("source")):
         if isinstance(name, str) and name:
-            return name if name.isascii() else name.encode(errors="replace").decode()
+            return source_name(name)
     return ""
+
+
+def source_name(name: str) -> str:
+    """A source's name as it is kept: printable; OTHER if it is longer than LONGEST_NAME, since all stages count by it."""
+    return printable(name.encode(errors="replace").decode()) if len(name) <= LONGEST_NAME else OTHER
 
 
 def check(text: object) -> str | None:
@@ -278,7 +316,7 @@ def broken_in_half(text: object) -> bool:
 
 def read_lines(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | Loss]:
     """The documents of a file of JSON lines."""
-    for number, line in numbered(lines(of_lines(unpacked(file, name)), layout.limit)):
+    for number, line in numbered(lines(of_lines(trusted(file, name, layout)), layout.limit)):
         if line is None:
             yield Loss(name, number, layout.too_long)
         elif number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -293,16 +331,13 @@ def read_lines(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document |
 
 def read_parquet(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | Loss]:
     """The documents of a Parquet file: a column of texts, and source or meta.pile_set_name where there is one."""
+    row = 0
     try:
         table = pq.ParquetFile(file, **PARQUET)
-        columns, row = table.schema_arrow.names, 0
-        if layout.text not in columns:
-            raise InputError(
-                f"{name} has the columns {', '.join(columns)}; expected one named {layout.text}. Rename yours."
-            )
-        about = [c for c in ("source", "meta") if c in columns]
-        for batch in table.iter_batches(batch_size=ROWS, columns=[layout.text, *about]):
-            records = batch.select(about).to_pylist() if about else [{}] * batch.num_rows
+        columns = names_of(table.schema_arrow, name, layout.text)
+        rows = rows_at_once(file, table.metadata, name, columns) if layout.local else ROWS
+        for batch in table.iter_batches(batch_size=rows, columns=columns):
+            records = batch.drop_columns(layout.text).to_pylist() if columns[1:] else [{}] * batch.num_rows
             for text, record in zip(texts(batch.column(layout.text)), records, strict=True):
                 row += 1
                 if reason := check(text) or (layout.too_long if exceeds(text, layout.limit) else None):
@@ -310,7 +345,56 @@ def read_parquet(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document
                 else:
                     yield Document(f"{name}:{row}", source_of(record) or layout.source, text)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise Damage("corrupt", str(error)) from error
+        damage = Damage("corrupt", str(error))
+        damage.line = row + 1
+        raise damage from error
+
+
+def names_of(schema: pa.Schema, name: str, text: str) -> list[str]:
+    """The columns to read: the text, and those that name a document's source. Raises InputError unless there is one text."""
+    if text not in schema.names:
+        raise InputError(
+            f"{name} has the columns {', '.join(map(printable, schema.names))}; expected one named {text}. Rename "
+            "yours."
+        )
+    if twice := [column for column in (text, "source", "meta") if schema.names.count(column) > 1]:
+        raise InputError(
+            f"{name} has {schema.names.count(twice[0])} columns named {twice[0]}; expected one. Drop or rename others."
+        )
+    meta = schema.field("meta").type if "meta" in schema.names else None
+    of_meta = meta is not None and pa.types.is_struct(meta) and meta.get_field_index("pile_set_name") >= 0
+    return [text, *(["source"] if "source" in schema.names else []), *(["meta.pile_set_name"] if of_meta else [])]
+
+
+def rows_at_once(file: BinaryIO, about: pq.FileMetaData, name: str, columns: list[str]) -> int:
+    """How many rows take little memory. Raises InputError where the names of sources would take much."""
+    largest = 1
+    for group in map(about.row_group, range(about.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            if chunk.path_in_schema not in columns:
+                continue
+            held = dictionary_bytes(file, chunk) if chunk.has_dictionary_page else 0
+            beyond = max(held, chunk.total_uncompressed_size - LONGEST_NAME * chunk.num_values)
+            if chunk.path_in_schema != columns[0] and beyond > NAMES:
+                raise InputError(
+                    f"The column {chunk.path_in_schema} of {name} holds {beyond / 1e6:,.0f} MB in a row group of "
+                    f"{group.num_rows:,} rows; expected names of sources, of at most {LONGEST_NAME} characters. Drop or "
+                    "rename the column."
+                )
+            largest = max(largest, held)
+    return max(1, min(ROWS, UNPACKED // largest))
+
+
+def dictionary_bytes(file: BinaryIO, chunk: pq.ColumnChunkMetaData) -> int:
+    """The size of a dictionary once it is unpacked, which only the header of its page says (Thrift's compact protocol)."""
+    file.seek(chunk.dictionary_page_offset or 0)
+    head = file.read(16)
+    numbers, number, shift = [], 0, 0
+    for byte in head[1:]:  # a field's type, then its value: the kind of page, its size unpacked; seven bits a byte
+        number, shift = number | (byte & 0x7F) << shift, shift + 7
+        if byte < 0x80:
+            numbers, number, shift = [*numbers, number >> 1], 0, 0
+    return numbers[2] if len(numbers) > 2 else 0
 
 
 def texts(column: pa.Array) -> Iterator[object]:
@@ -444,12 +528,12 @@ def expect_file(path: Path) -> None:
     about = status(path)
     if about is None:
         raise InputError(
-            f"{printable(str(path))} is a broken link, to {printable(os.readlink(path))}. Expected a file; mend the link or delete it."
+            f"{printable(str(path))} is a broken link, to {printable(os.readlink(path))}. Expected a file; correct the link or delete it."
         )
     if not stat.S_ISREG(about.st_mode):
         raise InputError(
-            f"{printable(str(path))} is no regular file. Expected one, not a pipe, a socket or a device; write to a file what comes "
-            "out of it, and name that."
+            f"{printable(str(path))} is not a regular file (a pipe, socket or device?). Save its output to a file "
+            "and give that file."
         )
 
 
@@ -504,12 +588,7 @@ def local_files(patterns: Iterable[str]) -> dict[str, Path]:
     return named
 
 
-def printable(name: str) -> str:
-    """A file's name, on one line and in UTF-8 whatever it holds."""
-    return name if name.isprintable() else repr(name)[1:-1]
-
-
-@functools.lru_cache(maxsize=4096)
+@functools.cache
 def _digest(path: Path, *_: int) -> str:
     return stage.digest(path)
 

@@ -1,8 +1,8 @@
 """A stage is a pure function from typed params and input artifacts to one output artifact.
 
-An artifact is a directory, artifacts/<stage>/<key>/. The directory is the truth: Prefect's own record of the
-result lies inside it, so deleting the directory makes the stage run again. Keys follow params and inputs, not
-code: raise a stage's `version` whenever its code changes what it writes.
+An artifact is a directory, artifacts/<stage>/<key>/. The directory is the only record of a result: Prefect keeps none
+of its own, so that nothing in a copied artifact is ever executed, and deleting the directory makes the stage run again.
+Keys follow params and inputs, not code: raise a stage's `version` whenever its code changes what it writes.
 """
 
 import errno
@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
@@ -21,29 +22,36 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from stat import S_ISREG
+from typing import NamedTuple
 
 from prefect import Task, task
-from prefect.cache_policies import CacheKeyFnPolicy
-from prefect.client.schemas.objects import State, TaskRun
+from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
+from prefect.transactions import TransactionState, get_transaction
 from pydantic import BaseModel
 
 from model import InputError
 from tasks import parallel
+from tasks.home import CODE, HOME, IN_CHECKOUT
 
-HOME = Path(__file__).resolve().parents[1]
-# bound at import, as Prefect's store is
-ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()
-MANIFEST, STATS, RECORD = "stage.json", "stats.json", "prefect.json"
+ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()  # bound at import
+MANIFEST, STATS = "stage.json", "stats.json"
 # ends of files that tell of a run: when, how fast
 TELLING = (".md", ".html", ".svg", ".png", STATS, "lineage.json", "metrics.parquet")
 WORK = "work"  # in a draft: what a rerun goes on from; not published, and deleted when all else is
 REPORTED_PACKAGES = ("prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
-MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOLCK)
+MACHINE_ERRORS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOLCK,
+)  # fmt: skip
+RESUMING: set[str] = set()  # names of the stages that go on from a draft
+SETTLED = 2_000_000_000  # ns; a file that changed less long ago may change again without a new time stamp
+known_digests: dict[tuple[int, int, int, int], str] = {}  # of unchanged files, by device, inode, size and change time
+hashing = threading.Lock()  # stages that run in several threads read a common input once
 log = logging.getLogger(__name__)
 
 
@@ -84,8 +92,8 @@ class Artifact(BaseModel, frozen=True):
         found = read_manifest(self)
         if found is None:
             raise InputError(
-                f"No complete artifact {self.name} in {ROOT}: its {MANIFEST} is missing or its files are not those "
-                f"it lists. Run the stage again, or copy the whole directory here."
+                f"No complete artifact {self.name} in {ROOT}: {damage(self)}. Run the stage again, or copy the whole directory "
+                "here."
             )
         return found
 
@@ -113,10 +121,25 @@ def read_manifest(artifact: Artifact) -> dict | None:
     """The manifest of a finished artifact, or None when it is absent or its files do not have their sizes."""
     try:
         found = json.loads((artifact.path / MANIFEST).read_text())
-        whole = all((artifact.path / file["path"]).stat().st_size == file["bytes"] for file in found["files"])
+        there = {file["path"]: (artifact.path / file["path"]).stat() for file in found["files"]}
+        whole = all(
+            S_ISREG(there[f["path"]].st_mode) and there[f["path"]].st_size == f["bytes"] for f in found["files"]
+        )
         return found if whole and isinstance(found["stats"], dict) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def damage(artifact: Artifact) -> str:
+    """For an error: why `read_manifest` returns None."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        for file in json.loads((artifact.path / MANIFEST).read_text())["files"]:
+            path = artifact.path / file["path"]
+            if not path.is_file() or path.stat().st_size != file["bytes"]:
+                return (
+                    f"{file['path']} is missing, or its size is not the {file['bytes']:,} bytes that {MANIFEST} gives"
+                )
+    return f"its {MANIFEST} is missing or can't be read"
 
 
 def contents(inputs: dict) -> dict[str, str]:
@@ -169,10 +192,14 @@ def find(stage: str, name: str) -> Artifact:
 
 
 def elsewhere(stage: str, key: str, of: str = "") -> str:
-    """A sentence, after a space, for a key that is of another stage (`of`: look in this one alone); empty if it is of none."""
+    """A sentence, after a space, for a key of a draft or of another stage (`of`: look in this one alone); empty for others."""
+    if not key:
+        return ""
+    if draft := next((draft for draft in drafts(of or stage) if draft.artifact.key.startswith(key)), None):
+        return f" {draft.describe()}"
     folders = [folder for folder in sorted(ROOT.glob("[!.]*")) if folder.is_dir() and of in ("", folder.name)]
     others = (a for folder in folders if folder.name != stage for a in artifacts(folder.name))
-    found = next((a for a in others if key and a.key.startswith(key)), None)
+    found = next((a for a in others if a.key.startswith(key)), None)
     return f" {found.name} is of the stage {found.stage}." if found else ""
 
 
@@ -181,23 +208,106 @@ def inputs_of(arguments: dict) -> dict:
     return {name: given for name, given in arguments.items() if name != "params"}
 
 
+def lock_of(artifact: Artifact) -> Path:
+    """The file whose lock a process holds while it makes the artifact."""
+    return ROOT / ".locks" / f"{artifact.stage}-{artifact.key}"
+
+
 @contextmanager
-def locked(artifact: Artifact) -> Iterator[None]:
-    """Be the one writer of this artifact; the kernel frees the lock when its holder dies."""
-    path = ROOT / ".locks" / f"{artifact.stage}-{artifact.key}"
+def locked(artifact: Artifact, shared: bool = False) -> Iterator[None]:
+    """Be the only writer of this artifact, or one of its readers (`shared`); the kernel frees the lock of a killed process."""
+    path = lock_of(artifact)
     path.parent.mkdir(parents=True, exist_ok=True)
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with path.open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("Another process is making %s; waiting for it.", artifact.name)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            log.info("Another run is using %s; waiting until it has finished.", artifact.name)
+            fcntl.flock(file, kind)
         yield
+
+
+@contextmanager
+def held(inputs: dict) -> Iterator[None]:
+    """Keep a stage's inputs from being discarded while it reads them, and check them first.
+
+    Raises InputError for an input that is absent, or has a file that its manifest does not describe.
+    A process locks inputs before outputs and waits for nothing once it has its output's lock, so two can't wait for each other.
+    """
+    given = [a for each in inputs.values() for a in (each if isinstance(each, list) else [each])]
+    with ExitStack() as stack:
+        for artifact in dict.fromkeys(given):
+            stack.enter_context(locked(artifact, shared=True))
+        for artifact in dict.fromkeys(given):
+            verify(artifact)
+            tidy(artifact)
+        try:
+            yield
+        except Exception:
+            for artifact in dict.fromkeys(given):  # a user may have deleted or changed one: say so instead
+                verify(artifact)
+            raise
 
 
 def draft_of(artifact: Artifact) -> Path:
     """Where the artifact is made: a stable name, so that a rerun finds what a crash left."""
     return ROOT / ".partial" / f"{artifact.stage}-{artifact.key}"
+
+
+class Draft(NamedTuple):
+    """Unfinished work of a stage, under way or left by a run that ended."""
+
+    artifact: Artifact  # what it would become; without a stage if the directory is no stage's
+    bytes: int
+    written: str  # when last, an ISO date
+    running: bool  # a process is working on it
+
+    @property
+    def fate(self) -> str:
+        """What a rerun of the same command does with it."""
+        if self.running:
+            return "in progress"
+        if not self.artifact.stage:
+            return "being deleted, or left by a killed run"
+        return "a rerun resumes it" if self.artifact.stage in RESUMING else "a rerun starts over"
+
+    def describe(self) -> str:
+        """A sentence, for someone who looks for a finished artifact."""
+        return (
+            f"{self.artifact.name} is an unfinished draft ({self.fate}); `cram ls {self.artifact.stage}` lists drafts."
+        )
+
+
+def drafts(stage: str = "") -> list[Draft]:
+    """The drafts in the store, of one stage or of all, the last written last."""
+    found = []
+    for folder in (ROOT / ".partial").glob("*"):
+        name, _, key = folder.name.rpartition("-")
+        if stage not in ("", name):
+            continue
+        artifact, total, written = Artifact(stage=name, key=key), 0, 0.0
+        for where, _, files in os.walk(folder):
+            for path in (where, *(os.path.join(where, file) for file in files)):
+                with suppress(OSError):  # a running stage deletes and publishes meanwhile
+                    about = os.lstat(path)
+                    total, written = total + about.st_size * S_ISREG(about.st_mode), max(written, about.st_mtime)
+        if written:
+            when = datetime.fromtimestamp(written, UTC).isoformat()
+            found.append(Draft(artifact, total, when, is_locked(artifact)))
+    return sorted(found, key=lambda draft: (draft.written, draft.artifact.key))
+
+
+def is_locked(artifact: Artifact) -> bool:
+    """Whether a process is making this artifact."""
+    try:
+        with lock_of(artifact).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such lock, or it can't be read
+        return False
+    return False
 
 
 def discard(artifact: Artifact) -> None:
@@ -222,13 +332,26 @@ def told_of_the_machine(what: str) -> Iterator[None]:
     """Raise InputError where the disk is full or access is denied."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in MACHINE_ERRORS:
+    except InputError:
+        raise
+    except Exception as error:
+        if not (problem := machine_problem(error)):
             raise
+        paths = (getattr(error, name, None) for name in ("filename2", "filename"))  # the first is the target of a copy
         raise InputError(
-            f"{what} can't go on: {error.strerror}: {error.filename or ROOT}. Make room or give access there, or set "
+            f"{what} can't continue: {problem}: {next(filter(None, paths), ROOT)}. Free space or grant access there, or set "
             "CRAM_ARTIFACTS to another directory; then run again."
         ) from error
+
+
+def machine_problem(error: Exception) -> str:
+    """What the disk or the user's rights refused, in the system's words; empty for any other error."""
+    number, said = getattr(error, "errno", None), str(error)
+    if found := re.search(r"\(os error (\d+)\)", said):  # libraries in Rust: safetensors, tokenizers
+        number = int(found[1])
+    if re.fullmatch(r"\d+ requested and \d+ written", said):  # NumPy, which does not tell why
+        number = errno.ENOSPC
+    return os.strerror(number) if number in MACHINE_ERRORS else ""
 
 
 def refresh(artifact: Artifact) -> None:
@@ -248,12 +371,21 @@ def fsync(path: Path) -> None:
 
 
 def verify(artifact: Artifact) -> None:
-    """Raise InputError unless every file of the artifact has its recorded digest."""
-    for file in artifact.manifest["files"]:
-        if digest(artifact.path / file["path"]) != file["sha256"]:
+    """Raise InputError unless every file of the artifact has its recorded size and digest."""
+    verify_files(artifact.path, artifact.manifest["files"], artifact.name)
+
+
+def verify_files(folder: Path, files: list[dict], name: str) -> None:
+    """Raise InputError unless the folder has these files of a manifest, unchanged. `name`: the folder's, for people."""
+    for file in files:
+        try:
+            same = known_digest(folder / file["path"]) == file["sha256"]
+        except FileNotFoundError:
+            same = False
+        if not same:
             raise InputError(
-                f"{file['path']} of {artifact.name} is not what its manifest says: the SHA-256 differs. Copy the artifact "
-                "again, or delete it and run its stage."
+                f"{file['path']} of {name} was changed after it was written: its SHA-256 is not the one in {MANIFEST}. "
+                f"Copy the artifact again, or delete {folder} and run its stage again."
             )
 
 
@@ -261,6 +393,20 @@ def digest(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def known_digest(path: Path) -> str:
+    """The SHA-256 of a file, computed once in this process for as long as the file does not change."""
+    with hashing:
+        about = path.stat()
+        identity = (about.st_dev, about.st_ino, about.st_size, about.st_ctime_ns)
+        if identity not in known_digests:
+            settled = abs(time.time_ns() - about.st_ctime_ns) > SETTLED
+            found = digest(path)
+            if not settled:
+                return found
+            known_digests[identity] = found
+        return known_digests[identity]
 
 
 def publish(draft: Path, artifact: Artifact, about: dict) -> None:
@@ -271,11 +417,13 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
     for path in files:
         fsync(path)
     about["files"] = [
-        {"path": str(p.relative_to(draft)), "bytes": p.stat().st_size, "sha256": digest(p)} for p in files
+        {"path": str(p.relative_to(draft)), "bytes": p.stat().st_size, "sha256": known_digest(p)} for p in files
     ]
     (draft / MANIFEST).write_text(json.dumps(about, indent=2) + "\n")
+    mode = (draft / MANIFEST).stat().st_mode
     for path in files:
-        path.chmod((draft / MANIFEST).stat().st_mode)  # some libraries let nobody else read what they write
+        if path.stat().st_mode != mode:  # some libraries let nobody else read what they write
+            path.chmod(mode)
     fsync(draft / MANIFEST)
     fsync(draft)
     artifact.path.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +431,12 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
     draft.rename(artifact.path)
     fsync(artifact.path.parent)
     point_latest(artifact)
-    shutil.rmtree(artifact.path / WORK, ignore_errors=True)  # last: until here a killed stage goes on from it
+    tidy(artifact)  # last: until here a killed stage goes on from its work
+
+
+def tidy(artifact: Artifact) -> None:
+    """Delete the working files that a run killed right after publication left in an artifact."""
+    shutil.rmtree(artifact.path / WORK, ignore_errors=True)
 
 
 @functools.cache
@@ -293,11 +446,10 @@ def environment() -> dict:
     for name in REPORTED_PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
-    git = ["git", "-C", str(HOME), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"  # not a checkout, or no git on this machine
+    git, commit = ["git", "-C", str(CODE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], "unknown"
+    with suppress(OSError, subprocess.CalledProcessError):  # no git on this machine
+        if IN_CHECKOUT:
+            commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     machine = {"system": platform.platform(), "cores": os.cpu_count()}
     return {"python": platform.python_version(), "packages": packages, "machine": machine, "commit": commit}
 
@@ -324,10 +476,10 @@ def peak_memory() -> dict:
     return {"process": round(mib), "largest_worker": round(parallel.usage.peak_mib)}
 
 
-def forget_error(task: Task, run: TaskRun, state: State) -> None:
-    """Delete the exception that Prefect saves, under a random name, in the root of the store."""
-    with suppress(AttributeError, OSError):
-        Path(state.data.metadata.storage_key).unlink()
+def show_as_cached() -> None:
+    """Have Prefect call the running task's outcome `Cached`: its transaction was committed by an earlier run."""
+    if transaction := get_transaction():  # none in a plain call
+        transaction.state = TransactionState.COMMITTED
 
 
 def stage(version: int, resumes: bool = False, name: str = "", varies: bool = False) -> Callable[[Callable], Task]:
@@ -341,21 +493,13 @@ def stage(version: int, resumes: bool = False, name: str = "", varies: bool = Fa
 
     def decorate(fn: Callable[..., dict]) -> Task:
         stage_name, signature = name or fn.__name__, inspect.signature(fn)
+        if resumes:
+            RESUMING.add(stage_name)
         given = [p for p in signature.parameters.values() if p.name != "out"]
         signature = signature.replace(parameters=given, return_annotation=Artifact)
 
         def planned(arguments: dict) -> tuple[Artifact, dict]:
             return target(stage_name, version, arguments["params"], inputs_of(arguments))
-
-        def cache_key(_: object, arguments: dict) -> str | None:
-            try:  # a key must not raise: Prefect would print a traceback before the body says what is wrong
-                artifact, _ = planned(arguments)
-            except InputError:
-                return None
-            if not is_made(artifact, inputs_of(arguments)):  # files gone or damaged: do not believe the record
-                with suppress(OSError):
-                    (artifact.path / RECORD).unlink()
-            return f"{artifact.name}/{RECORD}"
 
         def bind(*args, **kwargs) -> dict:
             bound = signature.bind(*args, **kwargs)
@@ -366,8 +510,13 @@ def stage(version: int, resumes: bool = False, name: str = "", varies: bool = Fa
         def run(*args, **kwargs) -> Artifact:
             arguments = bind(*args, **kwargs)
             artifact, about = planned(arguments)
-            with told_of_the_machine(stage_name), locked(artifact):
-                if not is_made(artifact, inputs_of(arguments)):  # else another process made it while we waited
+            inputs = inputs_of(arguments)
+            if is_made(artifact, inputs):
+                tidy(artifact)
+                show_as_cached()
+                return artifact
+            with told_of_the_machine(stage_name), held(inputs), locked(artifact):
+                if not is_made(artifact, inputs):  # else another process made it while we waited
                     make(artifact, about, arguments)
             return artifact
 
@@ -397,11 +546,8 @@ def stage(version: int, resumes: bool = False, name: str = "", varies: bool = Fa
             run,
             name=stage_name,
             task_run_name=run_name,
-            cache_policy=CacheKeyFnPolicy(cache_key_fn=cache_key),
-            persist_result=True,
-            result_storage=ROOT,
-            result_serializer="json",
-            on_failure=[forget_error],
+            cache_policy=NO_CACHE,  # the store is the cache
+            persist_result=False,
         )
         prefect_task.target = lambda *args, **kwargs: planned(bind(*args, **kwargs))[0]
         prefect_task.is_made = lambda *args, **kwargs: is_made(

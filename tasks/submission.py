@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from model import InputError
+from model.quantities import counted
 from tasks.glue import TASKS
 
 FILES = {  # by task and split, in the leaderboard's order of tasks
@@ -69,7 +70,7 @@ def rows(task: str, split: str, values: np.ndarray) -> str:
     """The text of one file. Raises InputError for what the leaderboard would refuse."""
     about, where = TASKS[task], f"The predictions of {task} {split}"
     if values.shape != (official := about.test[split],):
-        found = f"{len(values):,} rows" if values.ndim == 1 else f"the shape {values.shape}"
+        found = counted(len(values), "row") if values.ndim == 1 else f"the shape {values.shape}"
         raise InputError(
             f"{where} have {found}, but the official test split has {official:,} rows. Predict it whole, in its order."
         )

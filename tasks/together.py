@@ -10,28 +10,23 @@ import gc
 import logging
 import multiprocessing
 import os
-import re
 import resource
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from model import InputError
+from model.quantities import counted
 from tasks import parallel
 from tasks.progress import Progress
 
 ON_A_GPU = 4  # runs at most: each has a CUDA context of its own
 BYTES_A_RUN = 3 << 29  # of memory, beside what the model takes: measured at pocket size, where that is little
 SECONDS_BETWEEN_REPORTS = 0.5  # from a process to this one
-CGROUPS = (  # limit and use of memory of the container that this runs in, and what it is used for: version 2, version 1
-    tuple(f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat")),
-    tuple(f"/sys/fs/cgroup/memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")),
-)
 log = logging.getLogger(__name__)
 
 Report = Callable[[int, str], None]  # of how many examples were trained on so far, and a note
@@ -55,24 +50,10 @@ def at_once(runs: int, each: int = BYTES_A_RUN) -> int:
     from model import machine
 
     if machine.detect().device.type != "cuda":
-        return max(1, min(parallel.workers(), runs, available_memory() // each))
+        return max(1, min(parallel.workers(), runs, machine.available_memory() // each))
     gc.collect()  # what pretraining in this process has left
     torch.cuda.empty_cache()
     return max(1, min(ON_A_GPU, runs, torch.cuda.mem_get_info()[0] // each))
-
-
-def available_memory() -> int:
-    """Bytes that this process and others beside it can have; many, where the kernel doesn't tell."""
-    left = [1 << 50]
-    with suppress(OSError):
-        if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
-            left.append(int(found[1]) * 1024)
-    for limit, used, stat in CGROUPS:
-        with suppress(OSError, ValueError):  # absent, or "max"
-            # cached files, given up when needed
-            files = re.findall(r"^(?:in)?active_file (\d+)$", Path(stat).read_text(), flags=re.M)
-            left.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + sum(map(int, files)))
-    return max(0, min(left))
 
 
 def serve(pipe: Connection, stop: Connection, environment: dict[str, str], threads: int) -> None:
@@ -115,7 +96,7 @@ class Member:
     def __init__(self, threads: int) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         stop, self.stop = multiprocessing.Pipe(duplex=False)  # nothing is ever sent: closed, it ends the process
-        with parallel.starting, parallel.without_main():
+        with parallel.starting_workers():
             parallel.ensure_fork_server()
             context = multiprocessing.get_context("forkserver")
             self.process = context.Process(target=serve, args=(theirs, stop, dict(os.environ), threads), daemon=True)
@@ -146,8 +127,8 @@ class Member:
             if self.given_up:
                 raise given_up(label) from error
             raise InputError(
-                f"The process of '{label}' was killed, most likely for lack of memory. What ran beside it goes on. Run again: "
-                "only this is done anew; with CRAM_FINETUNES=1 it has the memory for itself."
+                f"The process of '{label}' was killed, most likely for lack of memory. The other runs continue. Run "
+                "again to repeat only this one; CRAM_FINETUNES=1 gives it all the memory."
             ) from error
         if kind == "input error":
             raise InputError(about)
@@ -166,7 +147,9 @@ class Member:
 
 def given_up(label: str) -> InputError:
     """What is said of a run that others' end has ended."""
-    return InputError(f"'{label}' was given up. Run again: it is done anew, and what had ended is kept.")
+    return InputError(
+        f"'{label}' was cancelled before it finished. Run again: it starts over, and finished runs are kept."
+    )
 
 
 class Crew:
@@ -218,7 +201,7 @@ class Crew:
         """Show how far a run is, and when all will be done."""
         with self.lock:
             self.seen[label] = max(examples, self.seen.get(label, 0))
-        if self.showing.acquire(blocking=False):  # else another run is just being shown: nobody waits for a slow server
+        if self.showing.acquire(blocking=False):  # else another run is just being shown
             try:
                 self.show(f"; {label.removeprefix('finetune ')} {note}" if note else "")
             finally:
@@ -227,10 +210,9 @@ class Crew:
     def show(self, note: str = "") -> None:
         """Bring the bar to where the runs are."""
         so_far, spent = sum(self.seen.copy().values()), time.monotonic() - self.start
-        left = spent * max(0, self.examples - so_far) / so_far if so_far else 0.0
-        self.bar.update(
-            so_far - self.shown, f"{self.done} of {self.runs} runs done, about {left / 60:.0f} min left{note}"
-        )
+        minutes = spent * max(0, self.examples - so_far) / max(1, so_far) / 60
+        left = f" done, about {minutes:.0f} min left" if self.bar.bar.disable else ""  # a bar on a terminal says when
+        self.bar.update(so_far - self.shown, f"{self.done} of {counted(self.runs, 'run')}{left}{note}")
         self.shown = so_far
 
     def end(self) -> None:
@@ -250,7 +232,7 @@ crew: contextvars.ContextVar[Crew | None] = contextvars.ContextVar("crew", defau
 @contextmanager
 def several(count: int, examples: int, runs: int) -> Iterator[Crew]:
     """In here, what is `run` from threads with this context goes on in processes, side by side; after it, in none."""
-    log.info("%d finetuning runs, %d at a time.", runs, count)
+    log.info("%s, %d at a time.", counted(runs, "finetuning run"), count)
     ours = Crew(count, examples, runs)
     before = crew.set(ours)
     try:

@@ -2,34 +2,44 @@
 
 Reads   the parts of a corpus, and a vocabulary.
 Writes  sequences.npy     (n, S) uint16, in the order of training (uint32 for more than 65,536 entries)
-        heldout.npy       (m, S), of documents that are never trained on
-        heldout.parquet   those documents (id, source, text)
+        heldout.parquet   the documents that are never trained on (id, source, text, characters, bytes, tokens) and, of those that
+                          the held-out loss is measured on, their place among these (measured)
+        heldout.npy       (m, S), the measured documents one after another, [PAD] behind the last
+        heldout_documents.npy   (d, 3) int64: tokens, characters and UTF-8 bytes of each measured document
         tokenizer.json, tokenizer_config.json
 """
 
+import hashlib
 import logging
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 from tokenizers import Tokenizer
 
 from model import InputError
-from tasks.corpus import SCHEMA, batches, parts, table
+from model.quantities import counted
+from tasks.corpus import SCHEMA, Document, batches, parts, table
 from tasks.parallel import over_parts
 from tasks.stage import WORK, Artifact, Params, stage
-from tasks.vocabulary import SEP, SPECIALS, UNK, WORD_START, copy, encoder_of, inner, load, share
+from tasks.vocabulary import PAD, SEP, SPECIALS, UNK, WORD_START, copy, encoder_of, inner, load, share
 
 BLOCK = 1 << 16  # sequences handled at once
 MOST_SEQUENCES = 85_000_000  # the reference's limit
 JOINED, DRAWN = "joined.npy", "drawn.npy"  # all sequences, and those drawn of them, in the order of the corpus
 log = logging.getLogger(__name__)
 SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
+HELDOUT_DOCUMENTS = "heldout_documents.npy"
+MEASURED_CHARACTERS = 2_000_000  # of held-out text that the loss is measured on, at least, if there is as much
+SIZES = ("tokens", "characters", "bytes")  # the columns of heldout_documents.npy
+HELD_SCHEMA = pa.schema([*SCHEMA, *((name, pa.int64()) for name in ("characters", "bytes", "tokens"))])
 
 
 class Tokenize(Params):
@@ -52,20 +62,21 @@ class Tokenize(Params):
 
 def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
     """Write the sequences of a part, the ids of its held-out documents, and these documents."""
-    encoder, train, held, held_documents = encoder_of(tokenizer_folder), [], [], []
-    counts = {"documents": 0, "characters": 0, "unknown": 0, "heldout_characters": 0}
+    encoder, train, held, held_documents, held_tokens = encoder_of(tokenizer_folder), [], [], [], []
+    counts = {"documents": 0, "characters": 0, "unknown": 0}
     for batch in batches(part):
         ids, ends = encoder([d.text for d in batch])
         is_held = np.array([share(d.text) < params.heldout_fraction for d in batch], dtype=bool)
         closed = np.insert(ids, ends, SEP)  # a separator behind every document
-        of_held = np.repeat(is_held, np.diff(ends, prepend=0) + 1)
+        lengths = np.diff(ends, prepend=0)
+        of_held = np.repeat(is_held, lengths + 1)
         train.append(closed[~of_held])
         held.append(closed[of_held])
+        held_tokens += lengths[is_held].tolist()
         counts["unknown"] += int((ids == UNK).sum())
         for document, apart in zip(batch, is_held.tolist(), strict=True):
             if apart:
                 held_documents.append(document)
-                counts["heldout_characters"] += len(document.text)
             else:
                 counts["documents"] += 1
                 counts["characters"] += len(document.text)
@@ -73,8 +84,67 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Pat
     whole = len(ids) // params.length * params.length
     np.save(out / f"{part.stem}.npy", ids[:whole].reshape(-1, params.length))
     np.save(out / f"{part.stem}.held.npy", np.concatenate([np.zeros(0, encoder.type), *held]))
-    pq.write_table(table(held_documents), out / f"{part.stem}.held.parquet", compression="zstd")
-    return {**counts, "tokens": len(ids), "lost": len(ids) - whole, "heldout_documents": len(held_documents)}
+    pq.write_table(held_table(held_documents, held_tokens), out / f"{part.stem}.held.parquet", compression="zstd")
+    return {**counts, "tokens": len(ids), "lost": len(ids) - whole}
+
+
+def held_table(documents: list[Document], tokens: list[int]) -> pa.Table:
+    """Held-out documents with their sizes: HELD_SCHEMA."""
+    characters, bytes_ = [len(d.text) for d in documents], [len(d.text.encode()) for d in documents]
+    found = table(documents)
+    for name, column in (("characters", characters), ("bytes", bytes_), ("tokens", tokens)):
+        found = found.append_column(name, pa.array(column, pa.int64()))
+    return found
+
+
+def measured(texts: Iterable[str], characters: int = MEASURED_CHARACTERS) -> np.ndarray:
+    """The places of the documents that the held-out loss is measured on, in its order.
+
+    It is the order of their digests, and ends with the document that makes it so many characters. So it depends on the texts
+    alone: not on the vocabulary, on the length of sequences, or on how the corpus is ordered and divided into parts.
+    """
+    keys = [(share(text), len(text), hashlib.sha256(text.encode()).digest()) for text in texts]
+    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+    total = np.cumsum([keys[place][1] for place in order])
+    return order[: np.searchsorted(total, characters) + 1]
+
+
+def digest_of(texts: Iterable[str]) -> str:
+    """Of the measured documents in their order: the same for the same text alone."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(hashlib.sha256(text.encode()).digest())
+    return found.hexdigest()
+
+
+def hold_out(found: list[str], work: Path, length: int, out: Path) -> dict:
+    """Write the held-out documents of all parts, and the sequences of those that are measured; how much both are."""
+    held = pa.concat_tables(pq.read_table(work / f"{stem}.held.parquet", schema=HELD_SCHEMA) for stem in found)
+    order = measured(text.as_py() for text in held["text"])
+    places = np.full(len(held), -1, dtype=np.int64)
+    places[order] = np.arange(len(order))
+    column = pa.array(places, pa.int64(), mask=places < 0)
+    pq.write_table(held.append_column("measured", column), out / HELDOUT_TEXT, compression="zstd")
+    ids = np.concatenate([np.load(work / f"{stem}.held.npy") for stem in found])
+    ends = np.cumsum(held["tokens"].to_numpy() + 1)
+    documents = [ids[begin:end] for begin, end in zip(np.append(0, ends), ends, strict=False)]
+    closed = np.concatenate([np.zeros(0, ids.dtype), *(documents[place] for place in order)])
+    padded = np.pad(closed, (0, -len(closed) % length), constant_values=PAD).reshape(-1, length)
+    np.save(out / HELDOUT, padded)
+    sizes = np.stack([held[name].to_numpy()[order] for name in SIZES], axis=1)
+    np.save(out / HELDOUT_DOCUMENTS, sizes)
+    return {
+        "documents": len(held),
+        "characters": pc.sum(held["characters"]).as_py() or 0,
+        "tokens": len(ids),
+        "measured": {
+            "documents": len(order),
+            **dict(zip(SIZES, sizes.sum(axis=0).tolist(), strict=True)),
+            "unknown_tokens": int((closed == UNK).sum()),
+            "sequences": len(padded),
+            "digest": digest_of(held["text"][place].as_py() for place in order),
+        },
+    }
 
 
 def keys_of(sequences: np.ndarray, sort: str, tokenizer: Tokenizer) -> np.ndarray:
@@ -128,32 +198,43 @@ def write_rows(path: Path, source: Path, order: np.ndarray) -> None:
     """
     mapped = np.load(source, mmap_mode="r")  # for its type, and where it begins
     length, begin, size = mapped.shape[1], mapped.offset, mapped.itemsize * mapped.shape[1]
-    out = np.lib.format.open_memmap(path, mode="w+", dtype=mapped.dtype, shape=(len(order), length))
-    with source.open("rb") as file:
-        for start in range(0, len(order), BLOCK):
-            places = begin + size * order[start : start + BLOCK].astype(np.int64)
-            rows = b"".join([os.pread(file.fileno(), size, place) for place in places.tolist()])
-            out[start : start + BLOCK] = np.frombuffer(rows, mapped.dtype).reshape(-1, length)
-            out.flush()
-            release(out)
+
+    def blocks() -> Iterator[np.ndarray]:
+        with source.open("rb") as file:
+            for start in range(0, len(order), BLOCK):
+                places = begin + size * order[start : start + BLOCK].astype(np.int64)
+                rows = b"".join([os.pread(file.fileno(), size, place) for place in places.tolist()])
+                yield np.frombuffer(rows, mapped.dtype).reshape(-1, length)
+
+    write_array(path, blocks(), (len(order), length), mapped.dtype)
+
+
+def write_array(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Write a .npy file of this shape from its consecutive blocks. Raises OSError where the disk is full.
+
+    Not through a memory map: where the disk is full, the kernel ends a process that writes into one (SIGBUS).
+    """
+    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, about)
+        for block in blocks:
+            file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
 
 
 def gather(files: list[Path], length: int, path: Path) -> np.ndarray:
     """The sequences of all parts, one after the other, memory-mapped."""
     arrays = [np.load(file, mmap_mode="r") for file in files]
-    shape = (sum(map(len, arrays)), length)
-    joined = np.lib.format.open_memmap(path, mode="w+", dtype=arrays[0].dtype, shape=shape)
-    start = 0
-    for array in arrays:
-        joined[start : start + len(array)] = array
-        start += len(array)
-        joined.flush()
-        release(joined)
-        release(array)
-    return joined
+
+    def blocks() -> Iterator[np.ndarray]:
+        for array in arrays:
+            yield array
+            release(array)
+
+    write_array(path, blocks(), (sum(map(len, arrays)), length), arrays[0].dtype)
+    return np.load(path, mmap_mode="r")
 
 
-@stage(version=2, resumes=True)
+@stage(version=3, resumes=True)
 def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> dict:
     """Write the training and the held-out sequences; count tokens, and those lost at the ends of parts."""
     copy(words.path, out, params.length)
@@ -166,7 +247,8 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
     joined = gather([work / f"{part.stem}.npy" for part in found], params.length, work / JOINED)
     if not len(joined):
         raise InputError(
-            f"The corpus gives {counts['tokens']:,} tokens, less than one sequence of {params.length}. Give more text "
+            f"The corpus gives {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. Give "
+            "more text "
             "(download), or a looser filter."
         )
     kept = joined
@@ -184,13 +266,7 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
         kept = np.load(work / DRAWN, mmap_mode="r")
     order = order_of(kept, params, tokenizer)
     write_rows(out / SEQUENCES, work / (JOINED if kept is joined else DRAWN), order)
-    held = np.concatenate([np.load(work / f"{part.stem}.held.npy") for part in found])
-    held_sequences = held[: len(held) // params.length * params.length].reshape(-1, params.length)
-    np.save(out / HELDOUT, held_sequences)
-    with pq.ParquetWriter(out / HELDOUT_TEXT, SCHEMA, compression="zstd") as file:
-        for part in found:
-            file.write_table(pq.read_table(work / f"{part.stem}.held.parquet", schema=SCHEMA))
-    every = counts["tokens"] + len(held)
+    held = hold_out([part.stem for part in found], work, params.length, out)
     return {
         "documents": counts["documents"],
         "characters": counts["characters"],
@@ -199,12 +275,9 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
         "drawn_from": {"tokens": counts["tokens"], "sequences": len(joined)},
         "tokens_lost_at_part_ends": counts["lost"],
         "unknown_tokens": counts["unknown"],
-        "characters_per_token": round((counts["characters"] + counts["heldout_characters"]) / max(1, every), 4),
+        "characters_per_token": round(
+            (counts["characters"] + held["characters"]) / max(1, counts["tokens"] + held["tokens"]), 4
+        ),
         "entries": tokenizer.get_vocab_size(),
-        "heldout": {
-            "documents": counts["heldout_documents"],
-            "characters": counts["heldout_characters"],
-            "tokens": len(held),
-            "sequences": len(held_sequences),
-        },
+        "heldout": held,
     }

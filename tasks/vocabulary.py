@@ -335,7 +335,7 @@ def share(text: str, salt: int = 0) -> float:
     return xxhash.xxh3_64_intdigest(text.encode(errors="surrogatepass"), seed=salt) / DIGEST_RANGE
 
 
-def counted(texts: list[str]) -> pa.Table:
+def count_words(texts: list[str]) -> pa.Table:
     """How often each word that is not too long occurs in the texts: words.COUNTS."""
     found = pa.concat_tables(words.count(some) for some, _ in portions(texts))
     return summed([found.filter(pc.less_equal(pc.binary_length(found["word"]), LONGEST_WORD))])
@@ -356,7 +356,7 @@ def count_part(part: Path, fraction: float, out: Path) -> dict:
         texts = [d.text for d in batch if fraction >= 1 or share(d.text, salt=1) < fraction]
         used["documents"] += len(texts)
         used["characters"] += sum(map(len, texts))
-        counts.append(counted(texts))
+        counts.append(count_words(texts))
     pq.write_table(summed(counts), out, compression="zstd")
     return used
 

@@ -69,19 +69,26 @@ def store_of_its_own(folder: Path) -> Iterator[None]:
         stage.ROOT = before
 
 
+def filtered(corpus, entries: int = 400, **settings):
+    """The artifact of a filter, of documents measured with a vocabulary of so many entries."""
+    from tasks.filter import Filter, drop_incompressible
+    from tasks.measure import Measure, measure
+
+    return drop_incompressible.fn(Filter(**settings), corpus, measure.fn(Measure(vocabulary_entries=entries), corpus))
+
+
 def toy_tokens(root: Path, texts: list[str]) -> dict:
     """The artifacts of the stages from download to tokenize, of texts one of which stands in the corpus twice."""
     from tasks.corpus import Download, download
     from tasks.decontaminate import Decontaminate, decontaminate
     from tasks.dedup import Deduplicate, deduplicate
-    from tasks.filter import Filter, drop_incompressible
     from tasks.tokens import Tokenize, tokenize
     from tasks.vocabulary import Vocabulary, train_vocabulary
 
     shard = write_jsonl(root / "toy.jsonl", [*texts, texts[0]])
     corpus = download.fn(Download(source="files", files=[str(shard)], documents=0))
     clean = decontaminate.fn(Decontaminate(data="probes"), deduplicate.fn(Deduplicate(), corpus))
-    kept = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.5), clean)
+    kept = filtered(clean, max_tokens_per_char=0.5)
     words = train_vocabulary.fn(Vocabulary(entries=400), kept)
     tokens = tokenize.fn(Tokenize(length=32, heldout_fraction=0.3, sort="random"), kept, words)
     return {"download": corpus, "filter": kept, "vocabulary": words, "tokens": tokens}

@@ -7,11 +7,13 @@ import pty
 import random
 import re
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,6 +30,7 @@ from model.bert import Bert, Classifier
 from model.settings import Architecture
 from tasks import answers, vocabulary
 from tasks.answers import Filler, Labeller, model_folder, read_lines
+from tasks.stage import digest
 
 HOME = Path(__file__).resolve().parents[1]
 CRAM = [sys.executable, "-m", "flows.cli"]
@@ -129,13 +132,13 @@ def as_lines(some: list[tuple[str, ...]]) -> bytes:
 
 
 def run(*arguments: str | Path, given: bytes = b"", code: int = 0) -> tuple[list[str], str]:
-    """Run a command in this process: the lines it printed, and the sentence that it ended with."""
+    """Run a command in this process: the lines it printed, and its remarks (but for the model) or its error."""
     done = CliRunner().invoke(app, [str(argument) for argument in arguments], input=given)
     if isinstance(done.exception, InputError):
         assert code == 1, done.exception
         return done.stdout.split("\n")[:-1], str(done.exception)
     assert (done.exit_code, code) == (0, 0), (done.exception, done.stderr)
-    return done.stdout.split("\n")[:-1], done.stderr
+    return done.stdout.split("\n")[:-1], re.sub("^Model: .*\n", "", done.stderr)
 
 
 @pytest.mark.parametrize("task", ["sst2", "mnli", "stsb"])
@@ -193,14 +196,14 @@ def test_a_line_tells_label_and_probability_and_on_request_those_of_all_classes(
     (number,), _ = run("predict", "stsb", given=b"a map\tthe river")
     assert len(number.split("\t")) == 1
     float(number)
-    assert "has no classes. Leave --scores out" in run("predict", "stsb", "--scores", given=b"a\tb", code=1)[1]
+    assert "Omit --scores" in run("predict", "stsb", "--scores", given=b"a\tb", code=1)[1]
 
 
 def test_an_answer_stands_on_the_line_of_its_text_whatever_ends_the_lines(store: Path):
     unix = b"the river\n\na map\n  \t \nsome bread"
     expected, told = run("predict", "sst2", given=unix)
     assert [bool(line) for line in expected] == [True, False, True, False, True]
-    assert told == "2 empty lines have no label.\n"
+    assert told == "2 empty lines without a label.\n"
     others = [unix.replace(b"\n", end) for end in (b"\r\n", b"\r")]
     for given in (unix + b"\n", *others, b"\xef\xbb\xbf" + unix):
         assert run("predict", "sst2", given=given)[0] == expected
@@ -208,9 +211,9 @@ def test_an_answer_stands_on_the_line_of_its_text_whatever_ends_the_lines(store:
         assert [answer["text"] for answer in as_json] == ["the river", "", "a map", "", "some bread"]
     assert as_json[1] == {"line": 2, "text": "", "label": None}
     assert [answer["line"] for answer in as_json] == [1, 2, 3, 4, 5]
-    told = "The input is empty: there was nothing to answer.\n"
+    told = "The input is empty; no answers.\n"
     assert run("predict", "sst2", given=b"") == run("fill", given=b"") == ([], told)
-    assert run("predict", "sst2", given=b"\n") == ([""], "1 empty lines have no label.\n")
+    assert run("predict", "sst2", given=b"\n") == ([""], "1 empty line without a label.\n")
 
 
 def test_a_file_gives_the_same_answers_as_a_pipe(store: Path, tmp_path: Path):
@@ -224,12 +227,12 @@ def test_what_is_cut_and_what_has_no_known_character_is_counted(store: Path):
     printed, told = run("predict", "sst2", given=given)
     assert len(printed) == 3
     assert told.splitlines() == [
-        f"1 of 3 inputs were longer than {LENGTH} tokens, and cut.",
-        "1 of 3 inputs were without anything that the vocabulary knows (it is for English), so their labels mean little.",
+        f"1 of 3 inputs exceeded {LENGTH} tokens and got truncated.",
+        "1 of 3 inputs contained no known word (the vocabulary is for English); labels for these mean little.",
     ]
     for unread in ("\u4e2d", "x" * (vocabulary.LONGEST_WORD + 1)):  # nothing is left of it, and it is [UNK]
         _, told = run("predict", "mnli", given=f"a map\t{unread}\nsome\tbread".encode())
-        assert told.startswith("1 of 2 inputs were without anything")
+        assert told.startswith("1 of 2 inputs contained no known word")
 
 
 @pytest.mark.parametrize(
@@ -237,10 +240,7 @@ def test_what_is_cut_and_what_has_no_known_character_is_counted(store: Path):
     [("\u4e2d\u6587[MASK]", True), ("x" * 101 + " [MASK]", True), ("[MASK]", False), ("a \u4e2d [MASK]", False)],
 )
 def test_fill_says_where_the_vocabulary_knows_nothing_of_a_text(text: str, unread: bool, store: Path):
-    expected = (
-        "1 of 1 texts were without anything that the vocabulary knows (it is for English) beside [MASK], so their tokens mean "
-        "little.\n"
-    )
+    expected = "1 of 1 text contained no known word (the vocabulary is for English) besides [MASK]; tokens for these mean little.\n"
     for told in (run("fill", text)[1], run("fill", given=text.encode())[1]):
         assert told == (expected if unread else "")
 
@@ -253,7 +253,7 @@ def test_inputs_are_cut_as_in_finetuning(models: Path, tmp_path: Path):
     (folder / "stage.json").unlink()
     for printed, told in (with_manifest, run("predict", folder, given=given)):
         assert printed[0] == printed[1]
-        assert told == "1 of 2 inputs were longer than 10 tokens, and cut.\n"
+        assert told == "1 of 2 inputs exceeded 10 tokens and got truncated.\n"
     config = json.loads((folder / "config.json").read_text())
     config["cram"].pop("max_tokens")
     (folder / "config.json").write_text(json.dumps(config))
@@ -270,14 +270,14 @@ def test_special_tokens_in_a_text_are_text_as_they_were_in_training(store: Path)
 
 
 HOSTILE = {  # to a task of two texts, after a line that it can answer
-    "NUL": (b"a\0b\tc", "Line 2 has a NUL byte; expected text in UTF-8"),
-    "UTF-16": ("a\tb".encode("utf-16"), "Line 2 has a NUL byte; expected text in UTF-8"),
-    "Latin-1": (b"caf\xe9\tb", "Line 2 is not UTF-8: byte 0xe9 at its byte 4."),
-    "half a surrogate pair": (b"\xed\xa0\x80\tb", "Line 2 is not UTF-8: byte 0xed at its byte 1."),
-    "cut in a character": ("a\té".encode()[:-1], "Line 2 is not UTF-8: byte 0xc3 at its byte 3."),
+    "NUL": (b"a\0b\tc", "Line 2 has a NUL byte; expected UTF-8"),
+    "UTF-16": ("a\tb".encode("utf-16"), "Line 2 has a NUL byte; expected UTF-8"),
+    "Latin-1": (b"caf\xe9\tb", "Line 2 is not UTF-8: byte 0xe9 at position 4."),
+    "half a surrogate pair": (b"\xed\xa0\x80\tb", "Line 2 is not UTF-8: byte 0xed at position 1."),
+    "cut in a character": ("a\té".encode()[:-1], "Line 2 is not UTF-8: byte 0xc3 at position 3."),
     "no tab": (b"one text", "Line 2 has no tab; expected two texts, separated by one tab."),
     "two tabs": (b"a\tb\tc", "Line 2 has 2 tabs; expected two texts"),
-    "one side empty": (b"a\t ", "Line 2 has nothing on one side of its tab; expected two texts"),
+    "one side empty": (b"a\t ", "Line 2 has no text on one side of its tab; expected two texts"),
 }
 
 
@@ -287,7 +287,7 @@ def test_a_tab_is_refused_where_a_task_takes_one_text(store: Path):
         printed, told = run("predict", "sst2", given=b"a map\nthe" + tabs + b"river\n", code=1)
         assert printed == [before]
         assert told.startswith(
-            f"Line 2 has {count}, and tabs separate texts; expected one text a line, which the task takes."
+            f"Line 2 has {count}, which separates texts; expected one text per line, as the task takes."
         )
 
 
@@ -302,7 +302,7 @@ def test_a_line_that_cannot_be_answered_is_named_after_the_answers_before_it(lin
 def test_what_has_no_line_ends_is_refused_before_it_fills_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(answers, "LONGEST_LINE", 3_000_000)
     endless = io.BytesIO(b"a\n" + b"x" * 5_000_000)
-    with pytest.raises(InputError, match="Line 2 is longer than 3 MB; expected one text a line"):
+    with pytest.raises(InputError, match="Line 2 is longer than 3 MB; expected one text per line"):
         list(read_lines(endless))
     assert endless.tell() < 3_200_000
     monkeypatch.setattr(answers, "LONGEST_LINE", 10_000_000)
@@ -337,11 +337,11 @@ def test_an_unknown_task_takes_its_number_of_texts_from_the_first_line(models: P
             (tmp_path / file.name).write_bytes(file.read_bytes())
     pair = b"a map\tthe river\n"
     known, _ = run("predict", models / "finetune" / "mnli", given=pair)
-    assert run("predict", tmp_path, given=b"\n" + pair) == (["", *known], "1 empty lines have no label.\n")
+    assert run("predict", tmp_path, given=b"\n" + pair) == (["", *known], "1 empty line without a label.\n")
     assert run("predict", tmp_path, given=pair + b"a map", code=1)[1].startswith("Line 2 has no tab")
     printed, told = run("predict", tmp_path, given=b"a map\n" + pair, code=1)
     assert len(printed) == 1
-    assert told.startswith("Line 2 has a tab, and tabs separate texts; expected one text a line, as the first is.")
+    assert told.startswith("Line 2 has a tab, which separates texts; expected one text per line, as in the first line.")
 
 
 def test_a_folder_alone_says_how_many_texts_its_task_takes(models: Path, tmp_path: Path):
@@ -349,7 +349,7 @@ def test_a_folder_alone_says_how_many_texts_its_task_takes(models: Path, tmp_pat
     for folder in (pairs, single):
         (folder / "stage.json").unlink()
     assert run("predict", pairs, given=b"a map the river\n", code=1)[1].startswith("Line 1 has no tab; expected two")
-    assert run("predict", single, given=b"a map\tthe river\n", code=1)[1].startswith("Line 1 has a tab, and tabs")
+    assert run("predict", single, given=b"a map\tthe river\n", code=1)[1].startswith("Line 1 has a tab, which")
 
 
 @pytest.mark.parametrize("name", ["modern", "mod", "pretrain/modern", "pretrain/m", "latest", "pretrain/latest"])
@@ -366,6 +366,29 @@ def test_a_folder_is_a_model_wherever_it_is(store: Path, tmp_path: Path, monkeyp
             assert len(run("fill", "a [MASK]", "--model", name)[0]) == 1
     finally:
         (tmp_path / "copied").rename(store / "pretrain" / "modern")
+
+
+def test_the_model_that_answers_is_named_with_its_recipe_and_age(store: Path):
+    report = manifest(store / "report" / "r", "report")
+    (report / "report.json").write_text(json.dumps({"title": "tiny", "artifacts": ["pretrain/modern"]}))
+    about = json.loads((store / "pretrain" / "modern" / "stage.json").read_text())
+    old = about | {"finished": (datetime.now(UTC) - timedelta(hours=3)).isoformat()}
+    try:
+        (store / "pretrain" / "modern" / "stage.json").write_text(json.dumps(old))
+        done = CliRunner().invoke(app, ["fill", "a [MASK]"])
+    finally:
+        (store / "pretrain" / "modern" / "stage.json").write_text(json.dumps(about))
+        shutil.rmtree(store / "report")
+    assert done.stderr == "Model: pretrain/modern, recipe tiny, made 3 h ago\n"
+    assert len(done.stdout.splitlines()) == 1, "what programs read has answers alone"
+
+
+def test_labels_and_tokens_can_not_control_the_terminal():
+    answer = {"label": "\x1b[2Jgood\t", "probability": 1.0, "probabilities": {"\x9b": 1.0}}
+    assert ask.labelled(dict(answer), True, False) == "\\u001b[2Jgood\\u0009\t1.0000\t\\u009b=1.0000"
+    assert json.loads(ask.labelled(dict(answer), True, True)) == answer
+    assert ask.labelled(dict(answer), True, True).isprintable()
+    assert ask.filled("", [[("\x1b", 0.5)]], False) == ["\\u001b 0.5000"]
 
 
 def test_what_is_no_model_of_that_kind_is_refused_in_a_sentence(store: Path, tmp_path: Path):
@@ -387,7 +410,7 @@ def test_what_is_no_model_of_that_kind_is_refused_in_a_sentence(store: Path, tmp
             ("predict", "/sst2"): "There is no folder '/sst2'. Give a folder",
             ("fill", "a [MASK]", "--model", "/modern"): "There is no folder '/modern'. Give a folder",
             ("predict", "./sst2"): "There is no folder './sst2'. Give a folder",
-            ("predict", "sst2", ""): "The name of the file is empty.",
+            ("predict", "sst2", ""): "The file name is empty.",
             ("predict", "x" * 5000): "No complete artifact",
             ("predict", ""): "No complete artifact",
             ("predict", report): "was made by the stage report; expected a model of the stage finetune",
@@ -395,7 +418,7 @@ def test_what_is_no_model_of_that_kind_is_refused_in_a_sentence(store: Path, tmp
             (
                 "predict",
                 unkept,
-            ): "its model was not kept. Models are here: mnli (mnli), paper (sst2), sst2 (sst2), stsb (stsb). To keep",
+            ): "its model was not kept. Kept models: mnli (mnli), paper (sst2), sst2 (sst2), stsb (stsb). To keep",
             ("predict", "unkept"): "finetune/unkept has scores, but its model was not kept",
             ("predict", empty): "holds no model that cram can load",
             ("predict", bare): "holds a pretrained model, which has no classes yet",
@@ -426,7 +449,7 @@ def test_a_tokenizer_of_another_model_is_refused(models: Path, tmp_path: Path):
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace('"##e"', '"##\u00e9"'))
     tokenizer = vocabulary.train(pa.table({"word": ["ab"], "count": [9]}), 200)
     vocabulary.save(tokenizer, folder)
-    assert "entries and a model of" in run("fill", "a [MASK]", "--model", folder, code=1)[1]
+    assert "entries, but a model of" in run("fill", "a [MASK]", "--model", folder, code=1)[1]
 
 
 @pytest.mark.parametrize(
@@ -470,12 +493,12 @@ def test_fill_prints_a_line_for_each_mask(store: Path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("Paris is the capital.", "has no [MASK]. Put it"),
+        ("Paris is the capital.", "has no [MASK]. Put"),
         ("", "has no [MASK]"),
         ("[mask]", "has no [MASK]"),
         ("[MASK] " + "the " * (LENGTH - 3), ""),
         ("[MASK] " + "the " * (LENGTH - 2), f"has {LENGTH + 1} tokens with [CLS] and [SEP]; the model takes {LENGTH}."),
-        ("caf\udce9 [MASK]", "is not UTF-8: byte 0xe9 at its byte 4"),
+        ("caf\udce9 [MASK]", "is not UTF-8: byte 0xe9 at position 4"),
     ],
 )
 def test_a_text_that_cannot_be_filled_is_refused_in_a_sentence(text: str, words: str, store: Path):
@@ -527,7 +550,9 @@ def test_a_pipe_gets_an_answer_before_the_next_line_is_written(process, store: P
     running.stdin.write(b"no tab\n")
     out, err = running.communicate()
     assert (running.returncode, out) == (1, b"")
-    assert err == b"cram: Line 7 has no tab; expected two texts, separated by one tab.\n"
+    assert err.startswith(b"Model: finetune/mnli,")
+    assert err.count(b"\n") == 2
+    assert err.endswith(b"cram: Line 7 has no tab; expected two texts, separated by one tab.\n")
 
 
 def test_whoever_reads_the_first_answers_alone_sees_no_traceback(process, store: Path):
@@ -537,7 +562,7 @@ def test_whoever_reads_the_first_answers_alone_sees_no_traceback(process, store:
     running.stdout.close()  # as `head -1` does
     running.stdin.write(b"the [MASK]\n" * 1000)
     running.stdin.close()
-    assert running.stderr.read() == b""
+    assert running.stderr.read() == b"Model: pretrain/modern\n"
     assert running.wait() != 0
 
 
@@ -545,7 +570,8 @@ def test_a_terminal_is_told_what_to_type_and_goes_on_after_a_mistake(process):
     keyboard, terminal = pty.openpty()
     running = process("predict", "mnli", stdin=terminal)
     os.close(terminal)
-    assert next_line(running.stderr) == "Two texts a line, separated by a tab; Ctrl-D ends.\n"
+    assert next_line(running.stderr).startswith("Model: finetune/mnli")
+    assert next_line(running.stderr) == "Enter two texts per line, separated by a tab; end with Ctrl-D.\n"
     os.write(keyboard, b"no tab\n")
     assert next_line(running.stderr).startswith("cram: Line 1 has no tab")
     os.write(keyboard, b"a map\tthe river\n")
@@ -558,3 +584,18 @@ def test_a_terminal_is_told_what_to_type_and_goes_on_after_a_mistake(process):
 def test_the_commands_are_there_before_torch_is():
     code = "import sys, flows.ask; sys.exit(bool({'torch', 'prefect', 'tokenizers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=HOME).returncode == 0
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_model_that_was_changed_after_it_was_written_is_refused(store: Path, as_folder: bool):
+    folder = pretrained(store / "pretrain" / f"flipped{as_folder}")
+    files = [{"path": p.name, "bytes": p.stat().st_size, "sha256": digest(p)} for p in folder.iterdir() if p.is_file()]
+    listed = [file for file in files if file["path"] != "stage.json"]
+    (folder / "stage.json").write_text(json.dumps(json.loads((folder / "stage.json").read_text()) | {"files": listed}))
+    name = folder if as_folder else folder.name
+    assert run("fill", "--model", name, given=b"the [MASK]\n")[0]
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    assert "model.safetensors" in run("fill", "--model", name, given=b"the [MASK]\n", code=1)[1]
+    shutil.rmtree(folder)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from model.batches import Batches
+from model.heldout import Heldout
 from model.masking import Corpus, mask
 
 SPECIALS, MASK_ID, LENGTH = 5, 4, 12
@@ -14,7 +15,7 @@ CPU = torch.device("cpu")
 def numbered(sequences: int, kind: type = np.uint16) -> Corpus:
     """Sequences that hold their own number only."""
     rows = SPECIALS + np.repeat(np.arange(sequences)[:, None], LENGTH, axis=1).astype(kind)
-    return Corpus(rows, rows[:0], SPECIALS + sequences, MASK_ID, SPECIALS)
+    return Corpus(rows, Heldout.of_rows(rows[:0]), SPECIALS + sequences, MASK_ID, SPECIALS)
 
 
 @pytest.fixture

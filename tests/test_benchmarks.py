@@ -16,8 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model import InputError, export, machine, masking
 from model.bert import Bert
+from model.heldout import Heldout
 from model.settings import Architecture, Finetuning, Training
-from tasks import pretrain, vocabulary
+from tasks import vocabulary
 from tasks.tokens import Tokenize
 
 ROOT = Path(__file__).parents[1]
@@ -270,7 +271,6 @@ def test_the_benchmarks_assume_what_the_stages_do(benchmarks):
     assert Tokenize().length == benchmarks.train.LENGTH
     assert vocabulary.MASK == benchmarks.loops.MASK_ID
     assert len(vocabulary.SPECIALS) == benchmarks.loops.SPECIALS
-    assert pretrain.HELDOUT_SEQUENCES == benchmarks.recipes.HELDOUT
 
 
 def tokenized(folder: Path) -> Path:
@@ -280,6 +280,7 @@ def tokenized(folder: Path) -> Path:
     rows = (5 + (starts + np.arange(LENGTH)) % (VOCABULARY - 5)).astype(np.uint16)
     np.save(folder / "sequences.npy", rows[:120])
     np.save(folder / "heldout.npy", rows[120:])
+    np.save(folder / "heldout_documents.npy", Heldout.of_rows(rows[120:]).documents)
     (folder / "stage.json").write_text(json.dumps({"stats": {"entries": VOCABULARY}}))
     return folder
 
@@ -300,16 +301,17 @@ def test_recipes_are_compared_with_torch_alone_and_an_interrupted_run_goes_on(ba
     bare_run = run("recipes.py", *race, tmp_path / "at-once", **bare)
     assert "matplotlib is not installed" in bare_run.stdout
     place = "pocket-modern, seed 0: 50%"
-    stopped = run("recipes.py", *race, tmp_path / "race", code=143, STOP_AFTER=place, **bare)
+    stopped = run("recipes.py", *race, tmp_path / "race", "--keep", code=143, STOP_AFTER=place, **bare)
     assert place in stopped.stderr
-    rest = run("recipes.py", *race, tmp_path / "race")  # with matplotlib
+    rest = run("recipes.py", *race, tmp_path / "race", "--keep")  # with matplotlib
     assert "Going on from step" in rest.stderr
     assert "pocket, seed 0" not in rest.stderr  # it had finished
     assert "pocket-modern, seed 0: 40%" not in rest.stderr
     assert losses(tmp_path / "race") == losses(tmp_path / "at-once")
     assert (tmp_path / "race" / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
-    found = json.loads((tmp_path / "race" / "comparison.json").read_text())["recipes"]
+    comparison = json.loads((tmp_path / "race" / "comparison.json").read_text())
+    found = comparison["recipes"]
     row = next(line for line in rest.stdout.splitlines() if "loss at 100%" in line)
     cells = iter(word for word in row.split()[5:] if word != "±")
     for name, runs in losses(tmp_path / "race").items():
@@ -323,6 +325,24 @@ def test_recipes_are_compared_with_torch_alone_and_an_interrupted_run_goes_on(ba
         assert all(fraction is None or 0 < fraction <= 1 for fraction in fractions)
         assert found[name]["passes"]["seeds"] == 2 - fractions.count(None)
     assert found["pocket"]["passes"]["seeds"] == 2  # at its own end at the latest
+    scored_again(tmp_path, comparison, bare)
+
+
+def scored_again(folder: Path, comparison: dict, bare: dict) -> None:
+    """score.py finds the held-out losses of kept runs again, and their differences, in a table too."""
+    score = ["--data", folder / "data", "--threads", 1, "--json", folder / "scores.json", "--folder"]
+    done = run("score.py", *score, folder / "race", **bare)
+    scores, ends = json.loads((folder / "scores.json").read_text()), comparison["ends"]
+    assert scores["ends"] == ends
+    for name, runs in scores["runs"].items():
+        assert [one["heldout"] for one in runs] == [one["heldout"] for one in comparison["recipes"][name]["runs"]]
+        value = ends[name]["nats_per_byte"]["mean"]
+        assert value == pytest.approx(np.mean([one["heldout"]["nats_per_byte"]["value"] for one in runs]))
+        assert f"{value:.4f} ± " in next(line for line in done.stdout.splitlines() if "nats per byte" in line)
+    first, other = (ends[name]["nats_per_byte"]["mean"] for name in RECIPES)
+    assert ends["pocket-modern"]["difference"]["value"] == pytest.approx(other - first, abs=1e-5)
+    assert 0 < ends["pocket-modern"]["difference"]["standard_error"] < 0.5
+    assert "checkpoint.safetensors" in run("score.py", *score, folder / "at-once", code=2).stderr
 
 
 def evaluations(fractions, losses) -> list[dict]:

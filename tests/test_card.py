@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import store_of_its_own, toy_tokens
 from huggingface_hub import ModelCard
-from test_report import finetuned
+from test_report import HELDOUT, finetuned
 from test_report import lineage as made_up_lineage
 
 from model import export
@@ -49,8 +49,7 @@ def about(architecture: dict, **params) -> dict:
     settings = Pretrain(architecture=architecture, **params)
     stats = {
         "parameters": 1_234_567, "steps": 70, "tokens": 30_000, "epochs": 1.25, "seconds_on_the_clock": 5400.0,
-        "tokens_per_second": 5.5, "heldout_loss": 6.51234, "heldout_nats_per_character": 1.51234,
-        "heldout_predictions": 9728, "mfu": 0.42, "skipped": [],
+        "tokens_per_second": 5.5, "heldout_loss": 2.1, "heldout": HELDOUT, "mfu": 0.42, "skipped": [],
         "machine": {"device": "Toy GPU", "dtype": "bfloat16", "compiled": True, "gpus": 1, "micro_batch": 64},
     }  # fmt: skip
     return {
@@ -65,8 +64,8 @@ def test_the_card_tells_funnel_budget_loss_hardware_and_software(tokens):
     manifests = lineage(tokens)
     text = card(about(CRAMMED, budget=1.5), manifests)
     for told in ("1.2 million parameters, pretrained in 1.5 hours", "1,234,567", "Toy GPU, bfloat16, compiled", "30,000 tokens",
-                 "70 steps", "6.5123 nats per masked token (15 % masked), 1.5123 per character", "torch 2.13.0", "`abc123`",
-                 "9,728 masked tokens", "trained on (1.25 epochs)", "local files (1)", "1 x 32, 2 heads, geglu", "Not checked, because", "sequences of 32"):  # fmt: skip
+                 "70 steps", "| held-out loss, nats per byte | 0.4800 ± 0.0120 |", "torch 2.13.0", "`abc123`",
+                 "all 25 tokens of 10 documents", "trained on (1.25 epochs)", "local files (1)", "1 x 32, 2 heads, geglu", "Not checked, because", "sequences of 32"):  # fmt: skip
         assert told in text, told
     for row in funnel(manifests):
         assert f"| {row['stage']} | {row['documents']:,} | {row['characters']:,} |" in text, row
@@ -179,6 +178,17 @@ def test_the_card_of_a_finetuned_model_tells_its_score_labels_and_making(store):
         assert told in text, told
     data = ModelCard(text, ignore_metadata_errors=False).data
     assert (data.pipeline_tag, data.datasets) == ("text-classification", ["nyu-mll/glue"])
+
+
+def test_the_card_of_a_finetuned_model_says_that_its_score_is_no_better_than_the_baseline(store):
+    manifests = made_up_lineage()
+    run = finetuned("rte", 52.7, model=manifests)
+    stats = run.stats
+    stats["validation"]["validation"]["majority"] = {"accuracy": 53.1}
+    text = finetuned_card(run.manifest["params"], stats | {"head": "tanh"}, manifests)
+    assert "| validation | accuracy | 52.7† |" in text
+    assert "- † No better than always answering the most frequent class." in text
+    assert "†" not in card_of("rte")
 
 
 def test_the_card_of_a_finetuned_model_says_from_what_it_was_begun(store):

@@ -13,12 +13,15 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import write_jsonl
+from conftest import filtered, write_jsonl
+from rich.console import Console
 from safetensors import safe_open
 from typer.testing import CliRunner
 
@@ -28,7 +31,8 @@ from flows.recipes import RECIPES, STAGES
 from model import InputError
 from tasks.corpus import Download, download
 from tasks.dedup import Deduplicate, deduplicate
-from tasks.filter import Filter, drop_incompressible
+from tasks.markdown import code, table
+from tasks.stage import Artifact, locked
 
 CRAM = [sys.executable, "-m", "flows.cli"]
 HOME = Path(__file__).resolve().parents[1]
@@ -75,7 +79,8 @@ def tiny(tmp_path: Path, texts: list[str], seconds: float = 2) -> str:
     return json.dumps(
         {
             "download": {"source": "files", "files": [str(shard)], "megabytes": 0},
-            "filter": {"vocabulary_entries": 400, "max_tokens_per_char": 0.5},
+            "measure": {"vocabulary_entries": 400},
+            "filter": {"max_tokens_per_char": 0.5},
             "vocabulary": {"entries": 400},
             "tokenize": {"length": 32, "heldout_fraction": 0.3},
             "pretrain": {
@@ -103,19 +108,22 @@ def check_refusal(code: int, out: str, err: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "dmo"], "There is no recipe 'dmo'"),
-        (["run", "demo", "--override", "{"], "--override is no JSON"),
-        (["run", "demo", "--override", '{"filter": {"max": 1}}'], "filter.max is no field"),
+        (["run", "dmo"], "There is no recipe 'dmo'. Did you mean demo? "),
+        (["run", "something"], "There is no recipe 'something'. Recipes: "),
+        (["run", "demo", "--override", "{"], "--override is not valid JSON"),
+        (["run", "demo", "--override", '{"a":' * 20_000 + "1" + "}" * 20_000], "--override is nested too deeply"),
+        (["run", "demo", "--override", '{"filter": {"max": 1}}'], "There is no field filter.max"),
         (["run", "demo", "--override", '{"filter": {}, "filter": {}}'], "cram: --override has 'filter' twice"),
         (["run", "demo", "--override", '{"filter": 3}', "--override", '{"filter": {}}'], "filter: Input should be"),
-        (["run", "demo", "--until", "filtr"], "There is no stage 'filtr'"),
+        (["run", "demo", "--until", "filtr"], "There is no stage 'filtr'. Did you mean filter? "),
         (["run", "demo", "--until", "filter", "--until", "tokenize"], "--until names filter and tokenize"),
         (["run", "demo", "--use", "filter"], "expected STAGE=KEY"),
         (["run", "demo", "--use", "pretrain=123"], "There are no artifacts of pretrain"),
         (["run", "demo", "--override", override(download={"source": "files", "files": ["gone"]})], "matches nothing"),
         (["run", "pocket", "--override", override(finetune={"data": "gone"})], "gone is no directory with"),
         (["show", "filter/123"], "There are no artifacts of filter"),
-        (["ls", "nothing"], "There is no stage 'nothing'"),
+        (["ls", "nothing"], "There is no stage 'nothing'. Stages: "),
+        (["show", "\x1b[2Jfilter"], "\\x1b[2Jfilter"),
         (["diff", "filter", "1", "2"], "There are no artifacts of filter"),
     ],
 )
@@ -194,6 +202,12 @@ def group(leader: int) -> list[int]:
     return found
 
 
+def with_signals() -> None:
+    """Handle in a new process what a shell's background jobs and `nohup` ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def training(env: dict, tmp_path: Path, toy_texts: list[str]) -> Iterator[tuple[subprocess.Popen, Path]]:
     """A run that is training, and its metrics; all that it starts is of its process group, as at a terminal."""
@@ -206,7 +220,7 @@ def training(env: dict, tmp_path: Path, toy_texts: list[str]) -> Iterator[tuple[
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+            preexec_fn=with_signals,
         )
     try:
         store = Path(env["CRAM_ARTIFACTS"])
@@ -218,16 +232,23 @@ def training(env: dict, tmp_path: Path, toy_texts: list[str]) -> Iterator[tuple[
 
 
 @pytest.mark.parametrize(
-    ("send", "sign", "code"),
-    [(os.kill, signal.SIGTERM, 128 + signal.SIGTERM), (os.killpg, signal.SIGINT, 130)],
-    ids=["SIGTERM", "Ctrl-C"],
+    ("send", "sign", "cause"),
+    [
+        (os.killpg, signal.SIGINT, "Ctrl-C"),
+        (os.killpg, signal.SIGTERM, "SIGTERM"),
+        (os.kill, signal.SIGHUP, "SIGHUP"),
+    ],
 )
-def test_a_run_ended_by_a_signal_leaves_a_checkpoint_and_no_server(training, tmp_path, send, sign, code):
+def test_a_run_ended_by_a_signal_leaves_a_checkpoint_no_server_and_a_sentence(training, tmp_path, send, sign, cause):
     process, metrics = training
     send(process.pid, sign)
-    assert process.wait(60) == code, (tmp_path / "log").read_text()
+    assert process.wait(120) == 128 + sign, (tmp_path / "log").read_text()
     assert metrics.with_name("checkpoint.safetensors").exists()
     assert group(process.pid) == [], "all that it started, the server too, was of its group"
+    said = (tmp_path / "log").read_text()
+    assert said.splitlines()[-1].startswith(f"cram: Stopped by {cause}. Run the same command to continue")
+    for noise in ("Traceback", "Crash"):
+        assert noise not in said
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["is gone", "hangs"])
@@ -235,13 +256,35 @@ def test_a_run_whose_server_no_longer_answers_ends_at_the_second_interrupt(train
     process, _ = training
     [server] = group(process.pid)
     os.kill(server, sign)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while process.poll() is None:
         assert time.monotonic() < deadline, (tmp_path / "log").read_text()
         os.killpg(process.pid, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             process.wait(3)
     assert process.returncode == 130, (tmp_path / "log").read_text()
+    assert group(process.pid) == []
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["is gone", "hangs"])
+def test_a_run_is_published_and_told_without_its_server(env: dict, tmp_path: Path, toy_texts: list[str], sign: int):
+    command = [*CRAM, "run", "demo", "--until", "filter", "--override", tiny(tmp_path, toy_texts)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, env=env, cwd=HOME, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        )
+        store = Path(env["CRAM_ARTIFACTS"])
+        await_file(process, store, "download/*/stage.json", tmp_path / "log")
+        [server] = group(process.pid)
+        os.kill(server, sign)
+        told = process.communicate(timeout=120)[0]
+    said = (tmp_path / "log").read_text()
+    assert process.returncode == 0, said
+    [made] = (path for path in (store / "filter").iterdir() if not path.is_symlink())
+    assert f"filter: {made}" in told
+    assert said.count("server does not answer") <= 1
+    assert "did not take the final state" in said
+    assert "Traceback" not in said
     assert group(process.pid) == []
 
 
@@ -276,7 +319,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_with_the_budget_left(after_up:
         "read again after the last row, and rounded"
     )
     assert "neighbours" in done.stdout
-    assert "The page with all of it" in done.stdout
+    assert "Full report" in done.stdout
     assert {p.name for p in (store / ".partial").iterdir()} == set()
 
 
@@ -337,7 +380,7 @@ def test_paths_with_brackets_are_printed_whole(store: Path, monkeypatch, capsys,
 def test_a_store_that_is_a_file_is_said_to_be_one(store: Path, arguments: list[str]):
     store.write_text("")
     told = str(CliRunner().invoke(app, arguments).exception)
-    assert told == f"{store} is a file; artifacts need a directory. Set CRAM_ARTIFACTS to one."
+    assert told == f"The artifact store {store} is a file; expected a directory. Set CRAM_ARTIFACTS to one."
 
 
 def test_several_overrides_are_merged_and_the_later_decides():
@@ -371,6 +414,7 @@ def test_diff_of_reports_shows_the_scores_that_differ(store: Path):
         usual = {"task": "RTE", "protocol": "modern", "pretrained": True, "share": 1.0, "metric": "accuracy"}
         rows = [usual | kind | {"score": score} for kind, score in zip(kinds, scores, strict=True)]
         about = {"version": 4, "params": {"title": "x"}, "inputs": {"runs": [key]}, "files": [], "finished": key}
+        about |= {"seconds": 1, "environment": {}}
         (store / "report" / key).mkdir(parents=True)
         (store / "report" / key / "stage.json").write_text(
             json.dumps(about | {"stats": {"average": None, "table": rows}})
@@ -378,7 +422,7 @@ def test_diff_of_reports_shows_the_scores_that_differ(store: Path):
 
     report("a", 61.5, 50.0, 55.1)
     report("b", 63.25, 50.0, 55.2)
-    told = CliRunner().invoke(app, ["diff", "report", "a", "b"]).stdout.split("what differs in statistics")[1]
+    told = CliRunner().invoke(app, ["diff", "report", "a", "b"]).stdout.split("differing statistics")[1]
     assert [" ".join(line.split()) for line in told.splitlines() if "RTE" in line] == [
         "RTE, accuracy, modern 61.5 63.25",
         "RTE, accuracy, modern, 10 % of the data 55.1 55.2",
@@ -390,7 +434,7 @@ def test_show_has_the_numbers_of_each_source_in_the_table_alone(store: Path, tmp
     for name, texts in (("prose", toy_texts[:200]), ("noise", [os.urandom(40).hex() for _ in range(40)])):
         write_jsonl(tmp_path / f"{name}.jsonl", texts, name)
     corpus = download.fn(Download(source="files", files=[str(tmp_path / "*.jsonl")], documents=0))
-    made = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.5), corpus)
+    made = filtered(corpus, max_tokens_per_char=0.5)
     shown = CliRunner().invoke(app, ["show", "filter"]).stdout
     assert shown.count("noise") == shown.count("prose") == 1
     for row in made.stats["table"]:
@@ -428,7 +472,7 @@ def test_the_manual_names_every_reason_for_which_documents_are_lost_or_dropped(s
     corpus = download.fn(Download(source="files", files=[str(tmp_path / "?.json*")], **asked))
     unique = deduplicate.fn(Deduplicate(methods=["exact", "minhash", "substring"]), corpus)
     limits = {"min_characters": 1, "max_characters": 10**6, "max_zstd_ratio": 9}
-    kept = drop_incompressible.fn(Filter(vocabulary_entries=256, max_tokens_per_char=9, **limits), unique)
+    kept = filtered(unique, 256, max_tokens_per_char=9, **limits)
     found = {*corpus.stats["lost"], *unique.stats["dropped"], *kept.stats["dropped"], "contaminated"}
     found = {re.sub("(?<=longer than )1(?= MB)", "100", re.sub("(?<=but )int", "…", reason)) for reason in found}
     assert len(found) == 10 + 5 + 3 + 1 + 5
@@ -436,8 +480,120 @@ def test_the_manual_names_every_reason_for_which_documents_are_lost_or_dropped(s
     assert found <= set(re.findall("`([^`]+)`", table))
 
 
+def test_no_control_character_of_a_name_reaches_the_terminal_or_a_page(capsys: pytest.CaptureFixture):
+    name = "\x1b[31mred\x9b0m\u202e\a"
+    cli.print_rows([{"source": name, "documents": 1}])
+    told = capsys.readouterr().out + cli.flat({"a": {"b": name}})["a.b"] + table(["source"], [[name]]) + code(name)
+    assert "red" in told
+    assert not {"\x1b", "\x9b", "\u202e", "\a"} & set(told)
+
+
+def put(store: Path, stage: str, key: str, stats: dict, **params: object) -> None:
+    """An artifact of two hours ago."""
+    finished = (datetime.now(UTC) - timedelta(hours=2)).isoformat(timespec="milliseconds")
+    about = {"stage": stage, "key": key, "params": params, "inputs": {}, "files": [], "stats": stats}
+    (store / stage / key).mkdir(parents=True)
+    about |= {"finished": finished, "seconds": 4271.8, "environment": {}}
+    (store / stage / key / "stage.json").write_text(json.dumps(about))
+
+
+def draft(store: Path, name: str) -> None:
+    (store / ".partial" / name / "work").mkdir(parents=True)
+    (store / ".partial" / name / "work" / "state").write_bytes(bytes(2_000))
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_ls_fits_the_terminal_and_has_each_result(store: Path, monkeypatch: pytest.MonkeyPatch, width: int):
+    kept = {"documents": 45_095, "dropped": {"incompressible": {"documents": 5_394}}}
+    for key, limit in (("0123456789ab", 0.3), ("123456789abc", 0.25)):
+        put(store, "filter", key, kept, max_tokens_per_char=limit, sample_megabytes=limit * 100)
+    for key, layers in (("23456789abcd", 12), ("3456789abcde", 16)):
+        sizes = {"layers": layers, "hidden": 48 * layers, "heads": layers, "intermediate": 144 * layers}
+        put(store, "pretrain", key, {"heldout_loss": 5.95321}, architecture=sizes, budget=layers)
+    draft(store, "pretrain-456789abcdef")
+    monkeypatch.setattr(cli, "console", Console(width=width))
+    lines = CliRunner().invoke(app, ["ls"]).stdout.splitlines()
+    assert max(len(line) for line in lines if str(store) not in line) <= width
+    for name, result in (
+        ("filter/0123456789ab", "45,095 of 50,489 documents"),
+        ("pretrain/3456789abcde", "loss 5.9532"),
+    ):
+        [line] = (line for line in lines if name in line)
+        assert result in line
+        assert "  2 h  " in line
+        assert "  1.2 h  " in line
+        assert ("architecture.layers=16" in line) == (width == 200 and "pretrain" in name)
+    assert "architecture.layers=16, architecture.hidden=768" in "\n".join(lines)
+
+
+def test_ls_lists_drafts_and_what_becomes_of_them(store: Path):
+    for name in ("pretrain-0123456789ab", "finetune-123456789abc", "pretrain-23456789abcd", "tmpold"):
+        draft(store, name)
+    with locked(Artifact(stage="pretrain", key="23456789abcd")):
+        listed = CliRunner().invoke(app, ["ls"]).stdout
+        only = CliRunner().invoke(app, ["ls", "finetune"]).stdout
+        sentence = str(CliRunner().invoke(app, ["show", "pretrain/2345"]).exception)
+    found = [re.split("  +", line) for line in listed.splitlines() if "2 kB" in line]
+    assert sorted([name, state] for name, _, _, state in found) == [
+        ["finetune/123456789abc", "a rerun starts over"],
+        ["pretrain/0123456789ab", "a rerun resumes it"],
+        ["pretrain/23456789abcd", "in progress"],
+        ["tmpold", "being deleted, or left by a killed run"],
+    ]
+    assert "finetune/123456789abc" in only
+    assert "pretrain/" not in only
+    assert "pretrain/23456789abcd is an unfinished draft (in progress)" in sentence
+
+
+def test_control_characters_of_an_artifact_do_not_reach_the_terminal(store: Path):
+    evil, stats = "\x1b[31m\x9b2J\u202e\ud800 name", {"documents": 1, "table": [{"source": "all", "documents": 1}]}
+    stats["table"][0] |= {"\x1b]0;a\x07": 2, "what": evil}
+    put(store, "filter", "a", stats, files=[evil])
+    put(store, "filter", "b", stats, files=[evil, evil], **{"\x1b[1m": 1})
+    (store / "filter" / "\x1b[2J").mkdir()
+    (store / "filter" / "\x1b[2J" / "stage.json").write_text('{"files": [], "stats": {}}')
+    draft(store, "filter-\x1b[2J")
+    for arguments in (["ls"], ["show", "filter/a"], ["show", "filter/b"], ["diff", "download", "a", "b"]):
+        if arguments[0] == "diff":
+            (store / "filter").rename(store / "download")
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.exception
+        assert "\\u001b[31m" in done.stdout
+        assert [c for c in done.stdout if not c.isprintable() and c != "\n"] == []
+
+
+def completed(*words: str) -> list[str]:
+    """What bash offers for the last of these words."""
+    env = {"_CRAM_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(["cram", *words]), "COMP_CWORD": str(len(words))}
+    return CliRunner().invoke(app, [], env=env, prog_name="cram").stdout.split()
+
+
+def test_recipes_and_stages_complete():
+    assert completed("run", "") == list(RECIPES)
+    assert completed("run", "dem") == ["demo"]
+    for words in (["ls"], ["show"], ["diff"], ["run", "demo", "--until"], ["run", "demo", "--refresh"]):
+        assert completed(*words, "") == list(STAGES)
+        assert completed(*words, "fi") == ["filter", "finetune"]
+
+
+def test_help_and_completion_import_nothing_slow():
+    code = (
+        "import sys; from flows import cli; heavy = {'prefect', 'pydantic', 'torch'}; print(heavy & set(sys.modules));"
+    )
+    code += "cli.stage_names(), cli.recipe_names(); print({'prefect', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HOME)
+    assert done.stdout == "set()\n" * 2
+
+
+def test_version_names_what_cram_computes_with():
+    told = dict(line.split(" ", 1) for line in CliRunner().invoke(app, ["--version"]).stdout.splitlines())
+    assert {name: told[name] for name in ("torch", "prefect")} == {name: version(name) for name in ("torch", "prefect")}
+    assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?|unknown", told["commit"])
+
+
 def test_what_is_not_of_a_row_stays_in_the_statistics():
     stats = {"a": 1, "b": {"x": 2, "y": {}}, "c": {"x": 3}, "d": {"all": 4, "x": 5}, "e": {"f": {"x": 6}, "g": [7]}}
+    assert without_rows({"by_source": {"all": 1, "x": 2}}, {"all", '"all"', "x"}) == {}
     assert without_rows(stats, {"all", "x", "z"}) == {"a": 1, "b": {"x": 2}, "d": {"all": 4}, "e": {"g": [7]}}
 
 
@@ -479,7 +635,7 @@ def test_up_deploys_and_a_run_completes(after_up: dict, tmp_path, toy_texts: lis
     done = deployment_run(after_up, *parameters, "--watch", "--watch-timeout", "150")
     assert done.returncode == 0, done.stdout + done.stderr
     found = {p.name for p in Path(after_up["CRAM_ARTIFACTS"]).iterdir() if not p.name.startswith(".")}
-    assert found == {"download", "deduplicate", "decontaminate", "filter", "vocabulary"}
+    assert found == {"download", "deduplicate", "decontaminate", "measure", "filter", "vocabulary"}
     header = {"Content-Type": "application/json"}
     asked = urllib.request.Request(f"{after_up['PREFECT_API_URL']}/artifacts/filter", b"{}", header)
     with urllib.request.urlopen(asked) as answer:
@@ -529,3 +685,18 @@ def test_up_again_finds_what_runs_and_down_ends_what_up_started(after_up: dict):
     for pid in pids:
         stat = Path(f"/proc/{pid}/stat")
         assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+def test_scores_fit_80_columns_without_what_is_usual_and_with_their_verdicts(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "console", Console(width=80))
+    row = {"task": "word-order", "pretrained": True, "metric": "accuracy", "score": 48.0, "majority": 51.5}
+    row |= {"verdict": "no better than always answering the most frequent class"}
+    usual = {"protocol": "cramming", "share": 1.0, "seeds": 5, "partial data": False}
+    cli.print_scores([row | usual, row | usual | {"pretrained": False, "score": 60.0, "verdict": ""}])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:5] for line in lines[1:3]] == [
+        ["word-order", "True", "accuracy", "48.0", "51.5"],
+        ["word-order", "False", "accuracy", "60.0", "51.5"],
+    ]
+    assert ["†" in line for line in lines[1:3]] == [True, False]
+    assert lines[3:] == [f"† {row['verdict']}"]

@@ -382,7 +382,7 @@ def test_a_full_disk_is_told_and_a_rerun_goes_on(store: Path, ugly: Path, tmp_pa
     with monkeypatch.context() as patch:
         patch.setattr(pq, "ParquetWriter", open_writer)
         patch.setattr(Path, "open", open_path)
-        with pytest.raises(InputError, match=r"download can't go on: .*No space left on device: .*CRAM_ARTIFACTS"):
+        with pytest.raises(InputError, match=r"download can't continue: .*No space left on device: .*CRAM_ARTIFACTS"):
             download.fn(settings)
     assert artifacts("download") == []
     again = download.fn(settings).manifest
@@ -510,7 +510,7 @@ def test_documents_of_other_sets_are_counted_and_not_lost(store: Path, shards: P
     assert made.stats["lost"] == {"broken JSON": 1}
     made = download.fn(params(shards, sets=["toy 2"], documents=5, shards=3))
     assert texts_of(made) == toy_texts[200:205], "a limit is of what is kept"
-    with pytest.raises(InputError, match=r"no document of the sets asked for. Sets there: toy 0, toy 1.*download.sets"):
+    with pytest.raises(InputError, match=r"no documents from the requested sets.*toy 0, toy 1.*download.sets"):
         download.fn(params(shards, sets=["toy 7"], shards=2))
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,7 +35,8 @@ def tiny(tmp_path_factory, toy_texts: list[str]) -> dict:
     shard = write_jsonl(tmp_path_factory.mktemp("text") / "toy.jsonl", toy_texts)
     return {
         "download": {"source": "files", "files": [str(shard)], "megabytes": 0, "part_megabytes": 0.03},
-        "filter": {"vocabulary_entries": 400, "max_tokens_per_char": 0.5},
+        "measure": {"vocabulary_entries": 400},
+        "filter": {"max_tokens_per_char": 0.5},
         "vocabulary": {"entries": 400},
         "tokenize": {"length": 32, "heldout_fraction": 0.3},
         "pretrain": {
@@ -49,7 +51,8 @@ def tiny(tmp_path_factory, toy_texts: list[str]) -> dict:
 
 def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
     """Run the flow; returns the final state of each stage as Prefect has it, and the flow run's id."""
-    state = cram(recipe="demo", override=override, return_state=True, **parameters)
+    with patch.object(Plan, "settle", autospec=True, side_effect=Plan.settle) as settled:
+        state = cram(recipe="demo", override=override, return_state=True, **parameters)
     flow_run = state.state_details.flow_run_id
     if state.is_failed():
         state.result()
@@ -57,7 +60,8 @@ def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
         deadline = time.monotonic() + 30
         while True:  # states reach the server as events, a little later
             found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [flow_run]}))
-            if (found and all(r.state and r.state.is_final() for r in found)) or time.monotonic() > deadline:
+            all_there = len(found) >= settled.call_count and all(r.state and r.state.is_final() for r in found)
+            if (found and all_there) or time.monotonic() > deadline:
                 break
             time.sleep(0.2)
     return {r.name.split("-")[0]: r.state.name for r in found}, str(flow_run)
@@ -72,6 +76,28 @@ def test_every_stage_runs_once_and_then_is_cached(tiny: dict, first):
     assert first[0] == dict.fromkeys(STAGES, "Completed")
     again, _ = run(tiny)
     assert again == dict.fromkeys(STAGES, "Cached")
+
+
+def test_nothing_in_a_copied_artifact_is_executed(tiny: dict, first, tmp_path: Path):
+    import base64
+    import pickle
+
+    class Payload:
+        def __reduce__(self) -> tuple:
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    data = base64.encodebytes(pickle.dumps(Payload())).decode()
+    record = {"metadata": {"serializer": {"type": "pickle"}, "prefect_version": "3.8.8"}, "result": data}
+    for stage in STAGES:
+        (find(stage, "latest").path / "prefect.json").write_text(json.dumps(record))
+    assert run(tiny)[0] == dict.fromkeys(STAGES, "Cached")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_no_file_of_an_artifact_names_the_store(first):
+    files = [p for p in ROOT.rglob("*") if p.is_file() and p.suffix in (".json", ".md")]
+    assert files
+    assert not [p for p in files if str(ROOT) in p.read_text()]
 
 
 def test_a_cached_run_shows_table_pictures_and_page_too(tiny: dict, first):
@@ -93,7 +119,27 @@ def test_a_cached_run_shows_table_pictures_and_page_too(tiny: dict, first):
             "report",
         } <= set(by_key)
         rows = json.loads(by_key["filter-table"].data)
-        assert rows[0]["documents"] == find("filter", "latest").stats["seen"]["documents"]
+        assert rows[0]["documents"] == f"{find('filter', 'latest').stats['seen']['documents']:,}"
+        assert by_key["pretrain-readme"].data.startswith("# ")
+
+
+def test_a_run_is_named_and_tagged_by_its_recipe_and_keeps_the_name_it_was_given(tiny: dict, first):
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_run(first[1])
+    assert found.name.startswith("demo-")
+    assert len(found.name) > len("demo-")
+    assert set(found.tags) == {"demo", "until report"}
+
+
+def test_each_stage_ends_with_a_line_of_its_result(tiny: dict, first, caplog):
+    changed = tiny | {"filter": tiny["filter"] | {"max_tokens_per_char": 0.44}}
+    run(changed, until="filter")
+    lines = [r.getMessage() for r in caplog.records if r.name == "flows.plan" and r.levelname == "INFO"]
+    assert [line.split(":")[0] for line in lines] == list(STAGES[: STAGES.index("filter") + 1])
+    assert all(line.split(": ")[1].startswith("cached, ") for line in lines[:-1])
+    made = find("filter", "latest")
+    seen, took = made.stats["seen"]["documents"], made.manifest["seconds"]
+    assert lines[-1] == f"filter: {made.stats['documents']} of {seen} documents kept, {took:.1f} s, {made.path}"
 
 
 def test_an_override_reruns_its_stage_and_what_follows_and_nothing_before(tiny: dict, first):
@@ -164,7 +210,7 @@ def test_what_of_an_override_has_no_effect_is_told(tiny: dict, caplog):
     plan.tell_unused({"finetune": {"data": "elsewhere"}})
     assert not caplog.messages, "decontaminate looks for what stands there"
     plan.tell_unused({"filter": {}, "finetune": {"epochs": 3}, "pretrain": {}})
-    assert caplog.messages == ["This run doesn't carry out finetune, pretrain: what override says of it has no effect."]
+    assert caplog.messages == ["This run doesn't reach finetune, pretrain; overrides of it have no effect."]
 
 
 def test_a_given_stage_makes_those_before_it_needless(tiny: dict, first, tmp_path: Path):
@@ -245,7 +291,7 @@ def test_files_that_change_while_a_run_goes_on_end_it_with_a_sentence(
         write_jsonl(shard, toy_texts[:51])
 
     monkeypatch.setattr(Plan, "check", check_and_change)
-    with pytest.raises(InputError, match=r"files that download reads were changed while this run went on.*Run again"):
+    with pytest.raises(InputError, match=r"input files of download changed during this run.*Run again"):
         run(tiny | {"download": tiny["download"] | {"files": [str(shard)]}})
 
 
@@ -333,3 +379,11 @@ def test_a_killed_run_loses_itself_alone(tiny: dict, first, four: dict, monkeypa
 
 def test_the_store_is_the_tests_own():
     assert str(ROOT) == os.environ["CRAM_ARTIFACTS"]
+
+
+def test_a_model_of_an_older_version_is_refused_before_it_is_finetuned(store: Path):
+    (store / "pretrain" / "0123456789ab").mkdir(parents=True)
+    manifest = {"files": [], "stats": {"heldout_loss": 5.9}, "params": {}, "inputs": {}}
+    (store / "pretrain" / "0123456789ab" / "stage.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="pretrain/0123456789ab was made by an older version"):
+        planned("demo", {}, "report", {"pretrain": "latest"}, []).check()

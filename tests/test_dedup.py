@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -302,12 +303,22 @@ def test_settings_are_part_of_what_is_made():
         Deduplicate(minhash=MinHash(jaccard=0.8))
 
 
-@pytest.mark.parametrize("methods", [["exact"], ["minhash"], ["substring"]])
-def test_a_damaged_part_is_told(corpus: Artifact, methods: list[str]):
+@pytest.mark.parametrize("harm", ["flipped", "truncated", "deleted"])
+def test_a_damaged_part_is_refused(corpus: Artifact, harm: str):
     part = parts(corpus)[3]
-    part.write_bytes(part.read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"part-00003\.parquet is damaged"):
-        deduplicate.fn(Deduplicate(methods=methods), corpus)
+    data = part.read_bytes()
+    part.unlink()
+    if harm != "deleted":
+        part.write_bytes(data[:-100] if harm == "truncated" else data[:99] + bytes([data[99] ^ 1]) + data[100:])
+    with pytest.raises(InputError, match=rf"{corpus.name}.*part-00003\.parquet|part-00003\.parquet.*{corpus.name}"):
+        deduplicate.fn(Deduplicate(methods=["exact"]), corpus)
+
+
+def test_a_file_that_only_looks_like_a_part_is_not_read(corpus: Artifact):
+    shutil.copyfile(parts(corpus)[0], corpus.path / "part-00099.parquet")
+    made = deduplicate.fn(Deduplicate(methods=[]), corpus)
+    assert made.stats["documents"] == corpus.stats["documents"]
+    assert len(parts(made)) == corpus.stats["parts"]
 
 
 @pytest.mark.parametrize("methods", [["exact"], ["minhash"], ["substring"]])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import write_jsonl
+from conftest import filtered, write_jsonl
 from typer.testing import CliRunner
 
 from flows import cli
@@ -16,7 +16,6 @@ from tasks import diff
 from tasks.corpus import SCHEMA, Download, documents_of, download
 from tasks.dedup import Deduplicate, deduplicate
 from tasks.diff import compare
-from tasks.filter import Filter, drop_incompressible
 from tasks.stage import Artifact, Params, stage
 
 MEASURES = ("id", "source", "characters", "tokens", "tokens_per_char", "zstd_ratio", "verdict")
@@ -168,8 +167,7 @@ def filters(store: Path, tmp_path: Path, toy_texts: list[str]) -> tuple[Artifact
     noisy = [f"{text} {random.Random(n).randbytes(n).hex(' ')}" for n, text in enumerate(toy_texts[150:])]
     write_jsonl(tmp_path / "noise.jsonl", noisy, "noise")
     corpus = download.fn(Download(source="files", files=[str(tmp_path / "*.jsonl")], documents=0, part_megabytes=0.03))
-    mild, strict = (Filter(vocabulary_entries=400, max_tokens_per_char=t) for t in (0.4, 0.3))
-    return drop_incompressible.fn(mild, corpus), drop_incompressible.fn(strict, corpus)
+    return filtered(corpus, max_tokens_per_char=0.4), filtered(corpus, max_tokens_per_char=0.3)
 
 
 def test_a_stricter_threshold_only_drops_and_the_counts_are_the_filters_own(filters):
@@ -213,20 +211,20 @@ def test_cram_diff_filter_prints_params_counts_and_samples(filters, monkeypatch:
     for sample in found["dropped"]:
         assert f"{sample['id']} (" in done.stdout
         assert " ".join(sample["text"].split())[:60] in done.stdout
-    assert "inputs differ" not in done.stdout
-    assert "samples of what B keeps" not in done.stdout
+    assert "read different inputs" not in done.stdout
+    assert "sample documents that B keeps" not in done.stdout
     other = CliRunner().invoke(cli.app, ["diff", "filter", b.key, a.key])
-    assert "samples of what B keeps and A drops" in other.stdout
+    assert "sample documents that B keeps and A drops" in other.stdout
 
 
 def test_cram_diff_says_that_inputs_differ(filters):
     a, _ = filters
     corpus = Artifact(stage="download", key=a.manifest["inputs"]["corpus"].split("/")[1])
     unique = deduplicate.fn(Deduplicate(), corpus)
-    other = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.4), unique)
+    other = filtered(unique, max_tokens_per_char=0.4)
     done = CliRunner().invoke(cli.app, ["diff", "filter", a.key, "latest"])
     assert other.key in done.stdout
-    assert "inputs differ" in done.stdout
+    assert "read different inputs" in done.stdout
     assert f"deduplicate/{unique.key}" in done.stdout
 
 
@@ -244,7 +242,7 @@ def test_what_cannot_be_compared_is_told(filters):
     a, _ = filters
     for arguments, words in (
         (["filtr", a.key, a.key], "There is no stage 'filtr'"),
-        (["filter", a.key, a.key[:6]], "Both are filter/"),
+        (["filter", a.key, a.key[:6]], "A and B are both filter/"),
         (["filter", a.key, "nothing"], "No complete artifact of filter is 'nothing'"),
     ):
         done = CliRunner().invoke(cli.app, ["diff", *arguments])

@@ -8,23 +8,27 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from conftest import document, write_jsonl
+from conftest import document, filtered, write_jsonl
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from model import InputError
 from tasks import corpus as corpus_module
 from tasks import filter as filter_module
+from tasks import measure as measure_module
 from tasks import stage
 from tasks.corpus import Download, batches, documents_of, download, parts
-from tasks.filter import Filter, drop_incompressible, reasons, verdict
+from tasks.diff import compare
+from tasks.filter import Filter, drop_incompressible, reasons, verdicts
+from tasks.measure import MEASURES, Measure, measure
 from tasks.stage import Artifact, artifacts
 from tasks.vocabulary import share
 
-SMALL = Filter(vocabulary_entries=700)
+SMALL = Measure(vocabulary_entries=700)
 
 
 def junk(rng: random.Random, kind: str) -> str:
@@ -69,7 +73,7 @@ def measured(made: Artifact) -> dict[str, list]:
 
 
 def test_junk_is_dropped_and_prose_is_kept(corpus: Artifact, texts: dict[str, list[str]]):
-    made = drop_incompressible.fn(SMALL, corpus)
+    made = filtered(corpus, 700)
     assert [d for d in documents_of(corpus) if d.source == "prose"] == list(documents_of(made))
     dropped = made.stats["dropped"]
     assert {s: c["documents"] for s, c in dropped["incompressible"]["by_source"].items()} == {"base64": 10, "hex": 10}
@@ -78,7 +82,7 @@ def test_junk_is_dropped_and_prose_is_kept(corpus: Artifact, texts: dict[str, li
 
 
 def test_kept_and_dropped_are_all_that_was_seen(corpus: Artifact):
-    stats = drop_incompressible.fn(SMALL, corpus).stats
+    stats = filtered(corpus, 700).stats
     seen = stats["seen"]
     assert seen == {name: corpus.stats[name] for name in ("documents", "characters", "by_source")}
     outcomes = [stats, *stats["dropped"].values()]
@@ -90,8 +94,8 @@ def test_kept_and_dropped_are_all_that_was_seen(corpus: Artifact):
 
 
 def test_measures_are_those_of_the_saved_tokenizer_on_each_document_alone(corpus: Artifact):
-    made = drop_incompressible.fn(SMALL, corpus)
-    tokenizer = Tokenizer.from_file(str(made.path / "tokenizer.json"))
+    made = filtered(corpus, 700)
+    tokenizer = Tokenizer.from_file(str(artifacts("measure")[-1].path / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     rows, documents = measured(made), list(documents_of(corpus))
     assert rows["id"] == [d.id for d in documents]
@@ -103,10 +107,10 @@ def test_measures_are_those_of_the_saved_tokenizer_on_each_document_alone(corpus
         tokens.append(len(ids) + (sum(map(len, re.findall(r"\w{101,}", d.text))) if 1 in ids else 0))
     assert rows["tokens"] == tokens
     ratios = np.array(tokens) / [len(d.text) for d in documents]
-    assert rows["tokens_per_char"] == ratios.astype(np.float32).tolist()
+    assert rows["tokens_per_char"] == ratios.tolist()
     raw = [d.text.encode() for d in documents]
     compressed = [len(zstandard.ZstdCompressor(level=3).compress(r)) / len(r) for r in raw]
-    assert rows["zstd_ratio"] == np.float32(compressed).tolist()
+    assert rows["zstd_ratio"] == compressed
     expected = [
         "no tokens" if not t else "kept" if r < 0.3 else "incompressible" for t, r in zip(tokens, ratios, strict=True)
     ]
@@ -116,28 +120,33 @@ def test_measures_are_those_of_the_saved_tokenizer_on_each_document_alone(corpus
 
 
 def test_a_measure_does_not_depend_on_the_part_or_batch_a_document_is_in(store: Path, folder: Path, monkeypatch):
-    whole = drop_incompressible.fn(SMALL, corpus_of(folder, part_megabytes=1024))
+    whole = filtered(corpus_of(folder, part_megabytes=1024), 700)
     monkeypatch.setattr(corpus_module, "ROW_GROUP_CHARACTERS", 5_000)
-    split = drop_incompressible.fn(SMALL, corpus_of(folder, part_megabytes=0.03))
+    split = filtered(corpus_of(folder, part_megabytes=0.03), 700)
     assert (whole.stats["parts"], whole.stats["table"]) == (1, split.stats["table"])
     assert split.stats["parts"] > 2
     assert measured(whole) == measured(split)
-    for file in ("tokenizer.json", "dropped.jsonl", "histogram.png"):
+    for file in ("dropped.jsonl", "histogram.png"):
         assert (whole.path / file).read_bytes() == (split.path / file).read_bytes(), file
 
 
 def test_a_document_at_the_threshold_is_dropped(corpus: Artifact):
-    made = drop_incompressible.fn(SMALL, corpus)
+    made = filtered(corpus, 700)
     rows = measured(made)
     row = sorted(range(len(rows["id"])), key=lambda i: rows["tokens_per_char"][i])[100]
     ratio = rows["tokens"][row] / rows["characters"][row]
     at, above = (
-        drop_incompressible.fn(SMALL.model_copy(update={"max_tokens_per_char": float(threshold)}), corpus)
-        for threshold in (ratio, np.nextafter(ratio, 1))
+        filtered(corpus, 700, max_tokens_per_char=float(threshold)) for threshold in (ratio, np.nextafter(ratio, 1))
     )
     assert measured(at)["verdict"][row] == "incompressible"
     assert measured(above)["verdict"][row] == "kept"
     assert measured(at)["tokens"] == rows["tokens"], "the threshold has no part in measuring"
+
+
+def verdict(characters: int, tokens: int, zstd_ratio: float, params: Filter) -> str:
+    row = [["a"], ["b"], [characters], [tokens], [tokens / max(1, characters)], [zstd_ratio]]
+    [found] = verdicts(pa.table(row, schema=MEASURES), params)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -168,13 +177,13 @@ def test_the_verdict_names_the_first_limit_that_is_passed(settings: dict, expect
 
 
 def test_every_limit_is_counted_apart(corpus: Artifact):
-    rows = measured(drop_incompressible.fn(SMALL, corpus))
+    rows = measured(filtered(corpus, 700))
     settings = {"max_zstd_ratio": 0.75, "min_characters": 200, "max_characters": 1000, "max_tokens_per_char": 0.5}
-    made = drop_incompressible.fn(SMALL.model_copy(update=settings), corpus)
+    made = filtered(corpus, 700, **settings)
     found = Counter(measured(made)["verdict"])
     assert found == Counter(
         "too short" if c < 200 else "too long" if c > 1000 else "no tokens" if not t else
-        "incompressible" if t / c >= 0.5 else "incompressible by zstd" if z >= np.float32(0.75) else "kept"
+        "incompressible" if t / c >= 0.5 else "incompressible by zstd" if z >= 0.75 else "kept"
         for c, t, z in zip(rows["characters"], rows["tokens"], rows["zstd_ratio"], strict=True)
     )  # fmt: skip
     assert {name: c["documents"] for name, c in made.stats["dropped"].items()} == {
@@ -186,21 +195,21 @@ def test_every_limit_is_counted_apart(corpus: Artifact):
 
 
 def test_quantiles_are_those_of_numpy(corpus: Artifact):
-    made = drop_incompressible.fn(SMALL, corpus)
+    made = filtered(corpus, 700)
     rows = {name: np.array(values) for name, values in measured(made).items()}
     found = made.stats["quantiles"]
-    for measure in ("tokens_per_char", "zstd_ratio"):
+    for ratio in ("tokens_per_char", "zstd_ratio"):
         for source in ("all", "prose", "hex", "base64", "foreign"):
-            chosen = rows[measure][(rows["source"] == source) | (source == "all")]
+            chosen = rows[ratio][(rows["source"] == source) | (source == "all")]
             expected = {
                 f"{p}%": pytest.approx(np.percentile(chosen, p), abs=5.1e-5) for p in (1, 5, 25, 50, 75, 95, 99)
             }
-            assert found[measure][source] == expected
-        assert set(found[measure]) == {"all", "prose", "hex", "base64", "foreign"}
+            assert found[ratio][source] == expected
+        assert set(found[ratio]) == {"all", "prose", "hex", "base64", "foreign"}
 
 
 def test_the_table_has_a_row_a_source_and_the_sum_first(corpus: Artifact):
-    stats = drop_incompressible.fn(SMALL, corpus).stats
+    stats = filtered(corpus, 700).stats
     table = stats["table"]
     assert [row["source"] for row in table] == ["all", "prose", "base64", "hex", "foreign"]
     for what in ("documents", "kept", "incompressible", "no tokens", "characters", "characters kept"):
@@ -212,7 +221,7 @@ def test_the_table_has_a_row_a_source_and_the_sum_first(corpus: Artifact):
 
 
 def test_samples_of_what_was_dropped_are_drawn_by_their_text(corpus: Artifact):
-    made = drop_incompressible.fn(SMALL, corpus)
+    made = filtered(corpus, 700)
     found = [json.loads(line) for line in (made.path / "dropped.jsonl").read_text(encoding="utf-8").splitlines()]
     why = {"hex": "incompressible", "base64": "incompressible", "foreign": "no tokens"}
     rows = measured(made)
@@ -229,7 +238,7 @@ def test_samples_of_what_was_dropped_are_drawn_by_their_text(corpus: Artifact):
 
 
 def test_the_histogram_is_a_picture(corpus: Artifact):
-    data = (drop_incompressible.fn(SMALL, corpus).path / "histogram.png").read_bytes()
+    data = (filtered(corpus, 700).path / "histogram.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
     assert (width, height) == (770, 396)
@@ -238,7 +247,7 @@ def test_the_histogram_is_a_picture(corpus: Artifact):
 @pytest.mark.parametrize("text", ["漢字", "\N{GRINNING FACE}", "\N{ZERO WIDTH SPACE} \N{COMBINING ACUTE ACCENT}\n¿"])
 def test_a_document_of_which_nothing_is_left_is_dropped_for_that_reason(store: Path, tmp_path: Path, text: str):
     write_jsonl(tmp_path / "a.jsonl", [text])
-    made = drop_incompressible.fn(SMALL, corpus_of(tmp_path / "a.jsonl"))
+    made = filtered(corpus_of(tmp_path / "a.jsonl"), 700)
     assert made.stats["documents"] == 0
     assert made.stats["dropped"]["no tokens"]["documents"] == made.stats["seen"]["documents"] == 1
     assert measured(made)["tokens"] == measured(made)["tokens_per_char"] == [0]
@@ -246,7 +255,7 @@ def test_a_document_of_which_nothing_is_left_is_dropped_for_that_reason(store: P
 
 
 def test_dropping_all_is_told_and_not_an_error(corpus: Artifact):
-    made = drop_incompressible.fn(Filter(vocabulary_entries=700, max_tokens_per_char=0.001), corpus)
+    made = filtered(corpus, 700, max_tokens_per_char=0.001)
     assert made.stats["documents"] == made.stats["characters"] == 0
     assert made.stats["dropped"]["incompressible"]["documents"] == 220
     assert list(documents_of(made)) == []
@@ -254,24 +263,72 @@ def test_dropping_all_is_told_and_not_an_error(corpus: Artifact):
 
 
 def test_a_corpus_without_documents_is_refused(corpus: Artifact):
-    nothing = drop_incompressible.fn(Filter(vocabulary_entries=700, max_tokens_per_char=0.001), corpus)
-    with pytest.raises(InputError, match="no document to look at"):
-        drop_incompressible.fn(SMALL, nothing)
+    nothing = filtered(corpus, 700, max_tokens_per_char=0.001)
+    with pytest.raises(InputError, match="no document to measure"):
+        measure.fn(SMALL, nothing)
 
 
 def test_a_row_group_without_documents_is_passed_over(store: Path, corpus: Artifact):
-    made, part, out = drop_incompressible.fn(SMALL, corpus), parts(corpus)[0], store.parent / "out"
+    measures, part, out = measure.fn(SMALL, corpus), parts(corpus)[0], store.parent / "out"
     rows = pq.read_table(part)
     out.mkdir()
     with pq.ParquetWriter(out / "part-00007.parquet", rows.schema) as file:
         for table in (rows[:0], rows, rows[:0]):
             file.write_table(table)
     (out / "filtered").mkdir()
-    found = [
-        filter_module.filter_part(path, made.path, SMALL, out / "filtered")
-        for path in (part, out / "part-00007.parquet")
-    ]
+    found = []
+    for path in (part, out / "part-00007.parquet"):
+        counts = measure_module.measure_part(path, measures.path, out)
+        made = filter_module.filter_part(path, out / measure_module.name_of(path), Filter(), out / "filtered")
+        found.append((counts, made))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("harm", ["other ids", "other text", "fewer rows", "fewer row groups"])
+def test_measures_of_other_documents_are_refused(corpus: Artifact, tmp_path: Path, harm: str):
+    part, path = parts(corpus)[1], tmp_path / "measured-00001.parquet"
+    table = pq.read_table(measure.fn(SMALL, corpus).path / path.name)
+    if harm == "other ids":
+        table = table.set_column(0, "id", pa.array([f"{name}0" for name in table["id"].to_pylist()]))
+    elif harm == "other text":
+        table = table.set_column(2, "characters", pa.array([n + 1 for n in table["characters"].to_pylist()]))
+    elif harm == "fewer rows":
+        table = table[1:]
+    with pq.ParquetWriter(path, table.schema) as file:
+        if harm != "fewer row groups":
+            file.write_table(table)
+    with pytest.raises(InputError, match=path.name):
+        list(filter_module.aligned(part, path))
+
+
+def test_measures_of_another_corpus_are_refused(corpus: Artifact, folder: Path):
+    for other in (corpus_of(folder, part_megabytes=1024), corpus_of(folder, part_megabytes=0.03)):
+        with pytest.raises(InputError, match=corpus.key):
+            drop_incompressible.fn(Filter(), corpus, measure.fn(SMALL, other))
+    assert artifacts("filter") == []
+
+
+def test_another_threshold_measures_nothing_again(corpus: Artifact, monkeypatch: pytest.MonkeyPatch):
+    before = filtered(corpus, 700)
+    for name in ("encoder_of", "train", "measure_part"):
+        monkeypatch.setattr(measure_module, name, None)
+    monkeypatch.setattr(zstandard, "ZstdCompressor", None)
+    after = filtered(corpus, 700, max_tokens_per_char=0.2)
+    assert 0 < after.stats["documents"] < before.stats["documents"]
+
+
+def test_a_source_may_have_the_name_of_the_total(store: Path, tmp_path: Path, texts):
+    write_jsonl(tmp_path / "a.jsonl", texts["prose"][:150], "all")
+    write_jsonl(tmp_path / "b.jsonl", texts["hex"], "hex")
+    write_jsonl(tmp_path / "c.jsonl", texts["prose"][150:], '"all"')
+    corpus = corpus_of(tmp_path / "?.jsonl")
+    made, strict = filtered(corpus, 700), filtered(corpus, 700, max_tokens_per_char=0.2)
+    rows = [(row["source"], row["documents"], row["kept"]) for row in made.stats["table"]]
+    assert rows == [("all", 210, 200), ('"all"', 150, 150), (r'"\"all\""', 50, 50), ("hex", 10, 0)]
+    assert made.stats["table"][0]["median tokens_per_char"] == np.median(measured(made)["tokens_per_char"]).round(4)
+    of_measures = artifacts("measure")[-1].stats["table"]
+    assert [row["source"] for row in of_measures] == [name for name, _, _ in rows]
+    assert [row["source"] for row in compare(made, strict)["sources"]][:2] == ["all", '"all"']
 
 
 def test_a_longest_that_is_less_than_the_shortest_is_refused():
@@ -282,7 +339,7 @@ def test_a_longest_that_is_less_than_the_shortest_is_refused():
 def test_a_literal_special_token_is_measured_as_the_text_it_is(store: Path, tmp_path: Path, texts):
     plain = " ".join(["mask", "sep"] * 50)
     write_jsonl(tmp_path / "a.jsonl", [*texts["prose"], plain, plain.replace("mask", "[MASK]").replace("sep", "[SEP]")])
-    made = drop_incompressible.fn(SMALL, corpus_of(tmp_path / "a.jsonl"))
+    made = filtered(corpus_of(tmp_path / "a.jsonl"), 700)
     *_, tokens, bracketed = measured(made)["tokens"]
     assert bracketed == tokens + 2 * 100, "two brackets a word"
 
@@ -292,44 +349,48 @@ def bytes_of(made: Artifact) -> dict:
 
 
 def test_one_and_two_workers_write_the_same_bytes(corpus: Artifact, monkeypatch: pytest.MonkeyPatch):
-    alone = bytes_of(drop_incompressible.fn(SMALL, corpus))
-    stage.refresh(drop_incompressible.target(SMALL, corpus))
+    made = filtered(corpus, 700)
+    measures = artifacts("measure")[-1]
+    alone = bytes_of(measures), bytes_of(made)
+    for artifact in (measures, made):
+        stage.refresh(artifact)
     monkeypatch.setenv("CRAM_WORKERS", "2")
-    assert bytes_of(drop_incompressible.fn(SMALL, corpus)) == alone
-    kinds = Counter(name.split("-")[0] for name in alone)
-    assert kinds["part"] == kinds["measured"] == corpus.stats["parts"]
-    assert set(kinds) == {"part", "measured", "tokenizer.json", "tokenizer_config.json", "histogram.png",
-                          "sources.parquet", "dropped.jsonl", "stats.json"}  # fmt: skip
+    assert filtered(corpus, 700) == made
+    assert (bytes_of(measures), bytes_of(made)) == alone
+    kinds = [Counter(name.split("-")[0] for name in files) for files in alone]
+    assert kinds[0]["measured"] == kinds[1]["part"] == kinds[1]["measured"] == corpus.stats["parts"]
+    assert set(kinds[0]) == {"measured", "tokenizer.json", "tokenizer_config.json", "stats.json"}
+    assert set(kinds[1]) == {"part", "measured", "histogram.png", "sources.parquet", "dropped.jsonl", "stats.json"}
 
 
 def test_after_an_interruption_neither_the_vocabulary_nor_finished_parts_are_made_again(corpus: Artifact, monkeypatch):
-    whole = bytes_of(drop_incompressible.fn(SMALL, corpus))
-    stage.refresh(drop_incompressible.target(SMALL, corpus))
-    calls, train, filter_part = [], filter_module.train, filter_module.filter_part
+    whole = bytes_of(measure.fn(SMALL, corpus))
+    stage.refresh(measure.target(SMALL, corpus))
+    calls, train, measure_part = [], measure_module.train, measure_module.measure_part
 
     def counted(*arguments) -> Tokenizer:
         calls.append("train")
         return train(*arguments)
 
-    def interrupted(part: Path, tokenizer_folder: Path, params: Filter, out: Path) -> dict:
+    def interrupted(part: Path, tokenizer_folder: Path, out: Path) -> dict:
         calls.append(part.name)
         if len(calls) == 4:
-            (out / part.name).write_bytes(b"half of it")
+            (out / part.name.replace("part", "measured")).write_bytes(b"half of it")
             raise KeyboardInterrupt
-        return filter_part(part, tokenizer_folder, params, out)
+        return measure_part(part, tokenizer_folder, out)
 
-    monkeypatch.setattr(filter_module, "train", counted)
-    monkeypatch.setattr(filter_module, "filter_part", interrupted)
+    monkeypatch.setattr(measure_module, "train", counted)
+    monkeypatch.setattr(measure_module, "measure_part", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        drop_incompressible.fn(SMALL, corpus)
-    assert artifacts("filter") == []
-    assert bytes_of(drop_incompressible.fn(SMALL, corpus)) == whole
+        measure.fn(SMALL, corpus)
+    assert artifacts("measure") == []
+    assert bytes_of(measure.fn(SMALL, corpus)) == whole
     names = [part.name for part in parts(corpus)]
     assert calls == ["train", *names[:3], *names[2:]]
 
 
 def test_documents_stay_in_their_parts_and_in_order(corpus: Artifact):
-    made = drop_incompressible.fn(SMALL, corpus)
+    made = filtered(corpus, 700)
     for before, after in zip(parts(corpus), parts(made), strict=True):
         documents = [d for batch in batches(before) for d in batch if d.source == "prose"]
         assert [d for batch in batches(after) for d in batch] == documents
@@ -343,7 +404,7 @@ def test_unbroken_hex_is_dropped_though_wordpiece_makes_it_one_unknown_token(
     corpus = download.fn(
         Download(source="files", files=[str(write_jsonl(tmp_path / "toy.jsonl", [*toy_texts, dump]))], documents=0)
     )
-    made = drop_incompressible.fn(Filter(vocabulary_entries=400, max_tokens_per_char=0.5), corpus)
+    made = filtered(corpus, max_tokens_per_char=0.5)
     assert made.stats["dropped"]["incompressible"]["documents"] == 1
     dropped = json.loads((made.path / "dropped.jsonl").read_text())
     assert dropped["text"].startswith("vectors:")

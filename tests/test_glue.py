@@ -226,7 +226,11 @@ def test_more_than_one_percent_of_such_rows_are_refused(tmp_path: Path, gaps: di
     assert sum(read_split([write(tmp_path, "cola", "train", **gaps)], "cola", "train")[1].values()) == 10
     gaps["sentence"][500] = None
     said = refused(write(tmp_path, "cola", "train", **gaps))
-    for word in ("cola/train: 11 of 1,000 rows have no sentence", "at most 1%", "rows 3, 7, 101, 102, 103 and 6 more"):
+    for word in (
+        "cola/train: 11 of 1,000 rows without a sentence",
+        "at most 1%",
+        "rows 3, 7, 101, 102, 103 and 6 more",
+    ):
         assert word in said
 
 
@@ -252,10 +256,10 @@ def test_a_split_without_sentences_is_not_scored(tmp_path: Path, split: str):
             table, left_out, _ = read_split([path], "cola", split)
             assert (table["sentence"].to_pylist(), left_out) == (sentences, {})
     said = refused(path, split=split)
-    for word in (f"cola/{split}: 3 of 200 rows have no sentence", "at most 1%", "rows 4, 151 and 200"):
+    for word in (f"cola/{split}: 3 of 200 rows without a sentence", "at most 1%", "rows 4, 151 and 200"):
         assert word in said
     path = write(tmp_path, "cola", split, sentence=[""] * 200, label=labels)
-    assert "200 of 200 rows have no sentence" in refused(path, split=split)
+    assert "200 of 200 rows without a sentence" in refused(path, split=split)
 
 
 def test_a_class_without_examples_is_told(tmp_path: Path):
@@ -278,8 +282,8 @@ def test_training_rows_that_are_scored_too_are_counted_and_warned_of(tmp_path: P
     assert data.shared == {"validation_matched": 3, "validation_mismatched": 0}
     assert data.duplicates == 1
     conflict, shared = data.notes
-    assert conflict == "mnli/train: 2 rows have texts that stand there with another label too."
-    assert "stand in validation_matched too: 3 (rows 2, 3 and 4); so 2 of its 4 rows are trained on" in shared
+    assert conflict == "mnli/train: 2 rows with texts that occur there with another label too."
+    assert "stand in validation_matched too: 3 (rows 2, 3 and 4); 2 of its 4 rows seen in training" in shared
 
 
 @pytest.mark.parametrize("task", ["stsb", "mrpc", "qqp", "rte"])
@@ -297,8 +301,8 @@ def test_a_pair_the_other_way_round_is_the_same_where_the_order_means_nothing(tm
         return
     assert (data.shared, data.duplicates) == ({"validation": 3}, 2)
     conflict, shared = data.notes
-    assert conflict == f"{task}/train: 2 rows have texts that stand there with another label too."
-    assert "validation too, in either order: 3 (rows 3, 4 and 5); so 2 of its 4 rows" in shared
+    assert conflict == f"{task}/train: 2 rows with texts that occur there with another label too."
+    assert "validation too, in either order: 3 (rows 3, 4 and 5); 2 of its 4 rows" in shared
 
 
 def test_repeated_rows_are_counted_as_a_naive_count_does(tmp_path: Path):
@@ -314,7 +318,7 @@ def test_repeated_rows_are_counted_as_a_naive_count_does(tmp_path: Path):
         text for text in set(stripped) if len({b for a, b in zip(stripped, labels, strict=True) if a == text}) > 1
     ]
     rows = sum(text in several for text in stripped)
-    assert f"sst2/train: {rows} rows have texts" in data.notes[0]
+    assert f"sst2/train: {rows} rows with texts" in data.notes[0]
 
 
 def test_junk_in_place_of_parquet_is_refused(cola: Path):
@@ -601,6 +605,33 @@ def test_glue_comes_from_the_hub_at_its_pinned_revision_and_then_from_its_cache(
             "train": 2
         }
     assert ask() == [rows], "with no server"
+
+
+def test_without_a_network_one_request_is_made_and_finetune_data_is_named(monkeypatch, caplog):
+    asked = []
+
+    class Unreachable:
+        def dataset_info(self, *_: object, **__: object) -> None:
+            asked.append("info")
+            raise ConnectionError("no network")
+
+        def list_repo_tree(self, *_: object, **__: object) -> None:
+            asked.append("a listing, which the client retries for half a minute")
+            raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Unreachable)
+    monkeypatch.setattr(glue, "cached", lambda *_: None)
+    caches = (glue.hub_splits, glue.hub_evaluation, glue.hub_problem)
+    for cache in caches:
+        cache.cache_clear()
+    assert glue.evaluation_files("nyu-mll/glue", ["cola"]) == {}
+    for task in ("cola", "mnli"):
+        with pytest.raises(InputError, match=r"no network.*finetune\.data"):
+            glue.find_splits("nyu-mll/glue", task)
+    assert asked == ["info"]
+    assert not caplog.messages, "the sentence comes once, as the error"
+    for cache in caches:
+        cache.cache_clear()
 
 
 def test_real_glue_data_reads_with_the_sizes_that_it_has(real_data: Path):

@@ -463,6 +463,16 @@ def test_what_came_of_a_damaged_shard_is_not_kept(online: Hub):
     assert read(source="pile", documents=2000) == expected_of(PILE, "toy", 2000)
 
 
+def test_nothing_is_kept_of_a_corrupt_shard_that_is_read_as_it_comes(online: Hub):
+    name = "train/00.jsonl.zst"
+    whole = online.files[at("pile")][name]
+    online.files[at("pile")][name] = whole + b"garbage"
+    settings = {"source": "pile", "documents": 4000, "damaged": "keep"}
+    assert f"{name} is corrupt" in refusal(**settings)
+    online.files[at("pile")][name] = whole
+    assert read(**settings) == expected_of(PILE, "toy", 4000)
+
+
 def test_a_busy_hub_is_asked_again(online: Hub):
     online.fails.update({"train": [503, 500], "00.jsonl.zst": [502, 504], "01.jsonl.zst": [429]})
     assert read(source="pile") == expected_of(PILE, "toy")
@@ -646,7 +656,7 @@ def test_a_full_disk_is_told_and_not_taken_for_a_fault_of_the_hub(online: Hub, m
     monkeypatch.setattr(fetch, "_begin", lambda partial, file: Full())
     for source in ("pile", "c4"):
         said = refusal(source=source, **limits)
-        assert re.match("download can't go on: No space left on device: .*CRAM_ARTIFACTS", said)
+        assert re.match("download can't continue: No space left on device: .*CRAM_ARTIFACTS", said)
     monkeypatch.setattr(fetch, "_begin", begin)
     assert read(source="pile", shards=1) == expected_of(PILE, "toy", 1500)
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from model import InputError, bert, machine
+from model import InputError, bert, machine, memory
 from model.batches import Batches
+from model.heldout import Heldout
 from model.masking import Corpus
-from model.settings import Architecture
+from model.settings import Architecture, Training
 
 SETTINGS = ("CRAM_DEVICE", "CRAM_DTYPE", "CRAM_COMPILE", "CRAM_MICRO_BATCH")
 CPU, VOCABULARY, LENGTH = torch.device("cpu"), 50, 16
@@ -194,7 +196,7 @@ def test_matrix_products_are_computed_in_the_dtype():
 def masked(seed: int) -> tuple[torch.Tensor, ...]:
     """Eight sequences to train on."""
     rows = np.random.default_rng(seed).integers(5, VOCABULARY, (8, LENGTH)).astype(np.uint16)
-    return Batches(Corpus(rows, rows, VOCABULARY, 4, 5), 8, seed, CPU).make(0, 4)
+    return Batches(Corpus(rows, Heldout.of_rows(rows), VOCABULARY, 4, 5), 8, seed, CPU).make(0, 4)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
@@ -213,7 +215,7 @@ def test_half_precision_gives_nearly_the_loss_of_fp32(dtype, tolerance):
 def test_the_description_is_json_and_names_what_was_used():
     about = machine.Machine(torch.device("cpu"), torch.bfloat16, True, 32).describe()
     assert json.loads(json.dumps(about)) == about
-    threads = f"CPU, {torch.get_num_threads()} threads"
+    threads = "CPU, 1 thread" if torch.get_num_threads() == 1 else f"CPU, {torch.get_num_threads()} threads"
     assert about == {"device": threads, "dtype": "bfloat16", "compiled": True, "micro_batch": 32}
 
 
@@ -263,3 +265,44 @@ def test_the_compiled_models_have_the_same_losses_and_gradients(tmp_path):
         pytest.skip(f"compiling takes more than {COMPILE_SECONDS} s here")
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.rglob("*.so"))  # something was compiled
+
+
+def test_the_memory_that_can_be_had_is_what_the_kernel_says(monkeypatch, tmp_path):
+    whole = machine.available_memory()
+    assert 1 << 26 < whole < 1 << 50
+    limit, used, stat = (tmp_path / f"memory.{name}" for name in ("max", "current", "stat"))
+    monkeypatch.setattr(machine, "CGROUPS", ((str(limit), str(used), str(stat)),))
+    limit.write_text("5000000\n")
+    used.write_text("2000000\n")
+    stat.write_text("anon 999\nfile 600\nshmem 200\nactive_file 100\ninactive_file 300\nactive_anon 7\n")
+    assert machine.available_memory() == 3_000_400
+    limit.write_text("max\n")
+    assert machine.available_memory() > 3_000_000
+
+
+GIANT = Architecture(layers=128, hidden=65_536, heads=1024, intermediate=196_608)
+
+
+def test_a_model_that_no_memory_holds_is_refused_before_it_is_made(monkeypatch):
+    here = machine.Machine(CPU, torch.float32, False, 1)
+    with pytest.raises(
+        InputError, match=r"layers 128, hidden 65536, .* needs at least 1\d\d,\d{3},\d{3},\d{3},\d{3} bytes"
+    ):
+        memory.check_memory(GIANT, Training(), 32_768, 128, here)
+    weights, states = memory.sizes(Architecture(), Training(), 32_768, 128)
+    assert states == 2 * weights == 8 * sum(p.numel() for p in bert.Bert(Architecture(), 32_768, 128).parameters())
+    for processes, needed in ((1, 7 * weights), (2, 11 * weights)):  # with gradients, and the copy for a checkpoint
+        monkeypatch.setattr(memory, "available_memory", lambda there=needed: there)
+        memory.check_memory(Architecture(), Training(), 32_768, 128, here, processes)
+        monkeypatch.setattr(memory, "available_memory", lambda there=needed: there - 1)
+        with pytest.raises(InputError, match=f"{needed:,} bytes .* {needed - 1:,} bytes available"):
+            memory.check_memory(Architecture(), Training(), 32_768, 128, here, processes)
+
+
+def test_a_model_that_the_gpu_does_not_hold_is_refused(gpu, monkeypatch):
+    weights, _ = memory.sizes(Architecture(), Training(), 32_768, 128)
+    monkeypatch.setattr(machine.Machine, "device_name", lambda self: "Toy GPU")
+    for there, fits in ((4 * weights, True), (4 * weights - 1, False)):
+        monkeypatch.setattr(machine.Machine, "device_memory", lambda self, there=there: there)
+        with nullcontext() if fits else pytest.raises(InputError, match="Toy GPU has"):
+            memory.check_memory(Architecture(), Training(), 32_768, 128, machine.detect())

@@ -3,13 +3,14 @@ import math
 import numpy as np
 import pytest
 
+from model.heldout import Heldout
 from model.masking import Corpus, mask, masks_per_sequence
 
 SPECIALS, MASK_ID, VOCABULARY = 5, 4, 60_000
 
 
 def corpus_of(rows: np.ndarray, vocabulary: int = VOCABULARY) -> Corpus:
-    return Corpus(rows, rows[:0], vocabulary, MASK_ID, SPECIALS)
+    return Corpus(rows, Heldout.of_rows(rows[:0]), vocabulary, MASK_ID, SPECIALS)
 
 
 def plain(sequences: int, length: int, vocabulary: int = VOCABULARY, kind: type = np.uint16) -> Corpus:
@@ -18,9 +19,9 @@ def plain(sequences: int, length: int, vocabulary: int = VOCABULARY, kind: type 
     return corpus_of(rows.astype(kind), vocabulary)
 
 
-def masked(corpus: Corpus, count: int, first: int = 0, seed: int = 0, corrupt: bool = True):
+def masked(corpus: Corpus, count: int, first: int = 0, seed: int = 0):
     """What all sequences of a corpus become, and `shown`, what stands at the chosen positions."""
-    inputs, positions, labels = mask(corpus.sequences, first, count, corpus, seed, corrupt)
+    inputs, positions, labels = mask(corpus.sequences, first, count, corpus, seed)
     return inputs, positions, labels, np.take_along_axis(inputs, positions, axis=1)
 
 
@@ -100,13 +101,12 @@ def test_special_tokens_are_chosen_only_where_there_are_too_few_others():
     assert all({1, 3} <= set(row) and len(set(row)) == 16 for row in positions.tolist())
 
 
-@pytest.mark.parametrize("corrupt", [True, False])
-def test_every_position_is_as_likely_as_another(corrupt):
+def test_every_position_is_as_likely_as_another():
     sequences, length, count = 20_000, 128, 32
-    inputs, positions, _, _ = masked(plain(sequences, length), count, corrupt=corrupt)
+    inputs, positions, _, _ = masked(plain(sequences, length), count)
     for counts, each in (
         (np.bincount(positions.ravel(), minlength=length), count),
-        ((inputs == MASK_ID).sum(axis=0), 26 if corrupt else count),
+        ((inputs == MASK_ID).sum(axis=0), 26),
     ):
         assert abs(squared_deviations(counts, each / length, sequences)) < 5
         assert counts.std() > 0.5 * math.sqrt(sequences * each / length * (1 - each / length))  # drawn, not dealt out
@@ -127,14 +127,13 @@ def test_positions_are_drawn_independently_of_each_other():
 
 
 @pytest.mark.parametrize("count", [1, 5, 13, 32, 64])
-@pytest.mark.parametrize("corrupt", [True, False])
-def test_a_sequence_has_the_same_masks_however_the_corpus_is_cut_into_batches(count, corrupt):
+def test_a_sequence_has_the_same_masks_however_the_corpus_is_cut_into_batches(count):
     corpus, first = plain(60, 66), 10**12
-    whole = masked(corpus, count, first, corrupt=corrupt)[:3]
+    whole = masked(corpus, count, first)[:3]
     for sizes in ([1] * 60, [60], [7, 1, 30, 22]):
         starts = np.cumsum([0, *sizes])
         parts = [
-            mask(corpus.sequences[start : start + size], first + int(start), count, corpus, 0, corrupt)
+            mask(corpus.sequences[start : start + size], first + int(start), count, corpus, 0)
             for start, size in zip(starts, sizes, strict=False)
         ]
         assert same(whole, tuple(np.concatenate(part) for part in zip(*parts, strict=True)))
@@ -159,11 +158,3 @@ def test_random_tokens_differ_between_epochs_too():
     corpus = corpus_of(np.full((1, 40), VOCABULARY, dtype=np.uint16))
     drawn = [masked(corpus, 40, first=epoch)[0] for epoch in range(100)]
     assert len({tuple(row[(row != MASK_ID) & (row != VOCABULARY)]) for row in drawn}) == 100
-
-
-def test_without_corruption_all_of_the_chosen_are_masked():
-    corpus = plain(50, 128)
-    inputs, _, labels, shown = masked(corpus, 19, corrupt=False)
-    assert (shown == MASK_ID).all()
-    assert ((inputs != corpus.sequences).sum(axis=1) == 19).all()
-    assert (labels != MASK_ID).all()

@@ -10,7 +10,7 @@ from sklearn import metrics as sklearn_metrics
 
 from tasks import metrics
 from tasks.glue import TASKS
-from tasks.metrics import bootstrap, confusion, majority, measure, note, official_average, paper_average, score
+from tasks.metrics import baseline, bootstrap, confusion, measure, note, official_average, paper_average, score
 
 CLASSIFICATION, REGRESSION = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
 
@@ -100,7 +100,7 @@ def test_predictions_that_are_no_numbers_score_zero_and_are_noted():
     predictions = np.array([1.0, np.nan, np.inf])
     assert score("pearson", np.array([1.0, 2.0, 3.0]), predictions) == 0
     assert bootstrap("spearman", np.array([1.0, 2.0, 3.0]), predictions) == [0, 0]
-    assert "2 of 3 predictions are no finite numbers" in note("pearson", np.array([1.0, 2.0, 3.0]), predictions)
+    assert "2 of 3 predictions not finite" in note("pearson", np.array([1.0, 2.0, 3.0]), predictions)
 
 
 def test_predictions_that_hardly_differ_are_scored_without_a_warning():
@@ -174,10 +174,12 @@ def test_an_interval_is_the_same_each_time_and_narrows_with_more_examples():
     assert (more[1] - more[0]) == pytest.approx((first[1] - first[0]) / 4, rel=0.2)
 
 
-def test_the_majority_baseline_knows_the_training_labels_only():
-    train = np.array([1, 1, 1, 0])
-    assert (majority(np.array([0, 0]), train, TASKS["cola"]) == 1).all()
-    assert majority(np.array([5.0]), np.array([1.0, 2.0]), TASKS["stsb"])[0] == 1.5
+def test_the_baseline_is_the_best_score_of_one_answer_to_all():
+    labels, train = np.array([1, 0, 0, 0]), np.array([1, 1, 1, 0])
+    assert baseline("accuracy", labels, train, TASKS["rte"]) == 75
+    assert baseline("f1", labels, train, TASKS["qqp"]) == pytest.approx(100 * 2 / 5)
+    assert baseline("matthews", labels, train, TASKS["cola"]) == 0
+    assert baseline("pearson", np.array([1.0, 5.0]), train, TASKS["stsb"]) == 0
 
 
 def test_measure_tells_all_of_a_task():
@@ -186,7 +188,7 @@ def test_measure_tells_all_of_a_task():
     predictions = np.where(random.random(100) < 0.8, labels, 1 - labels)
     told = measure(TASKS["mrpc"], labels, predictions, np.array([1, 1, 0]))
     assert list(told["metrics"]) == list(told["intervals"]) == list(told["majority"]) == ["f1", "accuracy"]
-    assert told["majority"]["accuracy"] == pytest.approx(100 * labels.mean())
+    assert told["majority"]["accuracy"] == pytest.approx(100 * max(labels.mean(), 1 - labels.mean()))
     assert told["notes"] == []
     seen = Counter(zip(labels.tolist(), predictions.tolist(), strict=True))
     assert told["confusion"] == [[seen[0, 0], seen[0, 1]], [seen[1, 0], seen[1, 1]]]
@@ -241,3 +243,24 @@ def test_the_official_average_is_over_eight_tasks_with_two_metrics_of_a_task_as_
     assert official_average({k: v for k, v in table.items() if k != "MNLI mm"}) is None
     assert official_average(table | {"QQP": {"f1": 60.0}}) is None, "both metrics are needed"
     assert official_average(table | {"WNLI": {"accuracy": 0.0}}) == official_average(table)
+
+
+@pytest.mark.parametrize("task", ["mrpc", "cola", "stsb", "rte", "mnli"])
+def test_a_constant_answer_does_not_beat_the_baseline_and_the_right_answers_do(task):
+    about = TASKS[task]
+    random = np.random.default_rng(0)
+    labels = (
+        random.random(300) * 5 if about.classes == 1 else random.choice(about.classes, 300, p=SKEWED[about.classes])
+    )
+    common = labels.mean() if about.classes == 1 else np.bincount(labels).argmax()
+    constant = measure(about, labels, np.full(len(labels), common), labels)
+    right = measure(about, labels, labels, labels)
+    noise = measure(about, labels, random.permutation(labels), labels)
+    for metric in about.metrics:
+        assert not metrics.beats(constant, metric)
+        assert metrics.beats(right, metric)
+    assert not metrics.beats(noise, about.metrics[0])
+    assert metrics.verdict(about).endswith("the mean" if about.classes == 1 else "the most frequent class")
+
+
+SKEWED = {2: [0.32, 0.68], 3: [0.3, 0.3, 0.4]}

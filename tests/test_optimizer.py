@@ -62,6 +62,63 @@ def test_every_parameter_is_in_exactly_one_group_and_only_matrices_decay(name, a
         assert group["weight_decay"] == (0 if spared(parameter) or muon_alone else DECAY), parameter
 
 
+# Names of crammed-bert's parameters in the reference implementation, in a block and outside of the blocks; and what its
+# config bert-original exempts from weight decay: names that contain one of these.
+REFERENCE_BLOCK = {
+    "attention_norm.weight": "norm1.weight",
+    "attention_norm.bias": "norm1.bias",
+    "ffn_norm.weight": "norm2.weight",
+    "ffn_norm.bias": "norm2.bias",
+    "attention.query.weight": "attn.self_attention.query_key_value.weight",
+    "attention.key.weight": "attn.self_attention.query_key_value.weight",
+    "attention.value.weight": "attn.self_attention.query_key_value.weight",
+    "attention.out.weight": "attn.dense.weight",
+    "ffn.dense_in.weight": "ffn.dense_in.weight",
+    "ffn.dense_out.weight": "ffn.dense_out.weight",
+}
+REFERENCE_REST = {
+    "embedding.word.weight": "encoder.embedding.word_embedding.weight",
+    "embedding.scale": "encoder.embedding.pos_embedding.scale_factor",
+    "embedding.norm.weight": "encoder.embedding.norm.weight",
+    "embedding.norm.bias": "encoder.embedding.norm.bias",
+    "norm.weight": "encoder.final_norm.weight",
+    "norm.bias": "encoder.final_norm.bias",
+}
+EXEMPT = ("bias", "LayerNorm.bias", "LayerNorm.weight")
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"muon"}))
+def test_with_norms_decaying_the_groups_are_those_of_the_references_bert_original_on_crammed_bert(name):
+    theirs = REFERENCE_REST | {
+        f"blocks.{layer}.{ours}": f"encoder.layers.{layer}.{theirs}"
+        for layer in (0, 1)
+        for ours, theirs in REFERENCE_BLOCK.items()
+    }
+    model = bert()
+    found = dict(grouped(model, optimizer.optimizers(model, training(name, decay_norms=True))))
+    assert set(found) == set(theirs)
+    for ours, group in found.items():
+        exempt = any(part in theirs[ours] for part in EXEMPT)
+        assert group["weight_decay"] == (0 if exempt else DECAY), ours
+
+
+def test_adam_shrinks_norm_gains_that_decay_at_its_full_rate():
+    """The L2 term (0.01 x 1) is larger than a gain's gradient (about 1e-3); Adam makes the sum one step of the rate."""
+    gains = {}
+    for decays in (False, True):
+        model = bert()
+        settings = Training(optimizer="adam", learning_rate=1e-2, adam_eps=1e-8, weight_decay=0.01, decay_norms=decays)
+        (adam,) = optimizer.optimizers(model, settings)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(50):
+            for parameter in model.parameters():
+                parameter.grad = 1e-3 * torch.randn(parameter.shape, generator=generator)
+            adam.step()
+        gains[decays] = model.norm.weight.detach()
+    assert gains[True].mean() < 0.6  # 50 steps of 1e-2 down
+    assert gains[False].mean() > 0.95
+
+
 def test_of_the_classifier_too_every_parameter_is_in_one_group_and_only_matrices_decay():
     model = Classifier(bert(), classes=3, dropout=0.0, seed=0)
     found = grouped(model, [optimizer.adamw(model, LR, BETAS, EPS, DECAY)])
@@ -101,11 +158,13 @@ def test_a_parameter_in_no_group_or_in_two_is_named():
 @pytest.mark.parametrize("name", NAMES)
 def test_an_optimizer_reads_what_the_settings_say_it_reads_and_nothing_else(name):
     def told(settings):
-        groups = [group for o in optimizer.optimizers(bert(), settings) for group in o.param_groups]
-        return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        model = bert()
+        found = grouped(model, optimizer.optimizers(model, settings))
+        return [(parameter, {key: v for key, v in group.items() if key != "params"}) for parameter, group in found]
 
     usual = Training(optimizer=name)
     others = {"beta1": 0.5, "beta2": 0.5, "adam_eps": 0.5, "momentum": 0.5, "matrix_learning_rate": 0.5}
+    others |= {"decay_norms": True}
     for field, other in (others | {"learning_rate": 0.5, "weight_decay": 0.5}).items():
         changed = told(usual.model_copy(update={field: other})) != told(usual)
         assert changed == (field in READ_BY[name] or field in ("learning_rate", "weight_decay")), field

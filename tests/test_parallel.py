@@ -377,3 +377,23 @@ def test_an_interrupt_while_the_server_starts_ends_all(tmp_path: Path):
     wait_for(lambda: not runs(pid))
     assert printed.count("Traceback") == 1, printed
     assert traces(tmp_path) == {}
+
+
+def test_an_interrupt_while_a_worker_starts_is_no_error_of_the_worker(tmp_path: Path):
+    interrupted = """
+import os, signal
+from multiprocessing import forkserver
+
+connect = forkserver.connect_to_new_process
+
+def interrupt_half_way(fds):
+    found = connect(fds)
+    os.kill(os.getpid(), signal.SIGINT)
+    return found
+
+forkserver.connect_to_new_process = interrupt_half_way
+"""
+    process = start("-c", interrupted + SCRIPT, str(tmp_path))
+    printed = process.communicate(timeout=60)[0]
+    assert printed.count("Traceback") == printed.count("KeyboardInterrupt") == 1, printed
+    assert "EOFError" not in printed

@@ -1,7 +1,10 @@
 """The pretrain stage, as plain calls on a toy corpus."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import store_of_its_own, toy_tokens
 
-from model import InputError
+from model import InputError, machine, pretraining, processes, schedules
+from model.distributed import Job
 from tasks import stage as store_module
 from tasks.finetune import Finetune, finetune
-from tasks.pretrain import LINEAGE, Pretrain, measure_heldout, pretrain
+from tasks.pretrain import LINEAGE, Pretrain, measure_heldout, pretrain, with_gpus
 from tasks.stage import Artifact
 
 TINY = Pretrain(
@@ -33,9 +37,16 @@ def made(tmp_path_factory, toy_texts: list[str]):
         yield {"root": root, "tokens": tokens, "pretrain": pretrain.fn(TINY, tokens)}
 
 
+def assert_measured_again(bert: Artifact) -> None:
+    """The files of an artifact alone give its held-out loss again."""
+    found, recorded = measure_heldout(bert), bert.stats["heldout"]
+    assert found.keys() == recorded.keys()
+    for name, value in recorded.items():
+        assert found[name] == (pytest.approx(value, abs=1e-6) if name.startswith("nats_per_") else value)
+
+
 def test_the_exported_model_gives_the_same_heldout_loss_again(made):
-    bert: Artifact = made["pretrain"]
-    assert measure_heldout(bert) == pytest.approx(bert.stats["heldout_loss"], abs=1e-6)
+    assert_measured_again(made["pretrain"])
 
 
 def test_the_model_learned_and_its_record_is_complete(made):
@@ -45,13 +56,26 @@ def test_the_model_learned_and_its_record_is_complete(made):
     assert metrics["tokens"][-1] == bert.stats["tokens"] >= 30_000
     assert min(metrics["lr"]) >= 0
     first, last = bert.stats["evaluations"][0], bert.stats["evaluations"][-1]
-    assert last["heldout_loss"] == pytest.approx(bert.stats["heldout_loss"], abs=1e-6)
     assert last["heldout_loss"] < first["heldout_loss"] - 0.5
     assert (bert.path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not list(bert.path.rglob("checkpoint*"))
-    per_character = bert.stats["heldout_nats_per_character"]
-    held = made["tokens"].stats["heldout"]
-    assert per_character == pytest.approx(bert.stats["heldout_loss"] * held["tokens"] / held["characters"], abs=1e-5)
+
+
+def test_the_held_out_loss_is_that_of_all_tokens_per_token_character_and_byte(made):
+    stats, measured = made["pretrain"].stats, made["tokens"].stats["heldout"]["measured"]
+    held = stats["heldout"]
+    assert {name: held[name] for name in ("documents", "tokens", "characters", "bytes", "digest")} == {
+        name: measured[name] for name in ("documents", "tokens", "characters", "bytes", "digest")
+    }
+    nats = stats["heldout_loss"] * measured["tokens"]
+    assert held["nats_per_token"]["value"] == stats["heldout_loss"]
+    for unit in ("character", "byte"):
+        assert held[f"nats_per_{unit}"]["value"] == pytest.approx(nats / measured[f"{unit}s"], abs=1e-5)
+        assert 0 < held[f"nats_per_{unit}"]["standard_error"] < 0.1
+    last = stats["evaluations"][-1]
+    assert last["heldout_loss"] == pytest.approx(stats["heldout_loss"], rel=0.05), "of a seventh of the tokens"
+    ratio = measured["tokens"] / measured["bytes"]
+    assert last["heldout_nats_per_byte"] == pytest.approx(last["heldout_loss"] * ratio, abs=1e-5)
 
 
 def test_the_pretrained_artifact_is_complete_in_itself(made, tmp_path: Path, monkeypatch):
@@ -61,7 +85,7 @@ def test_the_pretrained_artifact_is_complete_in_itself(made, tmp_path: Path, mon
     run = finetune.fn(params, bert)
     monkeypatch.setattr(store_module, "ROOT", tmp_path)
     shutil.copytree(made["root"] / "artifacts" / bert.name, tmp_path / bert.name)
-    assert measure_heldout(bert) == pytest.approx(bert.stats["heldout_loss"], abs=1e-6)
+    assert_measured_again(bert)
     again = finetune.fn(params, bert)
     assert again == run
     scores = json.loads((made["root"] / "artifacts" / run.name / "scores.json").read_text())
@@ -100,12 +124,24 @@ def test_a_failure_while_the_model_is_published_costs_no_training(made, monkeypa
         bert = pretrain.fn(again, made["tokens"])
     assert not steps
     assert bert.stats["tokens"] >= 30_000
-    assert measure_heldout(bert) == pytest.approx(bert.stats["heldout_loss"], abs=1e-6)
+    assert_measured_again(bert)
 
 
 def test_a_budget_that_is_spent_before_the_first_step_is_told(made):
     with pytest.raises(InputError, match="spent before the first step"):
         pretrain.fn(TINY.model_copy(update={"budget": 1e-12, "budget_unit": "hours"}), made["tokens"])
+
+
+def test_sequences_of_an_older_version_are_told(made, tmp_path: Path, monkeypatch):
+    tokens = made["tokens"]
+    monkeypatch.setattr(store_module, "ROOT", tmp_path)
+    shutil.copytree(made["root"] / "artifacts" / tokens.name, tmp_path / tokens.name)
+    (tokens.path / "heldout_documents.npy").unlink()
+    about = json.loads((tokens.path / "stage.json").read_text())
+    about["files"] = [file for file in about["files"] if file["path"] != "heldout_documents.npy"]
+    (tokens.path / "stage.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match=f"{tokens.name} was made by an older version of cram"):
+        pretrain.fn(TINY, tokens)
 
 
 def test_a_corpus_smaller_than_a_batch_is_told(made):
@@ -134,7 +170,7 @@ def test_a_corpus_smaller_than_a_batch_is_told(made):
 def test_no_setting_of_pretraining_is_ignored(made, monkeypatch, change: dict):
     from safetensors.numpy import load_file
 
-    monkeypatch.setenv("CRAM_MICRO_BATCH", "4")  # so that the batch has room to grow
+    monkeypatch.setattr(schedules, "RAMP_UNIT", 2)  # so that the batch has room to grow
     base = TINY.model_dump() | {"budget": 6_000}
     weights = []
     for delta in ({}, change):
@@ -155,19 +191,97 @@ def test_two_processes_have_the_losses_of_one_with_the_same_batch(made, monkeypa
     params = TINY.model_copy(update={"seed": 6, "budget": 12_000, "dropout": 0.0})
     monkeypatch.setenv("CRAM_DEVICE", "cpu")
     monkeypatch.setenv("CRAM_DTYPE", "fp32")
-    found = []
-    for gpus, micro_batch in ((1, 4), (2, 2)):
+    found, evaluated = [], []
+    measure = pretraining.heldout_loss
+    monkeypatch.setattr(pretraining, "heldout_loss", lambda *about: evaluated.append(1) or measure(*about))
+    for gpus, most, micro_batch in ((1, 4, 4), (2, 8, 4)):  # two processes have 4 sequences each
         monkeypatch.setenv("CRAM_GPUS", str(gpus))
-        monkeypatch.setenv("CRAM_MICRO_BATCH", str(micro_batch))
+        monkeypatch.setenv("CRAM_MICRO_BATCH", str(most))
         made_here = pretrain.fn(params, made["tokens"])
         assert made_here.stats["machine"]["gpus"] == gpus
         assert made_here.stats["machine"]["micro_batch"] == micro_batch
         found.append((losses(made_here), made_here.stats["steps"]))
+        assert len(evaluated) == len(found[0][0][1]), "the two processes measure all their held-out losses themselves"
         shutil.rmtree(made_here.path)
     (one, steps), (two, as_many) = found
     assert steps == as_many > 40
     for expected, other in zip(one, two, strict=True):
         np.testing.assert_allclose(other, expected, rtol=1e-4)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that this one has started, and those that they have."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def listening(pids: list[int]) -> set[str]:
+    """The addresses at which they accept connections, in hexadecimal, as the kernel gives them."""
+    sockets = {os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+def small_job(folder: Path) -> Job:
+    """A job without an end, and its corpus."""
+    rows = np.random.default_rng(0).integers(5, 40, (60, 16)).astype(np.uint16)
+    np.save(folder / "rows.npy", rows)
+    np.save(folder / "documents.npy", np.full((len(rows), 3), 15))
+    return Job(
+        architecture={"layers": 1, "hidden": 16, "heads": 2, "intermediate": 48},
+        training={"budget": 1e12, "budget_unit": "tokens", "batch_size": 4},
+        sequences=folder / "rows.npy",
+        heldout=folder / "rows.npy",
+        heldout_documents=folder / "documents.npy",
+        vocabulary=40,
+        mask_id=4,
+        specials=5,
+        folder=folder,
+    )
+
+
+def test_a_process_that_waits_for_the_others_ends_when_its_parent_is_gone(tmp_path):
+    (tmp_path / "job.json").write_text(small_job(tmp_path).model_dump_json())
+    command = [sys.executable, "-m", "model.distributed", str(tmp_path / "job.json"), str(tmp_path)]
+    environment = processes.environment(0, 2) | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as first:  # and no second
+        try:
+            first.stdin.close()  # as when the parent is killed
+            assert first.wait(60) == 1
+        finally:
+            first.kill()
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no /proc")
+def test_processes_that_train_together_listen_on_the_loopback_interface_only_and_stop_with_a_checkpoint(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CRAM_MICRO_BATCH", "2")
+    job = small_job(tmp_path)
+    started: list[int] = []
+
+    def look_and_stop(fraction: float, note: str) -> None:
+        pids = descendants(os.getpid())
+        started.extend(pid for pid in pids if b"model.distributed" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        addresses = listening(started)
+        assert addresses == {"0100007F"}, addresses
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        with_gpus(job, 2, tmp_path, look_and_stop)
+    assert len(started) >= 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+    assert job.run(machine.detect()).spent.step > 0
+
+
+def test_a_model_that_no_memory_holds_is_refused_before_anything_is_discarded():
+    sizes = {"layers": 128, "hidden": 65_536, "heads": 1024, "intermediate": 196_608}
+    with pytest.raises(InputError, match=r"pretrain\.architecture \(layers 128, hidden 65536"):
+        Pretrain(architecture=sizes).check()
+    TINY.check()
 
 
 def test_what_ends_several_processes_is_told_as_one_sentence(made, monkeypatch):

@@ -1,11 +1,15 @@
+import concurrent.futures
 import functools
 import json
 import logging
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,10 +20,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
-from model import InputError, bert, checkpoint, export, pretraining, schedules
+from model import InputError, bert, checkpoint, memory, pretraining, processes, schedules
+from model import clock as clocks
 from model.batches import Batches
+from model.heldout import Heldout
 from model.machine import Machine, Reading
 from model.masking import Corpus
 from model.settings import Architecture, Training
@@ -27,7 +32,7 @@ from model.settings import Architecture, Training
 SMALL = Architecture(layers=1, hidden=16, heads=2, intermediate=48)
 VOCABULARY, SPECIALS, MASK_ID = 40, 5, 4
 LENGTH = 16
-TIMES = ("seconds", "tokens_per_second", "mfu")
+TIMES = ("seconds", "tokens_per_second", "mfu", "compile_seconds", "compilations")
 RATE = 1e9  # of this machine's matrix products, said to be
 CPU = torch.device("cpu")
 RECIPES = {
@@ -56,13 +61,13 @@ def corpus(sequences: int = 50, heldout: int = 5, length: int = LENGTH) -> Corpu
     starts = np.random.default_rng(0).integers(0, 20, sequences + heldout)
     rows = SPECIALS + (starts[:, None] + np.arange(length)) % 20
     rows = rows.astype(np.uint16)
-    return Corpus(rows[:sequences], rows[sequences:], VOCABULARY, MASK_ID, SPECIALS)
+    return Corpus(rows[:sequences], Heldout.of_rows(rows[sequences:]), VOCABULARY, MASK_ID, SPECIALS)
 
 
 def numbered(sequences: int) -> Corpus:
     """Sequences that hold their own number only."""
     rows = SPECIALS + np.repeat(np.arange(sequences)[:, None], LENGTH, axis=1).astype(np.uint16)
-    return Corpus(rows, rows[:3], SPECIALS + sequences, MASK_ID, SPECIALS)
+    return Corpus(rows, Heldout.of_rows(rows[:3]), SPECIALS + sequences, MASK_ID, SPECIALS)
 
 
 def build(
@@ -89,6 +94,12 @@ def quiet(fraction: float, note: str) -> None:
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """The rate of a machine that isn't measured."""
     return RATE
+
+
+def small_and_unmeasured(set_attribute: Callable[[object, str, object], None]) -> None:
+    """What the tests change of the program, here and in processes of their own."""
+    set_attribute(pretraining, "matrix_rate", matrix_rate)
+    set_attribute(schedules, "RAMP_UNIT", 2)
 
 
 def metrics(folder: Path) -> list[dict]:
@@ -154,9 +165,9 @@ def never_stopped(recipe: str, folder: Path) -> tuple[dict, list, list, dict]:
 
 @pytest.fixture(scope="module", autouse=True)
 def unmeasured_machine():
-    """The machine's rate is not measured, which takes seconds."""
+    """The machine's rate is not measured, which takes seconds, and batches of 8 grow by 2."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretraining, "matrix_rate", matrix_rate)
+        small_and_unmeasured(patch.setattr)
         yield
 
 
@@ -196,7 +207,7 @@ class FakeTime:
 def clock(monkeypatch) -> FakeTime:
     """Time in which a micro-batch of training takes 1 s, a held-out loss 1,000 s, and nothing else any."""
     time, run = FakeTime(), pretraining.Pretraining
-    monkeypatch.setattr(pretraining, "time", time)
+    monkeypatch.setattr(clocks, "time", time)
     monkeypatch.setattr(run, "loss", time.taking(1, run.loss))
     monkeypatch.setattr(pretraining, "heldout_loss", time.taking(1000, pretraining.heldout_loss))
     return time
@@ -235,13 +246,29 @@ def test_a_run_stopped_after_any_step_ends_as_if_never_stopped(tmp_path, unstopp
 
 
 @pytest.mark.parametrize("recipe", ["adamw", "muon"])
-def test_a_run_stopped_after_every_step_ends_as_if_never_stopped_whatever_the_machines(tmp_path, unstopped, recipe):
-    for step in range(len(unstopped(recipe)[1])):
+def test_a_run_stopped_after_every_step_ends_as_if_never_stopped(tmp_path, unstopped, recipe):
+    for _ in range(len(unstopped(recipe)[1])):
         with pytest.raises(Stop):
-            build(tmp_path, micro_batch=(2, 8, 1)[step % 3], **RECIPES[recipe]).run(stop_at(1))
-    last = build(tmp_path, micro_batch=100, **RECIPES[recipe])
+            build(tmp_path, **RECIPES[recipe]).run(stop_at(1))
+    last = build(tmp_path, **RECIPES[recipe])
     last.run(quiet)
     assert outcome(last) == unstopped(recipe)
+
+
+@pytest.mark.parametrize("sizes", [(2, 8, 1), (1, 2)])
+def test_on_machines_of_other_micro_batches_a_run_takes_the_same_steps(tmp_path, unstopped, sizes):
+    expected = unstopped("adamw")[1]
+    for step in range(1, len(expected)):
+        with pytest.raises(Stop):
+            build(tmp_path, micro_batch=sizes[step % len(sizes)]).run(stop_at(1))
+    build(tmp_path).run(quiet)
+    rounded = {"loss": pytest.approx(0, abs=1e9), "gradient_norm": pytest.approx(0, abs=1e9)}
+    rows = metrics(tmp_path)
+    assert [{k: v for k, v in row.items() if k not in TIMES} | rounded for row in rows] == [
+        e | rounded for e in expected
+    ]
+    for name in rounded:
+        assert [row[name] for row in rows] == pytest.approx([row[name] for row in expected], rel=1e-4)
 
 
 def test_recipes_differ_so_that_resuming_one_as_another_would_show(unstopped):
@@ -342,16 +369,17 @@ def half_a_file(tensors, path, metadata):
     path.write_bytes(b"half")
     kill()
 
-def save_each_third(run):
+def save_each_third(writer, *what):
     calls[0] += 1
     if calls[0] % 3 == 0:
-        save(run)
+        save(writer, *what)
+        writer.wait()
         if calls[0] == 3 * killed_saves:
             t.checkpoint.save_file = half_a_file
 
-calls, save = [0], t.pretraining.Pretraining.save
-t.pretraining.Pretraining.save = save_each_third
-t.pretraining.matrix_rate = t.matrix_rate
+calls, save = [0], t.checkpoint.Writer.save
+t.checkpoint.Writer.save = save_each_third
+t.small_and_unmeasured(setattr)
 for recipe, place, call in eval(sys.argv[3]):
     child = os.fork()
     if not child:
@@ -397,7 +425,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import test_pretraining as t
-t.pretraining.matrix_rate = t.matrix_rate
+t.small_and_unmeasured(setattr)
 t.build(Path(sys.argv[2]), **t.ENDLESS).run(lambda fraction, note: print(note, flush=True))
 """
 ENDLESS = {"budget": 1e12, "optimizer": "muon", "dropout": 0.1}
@@ -432,7 +460,7 @@ def test_a_failed_save_keeps_the_old_checkpoint_and_is_told_in_a_sentence(tmp_pa
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", disk_full)
-        with pytest.raises(InputError, match=r"No checkpoint can be written to .*No space left.*Make room"):
+        with pytest.raises(InputError, match=r"No checkpoint can be written to .*No space left.*Free space"):
             build(tmp_path).run(quiet, 0.0)
     assert (tmp_path / checkpoint.CHECKPOINT).read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {checkpoint.CHECKPOINT, checkpoint.METRICS}
@@ -449,7 +477,7 @@ def limit(fraction, note):
     if run.spent.step == 3:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-t.pretraining.matrix_rate = t.matrix_rate
+t.small_and_unmeasured(setattr)
 run = t.build(Path(sys.argv[2]))
 try:
     run.run(limit, 0.0)
@@ -479,15 +507,76 @@ def test_a_finished_run_trains_no_further(tmp_path, unstopped, seen):
     assert outcome(again) == unstopped("adamw")
 
 
-def test_a_resumed_run_keeps_its_micro_batch_and_reads_on_where_it_stopped(tmp_path, seen):
+def test_a_resumed_run_reads_on_where_it_stopped_in_the_micro_batches_of_its_machine(tmp_path, seen):
     with pytest.raises(Stop):
         build(tmp_path, numbered(50), micro_batch=2).run(stop_at(4))
     read = [number for batch in seen for number in batch]
     seen.clear()
-    build(tmp_path, numbered(50), micro_batch=8).run(quiet)
-    assert {len(batch) for batch in seen} == {2}
+    build(tmp_path, numbered(50), micro_batch=1).run(quiet)
+    assert {len(batch) for batch in seen} == {1}
     read += [number for batch in seen for number in batch]
     assert read == [SPECIALS + index % 50 for index in range(len(read))]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_as_it_was_at_its_step(tmp_path, monkeypatch, unstopped):
+    run, may_write, write = build(tmp_path), threading.Event(), checkpoint.save_file
+    written = tmp_path / "written"
+    written.mkdir()
+
+    def slow(*args, **kwargs) -> None:
+        assert may_write.wait(60)
+        write(*args, **kwargs)
+
+    def report(fraction: float, note: str) -> None:
+        if run.spent.step == 2:
+            run.save()
+        if run.spent.step == 5:
+            assert not (tmp_path / checkpoint.CHECKPOINT).exists()
+            may_write.set()
+            run.writer.wait()
+            for name in (checkpoint.CHECKPOINT, checkpoint.METRICS):
+                shutil.copy(tmp_path / name, written)
+
+    monkeypatch.setattr(checkpoint, "save_file", slow)
+    run.run(report)
+    resumed = build(written)
+    assert resumed.spent.step == len(metrics(written)) == 2
+    resumed.run(quiet)
+    assert outcome(resumed) == outcome(run) == unstopped("adamw")
+
+
+def test_a_checkpoint_that_fails_stops_the_run_at_its_next_step(tmp_path, monkeypatch):
+    run, write = build(tmp_path), checkpoint.save_file
+    monkeypatch.setattr(checkpoint, "save_file", do_at(2, write, lambda: os.stat("/nowhere"), nothing))
+
+    def report(fraction: float, note: str) -> None:
+        if run.spent.step in (2, 4):
+            run.save()
+            concurrent.futures.wait([run.writer.writing])
+
+    with pytest.raises(InputError, match="No checkpoint can be written"):
+        run.run(report)
+    assert run.spent.step == 5
+    assert {path.name for path in tmp_path.iterdir()} == {checkpoint.CHECKPOINT, checkpoint.METRICS}
+    assert build(tmp_path).spent.step == 2
+
+
+def test_one_checkpoint_is_written_at_a_time_and_the_last_before_the_run_ends(tmp_path, monkeypatch):
+    writing, write = Counter(), checkpoint.save_file
+
+    def watched(*args, **kwargs) -> None:
+        writing["now"] += 1
+        assert writing["now"] == 1
+        write(*args, **kwargs)
+        time.sleep(0.02)
+        writing["now"] -= 1
+        writing["done"] += 1
+
+    monkeypatch.setattr(checkpoint, "save_file", watched)
+    run = build(tmp_path)
+    run.run(quiet, 0.0)
+    assert writing == {"now": 0, "done": run.spent.step + 1}  # once more for the last held-out loss
+    assert build(tmp_path).spent == run.spent
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"junk"), lambda path: os.truncate(path, 9000)])
@@ -545,21 +634,49 @@ def test_hours_are_on_the_clock_without_heldout_evaluation(tmp_path, clock):
     assert 200 <= spent.seconds < 200 + rows[-1]["batch"] // 2
 
 
-def test_compiling_data_and_checkpoints_are_on_the_clock(tmp_path, clock, monkeypatch):
+def test_compiling_data_and_copying_checkpoints_are_on_the_clock(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(torch, "compile", clock.taking(20, lambda model, **settings: model))
     monkeypatch.setattr(Batches, "take", clock.taking(2, Batches.take))
-    monkeypatch.setattr(pretraining, "checkpoint", clock.taking(7, pretraining.checkpoint))
+    monkeypatch.setattr(checkpoint.Writer, "save", clock.taking(7, checkpoint.Writer.save))
     settings = {"budget": 100 / 3600, "budget_unit": "hours", "batch_ramp": 0.0}
     spent = build(tmp_path, compiles=True, **settings).run(quiet, 0.0)
-    compiling, step, save = 20 + 1, 4 * (1 + 2), 7  # trying the compiler takes a micro-batch
+    compiling, step, save = 20, 4 * (1 + 2), 7
     assert spent.step == math.ceil((100 - compiling) / (step + save))
     assert spent.seconds == compiling + spent.step * (step + save) - save  # to the end of the last step
+    assert (spent.compilations, spent.compile_seconds) == (1, compiling)
 
 
 def test_no_step_begins_when_a_checkpoint_has_spent_what_was_left(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(pretraining, "checkpoint", clock.taking(50, pretraining.checkpoint))
+    monkeypatch.setattr(checkpoint.Writer, "save", clock.taking(50, checkpoint.Writer.save))
     spent = build(tmp_path, budget=40 / 3600, budget_unit="hours", batch_ramp=0.0).run(quiet, 0.0)
     assert spent.step == 1
+
+
+@pytest.mark.parametrize("work", ["checkpoint", "compiler"])
+@pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed in the last evaluation"])
+def test_a_resumed_run_knows_that_a_checkpoint_or_the_compiler_has_spent_the_rest(
+    tmp_path, clock, monkeypatch, work, killed
+):
+    settings = {"budget": 40 / 3600, "budget_unit": "hours", "batch_ramp": 0.0}
+    if work == "checkpoint":
+        monkeypatch.setattr(checkpoint.Writer, "save", clock.taking(50, checkpoint.Writer.save))
+    else:  # for the second number of masks, after steps that are in a checkpoint
+        settings |= FALLING
+        slow = do_at(2, lambda model, **settings: model, nothing, clock.taking(50, nothing))
+        monkeypatch.setattr(torch, "compile", slow)
+    copies = tmp_path / "killed"
+
+    def copy_then_evaluate(*args) -> float:
+        run.writer.wait()
+        shutil.copytree(tmp_path / "run", copies, dirs_exist_ok=True)
+        return 3.0
+
+    monkeypatch.setattr(pretraining, "heldout_loss", copy_then_evaluate)
+    run = build(tmp_path / "run", compiles=work == "compiler", **settings)
+    steps = run.run(quiet, 0.0).step
+    resumed = build(copies if killed else tmp_path / "run", compiles=work == "compiler", **settings)
+    assert resumed.spent.seconds == run.spent.seconds >= 40
+    assert resumed.run(quiet).step == steps == len(metrics(resumed.folder))
 
 
 def test_a_resumed_run_has_the_hours_that_were_left(tmp_path, clock):
@@ -602,7 +719,7 @@ def test_a_step_that_is_stopped_is_on_the_clock(tmp_path, clock, monkeypatch):
 @pytest.mark.parametrize(("budget", "step", "apart"), [(20, 1, 5), (400, 4, 40), (24 * 3600, 300, 600)])
 def test_checkpoints_are_a_tenth_of_the_budget_apart_within_bounds(tmp_path, clock, monkeypatch, budget, step, apart):
     saved, run = [], pretraining.Pretraining
-    monkeypatch.setattr(pretraining, "checkpoint", lambda *args: saved.append(clock.now))
+    monkeypatch.setattr(checkpoint.Writer, "save", lambda *args: saved.append(clock.now))
     monkeypatch.setattr(pretraining, "heldout_loss", lambda *args: 0.0)
     monkeypatch.setattr(run, "loss", clock.taking(step - 1, run.loss))
     build(tmp_path, budget=budget / 3600, budget_unit="hours", batch_size=2).run(quiet)
@@ -613,8 +730,86 @@ def test_checkpoints_are_a_tenth_of_the_budget_apart_within_bounds(tmp_path, clo
 def test_a_budget_spent_before_the_first_step_is_told(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(torch, "compile", clock.taking(20, lambda model, **settings: model))
     run = build(tmp_path, compiles=True, budget=10 / 3600, budget_unit="hours")
-    with pytest.raises(InputError, match=r"The budget of 0\.00277778 hours was spent before the first step\. Raise"):
+    with pytest.raises(InputError, match=r"The budget of 10 seconds was spent before the first step\. Raise"):
         run.run(quiet)
+
+
+# A device that computes by itself, as a GPU does
+
+
+class FakeDevice:
+    """Computes what is queued, one after the other, while the host's time goes on: a GPU in the time of FakeTime."""
+
+    def __init__(self, time: FakeTime) -> None:
+        self.time, self.free, self.idle, self.steps, self.waits = time, time.now, 0.0, [], 0
+
+    def queue(self, seconds: float) -> None:
+        """Work that takes so long, after all that is queued."""
+        self.idle += max(0.0, self.time.now - self.free)
+        self.free = max(self.free, self.time.now) + seconds
+
+    def wait(self, until: float) -> None:
+        """The host does nothing until then."""
+        self.waits += 1
+        self.time.now = max(self.time.now, until)
+
+
+@pytest.fixture
+def device(monkeypatch) -> FakeDevice:
+    """A micro-batch takes about 1 s of the device and 0.2 s of the host, which waits only to read a loss."""
+    time, run = FakeTime(), pretraining.Pretraining
+    fake, uneven, loss, step = FakeDevice(time), np.random.default_rng(0), run.loss, run.step
+
+    class Reading:
+        def __init__(self, values: torch.Tensor) -> None:
+            self.values, self.computed = values, fake.free
+
+        def read(self) -> list[float]:
+            fake.wait(self.computed)
+            return self.values.tolist()
+
+    def queued_loss(*args) -> torch.Tensor:
+        time.now += 0.2
+        fake.queue(uneven.uniform(0.9, 1.1))
+        return loss(*args)
+
+    def recorded_step(*args) -> None:
+        began = max(time.now, fake.free)
+        step(*args)
+        fake.steps.append((began - 5000, fake.free - 5000))
+
+    monkeypatch.setitem(pretraining.AHEAD, "cpu", 1)
+    monkeypatch.setattr(clocks, "time", time)
+    monkeypatch.setattr(pretraining, "Reading", Reading)
+    monkeypatch.setattr(run, "loss", queued_loss)
+    monkeypatch.setattr(run, "step", recorded_step)
+    return fake
+
+
+@pytest.mark.parametrize("budget", [10, 41, 200, 203.5])
+def test_on_a_gpu_too_the_step_that_spends_the_budget_is_the_last(tmp_path, device, budget):
+    spent = build(tmp_path, budget=budget / 3600, budget_unit="hours", batch_ramp=0.0).run(quiet)
+    begun, ended = device.steps[-1]
+    assert begun < budget <= ended
+    assert spent.step == len(device.steps)
+    assert spent.seconds == metrics(tmp_path)[-1]["seconds"] == pytest.approx(ended)
+
+
+def test_on_a_gpu_too_schedules_go_by_the_time_at_which_a_step_begins(tmp_path, device):
+    settings = SCHEDULED["trapezoid"] | {"budget": 400 / 3600, "budget_unit": "hours"}
+    run = build(tmp_path, **settings)
+    run.run(quiet)
+    rows = metrics(tmp_path)
+    for row, (begun, ended) in zip(rows, device.steps, strict=True):
+        assert abs(400 * row["fraction"] - begun) < 0.3 * (ended - begun)
+        assert row["lr"] == 0.01 * schedules.rate(run.training, row["fraction"])
+    assert [row["seconds"] for row in rows] == pytest.approx([ended for _, ended in device.steps])
+
+
+def test_a_gpu_does_not_wait_for_the_host_but_the_host_for_it_once_a_step(tmp_path, device):
+    spent = build(tmp_path, budget=2000 / 3600, budget_unit="hours", batch_ramp=0.0).run(quiet)
+    assert device.waits == spent.step > 450
+    assert device.idle < 0.005 * spent.seconds  # before held-out losses, the last steps and checkpoints
 
 
 # Schedules, batches, gradients
@@ -651,7 +846,7 @@ def test_rate_batch_and_masks_are_those_of_the_budget_spent_before_each_step(tmp
     assert after[-1] >= budget > after[-2]
     for row in rows:
         assert row["lr"] == 0.01 * schedules.rate(run.training, row["fraction"])
-        assert row["batch"] == schedules.batch(run.training, row["fraction"], 2)
+        assert row["batch"] == schedules.batch(run.training, row["fraction"])
         masked = schedules.mask_fraction(run.training, row["fraction"])
         assert row["masks"] == max(1, round(masked * LENGTH))
     assert {row["batch"] for row in rows} == {2, 4, 6, 8}
@@ -699,13 +894,17 @@ def test_the_batch_is_the_recipes_whatever_the_machines_micro_batch(tmp_path, se
     assert len(seen) == batch // used * math.ceil(30 / batch)
 
 
-def test_the_micro_batch_does_not_change_the_step(tmp_path):
-    settings = {"batch_ramp": 0.0, "budget": 32 * LENGTH, "last_mask_fraction": 0.5}
+@pytest.mark.parametrize("ramp", [0.0, 0.6])
+def test_the_micro_batch_does_not_change_the_step(tmp_path, monkeypatch, ramp):
+    monkeypatch.setattr(schedules, "RAMP_UNIT", 4)
+    settings = {"batch_ramp": ramp, "batch_size": 16, "budget": 100 * LENGTH, "last_mask_fraction": 0.5}
     runs = [build(tmp_path / str(n), micro_batch=n, **settings) for n in (1, 2, 8)]
     for run in runs:
         run.run(quiet)
+    assert {row["batch"] for row in metrics(runs[0].folder)} == ({4, 8, 12, 16} if ramp else {16})
     for run in runs[1:]:
         for mine, theirs in zip(metrics(runs[0].folder), metrics(run.folder), strict=True):
+            assert [mine[name] for name in ("batch", "fraction")] == [theirs[name] for name in ("batch", "fraction")]
             assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
             assert mine["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-4)
 
@@ -776,7 +975,7 @@ def test_a_corpus_smaller_than_a_batch_is_refused(tmp_path):
 
 
 def test_a_corpus_with_nothing_held_out_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"No sequence of 16 tokens is held out\. Raise"):
+    with pytest.raises(InputError, match=r"heldout_fraction"):
         build(tmp_path, corpus(heldout=0))
 
 
@@ -802,15 +1001,19 @@ def test_metrics_have_one_row_a_step_and_agree_with_each_other(tmp_path, ahead):
     assert abs(rows[0]["loss"] - math.log(VOCABULARY)) < 0.2
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("checkpoint", 0.0), ("heldout_loss", None)])
-def test_all_rows_are_written_before_a_checkpoint_and_a_heldout_loss(tmp_path, monkeypatch, ahead, name, seconds):
-    run, missing, function = build(tmp_path), [], getattr(pretraining, name)
+@pytest.mark.parametrize(
+    ("owner", "name", "seconds"), [(checkpoint.Writer, "save", 0.0), (pretraining, "heldout_loss", None)]
+)
+def test_all_rows_are_written_before_a_checkpoint_and_a_heldout_loss(
+    tmp_path, monkeypatch, ahead, owner, name, seconds
+):
+    run, missing, function = build(tmp_path), [], getattr(owner, name)
 
     def recording(*args):
         missing.append(run.spent.step - len(metrics(tmp_path)))
         return function(*args)
 
-    monkeypatch.setattr(pretraining, name, recording)
+    monkeypatch.setattr(owner, name, recording)
     run.run(quiet, seconds)
     assert len(missing) > 5
     assert not any(missing)
@@ -820,7 +1023,7 @@ def test_steps_that_are_read_together_share_the_time_since_the_last(tmp_path):
     run = build(tmp_path, batch_ramp=0.0)
     run.limit, run.noted = 1e9, 2.0
     for _ in range(3):
-        run.step(0.0)
+        run.step(0.0, queued=0.0)
     with (tmp_path / "metrics.jsonl").open("a", buffering=1) as file:
         run.note(SimpleNamespace(seconds=lambda: 8.0), file)
     rows = metrics(tmp_path)
@@ -928,12 +1131,12 @@ def test_a_batch_whose_loss_is_no_number_can_be_skipped(tmp_path, monkeypatch, c
     assert all(math.isfinite(row["loss"]) for row in rows)
     assert all(earlier["seconds"] < later["seconds"] for earlier, later in pairwise(rows))
 
-    def leaping(self, fraction: float) -> None:
+    def leaping(self, fraction: float, queued: float) -> None:
         if self.spent.sequence == begin:
             self.spent.sequence += lost
             self.spent.tokens += lost * LENGTH
         else:
-            one_step(self, fraction)
+            one_step(self, fraction, queued)
 
     one_step = pretraining.Pretraining.step
     monkeypatch.setattr(pretraining.Pretraining, "step", leaping)
@@ -959,6 +1162,23 @@ def test_batches_are_skipped_once_even_over_a_restart(tmp_path, monkeypatch):
         assert len(kept.spent.skipped) == 1
         assert kept.spent.sequence == 8 * 6
         assert all(value.isfinite().all() for value in kept.bert.state_dict().values())
+
+
+@pytest.mark.parametrize("last", [1, 10], ids=["without a step", "after nine steps"])
+def test_steps_lost_at_the_end_of_the_budget_are_recorded_and_stay_spent(tmp_path, monkeypatch, last):
+    settings = {"nonfinite": "skip", "batch_ramp": 0.0, "budget": 8 * last * LENGTH}
+    for spoiled in (8 * (last - 1), None):  # the second run resumes and could train
+        run = build(tmp_path, **settings)
+        with monkeypatch.context() as patch:
+            spoil(patch, spoiled)
+            if last == 1:
+                with pytest.raises(InputError, match=r"At step 1 .*pretrain\.learning_rate"):
+                    run.run(quiet, 0.0)
+            else:
+                run.run(quiet, 0.0)
+        assert [what["step"] for what in run.spent.skipped] == [last]
+        assert run.spent.step == len(metrics(tmp_path)) == last - 1
+        assert run.spent.tokens == 8 * last * LENGTH
 
 
 def test_a_signal_while_a_batch_is_skipped_waits(tmp_path, monkeypatch):
@@ -1072,13 +1292,14 @@ def test_the_memory_decides_the_micro_batch_where_it_is_probed(tmp_path, monkeyp
         if where == "backward" and sizes[-1] > holds:
             raise torch.OutOfMemoryError("out of memory")
 
-    model, training = bert.Bert(SMALL, VOCABULARY, LENGTH), Training(batch_size=batch, last_mask_fraction=0.5)
+    model = bert.Bert(SMALL, VOCABULARY, LENGTH)
+    training = Training(batch_size=batch, batch_ramp=0, last_mask_fraction=0.5)
     with monkeypatch.context() as patch:
         patch.setattr(bert.Bert, "forward", limited_forward)
         patch.setattr(torch.Tensor, "backward", limited_backward)
         here = Machine(CPU, torch.float32, False, most, probes=True)
         run = pretraining.Pretraining(model, training, corpus(), here, tmp_path)
-    assert run.micro_batch == run.spent.micro_batch == used
+    assert run.micro_batch == used
     assert sizes == sorted(sizes, reverse=True)
     assert all(batch % size == 0 and size <= most for size in sizes)
     assert all(p.grad is None for p in model.parameters())
@@ -1086,14 +1307,94 @@ def test_the_memory_decides_the_micro_batch_where_it_is_probed(tmp_path, monkeyp
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
 
 
-def test_a_resumed_run_does_not_probe(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "holds", "used"),
+    [("same", 8, 4), ("same", 2, 2), ("smaller", 2, 2), ("smaller", 1, 1), ("larger", 8, 8)],
+)
+def test_a_run_resumed_on_another_card_takes_a_micro_batch_that_fits_there(
+    tmp_path, monkeypatch, unstopped, device, holds, used
+):
+    def card(name: str, most: int) -> pretraining.Pretraining:
+        monkeypatch.setattr(Machine, "device_name", lambda self: name)
+        monkeypatch.setattr(pretraining.Pretraining, "fits", lambda self, size: size <= most)
+        model = bert.Bert(SMALL, VOCABULARY, LENGTH, seed=1)
+        here = Machine(CPU, torch.float32, False, 1024, probes=True)
+        return pretraining.Pretraining(
+            model, build(tmp_path / "settings", **settings).training, corpus(), here, tmp_path
+        )
+
+    settings = RECIPES["adam"]  # without a ramp; its dropout depends on the micro-batch
+    first = card("same", 4)
+    assert first.micro_batch == 4
     with pytest.raises(Stop):
-        build(tmp_path).run(stop_at(2))
-    monkeypatch.setattr(pretraining.Pretraining, "fits", None)
-    here = Machine(CPU, torch.float32, False, 1024, probes=True)
-    settings = build(tmp_path).training
-    run = pretraining.Pretraining(bert.Bert(SMALL, VOCABULARY, LENGTH, seed=1), settings, corpus(), here, tmp_path)
-    assert run.micro_batch == 2
+        first.run(stop_at(3))
+    resumed = card(device, holds)
+    assert resumed.micro_batch == used
+    assert resumed.run(quiet).micro_batch == used
+    steps = [{name: row[name] for name in ("step", "fraction", "batch", "lr")} for row in metrics(tmp_path)]
+    assert steps == [{name: row[name] for name in steps[0]} for row in unstopped("adam")[1]]
+
+
+AMONG_SEVERAL = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_pretraining as t
+from model import processes
+
+folder, most = Path(sys.argv[2]), int(sys.argv[3])
+among = processes.join(t.CPU, folder / "meeting")
+t.pretraining.Pretraining.fits = lambda self, size: size <= most
+here = t.Machine(t.CPU, t.torch.float32, False, 1024, probes=True)
+training = t.Training(batch_size=16, batch_ramp=0.0)
+model = t.bert.Bert(t.SMALL, t.VOCABULARY, t.LENGTH)
+run = t.pretraining.Pretraining(model, training, t.corpus(), here, folder, among)
+print(run.micro_batch, flush=True)
+among.wait()
+os._exit(0)
+"""
+
+
+def test_processes_meet_in_a_folder_of_any_name_and_take_the_micro_batch_that_fits_all(tmp_path):
+    folder = tmp_path / "name with spaces, 100%20"
+    folder.mkdir()
+    started = []
+    try:
+        for rank, most in enumerate((4, 2)):
+            command = [sys.executable, "-c", AMONG_SEVERAL, str(Path(__file__).parent), str(folder), str(most)]
+            about = {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+            environment = processes.environment(rank, 2) | about
+            started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        assert [process.communicate(timeout=120)[0] for process in started] == ["2\n", "2\n"]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def test_a_micro_batch_that_is_asked_for_holds_for_a_resumed_run_too(tmp_path):
+    with pytest.raises(Stop):
+        build(tmp_path, micro_batch=2).run(stop_at(3))
+    assert build(tmp_path, micro_batch=1).micro_batch == 1
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_memory_that_an_optimizer_needs_is_what_it_keeps(tmp_path, recipe):
+    run = build(tmp_path, **RECIPES[recipe])
+    run.run(quiet)
+    kept = [
+        value.numel() * value.element_size()
+        for optimizer in run.optimizers
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if value is not None and name != "step"
+    ]
+    weights, states = memory.sizes(SMALL, run.training, VOCABULARY, LENGTH)
+    assert weights == sum(p.numel() * p.element_size() for p in run.bert.parameters())
+    if recipe == "adafactor":  # counted as none
+        assert sum(kept) < weights / 4 + 4 * VOCABULARY * 16
+    else:
+        assert states == sum(kept)
 
 
 # Held-out loss
@@ -1115,45 +1416,6 @@ def test_the_heldout_loss_goes_down_and_is_taken_at_each_tenth_of_the_budget(tmp
     assert all(rows[row["step"]] == row["tokens"] for row in spent.evaluations)
 
 
-def test_the_heldout_loss_is_the_same_each_time_and_for_every_micro_batch_and_after_loading(tmp_path):
-    data = corpus(heldout=pretraining.HELDOUT_BATCH + 6)
-    run = build(tmp_path, data)
-    run.run(quiet)
-    machines = [Machine(CPU, torch.float32, False, n) for n in (1, 2, 64)]
-    losses = {pretraining.heldout_loss(run.bert, data, here) for here in machines}
-    export.save(run.bert, tmp_path)
-    losses.add(pretraining.heldout_loss(export.load(tmp_path), data, machines[0]))
-    assert losses == {run.spent.evaluations[-1]["heldout_loss"]}
-
-
-@pytest.mark.parametrize("masked", [0.1, 0.5])
-def test_the_heldout_loss_is_the_mean_over_sequences_with_15_percent_masked_whatever_the_recipe(
-    tmp_path, monkeypatch, masked
-):
-    data, made, mask = corpus(heldout=pretraining.HELDOUT_BATCH + 6), [], pretraining.masking.mask
-
-    def recording(rows, *args, corrupt=True):
-        parts = mask(rows, *args, corrupt=corrupt)
-        if not corrupt:
-            made.append(parts)
-        return parts
-
-    run = build(tmp_path, data, mask_fraction=masked, dropout=0.5, budget=1)
-    run.run(quiet)
-    monkeypatch.setattr(pretraining.masking, "mask", recording)
-    loss = pretraining.heldout_loss(run.bert, data, run.machine)
-    assert loss == run.spent.evaluations[-1]["heldout_loss"]
-    assert run.bert.training
-    inputs, positions, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*made, strict=True))
-    original = torch.from_numpy(data.heldout.astype(np.int64))
-    assert ((inputs == MASK_ID).sum(dim=1) == round(0.15 * LENGTH)).all()
-    assert torch.equal(inputs.scatter(1, positions, labels), original)
-    with torch.no_grad():
-        scores = run.bert.eval().logits(run.bert.encode(inputs))
-    each = F.cross_entropy(scores.transpose(1, 2), original, reduction="none")[inputs == MASK_ID]
-    assert loss == pytest.approx(each.mean().item(), rel=1e-5)
-
-
 # Compiling
 
 
@@ -1170,10 +1432,45 @@ def test_a_run_goes_on_without_a_compiler_that_fails(tmp_path, monkeypatch, capl
         run = build(tmp_path / str(number), compiles=True)
         run.run(quiet)
         (warning,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
-        assert warning.message.startswith("torch.compile failed here (raised: no compiler here and more")
+        assert "raised: no compiler here and more" in warning.message
         assert len(warning.message) < 500
-        assert run.forward is run.bert
+        assert not run.model.compiled
+        assert run.spent.compilations == 0
         assert outcome(run) == unstopped("adamw")
+
+
+class Compiler:
+    """In place of torch.compile: what it makes holds for one shape of positions, and no more than `most` are made."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.shapes, self.calls = most, [], 0
+
+    def __call__(self, module: torch.nn.Module, **settings) -> Callable:
+        assert settings == {"fullgraph": True, "dynamic": False}
+        self.calls += 1
+
+        def compiled(tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            shape = (*tokens.shape, positions.shape[1])
+            if shape not in self.shapes:
+                if len(self.shapes) == self.most:
+                    raise RuntimeError("raised: no code for this shape")
+                self.shapes.append(shape)
+            return module(tokens, positions, labels)
+
+        return compiled
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 5])
+def test_each_number_of_masks_is_compiled_once_until_that_fails(tmp_path, monkeypatch, caplog, unstopped, most):
+    compiler = Compiler(most)
+    monkeypatch.setattr(torch, "compile", compiler)
+    run = build(tmp_path, compiles=True, **RECIPES["muon"])
+    run.run(quiet)
+    assert outcome(run) == unstopped("muon")
+    assert run.spent.compilations == len(compiler.shapes) == most
+    assert compiler.calls == min(5, most + 1)
+    assert run.model.compiled is (most == 5)
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == (most < 5)
 
 
 def test_memory_that_does_not_suffice_is_not_taken_for_a_failed_compiler(tmp_path, monkeypatch):
@@ -1186,35 +1483,34 @@ def out_of_memory() -> None:
     raise torch.OutOfMemoryError("out of memory")
 
 
-def test_trying_the_compiler_changes_nothing_that_is_trained(tmp_path, monkeypatch, unstopped):
-    asked = []
-
-    def compiles(module, **settings):
-        asked.append(settings)
-        return module
-
-    monkeypatch.setattr(torch, "compile", compiles)
-    for recipe in ("adamw", "muon"):
-        run = build(tmp_path / recipe, compiles=True, **RECIPES[recipe])
-        run.run(quiet)
-        assert outcome(run) == unstopped(recipe)
-    assert asked == [{"fullgraph": True, "dynamic": False}] * 2
+HOURS, TOKENS, FLOPS = ({"budget_unit": unit} for unit in ("hours", "tokens", "flops"))
+FALLING = {"mask_fraction": 0.4, "last_mask_fraction": 0.1}
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    ("machine", "budget", "compiles"),
+    ("settings", "fraction", "compiles"),
     [
-        (Machine(CPU, torch.float32, True, 2), {"budget": 0.15, "budget_unit": "hours"}, False),
-        (Machine(CPU, torch.float32, True, 2), {"budget": 0.17, "budget_unit": "hours"}, True),
-        (Machine(CPU, torch.float32, True, 2), {"budget": 9e6, "budget_unit": "tokens"}, False),
-        (Machine(CPU, torch.float32, True, 2), {"budget": 1e7, "budget_unit": "tokens"}, True),
-        (Machine(CPU, torch.float32, True, 2), {"budget": 1e11, "budget_unit": "flops"}, False),
-        (Machine(CPU, torch.float32, True, 2), {"budget": 1e12, "budget_unit": "flops"}, True),
-        (Machine(CPU, torch.float32, False, 2), {"budget": 24, "budget_unit": "hours"}, False),
-        (Machine(CPU, torch.float32, True, 2, True), {"budget": 1.0, "budget_unit": "tokens"}, True),
+        (HOURS | {"budget": 1 / 60}, 0.0, False),  # the demo's minute
+        (HOURS | {"budget": 599 / 3600}, 0.0, False),
+        (HOURS | {"budget": 600 / 3600}, 0.0, True),
+        (HOURS | {"budget": 24}, 0.9, True),
+        (HOURS | {"budget": 24}, 0.999, False),  # resumed for a minute and a half
+        (HOURS | {"budget": 0.5} | FALLING, 0.0, False),  # six minutes a shape
+        (HOURS | {"budget": 1} | FALLING, 0.4, True),
+        (HOURS | {"budget": 1} | FALLING, 0.5, False),
+        (FLOPS | {"budget": 0.4 * RATE * 599}, 0.0, False),
+        (FLOPS | {"budget": 0.4 * RATE * 601}, 0.0, True),
+        (TOKENS | {"budget": 1e6}, 0.0, False),
+        (TOKENS | {"budget": 1e9}, 0.0, True),
     ],
 )
-def test_a_cpu_compiles_where_it_pays_or_where_it_is_told_to(tmp_path, machine, budget, compiles):
-    run = build(tmp_path, **budget)
-    run.machine = machine
-    assert run.compiles() is compiles
+def test_a_machine_compiles_where_it_pays(tmp_path, device, settings, fraction, compiles):
+    run = build(tmp_path, **settings)
+    run.limit = RATE
+    run.machine = Machine(torch.device(device), torch.float32, True, 2)
+    assert run.compiles(fraction) is compiles
+    run.machine = Machine(torch.device(device), torch.float32, False, 2)
+    assert not run.compiles(fraction)
+    run.machine = Machine(torch.device(device), torch.float32, True, 2, compiles_always=True)
+    assert run.compiles(fraction)

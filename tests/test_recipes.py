@@ -7,12 +7,14 @@ from typing import get_args
 
 import pytest
 import torch
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import is_valid
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from flows.cram import planned
-from flows.recipes import DELTAS, RECIPES, STAGES, Override, RecipeName, StageName, resolve
-from model import InputError, bert
-from model.settings import Architecture
+from flows.cram import cram, planned
+from flows.recipes import DELTAS, RECIPES, STAGES, Override, RecipeName, StageName, resolve, without_empty
+from model import InputError, bert, schedules
+from model.settings import Architecture, Training
 from tasks.glue import GLUE
 
 FULL = [name for name in DELTAS if name != "demo" and not name.startswith("pocket")]
@@ -63,7 +65,8 @@ O4 = ("adamw", 1e-3, 0.9, 0.98, 1e-12, 0.01, "triangle", 0, 8192, 0.6, 0.5, 0, 0
 TRAINING = {
     "crammed-bert": O4,
     "crammed-bert-v1": ("adamw", 1e-3, 0.9, 0.98, 1e-12, 0.01, "triangle", 0, 4096, 1, 0.5, 0, 0.15625),
-    "bert-base": ("adam", 1e-4, 0.9, 0.999, 1e-8, 0.01, "polynomial", 0.01, 512, 0, None, 0.1, 0.15),
+    "bert-base": ("adam", 1e-4, 0.9, 0.999, 1e-8, 0.01, "trapezoid", 0.31, 512, 0, None, 0.1, 0.15),
+    "bert-base-annealed": ("adam", 1e-4, 0.9, 0.999, 1e-8, 0.01, "polynomial", 0.01, 512, 0, None, 0.1, 0.15),
     "bert-original": ("adam", 1e-4, 0.9, 0.999, 1e-8, 0.01, "polynomial", 0.01, 256, 0, None, 0.1, 0.15),
     "izsak": ("adamw", 2e-3, 0.9, 0.98, 1e-6, 0.01, "linear", 0.06, 4096, 0, None, 0.1, 0.15),
     "data-reverted": O4,
@@ -91,6 +94,32 @@ def test_a_recipe_trains_as_the_reference_implementation_does_under_that_name(na
     assert (t.budget, t.budget_unit) == budget
     if name == "modern":
         assert (t.matrix_learning_rate, t.momentum, t.cooldown) == (5e-3, 0.95, 0.5)
+    assert t.decay_norms == (name == "training-reverted")
+
+
+def operations(name: str, masks: int | None = None) -> float:
+    """A token of the recipe's; as if there were so many masks."""
+    recipe = RECIPES[name]
+    length, training = recipe.tokenize.length, recipe.pretrain
+    masks = masks or round(training.mask_fraction * length)
+    return bert.operations(training.architecture, recipe.vocabulary.entries, length, masks)
+
+
+def test_bert_base_has_the_rate_that_the_references_schedule_gives_a_day_of_an_a6000():
+    day = 0.42 * 154.8e12 * 24 * 3600 / operations("bert-base", 128) / (256 * 128)  # micro-batches; the head everywhere
+    for hundredth in range(100):
+        step = hundredth / 100 * day
+        theirs = min(step / 80_000, 1 - (step - 80_000) / (8_000_000 - 80_000))
+        assert abs(schedules.rate(RECIPES["bert-base"].pretrain, hundredth / 100) - theirs) < 0.03, hundredth
+    strong = {"schedule": "polynomial", "warmup": 0.01, "cooldown": Training().cooldown}
+    assert RECIPES["bert-base-annealed"].pretrain == RECIPES["bert-base"].pretrain.model_copy(update=strong)
+
+
+@pytest.mark.parametrize(("name", "percent"), [("bert-base", 19), ("architecture-reverted", 17)])
+def test_the_head_at_masked_positions_only_saves_the_operations_that_the_manual_says(name: str, percent: int):
+    assert round(100 * (1 - operations(name) / operations(name, 128))) == percent
+    (row,) = [row for row in cells("Recipes") if row[0] == f"`{name}`"]
+    assert f"{percent} % fewer operations" in row[1]
 
 
 PAPERS = Architecture()
@@ -109,6 +138,7 @@ BERTS = Architecture(
 PRE_NORM = BERTS.model_copy(update={"norm_order": "pre"})
 ARCHITECTURES = {
     "bert-base": BERTS,
+    "bert-base-annealed": BERTS,
     "bert-original": BERTS,
     "izsak": PRE_NORM.model_copy(
         update={"layers": 24, "hidden": 1024, "heads": 16, "intermediate": 4096, "norm_eps": 1e-6}
@@ -138,6 +168,7 @@ BOOKS = ({"wikipedia": 3, "books": 1}, 0, 20_000, False, None, "random", 128, 35
 TEXT = {
     "crammed-bert-v1": ("c4", 25_000_000, 0, True, 0.25, "sentence-length", 128, 85_000_000, 32_768),
     "bert-base": BOOKS,
+    "bert-base-annealed": BOOKS,
     "bert-original": (*BOOKS[:6], 512, *BOOKS[7:8], 30_522),
     "izsak": BOOKS,
     "data-reverted": BOOKS,
@@ -196,6 +227,7 @@ def test_izsak_has_as_many_parameters_as_its_shapes_say():
     ("name", "published"),
     [
         ("bert-base", None),
+        ("bert-base-annealed", None),
         ("bert-original", 109_514_298),  # bert-base-uncased, as BertForMaskedLM
         ("architecture-reverted", None),
         ("architecture-and-training-reverted", None),
@@ -289,13 +321,10 @@ def test_the_manual_says_how_many_parameters_a_recipe_has(name: str):
 
 @pytest.mark.parametrize(("name", "column"), [("crammed-bert", 5), ("modern", 6)])
 def test_the_manual_says_how_many_tokens_a_day_half_a_cards_peak_is(name: str, column: int):
-    recipe, cards = RECIPES[name], cells("Your GPU")
-    length, training = recipe.tokenize.length, recipe.pretrain
-    masks = round(training.mask_fraction * length)
-    a_token = bert.operations(training.architecture, recipe.vocabulary.entries, length, masks)
+    cards = cells("Your GPU")
     for row in cards:
         a_day = 0.5 * 24 * 3600 * float(row[2].removesuffix(" TFLOP/s")) * 1e12
-        assert row[column] == f"{a_day / a_token / 1e9:.1f} billion", row[0]
+        assert row[column] == f"{a_day / operations(name) / 1e9:.1f} billion", row[0]
     assert len(cards) == 6
 
 
@@ -309,7 +338,7 @@ def test_an_override_changes_one_field_and_keeps_the_recipes_others():
     demo = RECIPES["demo"]
     assert found.pretrain.architecture.layers == 3
     assert found.pretrain.architecture.hidden == demo.pretrain.architecture.hidden
-    assert found.filter.vocabulary_entries == demo.filter.vocabulary_entries
+    assert found.measure == demo.measure
     assert found.tokenize == demo.tokenize
 
 
@@ -330,6 +359,8 @@ def test_every_recipe_looks_in_its_text_for_what_it_is_scored_on(name: str):
     ("override", "words"),
     [
         ({"filter": {"max_tokens_per_chr": 1}}, ["filter.max_tokens_per_chr", "Did you mean max_tokens_per_char"]),
+        ({"filter": {"vocabulary_entries": 9}}, ["filter.vocabulary_entries", "now measure.vocabulary_entries"]),
+        ({"filter": {"sample_megabytes": 9}}, ["filter.sample_megabytes", "now measure.sample_megabytes"]),
         ({"filtr": {}}, ["filtr", "Did you mean filter"]),
         ({"pretrain": {"architecture": {"lairs": 2}}}, ["pretrain.architecture.lairs", "Did you mean layers"]),
         ({"pretrain": {"batch_size": 0}}, ["pretrain.batch_size", "greater than or equal to 1", "found 0"]),
@@ -346,15 +377,15 @@ def test_every_recipe_looks_in_its_text_for_what_it_is_scored_on(name: str):
         ),
         (
             {"finetune": {"modern": {"warmup": 0.1}}},
-            ["finetune.modern would change nothing", "['cramming']", "add 'modern'"],
+            ["finetune.modern has no effect", "['cramming']", "add 'modern'"],
         ),
         (
             {"finetune": {"protocols": ["modern"], "baseline": True}},
-            ["finetune.baseline would change nothing", "['modern']"],
+            ["finetune.baseline has no effect", "['modern']"],
         ),
         (
             {"finetune": {"protocols": ["modern"], "learning_rate": 1e-3}},
-            ["finetune.learning_rate would change nothing"],
+            ["finetune.learning_rate has no effect"],
         ),
         ({"download": {"files": ["x.jsonl"]}}, ["source is 'pile'", "files"]),
         ({"download": {"source": "files"}}, ["source is 'files'", "files"]),
@@ -399,16 +430,79 @@ def test_the_submitted_override_is_partial_and_strict():
             partial.validate_python(wrong)
 
 
+def schema() -> dict:
+    """What Prefect makes its form of."""
+    return parameter_schema(cram).model_dump_for_openapi()
+
+
+def form_sends(field: dict, definitions: dict) -> object:
+    """What Prefect 3.8.8's form holds of a field that nobody touches, as read in its source and seen in a browser."""
+    reference = field.get("$ref") or next((one["$ref"] for one in field.get("allOf", []) if "$ref" in one), None)
+    field = definitions[reference.split("/")[-1]] | field if reference else field
+    if field.get("type") == "boolean":
+        return field.get("default", False)
+    if "properties" in field:
+        held = {name: form_sends(inner, definitions) for name, inner in field["properties"].items()}
+        return {name: value for name, value in held.items() if value is not None} or field.get("default")
+    return field.get("default")
+
+
+@pytest.mark.parametrize("name", ["demo", "crammed-bert", "bert-original", "pocket-modern"])
+def test_an_untouched_form_runs_the_recipe_to_the_key(name: str):
+    about = schema()
+    sent = {field: form_sends(inner, about["definitions"]) for field, inner in about["properties"].items()}
+    assert sent == {"recipe": "demo", "override": {}, "until": "report", "use": {}, "refresh": []}
+    plans = [planned(name, override, "report", {}, []) for override in ({}, sent["override"])]
+    assert len({str([(step.stage, step.params) for step in plan.steps]) for plan in plans}) == 1
+
+
+def test_what_a_form_sends_of_cleared_fields_changes_nothing():
+    cleared = {"pretrain": {"architecture": {}}, "finetune": {"modern": {"rte": {}}}, "report": {}}  # recorded
+    assert resolve("demo", cleared) == RECIPES["demo"]
+    assert without_empty(cleared) == {}
+    assert without_empty({"pretrain": {"architecture": {"tied": False}}, "download": {}}) == {
+        "pretrain": {"architecture": {"tied": False}}
+    }
+
+
+def test_the_form_says_what_each_field_takes_and_nothing_of_it_is_taken_for_html():
+    about = schema()["definitions"]
+    for name, definition in about.items():
+        for field, inner in definition["properties"].items():
+            told = inner.get("description", "").lower()
+            assert "<" not in told, f"{name}.{field}"
+            limits = [
+                str(inner[k]) for k in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if k in inner
+            ]
+            for expected in (*limits, *(str(choice).lower() for choice in inner.get("enum", ()))):
+                assert expected in told.replace(",", "") or expected in told, f"{name}.{field}: {told}"
+    layers = about["ArchitectureOverride"]["properties"]["layers"]
+    assert (layers["title"], "16" in layers["description"]) == ("layers", True)
+
+
+def test_a_field_of_the_form_is_validated_at_submission():
+    about = schema()
+    for override, good in (
+        ({"pretrain": {"architecture": {"tied": False}}}, True),
+        ({"pretrain": {"architecture": {"tied": "no"}}}, False),
+        ({"pretrain": {"architecture": {"tide": True}}}, False),
+        ({"download": {"source": {"wikipedia": 3, "books": 1}}}, True),
+        ({"download": {"source": {"wikipedia": 0}}}, False),
+        ({"filter": {"max_tokens": 1}}, False),
+    ):
+        assert is_valid({"override": override}, about) is good, override
+
+
 def test_longer_inputs_than_the_model_is_trained_on_are_refused_before_it_is():
     override = {"tokenize": {"length": 64}}
-    with pytest.raises(InputError, match=r"finetune\.max_tokens is 128, but the model takes 64 tokens at most"):
+    with pytest.raises(InputError, match=r"finetune\.max_tokens is 128, but the model takes at most 64 tokens"):
         planned("crammed-bert", override, "report", {}, [])
     assert planned("crammed-bert", override, "pretrain", {}, []).steps  # finetuning isn't reached
 
 
 def test_sequences_that_can_not_be_halved_are_refused_before_a_model_is_to_halve_them():
     odd = {"pretrain": {"architecture": {"funnel": 1}}, "tokenize": {"length": 129}}
-    with pytest.raises(InputError, match=r"tokenize.length is 129, which can't be halved 1 times .* a multiple of 2"):
+    with pytest.raises(InputError, match=r"tokenize.length is 129, which can't be halved 1 time .* a multiple of 2"):
         planned("crammed-bert", odd, "pretrain", {}, [])
     planned("crammed-bert", odd, "tokenize", {}, [])
 
@@ -430,3 +524,17 @@ def test_finetuning_runs_are_one_a_task_seed_and_start():
     assert len(runs) == len({(r.task, r.seed, r.pretrained) for r in runs}) == 8
     fewer = [run for run, _ in resolve("pocket", {"finetune": {"seeds": 1, "tasks": ["cola"]}}).finetune.runs()]
     assert fewer[0] in runs, "a run's params, so its key, don't depend on which other runs there are"
+
+
+def test_the_table_of_deviations_names_files_and_recipes_that_exist():
+    home = Path(__file__).parents[1]
+    text = (home / "flows" / "README.md").read_text()
+    tables = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = [row for row in tables if row[0] not in ("what", "---")]
+    assert len(rows) > 30
+    for row in rows:
+        assert len(row) == 5, row
+        assert (home / row[3].strip("`")).is_file(), row
+    for name in re.findall(r"`((?:bert|minimal|training|architecture|crammed)-[\w-]+)`", text):
+        assert name in RECIPES or name == "bert-o4", name
+    assert "flows/README.md" in (home / "README.md").read_text()

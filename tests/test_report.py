@@ -11,6 +11,7 @@ import pytest
 from conftest import store_of_its_own, toy_tokens, write_jsonl
 
 from model import InputError
+from model.quantities import counted
 from model.settings import Finetuning
 from tasks import metrics, scores, sections, stage
 from tasks.corpus import Download, download
@@ -32,6 +33,12 @@ ENVIRONMENT = {
 BERT = scores.PUBLISHED["cramming"][0].scores
 MODEL = "pretrain/00000000000a"
 RULES = sections.TITLES["cramming"]
+HELDOUT = {
+    "documents": 10, "tokens": 25, "characters": 120, "bytes": 125, "digest": "d1",
+    "nats_per_token": {"value": 2.1, "standard_error": 0.05},
+    "nats_per_character": {"value": 0.5, "standard_error": 0.0125},
+    "nats_per_byte": {"value": 0.48, "standard_error": 0.012},
+}  # fmt: skip
 
 
 def counts(documents: int, characters: int) -> dict:
@@ -50,13 +57,13 @@ def lineage(key: str = "a", decontamination: dict | None = None, **changes) -> d
     found_in = {"splits": ["test"], "sentences": 9, "too_short": 4, "ngrams": 50, "sentences_found": 1, "documents": 2}
     evaluations = [
         {"fraction": f, "step": int(1000 * f), "tokens": int(9e9 * f), "seconds": 86_390.0 * f, "heldout_loss": 2.1 + 8 * (1 - f) ** 3,
-         "heldout_nats_per_character": 0.5 + 2 * (1 - f) ** 3}
+         "heldout_nats_per_character": 0.5 + 2 * (1 - f) ** 3, "heldout_nats_per_byte": 0.48 + 2 * (1 - f) ** 3}
         for f in np.linspace(0, 1, 11).tolist()
     ]  # fmt: skip
     pretraining = {
         "parameters": 119_589_889, "steps": 1000, "tokens": 9_000_000_000, "epochs": 1.25, "exaflops": 5.6,
         "seconds_on_the_clock": 86_390.0, "tokens_per_second": 104_178.0, "mfu": 0.42, "training_loss": 2.0,
-        "heldout_loss": 2.1, "heldout_nats_per_character": 0.5, "heldout_predictions": 9728, "skipped": [],
+        "heldout_loss": 2.1, "heldout": HELDOUT, "skipped": [],
         "evaluations": evaluations,
         "machine": {"device": "Toy GPU", "dtype": "bfloat16", "compiled": True, "gpus": 1, "micro_batch": 64},
     } | changes  # fmt: skip
@@ -76,7 +83,8 @@ def lineage(key: str = "a", decontamination: dict | None = None, **changes) -> d
         "tokenize": (Tokenize(), {
             "documents": 780, "characters": 7000, "tokens": 1600, "sequences": 12, "characters_per_token": 4.375,
             "unknown_tokens": 3, "entries": 32768,
-            "heldout": {"documents": 20, "characters": 200, "tokens": 45, "sequences": 1}}),
+            "heldout": {"documents": 20, "characters": 200, "tokens": 45,
+                        "measured": {"documents": 10, "characters": 120, "bytes": 125, "tokens": 25, "sequences": 1}}}),
         "pretrain": (Pretrain(), pretraining),
     }  # fmt: skip
     found, before = {}, {}
@@ -354,7 +362,7 @@ def test_partial_data_is_said_beside_the_number_and_enters_no_average(store):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(86_390.0, "24.0 hours"), (1200.0, "20 minutes"), (7.75, "7.8 seconds"), (0.0, "0.0 seconds")]
+    ("seconds", "told"), [(86_390.0, "24 hours"), (1200.0, "20 minutes"), (60.04, "1 minute"), (7.75, "7.75 seconds")]
 )
 def test_the_headline_tells_time_and_sizes_in_units_that_fit(store, seconds, told):
     manifests = lineage(seconds_on_the_clock=seconds, tokens=13_619_200, parameters=21_120)
@@ -373,6 +381,81 @@ def test_undefined_metrics_and_notes_on_the_data_are_told(store):
     note = "Matthews correlation is undefined and reported as 0, for all 1,043 predictions are of class 1."
     page, _, _ = written([finetuned("cola", 0.0, notes=(note,))])
     assert f"- CoLA: {note}" in page
+
+
+def at_baseline(task: str, score: float, **changes) -> Artifact:
+    """A run whose score is that of the majority baseline."""
+    run = finetuned(task, score, **changes)
+    stats = run.stats
+    for about in stats["validation"].values():
+        about["majority"] = {metric: value + 0.4 for metric, value in about["metrics"].items()}
+    (run.path / "stage.json").write_text(json.dumps(run.manifest | {"stats": stats}))
+    return run
+
+
+def test_a_score_within_its_interval_of_the_baseline_is_no_big_number_and_is_said_to_be_no_better(store):
+    page, about, folder = written([at_baseline("mrpc", 81.2), at_baseline("stsb", 0.0), finetuned("cola", 50.0)])
+    head = page.split("\n## ")[0]
+    assert "**50.0** CoLA, Matthews" in head
+    assert "**81.2**" not in head
+    assert "**0.0**" not in head
+    told = "No better than always answering the most frequent class: MRPC 81.2 (baseline 81.6)."
+    assert told in head
+    assert "No better than always answering the mean: STS-B 0.0 (baseline 0.4)." in head
+    row = rows_of(section(page, RULES))["**ours** (this run)"]
+    assert [row[2 + scores.COLUMNS.index(name)] for name in ("MRPC", "STS-B", "CoLA")] == ["81.2†", "0.0†", "50.0"]
+    assert told in (folder / "report.html").read_text()
+    assert "MRPC 81.2 (baseline 81.6)" in (folder / "README.md").read_text()
+    beats = {row["column"]: row["beats_majority"] for row in about["scores"]}
+    assert beats == {"MRPC": False, "STS-B": False, "CoLA": True}
+    (in_terminal,) = [r for r in report_stats(folder)["table"] if r["task"] == "MRPC"]
+    assert in_terminal["verdict"] == "no better than always answering the most frequent class"
+    assert (in_terminal["score"], in_terminal["majority"]) == (81.2, 81.6)
+
+
+def report_stats(folder: Path) -> dict:
+    """What the report's manifest says of it."""
+    return json.loads((folder / "stage.json").read_text())["stats"]
+
+
+def test_an_average_of_scores_none_of_which_beats_the_baseline_is_no_big_number(store):
+    runs = [at_baseline(task, 60.0 if TASKS[task].classes > 1 else 0.0) for task in GLUE]
+    page, about, _ = written(runs)
+    assert about["average"] is not None
+    assert "GLUE, average of nine" not in page.split("\n## ")[0]
+
+
+def test_scores_are_rounded_alike_and_one_seed_has_no_range(store):
+    page, _, folder = written([finetuned("cola", 48.4), finetuned("word-order", 54.4)])
+    assert "48.4 to 48.4" not in page
+    assert "| CoLA | Matthews | 48.4 | – | 46.4 to 50.4 | 31.0 | 1 |" in page
+    for row in report_stats(folder)["table"]:
+        assert all(round(row[name], 1) == row[name] for name in ("score", "majority"))
+
+
+def test_a_note_on_the_data_names_its_task_once(store):
+    run = finetuned("cola", 50.0)
+    stats = run.stats
+    stats["data"]["notes"] = ["cola: training rows that stand in validation too: 2 (rows 3 and 4)."]
+    (run.path / "stage.json").write_text(json.dumps(run.manifest | {"stats": stats}))
+    page, _, _ = written([run])
+    assert "- CoLA: training rows that stand in validation too" in page
+    assert "cola: training" not in page
+
+
+def test_speed_and_budget_are_told_in_the_fields_terms(store):
+    model = lineage(steps=1, seconds_on_the_clock=60.02)
+    model[MODEL]["params"]["budget"] = 1 / 60
+    page, _, _ = written([finetuned("cola", 50.0, model=model)])
+    assert "- **42 %** MFU\n" in page
+    assert rows_of(section(page, "Budget"))["budget"] == ["1 minute"]
+    assert rows_of(section(page, "Budget"))["spent"] == ["1 minute, 9,000,000,000 tokens, 1 step"]
+    assert "matrix products reach" not in page.split("\n## Throughput")[0]
+
+
+def test_a_document_at_the_threshold_is_said_to_be_dropped(store):
+    page, _, _ = written([finetuned("cola", 50.0)])
+    assert "Documents with 0.3 tokens a character or more are dropped." in page
 
 
 def test_probes_are_never_called_glue(store):
@@ -655,9 +738,16 @@ def test_the_report_says_what_of_the_downstream_data_was_in_the_text(store, tmp_
     page = "\n".join(sections.contamination_section(about))
     dropped = about["dropped"]
     assert dropped == {"drop": 2, "cut": 1}[method]
-    assert f"{dropped:,} documents dropped (found for CoLA 2, RTE 2): 2 had 14 words in a row" in page
-    assert ("characters cut from 1 documents" in page) is (method == "cut")
-    assert "3 of the 6 sentences have fewer than 14 words" in page
+    assert f"{counted(dropped, 'document')} dropped (found for CoLA 2, RTE 2): 2 had 14 words in a row" in page
+    assert ("characters cut from 1 document," in page) is (method == "cut")
+    assert "Of 6 sentences, 3 have fewer than 14 words" in page
     assert "Not at hand, so not looked for: cola/validation, rte/validation." in page
     assert "| RTE | test | 4 | 2 |" in page
     assert json.loads(json.dumps(about)) == about
+
+
+def test_a_model_of_an_older_version_is_told(store):
+    older = lineage("b")
+    del older["pretrain/00000000000b"]["stats"]["heldout"]
+    with pytest.raises(InputError, match="pretrain/00000000000b was made by an older version of cram"):
+        written([finetuned("cola", 50.0, model=older)], "old")

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from model import InputError, schedules
+from model import schedules
 from model.settings import READ_BY, ScheduleName, Training
 
 NAMES = get_args(ScheduleName)
@@ -143,32 +143,32 @@ def test_without_warmup_the_cosine_starts_at_its_peak():
 
 @pytest.mark.parametrize(
     ("spent", "batch"),
-    [(0, 128), (0.01, 256), (0.1, 1408), (0.3, 4224), (0.5, 6912), (0.6, 8192), (0.75, 8192), (1, 8192), (2, 8192)],
+    [(0, 512), (0.01, 512), (0.1, 1536), (0.3, 4608), (0.5, 7168), (0.6, 8192), (0.75, 8192), (1, 8192), (2, 8192)],
 )
-def test_the_batch_ramp_is_that_of_the_reference_implementation(spent, batch):
-    assert schedules.batch(Training(), spent, unit=128) == batch
+def test_the_batch_ramp_is_that_of_the_reference_implementation_on_the_papers_a6000(spent, batch):
+    mbs, r = 512, 0.6  # its formula, with its micro-batch there
+    assert batch == min((math.floor(spent * 8192 / r / mbs) + 1) * mbs, 8192)
+    assert schedules.batch(Training(), spent) == batch
+
+
+@pytest.mark.parametrize(
+    ("size", "unit"),
+    [(8192, 512), (4096, 256), (1536, 96), (1000, 50), (512, 32), (128, 32), (64, 32), (48, 24), (16, 16), (1, 1)],
+)
+def test_the_batch_grows_by_a_sixteenth_or_where_that_is_little_by_some_32_sequences(size, unit):
+    settings = Training(batch_size=size)
+    assert schedules.ramp_unit(settings) == unit
+    assert sorted({schedules.batch(settings, spent) for spent in FRACTIONS}) == list(range(unit, size + 1, unit))
+    assert schedules.ramp_unit(Training(batch_size=size, batch_ramp=0.0)) == size
 
 
 def test_the_batch_never_shrinks_and_is_never_empty():
     for until in (0.0, 0.3, 0.6, 1.0):
         settings = Training(batch_ramp=until, batch_size=64 * 32)
-        batches = [schedules.batch(settings, spent, 32) for spent in FRACTIONS]
+        batches = [schedules.batch(settings, spent) for spent in FRACTIONS]
         assert batches == sorted(batches)
-        assert set(batches) == ({32 * n for n in range(1, 65)} if until else {64 * 32})
+        assert set(batches) == ({128 * n for n in range(1, 17)} if until else {64 * 32})
         assert batches[-1] == 64 * 32
-    assert {schedules.batch(Training(batch_size=32), spent, 32) for spent in FRACTIONS} == {32}
-
-
-def test_the_batch_is_whole_units_and_never_more_than_was_asked_for():
-    for unit in (96, 100, 5000, 8192):
-        batches = {schedules.batch(Training(), spent, unit) for spent in FRACTIONS}
-        assert all(batch % unit == 0 for batch in batches)
-        assert 8192 - unit < max(batches) <= 8192
-
-
-def test_a_batch_smaller_than_one_unit_is_refused():
-    with pytest.raises(InputError, match=r"batch_size 8 is smaller than .* 16 sequences"):
-        schedules.batch(Training(batch_size=8), 0.5, unit=16)
 
 
 def test_the_masked_fraction_goes_from_the_first_to_the_last_in_five_equal_steps():
@@ -184,3 +184,10 @@ def test_the_masked_fraction_goes_from_the_first_to_the_last_in_five_equal_steps
 def test_the_masked_fraction_may_grow_and_stays_where_no_last_one_is_given():
     assert schedules.mask_fraction(Training(mask_fraction=0.15, last_mask_fraction=0.3), 0.5) == pytest.approx(0.225)
     assert {schedules.mask_fraction(Training(), spent) for spent in FRACTIONS} == {0.25}
+
+
+def test_masks_stay_until_the_next_of_five_levels_begins():
+    settings = Training(mask_fraction=0.4, last_mask_fraction=0.2)
+    for spent, until in {0: 0.2, 0.1: 0.2, 0.2: 0.4, 0.75: 0.8, 0.8: 1, 0.99: 1, 1: 1}.items():
+        assert schedules.masks_stay_until(settings, spent) == until
+        assert schedules.masks_stay_until(Training(), spent) == 1

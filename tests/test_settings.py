@@ -17,6 +17,7 @@ OTHER = {  # than the default
     "warmup": 0.25,
     "cooldown": 0.25,
     "power": 2.0,
+    "decay_norms": True,
 }
 
 
@@ -195,6 +196,11 @@ def test_a_last_mask_fraction_that_changes_nothing_is_refused():
     assert "leave it null" in refusal(Training, mask_fraction=0.3, last_mask_fraction=0.3)
     assert "leave it null" in refusal(Training, last_mask_fraction=0.25)
     Training(last_mask_fraction=0.15)
+
+
+def test_a_decay_of_norms_is_refused_where_nothing_decays():
+    assert "weight_decay is 0" in refusal(Training, decay_norms=True, weight_decay=0)
+    Training(decay_norms=True)
 
 
 def test_every_refusal_of_axes_says_what_was_found_and_what_to_do():

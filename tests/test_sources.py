@@ -24,7 +24,7 @@ import zstandard
 from conftest import write_jsonl
 
 from model import InputError
-from tasks import sources
+from tasks import corpus, sources
 from tasks.corpus import Download, documents_of, download
 from tasks.sources import Damage, Document, Layout, Loss
 from tasks.stage import artifacts
@@ -244,6 +244,49 @@ def test_a_damaged_shard_is_kept_up_to_the_damage_when_asked_for(store: Path, da
     assert made.stats["lost"] == {"truncated shard": 1}
 
 
+@pytest.mark.parametrize("suffix", [".jsonl.zst", ".jsonl.gz"])
+def test_no_altered_document_of_a_corrupt_shard_is_kept(suffix: str):
+    rng = random.Random(4)
+    texts = [" ".join(rng.choices(["alpha", "beta", "gamma", "delta", str(i)], k=30)) for i in range(6000)]
+    first, second = (packed(json_lines(some), suffix) for some in (texts[:3000], texts[3000:]))
+    for trial in range(60):
+        flipped = bytearray(first + second)
+        place = rng.randrange(len(first) if trial % 2 else 0, len(flipped))
+        flipped[place] ^= 1 << rng.randrange(8)
+        found, damage = [], None
+        layout = Layout("a", 10**8, keep=True)
+        try:
+            for record in sources.read_file(io.BytesIO(bytes(flipped)), f"a{suffix}", layout):
+                found.append(record)
+        except Damage as error:
+            damage = error
+        if damage is None:  # a bit that means nothing, as in the header of gzip
+            assert [d.text for d in found] == texts
+            continue
+        assert [d.text for d in found] == texts[: len(found)], (trial, place)
+        assert damage.line in (0, len(found) + 1)
+        if place >= len(first) and damage.kind == "corrupt":
+            assert len(found) >= 3000, "a whole frame before it has a checksum of its own"
+
+
+def test_the_line_of_a_damaged_parquet_file_counts_lost_rows(store: Path, data: Path):
+    texts = [None, *noise(300)]
+    whole = parquet(
+        pa.table({"text": texts}),
+        compression="none",
+        write_page_checksum=True,
+        use_dictionary=False,
+        data_page_size=2000,
+        write_batch_size=10,
+    )
+    (data / "a.parquet").write_bytes(whole.replace(texts[200].encode(), texts[200][::-1].encode()))
+    made = download.fn(Download(source="files", files=[str(data)], documents=0, damaged="keep", max_lost=1))
+    lost = [json.loads(line) for line in (made.path / "lost.jsonl").read_text().splitlines()]
+    kept = [d.text for d in documents_of(made)]
+    assert kept == texts[1 : len(kept) + 1]
+    assert [(loss["line"], loss["reason"]) for loss in lost[1:]] == [(len(kept) + 2, "corrupt shard")]
+
+
 def parquet(table: pa.Table, **settings) -> bytes:
     file = io.BytesIO()
     pq.write_table(table, file, **settings)
@@ -291,6 +334,42 @@ def test_a_parquet_file_is_not_read_before_it_is_needed():
     for _ in range(499):
         next(records)
     assert file.count - footer < len(sink.getvalue()) / 8
+
+
+@pytest.mark.parametrize("column", ["text", "source", "meta"])
+def test_a_parquet_file_with_two_columns_of_a_name_is_refused(store: Path, data: Path, column: str):
+    table = pa.table([["a"], ["b"], ["c"]], names=[column, column, "text" if column != "text" else "source"])
+    pq.write_table(table, data / "twice.parquet")
+    with pytest.raises(InputError, match=rf"twice\.parquet has 2 columns named {column}"):
+        fetch(data)
+
+
+def huge(rows: int, column: str) -> pa.Table:
+    """A table with one name of 40 MB in all rows, which takes some kilobytes as Parquet."""
+    names = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["n" * 40_000_000]))
+    meta = pa.StructArray.from_arrays([names], names=["pile_set_name"])
+    return pa.table({"text": [f"text {i}" for i in range(rows)], column: meta if column == "meta" else names})
+
+
+@pytest.mark.parametrize("rows", [50, 200_000])
+@pytest.mark.parametrize("column", ["source", "meta"])
+def test_huge_names_of_sources_in_a_small_parquet_file_are_refused(store: Path, data: Path, column: str, rows: int):
+    pq.write_table(huge(rows, column), data / "bomb.parquet", compression="zstd")
+    assert (data / "bomb.parquet").stat().st_size < 2_000_000
+    with pytest.raises(InputError, match=rf"{column}.*bomb\.parquet"):
+        fetch(data)
+
+
+def test_a_dictionary_of_long_texts_is_unpacked_a_few_rows_at_a_time(data: Path, monkeypatch: pytest.MonkeyPatch):
+    texts = pa.array(["x" * 30_000_000, "short"]).take(pa.array([0, 1] * 40, pa.int32())).dictionary_encode()
+    path = data / "a.parquet"
+    pq.write_table(pa.table({"text": texts}), path, compression="zstd")
+    with path.open("rb") as file:
+        columns = ["text"]
+        assert sources.rows_at_once(file, pq.ParquetFile(path).metadata, "a", columns) == (1 << 28) // 30_000_013
+        file.seek(0)
+        lengths = [len(d.text) for d in sources.read_file(file, "a.parquet", Layout("a", 10**8))]
+    assert lengths == [30_000_000, 5] * 40
 
 
 def test_texts_of_any_kind_of_column_are_read():
@@ -366,7 +445,7 @@ def test_what_is_lost_is_listed_by_file_line_and_reason(store: Path, data: Path)
 def test_too_many_lost_records_are_refused_with_file_and_reason(store: Path, data: Path):
     write_jsonl(data / "good.jsonl", [f"text {i}" for i in range(96)])
     write_jsonl(data / "bad.jsonl", [None, None, None, "one"])
-    with pytest.raises(InputError, match=r"3 of 100 .*NoneType.*2\.0%.*mostly in bad\.jsonl.*max_lost") as refused:
+    with pytest.raises(InputError, match=r"3 of 100 .*NoneType.*max_lost.*2\.0%.*bad\.jsonl") as refused:
         fetch(data, max_lost=0.02)
     listed = Path(str(refused.value).split("listed in ")[1].removesuffix("."))
     assert len(listed.read_text().splitlines()) == 3, "the list is there to be read after the failure"
@@ -515,12 +594,12 @@ def test_a_link_is_read_under_its_own_name_as_in_the_cache_of_the_hub(store: Pat
         ("hollow", ["hollow", "holds no file that cram reads"]),
         ("table.csv", ["table.csv", "kind that cram doesn't read", ".parquet"]),
         ("t*", ["table.csv", "kind that cram doesn't read"]),
-        ("broken.jsonl", ["broken.jsonl is a broken link, to gone.jsonl", "mend the link"]),
+        ("broken.jsonl", ["broken.jsonl is a broken link, to gone.jsonl", "correct the link"]),
         ("circle.jsonl", ["circle.jsonl is a broken link, to circle.jsonl"]),
         ("with-link", ["with-link/broken.jsonl is a broken link, to gone.jsonl"]),
         ("with-*", ["with-link/broken.jsonl is a broken link, to gone.jsonl"]),
-        ("pipe.jsonl", ["pipe.jsonl is no regular file", "a pipe"]),
-        ("with-pipe", ["with-pipe/pipe.jsonl is no regular file"]),
+        ("pipe.jsonl", ["pipe.jsonl is not a regular file", "pipe"]),
+        ("with-pipe", ["with-pipe/pipe.jsonl is not a regular file"]),
     ],
 )
 def test_a_path_that_cannot_be_read_gets_one_sentence(store: Path, data: Path, pattern: str, words: list[str]):
@@ -647,6 +726,81 @@ def test_odd_values_of_other_fields_lose_no_document(field: str):
 def test_half_a_surrogate_pair_in_the_name_of_a_source_is_replaced():
     for line in (b'{"text": "a", "source": "\\udc00x"}', b'{"text": "a", "meta": {"pile_set_name": "\\udc00x"}}'):
         assert read(line, "a.jsonl")[0] == [Document("a.jsonl:1", "?x", "a")]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_names_of_sources_are_printable_and_short(store: Path, data: Path, suffix: str):
+    names = {
+        "\x1b[31mred\x9b": "\\u001b[31mred\\u009b",
+        "two\nlines": "two\\u000alines",
+        "n" * 256: "n" * 256,
+        "n" * 257: "other",
+    }
+    rows = [{"text": f"text {i}", "source": name} for i, name in enumerate(names)]
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), data / "a.parquet")
+    else:
+        (data / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert [d.source for d in fetch(data)] == list(names.values())
+    assert [d.source for d in fetch(data, sets=["two\nlines"])] == ["two\\u000alines"]
+
+
+def test_a_first_line_that_ends_in_a_bare_carriage_return_loses_no_others(store: Path, data: Path):
+    first, *others = json_lines([f"text {i}" for i in range(50)]).splitlines()
+    for end in (b"\n", b"\r\n", b"\r"):
+        (data / "a.jsonl").write_bytes(first + b"\r" + end.join(others))
+        assert [(d.id, d.text) for d in fetch(data)] == [(f"a.jsonl:{i + 1}", f"text {i}") for i in range(50)]
+
+
+CHANGES = {
+    "in place": lambda path: path.write_bytes(path.read_bytes().replace(b"old", b"new")),
+    "at its end": lambda path: path.open("ab").write(json_lines(["more"])),
+    "replaced": lambda path: write_jsonl(path.with_name("b"), ["other"]).replace(path),
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("at", [1, 2000, 2999])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_while_it_is_read_is_not_published(
+    store: Path, data: Path, monkeypatch, change: str, at: int
+):
+    path = write_jsonl(data / "a.jsonl", [f"old {i}" for i in range(3000)])
+    whole, settings = path.read_bytes(), Download(source="files", files=[str(data)], documents=0, part_megabytes=0.005)
+    taken, take = [], corpus.Reading.take
+
+    def changing(*given) -> None:
+        take(*given)
+        taken.append(1)
+        if len(taken) == at:
+            CHANGES[change](path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus.Reading, "take", changing)
+        with pytest.raises(InputError, match=r"a\.jsonl"):
+            download.fn(settings)
+    assert artifacts("download") == []
+    path.write_bytes(whole)
+    assert [d.text for d in documents_of(download.fn(settings))] == [f"old {i}" for i in range(3000)]
+
+
+def test_a_file_that_was_changed_before_it_is_read_is_not_published(store: Path, data: Path, monkeypatch):
+    path, init = write_jsonl(data / "a.jsonl", ["old"]), corpus.Reading.__init__
+
+    def changing(*given) -> None:
+        CHANGES["in place"](path)
+        init(*given)
+
+    monkeypatch.setattr(corpus.Reading, "__init__", changing)
+    with pytest.raises(InputError, match="changed"):
+        fetch(data)
+    assert artifacts("download") == []
+
+
+def test_a_file_that_is_only_touched_by_its_rights_is_read(store: Path, data: Path, monkeypatch):
+    path, take = write_jsonl(data / "a.jsonl", ["old", "older"]), corpus.Reading.take
+    monkeypatch.setattr(corpus.Reading, "take", lambda *given: (take(*given), path.chmod(0o600)))
+    assert [d.text for d in fetch(data)] == ["old", "older"]
 
 
 def test_nothing_in_a_text_is_taken_for_anything_but_text(store: Path, data: Path):
@@ -787,8 +941,7 @@ def test_lines_may_end_as_on_any_system(suffix: str, end: bytes):
 
 def naive_lines(data: bytes, limit: int) -> list[bytes | None]:
     first = re.search(rb"\r\n|\n|\r", data)
-    end = b"\r" if first and first[0] == b"\r" else b"\n"
-    found = data.split(end)
+    found = re.split(rb"\r\n|\r|\n" if first and first[0] == b"\r" else rb"\n", data)
     return [line if len(line) <= limit else None for line in (found if found[-1] else found[:-1])]
 
 
@@ -833,7 +986,7 @@ def test_a_file_may_have_any_name(store: Path, data: Path, name: str):
 
 
 def test_names_that_look_alike_are_told(store: Path, data: Path):
-    for name in ("a\nb.jsonl", "a\\nb.jsonl"):
+    for name in ("a\nb.jsonl", "a\\u000ab.jsonl"):
         write_jsonl(data / name, ["text"])
     with pytest.raises(InputError, match="names that differ only in characters that can't be printed"):
         fetch(data)

@@ -113,6 +113,14 @@ def secretive(params: Count, out: Path) -> dict:
 
 
 @stage(version=1)
+def reader(params: Count, source: Artifact, out: Path) -> dict:
+    """Loses its input in the middle of its work, if CALLS says so, and then looks for it."""
+    if "lose" in CALLS:
+        shutil.rmtree(source.path)
+    return {"numbers": len((source.path / "numbers.txt").read_text().split())}
+
+
+@stage(version=1)
 def follower(params: Count, first: Artifact, others: list[Artifact], out: Path) -> dict:
     """Reads what others made."""
     CALLS.append("follower")
@@ -295,7 +303,9 @@ def test_a_store_that_can_not_be_written_is_told_when_a_stage_is_refreshed(store
         raise PermissionError(errno.EACCES, "Permission denied", str(store / ".locks"))
 
     monkeypatch.setattr(Path, "mkdir", denied)
-    with pytest.raises(InputError, match=r"count can't go on: Permission denied: .*\.locks\. Make room or give access"):
+    with pytest.raises(
+        InputError, match=r"count can't continue: Permission denied: .*\.locks\. Free space or grant access"
+    ):
         refresh(made)
 
 
@@ -355,7 +365,7 @@ def test_a_manifest_is_written_last(store: Path, monkeypatch: pytest.MonkeyPatch
     assert artifacts("count") == []
 
 
-@pytest.mark.parametrize("place", ["fsync", "digest", "discard"])
+@pytest.mark.parametrize("place", ["fsync", "known_digest", "discard"])
 def test_what_fails_while_it_is_published_is_not_worked_out_again(store: Path, monkeypatch, place: str):
     with monkeypatch.context() as patch:
         patch.setattr(store_module, place, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -374,6 +384,90 @@ def test_a_file_changed_under_its_size_is_found_by_its_digest(store: Path):
     assert read_manifest(made) is not None
     with pytest.raises(InputError, match=r"numbers.txt of count/.*SHA-256"):
         verify(made)
+
+
+@pytest.mark.parametrize("harm", ["flipped", "truncated", "discarded", "lost while it is read"])
+def test_a_stage_refuses_an_input_that_is_not_what_its_manifest_says(store: Path, harm: str):
+    source = count.fn(Count())
+    if harm == "flipped":
+        (source.path / "numbers.txt").write_text("0\n1\n3")
+    elif harm == "truncated":
+        (source.path / "numbers.txt").write_text("0")
+    elif harm == "discarded":
+        refresh(source)
+    else:
+        CALLS.append("lose")
+    file = "stage.json" if harm in ("discarded", "lost while it is read") else "numbers.txt"
+    with pytest.raises(InputError, match=rf"{source.name}.*{file}|{file}.*{source.name}"):
+        reader.fn(Count(), source)
+    assert artifacts("reader") == []
+
+
+def test_a_file_is_hashed_once_a_process_and_again_when_it_has_changed(store: Path, monkeypatch):
+    source, hashed = count.fn(Count()), []
+    digest = store_module.digest
+    monkeypatch.setattr(store_module, "digest", lambda path: hashed.append(path.name) or digest(path))
+    monkeypatch.setattr(store_module, "SETTLED", 0)
+    for _ in range(3):
+        verify(source)
+    assert sorted(hashed) == ["numbers.txt", "stats.json"]
+    before = (source.path / "numbers.txt").stat()
+    time.sleep(0.05)
+    (source.path / "numbers.txt").write_text("0\n1\n3")
+    os.utime(source.path / "numbers.txt", ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(InputError, match=r"numbers\.txt"):
+        verify(source)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_an_input_is_not_discarded_while_it_is_read_unless_its_reader_was_killed(store: Path, kill: bool):
+    process = start_slow(store)
+    wait_for(".partial/slow-*/1.txt", store)
+    source = find("count", "latest")
+    with ThreadPoolExecutor(1) as thread:
+        discarded = thread.submit(refresh, source)
+        if kill:
+            os.kill(process.pid, signal.SIGKILL)
+        discarded.result(90)
+    assert read_manifest(source) is None
+    assert len(artifacts("slow")) == (not kill), "the reader had published"
+    process.join(90)
+
+
+def test_an_artifact_can_be_taken_again_while_another_stage_reads_it(store: Path):
+    source = count.fn(Count())
+    with locked(source, shared=True), ThreadPoolExecutor(1) as thread:
+        assert thread.submit(count.fn, Count()).result(60) == source
+        assert thread.submit(reader.fn, Count(), source).result(60).stats == {"numbers": 3}
+
+
+def test_work_that_a_killed_run_left_in_a_published_artifact_is_deleted_at_the_next_look(store: Path):
+    made = worker.fn(Count())
+    for look in (lambda: worker.fn(Count()), lambda: follower.fn(Count(), made, [])):
+        (made.path / WORK).mkdir()
+        (made.path / WORK / "done").write_text("yes")
+        look()
+        assert not (made.path / WORK).exists()
+    assert CALLS == ["worker", "follower"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
+def test_a_disk_that_takes_no_more_is_one_sentence_whichever_library_wrote(store: Path, monkeypatch, number, kind):
+    def fail(*_: object) -> None:
+        raise OSError(number, "words") if kind is OSError else RuntimeError(f"Error while writing (os error {number})")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(InputError, match=rf"count .*{os.strerror(number)}.*{store}"):
+        count.fn(Count())
+
+
+def test_a_manifest_that_names_a_device_is_not_read_for_ever(store: Path):
+    made = count.fn(Count())
+    about = json.loads((made.path / "stage.json").read_text())
+    about["files"].append({"path": "/dev/zero", "bytes": 0, "sha256": ""})
+    (made.path / "stage.json").write_text(json.dumps(about))
+    assert read_manifest(made) is None
 
 
 def test_a_store_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tqdm import tqdm
 
-from model import InputError
+from model import InputError, machine
 from tasks import parallel, together
 
 
@@ -104,7 +104,7 @@ def test_runs_that_are_given_up_end_at_once(tmp_path):
     thread.join(timeout=30)
     assert not thread.is_alive()
     assert process.exitcode is not None
-    assert "'finetune 0' was given up" in str(problems[0])
+    assert "'finetune 0' was cancelled" in str(problems[0])
 
 
 def test_a_bar_that_torch_shows_in_a_process_leaves_no_semaphore_behind(tmp_path):
@@ -126,7 +126,7 @@ def test_nothing_begins_after_the_end(tmp_path, monkeypatch):
     with together.several(2, 10, 1) as crew:
         context = copy_context()
     arguments = (work, (tmp_path / "0", 0), 10, "finetune 0")
-    with pytest.raises(InputError, match="'finetune 0' was given up"):
+    with pytest.raises(InputError, match="'finetune 0' was cancelled"):
         context.run(together.run, *arguments)
     assert not crew.members
     made, new = [], together.Member
@@ -138,7 +138,7 @@ def test_nothing_begins_after_the_end(tmp_path, monkeypatch):
 
     with together.several(2, 10, 1) as crew:
         monkeypatch.setattr(together, "Member", slow)
-        with pytest.raises(InputError, match="'finetune 0' was given up"):
+        with pytest.raises(InputError, match="'finetune 0' was cancelled"):
             together.run(*arguments)
     assert made[0].process.exitcode is not None
 
@@ -195,10 +195,10 @@ def test_what_processes_used_is_counted_for_the_run_that_had_them(tmp_path):
 
 def test_as_many_runs_go_on_at_once_as_cores_and_memory_allow(monkeypatch):
     monkeypatch.setenv("CRAM_WORKERS", "8")
-    monkeypatch.setattr(together, "available_memory", lambda: 5 * together.BYTES_A_RUN)
+    monkeypatch.setattr(machine, "available_memory", lambda: 5 * together.BYTES_A_RUN)
     assert [together.at_once(runs) for runs in (0, 1, 3, 40)] == [0, 1, 3, 5]
     assert together.at_once(40, 2 * together.BYTES_A_RUN) == 2
-    monkeypatch.setattr(together, "available_memory", lambda: 0)
+    monkeypatch.setattr(machine, "available_memory", lambda: 0)
     assert together.at_once(40) == 1
     monkeypatch.setenv("CRAM_FINETUNES", "6")
     assert [together.at_once(runs) for runs in (1, 4, 40)] == [1, 4, 6]
@@ -209,16 +209,3 @@ def test_a_number_of_runs_that_is_none_is_refused(monkeypatch, asked):
     monkeypatch.setenv("CRAM_FINETUNES", asked)
     with pytest.raises(InputError, match=f"CRAM_FINETUNES is '{asked}'; expected a positive whole number"):
         together.at_once(4)
-
-
-def test_the_memory_that_can_be_had_is_what_the_kernel_says(monkeypatch, tmp_path):
-    whole = together.available_memory()
-    assert 1 << 26 < whole < 1 << 50
-    limit, used, stat = (tmp_path / f"memory.{name}" for name in ("max", "current", "stat"))
-    monkeypatch.setattr(together, "CGROUPS", ((str(limit), str(used), str(stat)),))
-    limit.write_text("5000000\n")
-    used.write_text("2000000\n")
-    stat.write_text("anon 999\nfile 600\nshmem 200\nactive_file 100\ninactive_file 300\nactive_anon 7\n")
-    assert together.available_memory() == 3_000_400
-    limit.write_text("max\n")
-    assert together.available_memory() > 3_000_000

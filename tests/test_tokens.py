@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import resource
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import document, write_jsonl
+from conftest import document, filtered, write_jsonl
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
@@ -18,10 +19,9 @@ from tokenizers.models import WordPiece
 from model import InputError
 from tasks import stage, tokens
 from tasks.corpus import SCHEMA, Download, batches, documents_of, download, parts
-from tasks.filter import Filter, drop_incompressible
 from tasks.stage import Artifact, artifacts
-from tasks.tokens import Tokenize, keys_of, order_of, tokenize
-from tasks.vocabulary import SEP, SPECIALS, UNK, Vocabulary, train_vocabulary
+from tasks.tokens import Tokenize, keys_of, order_of, tokenize, write_array
+from tasks.vocabulary import PAD, SEP, SPECIALS, UNK, Vocabulary, share, train_vocabulary
 
 LENGTH = 16
 PLAIN = Tokenize(length=LENGTH, heldout_fraction=0.1, sort="none")
@@ -65,31 +65,34 @@ def plain_tokenizer(words: Artifact) -> Tokenizer:
     return tokenizer
 
 
-def packed(corpus: Artifact, words: Artifact, held: set[str]) -> tuple[list[list[int]], list[list[int]], int]:
-    """Training and held-out sequences, and how many tokens are lost, in plain Python."""
-    tokenizer, train, heldout, lost = plain_tokenizer(words), [], [], 0
+def packed(corpus: Artifact, words: Artifact, held: set[str]) -> tuple[list[list[int]], int]:
+    """Training sequences, and how many tokens are lost, in plain Python."""
+    tokenizer, train, lost = plain_tokenizer(words), [], 0
     for part in parts(corpus):
         stream: list[int] = []
-        for d in (d for batch in batches(part) for d in batch):
-            (heldout if d.text in held else stream).extend(
-                [*tokenizer.encode(d.text, add_special_tokens=False).ids, SEP]
-            )
+        for d in (d for batch in batches(part) for d in batch if d.text not in held):
+            stream.extend([*tokenizer.encode(d.text, add_special_tokens=False).ids, SEP])
         train += [stream[i : i + LENGTH] for i in range(0, len(stream) - LENGTH + 1, LENGTH)]
         lost += len(stream) % LENGTH
-    return train, [heldout[i : i + LENGTH] for i in range(0, len(heldout) - LENGTH + 1, LENGTH)], lost
+    return train, lost
+
+
+def measured_of(made: Artifact) -> list[str]:
+    """The documents that the held-out loss is measured on, in its order."""
+    rows = pq.read_table(made.path / "heldout.parquet").to_pylist()
+    found = {row["measured"]: row["text"] for row in rows if row["measured"] is not None}
+    assert sorted(found) == list(range(len(found)))
+    return [found[place] for place in range(len(found))]
 
 
 def test_sequences_are_the_documents_of_a_part_one_after_the_other_cut_to_length(corpus: Artifact, words: Artifact):
     made = tokenize.fn(PLAIN, corpus, words)
-    train, heldout, lost = packed(corpus, words, set(held_of(made)))
+    train, lost = packed(corpus, words, set(held_of(made)))
     assert sequences_of(made) == train
-    assert np.load(made.path / "heldout.npy").tolist() == heldout
     assert made.stats["tokens_lost_at_part_ends"] == lost > 0
     assert corpus.stats["parts"] > 3
-    for file, count in (("sequences.npy", len(train)), ("heldout.npy", len(heldout))):
-        array = np.load(made.path / file, mmap_mode="r")
-        assert (array.dtype, array.shape) == (np.uint16, (count, LENGTH))
-    assert len(heldout) > 10
+    array = np.load(made.path / "sequences.npy", mmap_mode="r")
+    assert (array.dtype, array.shape) == (np.uint16, (len(train), LENGTH))
 
 
 def test_counts_add_up(corpus: Artifact, words: Artifact, texts: list[str]):
@@ -104,15 +107,71 @@ def test_counts_add_up(corpus: Artifact, words: Artifact, texts: list[str]):
     assert stats["tokens"] == stats["sequences"] * LENGTH
     assert stats["sequences"] == stats["drawn_from"]["sequences"] == len(sequences_of(made))
     assert stats["unknown_tokens"] == sum(ids.count(UNK) for ids in encoded.values()) == 1
+    measured = stats["heldout"].pop("measured")
     assert stats["heldout"] == {
         "documents": len(held),
         "characters": sum(map(len, held)),
         "tokens": sum(len(encoded[text]) + 1 for text in held),
+    }
+    assert measured.pop("digest") == tokens.digest_of(measured_of(made))
+    assert measured == {
+        "documents": len(held),
+        "characters": sum(map(len, held)),
+        "bytes": sum(len(text.encode()) for text in held),
+        "tokens": sum(len(encoded[text]) for text in held),
+        "unknown_tokens": sum(encoded[text].count(UNK) for text in held),
         "sequences": len(np.load(made.path / "heldout.npy")),
     }
     every = sum(len(ids) + 1 for ids in encoded.values())
     assert stats["characters_per_token"] == pytest.approx(sum(map(len, texts)) / every, abs=5.1e-5)
     assert stats["entries"] == 300
+
+
+def test_measured_documents_stand_whole_in_the_order_of_their_digests(corpus: Artifact, words: Artifact, monkeypatch):
+    monkeypatch.setattr(tokens.measured, "__defaults__", (2000,))
+    made = tokenize.fn(PLAIN, corpus, words)
+    found, tokenizer = measured_of(made), plain_tokenizer(words)
+    assert found == sorted(held_of(made), key=share)[: len(found)]
+    sizes = [len(text) for text in found]
+    assert sum(sizes[:-1]) < 2000 <= sum(sizes) < sum(map(len, held_of(made)))
+    encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in found]
+    stream = [token for ids in encoded for token in (*ids, SEP)]
+    rows = np.load(made.path / "heldout.npy")
+    assert rows.ravel().tolist() == stream + [PAD] * (-len(stream) % LENGTH)
+    assert (rows.dtype, rows.shape[1]) == (np.uint16, LENGTH)
+    assert len(stream) % LENGTH, "the last sequence is not lost, but padded"
+    assert np.load(made.path / "heldout_documents.npy").tolist() == [
+        [len(ids), len(text), len(text.encode())] for ids, text in zip(encoded, found, strict=True)
+    ]
+    rows = pq.read_table(made.path / "heldout.parquet").to_pylist()
+    assert all(row["tokens"] == len(tokenizer.encode(row["text"], add_special_tokens=False).ids) for row in rows)
+
+
+def test_the_same_documents_are_measured_whatever_vocabulary_length_order_parts_and_fraction(
+    corpus: Artifact, words: Artifact, tmp_path: Path, texts: list[str], monkeypatch
+):
+    monkeypatch.setattr(tokens.measured, "__defaults__", (2000,))
+    shuffled = random.Random(5).sample(texts, len(texts))
+    others = [
+        ({}, corpus, train_vocabulary.fn(Vocabulary(entries=400), corpus)),
+        ({}, corpus, train_vocabulary.fn(Vocabulary(entries=300, model="unigram"), corpus)),
+        ({"length": 64, "sort": "unigram"}, corpus, words),
+        ({"heldout_fraction": 0.2}, corpus, words),
+        ({}, corpus_of(tmp_path, shuffled, part_megabytes=1), words),
+    ]
+    base = tokenize.fn(PLAIN, corpus, words)
+    found = [tokenize.fn(PLAIN.model_copy(update=change), *given) for change, *given in others]
+    assert all(measured_of(made) == measured_of(base) for made in found)
+    digests = [made.stats["heldout"]["measured"]["digest"] for made in (base, *found)]
+    assert len(set(digests)) == 1
+    assert digests[0] != tokens.digest_of(measured_of(base)[:-1])
+
+
+def test_a_first_document_of_more_than_the_limit_is_measured_alone():
+    texts = ["a" * 50, "b" * 10, "c" * 10, "d" * 10]
+    assert tokens.measured(texts, 5).tolist() == [min(range(4), key=lambda place: share(texts[place]))]
+    assert sorted(tokens.measured(texts, 10**6).tolist()) == [0, 1, 2, 3]
+    assert tokens.measured([], 5).tolist() == []
 
 
 def test_a_separator_stands_at_the_end_of_documents_and_nowhere_else(corpus: Artifact, words: Artifact):
@@ -162,9 +221,8 @@ def test_equal_texts_are_held_out_together(store: Path, tmp_path: Path, texts: l
 def test_held_out_documents_are_kept_as_they_were(corpus: Artifact, words: Artifact):
     made = tokenize.fn(PLAIN, corpus, words)
     table = pq.read_table(made.path / "heldout.parquet")
-    assert table.schema.equals(SCHEMA)
     held = set(held_of(made))
-    assert table.to_pylist() == [d._asdict() for d in documents_of(corpus) if d.text in held]
+    assert table.select(SCHEMA.names).to_pylist() == [d._asdict() for d in documents_of(corpus) if d.text in held]
     assert (made.path / "tokenizer.json").read_bytes() == (words.path / "tokenizer.json").read_bytes()
     before, after = (json.loads((a.path / "tokenizer_config.json").read_text()) for a in (words, made))
     assert after == before | {"model_max_length": LENGTH}
@@ -307,8 +365,8 @@ def test_one_and_two_workers_write_the_same_bytes(corpus: Artifact, words: Artif
     stage.refresh(tokenize.target(FULL, corpus, words))
     monkeypatch.setenv("CRAM_WORKERS", "2")
     assert bytes_of(tokenize.fn(FULL, corpus, words)) == alone
-    assert set(alone) == {"sequences.npy", "heldout.npy", "heldout.parquet", "tokenizer.json", "tokenizer_config.json",
-                          "stats.json"}  # fmt: skip
+    assert set(alone) == {"sequences.npy", "heldout.npy", "heldout_documents.npy", "heldout.parquet", "tokenizer.json",
+                          "tokenizer_config.json", "stats.json"}  # fmt: skip
 
 
 def test_after_an_interruption_finished_parts_are_not_done_again(corpus: Artifact, words: Artifact, monkeypatch):
@@ -337,7 +395,7 @@ def test_parts_too_short_for_a_sequence_are_lost_and_counted(store: Path, tmp_pa
     corpus = corpus_of(tmp_path, mixed, part_megabytes=0.000_01)
     words = train_vocabulary.fn(Vocabulary(entries=256), corpus)
     made = tokenize.fn(PLAIN, corpus, words)
-    train, _, lost = packed(corpus, words, set(held_of(made)))
+    train, lost = packed(corpus, words, set(held_of(made)))
     assert sequences_of(made) == train
     assert made.stats["tokens_lost_at_part_ends"] == lost
     assert corpus.stats["parts"] == len(mixed)
@@ -351,7 +409,7 @@ def test_a_corpus_of_less_than_one_sequence_is_refused_with_its_tokens(
     with pytest.raises(InputError, match=r"gives \d tokens, less than one sequence of 16") as refused:
         tokenize.fn(PLAIN.model_copy(update={"heldout_fraction": 1e-9}), few, words)
     assert "\n" not in str(refused.value)
-    nothing = drop_incompressible.fn(Filter(max_tokens_per_char=0.001), corpus)
+    nothing = filtered(corpus, max_tokens_per_char=0.001)
     with pytest.raises(InputError, match="gives 0 tokens"):
         tokenize.fn(PLAIN, nothing, words)
     with pytest.raises(InputError, match="no text left"):
@@ -375,3 +433,21 @@ def test_a_seed_that_draws_nothing_is_told(corpus: Artifact, words: Artifact, ca
     tokenize.fn(PLAIN.model_copy(update={"seed": 3, "max_sequences": 10}), corpus, words)
     tokenize.fn(PLAIN.model_copy(update={"seed": 3, "sort": "random"}), corpus, words)
     assert "changes nothing" not in caplog.text
+
+
+def test_an_array_is_written_as_numpy_does_without_a_memory_map(tmp_path: Path):
+    for rows in (np.arange(12, dtype=np.uint16).reshape(6, 2), np.zeros((0, 2), np.uint32)):
+        np.save(tmp_path / "expected.npy", rows)
+        write_array(tmp_path / "written.npy", [rows[:4], rows[4:]], rows.shape, rows.dtype)
+        assert (tmp_path / "written.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
+
+
+@pytest.mark.parametrize("limit", [1000, 12_000])
+def test_a_file_that_may_not_grow_is_one_sentence(corpus, words, limit: int):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(InputError, match="tokenize can't continue"):
+            tokenize.fn(Tokenize(length=32, heldout_fraction=0.3), corpus, words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

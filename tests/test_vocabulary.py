@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import write_jsonl
+from conftest import filtered, write_jsonl
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -24,7 +24,6 @@ from transformers import AutoTokenizer
 from model import InputError
 from tasks import vocabulary
 from tasks.corpus import Download, documents_of, download
-from tasks.filter import Filter, drop_incompressible
 from tasks.stage import Artifact, artifacts
 from tasks.vocabulary import (
     ALPHABET,
@@ -37,7 +36,7 @@ from tasks.vocabulary import (
     Encoder,
     Vocabulary,
     count,
-    counted,
+    count_words,
     kind_of,
     load,
     pieces,
@@ -97,17 +96,17 @@ def corpus(store: Path, tmp_path: Path, texts: list[str]) -> Artifact:
 @pytest.fixture(scope="module")
 def tokenizer(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("vocabulary")
-    vocabulary.save(train(counted(texts), 1000), folder)
+    vocabulary.save(train(count_words(texts), 1000), folder)
     return load(folder)
 
 
 SCRIPT = """
 import hashlib, json, os, sys
-from tasks.vocabulary import counted, train, usage
+from tasks.vocabulary import count_words, train, usage
 kinds, texts = json.load(sys.stdin)
 before = len(os.listdir("/proc/self/task"))
 for kind in kinds:
-    counts = counted(texts)
+    counts = count_words(texts)
     found = train(counts, 1000, kind=kind)
     for text in (found.to_str(pretty=True), str(usage(found, counts).to_pylist())):
         print(hashlib.sha256(text.encode()).hexdigest())
@@ -157,10 +156,10 @@ def test_the_vocabulary_has_the_entries_asked_for_and_special_tokens_first(corpu
 
 def test_words_seen_often_are_entries_and_words_seen_once_are_not():
     text = "zebra crossing " * 50 + "quixotic"
-    words = train(counted([text]), 256, min_frequency=2).get_vocab()
+    words = train(count_words([text]), 256, min_frequency=2).get_vocab()
     assert {"zebra", "crossing"} <= set(words)
     assert not [word for word in words if word.startswith("qu")]
-    assert "quixotic" in train(counted([text]), 256, min_frequency=1).get_vocab()
+    assert "quixotic" in train(count_words([text]), 256, min_frequency=1).get_vocab()
 
 
 def test_too_little_text_is_refused_with_what_it_gives(store: Path, tmp_path: Path):
@@ -175,7 +174,7 @@ def test_too_little_text_is_refused_with_what_it_gives(store: Path, tmp_path: Pa
 def test_a_corpus_of_which_all_was_dropped_is_refused_with_where_to_look(store: Path, tmp_path: Path):
     write_jsonl(tmp_path / "few.jsonl", ["a few words"])
     corpus = download.fn(Download(source="files", files=[str(tmp_path / "few.jsonl")]))
-    empty = drop_incompressible.fn(Filter(min_characters=1000), corpus)
+    empty = filtered(corpus, min_characters=1000)
     assert empty.stats["characters"] == 0
     with pytest.raises(InputError, match=r"no text left .*deduplicate, decontaminate, filter.*cram show filter"):
         train_vocabulary.fn(Vocabulary(entries=256), empty)
@@ -338,12 +337,12 @@ def test_a_sample_is_the_same_documents_in_any_order_and_of_about_the_size(store
         megabytes = corpus.stats["characters"] / 4e6
         found.append(count(corpus, megabytes, tmp_path / f"some-{number}", "count"))
         everything, used = count(corpus, 8 * megabytes, tmp_path / f"all-{number}", "count")
-        assert counter(everything) == counter(counted(texts))
+        assert counter(everything) == counter(count_words(texts))
         assert used == {name: corpus.stats[name] for name in ("documents", "characters")}
     assert (counter(found[0][0]), found[0][1]) == (counter(found[1][0]), found[1][1])
     counts, used = found[0]
     chosen = [text for text in texts if share(text, salt=1) < 0.25]
-    assert counter(counts) == counter(counted(chosen))
+    assert counter(counts) == counter(count_words(chosen))
     assert used == {"documents": len(chosen), "characters": sum(map(len, chosen))}
     assert 0.8 < used["characters"] / (1e6 * megabytes) < 1.2
 
@@ -354,7 +353,7 @@ def test_the_vocabulary_is_trained_on_the_sample_alone(store: Path, tmp_path: Pa
     megabytes = corpus.stats["characters"] / 2e6
     made = train_vocabulary.fn(Vocabulary(entries=256, sample_megabytes=megabytes), corpus)
     texts = [text for text in toy_texts if share(text, salt=1) < 0.5]
-    counts = counted(texts)
+    counts = count_words(texts)
     about = {"documents": len(texts), "characters": sum(map(len, texts))}
     assert made.stats["trained_on"] == about | {"words": counter(counts).total(), "different_words": len(counts)}
     assert 100 < len(texts) < 200
@@ -363,15 +362,15 @@ def test_the_vocabulary_is_trained_on_the_sample_alone(store: Path, tmp_path: Pa
 
 def test_counts_are_those_of_a_plain_split(texts: list[str]):
     expected = Counter(word for text in texts for word in re.findall(r"\w+|[^\w\s]+", normal(text), re.ASCII))
-    assert counter(counted(texts)) == {word: n for word, n in expected.items() if len(word) <= 100}
+    assert counter(count_words(texts)) == {word: n for word, n in expected.items() if len(word) <= 100}
 
 
 def test_counts_in_pieces_and_batches_are_those_of_the_whole(texts: list[str], monkeypatch: pytest.MonkeyPatch):
-    expected = counter(counted(texts))
+    expected = counter(count_words(texts))
     monkeypatch.setattr(vocabulary, "PIECE_CHARACTERS", 500)
-    assert counter(counted(texts)) == expected
-    assert counter(summed(counted([text]) for text in texts)) == expected
-    assert counter(summed([])) == counter(counted([])) == {}
+    assert counter(count_words(texts)) == expected
+    assert counter(summed(count_words([text]) for text in texts)) == expected
+    assert counter(summed([])) == counter(count_words([])) == {}
 
 
 def test_scaled_down_words_keep_their_shares_rare_ones_together(monkeypatch: pytest.MonkeyPatch):
@@ -436,7 +435,7 @@ def test_a_word_of_five_megabytes_is_one_unknown_token(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_a_word_too_long_to_divide_is_unknown_in_every_model(texts: list[str], kind: str):
-    plain = train(counted(texts), 1000, kind=kind)
+    plain = train(count_words(texts), 1000, kind=kind)
     longest = vocabulary.LONGEST_DIVIDED
     [known, unknown] = encode(plain, ["ab" * (longest // 2), "ab" * (longest // 2) + "c"])
     assert known.tolist() == plain.encode("ab" * (longest // 2), add_special_tokens=False).ids
@@ -467,7 +466,7 @@ def test_the_entries_are_listed_with_their_kind_and_use(corpus: Artifact, texts:
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_use_is_the_same_however_many_words_are_divided_at_once(texts: list[str], kind: str, monkeypatch):
-    counts = counted(texts)
+    counts = count_words(texts)
     plain = train(counts, 1000, kind=kind)
     expected = Counter()
     for word, number in counter(counts).items():
@@ -480,7 +479,7 @@ def test_use_is_the_same_however_many_words_are_divided_at_once(texts: list[str]
 
 
 def test_the_most_frequent_word_is_an_entry_of_unigram_however_often_it_occurs(texts: list[str]):
-    often = counter(counted(texts)) | {"zyx": 300_000}
+    often = counter(count_words(texts)) | {"zyx": 300_000}
     trained = train(table(often), 1000, kind="unigram")
     assert trained.encode("zyx", add_special_tokens=False).tokens == ["▁zyx"]
 

@@ -1,0 +1,80 @@
+"""What the page of a Prefect run shows of an artifact: its tables, pictures and Markdown."""
+
+import base64
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from flows.summary import telling
+from tasks.progress import reporter
+from tasks.stage import Artifact
+
+DESCRIPTIONS = {  # by the key of the Prefect artifact
+    "decontaminate-table": "Sentences of the downstream tasks that occur in the corpus, by task.",
+    "measure-table": "Tokens per character of the documents, by source: the median, 5 % and 95 %.",
+    "filter-table": "Documents that the filter read and kept, by source. sources.parquet also has the reasons.",
+    "filter-histogram": "Documents by tokens per character: kept and dropped.",
+    "vocabulary-table": "Vocabulary entries by kind, and how many of them rarely occur.",
+    "pretrain-loss": "Loss during pretraining, on training text and on held-out text.",
+    "pretrain-readme": "Model card of the pretrained model: use, recipe, budget, training data, limits.",
+    "scores": "Scores by task, the median over seeds. majority: the score of always answering the most frequent class.",
+    "report": "The report: scores beside published ones, rules, budget, data funnel. report.html has the figures too.",
+    "report-readme": "Model card of the pretrained model, with its scores.",
+}
+COLUMNS = {  # of tables that are too wide for the page; a table without these is shown whole
+    "measure-table": ("source", "documents", *(f"tokens_per_char, {q}" for q in ("5%", "50%", "95%"))),
+    "filter-table": ("source", "documents", "kept", "kept, % of documents", "median tokens_per_char"),
+}
+ONE_DECIMAL = ("score", "majority")
+HEAD = re.compile(r"\A---\n.*?\n---\n+", re.DOTALL)  # YAML at the head of a model card, which is for the hub
+
+
+def described(key: str, artifact: Artifact) -> str:
+    """What a Prefect artifact shows, and how to see the artifact behind it."""
+    return f"{DESCRIPTIONS.get(key, f'Made by the stage {artifact.stage}.')} Details: cram show {artifact.name}"
+
+
+def cell(name: str, value: object) -> str:
+    """A value of this column, with separated thousands."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:,.1f}" if name in ONE_DECIMAL else f"{value:,}"
+    return str(value)
+
+
+def table(key: str, rows: list[dict]) -> list[dict[str, str]]:
+    """The rows of a table as text, without columns that are too many or say the usual in every row."""
+    chosen = [name for name in COLUMNS.get(key, ()) if name in rows[0]] or list(rows[0])
+    return [{name: cell(name, row[name]) for name in telling(rows, chosen)} for row in rows]
+
+
+def markdown(path: Path) -> str:
+    """The text of a Markdown file, without the YAML at its head, which Prefect would show as a heading."""
+    return HEAD.sub("", path.read_text())
+
+
+def parts(artifact: Artifact) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What of an artifact belongs on the page of the Prefect run: the key of each part, and a call that puts it there."""
+    from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+
+    stage = artifact.stage
+    if rows := artifact.stats.get("table"):
+        key = "scores" if stage == "report" else f"{stage}-table"
+        yield key, partial(create_table_artifact, table(key, rows), key=key, description=described(key, artifact))
+    for path in sorted(artifact.path.glob("*.png")):
+        key, data = f"{stage}-{path.stem}", base64.b64encode(path.read_bytes()).decode()
+        url = f"data:image/png;base64,{data}"
+        yield key, partial(create_image_artifact, url, key=key, description=described(key, artifact))
+    for path in sorted(artifact.path.glob("*.md") if stage != "finetune" else []):  # of many runs
+        key = stage if path.stem == stage else f"{stage}-{path.stem.lower()}"
+        yield key, partial(create_markdown_artifact, markdown(path), key=key, description=described(key, artifact))
+
+
+def show(artifact: Artifact) -> None:
+    """Have the reporter put the tables, pictures and texts of an artifact on the page of the run; of a cached one too."""
+    for key, call in parts(artifact):
+        reporter.send(f"{key} of {artifact.name}", call)

@@ -1,0 +1,108 @@
+"""What listings, logs and messages say of an artifact: its most telling numbers, age, size and path.
+
+Imports nothing slow, so that every command can use it.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from model.quantities import counted
+
+SHOWN_TASKS = 3  # of a report without an average
+# what most rows of a table of scores say
+USUAL = {"verdict": "", "protocol": "cramming", "pretrained": True, "share": 1.0, "partial data": False}
+WEAK = " (≤ baseline)"  # of a score that is no better than always answering the most frequent class
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def brief_duration(seconds: float) -> str:
+    """Seconds in the unit that suits them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def age(when: str) -> str:
+    """Time since an ISO date, in whole units; empty if it is no date."""
+    with suppress(ValueError, TypeError):
+        minutes = max(0, int((datetime.now(UTC) - datetime.fromisoformat(when)).total_seconds() // 60))
+        if minutes < 60:
+            return f"{minutes} min"
+        return f"{minutes // 60} h" if minutes < 48 * 60 else f"{minutes // (24 * 60)} days"
+    return ""
+
+
+def telling(rows: list[dict], names: Iterable[str] = ()) -> list[str]:
+    """Of these columns of a table, or of all, those that don't say the usual in every row."""
+    return [name for name in names or rows[0] if name not in USUAL or any(row[name] != USUAL[name] for row in rows)]
+
+
+def relative(path: Path) -> Path:
+    """The path relative to the working directory, if it lies there."""
+    with suppress(ValueError):
+        return path.relative_to(Path.cwd())
+    return path
+
+
+def counts(stats: dict) -> str:
+    """The most telling numbers of a stage's statistics; empty if they have none of the names known here.
+
+    Stages are told apart by what they count, so that a new stage needs no entry. Older versions counted other things.
+    """
+    with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return next((tell(stats) for name, tell in BY_NAME.items() if name in stats), "")
+    return ""
+
+
+def _kept(stats: dict) -> str:
+    kept, dropped = stats["documents"], sum(of["documents"] for of in stats["dropped"].values())
+    if stats.get("checked") is False:
+        return f"{counted(kept, 'document')}, unchecked"
+    return f"{kept:,} of {counted(kept + dropped, 'document')} kept"
+
+
+def _documents(stats: dict) -> str:
+    lost = sum(stats.get("lost", {}).values())
+    return counted(stats["documents"], "document") + (f", {lost:,} lost" if lost else "")
+
+
+def _validation(stats: dict) -> str:
+    scores = " / ".join(f"{of['metrics'][stats['metric']]:.1f}" for of in stats["validation"].values())
+    weak = all(_is_weak(of, stats["metric"]) for of in stats["validation"].values())
+    return f"{stats['task']} {scores} {stats['metric']}{WEAK if weak else ''}"
+
+
+def _is_weak(about: dict, metric: str) -> bool:
+    """Whether the majority baseline's score lies within the interval of this one, or above it."""
+    return about.get("intervals", {}).get(metric, [math.inf])[0] <= about.get("majority", {}).get(metric, -math.inf)
+
+
+def _report(stats: dict) -> str:
+    if stats["average"] is not None:
+        return f"GLUE average {stats['average']:.1f}"
+    rows = {row["task"]: row for row in stats["table"] if row["pretrained"] and row.get("share", 1) == 1}
+    shown = [f"{task} {row['score']:.1f}{WEAK if row.get('verdict') else ''}" for task, row in rows.items()]
+    return ", ".join(shown[:SHOWN_TASKS]) + (f" and {len(shown) - SHOWN_TASKS} more" if shown[SHOWN_TASKS:] else "")
+
+
+# The first of these names that the statistics have decides.
+BY_NAME: dict[str, Callable[[dict], str]] = {
+    "heldout_loss": lambda stats: f"held-out loss {stats['heldout_loss']:.4f}",
+    "validation": _validation,
+    "average": _report,
+    "whole_words": lambda stats: f"{stats['entries']:,} entries",
+    "sequences": lambda stats: counted(stats["sequences"], "sequence"),
+    "dropped": _kept,
+    "documents": _documents,
+}

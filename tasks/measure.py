@@ -1,0 +1,118 @@
+"""Measure: how well a WordPiece vocabulary, and zstd, compress each document; `filter` decides from it.
+
+Reads   the parts of a corpus.
+Writes  measured-00000.parquet …  id, source, characters, tokens and both ratios of every document; row groups as in the part
+        tokenizer.json            the vocabulary it measured with, trained on a fixed sample of its input
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+from pydantic import Field
+
+from model import InputError
+from tasks.corpus import TOTAL, Tally, add_up, batches, parts, row_name
+from tasks.parallel import over_parts
+from tasks.stage import WORK, Artifact, Params, stage
+from tasks.vocabulary import count, encoder_of, load, save, train
+
+ZSTD_LEVEL = 3
+RATIOS = ("tokens_per_char", "zstd_ratio")
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+SHOWN = ("5%", "50%", "95%")  # in the table
+MEASURES = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("characters", pa.int64()),
+        ("tokens", pa.int64()),
+        ("tokens_per_char", pa.float64()),  # a threshold is compared with all its digits
+        ("zstd_ratio", pa.float64()),
+    ]
+)
+
+
+class Measure(Params):
+    """What documents are measured with. Any change measures all of them again; thresholds are the filter's."""
+
+    vocabulary_entries: int = Field(
+        32_768, ge=256, le=65_536, description="Of the measuring vocabulary; fewer where the text gives fewer."
+    )
+    sample_megabytes: float = Field(100, gt=0, description="Text to train that vocabulary on, 10^6 characters.")
+
+
+def name_of(part: Path) -> str:
+    """The name of the file with the measures of a part."""
+    return part.name.replace("part", "measured")
+
+
+def measure_part(part: Path, tokenizer_folder: Path, out: Path) -> dict:
+    """Write the measures of a part's documents; return how many documents, characters and tokens there are."""
+    encoder, compressor = encoder_of(tokenizer_folder), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+    tally, tokens = Tally(), 0
+    with pq.ParquetWriter(out / name_of(part), MEASURES, compression="zstd") as file:
+        for batch in batches(part):
+            rows = []
+            counted = encoder.tokens([d.text for d in batch]).tolist() if batch else []
+            for document, number in zip(batch, counted, strict=True):
+                raw, characters = document.text.encode(errors="surrogatepass"), len(document.text)
+                ratios = number / characters, len(compressor.compress(raw)) / len(raw)
+                tally.add(document)
+                rows.append((document.id, document.source, characters, number, *ratios))
+            columns = list(zip(*rows, strict=True)) or [()] * len(MEASURES)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, MEASURES, strict=True)]
+            file.write_table(pa.table(arrays, schema=MEASURES))
+            tokens += sum(counted)
+    return {"counts": tally.counts(), "tokens": tokens}
+
+
+def quantiles(sources: np.ndarray, names: list[str], values: np.ndarray) -> dict:
+    """Quantiles of a measure by row of the tables: over all documents, and by source, given as indices of its names."""
+
+    def of(chosen: np.ndarray) -> dict:
+        return {f"{q:.0%}": round(float(v), 4) for q, v in zip(QUANTILES, np.quantile(chosen, QUANTILES), strict=True)}
+
+    by_name = sorted((name, index) for index, name in enumerate(names))
+    return {TOTAL: of(values), **{row_name(name): of(values[sources == index]) for name, index in by_name}}
+
+
+def rows(counts: dict, spread: dict) -> list[dict]:
+    """The measures as a table, a row a source, the total first."""
+    found = []
+    for name, of in ((TOTAL, counts), *((row_name(source), of) for source, of in counts["by_source"].items())):
+        row = {"source": name, "documents": of["documents"], "characters": of["characters"]}
+        found.append(row | {f"{ratio}, {q}": spread[ratio][name][q] for ratio in RATIOS for q in SHOWN})
+    return found
+
+
+@stage(version=1, resumes=True)
+def measure(params: Measure, corpus: Artifact, out: Path) -> dict:
+    """Train the measuring vocabulary, and measure every document."""
+    if not corpus.stats["documents"]:
+        raise InputError(
+            "There is no document to measure: the stage before dropped them all. Loosen the settings of deduplicate "
+            "and decontaminate, or give more text (download)."
+        )
+    if not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is whole
+        counts, _ = count(corpus, params.sample_megabytes, out / WORK, "count words of a sample")
+        save(train(counts, params.vocabulary_entries), out)
+    jobs = [(part, out, out) for part in parts(corpus)]
+    results = over_parts(measure_part, jobs, out / WORK / "measured", "measure")
+    counts = add_up([r["counts"] for r in results])
+    measured = pq.read_table(  # few different sources, and as plain text more than Arrow joins
+        sorted(out.glob("measured-*.parquet")), columns=["source", *RATIOS], read_dictionary=["source"]
+    )
+    sources = measured["source"].unify_dictionaries().combine_chunks()
+    places, names = sources.indices.to_numpy(), sources.dictionary.to_pylist()
+    spread = {ratio: quantiles(places, names, measured[ratio].to_numpy()) for ratio in RATIOS}
+    return {
+        "parts": len(jobs),
+        **counts,
+        "tokens": sum(r["tokens"] for r in results),
+        "vocabulary_entries": load(out).get_vocab_size(),
+        "quantiles": spread,
+        "table": rows(counts, spread),
+    }

@@ -1,0 +1,50 @@
+"""Where artifacts and Prefect's data are kept, in a checkout and after `pip install DIR`."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from tasks import home
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACES = """
+import json
+from flows import cli, services
+from model import InputError
+from tasks import stage
+
+try:
+    services.up("http://127.0.0.1:9/api", print)
+except InputError as error:
+    told = str(error)
+cli.say_where_artifacts_go()
+print(json.dumps([str(stage.ROOT), str(services.STATE), cli.SETTINGS["PREFECT_HOME"], told]))
+"""
+
+
+def test_a_checkout_keeps_its_own():
+    assert home.IN_CHECKOUT
+    assert home.HOME == home.CODE == ROOT
+
+
+def test_installed_elsewhere_it_keeps_all_in_the_working_directory_and_says_so(tmp_path: Path):
+    site, work = tmp_path / "site-packages", tmp_path / "work"
+    work.mkdir()
+    for package in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
+        shutil.copytree(ROOT / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
+    env = {k: v for k, v in os.environ.items() if k not in ("CRAM_ARTIFACTS", "PREFECT_HOME")}
+    env |= {"PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-c", PLACES], env=env, cwd=work, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    *said, places = done.stdout.splitlines()
+    *places, told = json.loads(places)
+    assert places == [str(work / "artifacts"), str(work / ".prefect"), str(work / ".prefect")]
+    assert str(work / "artifacts") in "".join(said)
+    assert "checkout" in told
+    assert not list(site.glob("artifacts"))

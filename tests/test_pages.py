@@ -1,0 +1,56 @@
+"""What the page of a Prefect run shows of artifacts."""
+
+import json
+from pathlib import Path
+
+import prefect.artifacts
+
+from flows import pages
+from tasks.stage import Artifact
+
+SCORES = {"task": "RTE", "protocol": "cramming", "pretrained": True, "share": 1.0, "metric": "accuracy", "score": 54.43,
+          "majority": 52.7076, "seeds": 5, "partial data": False}  # fmt: skip
+
+
+def test_tables_are_text_with_separated_thousands_and_few_columns():
+    row = {"source": "all", "documents": 8_000_000, "kept": None, "longer than 1 MB": 0, "kept, % of documents": 91.1}
+    shown = {"source": "all", "documents": "8,000,000", "kept": "–", "kept, % of documents": "91.1"}
+    assert pages.table("filter-table", [row]) == [shown]
+    assert pages.table("other-table", [{"a": 1234, "b": False}]) == [{"a": "1,234", "b": "no"}]
+    usual = {"task": "RTE", "metric": "accuracy", "score": "54.4", "majority": "52.7", "seeds": "5"}
+    assert pages.table("scores", [SCORES]) == [usual]
+    assert [row["pretrained"] for row in pages.table("scores", [SCORES, SCORES | {"pretrained": False}])] == [
+        "yes",
+        "no",
+    ]
+
+
+def test_the_head_of_a_model_card_is_not_shown(tmp_path: Path):
+    (tmp_path / "README.md").write_text('---\ntags: ["cram"]\nmask_token: "[MASK]"\n---\n\n# Encoder\n\n---\n\nText\n')
+    assert pages.markdown(tmp_path / "README.md") == "# Encoder\n\n---\n\nText\n"
+    (tmp_path / "report.md").write_text("# Report\n\n---\n")
+    assert pages.markdown(tmp_path / "report.md") == "# Report\n\n---\n"
+
+
+def test_every_table_picture_and_text_says_what_it_shows_and_where_it_comes_from(store: Path, monkeypatch):
+    shown = {}
+    for kind in ("table", "image", "markdown"):
+        monkeypatch.setattr(
+            prefect.artifacts,
+            f"create_{kind}_artifact",
+            lambda data, key, description: shown.update({key: description}),
+        )
+    names = [key.split("-", 1) for key in pages.DESCRIPTIONS if key not in ("scores", "report")]
+    for stage in {stage for stage, _ in names}:
+        folder = store / stage / "0123"
+        folder.mkdir(parents=True)
+        rows = [SCORES] if stage == "report" else [{"a": 1}]
+        for name in ("histogram.png", "loss.png", "README.md", f"{stage}.md"):
+            (folder / name).write_text("")
+        (folder / "stage.json").write_text(json.dumps({"files": [], "stats": {"table": rows}}))
+        for _, call in pages.parts(Artifact(stage=stage, key="0123")):
+            call()
+    assert set(pages.DESCRIPTIONS) <= set(shown)
+    for key, description in shown.items():
+        assert description.startswith(pages.DESCRIPTIONS.get(key, "Made by the stage "))
+        assert description.endswith("/0123")

@@ -1,0 +1,97 @@
+"""What is said of an artifact in listings and logs."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from conftest import store_of_its_own, toy_tokens
+
+from flows.summary import age, brief_duration, counts, size
+from tasks.markdown import printable
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]):
+    root = tmp_path_factory.mktemp("toy")
+    with store_of_its_own(root / "artifacts"):
+        yield toy_tokens(root, toy_texts)
+
+
+def test_each_data_stage_is_told_by_what_it_counts(toy: dict):
+    stats = {name: artifact.stats for name, artifact in toy.items()}
+    kept = stats["filter"]
+    assert counts(stats["download"]) == "301 documents"
+    assert counts(stats["filter"]) == f"{kept['documents']} of {kept['seen']['documents']} documents kept"
+    assert counts(stats["vocabulary"]) == "400 entries"
+    assert counts(stats["tokens"]) == f"{stats['tokens']['sequences']} sequences"
+
+
+@pytest.mark.parametrize(
+    ("stats", "said"),
+    [
+        ({"documents": 1}, "1 document"),
+        ({"documents": 5, "lost": {"empty text": 2, "not UTF-8": 1}}, "5 documents, 3 lost"),
+        ({"documents": 1, "dropped": {}}, "1 of 1 document kept"),
+        ({"documents": 9000, "checked": False, "dropped": {}}, "9,000 documents, unchecked"),
+        ({"heldout_loss": 5.95321, "tokens": 3}, "held-out loss 5.9532"),
+        (
+            {
+                "task": "mnli",
+                "metric": "accuracy",
+                "validation": {split: {"metrics": {"accuracy": score}} for split, score in (("m", 81.24), ("mm", 82))},
+            },
+            "mnli 81.2 / 82.0 accuracy",
+        ),
+        ({"average": 78.26, "table": []}, "GLUE average 78.3"),
+        (
+            {
+                "average": None,
+                "table": [
+                    {"task": task, "score": 50.0, "pretrained": pretrained}
+                    for task in ("a", "b", "c", "d")
+                    for pretrained in (True, False)
+                ],
+            },
+            "a 50.0, b 50.0, c 50.0 and 1 more",
+        ),
+    ],
+)
+def test_the_most_telling_number_is_chosen_by_what_was_counted(stats: dict, said: str):
+    assert counts(stats) == said
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [{}, {"new": 1}, {"documents": "many"}, {"validation": 3}, {"average": None, "table": [{}]}, {"dropped": []}],
+)
+def test_statistics_of_other_versions_are_no_error(stats: dict):
+    assert counts(stats) == ""
+
+
+@pytest.mark.parametrize("text", ["\x1b[31m", "\x07", "\x9b31m", "\r", "\x7f", "\u202e", "\u2028", "\ud800", "a\nb"])
+def test_control_characters_are_escaped(text: str):
+    shown = printable(text)
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert printable("caf\u00e9 \u4e2d\n", lines=True) == "caf\u00e9 \u4e2d\n"
+
+
+def test_quantities_are_in_units_that_suit_them():
+    assert [size(n) for n in (0, 999, 136_000, 2_500_000, 12_100_000_000)] == [
+        "0 B",
+        "999 B",
+        "136 kB",
+        "2 MB",
+        "12.1 GB",
+    ]
+    assert [brief_duration(s) for s in (0.04, 12.84, 68, 86_400)] == ["0.0 s", "12.8 s", "1.1 min", "24.0 h"]
+    ago = [timedelta(seconds=5), timedelta(minutes=59), timedelta(hours=47), timedelta(days=3), -timedelta(days=1)]
+    assert [age((datetime.now(UTC) - t).isoformat()) for t in ago] == ["0 min", "59 min", "47 h", "3 days", "0 min"]
+    assert age("no date") == age("2026-11-22T07:00:00") == ""
+
+
+def test_a_score_within_its_interval_of_the_baseline_is_marked():
+    about = {"metrics": {"f1": 81.2}, "intervals": {"f1": [79.0, 83.0]}, "majority": {"f1": 81.2}}
+    stats = {"task": "mrpc", "metric": "f1", "validation": {"validation": about}}
+    assert counts(stats) == "mrpc 81.2 f1 (≤ baseline)"
+    about["intervals"]["f1"][0] = 81.3
+    assert counts(stats) == "mrpc 81.2 f1"
