@@ -35,14 +35,15 @@ import zstandard
 from tokenizers import Tokenizer, trainers
 
 from model import InputError
-from tasks import sources, vocabulary
-from tasks.corpus import Download, documents_of, download
+from tasks import vocabulary
+from tasks.corpus import formats
 from tasks.decontaminate import Decontaminate, decontaminate
-from tasks.dedup import Deduplicate, deduplicate
+from tasks.deduplicate import Deduplicate, deduplicate
+from tasks.download import Download, documents_of, download
 from tasks.filter import Filter, drop_incompressible
 from tasks.measure import Measure, measure
 from tasks.stage import Artifact
-from tasks.tokens import Tokenize, tokenize
+from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary
 
 LIMIT_BYTES = 50_000_000  # of text that the limits are measured on
@@ -56,8 +57,8 @@ def write_copies(files: list[Path], copies: int, folder: Path) -> list[Path]:
         for number, path in enumerate(files):
             made.append(folder / f"copy-{copy}-{number:03d}.jsonl")
             with path.open("rb") as file, made[-1].open("wb") as out:
-                for document in sources.read_file(file, path.name, sources.Layout("copy", 1 << 30)):
-                    if isinstance(document, sources.Loss):
+                for document in formats.read_file(file, path.name, formats.Layout("copy", 1 << 30)):
+                    if isinstance(document, formats.Loss):
                         continue
                     marked = (
                         word + "abcdefgh"[copy] * (len(word) > 5 and copy > 0) for word in document.text.split(" ")

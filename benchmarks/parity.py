@@ -39,8 +39,9 @@ FAR = 2.0  # standard errors
 
 def read(data: Path, task: str, model: Path, most: int | None, tokens: int) -> dict[str, finetuning.Examples]:
     """Training data, the first so many examples of it, and validation data."""
-    from tasks import glue, vocabulary
+    from tasks import vocabulary
     from tasks.finetune import encode
+    from tasks.glue import data as glue
 
     tables, tokenizer = glue.read(str(data), task).tables, vocabulary.load(model)
     tables = {split: tables[split].slice(0, most if split == "train" else None) for split in ("train", "validation")}
@@ -52,7 +53,8 @@ def read(data: Path, task: str, model: Path, most: int | None, tokens: int) -> d
 
 def one(engine: str, task: str, seed: int, given: argparse.Namespace) -> float:
     """The score of a run."""
-    from tasks import glue, metrics
+    from tasks.glue import data as glue
+    from tasks.glue import metrics
 
     torch.set_num_threads(1)
     asked = Finetuning(

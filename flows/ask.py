@@ -12,7 +12,7 @@ import typer
 
 from flows.summary import age
 from model import InputError
-from tasks.markdown import printable
+from tasks.reports.markdown import printable
 
 Lines = list[tuple[int, bytes]]  # numbered from 1
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
@@ -172,7 +172,7 @@ def answer_lines(file: BinaryIO, answers: Callable[[Lines], Iterable[str]], expe
     unknown) and the answers don't go to the terminal, show a progress bar.
     """
     from tasks.answers import read_lines
-    from tasks.progress import Progress
+    from tasks.workers.progress import Progress
 
     typed, some = file.isatty(), []
     if typed:

@@ -25,7 +25,7 @@ from flows.services import SERVER
 from flows.summary import age, brief_duration, counts, relative, size, telling
 from model import InputError
 from tasks.home import HOME, IN_CHECKOUT, STATE
-from tasks.markdown import printable
+from tasks.reports.markdown import printable
 
 if TYPE_CHECKING:  # importing them imports Prefect, whose settings `main` makes first
     from tasks.stage import Artifact
@@ -502,7 +502,7 @@ def differing(a: dict[str, str], b: dict[str, str]) -> list[dict]:
 
 def print_filters(a: "Artifact", b: "Artifact", samples: int) -> None:
     """Print how many documents two filters keep, and samples of those that only one of them keeps."""
-    from tasks.diff import compare
+    from tasks.reports.filter_diff import compare
 
     if a.manifest["inputs"]["corpus"] != b.manifest["inputs"]["corpus"]:
         console.print(

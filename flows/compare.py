@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from model import InputError
-from tasks.markdown import printable
+from tasks.reports.markdown import printable
 
 if TYPE_CHECKING:  # importing it imports Prefect, whose settings the command line makes first
     from tasks.stage import Artifact
@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
     def rows(self, protocol: str, glue: bool = True) -> dict[str, dict]:
         """The scores with pretraining on all of the training data, by column: of GLUE's tasks, or of the probes."""
-        from tasks.scores import NAMES
+        from tasks.reports.scores import NAMES
 
         kind = (protocol, True, 1.0, glue)
         return {
@@ -63,7 +63,7 @@ def compare(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from tasks.page import page
+    from tasks.reports.page import page
 
     told = named(different([report_called(name) for name in runs]))
     if html is not None:  # before anything is printed: what is wrong with the path is then told alone
@@ -145,9 +145,9 @@ def read(artifact: "Artifact") -> dict:
 
 def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
     """All of it as Markdown."""
-    from tasks.markdown import escape, items
-    from tasks.scores import PROTOCOLS
-    from tasks.sections import picture
+    from tasks.reports.markdown import escape, items
+    from tasks.reports.scores import PROTOCOLS
+    from tasks.reports.sections import picture
 
     means = [(run, run.about["averages"]["cramming"]["paper"]) for run in runs]
     shown = items(
@@ -174,9 +174,9 @@ def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
 
 def scores(runs: list[Run], protocol: str) -> list[str]:
     """GLUE's scores by one protocol: median and range of each run, and differences."""
-    from tasks.markdown import Marked, escape, table
-    from tasks.scores import COLUMNS
-    from tasks.sections import TITLES, partial_notes
+    from tasks.reports.markdown import Marked, escape, table
+    from tasks.reports.scores import COLUMNS
+    from tasks.reports.sections import TITLES, partial_notes
 
     rows = [run.rows(protocol) for run in runs]
     seen = dict.fromkeys(name for found in rows for name in found)
@@ -203,7 +203,7 @@ def scores(runs: list[Run], protocol: str) -> list[str]:
 
 def probes(runs: list[Run]) -> list[str]:
     """The scores of the probes, which are no part of GLUE and enter no average; differences where they are the same ones."""
-    from tasks.markdown import table
+    from tasks.reports.markdown import table
 
     rows = [run.rows("cramming", glue=False) for run in runs]  # the only protocol that has them
     of_runs = {name: [found.get(name) for found in rows] for name in dict.fromkeys(n for f in rows for n in f)}
@@ -227,7 +227,7 @@ def header(runs: list[Run]) -> list[str]:
 
 def score_line(name: str, of_runs: list[dict | None], away: list[str | None]) -> list[object]:
     """Of a table of scores."""
-    from tasks.sections import METRICS
+    from tasks.reports.sections import METRICS
 
     metric = next(row["metric"] for row in of_runs if row)
     return [name, METRICS[metric], *map(spread, of_runs), *away]
@@ -252,7 +252,7 @@ def untold(of_runs: list[dict | None], away: list[str | None]) -> bool:
 
 def how_to_read(rows: list[dict[str, dict]]) -> str:
     """What the numbers of a table of scores are."""
-    from tasks.sections import WEAK
+    from tasks.reports.sections import WEAK
 
     told = "Median, with the range of the seeds and their number. A difference within these ranges may be chance."
     if any(row["seeds"] == 1 for found in rows for row in found.values()):
@@ -265,8 +265,8 @@ def how_to_read(rows: list[dict[str, dict]]) -> str:
 def spread(row: dict | None) -> str | None:
     """A score with the range of its seeds, if there are several."""
     from model.quantities import span
-    from tasks.markdown import Marked
-    from tasks.sections import WEAK
+    from tasks.reports.markdown import Marked
+    from tasks.reports.sections import WEAK
 
     if row is None:
         return None
@@ -290,8 +290,8 @@ def same_text(runs: list[Run], per_token: bool) -> bool:
 
 def pretraining(runs: list[Run]) -> list[str]:
     """What pretraining cost, and the held-out loss."""
-    from tasks.markdown import Marked, escape, table
-    from tasks.sections import nats
+    from tasks.reports.markdown import Marked, escape, table
+    from tasks.reports.sections import nats
 
     def line(what: str, tell: Callable[[dict], str | None], compared: bool = True) -> list[object]:
         told = [tell(run.about["pretraining"]) for run in runs]
@@ -327,8 +327,8 @@ def parameters(runs: list[Run]) -> list[str]:
     Of finetuning data it tells digests, of the tasks that all ran.
     """
     from flows.cli import flat
-    from tasks.markdown import code, table
-    from tasks.scores import PROTOCOLS
+    from tasks.reports.markdown import code, table
+    from tasks.reports.scores import PROTOCOLS
 
     found = [dict(run.about["params"]) for run in runs]
     for protocol in PROTOCOLS:
@@ -351,7 +351,7 @@ def draw(runs: list[Run], folder: Path) -> None:
     """Held-out losses over tokens, if they compare."""
     import numpy as np
 
-    from tasks import plots
+    from tasks.reports import plots
 
     if same_text(runs, per_token=False):
         of_runs = {run.name: run.about["pretraining"]["evaluations"] for run in runs}

@@ -9,18 +9,18 @@ from flows.flow_runs import register
 from flows.plan import Plan, Step
 from flows.recipes import Override, RecipeName, StageName, Use, resolve, without_empty
 from model import InputError
-from tasks.corpus import download
 from tasks.decontaminate import decontaminate
-from tasks.dedup import deduplicate
+from tasks.deduplicate import deduplicate
+from tasks.download import download
 from tasks.filter import drop_incompressible
 from tasks.finetune import finetune
 from tasks.measure import measure
 from tasks.pretrain import pretrain
-from tasks.progress import SECONDS_AT_THE_END, reporter
 from tasks.report import report
 from tasks.stage import Artifact
-from tasks.tokens import tokenize
+from tasks.tokenize import tokenize
 from tasks.vocabulary import train_vocabulary
+from tasks.workers.progress import SECONDS_AT_THE_END, reporter
 
 
 class OneSentence(logging.Filter):

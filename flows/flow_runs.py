@@ -39,7 +39,7 @@ def register() -> str:
     """
     from prefect.context import FlowRunContext, SyncClientContext
 
-    from tasks.progress import reporter
+    from tasks.workers.progress import reporter
 
     context = FlowRunContext.get()
     run, recipe, until = context.flow_run, context.parameters["recipe"], context.parameters["until"]

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from flows.summary import telling
-from tasks.progress import reporter
 from tasks.stage import Artifact
+from tasks.workers.progress import reporter
 
 DESCRIPTIONS = {  # by the key of the Prefect artifact
     "decontaminate-table": "Sentences of the downstream tasks that occur in the corpus, by task.",

@@ -10,10 +10,10 @@ from flows.pages import show
 from flows.summary import brief_duration, counts, relative
 from model import InputError
 from model.quantities import counted
-from tasks import parallel, together
-from tasks.markdown import printable
 from tasks.report import refuse_older
+from tasks.reports.markdown import printable
 from tasks.stage import Artifact, Params, find, refresh, verify
+from tasks.workers import finetunes, pool
 
 SEVERAL = "finetune"  # the stage with many runs, that don't wait for each other
 log = logging.getLogger(__name__)
@@ -113,8 +113,8 @@ class Plan:
 
     def check(self) -> None:
         """Raise InputError for what can be known to be wrong before any stage runs: a day of training must not end at it."""
-        together.asked()
-        parallel.workers()
+        finetunes.asked()
+        pool.workers()
         left = set()
         if self.until == "report":
             for artifact in self.given.get("pretrain", []):
@@ -176,9 +176,9 @@ class Plan:
         for step in cached:
             self.carry_out(step)
         wanted = len(left)
-        count = together.at_once(wanted, self.memory(left))
+        count = finetunes.at_once(wanted, self.memory(left))
         if count > 1:
-            with together.several(count, sum(step.params.examples() for step in left), wanted):
+            with finetunes.several(count, sum(step.params.examples() for step in left), wanted):
                 self.side_by_side(left, count, problems)
         else:
             while step := next((step for step in left if not before(step) & set(problems)), None):

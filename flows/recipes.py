@@ -13,15 +13,15 @@ from typing_extensions import TypedDict
 from flows.deltas import DELTAS
 from model import InputError
 from model.quantities import counted
-from tasks.corpus import Download
 from tasks.decontaminate import Decontaminate
-from tasks.dedup import Deduplicate
+from tasks.deduplicate import Deduplicate
+from tasks.download import Download
 from tasks.filter import Filter
 from tasks.finetune import Finetune
 from tasks.measure import Measure
 from tasks.pretrain import Pretrain
 from tasks.report import Report
-from tasks.tokens import Tokenize
+from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 
 LONGEST_DEFAULT = 40  # characters of a default in a description

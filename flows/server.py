@@ -151,7 +151,7 @@ def prefect_server(default: str, say: Callable[[str], None]) -> Iterator[None]:
             f"PREFECT_API_URL is {asked}, but what answers there is not a Prefect server: {found}. Set it to the address "
             "of a Prefect server's API, such as http://127.0.0.1:4200/api, or unset it."
         )
-    from tasks.progress import reporter
+    from tasks.workers.progress import reporter
 
     server = None
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -201,7 +201,7 @@ def reports_bounded(has_ended: Callable[[], bool]) -> Iterator[None]:
     from prefect import flow_engine
     from prefect.logging.handlers import set_api_log_sink
 
-    from tasks.progress import reporter
+    from tasks.workers.progress import reporter
 
     propose = flow_engine.propose_state_sync
 
@@ -261,7 +261,7 @@ def drain(seconds: float) -> None:
     """Send the server what is left of logs and events, if it takes them in time."""
     from prefect.events.worker import EventsWorker
 
-    from tasks.progress import reporter
+    from tasks.workers.progress import reporter
 
     services = tuple(EventsWorker._instances.values())  # of all kinds
     try:

@@ -20,7 +20,7 @@ from model import InputError, export, finetuning, machine
 from model.bert import Bert
 from model.quantities import counted
 from tasks import vocabulary
-from tasks.glue import TASKS
+from tasks.glue.data import TASKS
 from tasks.stage import MANIFEST, Artifact, artifacts, elsewhere, find, verify_files
 
 CHUNK = 1 << 16  # bytes read at once, some hundred lines: a few batches, so that answers to a long file come steadily

@@ -19,13 +19,14 @@ import xxhash
 from pydantic import Field
 
 from model import InputError
-from tasks import glue, sources
-from tasks.columns import count, tables, writer
-from tasks.corpus import SCHEMA, Tally, add_up, parts
-from tasks.overlap import Index, Match, sentences, write_index
-from tasks.parallel import over_parts
-from tasks.sources import Document
+from tasks.corpus import formats, parts
+from tasks.corpus.formats import Document
+from tasks.corpus.parts import count, tables, writer
+from tasks.download import SCHEMA, Tally, add_up
+from tasks.glue import data as glue
 from tasks.stage import WORK, Artifact, Params, stage
+from tasks.text.ngrams import Index, Match, sentences, write_index
+from tasks.workers.pool import over_parts
 
 SAMPLES, SAMPLE_CHARACTERS, CONTEXT = 5, 600, 100  # documents of each task; of what they share; on either side of it
 ANY = "all"  # the row of all tasks together
@@ -78,7 +79,7 @@ class Decontaminate(Params):
             about["splits"] = {task: list(splits) for task, splits in files.items()}
         else:
             about = {
-                task: {split: [sources.file_digest(p) for p in paths] for split, paths in splits.items()}
+                task: {split: [formats.file_digest(p) for p in paths] for split, paths in splits.items()}
                 for task, splits in files.items()
             }
         return {"method": self.method, "words": self.words, "tasks": in_order(self.tasks), "data": about}

@@ -20,12 +20,13 @@ import xxhash
 from pydantic import Field, model_validator
 
 from model import InputError
-from tasks import plots
-from tasks.columns import count, tables, views, writer
-from tasks.corpus import TOTAL, Tally, add_up, parts, row_name
+from tasks.corpus import parts
+from tasks.corpus.parts import count, tables, views, writer
+from tasks.download import TOTAL, Tally, add_up, row_name
 from tasks.measure import MEASURES, RATIOS, name_of
-from tasks.parallel import over_parts
+from tasks.reports import plots
 from tasks.stage import WORK, Artifact, Params, stage
+from tasks.workers.pool import over_parts
 
 KEPT = "kept"
 SAMPLES, SAMPLE_CHARACTERS = 3, 400  # of each source and reason

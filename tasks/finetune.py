@@ -24,10 +24,13 @@ from pydantic import BaseModel, Field, model_validator
 
 from model import InputError
 from model.settings import Finetuning
-from tasks import glue, metrics, probes, together, vocabulary
-from tasks.glue import GLUE, HUB_GLUE, LABEL, TASKS, TaskName
+from tasks import vocabulary
+from tasks.glue import data as glue
+from tasks.glue import metrics, probes
+from tasks.glue.data import GLUE, HUB_GLUE, LABEL, TASKS, TaskName
 from tasks.pretrain import LINEAGE
 from tasks.stage import Artifact, Params, read_manifest, stage
+from tasks.workers import finetunes
 
 if TYPE_CHECKING:
     from model.finetuning import Examples, Outcome
@@ -213,10 +216,10 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         from model import finetuning
 
         if read_manifest(start) is None:
-            return together.BYTES_A_RUN
+            return finetunes.BYTES_A_RUN
         weights = (start.path / "model.safetensors").stat().st_size
         tokens, shape = self.batch_size * self.max_tokens, described(start)["architecture"]
-        return together.BYTES_A_RUN + finetuning.memory(weights, tokens, shape["layers"] * shape["hidden"], here)
+        return finetunes.BYTES_A_RUN + finetuning.memory(weights, tokens, shape["layers"] * shape["hidden"], here)
 
     def rows(self, there: int) -> int:
         """Of so many training rows, how many this run is given."""
@@ -328,7 +331,7 @@ def train(
 @stage(version=5, varies=True)
 def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the model on its validation data."""
-    from tasks.card import finetuned_card
+    from tasks.reports.model_card import finetuned_card
 
     task, length = TASKS[params.task], described(start)["length"]
     if params.max_tokens > length:
@@ -339,7 +342,9 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         about = json.dumps(params.identity()["data"], sort_keys=True)
         given = _inputs(about, params.data, params.task, params.test, params.max_tokens, start)
     label = f"finetune {params.label()}"
-    outcome, raw, head, where = together.run(train, (params, start.path, given.examples, out), params.examples(), label)
+    outcome, raw, head, where = finetunes.run(
+        train, (params, start.path, given.examples, out), params.examples(), label
+    )
     validation, tables = {}, []
     for split, scores in raw.items():
         table, labels = given.data.tables[split], given.examples[split].labels

@@ -14,10 +14,11 @@ import zstandard
 from pydantic import Field
 
 from model import InputError
-from tasks.corpus import TOTAL, Tally, add_up, batches, parts, row_name
-from tasks.parallel import over_parts
+from tasks.corpus import parts
+from tasks.download import TOTAL, Tally, add_up, batches, row_name
 from tasks.stage import WORK, Artifact, Params, stage
 from tasks.vocabulary import count, encoder_of, load, save, train
+from tasks.workers.pool import over_parts
 
 ZSTD_LEVEL = 3
 RATIOS = ("tokens_per_char", "zstd_ratio")

@@ -30,10 +30,11 @@ from pydantic import Field
 from model import InputError
 from model.quantities import counted
 from model.settings import Architecture, Training
-from tasks import plots, vocabulary
-from tasks.progress import Progress
+from tasks import vocabulary
+from tasks.reports import plots
 from tasks.stage import WORK, Artifact, Params, environment, read_manifest, stage
-from tasks.tokens import HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT, SEQUENCES, digest_of
+from tasks.tokenize import HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT, SEQUENCES, digest_of
+from tasks.workers.progress import Progress
 
 if TYPE_CHECKING:
     from model.bert import Bert
@@ -126,7 +127,7 @@ def end(processes: list[subprocess.Popen], seconds: float) -> None:
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, going on from the checkpoint of a killed attempt where there is one."""
     from model import checkpoint, distributed, export, machine  # torch: not for every command line
-    from tasks.card import card  # which shows what a report shows, which reads what is made here
+    from tasks.reports.model_card import card  # which shows what a report shows, which reads what is made here
 
     if not (tokens.path / HELDOUT_DOCUMENTS).exists():
         raise InputError(

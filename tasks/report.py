@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from model import InputError
-from tasks import analysis, metrics, plots, sections, submission
-from tasks.glue import TASKS
-from tasks.markdown import escape, items
-from tasks.page import page
-from tasks.scores import (
+from tasks.glue import metrics, submission
+from tasks.glue.data import TASKS
+from tasks.reports import errors, plots, sections
+from tasks.reports.markdown import escape, items
+from tasks.reports.page import page
+from tasks.reports.scores import (
     COLUMNS,
     PROTOCOLS,
     PUBLISHED,
@@ -67,7 +68,7 @@ def cola(found: dict[tuple, list[Artifact]]) -> dict | None:
     runs = found.get(("cramming", True, 1.0, "cola"))
     if not runs:
         return None
-    return analysis.analyse(TASKS["cola"], [pq.read_table(run.path / PREDICTIONS) for run in runs])["validation"]
+    return errors.analyse(TASKS["cola"], [pq.read_table(run.path / PREDICTIONS) for run in runs])["validation"]
 
 
 def draw(
@@ -145,7 +146,7 @@ def refuse_older(name: str, stats: dict) -> None:
 @stage(version=7)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the page."""
-    from tasks.card import card, recipe_section  # which imports torch: not for every command line
+    from tasks.reports.model_card import card, recipe_section  # which imports torch: not for every command line
 
     found = groups(runs)
     name, lineage = pretrained_of(runs)
@@ -153,7 +154,7 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     refuse_older(name, pretrained["stats"])
     manifests = [run.manifest for run in runs]
     told = [{"name": run.name, **about} for run, about in zip(runs, manifests, strict=True)]
-    curve, wrong = analysis.learning_curve(about["stats"] for about in manifests), cola(found)
+    curve, wrong = errors.learning_curve(about["stats"] for about in manifests), cola(found)
     pictures = draw(rows, curve, lineage, pretrained, steps, out)
     text = sections.contamination(lineage)
     asked = finetuned(manifests)

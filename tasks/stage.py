@@ -36,8 +36,8 @@ from prefect.transactions import TransactionState, get_transaction
 from pydantic import BaseModel
 
 from model import InputError
-from tasks import parallel
 from tasks.home import CODE, HOME, IN_CHECKOUT
+from tasks.workers import pool
 
 ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()  # bound at import
 MANIFEST, STATS = "stage.json", "stats.json"
@@ -458,7 +458,7 @@ def reset_usage() -> float:
     """Start the peak of resident memory afresh, where the kernel allows it (Linux); the CPU time of this process so far."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    parallel.usage.peak_mib = parallel.usage.cpu_seconds = 0.0
+    pool.usage.peak_mib = pool.usage.cpu_seconds = 0.0
     return cpu_clock()
 
 
@@ -473,7 +473,7 @@ def peak_memory() -> dict:
     with suppress(OSError):
         status = Path("/proc/self/status").read_text()
         mib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
-    return {"process": round(mib), "largest_worker": round(parallel.usage.peak_mib)}
+    return {"process": round(mib), "largest_worker": round(pool.usage.peak_mib)}
 
 
 def show_as_cached() -> None:
@@ -530,7 +530,7 @@ def stage(version: int, resumes: bool = False, name: str = "", varies: bool = Fa
             about["stats"] = fn(**arguments, out=draft)
             (draft / STATS).write_text(json.dumps(about["stats"], indent=2) + "\n")
             about["seconds"] = round(time.time() - start, 3)
-            about["cpu_seconds"] = round(cpu_clock() - cpu_before + parallel.usage.cpu_seconds, 3)
+            about["cpu_seconds"] = round(cpu_clock() - cpu_before + pool.usage.cpu_seconds, 3)
             about["peak_memory_mib"] = peak_memory()
             about["started"] = datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds")
             about["finished"] = datetime.now(UTC).isoformat(timespec="milliseconds")

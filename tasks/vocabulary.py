@@ -27,10 +27,11 @@ from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 
 from model import InputError
-from tasks import words
-from tasks.corpus import batches, parts
-from tasks.parallel import library_threads, one_library_thread, over_parts
+from tasks.corpus import parts
+from tasks.download import batches
 from tasks.stage import WORK, Artifact, Params, stage
+from tasks.text import words
+from tasks.workers.pool import library_threads, one_library_thread, over_parts
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their ids are their places
 PAD, UNK, CLS, SEP, MASK = range(len(SPECIALS))

@@ -79,10 +79,10 @@ def filtered(corpus, entries: int = 400, **settings):
 
 def toy_tokens(root: Path, texts: list[str]) -> dict:
     """The artifacts of the stages from download to tokenize, of texts one of which stands in the corpus twice."""
-    from tasks.corpus import Download, download
     from tasks.decontaminate import Decontaminate, decontaminate
-    from tasks.dedup import Deduplicate, deduplicate
-    from tasks.tokens import Tokenize, tokenize
+    from tasks.deduplicate import Deduplicate, deduplicate
+    from tasks.download import Download, download
+    from tasks.tokenize import Tokenize, tokenize
     from tasks.vocabulary import Vocabulary, train_vocabulary
 
     shard = write_jsonl(root / "toy.jsonl", [*texts, texts[0]])
@@ -97,11 +97,11 @@ def toy_tokens(root: Path, texts: list[str]) -> dict:
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """Let the system write when it likes: no test cuts the power, and they would wait thousands of times."""
-    from tasks import parallel
+    from tasks.workers import pool
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
-        patch.setattr(parallel.libc, "syncfs", lambda handle: 0)
+        patch.setattr(pool.libc, "syncfs", lambda handle: 0)
         yield
 
 

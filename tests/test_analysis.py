@@ -10,9 +10,10 @@ import pytest
 from sklearn.metrics import matthews_corrcoef
 
 from model import InputError
-from tasks import analysis, metrics
-from tasks.analysis import OTHERS, by_kind, by_length, cutoffs, errors, kinds_of, learning_curve, seeds_agreement
-from tasks.glue import TASKS
+from tasks.glue import metrics
+from tasks.glue.data import TASKS
+from tasks.reports import errors as errors_module
+from tasks.reports.errors import OTHERS, by_kind, by_length, cutoffs, errors, kinds_of, learning_curve, seeds_agreement
 
 NAMES = ("unacceptable", "acceptable")
 
@@ -122,7 +123,7 @@ def test_kinds_are_compared_with_all_other_sentences_and_the_worst_comes_first()
     joined = np.tile([True, False], 200)
     predictions = np.where(joined & (random.random(400) < 0.5), 1 - labels, labels)
     *rows, whole = by_kind(texts, labels, predictions, NAMES)
-    assert {row["kind"] for row in rows} == {*analysis.KINDS, OTHERS}, "those without examples too"
+    assert {row["kind"] for row in rows} == {*errors_module.KINDS, OTHERS}, "those without examples too"
     assert [row["kind"] for row in rows if row["examples"]] == ["and, or, but (coordination)", OTHERS]
     worst = rows[0]
     assert worst["examples"] == 200
@@ -241,9 +242,9 @@ def test_analyse_reads_the_files_of_runs_and_tells_of_the_median_one(tmp_path):
         test = table("test", pa.nulls(2, pa.int64()), np.eye(2), sentence=["a", "b"])
         pq.write_table(pa.concat_tables([made, test]), tmp_path / f"{seed}.parquet")
         tables.append(pq.read_table(tmp_path / f"{seed}.parquet"))
-    found = analysis.analyse(TASKS["cola"], tables)["validation"]
+    found = errors_module.analyse(TASKS["cola"], tables)["validation"]
     assert found["run"] == 2, "the median score"
-    median = analysis.Predictions.of(tables[2], TASKS["cola"], "validation")
+    median = errors_module.Predictions.of(tables[2], TASKS["cola"], "validation")
     assert found["by_length"] == by_length(texts, labels, median.predictions, NAMES)
     assert found["by_length"][-1]["examples"] == len(texts), "the unlabelled split is left alone"
     assert sum(row["examples"] for row in found["seeds"]) == len(texts)
@@ -258,7 +259,7 @@ def test_analyse_takes_pairs_and_three_classes_and_several_splits():
         table(split, labels, random_scores(labels, 3, seed), **pair)
         for seed, split in enumerate(TASKS["mnli"].validation)
     ]
-    found = analysis.analyse(TASKS["mnli"], [pa.concat_tables(splits)])
+    found = errors_module.analyse(TASKS["mnli"], [pa.concat_tables(splits)])
     assert list(found) == ["validation_matched", "validation_mismatched"]
     for told in found.values():
         assert told["cutoffs"] == []
@@ -271,11 +272,11 @@ def test_analyse_takes_pairs_and_three_classes_and_several_splits():
 def test_what_cannot_be_analysed_is_refused():
     plain = table("test", pa.nulls(2, pa.int64()), np.eye(2), sentence=["a", "b"])
     with pytest.raises(InputError, match=r"CoLA have 2 rows of split 'test', 2 without a label"):
-        analysis.Predictions.of(plain, TASKS["cola"], "test")
+        errors_module.Predictions.of(plain, TASKS["cola"], "test")
     with pytest.raises(InputError, match="0 rows of split 'validation'"):
-        analysis.analyse(TASKS["cola"], [plain])
+        errors_module.analyse(TASKS["cola"], [plain])
     with pytest.raises(InputError, match="STS-B is a regression"):
-        analysis.analyse(TASKS["stsb"], [plain])
+        errors_module.analyse(TASKS["stsb"], [plain])
 
 
 def stats(seed: int, share: float, score: float, **changes) -> dict:

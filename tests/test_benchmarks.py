@@ -19,7 +19,7 @@ from model.bert import Bert
 from model.heldout import Heldout
 from model.settings import Architecture, Finetuning, Training
 from tasks import vocabulary
-from tasks.tokens import Tokenize
+from tasks.tokenize import Tokenize
 
 ROOT = Path(__file__).parents[1]
 ABSENT = [

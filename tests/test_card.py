@@ -17,12 +17,12 @@ from model import export
 from model.bert import Bert, Classifier
 from model.settings import Architecture
 from tasks import vocabulary
-from tasks.card import card, deltas, finetuned_card
-from tasks.glue import TASKS
-from tasks.markdown import code
+from tasks.glue.data import TASKS
 from tasks.pretrain import Pretrain, lineage
-from tasks.scores import NAMES
-from tasks.sections import funnel
+from tasks.reports.markdown import code
+from tasks.reports.model_card import card, deltas, finetuned_card
+from tasks.reports.scores import NAMES
+from tasks.reports.sections import funnel
 
 ROOT = Path(__file__).parents[1]
 MODERN = {

@@ -29,9 +29,9 @@ from flows import cli
 from flows.cli import LINE, app, differences, flat, laid_out, without_rows
 from flows.recipes import RECIPES, STAGES
 from model import InputError
-from tasks.corpus import Download, download
-from tasks.dedup import Deduplicate, deduplicate
-from tasks.markdown import code, table
+from tasks.deduplicate import Deduplicate, deduplicate
+from tasks.download import Download, download
+from tasks.reports.markdown import code, table
 from tasks.stage import Artifact, locked
 
 CRAM = [sys.executable, "-m", "flows.cli"]

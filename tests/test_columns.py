@@ -9,9 +9,10 @@ import pytest
 from conftest import write_jsonl
 
 from model import InputError
-from tasks import columns, corpus
-from tasks.columns import count, documents_at, smallest, strings, tables, views, writer
-from tasks.corpus import Download, Tally, batches, download, parts
+from tasks import download as download_stage
+from tasks.corpus import parts
+from tasks.corpus.parts import count, documents_at, smallest, strings, tables, views, writer
+from tasks.download import Download, Tally, batches, download
 from tasks.stage import Artifact
 
 TEXTS = ["one", "", "é" * 5, "語 and 😀", "five\n" * 30, " "]
@@ -20,7 +21,7 @@ TEXTS = ["one", "", "é" * 5, "語 and 😀", "five\n" * 30, " "]
 @pytest.fixture
 def made(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Artifact:
     """One part of several row groups."""
-    monkeypatch.setattr(corpus, "ROW_GROUP_CHARACTERS", 100)
+    monkeypatch.setattr(download_stage, "ROW_GROUP_CHARACTERS", 100)
     rng = random.Random(0)
     for i in range(3):
         write_jsonl(tmp_path / f"{i}.jsonl", [*TEXTS[i:], *rng.choices(TEXTS, k=20)], source=f"toy {i}")
@@ -82,5 +83,5 @@ def test_a_part_cut_short_is_damage(made: Artifact, tmp_path: Path):
 
 
 def test_samples_are_those_of_the_smallest_digests_and_the_earlier_of_equal_ones(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(columns, "SAMPLES", 3)
+    monkeypatch.setattr(parts, "SAMPLES", 3)
     assert smallest([(5, "a"), (3, "b"), (3, "c"), (9, "d"), (4, "e"), (5, "f")]) == [(3, "b"), (4, "e"), (5, "a")]

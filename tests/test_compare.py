@@ -9,7 +9,7 @@ from test_report import BERT, HELDOUT, finetuned, lineage, made, rows_of, sectio
 
 from flows.compare import NEEDED, compare, named, text
 from model import InputError
-from tasks import sections
+from tasks.reports import sections
 from tasks.stage import Artifact
 
 CRAMMING, MODERN = sections.TITLES["cramming"], sections.TITLES["modern"]

@@ -19,10 +19,11 @@ from pydantic import ValidationError
 
 from flows.recipes import resolve
 from model import InputError
-from tasks import corpus, hub, sources
-from tasks.corpus import SCHEMA, Download, add_up, batches, documents_of, download, in_order, parts
-from tasks.dedup import Deduplicate, deduplicate
-from tasks.sources import Document
+from tasks import download as download_stage
+from tasks.corpus import formats, hub, parts
+from tasks.corpus.formats import Document
+from tasks.deduplicate import Deduplicate, deduplicate
+from tasks.download import SCHEMA, Download, add_up, batches, documents_of, download, in_order
 from tasks.stage import Artifact, artifacts
 
 
@@ -71,7 +72,7 @@ def test_a_part_of_exactly_its_size_is_full(store: Path, tmp_path: Path):
 
 
 def test_parts_are_plain_parquet_in_groups_of_a_few_megabytes(store: Path, shards: Path, toy_texts, monkeypatch):
-    monkeypatch.setattr(corpus, "ROW_GROUP_CHARACTERS", 20_000)
+    monkeypatch.setattr(download_stage, "ROW_GROUP_CHARACTERS", 20_000)
     made = download.fn(params(shards))
     [part] = parts(made)
     file = pq.ParquetFile(part)
@@ -212,8 +213,8 @@ def test_the_key_follows_the_subset_and_not_files_that_are_never_opened(store: P
 
 def test_a_file_is_not_digested_twice(store: Path, shards: Path, monkeypatch):
     digested = []
-    digest = sources.stage.digest
-    monkeypatch.setattr(sources.stage, "digest", lambda path: digested.append(path.name) or digest(path))
+    digest = formats.stage.digest
+    monkeypatch.setattr(formats.stage, "digest", lambda path: digested.append(path.name) or digest(path))
     assert key(shards) == key(shards)
     assert sorted(digested) == ["toy-0.jsonl", "toy-1.jsonl", "toy-2.jsonl"]
 
@@ -258,9 +259,9 @@ def test_settings_out_of_their_range_are_refused(settings: dict):
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, at: int, when: str, made: Download) -> None:
     """Break off `download` as it ends its part number `at`, before or after it keeps its state."""
-    end, ended = corpus.Writer._end, []
+    end, ended = download_stage.Writer._end, []
 
-    def breaking(writer: corpus.Writer, *given: object) -> None:
+    def breaking(writer: download_stage.Writer, *given: object) -> None:
         ended.append(1)
         if len(ended) == at and when == "before":
             raise KeyboardInterrupt
@@ -269,7 +270,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, at: int, when: str, made: Downl
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus.Writer, "_end", breaking)
+        patch.setattr(download_stage.Writer, "_end", breaking)
         with pytest.raises(KeyboardInterrupt):
             download.fn(made)
 
@@ -302,19 +303,21 @@ def test_an_interrupted_download_goes_on_at_its_last_part_and_makes_the_same_byt
     store: Path, ugly: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: int
 ):
     settings = variants(ugly)[variant]
-    books = corpus.Shard("book.jsonl", write_jsonl(tmp_path / "book.jsonl", [f"{i} " * 100 for i in range(900)]))
-    shards, identity_of = corpus.shards, corpus.identity_of
-    monkeypatch.setattr(corpus, "shards", lambda name, p: [books] if name == "books" else shards(name, p))
-    monkeypatch.setattr(corpus, "identity_of", lambda name, p: "" if name == "books" else identity_of(name, p))
+    books = download_stage.Shard(
+        "book.jsonl", write_jsonl(tmp_path / "book.jsonl", [f"{i} " * 100 for i in range(900)])
+    )
+    shards, identity_of = download_stage.shards, download_stage.identity_of
+    monkeypatch.setattr(download_stage, "shards", lambda name, p: [books] if name == "books" else shards(name, p))
+    monkeypatch.setattr(download_stage, "identity_of", lambda name, p: "" if name == "books" else identity_of(name, p))
     monkeypatch.setattr(hub, "SOURCES", {})
     whole = download.fn(settings).manifest
     count = whole["stats"]["parts"]
     assert count >= 3
     assert ("mixture" in whole["stats"] and whole["stats"]["mixture"]["files"]["ended"]) == (variant == 4)
     written = []
-    write = corpus.Writer._write
+    write = download_stage.Writer._write
     monkeypatch.setattr(
-        corpus.Writer, "_write", lambda w, path, docs: written.append(path.name) or write(w, path, docs)
+        download_stage.Writer, "_write", lambda w, path, docs: written.append(path.name) or write(w, path, docs)
     )
     for at in range(1, count + 1):
         for when in ("before", "after"):
@@ -332,7 +335,7 @@ def test_the_bytes_do_not_depend_on_how_fast_the_writer_is(store: Path, ugly: Pa
     settings = variants(ugly)[0]
     expected = download.fn(settings).manifest["files"]
     rng = random.Random(1)
-    work = {name: getattr(corpus.Writer, name) for name in ("_write", "_end")}
+    work = {name: getattr(download_stage.Writer, name) for name in ("_write", "_end")}
     for name, slow in (("_write", 1), ("_end", 1), ("_write", 5)):
 
         def slowly(*given: object, name: str = name, slow: int = slow) -> None:
@@ -341,7 +344,7 @@ def test_the_bytes_do_not_depend_on_how_fast_the_writer_is(store: Path, ugly: Pa
 
         monkeypatch.setattr("tasks.stage.ROOT", tmp_path / f"{name} {slow}")
         with monkeypatch.context() as patch:
-            patch.setattr(corpus.Writer, name, slowly)
+            patch.setattr(download_stage.Writer, name, slowly)
             assert download.fn(settings).manifest["files"] == expected
 
 
@@ -423,9 +426,9 @@ def mixed(tmp_path: Path, weights: dict, monkeypatch: pytest.MonkeyPatch, sizes:
     for name, lengths in sizes.items():
         texts = [f"{name} " + "é" * ((length - len(name) - 1) // 2) for length in lengths]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    found = {name: [corpus.Shard(f"{name}.jsonl", tmp_path / f"{name}.jsonl")] for name in sizes}
-    monkeypatch.setattr(corpus, "shards", lambda name, params: found[name])
-    monkeypatch.setattr(corpus, "identity_of", lambda name, params: name)
+    found = {name: [download_stage.Shard(f"{name}.jsonl", tmp_path / f"{name}.jsonl")] for name in sizes}
+    monkeypatch.setattr(download_stage, "shards", lambda name, params: found[name])
+    monkeypatch.setattr(download_stage, "identity_of", lambda name, params: name)
     monkeypatch.setattr(hub, "SOURCES", {})
     return download.fn(Download(source=weights, **{"documents": 0} | settings))
 
@@ -518,7 +521,9 @@ def test_the_natural_pile_is_the_pile_without_its_other_sets(store: Path, tmp_pa
     sets = ["Wikipedia (en)", "Github", "Gutenberg (PG-19)", "Pile-CC", "Books3"]
     rows = [{"text": f"text {i}", "meta": {"pile_set_name": sets[i % 5]}} for i in range(100)]
     (tmp_path / "00.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(corpus, "shards", lambda name, params: [corpus.Shard("00.jsonl", tmp_path / "00.jsonl")])
+    monkeypatch.setattr(
+        download_stage, "shards", lambda name, params: [download_stage.Shard("00.jsonl", tmp_path / "00.jsonl")]
+    )
     made = download.fn(Download(source="pile-natural"))
     assert set(made.stats["by_source"]) == {"Wikipedia (en)", "Gutenberg (PG-19)", "Books3"}
     assert made.stats["other_sets"] == {"Github": 20, "Pile-CC": 20}
@@ -545,7 +550,7 @@ def test_too_long_a_document_is_lost_with_its_line(store: Path, tmp_path: Path):
 
 def test_a_document_of_some_megabytes_is_one_document(store: Path, tmp_path: Path):
     long = " ".join(map(str, random.Random(0).choices(range(10**6), k=800_000)))
-    assert len(long) > corpus.ROW_GROUP_CHARACTERS
+    assert len(long) > download_stage.ROW_GROUP_CHARACTERS
     write_jsonl(tmp_path / "a.jsonl", ["short", long, "after"])
     made = download.fn(params(tmp_path / "a.jsonl", part_megabytes=4))
     assert texts_of(made) == ["short", long, "after"]
@@ -579,7 +584,7 @@ def test_a_prefix_of_real_shards_is_what_zstandard_and_json_read(store: Path, re
 
 
 def test_names_of_sources_beyond_a_limit_are_counted_as_one(store: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(corpus, "MOST_SOURCES", 3)
+    monkeypatch.setattr(download_stage, "MOST_SOURCES", 3)
     rows = [{"text": f"text {i}", "source": f"https://example.org/{i % 5}"} for i in range(20)]
     (tmp_path / "urls.jsonl").write_text("\n".join(map(json.dumps, rows)))
     made = download.fn(Download(source="files", files=[str(tmp_path / "urls.jsonl")], documents=0))

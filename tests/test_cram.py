@@ -18,9 +18,9 @@ from flows.cram import cram, planned
 from flows.plan import Plan
 from flows.recipes import STAGES
 from model import InputError
-from tasks import together
-from tasks.corpus import documents_of
+from tasks.download import documents_of
 from tasks.stage import ROOT, Artifact, artifacts, find
+from tasks.workers import finetunes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -357,7 +357,7 @@ def test_runs_side_by_side_give_what_they_give_one_by_one(tiny: dict, first, fou
 def test_a_killed_run_loses_itself_alone(tiny: dict, first, four: dict, monkeypatch):
     monkeypatch.setenv("CRAM_FINETUNES", "2")
     four = four | {"finetune": four["finetune"] | {"learning_rate": 3e-4}}
-    member_run = together.Member.run
+    member_run = finetunes.Member.run
 
     def killed(self, work, arguments, report, label):
         if label == "finetune word-order-0":
@@ -365,7 +365,7 @@ def test_a_killed_run_loses_itself_alone(tiny: dict, first, four: dict, monkeypa
         return member_run(self, work, arguments, report, label)
 
     with monkeypatch.context() as patch:
-        patch.setattr(together.Member, "run", killed)
+        patch.setattr(finetunes.Member, "run", killed)
         with pytest.raises(InputError, match="The process of 'finetune word-order-0' was killed"):
             run(four)
     made = runs_of(four)

@@ -17,12 +17,12 @@ from conftest import write_jsonl
 from test_parallel import square, wait_for
 
 from model import InputError
-from tasks import cluster, parallel
-from tasks.corpus import Download, download
-from tasks.dedup import Deduplicate, deduplicate
-from tasks.parallel import over_parts
-from tasks.progress import Progress
+from tasks.deduplicate import Deduplicate, deduplicate
+from tasks.download import Download, download
 from tasks.stage import Artifact
+from tasks.workers import dask_cluster, pool
+from tasks.workers.pool import over_parts
+from tasks.workers.progress import Progress
 
 distributed = pytest.importorskip("distributed")
 
@@ -70,7 +70,7 @@ class Cluster:
         self.folder, self.processes = folder, []
         for part in ("tasks", "model", "tests"):  # a checkout of their own, as on another machine
             shutil.copytree(HERE.parent / part, folder / "cram" / part)
-        cluster.edition()  # of now, if someone edits the code meanwhile
+        dask_cluster.edition()  # of now, if someone edits the code meanwhile
         self.start("dask_scheduler", "--port", "0", "--scheduler-file", str(folder / "scheduler.json"))
         wait_for((folder / "scheduler.json").exists)
         wait_for(lambda: (folder / "scheduler.json").read_text().endswith("}"))
@@ -131,8 +131,8 @@ def two_workers(dask: Cluster) -> Cluster:
 
 
 def test_a_cluster_without_workers_is_told(dask: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(parallel, "SECONDS_BETWEEN_CHECKS", 0.2)
+    monkeypatch.setattr(dask_cluster, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(pool, "SECONDS_BETWEEN_CHECKS", 0.2)
     with pytest.raises(
         InputError, match=r"has had no workers for 0.1 s.*dask worker tcp://.*parts of 'square' are kept"
     ):
@@ -205,8 +205,8 @@ def test_an_error_in_a_part_ends_the_work_and_is_told_as_it_is(two_workers: Clus
 
 
 def test_a_worker_with_other_versions_is_refused(dask: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    other = cluster.edition() | {"pyarrow": "1.0", "cram": "0" * 12}
-    monkeypatch.setattr(cluster, "edition", lambda: other)
+    other = dask_cluster.edition() | {"pyarrow": "1.0", "cram": "0" * 12}
+    monkeypatch.setattr(dask_cluster, "edition", lambda: other)
     with pytest.raises(InputError, match=r"has cram \w+ \(here 0+\), pyarrow [\d.]+ \(here 1.0\).*install the same"):
         over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
     assert traces(tmp_path) == {}
@@ -252,12 +252,12 @@ def test_a_worker_of_many_threads_is_refused(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(distributed, "get_worker", Worker)
     with pytest.raises(InputError, match=r"tcp://somewhere:1.*4 parts at once.*--nworkers 4 --nthreads 1"):
-        cluster.finish_there(b"", str(tmp_path), cluster.edition(), str(tmp_path / "0.json"))
+        dask_cluster.finish_there(b"", str(tmp_path), dask_cluster.edition(), str(tmp_path / "0.json"))
 
 
 def test_a_part_that_no_worker_survives_is_told():
     error = distributed.KilledWorker("square-3", None, 3)
-    told = cluster.told(error, "tcp://somewhere:1", "square")
+    told = dask_cluster.told(error, "tcp://somewhere:1", "square")
     assert isinstance(told, InputError)
     assert "'square' lost every worker of the Dask cluster that tried it (4)" in str(told)
 
@@ -281,7 +281,7 @@ def test_a_scheduler_that_is_lost_half_way_is_told(dask: Cluster, tmp_path: Path
 def test_an_address_where_no_scheduler_answers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ):
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.5)
     monkeypatch.setenv("CRAM_DASK", address)
     before = threading.active_count()
     with pytest.raises(

@@ -19,12 +19,16 @@ from conftest import write_jsonl
 
 from model import InputError
 from tasks import decontaminate as module
-from tasks import glue, overlap, stage, words
-from tasks.corpus import Download, documents_of, download, parts
+from tasks import stage
+from tasks.corpus import parts
+from tasks.corpus.formats import Document
 from tasks.decontaminate import Decontaminate, decontaminate, without
-from tasks.overlap import Index, ngrams, pieces, plain, restored, sentences, words_in, write_index
-from tasks.sources import Document
+from tasks.download import Download, documents_of, download
+from tasks.glue import data as glue
 from tasks.stage import Artifact, artifacts
+from tasks.text import ngrams as ngrams_module
+from tasks.text import words
+from tasks.text.ngrams import Index, ngrams, pieces, plain, restored, sentences, words_in, write_index
 
 PLANTED = {
     "cola": "The more books the old librarian's neighbour would lend her, the less she managed to read them.",
@@ -293,7 +297,7 @@ def test_long_texts_are_looked_at_in_pieces_that_lose_and_repeat_nothing(tmp_pat
     write_split(tmp_path / "glue", "cola", "validation", runs)
     index = Index(index_of(tmp_path / "glue", n, tmp_path), n, ["cola"])
     whole = index.find(texts)
-    monkeypatch.setattr(overlap, "PIECE", 97)
+    monkeypatch.setattr(ngrams_module, "PIECE", 97)
     assert index.find(texts) == whole
     assert len(whole) > 5
     for text in texts:

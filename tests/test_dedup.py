@@ -16,22 +16,25 @@ from pydantic import ValidationError
 
 from flows.recipes import resolve
 from model import InputError
-from tasks import dedup, near, runs, stage, substrings
-from tasks.corpus import Download, batches, documents_of, download, parts
-from tasks.dedup import Deduplicate, deduplicate, distribution, grouped
-from tasks.near import MinHash
-from tasks.sources import Document
+from tasks import deduplicate as deduplicate_stage
+from tasks import stage
+from tasks.corpus import parts
+from tasks.corpus.formats import Document
+from tasks.deduplicate import Deduplicate, deduplicate, distribution, grouped
+from tasks.download import Download, batches, documents_of, download
 from tasks.stage import Artifact, artifacts
-from tasks.substrings import Substring
+from tasks.text import sorted_runs, substrings
+from tasks.text.minhash import MinHash
+from tasks.text.substrings import Substring
 
 ALL = ["exact", "minhash", "substring"]
 PHASES = [  # method, where its work is, and how many numbers are read at once, so that there are two jobs or more
-    ("exact", dedup, "digest_part", 10**6),
-    ("exact", dedup, "match", 100),
-    ("exact", dedup, "keep_rest", 10**6),
-    ("minhash", near, "sketch", 10**6),
-    ("minhash", near, "pair_up", 200),
-    ("minhash", near, "verify", 10**6),
+    ("exact", deduplicate_stage, "digest_part", 10**6),
+    ("exact", deduplicate_stage, "match", 100),
+    ("exact", deduplicate_stage, "keep_rest", 10**6),
+    ("minhash", minhash, "sketch", 10**6),
+    ("minhash", minhash, "pair_up", 200),
+    ("minhash", minhash, "verify", 10**6),
     ("substring", substrings, "flatten", 10**6),
     ("substring", substrings, "match_anchors", 2000),
     ("substring", substrings, "extend", 10**6),
@@ -79,7 +82,7 @@ def test_the_first_of_the_documents_of_one_text_is_kept_in_its_place(corpus: Art
 
 
 def test_any_number_of_ranges_finds_the_same(corpus: Artifact, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runs, "ENTRIES", 10)
+    monkeypatch.setattr(sorted_runs, "ENTRIES", 10)
     kept = deduplicate.fn(Deduplicate(), corpus)
     assert list(documents_of(kept)) == first_of_each(list(documents_of(corpus)))
 
@@ -217,7 +220,7 @@ def test_one_and_two_workers_write_the_same_bytes(
 def test_after_an_interruption_the_same_bytes_come_and_finished_jobs_are_not_done_again(
     corpus: Artifact, monkeypatch: pytest.MonkeyPatch, method: str, module, work: str, entries: int
 ):
-    monkeypatch.setattr(runs, "ENTRIES", entries)
+    monkeypatch.setattr(sorted_runs, "ENTRIES", entries)
     params = Deduplicate(methods=[method])
     whole = bytes_of(deduplicate.fn(params, corpus))
     stage.refresh(deduplicate.target(params, corpus))

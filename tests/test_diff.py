@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from flows import cli
 from model import InputError
-from tasks import diff
-from tasks.corpus import SCHEMA, Download, documents_of, download
-from tasks.dedup import Deduplicate, deduplicate
-from tasks.diff import compare
+from tasks.deduplicate import Deduplicate, deduplicate
+from tasks.download import SCHEMA, Download, documents_of, download
+from tasks.reports import filter_diff
+from tasks.reports.filter_diff import compare
 from tasks.stage import Artifact, Params, stage
 
 MEASURES = ("id", "source", "characters", "tokens", "tokens_per_char", "zstd_ratio", "verdict")
@@ -146,9 +146,9 @@ def test_samples_have_the_text_and_what_both_say_of_it(pair):
 
 def test_several_passes_give_what_one_does(pair, monkeypatch: pytest.MonkeyPatch):
     a, b, found = pair
-    monkeypatch.setattr(diff, "ROWS_AT_ONCE", 7)
-    calls, read = [], diff.read
-    monkeypatch.setattr(diff, "read", lambda *arguments: calls.append(1) or read(*arguments))
+    monkeypatch.setattr(filter_diff, "ROWS_AT_ONCE", 7)
+    calls, read = [], filter_diff.read
+    monkeypatch.setattr(filter_diff, "read", lambda *arguments: calls.append(1) or read(*arguments))
     assert compare(in_parts(a, 40), in_parts(b, 23), samples=4) == found
     assert len(calls) == 2 * 13
 

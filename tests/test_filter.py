@@ -17,14 +17,15 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from model import InputError
-from tasks import corpus as corpus_module
+from tasks import download as corpus_module
 from tasks import filter as filter_module
 from tasks import measure as measure_module
 from tasks import stage
-from tasks.corpus import Download, batches, documents_of, download, parts
-from tasks.diff import compare
+from tasks.corpus import parts
+from tasks.download import Download, batches, documents_of, download
 from tasks.filter import Filter, drop_incompressible, reasons, verdicts
 from tasks.measure import MEASURES, Measure, measure
+from tasks.reports.filter_diff import compare
 from tasks.stage import Artifact, artifacts
 from tasks.vocabulary import share
 

@@ -16,11 +16,14 @@ from conftest import store_of_its_own, toy_tokens
 from pydantic import ValidationError
 
 from model import InputError, bert, export, finetuning, machine
-from tasks import glue, metrics, together, vocabulary
+from tasks import vocabulary
 from tasks.finetune import Finetune, FinetuneRun, Modern, encode, encoding, finetune
-from tasks.glue import TASKS
+from tasks.glue import data as glue
+from tasks.glue import metrics
+from tasks.glue.data import TASKS
 from tasks.pretrain import Pretrain, pretrain
 from tasks.stage import Artifact, digest
+from tasks.workers import finetunes
 
 MODERN = {
     "layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "positions": "rotary", "norm_bias": False,
@@ -409,9 +412,9 @@ def test_the_memory_of_a_run_follows_from_its_batch_and_the_model_it_starts_from
     run, start = one(data, "cola", batch_size=16), models["papers"]
     weights = (start.path / "model.safetensors").stat().st_size
     twice = run.model_copy(update={"batch_size": 32}).memory(start, here) - run.memory(start, here)
-    assert run.memory(start, here) == together.BYTES_A_RUN + 4 * weights + twice
+    assert run.memory(start, here) == finetunes.BYTES_A_RUN + 4 * weights + twice
     assert twice > 16 * run.max_tokens * 32, "more than a byte for each of a layer's values"
-    assert run.memory(Artifact(stage="finetune", key="0" * 12), here) == together.BYTES_A_RUN, (
+    assert run.memory(Artifact(stage="finetune", key="0" * 12), here) == finetunes.BYTES_A_RUN, (
         "a model that is not made yet"
     )
 

@@ -17,8 +17,9 @@ import pytest
 from conftest import document
 
 from model import InputError
-from tasks import glue, probes
-from tasks.glue import TASKS, local_splits, read, read_split
+from tasks.glue import data as glue
+from tasks.glue import probes
+from tasks.glue.data import TASKS, local_splits, read, read_split
 
 
 def write(folder: Path, task: str, split: str, **columns: list) -> Path:
@@ -469,7 +470,7 @@ def test_a_split_that_is_there_twice_is_refused(cola: Path, other: str):
 
 
 def test_what_is_looked_for_in_the_text_may_lie_in_tsv_too(cola: Path):
-    from tasks.overlap import sentences
+    from tasks.text.ngrams import sentences
 
     (cola / "cola" / "validation.parquet").unlink()
     paths = {"validation": [write_tsv(cola, "cola", "validation", "label\tsentence", '0\t"One.', "1\tTwo.")]}

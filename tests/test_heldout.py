@@ -17,9 +17,9 @@ from model import bert, export, heldout
 from model.heldout import Heldout, measure, ratio, rounds_of
 from model.machine import Machine
 from model.settings import Architecture
-from tasks.corpus import Download, download
+from tasks.download import Download, download
 from tasks.stage import Artifact
-from tasks.tokens import Tokenize, tokenize
+from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary
 
 PAD, UNK, SEP, MASK = 0, 1, 3, 4

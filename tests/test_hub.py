@@ -27,10 +27,12 @@ import pytest
 import zstandard
 
 from model import InputError
-from tasks import corpus, fetch, hub, sources, stage
-from tasks.corpus import Download, SourceName, documents_of, download
-from tasks.hub import SOURCES
-from tasks.sources import Layout
+from tasks import download as download_stage
+from tasks import stage
+from tasks.corpus import fetch, formats, hub
+from tasks.corpus.formats import Layout
+from tasks.corpus.hub import SOURCES
+from tasks.download import Download, SourceName, documents_of, download
 from tasks.stage import WORK, artifacts, draft_of
 
 HOME = Path(__file__).parents[1]
@@ -343,13 +345,13 @@ def test_several_files_come_at_once_but_no_more_than_asked_for(online: Hub, monk
 def test_the_disk_holds_few_shards_at_once(online: Hub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CRAM_DOWNLOADS", "2")
     held = []
-    end = corpus.Writer._end
+    end = download_stage.Writer._end
 
-    def count(writer: corpus.Writer, *given: object) -> None:
+    def count(writer: download_stage.Writer, *given: object) -> None:
         end(writer, *given)
         held.append(len([p for p in writer.state.parent.rglob("*.zst*") if p.is_file()]))
 
-    monkeypatch.setattr(corpus.Writer, "_end", count)
+    monkeypatch.setattr(download_stage.Writer, "_end", count)
     assert read(source="pile", part_megabytes=0.02) == expected_of(PILE, "toy")
     assert len(held) > 60
     assert 1 <= max(held) <= 3  # one that is read, two that come
@@ -501,7 +503,7 @@ def test_a_parquet_shard_that_can_be_read_no_further_is_a_fault_of_the_hub_and_n
     name = "20231101.en/train-00000-of-00041.parquet"
     online.holds[name] = len(online.files[at("wikipedia")][name]) // 2
     file = io.BufferedReader(fetch.Remote(SOURCES["wikipedia"], hub.files(SOURCES["wikipedia"])[0]))
-    records = sources.read_file(file, name, Layout("wikipedia", 10**8))
+    records = formats.read_file(file, name, Layout("wikipedia", 10**8))
     found = [next(records)]
     online.fails.update({name: [503] * 99})
     with pytest.raises(InputError, match=r"wikimedia/wikipedia could not be read .*503"):
@@ -664,12 +666,12 @@ def test_a_full_disk_is_told_and_not_taken_for_a_fault_of_the_hub(online: Hub, m
 def test_progress_is_told_in_bytes(online: Hub, monkeypatch: pytest.MonkeyPatch):
     bars = []
 
-    class Recorder(corpus.Progress):
+    class Recorder(download_stage.Progress):
         def __init__(self, label: str, total: float, unit: str) -> None:
             super().__init__(label, total, unit)
             bars.append(self)
 
-    monkeypatch.setattr(corpus, "Progress", Recorder)
+    monkeypatch.setattr(download_stage, "Progress", Recorder)
     read(source="pile", part_megabytes=1)
     sizes = [len(data) for name, data in online.files[at("pile")].items() if name in PILE]
     read(source="pile", megabytes=0.1)
@@ -683,7 +685,7 @@ SCRIPT = """
 import json, sys, time
 time.sleep = lambda seconds: None
 from model import InputError
-from tasks.corpus import Download, documents_of, download
+from tasks.download import Download, documents_of, download
 try:
     made = download.fn(Download(**json.loads(sys.argv[1])))
     print(json.dumps([tuple(d) for d in documents_of(made)]))

@@ -13,12 +13,12 @@ import pytest
 from conftest import write_jsonl
 from pydantic import ValidationError
 
-from tasks import near, runs
-from tasks.columns import views
-from tasks.corpus import Download, documents_of, download
-from tasks.dedup import Deduplicate, deduplicate
-from tasks.near import MinHash
+from tasks.corpus.parts import views
+from tasks.deduplicate import Deduplicate, deduplicate
+from tasks.download import Download, documents_of, download
 from tasks.stage import Artifact
+from tasks.text import minhash, sorted_runs
+from tasks.text.minhash import MinHash
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdfgklmnprst"]
 
@@ -85,10 +85,12 @@ def families(seed: int, count: int = 40, size: int = 6) -> list[str]:
 def test_with_many_bands_it_keeps_what_a_comparison_of_all_pairs_keeps(
     store, tmp_path, monkeypatch, seed: int, least: float
 ):
-    monkeypatch.setattr(runs, "ENTRIES", 128)  # so that buckets come from several ranges, and pairs in several blocks
-    monkeypatch.setattr(near, "COMPARED", 500)
-    monkeypatch.setattr(near, "BLOCK", 100)
-    monkeypatch.setattr(near, "SLICE", 7)
+    monkeypatch.setattr(
+        sorted_runs, "ENTRIES", 128
+    )  # so that buckets come from several ranges, and pairs in several blocks
+    monkeypatch.setattr(minhash, "COMPARED", 500)
+    monkeypatch.setattr(minhash, "BLOCK", 100)
+    monkeypatch.setattr(minhash, "SLICE", 7)
     texts = families(seed, count=25)
     kept = kept_texts(corpus_of(texts, tmp_path), bands=40, rows=1, jaccard=least)
     assert kept == naive(texts, least)
@@ -187,23 +189,23 @@ def test_documents_of_the_same_words_are_compared_with_the_first_only(store: Pat
 def test_pairs_of_a_small_bucket_are_all_and_of_a_large_one_its_neighbours_and_first(tmp_path: Path):
     (tmp_path / "bands").mkdir()
     keys = np.repeat(np.array([7, 8, 9], dtype=np.uint64), [9, 1, 30])
-    runs.save_run(tmp_path / "bands/000-part-00000", keys, np.arange(40))
-    near.pair_up(0, 0, 2**64, tmp_path, tmp_path / "pairs")
-    found = set(zip(*(a.tolist() for a in runs.load_range([tmp_path / "pairs"], 0, 100)), strict=True))
+    sorted_runs.save_run(tmp_path / "bands/000-part-00000", keys, np.arange(40))
+    minhash.pair_up(0, 0, 2**64, tmp_path, tmp_path / "pairs")
+    found = set(zip(*(a.tolist() for a in sorted_runs.load_range([tmp_path / "pairs"], 0, 100)), strict=True))
     small = {(later, earlier) for later in range(9) for earlier in range(later)}
     large = {(a, b) for a in range(10, 40) for b in range(10, a) if a - b <= 8 or b == 10}
     assert found == small | large
 
 
 def hashed_words(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    return near.hashed_words(list(views(pa.chunked_array([texts], pa.large_string()))))
+    return minhash.hashed_words(list(views(pa.chunked_array([texts], pa.large_string()))))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_shingles_are_the_runs_of_words_and_equal_only_where_these_are(n: int):
     rng = random.Random(n)
     texts = [" ".join(rng.choices(WORDS[:6], k=rng.choice((0, 1, 2, 4, 5, 6, 30)))) for _ in range(200)]
-    hashed, ends = near.shingles(*hashed_words(texts), n)
+    hashed, ends = minhash.shingles(*hashed_words(texts), n)
     named: dict[int, tuple] = {}
     for text, start, end in zip(texts, [0, *ends], ends, strict=False):
         words = text.split()
@@ -218,7 +220,7 @@ def test_the_words_of_a_long_text_are_the_same_piece_by_piece_but_at_the_edges(m
     rng = random.Random(6)
     texts = [" ".join(rng.choices(WORDS, k=k)) for k in (3, 5000, 0, 1, 700)]
     hashed, ends = hashed_words(texts)
-    monkeypatch.setattr(near, "PIECE", 1024)
+    monkeypatch.setattr(minhash, "PIECE", 1024)
     by_piece, piece_ends = hashed_words(texts)
     assert ends.tolist() == [3, 5003, 5003, 5004, 5704]
     for start, end, a, b in zip([0, *ends], ends, [0, *piece_ends], piece_ends, strict=False):
@@ -229,12 +231,14 @@ def test_the_words_of_a_long_text_are_the_same_piece_by_piece_but_at_the_edges(m
 
 @pytest.mark.parametrize("block", [1, 3, 64, 10**6])
 def test_minima_are_the_least_of_each_text_in_each_order(monkeypatch: pytest.MonkeyPatch, block: int):
-    monkeypatch.setattr(near, "BLOCK", block)
+    monkeypatch.setattr(minhash, "BLOCK", block)
     rng = np.random.default_rng(block)
     counts = rng.integers(0, 6, 40)
     hashed, ends = rng.integers(0, 2**32, counts.sum(), dtype=np.uint32), np.cumsum(counts)
-    found = near.minima(hashed, ends, 10)
-    alone = near.minima(np.arange(1, 2, dtype=np.uint32), np.array([1]), 10)[:, 0]  # 1 times the factor of each order
+    found = minhash.minima(hashed, ends, 10)
+    alone = minhash.minima(np.arange(1, 2, dtype=np.uint32), np.array([1]), 10)[
+        :, 0
+    ]  # 1 times the factor of each order
     for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         for order in range(10):
             products = [int(h) * int(alone[order]) % 2**32 for h in hashed[start:end]]
@@ -243,7 +247,7 @@ def test_minima_are_the_least_of_each_text_in_each_order(monkeypatch: pytest.Mon
 
 
 def test_the_minima_of_a_document_are_bounded():
-    assert MinHash(bands=near.MOST_MINIMA // 64, rows=64).rows == 64
+    assert MinHash(bands=minhash.MOST_MINIMA // 64, rows=64).rows == 64
     with pytest.raises(ValidationError, match=r"256 bands of 9 rows are 2,304 minima .* take fewer bands or rows"):
         MinHash(bands=256, rows=9)
 
@@ -253,7 +257,7 @@ def test_minima_agree_as_often_as_the_sets_overlap():
     for shared in (100, 500, 900):
         numbers = rng.choice(2**32, 2000 - shared, replace=False).astype(np.uint32)
         first, second = numbers[:1000], numbers[1000 - shared :]
-        least = near.minima(np.concatenate((first, second)), np.array([1000, 2000]), 2000)
+        least = minhash.minima(np.concatenate((first, second)), np.array([1000, 2000]), 2000)
         similarity, agreeing = shared / (2000 - shared), (least[:, 0] == least[:, 1]).mean()
         assert abs(agreeing - similarity) < 4 * math.sqrt(similarity * (1 - similarity) / 2000)
 
@@ -263,7 +267,7 @@ def test_the_jaccard_similarity_of_many_pairs_is_that_of_each():
     sets = [rng.integers(0, 50, rng.integers(1, 60), dtype=np.uint32) for _ in range(200)]
     sets += [np.array([0, 2**32 - 1], dtype=np.uint32), np.array([2**32 - 1], dtype=np.uint32)]
     expected = [jaccard(set(a.tolist()), set(b.tolist())) for a, b in zip(sets, sets[::-1], strict=True)]
-    assert near.jaccard(sets, sets[::-1]).tolist() == expected
+    assert minhash.jaccard(sets, sets[::-1]).tolist() == expected
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -274,10 +278,10 @@ def test_clusters_are_what_pairs_connect(seed: int):
     for a, b in pairs.tolist():
         union = members.get(a, {a}) | members.get(b, {b})
         members.update(dict.fromkeys(union, union))
-    dropped, kept = near.clusters(pairs)
+    dropped, kept = minhash.clusters(pairs)
     assert dropped.tolist() == sorted(a for a, union in members.items() if a != min(union))
     assert kept.tolist() == [min(members[a]) for a in dropped.tolist()]
-    assert [len(side) for side in near.clusters(pairs[:0])] == [0, 0]
+    assert [len(side) for side in minhash.clusters(pairs[:0])] == [0, 0]
 
 
 def test_samples_are_pairs_with_their_similarity(store: Path, tmp_path: Path):

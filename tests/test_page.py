@@ -13,8 +13,8 @@ import pytest
 from conftest import store_of_its_own
 from test_report import BERT, finetuned, with_scores, written
 
-from tasks.markdown import Marked, code, escape, table
-from tasks.page import page
+from tasks.reports.markdown import Marked, code, escape, table
+from tasks.reports.page import page
 
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--dump-dom")  # fmt: skip

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from model import InputError
-from tasks import parallel
-from tasks.parallel import finish, library_threads, one_library_thread, over_parts, workers
+from tasks.workers import pool
+from tasks.workers.pool import finish, library_threads, one_library_thread, over_parts, workers
 
 LONG = 600  # seconds: such a part is never waited for
 SCRIPT = """
 import sys
 from pathlib import Path
-from tasks.parallel import over_parts
+from tasks.workers.pool import over_parts
 import test_parallel
 
 folder = Path(sys.argv[1])
@@ -135,14 +135,14 @@ def traces(folder: Path) -> dict[int, int]:
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_results_come_in_the_order_of_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str):
     monkeypatch.setenv("CRAM_WORKERS", processes)
-    monkeypatch.setattr(parallel.usage, "peak_mib", 0.0)
+    monkeypatch.setattr(pool.usage, "peak_mib", 0.0)
     results = over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
     assert [r["square"] for r in results] == [0, 1, 4, 9, 16, 25]
     assert traces(tmp_path) == dict.fromkeys(range(6), 1)
     if processes == "2":
         assert os.getpid() not in {r["process"] for r in results}
         assert {r["threads"] for r in results} == {"1"}, "a worker leaves the other cores to the others"
-        assert 10 < parallel.usage.peak_mib < 10_000
+        assert 10 < pool.usage.peak_mib < 10_000
         monkeypatch.setenv("CRAM_WORKERS", "1")
     again = over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
     assert again == results
@@ -207,7 +207,7 @@ def test_the_fork_server_has_one_thread_and_what_workers_need(tmp_path: Path, mo
     assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1, "a fork of a process with threads can hang"
     assert "libarrow" in Path(f"/proc/{server}/maps").read_text(), "what loads slowly is loaded once"
     own = dict(pair.split("=", 1) for pair in Path(f"/proc/{server}/environ").read_text().split("\0") if pair)
-    assert parallel.KEPT_MEMORY.items() <= own.items(), "the C library reads it when a process begins"
+    assert pool.KEPT_MEMORY.items() <= own.items(), "the C library reads it when a process begins"
     over_parts(square, jobs_in(tmp_path), tmp_path / "again", "square")
     assert forkserver._forkserver._forkserver_pid == server
 
@@ -240,10 +240,10 @@ def test_threads_can_have_workers_at_the_same_time(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("CRAM_WORKERS", "2")
     before, main = dict(os.environ), sys.modules["__main__"]
     folders = [tmp_path / str(i) for i in range(3)]
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(3) as threads:
         for folder in folders:
             folder.mkdir()
-        found = [pool.submit(over_parts, square, jobs_in(f), f / "done", "square") for f in folders]
+        found = [threads.submit(over_parts, square, jobs_in(f), f / "done", "square") for f in folders]
         assert [[r["square"] for r in future.result()] for future in found] == 3 * [[0, 1, 4, 9, 16, 25]]
     assert dict(os.environ) == before
     assert sys.modules["__main__"] is main
@@ -268,7 +268,7 @@ def test_a_result_is_the_same_fresh_and_remembered(tmp_path: Path, monkeypatch: 
 def test_what_is_finished_needs_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     results = over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
     monkeypatch.setenv("CRAM_WORKERS", "2")
-    monkeypatch.setattr(parallel, "processes", None)
+    monkeypatch.setattr(pool, "processes", None)
     assert over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square") == results
 
 
@@ -304,7 +304,7 @@ def test_a_marker_appears_after_what_it_vouches_for_is_on_disk(tmp_path: Path, m
         seen.append((Path(os.readlink(f"/proc/self/fd/{handle}")).parent, traces(tmp_path), done.exists()))
         return 0
 
-    monkeypatch.setattr(parallel, "libc", type("libc", (), {"syncfs": staticmethod(syncfs)}))
+    monkeypatch.setattr(pool, "libc", type("libc", (), {"syncfs": staticmethod(syncfs)}))
     finish(square, (3, tmp_path), done)
     assert seen == [(tmp_path, {3: 1}, False)]
     assert done.exists()
@@ -313,8 +313,8 @@ def test_a_marker_appears_after_what_it_vouches_for_is_on_disk(tmp_path: Path, m
 
 
 def test_a_disk_that_fails_leaves_no_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parallel, "libc", type("libc", (), {"syncfs": staticmethod(lambda handle: -1)}))
-    monkeypatch.setattr(parallel.ctypes, "get_errno", lambda: errno.ENOSPC)
+    monkeypatch.setattr(pool, "libc", type("libc", (), {"syncfs": staticmethod(lambda handle: -1)}))
+    monkeypatch.setattr(pool.ctypes, "get_errno", lambda: errno.ENOSPC)
     with pytest.raises(OSError, match="No space left") as refused:
         finish(square, (3, tmp_path), tmp_path / "3.json")
     assert refused.value.errno == errno.ENOSPC
@@ -323,10 +323,10 @@ def test_a_disk_that_fails_leaves_no_marker(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_part_that_someone_is_at_is_not_begun_again(tmp_path: Path):
     done = tmp_path / "3.json"
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(finish, slow_square, (3, tmp_path), done)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(finish, slow_square, (3, tmp_path), done)
         wait_for(lambda: (tmp_path / "3.begun").exists())
-        second = pool.submit(finish, square, (3, tmp_path), done)
+        second = threads.submit(finish, square, (3, tmp_path), done)
         (tmp_path / "go").touch()
         assert first.result()[0] == second.result()[0]
     assert traces(tmp_path) == {3: 1}

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tasks import progress
-from tasks.progress import Progress, Reporter
+from tasks.workers import progress
+from tasks.workers.progress import Progress, Reporter
 
 LONG = 60  # seconds: what is waited for comes at once, or the test fails
 HOME = Path(__file__).resolve().parents[1]
@@ -204,7 +204,7 @@ def terminal() -> Iterator[tuple[int, list[str]]]:
 def test_a_bar_and_log_lines_leave_each_other_whole():
     script = """
 import logging, prefect
-from tasks.progress import Progress
+from tasks.workers.progress import Progress
 from prefect.logging.configuration import setup_logging
 setup_logging()
 log = logging.getLogger("tasks")

@@ -14,7 +14,7 @@ from flows.recipes import RECIPES, STAGES, resolve
 
 HOME = Path(__file__).resolve().parents[1]
 README = (HOME / "README.md").read_text()
-MODULES = [p for folder in ("flows", "tasks", "model") for p in sorted((HOME / folder).glob("*.py"))]
+MODULES = [p for folder in ("flows", "tasks", "model") for p in sorted((HOME / folder).rglob("*.py"))]
 
 
 def test_the_pipeline_table_has_every_stage_in_order():

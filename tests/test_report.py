@@ -13,17 +13,19 @@ from conftest import store_of_its_own, toy_tokens, write_jsonl
 from model import InputError
 from model.quantities import counted
 from model.settings import Finetuning
-from tasks import metrics, scores, sections, stage
-from tasks.corpus import Download, download
+from tasks import stage
 from tasks.decontaminate import Decontaminate, decontaminate
-from tasks.dedup import Deduplicate
+from tasks.deduplicate import Deduplicate
+from tasks.download import Download, download
 from tasks.filter import Filter
 from tasks.finetune import Finetune, finetune
-from tasks.glue import GLUE, TASKS
+from tasks.glue import metrics
+from tasks.glue.data import GLUE, TASKS
 from tasks.pretrain import LINEAGE, Pretrain, pretrain
 from tasks.report import Report, report
+from tasks.reports import scores, sections
 from tasks.stage import Artifact
-from tasks.tokens import Tokenize
+from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 
 ENVIRONMENT = {

@@ -6,49 +6,49 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import runs
+from tasks.text import sorted_runs
 
 
 @pytest.mark.parametrize("spread", [1, 3, 1000, 2**20, 2**44, 2**64])
 @pytest.mark.parametrize("count", [0, 1, 2, 5000])
 def test_ascending_is_a_stable_sort(spread: int, count: int):
     keys = np.random.default_rng(count).integers(0, spread, count, dtype=np.uint64)
-    assert np.array_equal(runs.ascending(keys), np.argsort(keys, kind="stable"))
+    assert np.array_equal(sorted_runs.ascending(keys), np.argsort(keys, kind="stable"))
 
 
 @pytest.mark.parametrize("mended", [10**9, 3])
 def test_keys_that_differ_in_their_lowest_bits_only_are_sorted_too(monkeypatch: pytest.MonkeyPatch, mended: int):
-    monkeypatch.setattr(runs, "MENDED", mended)
+    monkeypatch.setattr(sorted_runs, "MENDED", mended)
     rng = np.random.default_rng(0)
     upper = rng.integers(0, 40, 3000, dtype=np.uint64) << np.uint64(58)
     keys = upper + rng.integers(0, 5, 3000, dtype=np.uint64)
-    assert np.array_equal(runs.ascending(keys), np.argsort(keys, kind="stable"))
+    assert np.array_equal(sorted_runs.ascending(keys), np.argsort(keys, kind="stable"))
 
 
 def test_an_address_is_a_part_and_a_place_and_sorts_by_both():
     parts, places = np.array([0, 3, 3, 7000]), np.array([9, 0, 2**39, 5])
-    addresses = runs.address(parts, places)
-    assert np.array_equal(runs.part_of(addresses), parts)
-    assert np.array_equal(runs.place_of(addresses), places)
+    addresses = sorted_runs.address(parts, places)
+    assert np.array_equal(sorted_runs.part_of(addresses), parts)
+    assert np.array_equal(sorted_runs.place_of(addresses), places)
     assert (np.diff(addresses) > 0).all()
     mixed = np.random.default_rng(1).permutation(np.tile(addresses, 3))
-    assert np.array_equal(mixed[runs.by_address(mixed)], np.sort(mixed))
-    assert runs.parts_of(mixed).tolist() == [0, 3, 7000]
+    assert np.array_equal(mixed[sorted_runs.by_address(mixed)], np.sort(mixed))
+    assert sorted_runs.parts_of(mixed).tolist() == [0, 3, 7000]
 
 
 def test_the_ranges_of_runs_are_all_of_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runs, "ENTRIES", 100)
+    monkeypatch.setattr(sorted_runs, "ENTRIES", 100)
     rng, written = np.random.default_rng(2), []
     for i, size in enumerate((0, 700, 1, 299)):
         keys = np.sort(rng.integers(0, 2**64, size, dtype=np.uint64))
         keys[-1:], keys[:1] = 2**64 - 1, 0
         keys.sort()
-        runs.save_run(tmp_path / f"r{i}", keys, np.arange(size) + 1000 * i)
+        sorted_runs.save_run(tmp_path / f"r{i}", keys, np.arange(size) + 1000 * i)
         written += zip(keys.tolist(), (np.arange(size) + 1000 * i).tolist(), strict=True)
-    ranges, found = runs.ranges(1000), []
+    ranges, found = sorted_runs.ranges(1000), []
     assert len(ranges) == 10
     for low, high in ranges:
-        keys, others = runs.load_range(runs.runs(tmp_path, "r*"), low, high)
+        keys, others = sorted_runs.load_range(sorted_runs.runs(tmp_path, "r*"), low, high)
         assert ((keys >= low) & (keys <= high - 1)).all()
         assert len(keys) < 200
         found += zip(keys.tolist(), others.tolist(), strict=True)
@@ -56,21 +56,21 @@ def test_the_ranges_of_runs_are_all_of_them_once(tmp_path: Path, monkeypatch: py
 
 
 def test_no_runs_hold_nothing(tmp_path: Path):
-    assert [len(array) for array in runs.load_range([], 0, 10, arrays=3)] == [0, 0, 0]
+    assert [len(array) for array in sorted_runs.load_range([], 0, 10, arrays=3)] == [0, 0, 0]
 
 
 def test_firsts_are_where_equal_keys_begin():
-    assert runs.firsts(np.array([4, 4, 5, 7, 7, 7])).tolist() == [0, 0, 2, 3, 3, 3]
-    assert runs.firsts(np.zeros(0)).tolist() == []
+    assert sorted_runs.firsts(np.array([4, 4, 5, 7, 7, 7])).tolist() == [0, 0, 2, 3, 3, 3]
+    assert sorted_runs.firsts(np.zeros(0)).tolist() == []
 
 
 def test_a_full_disk_is_an_error_that_says_so():
     with pytest.raises(OSError, match="No space left") as refused:
-        runs.save(Path("/dev/full"), np.zeros(10**6))
+        sorted_runs.save(Path("/dev/full"), np.zeros(10**6))
     assert refused.value.errno == errno.ENOSPC
 
 
 def test_runs_are_in_the_order_of_their_numbers(tmp_path: Path):
     for name in ("part-99999", "part-100000", "part-00002"):
-        runs.save_run(tmp_path / name, np.arange(3), np.arange(3))
-    assert [run.name for run in runs.runs(tmp_path, "part-*")] == ["part-00002", "part-99999", "part-100000"]
+        sorted_runs.save_run(tmp_path / name, np.arange(3), np.arange(3))
+    assert [run.name for run in sorted_runs.runs(tmp_path, "part-*")] == ["part-00002", "part-99999", "part-100000"]

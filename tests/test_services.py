@@ -251,7 +251,7 @@ from prefect.context import FlowRunContext
 from flows import flow_runs
 from contextlib import nullcontext
 from prefect.states import Completed
-from tasks.progress import reporter
+from tasks.workers.progress import reporter
 flow_runs.LOCKS = Path({str(locks)!r})
 reporter.send = lambda name, call: print(name, flush=True)
 flow_runs.reports_bounded = lambda has_ended: print("bounded", flush=True) or nullcontext()

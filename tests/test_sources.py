@@ -24,9 +24,10 @@ import zstandard
 from conftest import write_jsonl
 
 from model import InputError
-from tasks import corpus, sources
-from tasks.corpus import Download, documents_of, download
-from tasks.sources import Damage, Document, Layout, Loss
+from tasks import download as download_stage
+from tasks.corpus import formats
+from tasks.corpus.formats import Damage, Document, Layout, Loss
+from tasks.download import Download, documents_of, download
 from tasks.stage import artifacts
 
 TEXTS = [
@@ -62,9 +63,9 @@ def write_shard(path: Path, texts: list[str]) -> Path:
 def read(data: bytes, name: str, limit: int = 10**8) -> tuple[list[Document], list[Loss], str]:
     """The documents of a file, what was lost, and the damage."""
     found, damaged = [], ""
-    layout = Layout(sources.shard_family(name), limit)
+    layout = Layout(formats.shard_family(name), limit)
     try:
-        for record in sources.read_file(io.BytesIO(data), name, layout):
+        for record in formats.read_file(io.BytesIO(data), name, layout):
             found.append(record)
     except Damage as damage:
         damaged = str(damage)
@@ -135,8 +136,8 @@ def test_a_zst_file_with_a_long_window_is_read():
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".jsonl.gz"])
 def test_lines_longer_than_a_chunk_and_lines_at_its_edges_stay_whole(suffix: str):
     rng = random.Random(1)
-    texts = [rng.randbytes(n // 2).hex() for n in (10, 3 * sources.CHUNK, 0, 7, sources.CHUNK, 200)]
-    texts = [text or "x" * (sources.CHUNK - len(json_lines([""])) % sources.CHUNK) for text in texts]
+    texts = [rng.randbytes(n // 2).hex() for n in (10, 3 * formats.CHUNK, 0, 7, formats.CHUNK, 200)]
+    texts = [text or "x" * (formats.CHUNK - len(json_lines([""])) % formats.CHUNK) for text in texts]
     data = json_lines(texts).removesuffix(b"\n")  # nor need the last line end
     assert [d.text for d in read(packed(data, suffix), f"a{suffix}")[0]] == texts
 
@@ -256,7 +257,7 @@ def test_no_altered_document_of_a_corrupt_shard_is_kept(suffix: str):
         found, damage = [], None
         layout = Layout("a", 10**8, keep=True)
         try:
-            for record in sources.read_file(io.BytesIO(bytes(flipped)), f"a{suffix}", layout):
+            for record in formats.read_file(io.BytesIO(bytes(flipped)), f"a{suffix}", layout):
                 found.append(record)
         except Damage as error:
             damage = error
@@ -327,7 +328,7 @@ def test_a_parquet_file_is_not_read_before_it_is_needed():
             return data
 
     file = Counting(sink.getvalue())
-    records = sources.read_file(file, "a.parquet", Layout("a", 10**8))
+    records = formats.read_file(file, "a.parquet", Layout("a", 10**8))
     next(records)
     footer = file.count
     assert footer < len(sink.getvalue()) / 4
@@ -366,9 +367,9 @@ def test_a_dictionary_of_long_texts_is_unpacked_a_few_rows_at_a_time(data: Path,
     pq.write_table(pa.table({"text": texts}), path, compression="zstd")
     with path.open("rb") as file:
         columns = ["text"]
-        assert sources.rows_at_once(file, pq.ParquetFile(path).metadata, "a", columns) == (1 << 28) // 30_000_013
+        assert formats.rows_at_once(file, pq.ParquetFile(path).metadata, "a", columns) == (1 << 28) // 30_000_013
         file.seek(0)
-        lengths = [len(d.text) for d in sources.read_file(file, "a.parquet", Layout("a", 10**8))]
+        lengths = [len(d.text) for d in formats.read_file(file, "a.parquet", Layout("a", 10**8))]
     assert lengths == [30_000_000, 5] * 40
 
 
@@ -548,7 +549,7 @@ def test_a_document_belongs_to_the_source_it_names_or_else_to_the_family_of_its_
     ],
 )
 def test_the_family_of_a_file_is_its_name_without_its_suffix_and_the_number_of_its_shard(name: str, family: str):
-    assert sources.shard_family(name) == family
+    assert formats.shard_family(name) == family
 
 
 def test_globs_and_directories_give_files_in_order_each_once(store: Path, data: Path):
@@ -659,7 +660,7 @@ def toy_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> metadata.Dis
         (tmp_path / name).write_bytes(data)
     (tmp_path / "toy-1.0.dist-info/RECORD").write_text("".join(f"{name},,\n" for name in [*files, "toy/gone.py"]))
     found = metadata.Distribution.at(tmp_path / "toy-1.0.dist-info")
-    monkeypatch.setattr(sources, "installed", lambda: {"toy": found})
+    monkeypatch.setattr(formats, "installed", lambda: {"toy": found})
     return found
 
 
@@ -767,7 +768,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_published(
 ):
     path = write_jsonl(data / "a.jsonl", [f"old {i}" for i in range(3000)])
     whole, settings = path.read_bytes(), Download(source="files", files=[str(data)], documents=0, part_megabytes=0.005)
-    taken, take = [], corpus.Reading.take
+    taken, take = [], download_stage.Reading.take
 
     def changing(*given) -> None:
         take(*given)
@@ -776,7 +777,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_published(
             CHANGES[change](path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus.Reading, "take", changing)
+        patch.setattr(download_stage.Reading, "take", changing)
         with pytest.raises(InputError, match=r"a\.jsonl"):
             download.fn(settings)
     assert artifacts("download") == []
@@ -785,21 +786,21 @@ def test_a_file_that_changes_while_it_is_read_is_not_published(
 
 
 def test_a_file_that_was_changed_before_it_is_read_is_not_published(store: Path, data: Path, monkeypatch):
-    path, init = write_jsonl(data / "a.jsonl", ["old"]), corpus.Reading.__init__
+    path, init = write_jsonl(data / "a.jsonl", ["old"]), download_stage.Reading.__init__
 
     def changing(*given) -> None:
         CHANGES["in place"](path)
         init(*given)
 
-    monkeypatch.setattr(corpus.Reading, "__init__", changing)
+    monkeypatch.setattr(download_stage.Reading, "__init__", changing)
     with pytest.raises(InputError, match="changed"):
         fetch(data)
     assert artifacts("download") == []
 
 
 def test_a_file_that_is_only_touched_by_its_rights_is_read(store: Path, data: Path, monkeypatch):
-    path, take = write_jsonl(data / "a.jsonl", ["old", "older"]), corpus.Reading.take
-    monkeypatch.setattr(corpus.Reading, "take", lambda *given: (take(*given), path.chmod(0o600)))
+    path, take = write_jsonl(data / "a.jsonl", ["old", "older"]), download_stage.Reading.take
+    monkeypatch.setattr(download_stage.Reading, "take", lambda *given: (take(*given), path.chmod(0o600)))
     assert [d.text for d in fetch(data)] == ["old", "older"]
 
 
@@ -931,7 +932,7 @@ def test_utf_16_is_refused_with_what_to_do(store: Path, data: Path, suffix: str,
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".jsonl.gz"])
 def test_lines_may_end_as_on_any_system(suffix: str, end: bytes):
-    texts = [*TEXTS, "x" * 3 * sources.CHUNK, *TEXTS]
+    texts = [*TEXTS, "x" * 3 * formats.CHUNK, *TEXTS]
     data = json_lines(texts).replace(b"\n", end)
     for stored in (data, data.removesuffix(end), data.replace(end, end + end)):
         documents, losses, damage = read(packed(stored, suffix), f"a{suffix}")
@@ -954,7 +955,7 @@ def test_lines_do_not_depend_on_how_the_bytes_come():
             continue  # one line, whichever it is
         cuts = sorted(rng.choices(range(len(data) + 1), k=rng.randrange(9)))
         chunks = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
-        assert list(sources.lines(chunks, 7)) == naive_lines(data, 7), (data, chunks)
+        assert list(formats.lines(chunks, 7)) == naive_lines(data, 7), (data, chunks)
 
 
 ODD_NAMES = [
@@ -1023,7 +1024,7 @@ def test_a_folder_that_may_not_be_read_is_told_with_its_path(data: Path, monkeyp
     with pytest.raises(
         InputError, match=rf"{data}/locked(/a\.jsonl)? can't be read: Permission denied\. .*change their rights"
     ):
-        sources.local_files([f"{data}/{pattern}"])
+        formats.local_files([f"{data}/{pattern}"])
 
 
 def test_links_to_folders_are_followed_and_each_folder_is_read_once(data: Path):
@@ -1035,7 +1036,7 @@ def test_links_to_folders_are_followed_and_each_folder_is_read_once(data: Path):
     (data.parent / "outside/back").symlink_to(data)
     expected = ["elsewhere/c.jsonl", "elsewhere/more/d.jsonl", "z/a.jsonl", "z/deep/b.jsonl"]
     for pattern in ("", "/**", "/**/*.jsonl", "/**/*"):
-        found = sources.local_files([f"{data}{pattern}"]).values()
+        found = formats.local_files([f"{data}{pattern}"]).values()
         assert sorted(str(p.relative_to(data)) for p in found) == expected, pattern
 
 
@@ -1079,7 +1080,7 @@ def test_globs_match_what_those_of_python_match(data: Path, monkeypatch: pytest.
         "*//a*",
     ]
     for pattern in [*patterns, *(f"{data}/{p}" for p in patterns)]:
-        found = [os.path.normpath(p) for p in sources.expand(pattern)]
+        found = [os.path.normpath(p) for p in formats.expand(pattern)]
         assert sorted(found) == sorted(os.path.normpath(p) for p in set(glob.glob(pattern, recursive=True))), pattern
 
 
@@ -1090,19 +1091,19 @@ def test_endings_are_read_in_capitals_too(store: Path, data: Path, suffix: str):
     for pattern in (data, data / f"shard-00{suffix}"):
         [document] = fetch(pattern)
         assert document.text == (plain.decode() if suffix == ".TXT" else "some text")
-    assert sources.shard_family(f"shard-00{suffix}") == "shard"
+    assert formats.shard_family(f"shard-00{suffix}") == "shard"
 
 
 def test_what_is_not_read_of_a_directory_is_told_once(data: Path, caplog: pytest.LogCaptureFixture):
     write_jsonl(data / "a.jsonl", ["text"])
-    sources.local_files([str(data)])
+    formats.local_files([str(data)])
     assert not caplog.messages
     (data / "deep").mkdir()
     for name in ("b.csv", "c.jsonl.bak", "deep/d.md", "deep/e.md"):
         (data / name).write_text("not read")
     (data / "unmounted").symlink_to("/gone")
     for _ in range(2):
-        assert list(sources.local_files([str(data), f"{data}/deep/../*.jsonl"])) == ["a.jsonl"]
+        assert list(formats.local_files([str(data), f"{data}/deep/../*.jsonl"])) == ["a.jsonl"]
     [told] = caplog.messages
     assert re.search(rf"not read, .*: 5 \({data}/b\.csv, {data}/c\.jsonl\.bak, {data}/deep/d\.md, …\)", told)
 
@@ -1110,12 +1111,12 @@ def test_what_is_not_read_of_a_directory_is_told_once(data: Path, caplog: pytest
 @pytest.mark.parametrize("method", ["stat", "open"])
 def test_a_file_that_may_not_be_read_is_told_with_its_path(data: Path, monkeypatch, method: str):
     path = write_shard(data / "a.jsonl", TEXTS)
-    assert sources.file_digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
-    sources._digest.cache_clear()
+    assert formats.file_digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    formats._digest.cache_clear()
 
     def forbidden(path: Path, *_, **__) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, method, forbidden)
     with pytest.raises(InputError, match=rf"{path} can't be read: Permission denied\. .*change their rights"):
-        sources.file_digest(path)
+        formats.file_digest(path)

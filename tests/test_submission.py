@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from model import InputError
-from tasks import submission
-from tasks.glue import TASKS
+from tasks.glue import submission
+from tasks.glue.data import TASKS
 
 
 def predicted(task: str, split: str) -> np.ndarray:

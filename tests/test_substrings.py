@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from conftest import write_jsonl
 
-from tasks import runs, substrings
-from tasks.corpus import Download, documents_of, download
-from tasks.dedup import Deduplicate, deduplicate
+from tasks.deduplicate import Deduplicate, deduplicate
+from tasks.download import Download, documents_of, download
 from tasks.stage import Artifact
-from tasks.substrings import Substring
+from tasks.text import sorted_runs, substrings
+from tasks.text.substrings import Substring
 
 SPACE = " \t\n\r\v\f"
 
@@ -86,7 +86,7 @@ def test_what_is_left_is_what_a_search_through_all_windows_leaves(
     monkeypatch.setattr(substrings, "BLOCK", 64)
     monkeypatch.setattr(substrings, "COMPARED", 200)
     monkeypatch.setattr(substrings, "HASHED", 0.1)
-    monkeypatch.setattr(runs, "ENTRIES", 200)
+    monkeypatch.setattr(sorted_runs, "ENTRIES", 200)
     texts = random_texts(size * 7 + len(alphabet), alphabet)
     made = corpus_of(texts, tmp_path)
     before = [d.text for d in documents_of(made)]

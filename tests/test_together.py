@@ -13,7 +13,7 @@ import pytest
 from tqdm import tqdm
 
 from model import InputError, machine
-from tasks import parallel, together
+from tasks.workers import finetunes, pool
 
 
 def work(path: Path, number: int, report) -> tuple[int, int]:
@@ -43,11 +43,11 @@ def side_by_side(folder: Path, told: dict[int, str], count: int = 2, runs: int =
 
     def run(number: int) -> object:
         try:
-            return together.run(work, (folder / str(number), number), 10, f"finetune {number}")
+            return finetunes.run(work, (folder / str(number), number), 10, f"finetune {number}")
         except Exception as error:
             return error
 
-    with together.several(count, 10 * runs, runs), ThreadPoolExecutor(count) as threads:
+    with finetunes.several(count, 10 * runs, runs), ThreadPoolExecutor(count) as threads:
         return [future.result() for future in [threads.submit(copy_context().run, run, n) for n in range(runs)]]
 
 
@@ -57,7 +57,7 @@ def test_runs_go_on_in_as_many_processes_as_are_allowed_and_give_the_same(tmp_pa
     pids = {pid for _, pid in found}
     assert len(pids) <= 2
     assert os.getpid() not in pids
-    assert together.run(work, (tmp_path / "x", 5), 10, "alone") == (25, os.getpid())
+    assert finetunes.run(work, (tmp_path / "x", 5), 10, "alone") == (25, os.getpid())
 
 
 def test_no_process_outlives_the_runs(tmp_path):
@@ -91,16 +91,16 @@ def test_runs_that_are_given_up_end_at_once(tmp_path):
 
     def run() -> None:
         try:
-            together.run(work, (tmp_path / "0", 0), 10, "finetune 0")
+            finetunes.run(work, (tmp_path / "0", 0), 10, "finetune 0")
         except InputError as error:
             problems.append(error)
 
-    with together.several(2, 10, 1):
+    with finetunes.several(2, 10, 1):
         thread = threading.Thread(target=copy_context().run, args=(run,))
         thread.start()
         while not (tmp_path / "waiting").exists():
             time.sleep(0.01)
-        process = together.crew.get().members[0].process
+        process = finetunes.crew.get().members[0].process
     thread.join(timeout=30)
     assert not thread.is_alive()
     assert process.exitcode is not None
@@ -112,50 +112,50 @@ def test_a_bar_that_torch_shows_in_a_process_leaves_no_semaphore_behind(tmp_path
 
 
 def test_a_process_that_dies_while_it_has_nothing_to_do_is_replaced(tmp_path):
-    with together.several(1, 20, 2) as crew:
-        _, first = together.run(work, (tmp_path / "0", 0), 10, "finetune 0")
+    with finetunes.several(1, 20, 2) as crew:
+        _, first = finetunes.run(work, (tmp_path / "0", 0), 10, "finetune 0")
         os.kill(first, signal.SIGKILL)
         crew.idle[0].process.join()
-        square, second = together.run(work, (tmp_path / "3", 3), 10, "finetune 3")
+        square, second = finetunes.run(work, (tmp_path / "3", 3), 10, "finetune 3")
     assert square == 9
     assert second != first
 
 
 def test_nothing_begins_after_the_end(tmp_path, monkeypatch):
     """Neither alone in this process, nor in one that is being made when the end comes."""
-    with together.several(2, 10, 1) as crew:
+    with finetunes.several(2, 10, 1) as crew:
         context = copy_context()
     arguments = (work, (tmp_path / "0", 0), 10, "finetune 0")
     with pytest.raises(InputError, match="'finetune 0' was cancelled"):
-        context.run(together.run, *arguments)
+        context.run(finetunes.run, *arguments)
     assert not crew.members
-    made, new = [], together.Member
+    made, new = [], finetunes.Member
 
-    def slow(threads: int) -> together.Member:
+    def slow(threads: int) -> finetunes.Member:
         made.append(new(threads))
         crew.end()
         return made[0]
 
-    with together.several(2, 10, 1) as crew:
-        monkeypatch.setattr(together, "Member", slow)
+    with finetunes.several(2, 10, 1) as crew:
+        monkeypatch.setattr(finetunes, "Member", slow)
         with pytest.raises(InputError, match="'finetune 0' was cancelled"):
-            together.run(*arguments)
+            finetunes.run(*arguments)
     assert made[0].process.exitcode is not None
 
 
 def test_a_failed_run_leaves_no_process_behind(tmp_path):
     (tmp_path / "0").write_text("fail")
-    with together.several(1, 10, 2) as crew:
+    with finetunes.several(1, 10, 2) as crew:
         with pytest.raises(RuntimeError):
-            together.run(work, (tmp_path / "0", 0), 10, "finetune 0")
+            finetunes.run(work, (tmp_path / "0", 0), 10, "finetune 0")
         assert crew.members == crew.idle == []
-        assert together.run(work, (tmp_path / "1", 1), 10, "finetune 1")[0] == 1
+        assert finetunes.run(work, (tmp_path / "1", 1), 10, "finetune 1")[0] == 1
 
 
 def test_a_full_disk_in_a_process_is_one_here(tmp_path):
     (tmp_path / "0").write_text("full")
-    with together.several(2, 10, 1), pytest.raises(OSError, match="No space left") as caught:
-        together.run(work, (tmp_path / "0", 0), 10, "finetune 0")
+    with finetunes.several(2, 10, 1), pytest.raises(OSError, match="No space left") as caught:
+        finetunes.run(work, (tmp_path / "0", 0), 10, "finetune 0")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "model.safetensors")
 
 
@@ -163,7 +163,7 @@ def test_an_error_while_progress_is_told_is_no_killed_process(tmp_path):
     def broken(examples: int, note: str) -> None:
         raise OSError("the server is away")
 
-    with together.several(1, 10, 1) as crew:
+    with finetunes.several(1, 10, 1) as crew:
         member = crew.member("finetune 0")
         with pytest.raises(OSError, match="the server is away"):
             member.run(work, (tmp_path / "0", 0), broken, "finetune 0")
@@ -171,7 +171,7 @@ def test_an_error_while_progress_is_told_is_no_killed_process(tmp_path):
 
 def test_progress_counts_the_examples_of_all_runs_and_tells_the_time_left(tmp_path, monkeypatch):
     told: list[tuple[float, str]] = []
-    monkeypatch.setattr(together.Progress, "update", lambda self, amount, note: told.append((amount, note)))
+    monkeypatch.setattr(finetunes.Progress, "update", lambda self, amount, note: told.append((amount, note)))
     side_by_side(tmp_path, {}, count=1, runs=4)
     assert sum(amount for amount, _ in told) == 40
     assert told[-1][1] == "4 of 4 runs done, about 0 min left"
@@ -183,11 +183,11 @@ def test_what_processes_used_is_counted_for_the_run_that_had_them(tmp_path):
     found: dict[int, tuple[float, float]] = {}
 
     def run(number: int) -> None:
-        parallel.usage.cpu_seconds = parallel.usage.peak_mib = 0.0
-        together.run(work, (tmp_path / str(number), number), 10, f"finetune {number}")
-        found[number] = (parallel.usage.cpu_seconds, parallel.usage.peak_mib)
+        pool.usage.cpu_seconds = pool.usage.peak_mib = 0.0
+        finetunes.run(work, (tmp_path / str(number), number), 10, f"finetune {number}")
+        found[number] = (pool.usage.cpu_seconds, pool.usage.peak_mib)
 
-    with together.several(2, 20, 2), ThreadPoolExecutor(2) as threads:
+    with finetunes.several(2, 20, 2), ThreadPoolExecutor(2) as threads:
         for future in [threads.submit(copy_context().run, run, number) for number in range(2)]:
             future.result()
     assert all(0 <= seconds < 30 and 10 < peak < 10_000 for seconds, peak in found.values())
@@ -195,17 +195,17 @@ def test_what_processes_used_is_counted_for_the_run_that_had_them(tmp_path):
 
 def test_as_many_runs_go_on_at_once_as_cores_and_memory_allow(monkeypatch):
     monkeypatch.setenv("CRAM_WORKERS", "8")
-    monkeypatch.setattr(machine, "available_memory", lambda: 5 * together.BYTES_A_RUN)
-    assert [together.at_once(runs) for runs in (0, 1, 3, 40)] == [0, 1, 3, 5]
-    assert together.at_once(40, 2 * together.BYTES_A_RUN) == 2
+    monkeypatch.setattr(machine, "available_memory", lambda: 5 * finetunes.BYTES_A_RUN)
+    assert [finetunes.at_once(runs) for runs in (0, 1, 3, 40)] == [0, 1, 3, 5]
+    assert finetunes.at_once(40, 2 * finetunes.BYTES_A_RUN) == 2
     monkeypatch.setattr(machine, "available_memory", lambda: 0)
-    assert together.at_once(40) == 1
+    assert finetunes.at_once(40) == 1
     monkeypatch.setenv("CRAM_FINETUNES", "6")
-    assert [together.at_once(runs) for runs in (1, 4, 40)] == [1, 4, 6]
+    assert [finetunes.at_once(runs) for runs in (1, 4, 40)] == [1, 4, 6]
 
 
 @pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5"])
 def test_a_number_of_runs_that_is_none_is_refused(monkeypatch, asked):
     monkeypatch.setenv("CRAM_FINETUNES", asked)
     with pytest.raises(InputError, match=f"CRAM_FINETUNES is '{asked}'; expected a positive whole number"):
-        together.at_once(4)
+        finetunes.at_once(4)

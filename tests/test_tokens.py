@@ -17,10 +17,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
 from model import InputError
-from tasks import stage, tokens
-from tasks.corpus import SCHEMA, Download, batches, documents_of, download, parts
+from tasks import stage
+from tasks import tokenize as tokenize_stage
+from tasks.corpus import parts
+from tasks.download import SCHEMA, Download, batches, documents_of, download
 from tasks.stage import Artifact, artifacts
-from tasks.tokens import Tokenize, keys_of, order_of, tokenize, write_array
+from tasks.tokenize import Tokenize, keys_of, order_of, tokenize, write_array
 from tasks.vocabulary import PAD, SEP, SPECIALS, UNK, Vocabulary, share, train_vocabulary
 
 LENGTH = 16
@@ -113,7 +115,7 @@ def test_counts_add_up(corpus: Artifact, words: Artifact, texts: list[str]):
         "characters": sum(map(len, held)),
         "tokens": sum(len(encoded[text]) + 1 for text in held),
     }
-    assert measured.pop("digest") == tokens.digest_of(measured_of(made))
+    assert measured.pop("digest") == tokenize_stage.digest_of(measured_of(made))
     assert measured == {
         "documents": len(held),
         "characters": sum(map(len, held)),
@@ -128,7 +130,7 @@ def test_counts_add_up(corpus: Artifact, words: Artifact, texts: list[str]):
 
 
 def test_measured_documents_stand_whole_in_the_order_of_their_digests(corpus: Artifact, words: Artifact, monkeypatch):
-    monkeypatch.setattr(tokens.measured, "__defaults__", (2000,))
+    monkeypatch.setattr(tokenize_stage.measured, "__defaults__", (2000,))
     made = tokenize.fn(PLAIN, corpus, words)
     found, tokenizer = measured_of(made), plain_tokenizer(words)
     assert found == sorted(held_of(made), key=share)[: len(found)]
@@ -150,7 +152,7 @@ def test_measured_documents_stand_whole_in_the_order_of_their_digests(corpus: Ar
 def test_the_same_documents_are_measured_whatever_vocabulary_length_order_parts_and_fraction(
     corpus: Artifact, words: Artifact, tmp_path: Path, texts: list[str], monkeypatch
 ):
-    monkeypatch.setattr(tokens.measured, "__defaults__", (2000,))
+    monkeypatch.setattr(tokenize_stage.measured, "__defaults__", (2000,))
     shuffled = random.Random(5).sample(texts, len(texts))
     others = [
         ({}, corpus, train_vocabulary.fn(Vocabulary(entries=400), corpus)),
@@ -164,14 +166,14 @@ def test_the_same_documents_are_measured_whatever_vocabulary_length_order_parts_
     assert all(measured_of(made) == measured_of(base) for made in found)
     digests = [made.stats["heldout"]["measured"]["digest"] for made in (base, *found)]
     assert len(set(digests)) == 1
-    assert digests[0] != tokens.digest_of(measured_of(base)[:-1])
+    assert digests[0] != tokenize_stage.digest_of(measured_of(base)[:-1])
 
 
 def test_a_first_document_of_more_than_the_limit_is_measured_alone():
     texts = ["a" * 50, "b" * 10, "c" * 10, "d" * 10]
-    assert tokens.measured(texts, 5).tolist() == [min(range(4), key=lambda place: share(texts[place]))]
-    assert sorted(tokens.measured(texts, 10**6).tolist()) == [0, 1, 2, 3]
-    assert tokens.measured([], 5).tolist() == []
+    assert tokenize_stage.measured(texts, 5).tolist() == [min(range(4), key=lambda place: share(texts[place]))]
+    assert sorted(tokenize_stage.measured(texts, 10**6).tolist()) == [0, 1, 2, 3]
+    assert tokenize_stage.measured([], 5).tolist() == []
 
 
 def test_a_separator_stands_at_the_end_of_documents_and_nowhere_else(corpus: Artifact, words: Artifact):
@@ -233,7 +235,7 @@ def test_sorted_by_sentence_length_sequences_of_most_full_stops_come_first(
 ):
     plain = sequences_of(tokenize.fn(PLAIN, corpus, words))
     stop = plain_tokenizer(words).token_to_id(".")
-    monkeypatch.setattr(tokens, "BLOCK", 7)
+    monkeypatch.setattr(tokenize_stage, "BLOCK", 7)
     found = sequences_of(tokenize.fn(PLAIN.model_copy(update={"sort": "sentence-length"}), corpus, words))
     assert found == sorted(plain, key=lambda row: -row.count(stop)), "ties stay in the order of the corpus"
     stops = [row.count(stop) for row in found]
@@ -253,7 +255,7 @@ def test_full_stops_are_found_whatever_the_model_calls_them(corpus: Artifact, mo
 
 def test_sorted_by_unigram_sequences_of_likely_words_come_first(corpus: Artifact, words: Artifact, monkeypatch):
     plain = sequences_of(tokenize.fn(PLAIN, corpus, words))
-    monkeypatch.setattr(tokens, "BLOCK", 7)
+    monkeypatch.setattr(tokenize_stage, "BLOCK", 7)
     found = sequences_of(tokenize.fn(PLAIN.model_copy(update={"sort": "unigram"}), corpus, words))
     counts = Counter(token for row in plain for token in row)
     total = len(plain) * LENGTH
@@ -304,7 +306,7 @@ def test_descending_is_the_other_way_round_with_ties_in_order(sort: str, letters
 
 @pytest.mark.parametrize("sort", ["sentence-length", "unigram", "word-length", "fragments"])
 def test_ties_stay_in_order(sort: str, monkeypatch: pytest.MonkeyPatch, letters: Tokenizer):
-    monkeypatch.setattr(tokens, "BLOCK", 64)
+    monkeypatch.setattr(tokenize_stage, "BLOCK", 64)
     kinds = np.random.default_rng(0).integers(5, 40, size=(6, LENGTH)).astype(np.uint16)
     which = np.random.default_rng(1).integers(0, 6, size=500)
     order = order_of(kinds[which], Tokenize(sort=sort), letters)
@@ -372,7 +374,7 @@ def test_one_and_two_workers_write_the_same_bytes(corpus: Artifact, words: Artif
 def test_after_an_interruption_finished_parts_are_not_done_again(corpus: Artifact, words: Artifact, monkeypatch):
     whole = bytes_of(tokenize.fn(FULL, corpus, words))
     stage.refresh(tokenize.target(FULL, corpus, words))
-    calls, tokenize_part = [], tokens.tokenize_part
+    calls, tokenize_part = [], tokenize_stage.tokenize_part
 
     def interrupted(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
         calls.append(part.name)
@@ -381,7 +383,7 @@ def test_after_an_interruption_finished_parts_are_not_done_again(corpus: Artifac
             raise KeyboardInterrupt
         return tokenize_part(part, tokenizer_folder, params, out)
 
-    monkeypatch.setattr(tokens, "tokenize_part", interrupted)
+    monkeypatch.setattr(tokenize_stage, "tokenize_part", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tokenize.fn(FULL, corpus, words)
     assert artifacts("tokenize") == []

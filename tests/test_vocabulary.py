@@ -23,8 +23,9 @@ from transformers import AutoTokenizer
 
 from model import InputError
 from tasks import vocabulary
-from tasks.corpus import Download, documents_of, download
+from tasks.download import Download, documents_of, download
 from tasks.stage import Artifact, artifacts
+from tasks.text.words import COUNTS
 from tasks.vocabulary import (
     ALPHABET,
     CLS,
@@ -47,9 +48,8 @@ from tasks.vocabulary import (
     train_vocabulary,
     usage,
 )
-from tasks.words import COUNTS
 
-CODE = sorted(Path(vocabulary.__file__).parent.glob("*.py"))  # text with words, names and signs of all kinds
+CODE = sorted(Path(vocabulary.__file__).parent.rglob("*.py"))  # text with words, names and signs of all kinds
 AWKWARD = [
     "Plain words, and some more.",
     "ÉCOLE naïve Ångström ﬁne ½ İstanbul \N{KELVIN SIGN}elvin ß",

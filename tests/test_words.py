@@ -6,8 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from tasks import vocabulary, words
-from tasks.words import grams, hashes, normalise, split
+from tasks import vocabulary
+from tasks.text import words
+from tasks.text.words import grams, hashes, normalise, split
 
 
 def random_texts(seed: int, size: int = 200) -> list[str]:

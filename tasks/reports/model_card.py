@@ -9,17 +9,17 @@ from collections.abc import Iterable
 from model import export
 from model.quantities import counted, span
 from model.settings import Architecture
-from tasks import hub
-from tasks.corpus import Download
+from tasks.corpus import hub
 from tasks.decontaminate import Decontaminate
-from tasks.dedup import Deduplicate
+from tasks.deduplicate import Deduplicate
+from tasks.download import Download
 from tasks.filter import Filter
-from tasks.glue import TASKS
-from tasks.markdown import Marked, code, escape, items, table
+from tasks.glue.data import TASKS
+from tasks.glue.metrics import beats, verdict
 from tasks.measure import Measure
-from tasks.metrics import beats, verdict
 from tasks.pretrain import Pretrain
-from tasks.sections import (
+from tasks.reports.markdown import Marked, code, escape, items, table
+from tasks.reports.sections import (
     METRICS,
     WEAK,
     budget_of,
@@ -30,7 +30,7 @@ from tasks.sections import (
     marked,
     stage_of,
 )
-from tasks.tokens import Tokenize
+from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 
 LONG = 100  # characters of a list in a table
@@ -175,7 +175,7 @@ def card(about: dict, lineage: dict[str, dict], scores: Iterable[str] = ()) -> s
     """The card of a model.
 
     `about`: `stage`, `params`, `stats` and `environment` of its pretrain stage, as its manifest has them. `lineage`: the
-    manifests of what led to it, by name, with or without its own. `scores`: more sections, as tasks.sections makes them.
+    manifests of what led to it, by name, with or without its own. `scores`: more sections, as tasks.reports.sections makes them.
     """
     lineage = {name: m for name, m in lineage.items() if m["stage"] != "pretrain"} | {"pretrain": about}
     params, stats, environment = about["params"], about["stats"], about["environment"]

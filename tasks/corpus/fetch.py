@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from model import InputError
-from tasks.hub import ATTEMPTS, File, Source, cached, commit, digest, error, wrong_digest
+from tasks.corpus.hub import ATTEMPTS, File, Source, cached, commit, digest, error, wrong_digest
 
 CHUNK = 1 << 18  # bytes handled at once
 RETRIES = 5  # connections that may drop one after the other without a byte of progress

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from model import InputError
-from tasks.corpus import SCHEMA, Tally
-from tasks.sources import Document
+from tasks.corpus.formats import Document
+from tasks.download import SCHEMA, Tally
 
 SAMPLES, SAMPLE_CHARACTERS = 20, 300  # what is shown of many; of each
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 from model.quantities import budget, counted, duration, span
 from model.settings import Finetuning
-from tasks import metrics
 from tasks.finetune import MOST_EPOCHS
-from tasks.glue import TASKS
-from tasks.markdown import Marked, code, escape, items, table
-from tasks.scores import (
+from tasks.glue import metrics
+from tasks.glue.data import TASKS
+from tasks.reports.markdown import Marked, code, escape, items, table
+from tasks.reports.scores import (
     COLUMNS,
     NAMES,
     PUBLISHED,
@@ -319,7 +319,7 @@ def confusion_section(rows: list[dict]) -> list[str]:
 
 
 def curve_section(rows: list[dict], partial: set[str], pictures: Iterable[str] = ()) -> list[str]:
-    """The scores by share of the training data: `rows` of tasks.analysis.learning_curve; `partial`: columns."""
+    """The scores by share of the training data: `rows` of tasks.reports.errors.learning_curve; `partial`: columns."""
     if all(row["share"] == 1.0 for row in rows):
         return []
     several = {(row["task"], row["split"]) for row in rows if row["share"] < 1.0}
@@ -337,7 +337,7 @@ def curve_section(rows: list[dict], partial: set[str], pictures: Iterable[str] =
 
 
 def cola_section(found: dict) -> list[str]:
-    """Where CoLA's predictions are wrong: one split of what tasks.analysis.analyse found."""
+    """Where CoLA's predictions are wrong: one split of what tasks.reports.errors.analyse found."""
 
     def score(row: dict) -> list[object]:
         low, high = row["interval"] or (None, None)

@@ -16,13 +16,14 @@ import pyarrow as pa
 import xxhash
 from pydantic import Field, model_validator
 
-from tasks import near, runs, substrings
-from tasks.columns import SAMPLE_CHARACTERS, count, documents_at, smallest, tables, views, writer
-from tasks.corpus import Tally, add_up, parts
-from tasks.near import MinHash
-from tasks.parallel import over_parts
+from tasks.corpus import parts
+from tasks.corpus.parts import SAMPLE_CHARACTERS, count, documents_at, smallest, tables, views, writer
+from tasks.download import Tally, add_up
 from tasks.stage import WORK, Artifact, Params, stage
-from tasks.substrings import Substring
+from tasks.text import minhash, sorted_runs, substrings
+from tasks.text.minhash import MinHash
+from tasks.text.substrings import Substring
+from tasks.workers.pool import over_parts
 
 REASONS = {"exact": "duplicate", "minhash": "near-duplicate", "substring": "substring"}
 Method = Literal["exact", "minhash", "substring"]
@@ -66,8 +67,10 @@ def digest_part(number: int, part: Path, work: Path) -> dict:
     order, first = grouped(digests)
     new = order == first
     sizes = np.diff(np.flatnonzero(new), append=len(order))
-    runs.save_run(work / f"digests/{part.stem}", *digests[order[new]].T, runs.address(number, order[new]), sizes)
-    save_drops(work / f"drops/{part.stem}", runs.address(number, order), runs.address(number, first))
+    sorted_runs.save_run(
+        work / f"digests/{part.stem}", *digests[order[new]].T, sorted_runs.address(number, order[new]), sizes
+    )
+    save_drops(work / f"drops/{part.stem}", sorted_runs.address(number, order), sorted_runs.address(number, first))
     return {"different": int(new.sum())}
 
 
@@ -83,13 +86,13 @@ def save_drops(run: Path, addresses: np.ndarray, firsts: np.ndarray) -> None:
     """Write which documents are not the first of their kind, and the first."""
     later = np.flatnonzero(addresses != firsts)
     later = later[np.argsort(addresses[later])]
-    runs.save_run(run, addresses[later], firsts[later])
+    sorted_runs.save_run(run, addresses[later], firsts[later])
 
 
 def match(low: int, high: int, work: Path, out: Path) -> dict:
     """Of the parts' digests in a range, write which stood before in another part, and where; count how many are the same."""
-    found = runs.runs(work / "digests", "part-*")
-    *digests, addresses, sizes = runs.load_range(found, low, high, arrays=4)
+    found = sorted_runs.runs(work / "digests", "part-*")
+    *digests, addresses, sizes = sorted_runs.load_range(found, low, high, arrays=4)
     order, first = grouped(np.stack(digests, axis=1))
     starts = np.flatnonzero(order == first)
     totals = np.add.reduceat(sizes[order], starts) if len(starts) else starts
@@ -105,7 +108,7 @@ def find_copies(found: list[Path], work: Path) -> tuple[Counter, dict]:
     for name in ("digests", "drops"):
         (work / name).mkdir(parents=True, exist_ok=True)
     counts = over_parts(digest_part, [(i, p, work) for i, p in enumerate(found)], work / "digested", "digest documents")
-    ranges = enumerate(runs.ranges(sum(r["different"] for r in counts)))
+    ranges = enumerate(sorted_runs.ranges(sum(r["different"] for r in counts)))
     jobs = [(*bounds, work, work / f"drops/range-{i:05d}") for i, bounds in ranges]
     sizes = Counter()
     for result in over_parts(match, jobs, work / "matched", "find duplicates"):
@@ -115,14 +118,18 @@ def find_copies(found: list[Path], work: Path) -> tuple[Counter, dict]:
 
 def keep_rest(number: int, part: Path, drops: Path, out: Path) -> dict:
     """Write the documents of a part that no run in `drops` names; count them, and give samples of the others."""
-    dropped, firsts = runs.load_range(runs.runs(drops, "*"), runs.address(number, 0), runs.address(number + 1, 0))
+    dropped, firsts = sorted_runs.load_range(
+        sorted_runs.runs(drops, "*"), sorted_runs.address(number, 0), sorted_runs.address(number + 1, 0)
+    )
     order = np.argsort(dropped)
     dropped, firsts = dropped[order], firsts[order]
     kept, gone, samples, start = Tally(), Tally(), [], 0
     with writer(out / part.name) as file:
         for table in tables(part):
-            low, high = np.searchsorted(dropped, [runs.address(number, row) for row in (start, start + len(table))])
-            rows = runs.place_of(dropped[low:high]) - start
+            low, high = np.searchsorted(
+                dropped, [sorted_runs.address(number, row) for row in (start, start + len(table))]
+            )
+            rows = sorted_runs.place_of(dropped[low:high]) - start
             marks = np.ones(len(table), dtype=bool)
             marks[rows] = False
             rest, others = (
@@ -152,10 +159,10 @@ def pairs(method: str, params: Deduplicate, samples: list[tuple], found: list[Pa
     """Samples as rows that a person can read: the document kept, the one dropped, and how similar they are."""
     rows = []
     for _, *addresses in samples:
-        [first], [other] = (documents_at(found[runs.part_of(a)], [runs.place_of(a)]) for a in addresses)
+        [first], [other] = (documents_at(found[sorted_runs.part_of(a)], [sorted_runs.place_of(a)]) for a in addresses)
         row = {"method": method}
         if method == "minhash":
-            row["jaccard"] = round(near.similarity(first.text, other.text, params.minhash.words), 4)
+            row["jaccard"] = round(minhash.similarity(first.text, other.text, params.minhash.words), 4)
         for what, document in (("kept", first), ("dropped", other)):
             row[what] = {**document._asdict(), "text": document.text[:SAMPLE_CHARACTERS]}
         rows.append(row)
@@ -164,7 +171,7 @@ def pairs(method: str, params: Deduplicate, samples: list[tuple], found: list[Pa
 
 def drop(method: str, params: Deduplicate, found: list[Path], out: Path, work: Path) -> dict:
     """Drop whole documents by a method, and say which."""
-    sizes, compared = find_copies(found, work) if method == "exact" else near.find(params.minhash, found, work)
+    sizes, compared = find_copies(found, work) if method == "exact" else minhash.find(params.minhash, found, work)
     jobs = [(i, part, work / "drops", out) for i, part in enumerate(found)]
     results = over_parts(keep_rest, jobs, work / "kept", "drop duplicates")
     samples = smallest([s for result in results for s in result["samples"]])
@@ -185,8 +192,8 @@ def cut(params: Deduplicate, found: list[Path], out: Path, work: Path) -> dict:
     for _, copy, shift, other, place, size, text in smallest([s for result in results for s in result["samples"]]):
         first = substrings.first_copy(copy, params.substring.bytes, found, work) + shift
         row, byte = substrings.row_and_byte(first, found, work)
-        [there] = documents_at(found[runs.part_of(first)], [row])
-        [here] = documents_at(found[runs.part_of(other)], [runs.place_of(other)])
+        [there] = documents_at(found[sorted_runs.part_of(first)], [row])
+        [here] = documents_at(found[sorted_runs.part_of(other)], [sorted_runs.place_of(other)])
         places = {"kept": (there, byte), "cut": (here, place)}
         named = {what: {"id": d.id, "source": d.source, "byte": at} for what, (d, at) in places.items()}
         rows.append({"method": "substring", **named, "bytes": size, "text": text})

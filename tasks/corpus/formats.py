@@ -32,7 +32,7 @@ import zstandard
 
 from model import InputError
 from tasks import stage
-from tasks.markdown import printable
+from tasks.reports.markdown import printable
 
 CHUNK = 1 << 15  # bytes of a file read at once
 MORSEL = (

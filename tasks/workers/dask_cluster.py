@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from model import InputError
 from model.quantities import counted
 from tasks.home import CODE
-from tasks.parallel import ONE_THREAD, Place, finish
 from tasks.stage import peak_memory, reset_usage
+from tasks.workers.pool import ONE_THREAD, Place, finish
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 @functools.cache  # in a worker: as of when it imported this code, which may have been edited since
 def edition() -> dict[str, str]:
     """What a part's bytes depend on besides its job: cram's code, and the versions of libraries."""
-    code = sorted(path for folder in ("model", "tasks") for path in (CODE / folder).glob("*.py"))
+    code = sorted(path for folder in ("model", "tasks") for path in (CODE / folder).rglob("*.py"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in code)).hexdigest()[:12]
     python = ".".join(platform.python_version_tuple()[:2])
     return {"cram": digest, "python": python, **{name: metadata.version(name) for name in LIBRARIES}}

@@ -27,13 +27,20 @@ from tqdm import tqdm
 from model import InputError
 from model.signals import Deferred
 from tasks.home import CODE
-from tasks.progress import Progress
+from tasks.workers.progress import Progress
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # of each library
 # of glibc: to give memory back after every array, and take it again, cost workers up to a tenth of their time
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 # by the fork server, with the libraries that they import
-PRELOADED = ["tasks.decontaminate", "tasks.dedup", "tasks.filter", "tasks.measure", "tasks.tokens", "tasks.vocabulary"]
+PRELOADED = [
+    "tasks.decontaminate",
+    "tasks.deduplicate",
+    "tasks.filter",
+    "tasks.measure",
+    "tasks.tokenize",
+    "tasks.vocabulary",
+]
 SECONDS_BETWEEN_CHECKS = 2
 libc = ctypes.CDLL(None, use_errno=True)
 starting = threading.Lock()  # while workers are started, what they take over from this process is changed
@@ -224,7 +231,7 @@ def completed(futures: dict[Future, int], check: Callable[[], None]) -> Iterator
 def place(count: int, label: str, done: Path) -> AbstractContextManager[Place]:
     """Where so many parts are worked on."""
     if address := os.environ.get("CRAM_DASK"):
-        from tasks.cluster import cluster
+        from tasks.workers.dask_cluster import cluster
 
         return cluster(address, label, done)
     return processes(min(workers(), count), label)

@@ -23,11 +23,12 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from model import InputError
 from model.quantities import counted
-from tasks import fetch, hub, parallel, sources
-from tasks.markdown import printable
-from tasks.progress import Progress
-from tasks.sources import OTHER, Damage, Document, Layout, Loss
+from tasks.corpus import fetch, formats, hub
+from tasks.corpus.formats import OTHER, Damage, Document, Layout, Loss
+from tasks.reports.markdown import printable
 from tasks.stage import WORK, Artifact, Params, draft_of, fsync, stage
+from tasks.workers import pool
+from tasks.workers.progress import Progress
 
 SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("text", pa.large_string())])
 ROW_GROUP_CHARACTERS = 4_000_000  # what a reader of a part holds in memory at once
@@ -121,9 +122,9 @@ class Shard(NamedTuple):
 def shards(name: str, params: Download) -> list[Shard]:
     """What of a source to read, in order."""
     if name == "files":
-        found = [Shard(*file) for file in sources.local_files(params.files).items()]
+        found = [Shard(*file) for file in formats.local_files(params.files).items()]
     elif name == "python-docs":
-        found = [Shard(package, None) for package in sources.installed()]
+        found = [Shard(package, None) for package in formats.installed()]
     else:
         found = [Shard(file.name, file) for file in hub.files(hub.SOURCES[name], tuple(params.sets))]
     return found[: params.shards or None]
@@ -132,9 +133,9 @@ def shards(name: str, params: Download) -> list[Shard]:
 def identity_of(name: str, params: Download) -> dict:
     """What stands for the content of a source in a key."""
     if name == "files":
-        return {"files": [[shard.name, sources.file_digest(shard.place)] for shard in shards(name, params)]}
+        return {"files": [[shard.name, formats.file_digest(shard.place)] for shard in shards(name, params)]}
     if name == "python-docs":
-        return {"packages": sources.packages_digest()}
+        return {"packages": formats.packages_digest()}
     source = hub.SOURCES[name]
     about = {"repository": source.repository, "revision": hub.commit(source), "pattern": source.pattern}
     return about | {"text": source.text, "sets": list(source.sets), "mixed": source.mixed}
@@ -154,7 +155,7 @@ class Reader:
         self.shard, self.records = at
         self.spent: list[Path] = []  # files of the hub that were read to their end
         self.file: BinaryIO | None = None
-        self.digests = {s.name: sources.file_digest(s.place) for s in self.shards if isinstance(s.place, Path)}
+        self.digests = {s.name: formats.file_digest(s.place) for s in self.shards if isinstance(s.place, Path)}
         self.opened_at = (0, 0)  # size and time of the file when it was opened
         self.note: Callable[[str], None] = lambda text: None  # is told what comes from the hub
 
@@ -179,9 +180,9 @@ class Reader:
         """The records of one shard."""
         name, place = shard
         if place is None:
-            yield from sources.package_documents(name)
+            yield from formats.package_documents(name)
             return
-        where = (place.set or self.name) if isinstance(place, hub.File) else sources.shard_family(name)
+        where = (place.set or self.name) if isinstance(place, hub.File) else formats.shard_family(name)
         layout = Layout(
             where,
             round(1e6 * self.params.max_document_megabytes),
@@ -195,7 +196,7 @@ class Reader:
             self.opened_at = (about.st_size, about.st_mtime_ns) if about else (0, 0)
             self.check_unchanged()
             try:
-                with closing(sources.read_file(self.file, name, layout)) as records:
+                with closing(formats.read_file(self.file, name, layout)) as records:
                     for record in records:
                         seen += isinstance(record, Document)
                         yield record
@@ -223,7 +224,7 @@ class Reader:
             return
         name, place = self.shards[self.shard]
         about = os.fstat(self.file.fileno())
-        same = (about.st_size, about.st_mtime_ns) == self.opened_at and sources.file_digest(place) == self.digests[name]
+        same = (about.st_size, about.st_mtime_ns) == self.opened_at and formats.file_digest(place) == self.digests[name]
         if not same:
             raise fetch.Tainted(
                 f"{printable(str(place))} was changed while it was read. Nothing of this download is kept. Run again, "
@@ -513,7 +514,7 @@ def in_turn(readers: dict[str, Reader], reading: Reading, weights: dict[str, flo
 
 def kept(reader: Reader, reading: Reading) -> Iterator[Document]:
     """The documents of a source that belong to the sets asked for; what is lost is recorded."""
-    sets = set(map(sources.source_name, reading.params.sets or (reader.hub.sets if reader.hub else ())))
+    sets = set(map(formats.source_name, reading.params.sets or (reader.hub.sets if reader.hub else ())))
     prefix = f"{reader.name}/" if len(reading.params.weights) > 1 else ""  # files of two sources may have one name
     with closing(iter(reader)) as records:
         for record in records:
@@ -581,7 +582,7 @@ def write_all(params: Download, readers: dict[str, Reader], reading: Reading, pa
 @stage(version=4, resumes=True)
 def download(params: Download, out: Path) -> dict:
     """Read the source and write it as parts; count what was read and what was lost, and where."""
-    parallel.prepare()  # the stages that follow work on parts
+    pool.prepare()  # the stages that follow work on parts
     (out / WORK).mkdir(exist_ok=True)
     file = out / WORK / STATE
     state = json.loads(file.read_text()) if file.exists() else {"parts": 0, "at": {}}

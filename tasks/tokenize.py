@@ -26,10 +26,11 @@ from tokenizers import Tokenizer
 
 from model import InputError
 from model.quantities import counted
-from tasks.corpus import SCHEMA, Document, batches, parts, table
-from tasks.parallel import over_parts
+from tasks.corpus import parts
+from tasks.download import SCHEMA, Document, batches, table
 from tasks.stage import WORK, Artifact, Params, stage
 from tasks.vocabulary import PAD, SEP, SPECIALS, UNK, WORD_START, copy, encoder_of, inner, load, share
+from tasks.workers.pool import over_parts
 
 BLOCK = 1 << 16  # sequences handled at once
 MOST_SEQUENCES = 85_000_000  # the reference's limit

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from model import InputError
-from tasks import metrics
 from tasks.finetune import PROTOCOLS
-from tasks.glue import GLUE, TASKS
+from tasks.glue import metrics
+from tasks.glue.data import GLUE, TASKS
 from tasks.pretrain import LINEAGE
 from tasks.stage import Artifact
 

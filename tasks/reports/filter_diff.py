@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from model import InputError
-from tasks.corpus import TOTAL, batches, row_name
+from tasks.download import TOTAL, batches, row_name
 from tasks.stage import Artifact
 
 KEPT = "kept"

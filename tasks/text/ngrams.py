@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from model import InputError
-from tasks import glue, words
+from tasks.glue import data as glue
+from tasks.text import words
 
 SENTENCES_AT_ONCE = 1 << 16
 PIECE = 4_000_000  # characters looked at at once, in about ten times their memory

@@ -14,7 +14,7 @@ from model import InputError
 from model.quantities import counted
 from tasks import vocabulary
 from tasks.stage import Artifact
-from tasks.tokens import HELDOUT_TEXT
+from tasks.tokenize import HELDOUT_TEXT
 
 VERSION = 1  # raise when the tasks change: it enters the key of their runs
 COLUMNS = {

@@ -22,10 +22,10 @@ import xxhash
 from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, Field
 
-from tasks import runs
-from tasks.columns import SAMPLE_CHARACTERS, count, smallest, strings, tables, views, writer
-from tasks.corpus import Tally
-from tasks.parallel import over_parts
+from tasks.corpus.parts import SAMPLE_CHARACTERS, count, smallest, strings, tables, views, writer
+from tasks.download import Tally
+from tasks.text import sorted_runs
+from tasks.workers.pool import over_parts
 
 CHUNK = 1 << 22  # windows of a part that are looked at together
 BLOCK = 1 << 15  # bytes that are hashed at once: what fits in a core's cache
@@ -131,7 +131,7 @@ def flatten(number: int, part: Path, n: int, work: Path) -> dict:
             offsets, _ = strings(table["text"])
             ends.append(np.cumsum(np.diff(offsets) + 1) + ends[-1][-1])
     ends, counts = np.concatenate(ends)[1:], Counter(anchors=0, windows=0)
-    runs.save(work / f"{part.stem}.ends.npy", ends)
+    sorted_runs.save(work / f"{part.stem}.ends.npy", ends)
     for chunk, start, size in chunks(ends):
         data, whole = read_bytes(text, start, size + n - 1), whole_windows(ends, start, size, n)
         found = [
@@ -140,27 +140,27 @@ def flatten(number: int, part: Path, n: int, work: Path) -> dict:
         ]
         places, index = np.unique(np.concatenate([at + begin for begin, at, _ in found]), return_index=True)
         hashes = np.concatenate([hashed for _, _, hashed in found])[index]
-        order = runs.ascending(hashes)
-        hashes, addresses = hashes[order], runs.address(number, start + places[order])
-        first = runs.firsts(hashes)
+        order = sorted_runs.ascending(hashes)
+        hashes, addresses = hashes[order], sorted_runs.address(number, start + places[order])
+        first = sorted_runs.firsts(hashes)
         new, often = first == np.arange(len(order)), np.bincount(first)[first] > 1
         save_repeated(work / f"repeated/{part.stem}-{chunk:05d}", addresses[often], addresses[first[often]])
-        runs.save_run(work / f"anchors/{part.stem}-{chunk:05d}", hashes[new], addresses[new])
+        sorted_runs.save_run(work / f"anchors/{part.stem}-{chunk:05d}", hashes[new], addresses[new])
         counts.update(anchors=int(new.sum()), windows=size)
     return counts
 
 
 def save_repeated(run: Path, addresses: np.ndarray, firsts: np.ndarray) -> None:
     """Write addresses, in ascending order, and those of the same bytes before them."""
-    order = runs.by_address(addresses)
-    runs.save_run(run, addresses[order], firsts[order])
+    order = sorted_runs.by_address(addresses)
+    sorted_runs.save_run(run, addresses[order], firsts[order])
 
 
 def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
     """Write where the anchors with hashes in a range stand that stand in more than one chunk, and the first of each."""
-    hashes, addresses = runs.load_range(runs.runs(work / "anchors", "*"), low, high)
-    order = runs.ascending(hashes)
-    addresses, first = addresses[order], runs.firsts(hashes[order])
+    hashes, addresses = sorted_runs.load_range(sorted_runs.runs(work / "anchors", "*"), low, high)
+    order = sorted_runs.ascending(hashes)
+    addresses, first = addresses[order], sorted_runs.firsts(hashes[order])
     often = np.bincount(first)[first] > 1
     save_repeated(out, addresses[often], addresses[first[often]])
     return {}
@@ -169,11 +169,11 @@ def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
 def extend(number: int, part: Path, n: int, files: list[Path], work: Path) -> dict:
     """Write which windows of a part are repeated as far as its anchors show, and which others hold a repeated anchor."""
     ends, width = np.load(work / f"{part.stem}.ends.npy"), anchors_in(n)
-    everywhere, left = runs.runs(work / "repeated", "range-*"), 0
+    everywhere, left = sorted_runs.runs(work / "repeated", "range-*"), 0
     for chunk, start, size in chunks(ends):
-        bounds = (runs.address(number, start), runs.address(number, start + size + width - 1))
-        anchors, firsts = runs.load_range([work / f"repeated/{part.stem}-{chunk:05d}", *everywhere], *bounds)
-        places = runs.place_of(anchors) - start
+        bounds = (sorted_runs.address(number, start), sorted_runs.address(number, start + size + width - 1))
+        anchors, firsts = sorted_runs.load_range([work / f"repeated/{part.stem}-{chunk:05d}", *everywhere], *bounds)
+        places = sorted_runs.place_of(anchors) - start
         held = np.zeros(size + width - 1, dtype=bool)
         held[places] = True
         held = sliding(np.logical_or, held, width) & whole_windows(ends, start, size, n)
@@ -182,10 +182,10 @@ def extend(number: int, part: Path, n: int, files: list[Path], work: Path) -> di
         again, copies = follow(places[later], data, firsts[later], files, n)
         again &= held
         starts, stops = intervals(again, copies)
-        edges = [runs.address(number, start + edge) for edge in (starts, stops + n - 1)]
-        runs.save_run(work / f"again/{part.stem}-{chunk:05d}", *edges, copies[starts])
+        edges = [sorted_runs.address(number, start + edge) for edge in (starts, stops + n - 1)]
+        sorted_runs.save_run(work / f"again/{part.stem}-{chunk:05d}", *edges, copies[starts])
         starts, stops = intervals(held & ~again)
-        runs.save_run(work / f"held/{part.stem}-{chunk:05d}", starts, stops)
+        sorted_runs.save_run(work / f"held/{part.stem}-{chunk:05d}", starts, stops)
         left += int((stops - starts).sum())
     return {"held": left}
 
@@ -203,15 +203,15 @@ def follow(
     copies = np.zeros(len(again), dtype=np.int64)
     order = np.lexsort((places, firsts - places))
     places, firsts = places[order], firsts[order]
-    starts = places - np.minimum(np.minimum(places, width - 1), runs.place_of(firsts))
+    starts = places - np.minimum(np.minimum(places, width - 1), sorted_runs.place_of(firsts))
     stops, distances = np.minimum(places + n, len(data)), firsts - places
     apart = np.ones(len(places) + 1, dtype=bool)
     apart[1:-1] = (distances[1:] != distances[:-1]) | (starts[1:] > stops[:-1])
     edges = np.flatnonzero(apart)
     several = np.flatnonzero(np.diff(edges) > 1)
     starts, stops, distances = starts[edges[several]], stops[edges[several + 1] - 1], distances[edges[several]]
-    number = runs.part_of(starts + distances)
-    for other in runs.parts_of(starts + distances):
+    number = sorted_runs.part_of(starts + distances)
+    for other in sorted_runs.parts_of(starts + distances):
         text = np.memmap(files[other], dtype=np.uint8, mode="r")
         here = np.flatnonzero(number == other)
         for some in np.split(here, np.flatnonzero(np.diff(np.cumsum(stops[here] - starts[here]) // COMPARED)) + 1):
@@ -219,7 +219,7 @@ def follow(
             last = np.repeat(np.cumsum(sizes), sizes)
             at = np.arange(len(last)) + np.repeat(starts[some] - (np.cumsum(sizes) - sizes), sizes)
             before = at + np.repeat(distances[some], sizes)
-            differing = data[at] != text.take(runs.place_of(before), mode="clip")
+            differing = data[at] != text.take(sorted_runs.place_of(before), mode="clip")
             count = np.concatenate(([0], np.cumsum(differing)))
             same = np.flatnonzero(count[n:] == count[:-n])
             same = same[same + n <= last[same]]
@@ -244,22 +244,22 @@ def hash_windows(number: int, part: Path, n: int, low: int, high: int, work: Pat
                 keys.append(hashes[inside])
                 places.append(at[inside] + begin + start)
         keys, places = np.concatenate([np.zeros(0, np.uint64), *keys]), np.concatenate([np.zeros(0, np.int64), *places])
-        order = runs.ascending(keys)
-        keys, addresses = keys[order], runs.address(number, places[order])
-        first = addresses[runs.firsts(keys)]
+        order = sorted_runs.ascending(keys)
+        keys, addresses = keys[order], sorted_runs.address(number, places[order])
+        first = addresses[sorted_runs.firsts(keys)]
         again = addresses - first >= n
         save_repeated(work / f"same/{part.stem}-{chunk:05d}-{low:016x}", addresses[again], first[again])
-        runs.save_run(work / f"windows/{part.stem}-{chunk:05d}", keys[~again], addresses[~again])
+        sorted_runs.save_run(work / f"windows/{part.stem}-{chunk:05d}", keys[~again], addresses[~again])
         written += int((~again).sum())
     return {"windows": written}
 
 
 def match_windows(low: int, high: int, n: int, work: Path, out: Path) -> dict:
     """Write which windows with hashes in a range have an equal that ends before they begin, and the first such."""
-    keys, addresses = runs.load_range(runs.runs(work / "windows", "*"), low, high)
-    order = runs.ascending(keys)
+    keys, addresses = sorted_runs.load_range(sorted_runs.runs(work / "windows", "*"), low, high)
+    order = sorted_runs.ascending(keys)
     addresses = addresses[order]
-    first = addresses[runs.firsts(keys[order])]
+    first = addresses[sorted_runs.firsts(keys[order])]
     again = addresses - first >= n
     save_repeated(out, addresses[again], first[again])
     return {}
@@ -269,24 +269,29 @@ def equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[
     """(windows,) bool: whether the windows at these places of `data` are those at the addresses `firsts`, byte by byte."""
     same = np.zeros(len(places), dtype=bool)
     here = sliding_window_view(data, n)
-    for number in runs.parts_of(firsts):
+    for number in sorted_runs.parts_of(firsts):
         there = sliding_window_view(np.memmap(files[number], dtype=np.uint8, mode="r"), n)
-        chosen = np.flatnonzero(runs.part_of(firsts) == number)
+        chosen = np.flatnonzero(sorted_runs.part_of(firsts) == number)
         for some in np.split(chosen, range(COMPARED // n, len(chosen), COMPARED // n)):
-            same[some] = (here[places[some]] == there[runs.place_of(firsts[some])]).all(axis=1)
+            same[some] = (here[places[some]] == there[sorted_runs.place_of(firsts[some])]).all(axis=1)
     return same
 
 
 def find_cuts(number: int, part: Path, n: int, files: list[Path], work: Path) -> np.ndarray:
     """(cuts, 3): where what is to be cut from the text of a part begins and ends, and the address of what begins it."""
     ends, found = np.load(work / f"{part.stem}.ends.npy"), [np.zeros((3, 0), dtype=np.int64)]
-    everywhere = runs.runs(work / "same", "range-*")
+    everywhere = sorted_runs.runs(work / "same", "range-*")
     for chunk, start, size in chunks(ends):
-        name, bounds = f"{part.stem}-{chunk:05d}", (runs.address(number, start), runs.address(number, start + size))
-        *edges, copies = runs.load_range([work / f"again/{name}"], *bounds, arrays=3)
-        found.append(np.stack([*map(runs.place_of, edges), copies]))
-        addresses, copies = runs.load_range([*runs.runs(work / "same", f"{name}-*"), *everywhere], *bounds)
-        places = runs.place_of(addresses)
+        name, bounds = (
+            f"{part.stem}-{chunk:05d}",
+            (sorted_runs.address(number, start), sorted_runs.address(number, start + size)),
+        )
+        *edges, copies = sorted_runs.load_range([work / f"again/{name}"], *bounds, arrays=3)
+        found.append(np.stack([*map(sorted_runs.place_of, edges), copies]))
+        addresses, copies = sorted_runs.load_range(
+            [*sorted_runs.runs(work / "same", f"{name}-*"), *everywhere], *bounds
+        )
+        places = sorted_runs.place_of(addresses)
         same = equal(places - start, read_bytes(files[number], start, size + n - 1), copies, files, n)
         found.append(np.stack((places[same], places[same] + n, copies[same])))
     starts, stops, copies = (array := np.concatenate(found, axis=1))[:, np.argsort(array[0], kind="stable")]
@@ -365,21 +370,23 @@ def samples(number: int, found: np.ndarray, cuts: np.ndarray, edges: np.ndarray,
             :SAMPLE_CHARACTERS
         ]
         place = start - int(edges[row])
-        rows.append((digest, copy, start - int(found[i, 0]), runs.address(number, row), place, stop - start, shown))
+        rows.append(
+            (digest, copy, start - int(found[i, 0]), sorted_runs.address(number, row), place, stop - start, shown)
+        )
     return rows
 
 
 def first_copy(copy: int, n: int, found: list[Path], work: Path) -> int:
     """The address of the first of all copies of the window at this address."""
     while True:
-        name = f"{found[runs.part_of(copy)].stem}-{runs.place_of(copy) // CHUNK:05d}"
+        name = f"{found[sorted_runs.part_of(copy)].stem}-{sorted_runs.place_of(copy) // CHUNK:05d}"
         starts, stops, copies = (np.load(work / f"again/{name}.{i}.npy", mmap_mode="r") for i in range(3))
         i = int(np.searchsorted(starts, copy, side="right")) - 1
         if i >= 0 and copy + n <= stops[i]:
             copy = int(copies[i]) + copy - int(starts[i])
             continue
-        same = [*runs.runs(work / "same", f"{name}-*"), *runs.runs(work / "same", "range-*")]
-        _, before = runs.load_range(same, copy, copy + 1)
+        same = [*sorted_runs.runs(work / "same", f"{name}-*"), *sorted_runs.runs(work / "same", "range-*")]
+        _, before = sorted_runs.load_range(same, copy, copy + 1)
         if not len(before):
             return copy
         copy = int(before[0])
@@ -387,9 +394,9 @@ def first_copy(copy: int, n: int, found: list[Path], work: Path) -> int:
 
 def row_and_byte(address: int, found: list[Path], work: Path) -> tuple[int, int]:
     """In which row of its part a byte stands, and where in that document."""
-    ends = np.load(work / f"{found[runs.part_of(address)].stem}.ends.npy")
-    row = int(np.searchsorted(ends, runs.place_of(address), side="right"))
-    return row, runs.place_of(address) - int(ends[row - 1] if row else 0)
+    ends = np.load(work / f"{found[sorted_runs.part_of(address)].stem}.ends.npy")
+    row = int(np.searchsorted(ends, sorted_runs.place_of(address), side="right"))
+    return row, sorted_runs.place_of(address) - int(ends[row - 1] if row else 0)
 
 
 def cut(params: Substring, found: list[Path], out: Path, work: Path) -> list[dict]:
@@ -399,17 +406,17 @@ def cut(params: Substring, found: list[Path], out: Path, work: Path) -> list[dic
     n, files = params.bytes, [work / f"{part.stem}.text" for part in found]
     jobs = [(i, part, n, work) for i, part in enumerate(found)]
     flat = over_parts(flatten, jobs, work / "flattened", "find anchors")
-    ranges = runs.ranges(sum(r["anchors"] for r in flat))
+    ranges = sorted_runs.ranges(sum(r["anchors"] for r in flat))
     matches = [(*bounds, work, work / f"repeated/range-{bounds[0]:016x}") for bounds in ranges]
     over_parts(match_anchors, matches, work / "anchored", "match anchors")
     shutil.rmtree(work / "anchors")
     jobs = [(i, part, n, files, work) for i, part in enumerate(found)]
     extended = over_parts(extend, jobs, work / "extended", "compare passages")
     most = max(1, int(HASHED * sum(r["windows"] for r in flat)))
-    for low, high in runs.ranges(sum(r["held"] for r in extended), most):
+    for low, high in sorted_runs.ranges(sum(r["held"] for r in extended), most):
         jobs = [(i, part, n, low, high, work) for i, part in enumerate(found)]
         hashed = over_parts(hash_windows, jobs, work / f"hashed-{low:016x}", "hash passages")
-        ranges = runs.ranges(sum(r["windows"] for r in hashed), low=low, high=high)
+        ranges = sorted_runs.ranges(sum(r["windows"] for r in hashed), low=low, high=high)
         matches = [(*bounds, n, work, work / f"same/range-{bounds[0]:016x}") for bounds in ranges]
         over_parts(match_windows, matches, work / f"matched-{low:016x}", "match passages")
         for file in (work / "windows").iterdir():

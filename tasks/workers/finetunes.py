@@ -21,8 +21,8 @@ from typing import Any
 
 from model import InputError
 from model.quantities import counted
-from tasks import parallel
-from tasks.progress import Progress
+from tasks.workers import pool
+from tasks.workers.progress import Progress
 
 ON_A_GPU = 4  # runs at most: each has a CUDA context of its own
 BYTES_A_RUN = 3 << 29  # of memory, beside what the model takes: measured at pocket size, where that is little
@@ -50,7 +50,7 @@ def at_once(runs: int, each: int = BYTES_A_RUN) -> int:
     from model import machine
 
     if machine.detect().device.type != "cuda":
-        return max(1, min(parallel.workers(), runs, machine.available_memory() // each))
+        return max(1, min(pool.workers(), runs, machine.available_memory() // each))
     gc.collect()  # what pretraining in this process has left
     torch.cuda.empty_cache()
     return max(1, min(ON_A_GPU, runs, torch.cuda.mem_get_info()[0] // each))
@@ -58,7 +58,7 @@ def at_once(runs: int, each: int = BYTES_A_RUN) -> int:
 
 def serve(pipe: Connection, stop: Connection, environment: dict[str, str], threads: int) -> None:
     """Do what comes through the pipe, until it is closed."""
-    parallel.start_worker(stop, environment)
+    pool.start_worker(stop, environment)
     # others compile beside it; and it leaves no pool behind
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     import torch
@@ -96,8 +96,8 @@ class Member:
     def __init__(self, threads: int) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         stop, self.stop = multiprocessing.Pipe(duplex=False)  # nothing is ever sent: closed, it ends the process
-        with parallel.starting_workers():
-            parallel.ensure_fork_server()
+        with pool.starting_workers():
+            pool.ensure_fork_server()
             context = multiprocessing.get_context("forkserver")
             self.process = context.Process(target=serve, args=(theirs, stop, dict(os.environ), threads), daemon=True)
             self.process.start()
@@ -156,7 +156,7 @@ class Crew:
     """At most `count` runs at a time, with the progress of all of them in one bar."""
 
     def __init__(self, count: int, examples: int, runs: int) -> None:
-        self.threads = max(1, parallel.workers() // count)
+        self.threads = max(1, pool.workers() // count)
         self.idle: list[Member] = []
         self.members: list[Member] = []
         self.lock, self.showing, self.closed = threading.Lock(), threading.Lock(), False
@@ -190,7 +190,7 @@ class Crew:
                 self.members.remove(member)
                 self.done += 1
             raise
-        parallel.usage.add(seconds, peak)
+        pool.usage.add(seconds, peak)
         with self.lock:
             self.idle.append(member)
             self.done += 1

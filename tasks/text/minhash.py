@@ -20,9 +20,9 @@ import xxhash
 from pydantic import BaseModel, Field, model_validator
 
 from model.quantities import counted
-from tasks import runs, words
-from tasks.columns import tables, views
-from tasks.parallel import over_parts
+from tasks.corpus.parts import tables, views
+from tasks.text import sorted_runs, words
+from tasks.workers.pool import over_parts
 
 PIECE = 1 << 20  # bytes of text that are split into words at once
 SLICE = 1 << 16  # documents whose minima are held at once
@@ -166,17 +166,23 @@ def sketch(number: int, part: Path, params: MinHash, work: Path) -> dict:
             digests.append(np.array([xxhash.xxh3_64_intdigest(data[a:b]) for a, b in pairwise(edges)], dtype=np.uint64))
             file.write(data)
             ends.append(ends_here + ends[-1][-1])
-    runs.save(work / f"{part.stem}.ends.npy", np.concatenate(ends))
+    sorted_runs.save(work / f"{part.stem}.ends.npy", np.concatenate(ends))
     rows = np.flatnonzero(np.diff(np.concatenate(ends)))  # a document without words is like no other
     digest = np.concatenate([np.zeros(0, dtype=np.uint64), *digests])[rows]
-    order = runs.ascending(digest)
-    same = order[runs.firsts(digest[order])]
-    save_pairs(work / f"pairs/same-{part.stem}", runs.address(number, rows[order]), runs.address(number, rows[same]))
+    order = sorted_runs.ascending(digest)
+    same = order[sorted_runs.firsts(digest[order])]
+    save_pairs(
+        work / f"pairs/same-{part.stem}",
+        sorted_runs.address(number, rows[order]),
+        sorted_runs.address(number, rows[same]),
+    )
     rows = rows[np.sort(order[order == same])]
     for band in range(params.bands):
         here = np.concatenate([of_slice[band] for of_slice in keys])[rows] if keys else np.zeros(0, dtype=np.uint64)
-        order = runs.ascending(here)
-        runs.save_run(work / f"bands/{band:03d}-{part.stem}", here[order], runs.address(number, rows[order]))
+        order = sorted_runs.ascending(here)
+        sorted_runs.save_run(
+            work / f"bands/{band:03d}-{part.stem}", here[order], sorted_runs.address(number, rows[order])
+        )
     return {"documents": len(rows)}
 
 
@@ -184,7 +190,7 @@ def save_pairs(run: Path, later: np.ndarray, earlier: np.ndarray) -> None:
     """Write pairs of addresses, those of a document with itself left out."""
     chosen = np.flatnonzero(later != earlier)
     chosen = chosen[np.argsort(later[chosen], kind="stable")]
-    runs.save_run(run, later[chosen], earlier[chosen])
+    sorted_runs.save_run(run, later[chosen], earlier[chosen])
 
 
 def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
@@ -193,9 +199,9 @@ def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
     In a larger one each is compared with NEIGHBOURS before it and with the first, so that the work grows with the size of a
     bucket, not its square. Where several clusters share such a bucket, some may then stay apart.
     """
-    keys, addresses = runs.load_range(runs.runs(work / "bands", f"{band:03d}-*"), low, high)
-    order = runs.ascending(keys)
-    first, index, addresses = runs.firsts(keys[order]), np.arange(len(keys)), addresses[order]
+    keys, addresses = sorted_runs.load_range(sorted_runs.runs(work / "bands", f"{band:03d}-*"), low, high)
+    order = sorted_runs.ascending(keys)
+    first, index, addresses = sorted_runs.firsts(keys[order]), np.arange(len(keys)), addresses[order]
     pairs = [(at, at - back) for back in range(1, NEIGHBOURS + 1) for at in [index[index - back >= first]]]
     far = index[index - first > NEIGHBOURS]
     later, earlier = (np.concatenate(side) for side in zip(*pairs, (far, first[far]), strict=True))
@@ -206,8 +212,8 @@ def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
 def candidates(number: int, folder: Path) -> np.ndarray:
     """(n, 2) addresses: all different pairs whose later document is in this part, with the earlier one."""
     pairs = np.zeros((0, 2), dtype=np.int64)
-    for run in runs.runs(folder, "*"):
-        here = runs.load_range([run], runs.address(number, 0), runs.address(number + 1, 0))
+    for run in sorted_runs.runs(folder, "*"):
+        here = sorted_runs.load_range([run], sorted_runs.address(number, 0), sorted_runs.address(number + 1, 0))
         if len(here[0]):
             pairs = np.concatenate((pairs, np.stack(here, axis=1)))
             pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
@@ -218,9 +224,12 @@ def candidates(number: int, folder: Path) -> np.ndarray:
 def edges_of(addresses: np.ndarray, files: list[Path]) -> np.ndarray:
     """(n, 2): where the sets of these documents, in ascending order, begin and end in the file of their part."""
     found = np.zeros((len(addresses), 2), dtype=np.int64)
-    for number in np.unique(runs.part_of(addresses)):
-        here = runs.part_of(addresses) == number
-        ends, rows = np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r"), runs.place_of(addresses[here])
+    for number in np.unique(sorted_runs.part_of(addresses)):
+        here = sorted_runs.part_of(addresses) == number
+        ends, rows = (
+            np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r"),
+            sorted_runs.place_of(addresses[here]),
+        )
         found[here] = np.stack((ends[rows], ends[rows + 1]), axis=1)
     return found
 
@@ -228,9 +237,9 @@ def edges_of(addresses: np.ndarray, files: list[Path]) -> np.ndarray:
 def read_sets(addresses: np.ndarray, edges: np.ndarray, files: list[Path]) -> list[np.ndarray]:
     """The sets of these documents."""
     found = []
-    for number in np.unique(runs.part_of(addresses)):
+    for number in np.unique(sorted_runs.part_of(addresses)):
         with files[number].open("rb") as file:
-            for start, end in edges[runs.part_of(addresses) == number].tolist():
+            for start, end in edges[sorted_runs.part_of(addresses) == number].tolist():
                 file.seek(4 * start)
                 found.append(np.frombuffer(file.read(4 * (end - start)), dtype=np.uint32))
     return found
@@ -261,7 +270,7 @@ def verify(number: int, files: list[Path], least: float, pairs: Path, out: Path)
         sets = read_sets(known[needed], edges[needed], files)
         similar.append(jaccard(*([sets[i] for i in side] for side in at.reshape(-1, 2).T)))
     joined = found[np.concatenate(similar) >= least]
-    runs.save_run(out, *clusters(joined))
+    sorted_runs.save_run(out, *clusters(joined))
     return {"compared": len(found), "similar": len(joined)}
 
 
@@ -290,15 +299,15 @@ def find(params: MinHash, found: list[Path], work: Path) -> tuple[Counter, dict]
         (work / name).mkdir(parents=True, exist_ok=True)
     jobs = [(i, part, params, work) for i, part in enumerate(found)]
     sketched = over_parts(sketch, jobs, work / "sketched", "minhash")
-    ranges = list(enumerate(runs.ranges(sum(r["documents"] for r in sketched))))
+    ranges = list(enumerate(sorted_runs.ranges(sum(r["documents"] for r in sketched))))
     jobs = [(b, *r, work, work / f"pairs/{b:03d}-{i:05d}") for b in range(params.bands) for i, r in ranges]
     over_parts(pair_up, jobs, work / "paired", "find pairs")
     files = [work / f"{part.stem}.sets" for part in found]
     jobs = [(i, files, params.jaccard, work / "pairs", work / f"links/{p.stem}") for i, p in enumerate(found)]
     counts = over_parts(verify, jobs, work / "verified", "compare pairs")
-    links = runs.load_range(runs.runs(work / "links", "*"), 0, runs.address(len(found), 0))
+    links = sorted_runs.load_range(sorted_runs.runs(work / "links", "*"), 0, sorted_runs.address(len(found), 0))
     dropped, kept = clusters(np.stack(links, axis=1))
-    runs.save_run(work / "drops/all", dropped, kept)
+    sorted_runs.save_run(work / "drops/all", dropped, kept)
     sizes = np.unique(kept, return_counts=True)[1] + 1
     return Counter(sizes.tolist()), {name: sum(r[name] for r in counts) for name in ("compared", "similar")}
 

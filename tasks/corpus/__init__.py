@@ -1,0 +1,1 @@
+"""Corpora: reading text from files and the hub; the Parquet parts that stages read and write."""

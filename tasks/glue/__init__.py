@@ -1,0 +1,1 @@
+"""GLUE: its tasks and data, metrics, probes and submission files."""

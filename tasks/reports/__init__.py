@@ -1,0 +1,1 @@
+"""What people read: reports, model cards, plots and comparisons."""

@@ -1,0 +1,1 @@
+"""Algorithms on text: words, n-grams, MinHash, repeated substrings; none of them knows a stage."""
