@@ -35,14 +35,15 @@ import zstandard
 from tokenizers import Tokenizer, trainers
 
 from model import InputError
-from tasks import vocabulary
 from tasks.corpus import formats
+from tasks.corpus.parts import documents_of
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.download import Download, documents_of, download
+from tasks.download import Download, download
 from tasks.filter import Filter, drop_incompressible
 from tasks.measure import Measure, measure
-from tasks.stage import Artifact
+from tasks.store import Artifact
+from tasks.text.tokenizer import load_tokenizer, normalizer
 from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary
 
@@ -104,14 +105,14 @@ def limits(files: list[Path], words: Artifact) -> dict[str, float]:
     """What the libraries do alone, megabytes of text a CPU second."""
     reading, texts = read_alone(files)
     size = sum(len(text.encode()) for text in texts) / 1e6
-    tokenizer = vocabulary.load(words.path)
+    tokenizer = load_tokenizer(words.path)
 
     def encode() -> None:
         for start in range(0, len(texts), 256):
             tokenizer.encode_batch_fast(texts[start : start + 256], add_special_tokens=False)
 
     learner = Tokenizer(type(tokenizer.model)(unk_token="[UNK]"))
-    learner.normalizer, learner.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    learner.normalizer, learner.pre_tokenizer = normalizer, tokenizer.pre_tokenizer
     trainer = trainers.WordPieceTrainer(vocab_size=tokenizer.get_vocab_size(), show_progress=False)
     training = rate(lambda: learner.train_from_iterator(texts, trainer), size)
     return {READING: reading, TOKENIZERS: rate(encode, size), TRAINING: training}

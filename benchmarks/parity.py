@@ -39,11 +39,11 @@ FAR = 2.0  # standard errors
 
 def read(data: Path, task: str, model: Path, most: int | None, tokens: int) -> dict[str, finetuning.Examples]:
     """Training data, the first so many examples of it, and validation data."""
-    from tasks import vocabulary
     from tasks.finetune import encode
     from tasks.glue import data as glue
+    from tasks.text.tokenizer import load_tokenizer
 
-    tables, tokenizer = glue.read(str(data), task).tables, vocabulary.load(model)
+    tables, tokenizer = glue.read(str(data), task).tables, load_tokenizer(model)
     tables = {split: tables[split].slice(0, most if split == "train" else None) for split in ("train", "validation")}
     return {
         split: finetuning.Examples.of(encode(table, tokenizer, tokens)[0], table["label"].to_numpy())

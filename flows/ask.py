@@ -60,7 +60,7 @@ def predict(
 def describe(folder: Path, stage: str) -> str:
     """Which model a folder holds: artifact, task and seed, the recipe (if there is a report on it), and age."""
     from tasks.answers import read_json
-    from tasks.stage import MANIFEST, artifacts
+    from tasks.store import MANIFEST, artifacts
 
     about = read_json(folder / MANIFEST)
     if not about:

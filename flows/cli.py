@@ -22,13 +22,13 @@ from flows.ask import fill, predict
 from flows.compare import compare
 from flows.server import prefect_server
 from flows.services import SERVER
-from flows.summary import age, brief_duration, counts, relative, size, telling
+from flows.summary import age, brief_duration, counts, flat, relative, size, telling
 from model import InputError
 from tasks.home import HOME, IN_CHECKOUT, STATE
 from tasks.reports.markdown import printable
 
 if TYPE_CHECKING:  # importing them imports Prefect, whose settings `main` makes first
-    from tasks.stage import Artifact
+    from tasks.store import Artifact
 
 LINE = 120  # characters of JSON on one line
 SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the user has set comes first
@@ -120,7 +120,7 @@ def parse_overrides(texts: list[str]) -> dict:
 
 def check_store() -> None:
     """Raise InputError if the store is not a directory."""
-    from tasks.stage import ROOT
+    from tasks.store import ROOT
 
     if ROOT.exists() and not ROOT.is_dir():
         raise InputError(f"The artifact store {ROOT} is a file; expected a directory. Set CRAM_ARTIFACTS to one.")
@@ -274,15 +274,6 @@ def total(manifest: dict) -> str:
     return size(sum(file["bytes"] for file in manifest["files"]))
 
 
-def flat(value: Any, path: str = "") -> dict[str, str]:
-    """Nested dicts as {dotted path: text}."""
-    if isinstance(value, dict):
-        return {
-            k: v for name, inner in value.items() for k, v in flat(inner, f"{path}.{name}" if path else name).items()
-        }
-    return {path: json.dumps(value) if not isinstance(value, str) else printable(value)}
-
-
 def laid_out(value: Any, indent: str = "") -> str:
     """JSON, with each value that is short enough on one line."""
     line = json.dumps(value)
@@ -363,7 +354,7 @@ def ls(
     check_stages([stage] if stage else [])
     check_store()
     from flows.recipes import STAGES
-    from tasks.stage import ROOT, artifacts, drafts
+    from tasks.store import ROOT, artifacts, drafts
 
     damaged, rows, details = [], [], []
     for name in [stage] if stage else STAGES:
@@ -418,7 +409,7 @@ def show(
     stage, _, key = artifact.partition("/")
     check_stages([stage])
     check_store()
-    from tasks.stage import find
+    from tasks.store import find
 
     found = find(stage, key or "latest")
     about = read_about(found)
@@ -457,7 +448,7 @@ def diff(
     """Compare two artifacts of a stage. For filter, also list which documents only one of them keeps."""
     check_stages([stage])
     check_store()
-    from tasks.stage import find
+    from tasks.store import find
 
     found = {"A": find(stage, a), "B": find(stage, b)}
     if found["A"] == found["B"]:

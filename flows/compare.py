@@ -13,7 +13,7 @@ from model import InputError
 from tasks.reports.markdown import printable
 
 if TYPE_CHECKING:  # importing it imports Prefect, whose settings the command line makes first
-    from tasks.stage import Artifact
+    from tasks.store import Artifact
 
 NEEDED = (
     "averages",
@@ -80,7 +80,7 @@ def compare(
 def report_called(name: str) -> "Artifact":
     """The report that a command-line argument names. Raises InputError for anything else."""
     from flows.recipes import STAGES
-    from tasks.stage import ROOT, find
+    from tasks.store import ROOT, find
 
     key = name.removeprefix("report/")
     if "/" in key:
@@ -123,7 +123,7 @@ def named(found: Sequence["Artifact"]) -> list[Run]:
 
 def read(artifact: "Artifact") -> dict:
     """The report.json of a report. Raises InputError where it is damaged, or was made by an older version of cram."""
-    from tasks.stage import digest
+    from tasks.store import digest
 
     path = artifact.path / "report.json"
     recorded = {file["path"]: file["sha256"] for file in artifact.manifest["files"]}
@@ -145,8 +145,8 @@ def read(artifact: "Artifact") -> dict:
 
 def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
     """All of it as Markdown."""
+    from tasks.glue.data import PROTOCOLS
     from tasks.reports.markdown import escape, items
-    from tasks.reports.scores import PROTOCOLS
     from tasks.reports.sections import picture
 
     means = [(run, run.about["averages"]["cramming"]["paper"]) for run in runs]
@@ -326,9 +326,9 @@ def parameters(runs: list[Run]) -> list[str]:
 
     Of finetuning data it tells digests, of the tasks that all ran.
     """
-    from flows.cli import flat
+    from flows.summary import flat
+    from tasks.glue.data import PROTOCOLS
     from tasks.reports.markdown import code, table
-    from tasks.reports.scores import PROTOCOLS
 
     found = [dict(run.about["params"]) for run in runs]
     for protocol in PROTOCOLS:

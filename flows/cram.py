@@ -17,7 +17,7 @@ from tasks.finetune import finetune
 from tasks.measure import measure
 from tasks.pretrain import pretrain
 from tasks.report import report
-from tasks.stage import Artifact
+from tasks.store import Artifact
 from tasks.tokenize import tokenize
 from tasks.vocabulary import train_vocabulary
 from tasks.workers.progress import SECONDS_AT_THE_END, reporter

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from flows.summary import telling
-from tasks.stage import Artifact
+from tasks.store import Artifact
 from tasks.workers.progress import reporter
 
 DESCRIPTIONS = {  # by the key of the Prefect artifact

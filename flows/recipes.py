@@ -61,9 +61,7 @@ STAGES = tuple(Recipe.model_fields)
 MOVED = {
     f"filter.{name}": f"measure.{name}" for name in Measure.model_fields
 }  # fields, since documents are measured apart
-StageName = Literal[
-    "download", "deduplicate", "decontaminate", "measure", "filter", "vocabulary", "tokenize", "pretrain", "finetune", "report"
-]  # fmt: skip
+StageName = Literal[*STAGES]
 RecipeName = Literal[*DELTAS]  # for Prefect, which refuses other names at submission
 
 

@@ -3,13 +3,16 @@
 Imports nothing slow, so that every command can use it.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from model.quantities import counted
+from tasks.reports.markdown import printable
 
 SHOWN_TASKS = 3  # of a report without an average
 # what most rows of a table of scores say
@@ -106,3 +109,12 @@ BY_NAME: dict[str, Callable[[dict], str]] = {
     "dropped": _kept,
     "documents": _documents,
 }
+
+
+def flat(value: Any, path: str = "") -> dict[str, str]:
+    """Nested dicts as {dotted path: text}."""
+    if isinstance(value, dict):
+        return {
+            k: v for name, inner in value.items() for k, v in flat(inner, f"{path}.{name}" if path else name).items()
+        }
+    return {path: json.dumps(value) if not isinstance(value, str) else printable(value)}

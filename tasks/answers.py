@@ -19,9 +19,9 @@ from tokenizers import Encoding, Tokenizer
 from model import InputError, export, finetuning, machine
 from model.bert import Bert
 from model.quantities import counted
-from tasks import vocabulary
 from tasks.glue.data import TASKS
-from tasks.stage import MANIFEST, Artifact, artifacts, elsewhere, find, verify_files
+from tasks.store import MANIFEST, Artifact, artifacts, elsewhere, find, verify_files
+from tasks.text.tokenizer import MASK, UNK, load_tokenizer
 
 CHUNK = 1 << 16  # bytes read at once, some hundred lines: a few batches, so that answers to a long file come steadily
 LONGEST_LINE = 10_000_000  # bytes; a file without line ends is not text, and would fill the memory
@@ -112,9 +112,9 @@ def decode(line: bytes, where: str) -> str:
         ) from error
 
 
-def load_tokenizer(folder: Path, bert: Bert) -> Tokenizer:
+def tokenizer_for(folder: Path, bert: Bert) -> Tokenizer:
     """The tokenizer of a model, for raw text, without padding or truncation."""
-    tokenizer = vocabulary.load(folder)
+    tokenizer = load_tokenizer(folder)
     if tokenizer.get_vocab_size() != bert.vocabulary:
         raise InputError(
             f"{folder} has a tokenizer of {tokenizer.get_vocab_size():,} entries, but a model of {bert.vocabulary:,}. Copy "
@@ -128,7 +128,7 @@ def load_tokenizer(folder: Path, bert: Bert) -> Tokenizer:
 def understood(encoded: Encoding) -> set[int]:
     """The numbers of an input's texts that have a known token other than [MASK]."""
     tokens = zip(encoded.sequence_ids, encoded.ids, strict=True)
-    return {text for text, token in tokens if text is not None and token not in (vocabulary.UNK, vocabulary.MASK)}
+    return {text for text, token in tokens if text is not None and token not in (UNK, MASK)}
 
 
 class Labeller:
@@ -137,7 +137,7 @@ class Labeller:
     def __init__(self, folder: Path) -> None:
         self.classifier = export.load_classifier(folder)
         self.machine = replace(machine.detect(), dtype=torch.float32)
-        self.tokenizer = load_tokenizer(folder, self.classifier.bert)
+        self.tokenizer = tokenizer_for(folder, self.classifier.bert)
         config, params = read_json(folder / export.CONFIG), read_json(folder / MANIFEST).get("params", {})
         saved = export.SavedClassifier.model_validate(config["cram"])
         self.longest = params.get("max_tokens", saved.max_tokens or saved.length)  # as in finetuning
@@ -243,7 +243,7 @@ class Filler:
             )
         self.device = machine.detect().device
         self.bert = export.load(folder).to(self.device).eval()
-        self.tokenizer = load_tokenizer(folder, self.bert)
+        self.tokenizer = tokenizer_for(folder, self.bert)
         self.tokenizer.encode_special_tokens = False  # unlike in the corpus, [MASK] is meant as one
         self.filled = self.unread = 0  # texts
 
@@ -251,14 +251,14 @@ class Filler:
         """For each [MASK], the `top` tokens with their probabilities, most likely first. `where`: the text's name in errors."""
         encoded = self.tokenizer.encode(text)
         ids = torch.tensor(encoded.ids, device=self.device)
-        if vocabulary.MASK not in ids:
+        if MASK not in ids:
             raise InputError(f"{where} has no [MASK]. Put [MASK], in capitals, in place of a word.")
         if len(ids) > self.bert.length:
             raise InputError(
                 f"{where} has {len(ids):,} tokens with [CLS] and [SEP]; the model takes {self.bert.length}. Shorten it."
             )
         with torch.inference_mode():
-            states_MD = self.bert.encode(ids[None])[0, ids == vocabulary.MASK]
+            states_MD = self.bert.encode(ids[None])[0, ids == MASK]
             shares_MV = self.bert.logits(states_MD).float().softmax(dim=-1)
         self.filled += 1
         self.unread += bool(text.replace("[MASK]", "").strip()) and not understood(encoded)

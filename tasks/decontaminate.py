@@ -20,13 +20,12 @@ from pydantic import Field
 
 from model import InputError
 from tasks.corpus import formats, parts
-from tasks.corpus.formats import Document
-from tasks.corpus.parts import count, tables, writer
-from tasks.download import SCHEMA, Tally, add_up
+from tasks.corpus.parts import SCHEMA, Document, Tally, add_up, count, tables, writer
 from tasks.glue import data as glue
-from tasks.stage import WORK, Artifact, Params, stage
+from tasks.stage import Params, stage
+from tasks.store import WORK, Artifact
 from tasks.text.ngrams import Index, Match, sentences, write_index
-from tasks.workers.pool import over_parts
+from tasks.workers.mapping import over_parts
 
 SAMPLES, SAMPLE_CHARACTERS, CONTEXT = 5, 600, 100  # documents of each task; of what they share; on either side of it
 ANY = "all"  # the row of all tasks together
@@ -68,6 +67,11 @@ class Decontaminate(Params):
         return files, "" if files else (
             f"{self.data} is not at hand: not all of it could be had from the hub or its cache on this machine"
         )
+
+    @classmethod
+    def usual(cls) -> dict:
+        """The defaults of what is independent of the downstream data."""
+        return cls().model_dump(mode="json", include={"method", "words"})
 
     def identity(self) -> dict:
         """Digests of local files, or the splits of the hub's revision; or why nothing is looked for."""

@@ -16,14 +16,24 @@ import pyarrow as pa
 import xxhash
 from pydantic import Field, model_validator
 
-from tasks.corpus import parts
-from tasks.corpus.parts import SAMPLE_CHARACTERS, count, documents_at, smallest, tables, views, writer
-from tasks.download import Tally, add_up
-from tasks.stage import WORK, Artifact, Params, stage
+from tasks.corpus.parts import (
+    SAMPLE_CHARACTERS,
+    Tally,
+    add_up,
+    count,
+    documents_at,
+    parts_of,
+    smallest,
+    tables,
+    views,
+    writer,
+)
+from tasks.stage import Params, stage
+from tasks.store import WORK, Artifact
 from tasks.text import minhash, sorted_runs, substrings
 from tasks.text.minhash import MinHash
 from tasks.text.substrings import Substring
-from tasks.workers.pool import over_parts
+from tasks.workers.mapping import over_parts
 
 REASONS = {"exact": "duplicate", "minhash": "near-duplicate", "substring": "substring"}
 Method = Literal["exact", "minhash", "substring"]
@@ -209,7 +219,7 @@ def cut(params: Deduplicate, found: list[Path], out: Path, work: Path) -> dict:
 @stage(version=2, resumes=True)
 def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
     """Apply the methods one after the other; count what each dropped or cut, by source."""
-    found, work, results = parts(corpus), out / WORK, {}
+    found, work, results = parts_of(corpus), out / WORK, {}
     work.mkdir(exist_ok=True)
     if not params.methods:
         jobs = [(i, part, work / "nothing", out) for i, part in enumerate(found)]

@@ -8,9 +8,8 @@ import io
 import json
 import logging
 import os
-import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from itertools import accumulate, islice
@@ -24,18 +23,17 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from model import InputError
 from model.quantities import counted
 from tasks.corpus import fetch, formats, hub
-from tasks.corpus.formats import OTHER, Damage, Document, Layout, Loss
+from tasks.corpus.formats import OTHER, Damage, Layout, Loss
+from tasks.corpus.parts import ROW_GROUP_CHARACTERS, Document, Tally, in_order, table, writer
 from tasks.reports.markdown import printable
-from tasks.stage import WORK, Artifact, Params, draft_of, fsync, stage
+from tasks.stage import Params, stage
+from tasks.store import WORK, draft_of, fsync
 from tasks.workers import pool
 from tasks.workers.progress import Progress
 
-SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("text", pa.large_string())])
-ROW_GROUP_CHARACTERS = 4_000_000  # what a reader of a part holds in memory at once
 DOCUMENTS_BETWEEN_REPORTS = 256
 MOST_SOURCES = 1000  # every stage counts by source: names beyond so many, as of URLs, are one, OTHER
 LOST, STATE = "lost.jsonl", "state.json"
-TOTAL = "all"  # the row of tables by source that is of all sources together
 log = logging.getLogger(__name__)
 
 SourceName = Literal[
@@ -97,6 +95,11 @@ class Download(Params):
     def limited(self) -> bool:
         """Is it a subset, of which the end need not even be fetched?"""
         return bool(self.documents or self.megabytes)
+
+    @classmethod
+    def usual(cls) -> dict:
+        """The defaults without what stands for the source's content, which the hub would have to say."""
+        return cls().model_dump(mode="json")
 
     def identity(self) -> dict:
         """Names and digests of local files; repository and commit on the hub; versions of installed packages."""
@@ -328,7 +331,7 @@ class Writer:
 
     def _write(self, path: Path, rows: pa.Table) -> None:
         if self.file is None:
-            self.file = pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=["source"])
+            self.file = writer(path)
         self.file.write_table(rows)
 
     def _end(self, state: str, spent: list[Path]) -> None:
@@ -343,85 +346,6 @@ class Writer:
         half.replace(self.state)
         for path in spent:
             fetch.forget(path)
-
-
-def table(documents: list[Document]) -> pa.Table:
-    """Documents as one Arrow table."""
-    columns = list(zip(*documents, strict=True)) or [(), (), ()]
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
-    )
-
-
-def parts(corpus: Artifact) -> list[Path]:
-    """The parts of a corpus that its manifest lists, in order. Raises InputError if the corpus is absent or incomplete."""
-    names = [file["path"] for file in corpus.manifest["files"]]
-    return by_number(corpus.path / name for name in names if re.fullmatch(r"part-\d+\.parquet", name))
-
-
-def in_order(folder: Path) -> list[Path]:
-    """The parts in a folder, by number."""
-    return by_number(folder.glob("part-*.parquet"))
-
-
-def by_number(files: Iterable[Path]) -> list[Path]:
-    """Parts in the order of their numbers, of which only the first five digits are always there."""
-    return sorted(files, key=lambda part: (len(part.name), part.name))
-
-
-def batches(part: Path) -> Iterator[list[Document]]:
-    """The documents of a part, a few megabytes at a time."""
-    try:
-        file = pq.ParquetFile(part)
-        for group in range(file.num_row_groups):
-            columns = file.read_row_group(group, columns=SCHEMA.names).to_pydict()
-            yield [Document(*row) for row in zip(*columns.values(), strict=True)]
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        name = "/".join(part.parts[-3:])
-        raise InputError(f"{name} is damaged: {error}. Delete its artifact and run the stage again.") from error
-
-
-def documents_of(corpus: Artifact) -> Iterator[Document]:
-    """All documents of a corpus, in order."""
-    for part in parts(corpus):
-        for batch in batches(part):
-            yield from batch
-
-
-class Tally:
-    """Documents and characters, in all and by source."""
-
-    def __init__(self) -> None:
-        self.documents, self.characters = Counter(), Counter()
-
-    def add(self, document: Document) -> None:
-        """Count one."""
-        self.documents[document.source] += 1
-        self.characters[document.source] += len(document.text)
-
-    def counts(self) -> dict:
-        """As JSON, the largest source first."""
-        by_source = {s: {"documents": n, "characters": self.characters[s]} for s, n in self.documents.most_common()}
-        return {
-            "documents": self.documents.total(),
-            "characters": self.characters.total(),
-            "by_source": dict(sorted(by_source.items(), key=lambda item: (-item[1]["documents"], item[0]))),
-        }
-
-
-def row_name(source: str) -> str:
-    """The name of a source in a table by source: itself, or in quotes where the total has its name or it has quotes."""
-    return json.dumps(source, ensure_ascii=False) if source == TOTAL or source.startswith('"') else source
-
-
-def add_up(results: list[dict]) -> dict:
-    """The sum of several `Tally.counts`."""
-    tally = Tally()
-    for result in results:
-        for source, counts in result["by_source"].items():
-            tally.documents[source] += counts["documents"]
-            tally.characters[source] += counts["characters"]
-    return tally.counts()
 
 
 class Reading:

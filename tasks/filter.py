@@ -20,13 +20,12 @@ import xxhash
 from pydantic import Field, model_validator
 
 from model import InputError
-from tasks.corpus import parts
-from tasks.corpus.parts import count, tables, views, writer
-from tasks.download import TOTAL, Tally, add_up, row_name
+from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, tables, views, writer
 from tasks.measure import MEASURES, RATIOS, name_of
 from tasks.reports import plots
-from tasks.stage import WORK, Artifact, Params, stage
-from tasks.workers.pool import over_parts
+from tasks.stage import Params, stage
+from tasks.store import WORK, Artifact
+from tasks.workers.mapping import over_parts
 
 KEPT = "kept"
 SAMPLES, SAMPLE_CHARACTERS = 3, 400  # of each source and reason
@@ -183,7 +182,7 @@ def write_samples(samples: list[list], out: Path) -> None:
 @stage(version=3, resumes=True, name="filter")
 def drop_incompressible(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> dict:
     """Drop documents with too many tokens a character; count and sample what was dropped, by source and reason."""
-    jobs = [(part, measures.path / name_of(part), params, out) for part in parts(corpus)]
+    jobs = [(part, measures.path / name_of(part), params, out) for part in parts_of(corpus)]
     if missing := [job for job in jobs if not job[1].exists()]:
         raise mismatch(*missing[0][:2])
     results = over_parts(filter_part, jobs, out / WORK / "filtered", "filter")

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,21 +24,19 @@ from pydantic import BaseModel, Field, model_validator
 
 from model import InputError
 from model.settings import Finetuning
-from tasks import vocabulary
 from tasks.glue import data as glue
 from tasks.glue import metrics, probes
-from tasks.glue.data import GLUE, HUB_GLUE, LABEL, TASKS, TaskName
-from tasks.pretrain import LINEAGE
-from tasks.stage import Artifact, Params, read_manifest, stage
+from tasks.glue.data import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROTOCOLS, TASKS, Protocol, TaskName
+from tasks.reports.model_card import finetuned_card
+from tasks.stage import Params, stage
+from tasks.store import LINEAGE, Artifact, read_manifest
+from tasks.text.tokenizer import FILES, load_tokenizer
 from tasks.workers import finetunes
 
 if TYPE_CHECKING:
     from model.finetuning import Examples, Outcome
     from model.machine import Machine
 
-Protocol = Literal["cramming", "modern"]
-PROTOCOLS = get_args(Protocol)
-MOST_EPOCHS = 5  # that the rules of the game allow
 log = logging.getLogger(__name__)
 
 
@@ -268,7 +266,7 @@ def _inputs(about: str, data: str, task: str, test: bool, tokens: int, start: Ar
     from model.finetuning import Examples
 
     found = glue.read(data, task, test, pretrained=start)
-    tokenizer = vocabulary.load(start.path)
+    tokenizer = load_tokenizer(start.path)
     encoded = {split: encode(table, tokenizer, tokens) for split, table in found.tables.items()}
     cut = {split: sum(longer) for split, (_, longer) in encoded.items()}
     labels = {split: table[LABEL].to_numpy() for split, table in found.tables.items()}
@@ -331,8 +329,6 @@ def train(
 @stage(version=5, varies=True)
 def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the model on its validation data."""
-    from tasks.reports.model_card import finetuned_card
-
     task, length = TASKS[params.task], described(start)["length"]
     if params.max_tokens > length:
         raise InputError(
@@ -385,7 +381,7 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         "validation": validation,
     }  # fmt: skip
     if params.keep:
-        for file in vocabulary.FILES:
+        for file in FILES:
             shutil.copyfile(start.path / file, out / file)
         (out / "README.md").write_text(finetuned_card(params.identity(), stats, led_here))
     return stats

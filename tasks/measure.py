@@ -14,11 +14,13 @@ import zstandard
 from pydantic import Field
 
 from model import InputError
-from tasks.corpus import parts
-from tasks.download import TOTAL, Tally, add_up, batches, row_name
-from tasks.stage import WORK, Artifact, Params, stage
-from tasks.vocabulary import count, encoder_of, load, save, train
-from tasks.workers.pool import over_parts
+from tasks.corpus.parts import TOTAL, Tally, add_up, batches, parts_of, row_name
+from tasks.stage import Params, stage
+from tasks.store import WORK, Artifact
+from tasks.text.encoding import encoder_of
+from tasks.text.tokenizer import load_tokenizer, save_tokenizer
+from tasks.text.vocabulary_training import count, train
+from tasks.workers.mapping import over_parts
 
 ZSTD_LEVEL = 3
 RATIOS = ("tokens_per_char", "zstd_ratio")
@@ -99,8 +101,8 @@ def measure(params: Measure, corpus: Artifact, out: Path) -> dict:
         )
     if not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is whole
         counts, _ = count(corpus, params.sample_megabytes, out / WORK, "count words of a sample")
-        save(train(counts, params.vocabulary_entries), out)
-    jobs = [(part, out, out) for part in parts(corpus)]
+        save_tokenizer(train(counts, params.vocabulary_entries), out)
+    jobs = [(part, out, out) for part in parts_of(corpus)]
     results = over_parts(measure_part, jobs, out / WORK / "measured", "measure")
     counts = add_up([r["counts"] for r in results])
     measured = pq.read_table(  # few different sources, and as plain text more than Arrow joins
@@ -113,7 +115,7 @@ def measure(params: Measure, corpus: Artifact, out: Path) -> dict:
         "parts": len(jobs),
         **counts,
         "tokens": sum(r["tokens"] for r in results),
-        "vocabulary_entries": load(out).get_vocab_size(),
+        "vocabulary_entries": load_tokenizer(out).get_vocab_size(),
         "quantiles": spread,
         "table": rows(counts, spread),
     }

@@ -30,10 +30,12 @@ from pydantic import Field
 from model import InputError
 from model.quantities import counted
 from model.settings import Architecture, Training
-from tasks import vocabulary
 from tasks.reports import plots
-from tasks.stage import WORK, Artifact, Params, environment, read_manifest, stage
-from tasks.tokenize import HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT, SEQUENCES, digest_of
+from tasks.reports.model_card import card
+from tasks.stage import Params, environment, stage
+from tasks.store import HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, lineage
+from tasks.text.tokenizer import FILES, MASK, SPECIALS
+from tasks.tokenize import digest_of
 from tasks.workers.progress import Progress
 
 if TYPE_CHECKING:
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from model.machine import Machine
 
 log = logging.getLogger(__name__)
-LINEAGE = "lineage.json"
 CARD = "README.md"
 JOB, TOLD = "job.json", "processes.log"  # what several processes are told, and what they say
 POLL_SECONDS = 1.0  # between looks at the progress of several processes
@@ -63,20 +64,6 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
         pretraining.share_of(self, count)
         shortest = 2**self.architecture.funnel  # vocabulary and length are known later, and need more
         memory.check_memory(self.architecture, self, vocabulary=1, length=shortest, machine=here, processes=count)
-
-
-def lineage(artifact: Artifact) -> dict[str, dict]:
-    """The manifests of the artifact and of all its inputs, first to last; those not on this machine are left out."""
-    found: dict[str, dict] = {}
-    about = read_manifest(artifact)
-    if about is None:
-        log.warning("%s is not on this machine; the report will miss it.", artifact.name)
-        return found
-    for given in about["inputs"].values():
-        for name in given if isinstance(given, list) else [given]:
-            stage_name, key = name.split("/")
-            found |= lineage(Artifact(stage=stage_name, key=key))
-    return found | {artifact.name: {k: v for k, v in about.items() if k != "files"}}
 
 
 def with_gpus(job: "Job", count: int, work: Path, report: Callable[[float, str], None]) -> None:
@@ -127,7 +114,6 @@ def end(processes: list[subprocess.Popen], seconds: float) -> None:
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, going on from the checkpoint of a killed attempt where there is one."""
     from model import checkpoint, distributed, export, machine  # torch: not for every command line
-    from tasks.reports.model_card import card  # which shows what a report shows, which reads what is made here
 
     if not (tokens.path / HELDOUT_DOCUMENTS).exists():
         raise InputError(
@@ -142,8 +128,8 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
         heldout=tokens.path / HELDOUT,
         heldout_documents=tokens.path / HELDOUT_DOCUMENTS,
         vocabulary=tokens.stats["entries"],
-        mask_id=vocabulary.MASK,
-        specials=len(vocabulary.SPECIALS),
+        mask_id=MASK,
+        specials=len(SPECIALS),
         folder=work,
     )
     here, shown = machine.detect(), 0.0
@@ -161,7 +147,7 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
         spent = run.run(report)
     model, corpus = run.bert, run.corpus
     export.save(model, out)
-    for file in (*vocabulary.FILES, HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT):
+    for file in (*FILES, HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
     led_here = lineage(tokens)
     (out / LINEAGE).write_text(json.dumps(led_here, indent=2) + "\n")
@@ -215,7 +201,7 @@ def measured_on(folder: Path, model: "Bert", here: "Machine") -> dict:
     text = text.filter(pc.is_valid(text["measured"])).sort_by("measured")["text"]
     given = heldout.Heldout(np.load(folder / HELDOUT), np.load(folder / HELDOUT_DOCUMENTS))
     log.info("Measuring the held-out loss on %s.", counted(given.tokens, "token"))
-    nats_D, _ = heldout.measure(model.to(here.device), given, vocabulary.MASK, here)
+    nats_D, _ = heldout.measure(model.to(here.device), given, MASK, here)
     return heldout.summary(given, nats_D) | {"digest": digest_of(one.as_py() for one in text)}
 
 

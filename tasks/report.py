@@ -18,23 +18,14 @@ from pydantic import Field
 
 from model import InputError
 from tasks.glue import metrics, submission
-from tasks.glue.data import TASKS
+from tasks.glue.data import PROTOCOLS, TASKS
 from tasks.reports import errors, plots, sections
 from tasks.reports.markdown import escape, items
+from tasks.reports.model_card import card, recipe_section
 from tasks.reports.page import page
-from tasks.reports.scores import (
-    COLUMNS,
-    PROTOCOLS,
-    PUBLISHED,
-    averages,
-    chosen,
-    column,
-    gather,
-    groups,
-    middle,
-    pretrained_of,
-)
-from tasks.stage import Artifact, Params, environment, read_manifest, stage, verify
+from tasks.reports.scores import COLUMNS, PUBLISHED, averages, chosen, column, gather, groups, middle, pretrained_of
+from tasks.stage import Params, environment, stage
+from tasks.store import Artifact, read_manifest, verify
 
 BESIDE = ("BERT-base, fully trained", "crammed BERT, A6000, as released (best of 5 runs)")  # in the picture of scores
 PREDICTIONS = "predictions.parquet"
@@ -146,7 +137,6 @@ def refuse_older(name: str, stats: dict) -> None:
 @stage(version=7)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the page."""
-    from tasks.reports.model_card import card, recipe_section  # which imports torch: not for every command line
 
     found = groups(runs)
     name, lineage = pretrained_of(runs)

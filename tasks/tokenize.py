@@ -26,18 +26,17 @@ from tokenizers import Tokenizer
 
 from model import InputError
 from model.quantities import counted
-from tasks.corpus import parts
-from tasks.download import SCHEMA, Document, batches, table
-from tasks.stage import WORK, Artifact, Params, stage
-from tasks.vocabulary import PAD, SEP, SPECIALS, UNK, WORD_START, copy, encoder_of, inner, load, share
-from tasks.workers.pool import over_parts
+from tasks.corpus.parts import SCHEMA, Document, batches, parts_of, table, unit_hash
+from tasks.stage import Params, stage
+from tasks.store import HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT, SEQUENCES, WORK, Artifact
+from tasks.text.encoding import encoder_of
+from tasks.text.tokenizer import PAD, SEP, SPECIALS, UNK, WORD_START, copy_tokenizer, inner, load_tokenizer
+from tasks.workers.mapping import over_parts
 
 BLOCK = 1 << 16  # sequences handled at once
 MOST_SEQUENCES = 85_000_000  # the reference's limit
 JOINED, DRAWN = "joined.npy", "drawn.npy"  # all sequences, and those drawn of them, in the order of the corpus
 log = logging.getLogger(__name__)
-SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
-HELDOUT_DOCUMENTS = "heldout_documents.npy"
 MEASURED_CHARACTERS = 2_000_000  # of held-out text that the loss is measured on, at least, if there is as much
 SIZES = ("tokens", "characters", "bytes")  # the columns of heldout_documents.npy
 HELD_SCHEMA = pa.schema([*SCHEMA, *((name, pa.int64()) for name in ("characters", "bytes", "tokens"))])
@@ -67,7 +66,7 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Pat
     counts = {"documents": 0, "characters": 0, "unknown": 0}
     for batch in batches(part):
         ids, ends = encoder([d.text for d in batch])
-        is_held = np.array([share(d.text) < params.heldout_fraction for d in batch], dtype=bool)
+        is_held = np.array([unit_hash(d.text) < params.heldout_fraction for d in batch], dtype=bool)
         closed = np.insert(ids, ends, SEP)  # a separator behind every document
         lengths = np.diff(ends, prepend=0)
         of_held = np.repeat(is_held, lengths + 1)
@@ -104,7 +103,7 @@ def measured(texts: Iterable[str], characters: int = MEASURED_CHARACTERS) -> np.
     It is the order of their digests, and ends with the document that makes it so many characters. So it depends on the texts
     alone: not on the vocabulary, on the length of sequences, or on how the corpus is ordered and divided into parts.
     """
-    keys = [(share(text), len(text), hashlib.sha256(text.encode()).digest()) for text in texts]
+    keys = [(unit_hash(text), len(text), hashlib.sha256(text.encode()).digest()) for text in texts]
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
     total = np.cumsum([keys[place][1] for place in order])
     return order[: np.searchsorted(total, characters) + 1]
@@ -238,13 +237,13 @@ def gather(files: list[Path], length: int, path: Path) -> np.ndarray:
 @stage(version=3, resumes=True)
 def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> dict:
     """Write the training and the held-out sequences; count tokens, and those lost at the ends of parts."""
-    copy(words.path, out, params.length)
-    found, work = parts(corpus), out / WORK
+    copy_tokenizer(words.path, out, params.length)
+    found, work = parts_of(corpus), out / WORK
     work.mkdir(exist_ok=True)
     jobs = [(part, out, params, work) for part in found]
     results = over_parts(tokenize_part, jobs, work / "done", "tokenize")
     counts = {name: sum(r[name] for r in results) for name in results[0]}
-    tokenizer = load(out)
+    tokenizer = load_tokenizer(out)
     joined = gather([work / f"{part.stem}.npy" for part in found], params.length, work / JOINED)
     if not len(joined):
         raise InputError(

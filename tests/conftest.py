@@ -60,13 +60,13 @@ def write_jsonl(path: Path, texts: list, source: str = "toy") -> Path:
 @contextmanager
 def store_of_its_own(folder: Path) -> Iterator[None]:
     """For the fixtures of a module: `store` is that of a test."""
-    from tasks import stage
+    from tasks import store
 
-    before, stage.ROOT = stage.ROOT, folder
+    before, store.ROOT = store.ROOT, folder
     try:
         yield
     finally:
-        stage.ROOT = before
+        store.ROOT = before
 
 
 def filtered(corpus, entries: int = 400, **settings):
@@ -97,11 +97,11 @@ def toy_tokens(root: Path, texts: list[str]) -> dict:
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """Let the system write when it likes: no test cuts the power, and they would wait thousands of times."""
-    from tasks.workers import pool
+    from tasks.workers import jobs
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
-        patch.setattr(pool.libc, "syncfs", lambda handle: 0)
+        patch.setattr(jobs.libc, "syncfs", lambda handle: 0)
         yield
 
 
@@ -121,9 +121,9 @@ def toy_texts() -> list[str]:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty store for plain calls (`stage.fn`); runs through Prefect use the session's own."""
-    from tasks import stage
+    from tasks import store as store_module
 
-    monkeypatch.setattr(stage, "ROOT", tmp_path / "artifacts")
+    monkeypatch.setattr(store_module, "ROOT", tmp_path / "artifacts")
     return tmp_path / "artifacts"
 
 

@@ -28,9 +28,11 @@ from flows import ask
 from model import InputError, export
 from model.bert import Bert, Classifier
 from model.settings import Architecture
-from tasks import answers, vocabulary
+from tasks import answers
 from tasks.answers import Filler, Labeller, model_folder, read_lines
-from tasks.stage import digest
+from tasks.store import digest
+from tasks.text import vocabulary_training
+from tasks.text.tokenizer import LONGEST_WORD, PAD, SEP, copy_tokenizer, load_tokenizer, save_tokenizer
 
 HOME = Path(__file__).resolve().parents[1]
 CRAM = [sys.executable, "-m", "flows.cli"]
@@ -65,10 +67,10 @@ def roughen(module: torch.nn.Module) -> None:
 def tokenizer_in(folder: Path) -> int:
     """Put a toy tokenizer there; its number of entries."""
     words = sorted({word for part in (SUBJECTS, VERBS, OBJECTS, ENDS) for words in part for word in words.split()})
-    tokenizer = vocabulary.train(pa.table({"word": words, "count": [40] * len(words)}), 300)
+    tokenizer = vocabulary_training.train(pa.table({"word": words, "count": [40] * len(words)}), 300)
     with tempfile.TemporaryDirectory() as scratch:
-        vocabulary.save(tokenizer, Path(scratch))
-        vocabulary.copy(Path(scratch), folder, LENGTH)
+        save_tokenizer(tokenizer, Path(scratch))
+        copy_tokenizer(Path(scratch), folder, LENGTH)
     return tokenizer.get_vocab_size()
 
 
@@ -112,9 +114,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from tasks import stage
+    from tasks import store as store_module
 
-    monkeypatch.setattr(stage, "ROOT", models)
+    monkeypatch.setattr(store_module, "ROOT", models)
     return models
 
 
@@ -173,7 +175,7 @@ def test_predict_gives_the_answers_of_the_text_classification_pipeline(
 def test_answers_of_a_model_that_transformers_lacks_are_those_of_the_model(store: Path):
     given = texts(20, pairs=False)
     classifier = export.load_classifier(store / "finetune" / "paper").eval()
-    tokenizer = vocabulary.load(store / "finetune" / "paper")
+    tokenizer = load_tokenizer(store / "finetune" / "paper")
     tokenizer.enable_truncation(LENGTH)
     printed, _ = run("predict", "paper", given=as_lines(given))
     for line, (text,) in zip(printed, given, strict=True):
@@ -230,7 +232,7 @@ def test_what_is_cut_and_what_has_no_known_character_is_counted(store: Path):
         f"1 of 3 inputs exceeded {LENGTH} tokens and got truncated.",
         "1 of 3 inputs contained no known word (the vocabulary is for English); labels for these mean little.",
     ]
-    for unread in ("\u4e2d", "x" * (vocabulary.LONGEST_WORD + 1)):  # nothing is left of it, and it is [UNK]
+    for unread in ("\u4e2d", "x" * (LONGEST_WORD + 1)):  # nothing is left of it, and it is [UNK]
         _, told = run("predict", "mnli", given=f"a map\t{unread}\nsome\tbread".encode())
         assert told.startswith("1 of 2 inputs contained no known word")
 
@@ -265,8 +267,8 @@ def test_inputs_are_cut_as_in_finetuning(models: Path, tmp_path: Path):
 def test_special_tokens_in_a_text_are_text_as_they_were_in_training(store: Path):
     labeller = Labeller(store / "finetune" / "sst2")
     (ids,) = (labeller.tokenizer.encode("a [SEP] map [PAD]").ids,)
-    assert vocabulary.PAD not in ids
-    assert ids.count(vocabulary.SEP) == 1
+    assert PAD not in ids
+    assert ids.count(SEP) == 1
 
 
 HOSTILE = {  # to a task of two texts, after a line that it can answer
@@ -447,8 +449,8 @@ def test_fill_refuses_a_finetuned_model_that_came_without_its_manifest(models: P
 def test_a_tokenizer_of_another_model_is_refused(models: Path, tmp_path: Path):
     folder = pretrained(tmp_path / "model")
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace('"##e"', '"##\u00e9"'))
-    tokenizer = vocabulary.train(pa.table({"word": ["ab"], "count": [9]}), 200)
-    vocabulary.save(tokenizer, folder)
+    tokenizer = vocabulary_training.train(pa.table({"word": ["ab"], "count": [9]}), 200)
+    save_tokenizer(tokenizer, folder)
     assert "entries, but a model of" in run("fill", "a [MASK]", "--model", folder, code=1)[1]
 
 

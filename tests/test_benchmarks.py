@@ -19,6 +19,7 @@ from model.bert import Bert
 from model.heldout import Heldout
 from model.settings import Architecture, Finetuning, Training
 from tasks import vocabulary
+from tasks.text.tokenizer import CLS, MASK, SEP, SPECIALS
 from tasks.tokenize import Tokenize
 
 ROOT = Path(__file__).parents[1]
@@ -200,8 +201,8 @@ def test_synthetic_examples_are_as_long_as_colas(benchmarks):
     assert np.percentile(given.lengths, [25, 50, 75, 90]).tolist() == pytest.approx([9, 11, 13, 17], abs=1)
     assert given.lengths.mean() == pytest.approx(11.5, abs=0.2)
     assert len(np.unique(given.tokens)) == pytest.approx(5563, rel=0.05)
-    assert (given.tokens[given.ends - 1] == vocabulary.SEP).all()
-    assert (given.tokens[given.ends - given.lengths] == vocabulary.CLS).all()
+    assert (given.tokens[given.ends - 1] == SEP).all()
+    assert (given.tokens[given.ends - given.lengths] == CLS).all()
 
 
 def test_peers_need_a_layout_that_transformers_has(tmp_path: Path):
@@ -269,8 +270,8 @@ def test_each_part_of_a_step_is_timed_once_and_not_before_the_warm_up_is_over(be
 def test_the_benchmarks_assume_what_the_stages_do(benchmarks):
     assert vocabulary.Vocabulary().entries == benchmarks.train.ENTRIES
     assert Tokenize().length == benchmarks.train.LENGTH
-    assert vocabulary.MASK == benchmarks.loops.MASK_ID
-    assert len(vocabulary.SPECIALS) == benchmarks.loops.SPECIALS
+    assert MASK == benchmarks.loops.MASK_ID
+    assert len(SPECIALS) == benchmarks.loops.SPECIALS
 
 
 def tokenized(folder: Path) -> Path:

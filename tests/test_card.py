@@ -16,13 +16,14 @@ from test_report import lineage as made_up_lineage
 from model import export
 from model.bert import Bert, Classifier
 from model.settings import Architecture
-from tasks import vocabulary
 from tasks.glue.data import TASKS
-from tasks.pretrain import Pretrain, lineage
+from tasks.pretrain import Pretrain
 from tasks.reports.markdown import code
 from tasks.reports.model_card import card, deltas, finetuned_card
 from tasks.reports.scores import NAMES
 from tasks.reports.sections import funnel
+from tasks.store import lineage
+from tasks.text.tokenizer import copy_tokenizer, load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 MODERN = {
@@ -145,7 +146,7 @@ def test_only_cram_loads_a_layout_that_transformers_lacks_and_the_card_says_why(
 @pytest.mark.parametrize("layout", [MODERN, ORIGINAL, CRAMMED], ids=["modern", "original", "crammed"])
 def test_the_code_on_the_card_fills_a_mask(layout, tokens, tmp_path):
     pytest.importorskip("transformers")
-    vocabulary.copy(tokens.path, tmp_path, 32)
+    copy_tokenizer(tokens.path, tmp_path, 32)
     export.save(Bert(Architecture(**layout), 400, 32), tmp_path)
     text = card(about(layout), lineage(tokens))
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
@@ -155,7 +156,7 @@ def test_the_code_on_the_card_fills_a_mask(layout, tokens, tmp_path):
         cwd=ROOT, capture_output=True, text=True, timeout=300, env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    entries = vocabulary.load(tmp_path).get_vocab()
+    entries = load_tokenizer(tmp_path).get_vocab()
     found = re.findall(r"'token': (\d+)", done.stdout) or [
         token for token in ast.literal_eval(done.stdout) if token in entries
     ]
@@ -203,7 +204,7 @@ def test_the_card_of_a_finetuned_model_says_from_what_it_was_begun(store):
 @pytest.mark.parametrize("task", ["cola", "mnli", "stsb"])
 def test_the_code_on_the_card_of_a_finetuned_model_labels_a_text(task, tokens, tmp_path):
     pytest.importorskip("transformers")
-    vocabulary.copy(tokens.path, tmp_path, 32)
+    copy_tokenizer(tokens.path, tmp_path, 32)
     architecture, about = Architecture(**MODERN), TASKS[task]
     export.save_classifier(
         Classifier(Bert(architecture, 400, 32), about.classes, 0.0, seed=0, head="native"), tmp_path, about.labels

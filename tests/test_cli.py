@@ -25,14 +25,15 @@ from rich.console import Console
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from flows import cli
-from flows.cli import LINE, app, differences, flat, laid_out, without_rows
+from flows import cli, summary
+from flows.cli import LINE, app, differences, laid_out, without_rows
 from flows.recipes import RECIPES, STAGES
+from flows.summary import flat
 from model import InputError
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
 from tasks.reports.markdown import code, table
-from tasks.stage import Artifact, locked
+from tasks.store import Artifact, locked
 
 CRAM = [sys.executable, "-m", "flows.cli"]
 HOME = Path(__file__).resolve().parents[1]
@@ -367,7 +368,7 @@ def test_paths_with_brackets_are_printed_whole(store: Path, monkeypatch, capsys,
     inside = tmp_path / "a [red] place"
     inside.mkdir()
     moved = store.rename(inside / "store")
-    monkeypatch.setattr("tasks.stage.ROOT", moved)
+    monkeypatch.setattr("tasks.store.ROOT", moved)
     cli.tell(made)
     assert f"download: {moved}/download/{made.key}\n" in capsys.readouterr().out
     assert f"{moved}/download/{made.key}\n" in CliRunner().invoke(app, ["show", "download"]).stdout
@@ -483,7 +484,7 @@ def test_the_manual_names_every_reason_for_which_documents_are_lost_or_dropped(s
 def test_no_control_character_of_a_name_reaches_the_terminal_or_a_page(capsys: pytest.CaptureFixture):
     name = "\x1b[31mred\x9b0m\u202e\a"
     cli.print_rows([{"source": name, "documents": 1}])
-    told = capsys.readouterr().out + cli.flat({"a": {"b": name}})["a.b"] + table(["source"], [[name]]) + code(name)
+    told = capsys.readouterr().out + summary.flat({"a": {"b": name}})["a.b"] + table(["source"], [[name]]) + code(name)
     assert "red" in told
     assert not {"\x1b", "\x9b", "\u202e", "\a"} & set(told)
 

@@ -10,7 +10,7 @@ from test_report import BERT, HELDOUT, finetuned, lineage, made, rows_of, sectio
 from flows.compare import NEEDED, compare, named, text
 from model import InputError
 from tasks.reports import sections
-from tasks.stage import Artifact
+from tasks.store import Artifact
 
 CRAMMING, MODERN = sections.TITLES["cramming"], sections.TITLES["modern"]
 

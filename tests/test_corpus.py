@@ -21,10 +21,10 @@ from flows.recipes import resolve
 from model import InputError
 from tasks import download as download_stage
 from tasks.corpus import formats, hub, parts
-from tasks.corpus.formats import Document
+from tasks.corpus.parts import SCHEMA, Document, add_up, batches, documents_of, in_order
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.download import SCHEMA, Download, add_up, batches, documents_of, download, in_order
-from tasks.stage import Artifact, artifacts
+from tasks.download import Download, download
+from tasks.store import Artifact, artifacts
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_parts_do_not_depend_on_the_shards_the_text_lies_in(store: Path, shards:
 
 def test_the_same_input_gives_the_same_bytes(store: Path, shards: Path, tmp_path: Path, monkeypatch):
     first = download.fn(params(shards, part_megabytes=0.02)).manifest["files"]
-    monkeypatch.setattr("tasks.stage.ROOT", tmp_path / "elsewhere")
+    monkeypatch.setattr("tasks.store.ROOT", tmp_path / "elsewhere")
     second = download.fn(params(shards, part_megabytes=0.02)).manifest["files"]
     assert first == second
 
@@ -213,8 +213,8 @@ def test_the_key_follows_the_subset_and_not_files_that_are_never_opened(store: P
 
 def test_a_file_is_not_digested_twice(store: Path, shards: Path, monkeypatch):
     digested = []
-    digest = formats.stage.digest
-    monkeypatch.setattr(formats.stage, "digest", lambda path: digested.append(path.name) or digest(path))
+    digest = formats.store.digest
+    monkeypatch.setattr(formats.store, "digest", lambda path: digested.append(path.name) or digest(path))
     assert key(shards) == key(shards)
     assert sorted(digested) == ["toy-0.jsonl", "toy-1.jsonl", "toy-2.jsonl"]
 
@@ -321,7 +321,7 @@ def test_an_interrupted_download_goes_on_at_its_last_part_and_makes_the_same_byt
     )
     for at in range(1, count + 1):
         for when in ("before", "after"):
-            monkeypatch.setattr("tasks.stage.ROOT", tmp_path / f"{at} {when}")
+            monkeypatch.setattr("tasks.store.ROOT", tmp_path / f"{at} {when}")
             interrupted(monkeypatch, at, when, settings)
             assert artifacts("download") == []
             written.clear()
@@ -342,7 +342,7 @@ def test_the_bytes_do_not_depend_on_how_fast_the_writer_is(store: Path, ugly: Pa
             time.sleep(slow * rng.random() / 200)
             work[name](*given)
 
-        monkeypatch.setattr("tasks.stage.ROOT", tmp_path / f"{name} {slow}")
+        monkeypatch.setattr("tasks.store.ROOT", tmp_path / f"{name} {slow}")
         with monkeypatch.context() as patch:
             patch.setattr(download_stage.Writer, name, slowly)
             assert download.fn(settings).manifest["files"] == expected
@@ -367,7 +367,7 @@ def test_a_failure_midway_publishes_nothing_and_leaves_no_litter_behind(store: P
 def test_a_full_disk_is_told_and_a_rerun_goes_on(store: Path, ugly: Path, tmp_path: Path, monkeypatch, full: str):
     settings = variants(ugly)[0]
     whole = download.fn(settings).manifest
-    monkeypatch.setattr("tasks.stage.ROOT", tmp_path / "full")
+    monkeypatch.setattr("tasks.store.ROOT", tmp_path / "full")
     writer, opened = pq.ParquetWriter, Path.open
 
     class Full(io.TextIOWrapper):
@@ -550,7 +550,7 @@ def test_too_long_a_document_is_lost_with_its_line(store: Path, tmp_path: Path):
 
 def test_a_document_of_some_megabytes_is_one_document(store: Path, tmp_path: Path):
     long = " ".join(map(str, random.Random(0).choices(range(10**6), k=800_000)))
-    assert len(long) > download_stage.ROW_GROUP_CHARACTERS
+    assert len(long) > parts.ROW_GROUP_CHARACTERS
     write_jsonl(tmp_path / "a.jsonl", ["short", long, "after"])
     made = download.fn(params(tmp_path / "a.jsonl", part_megabytes=4))
     assert texts_of(made) == ["short", long, "after"]

@@ -18,8 +18,8 @@ from flows.cram import cram, planned
 from flows.plan import Plan
 from flows.recipes import STAGES
 from model import InputError
-from tasks.download import documents_of
-from tasks.stage import ROOT, Artifact, artifacts, find
+from tasks.corpus.parts import documents_of
+from tasks.store import ROOT, Artifact, artifacts, find
 from tasks.workers import finetunes
 
 
@@ -263,7 +263,7 @@ def test_a_failure_that_the_user_can_mend_is_one_sentence_in_the_log_without_tra
 
 
 def test_what_the_user_can_not_mend_keeps_its_traceback_in_the_log(tiny: dict, caplog, monkeypatch):
-    monkeypatch.setattr("tasks.stage.read_manifest", lambda artifact: 1 / 0)
+    monkeypatch.setattr("tasks.store.read_manifest", lambda artifact: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(tiny)
     assert [r for r in caplog.records if r.exc_info and r.exc_info[0] is ZeroDivisionError]

@@ -19,9 +19,9 @@ from test_parallel import square, wait_for
 from model import InputError
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
-from tasks.stage import Artifact
-from tasks.workers import dask_cluster, pool
-from tasks.workers.pool import over_parts
+from tasks.store import Artifact
+from tasks.workers import dask_cluster, mapping
+from tasks.workers.mapping import over_parts
 from tasks.workers.progress import Progress
 
 distributed = pytest.importorskip("distributed")
@@ -132,7 +132,7 @@ def two_workers(dask: Cluster) -> Cluster:
 
 def test_a_cluster_without_workers_is_told(dask: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dask_cluster, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(pool, "SECONDS_BETWEEN_CHECKS", 0.2)
+    monkeypatch.setattr(mapping, "SECONDS_BETWEEN_CHECKS", 0.2)
     with pytest.raises(
         InputError, match=r"has had no workers for 0.1 s.*dask worker tcp://.*parts of 'square' are kept"
     ):

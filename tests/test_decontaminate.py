@@ -19,13 +19,12 @@ from conftest import write_jsonl
 
 from model import InputError
 from tasks import decontaminate as module
-from tasks import stage
-from tasks.corpus import parts
-from tasks.corpus.formats import Document
+from tasks import store as store_module
+from tasks.corpus.parts import Document, documents_of, parts_of
 from tasks.decontaminate import Decontaminate, decontaminate, without
-from tasks.download import Download, documents_of, download
+from tasks.download import Download, download
 from tasks.glue import data as glue
-from tasks.stage import Artifact, artifacts
+from tasks.store import Artifact, artifacts
 from tasks.text import ngrams as ngrams_module
 from tasks.text import words
 from tasks.text.ngrams import Index, ngrams, pieces, plain, restored, sentences, words_in, write_index
@@ -184,7 +183,7 @@ def test_kept_and_dropped_are_all_that_was_seen(store: Path, tmp_path: Path, dat
     corpus = download.fn(Download(source="files", files=files, documents=0, part_megabytes=0.03))
     made = decontaminate.fn(Decontaminate(data=str(data)), corpus)
     after, dropped = Counter(d.source for d in documents_of(made)), made.stats["dropped"]["contaminated"]
-    assert len(parts(made)) == made.stats["parts"] == corpus.stats["parts"] > 2
+    assert len(parts_of(made)) == made.stats["parts"] == corpus.stats["parts"] > 2
     assert made.stats["documents"] == after.total() == 300 - 43
     assert dropped["documents"] == hit(made)["mnli"] == 43
     for source in ("first", "second"):
@@ -350,13 +349,13 @@ def test_the_key_follows_the_sentences_and_not_their_place(store: Path, tmp_path
 def test_with_nothing_to_look_for_the_corpus_is_passed_on(store, tmp_path, toy_texts, caplog, monkeypatch, change, why):
     corpus = corpus_of(tmp_path, toy_texts)
     asked = Decontaminate(**{"data": "probes"} | change)
-    half = stage.draft_of(decontaminate.target(asked, corpus)) / parts(corpus)[0].name
+    half = store_module.draft_of(decontaminate.target(asked, corpus)) / parts_of(corpus)[0].name
     half.parent.mkdir(parents=True)
     half.write_bytes(b"half of it")
     with caplog.at_level(logging.INFO):
         made = decontaminate.fn(asked, corpus)
-    assert [p.read_bytes() for p in parts(made)] == [p.read_bytes() for p in parts(corpus)]
-    assert not any(p.samefile(q) for p, q in zip(parts(made), parts(corpus), strict=True)), (
+    assert [p.read_bytes() for p in parts_of(made)] == [p.read_bytes() for p in parts_of(corpus)]
+    assert not any(p.samefile(q) for p, q in zip(parts_of(made), parts_of(corpus), strict=True)), (
         "damage to one is not to both"
     )
     for name in ("parts", "documents", "characters", "by_source"):
@@ -496,7 +495,7 @@ def test_one_and_two_workers_write_the_same_bytes(contaminated, monkeypatch: pyt
     alone = decontaminate.fn(*contaminated)
     before = bytes_of(alone)
     assert alone.stats["documents_found"] == 60
-    stage.refresh(alone)
+    store_module.refresh(alone)
     monkeypatch.setenv("CRAM_WORKERS", "2")
     assert bytes_of(decontaminate.fn(*contaminated)) == before
     assert len(before) == contaminated[1].stats["parts"] + 2 > 4
@@ -505,7 +504,7 @@ def test_one_and_two_workers_write_the_same_bytes(contaminated, monkeypatch: pyt
 def test_after_an_interruption_finished_parts_are_not_done_again(contaminated, monkeypatch: pytest.MonkeyPatch):
     whole = decontaminate.fn(*contaminated)
     before, calls, of_part = bytes_of(whole), [], module.clean_part
-    stage.refresh(whole)
+    store_module.refresh(whole)
 
     def interrupted(part: Path, *others) -> dict:
         calls.append(part.name)
@@ -519,7 +518,7 @@ def test_after_an_interruption_finished_parts_are_not_done_again(contaminated, m
         decontaminate.fn(*contaminated)
     assert artifacts("decontaminate") == []
     assert bytes_of(decontaminate.fn(*contaminated)) == before
-    names = [part.name for part in parts(contaminated[1])]
+    names = [part.name for part in parts_of(contaminated[1])]
     assert calls == names[:3] + names[2:]
 
 

@@ -17,13 +17,12 @@ from pydantic import ValidationError
 from flows.recipes import resolve
 from model import InputError
 from tasks import deduplicate as deduplicate_stage
-from tasks import stage
-from tasks.corpus import parts
-from tasks.corpus.formats import Document
+from tasks import store as store_module
+from tasks.corpus.parts import Document, batches, documents_of, parts_of
 from tasks.deduplicate import Deduplicate, deduplicate, distribution, grouped
-from tasks.download import Download, batches, documents_of, download
-from tasks.stage import Artifact, artifacts
-from tasks.text import sorted_runs, substrings
+from tasks.download import Download, download
+from tasks.store import Artifact, artifacts
+from tasks.text import minhash, sorted_runs, substrings
 from tasks.text.minhash import MinHash
 from tasks.text.substrings import Substring
 
@@ -75,7 +74,7 @@ def test_the_first_of_the_documents_of_one_text_is_kept_in_its_place(corpus: Art
     kept = deduplicate.fn(Deduplicate(), corpus)
     before = list(documents_of(corpus))
     assert list(documents_of(kept)) == first_of_each(before)
-    for part in parts(kept):
+    for part in parts_of(kept):
         here = [d for batch in batches(part) for d in batch]
         there = [d for batch in batches(corpus.path / part.name) for d in batch]
         assert set(here) <= set(there), "a document stays in its part"
@@ -99,7 +98,7 @@ def test_kept_and_dropped_are_all_that_was_seen(corpus: Artifact):
             counts = [c["by_source"][source][what] for c in (stats, stats["dropped"]["duplicate"], corpus.stats)]
             assert counts[0] + counts[1] == counts[2]
     assert stats["characters"] == sum(len(d.text) for d in after)
-    assert stats["parts"] == corpus.stats["parts"] == len(parts(corpus)) > 5
+    assert stats["parts"] == corpus.stats["parts"] == len(parts_of(corpus)) > 5
 
 
 def test_clusters_are_the_texts_that_stand_more_than_once(corpus: Artifact):
@@ -144,12 +143,12 @@ def test_a_part_of_nothing_but_duplicates_is_an_empty_part(store: Path, tmp_path
     size = sum(map(len, toy_texts[:10])) / 1e6
     corpus = download.fn(Download(source="files", files=[str(tmp_path / "a.jsonl")], documents=0, part_megabytes=size))
     kept = deduplicate.fn(Deduplicate(methods=methods), corpus)
-    found = [sum(len(batch) for batch in batches(part)) for part in parts(kept)]
+    found = [sum(len(batch) for batch in batches(part)) for part in parts_of(kept)]
     assert found == [10, 0, 0]
     again = deduplicate.fn(Deduplicate(methods=methods), kept)
     assert list(documents_of(again)) == list(documents_of(kept))
     assert [d.text for d in documents_of(kept)] == toy_texts[:10] or "substring" in methods
-    assert pq.read_table(parts(kept)[2]).num_rows == 0
+    assert pq.read_table(parts_of(kept)[2]).num_rows == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -168,11 +167,11 @@ def test_each_method_works_on_what_the_one_before_it_left(corpus: Artifact):
         made = deduplicate.fn(Deduplicate(methods=[method]), made)
     chained = deduplicate.fn(Deduplicate(methods=ALL), corpus)
     assert list(documents_of(chained)) == list(documents_of(made))
-    assert [p.name for p in parts(chained)] == [p.name for p in parts(corpus)]
+    assert [p.name for p in parts_of(chained)] == [p.name for p in parts_of(corpus)]
     other = deduplicate.fn(Deduplicate(methods=["minhash", "exact"]), corpus)
     assert other.stats["dropped"]["near-duplicate"]["documents"] > 0
     assert other.stats["dropped"]["duplicate"]["documents"] == 0, "the order is that of the list"
-    assert not (chained.path / stage.WORK).exists()
+    assert not (chained.path / store_module.WORK).exists()
 
 
 def test_all_that_was_there_is_kept_dropped_for_a_reason_or_cut(corpus: Artifact):
@@ -210,7 +209,7 @@ def test_one_and_two_workers_write_the_same_bytes(
 ):
     params = Deduplicate(methods=methods)
     alone = bytes_of(deduplicate.fn(params, corpus))
-    stage.refresh(deduplicate.target(params, corpus))
+    store_module.refresh(deduplicate.target(params, corpus))
     monkeypatch.setenv("CRAM_WORKERS", "2")
     assert bytes_of(deduplicate.fn(params, corpus)) == alone
     assert len(alone) == corpus.stats["parts"] + 2
@@ -223,8 +222,8 @@ def test_after_an_interruption_the_same_bytes_come_and_finished_jobs_are_not_don
     monkeypatch.setattr(sorted_runs, "ENTRIES", entries)
     params = Deduplicate(methods=[method])
     whole = bytes_of(deduplicate.fn(params, corpus))
-    stage.refresh(deduplicate.target(params, corpus))
-    calls, of_job, draft = [], getattr(module, work), stage.draft_of(deduplicate.target(params, corpus))
+    store_module.refresh(deduplicate.target(params, corpus))
+    calls, of_job, draft = [], getattr(module, work), store_module.draft_of(deduplicate.target(params, corpus))
 
     def interrupted(*job) -> dict:
         calls.append(job)
@@ -248,7 +247,7 @@ def test_after_an_interruption_the_same_bytes_come_and_finished_jobs_are_not_don
 def test_a_finished_method_is_not_done_again(corpus: Artifact, monkeypatch: pytest.MonkeyPatch):
     params = Deduplicate(methods=ALL)
     whole = bytes_of(deduplicate.fn(params, corpus))
-    stage.refresh(deduplicate.target(params, corpus))
+    store_module.refresh(deduplicate.target(params, corpus))
 
     def interrupted(*_: object) -> dict:
         raise KeyboardInterrupt
@@ -308,7 +307,7 @@ def test_settings_are_part_of_what_is_made():
 
 @pytest.mark.parametrize("harm", ["flipped", "truncated", "deleted"])
 def test_a_damaged_part_is_refused(corpus: Artifact, harm: str):
-    part = parts(corpus)[3]
+    part = parts_of(corpus)[3]
     data = part.read_bytes()
     part.unlink()
     if harm != "deleted":
@@ -318,10 +317,10 @@ def test_a_damaged_part_is_refused(corpus: Artifact, harm: str):
 
 
 def test_a_file_that_only_looks_like_a_part_is_not_read(corpus: Artifact):
-    shutil.copyfile(parts(corpus)[0], corpus.path / "part-00099.parquet")
+    shutil.copyfile(parts_of(corpus)[0], corpus.path / "part-00099.parquet")
     made = deduplicate.fn(Deduplicate(methods=[]), corpus)
     assert made.stats["documents"] == corpus.stats["documents"]
-    assert len(parts(made)) == corpus.stats["parts"]
+    assert len(parts_of(made)) == corpus.stats["parts"]
 
 
 @pytest.mark.parametrize("methods", [["exact"], ["minhash"], ["substring"]])

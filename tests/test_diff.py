@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 
 from flows import cli
 from model import InputError
+from tasks.corpus.parts import SCHEMA, documents_of
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.download import SCHEMA, Download, documents_of, download
+from tasks.download import Download, download
 from tasks.reports import filter_diff
 from tasks.reports.filter_diff import compare
-from tasks.stage import Artifact, Params, stage
+from tasks.stage import Params, stage
+from tasks.store import Artifact
 
 MEASURES = ("id", "source", "characters", "tokens", "tokens_per_char", "zstd_ratio", "verdict")
 VERDICTS = ("kept", "kept", "incompressible", "too short")

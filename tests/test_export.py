@@ -26,7 +26,9 @@ from model.export import (
     why_not_transformers_classifier,
 )
 from model.settings import Architecture
-from tasks import vocabulary
+from tasks.text import tokenizer as vocabulary_ids
+from tasks.text import vocabulary_training
+from tasks.text.tokenizer import CLS, MASK, SEP, save_tokenizer
 
 VOCABULARY, LENGTH = 60, 24
 SMALL = {"layers": 3, "hidden": 32, "heads": 4, "intermediate": 48, "norm_eps": 1e-6}
@@ -202,8 +204,8 @@ def test_a_classifier_of_transformers_starts_from_the_whole_encoder(name, tmp_pa
 @pytest.mark.parametrize("name", ["modern", "euro", "bert"])
 def test_the_fill_mask_pipeline_gives_our_probabilities(name, tmp_path, transformers):
     words = ["the river", "carried", "a long letter", "before the rain"] * 30
-    tokenizer = vocabulary.train(counts({word for line in words for word in line.split()}), 200)
-    vocabulary.save(tokenizer, tmp_path)
+    tokenizer = vocabulary_training.train(counts({word for line in words for word in line.split()}), 200)
+    save_tokenizer(tokenizer, tmp_path)
     bert = Bert(Architecture(**NATIVE[name][1]), tokenizer.get_vocab_size(), LENGTH, seed=3).eval()
     with torch.no_grad():
         bert.embedding.word.weight.mul_(20)
@@ -211,7 +213,7 @@ def test_the_fill_mask_pipeline_gives_our_probabilities(name, tmp_path, transfor
     fill = transformers.pipeline("fill-mask", model=str(tmp_path))
     found = fill("The river carried [MASK] letter before the rain", top_k=5)
     ids = tokenizer.encode("the river carried [MASK] letter before the rain").ids
-    place = ids.index(vocabulary.MASK)
+    place = ids.index(MASK)
     expected = F.softmax(scores(bert, torch.tensor([ids]))[0, place], dim=-1).topk(5)
     assert [guess["token"] for guess in found] == expected.indices.tolist()
     np.testing.assert_allclose([guess["score"] for guess in found], expected.values, rtol=1e-4)
@@ -219,10 +221,10 @@ def test_the_fill_mask_pipeline_gives_our_probabilities(name, tmp_path, transfor
 
 def test_the_ids_of_special_tokens_are_those_of_the_vocabulary(tmp_path, transformers):
     assert [TOKENS[f"{name}_token_id"] for name in ("pad", "cls", "sep", "mask")] == [
-        vocabulary.PAD, vocabulary.CLS, vocabulary.SEP, vocabulary.MASK,
+        vocabulary_ids.PAD, CLS, SEP, MASK,
     ]  # fmt: skip
-    tokenizer = vocabulary.train(counts({"river", "letter"}), 150)
-    vocabulary.save(tokenizer, tmp_path)
+    tokenizer = vocabulary_training.train(counts({"river", "letter"}), 150)
+    save_tokenizer(tokenizer, tmp_path)
     save(some_bert(MODERN), tmp_path)
     theirs, config = (c.from_pretrained(tmp_path) for c in (transformers.AutoTokenizer, transformers.AutoConfig))
     for name in ("pad", "cls", "sep"):

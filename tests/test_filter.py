@@ -20,14 +20,13 @@ from model import InputError
 from tasks import download as corpus_module
 from tasks import filter as filter_module
 from tasks import measure as measure_module
-from tasks import stage
-from tasks.corpus import parts
-from tasks.download import Download, batches, documents_of, download
+from tasks import store as store_module
+from tasks.corpus.parts import batches, documents_of, parts_of, unit_hash
+from tasks.download import Download, download
 from tasks.filter import Filter, drop_incompressible, reasons, verdicts
 from tasks.measure import MEASURES, Measure, measure
 from tasks.reports.filter_diff import compare
-from tasks.stage import Artifact, artifacts
-from tasks.vocabulary import share
+from tasks.store import Artifact, artifacts
 
 SMALL = Measure(vocabulary_entries=700)
 
@@ -79,7 +78,7 @@ def test_junk_is_dropped_and_prose_is_kept(corpus: Artifact, texts: dict[str, li
     dropped = made.stats["dropped"]
     assert {s: c["documents"] for s, c in dropped["incompressible"]["by_source"].items()} == {"base64": 10, "hex": 10}
     assert {s: c["documents"] for s, c in dropped["no tokens"]["by_source"].items()} == {"foreign": 5}
-    assert corpus.stats["parts"] == made.stats["parts"] == len(parts(made)) > 3
+    assert corpus.stats["parts"] == made.stats["parts"] == len(parts_of(made)) > 3
 
 
 def test_kept_and_dropped_are_all_that_was_seen(corpus: Artifact):
@@ -232,7 +231,7 @@ def test_samples_of_what_was_dropped_are_drawn_by_their_text(corpus: Artifact):
     }
     expected = []
     for source in sorted(why):
-        documents = sorted((d for d in documents_of(corpus) if d.source == source), key=lambda d: share(d.text))[:3]
+        documents = sorted((d for d in documents_of(corpus) if d.source == source), key=lambda d: unit_hash(d.text))[:3]
         expected += [(d.id, source, why[source], *ratios[d.id], d.text[:400]) for d in documents]
     assert [tuple(row.values()) for row in found] == expected
     assert list(found[0]) == ["id", "source", "reason", "tokens_per_char", "zstd_ratio", "text"]
@@ -260,7 +259,7 @@ def test_dropping_all_is_told_and_not_an_error(corpus: Artifact):
     assert made.stats["documents"] == made.stats["characters"] == 0
     assert made.stats["dropped"]["incompressible"]["documents"] == 220
     assert list(documents_of(made)) == []
-    assert len(parts(made)) == corpus.stats["parts"]
+    assert len(parts_of(made)) == corpus.stats["parts"]
 
 
 def test_a_corpus_without_documents_is_refused(corpus: Artifact):
@@ -270,7 +269,7 @@ def test_a_corpus_without_documents_is_refused(corpus: Artifact):
 
 
 def test_a_row_group_without_documents_is_passed_over(store: Path, corpus: Artifact):
-    measures, part, out = measure.fn(SMALL, corpus), parts(corpus)[0], store.parent / "out"
+    measures, part, out = measure.fn(SMALL, corpus), parts_of(corpus)[0], store.parent / "out"
     rows = pq.read_table(part)
     out.mkdir()
     with pq.ParquetWriter(out / "part-00007.parquet", rows.schema) as file:
@@ -287,7 +286,7 @@ def test_a_row_group_without_documents_is_passed_over(store: Path, corpus: Artif
 
 @pytest.mark.parametrize("harm", ["other ids", "other text", "fewer rows", "fewer row groups"])
 def test_measures_of_other_documents_are_refused(corpus: Artifact, tmp_path: Path, harm: str):
-    part, path = parts(corpus)[1], tmp_path / "measured-00001.parquet"
+    part, path = parts_of(corpus)[1], tmp_path / "measured-00001.parquet"
     table = pq.read_table(measure.fn(SMALL, corpus).path / path.name)
     if harm == "other ids":
         table = table.set_column(0, "id", pa.array([f"{name}0" for name in table["id"].to_pylist()]))
@@ -354,7 +353,7 @@ def test_one_and_two_workers_write_the_same_bytes(corpus: Artifact, monkeypatch:
     measures = artifacts("measure")[-1]
     alone = bytes_of(measures), bytes_of(made)
     for artifact in (measures, made):
-        stage.refresh(artifact)
+        store_module.refresh(artifact)
     monkeypatch.setenv("CRAM_WORKERS", "2")
     assert filtered(corpus, 700) == made
     assert (bytes_of(measures), bytes_of(made)) == alone
@@ -366,7 +365,7 @@ def test_one_and_two_workers_write_the_same_bytes(corpus: Artifact, monkeypatch:
 
 def test_after_an_interruption_neither_the_vocabulary_nor_finished_parts_are_made_again(corpus: Artifact, monkeypatch):
     whole = bytes_of(measure.fn(SMALL, corpus))
-    stage.refresh(measure.target(SMALL, corpus))
+    store_module.refresh(measure.target(SMALL, corpus))
     calls, train, measure_part = [], measure_module.train, measure_module.measure_part
 
     def counted(*arguments) -> Tokenizer:
@@ -386,13 +385,13 @@ def test_after_an_interruption_neither_the_vocabulary_nor_finished_parts_are_mad
         measure.fn(SMALL, corpus)
     assert artifacts("measure") == []
     assert bytes_of(measure.fn(SMALL, corpus)) == whole
-    names = [part.name for part in parts(corpus)]
+    names = [part.name for part in parts_of(corpus)]
     assert calls == ["train", *names[:3], *names[2:]]
 
 
 def test_documents_stay_in_their_parts_and_in_order(corpus: Artifact):
     made = filtered(corpus, 700)
-    for before, after in zip(parts(corpus), parts(made), strict=True):
+    for before, after in zip(parts_of(corpus), parts_of(made), strict=True):
         documents = [d for batch in batches(before) for d in batch if d.source == "prose"]
         assert [d for batch in batches(after) for d in batch] == documents
 

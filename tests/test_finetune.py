@@ -16,13 +16,13 @@ from conftest import store_of_its_own, toy_tokens
 from pydantic import ValidationError
 
 from model import InputError, bert, export, finetuning, machine
-from tasks import vocabulary
 from tasks.finetune import Finetune, FinetuneRun, Modern, encode, encoding, finetune
 from tasks.glue import data as glue
 from tasks.glue import metrics
 from tasks.glue.data import TASKS
 from tasks.pretrain import Pretrain, pretrain
-from tasks.stage import Artifact, digest
+from tasks.store import Artifact, digest
+from tasks.text.tokenizer import load_tokenizer
 from tasks.workers import finetunes
 
 MODERN = {
@@ -219,7 +219,7 @@ def test_predictions_have_the_texts_and_agree_with_the_scores(cola, data: Path):
 
 def test_a_kept_model_gives_the_predictions_again_from_its_folder_alone(cola, data: Path, tmp_path: Path):
     copy = shutil.copytree(cola.path, tmp_path / "copy")
-    classifier, tokenizer = export.load_classifier(copy).eval(), vocabulary.load(copy)
+    classifier, tokenizer = export.load_classifier(copy).eval(), load_tokenizer(copy)
     table = pq.read_table(copy / "predictions.parquet")
     ids, _ = encode(table.select(["sentence", "label"]), tokenizer, 32)
     expected = np.array(table["scores"].to_pylist())

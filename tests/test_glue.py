@@ -507,10 +507,10 @@ def heldout_folder(tmp_path_factory) -> Path:
 
 
 def make_probe(task: str, folder: Path, monkeypatch) -> dict:
-    from tasks import stage
+    from tasks import store as store_module
 
-    monkeypatch.setattr(stage, "ROOT", folder.parents[1])
-    return probes.make(task, stage.Artifact(stage="pretrain", key=folder.name))
+    monkeypatch.setattr(store_module, "ROOT", folder.parents[1])
+    return probes.make(task, store_module.Artifact(stage="pretrain", key=folder.name))
 
 
 @pytest.mark.parametrize("task", list(probes.COLUMNS))
@@ -549,10 +549,10 @@ def test_too_few_heldout_sentences_are_told(tmp_path: Path, monkeypatch):
 
 
 def test_probes_are_read_like_other_tasks(heldout_folder: Path, monkeypatch):
-    from tasks import stage
+    from tasks import store
 
     made = make_probe("word-order", heldout_folder, monkeypatch)
-    data = read("probes", "word-order", pretrained=stage.Artifact(stage="pretrain", key=heldout_folder.name))
+    data = read("probes", "word-order", pretrained=store.Artifact(stage="pretrain", key=heldout_folder.name))
     assert data.tables == made
     assert data.duplicates == len(made["train"]) - len(set(made["train"]["sentence"].to_pylist()))
     assert TASKS["word-order"].labels == ("shuffled", "intact")

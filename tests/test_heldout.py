@@ -18,7 +18,7 @@ from model.heldout import Heldout, measure, ratio, rounds_of
 from model.machine import Machine
 from model.settings import Architecture
 from tasks.download import Download, download
-from tasks.stage import Artifact
+from tasks.store import Artifact
 from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary
 

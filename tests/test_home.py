@@ -15,14 +15,14 @@ PLACES = """
 import json
 from flows import cli, services
 from model import InputError
-from tasks import stage
+from tasks import store
 
 try:
     services.up("http://127.0.0.1:9/api", print)
 except InputError as error:
     told = str(error)
 cli.say_where_artifacts_go()
-print(json.dumps([str(stage.ROOT), str(services.STATE), cli.SETTINGS["PREFECT_HOME"], told]))
+print(json.dumps([str(store.ROOT), str(services.STATE), cli.SETTINGS["PREFECT_HOME"], told]))
 """
 
 
@@ -34,7 +34,8 @@ def test_a_checkout_keeps_its_own():
 def test_installed_elsewhere_it_keeps_all_in_the_working_directory_and_says_so(tmp_path: Path):
     site, work = tmp_path / "site-packages", tmp_path / "work"
     work.mkdir()
-    for package in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    for package in (pattern.rstrip("*") for pattern in found):
         shutil.copytree(ROOT / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
     env = {k: v for k, v in os.environ.items() if k not in ("CRAM_ARTIFACTS", "PREFECT_HOME")}
     env |= {"PYTHONPATH": str(site)}

@@ -28,12 +28,13 @@ import zstandard
 
 from model import InputError
 from tasks import download as download_stage
-from tasks import stage
+from tasks import store as store_module
 from tasks.corpus import fetch, formats, hub
 from tasks.corpus.formats import Layout
 from tasks.corpus.hub import SOURCES
-from tasks.download import Download, SourceName, documents_of, download
-from tasks.stage import WORK, artifacts, draft_of
+from tasks.corpus.parts import documents_of
+from tasks.download import Download, SourceName, download
+from tasks.store import WORK, artifacts, draft_of
 
 HOME = Path(__file__).parents[1]
 TOKEN = "hf_good"
@@ -390,7 +391,7 @@ def test_of_a_large_shard_only_its_beginning_comes(online: Hub):
     assert len(data) > 30_000_000
     source = hub.Source("big/big", "b" * 40, ".*zst")
     [file] = hub.files(source)
-    with fetch.Kept(source, file, stage.ROOT / "kept") as kept:
+    with fetch.Kept(source, file, store_module.ROOT / "kept") as kept:
         assert kept.read(1000) == data[:1000]
     assert online.sent["big.jsonl.zst"] < len(data) / 2  # what was on its way is lost
     del online.files["big/big", "b" * 40]
@@ -438,7 +439,7 @@ def test_a_file_whose_digest_stays_wrong_is_refused(online: Hub):
     online.wrong.update({"train/01.jsonl.zst": 9})
     said = refusal(source="pile")
     assert re.match(r"train/01.jsonl.zst of monology/pile-uncopyrighted came 2 times with a digest .*HF_ENDPOINT", said)
-    assert not list(stage.ROOT.rglob("01.jsonl.zst*")), "it is not taken for a good one later"
+    assert not list(store_module.ROOT.rglob("01.jsonl.zst*")), "it is not taken for a good one later"
     online.reset()
     assert read(source="pile") == expected_of(PILE, "toy")
 
@@ -460,7 +461,7 @@ def test_what_came_of_a_damaged_shard_is_not_kept(online: Hub):
     whole = online.files[at("pile")][name]
     online.files[at("pile")][name] = whole[:-20]  # the hub's own digest is right
     assert f"{name} is truncated" in refusal(source="pile", documents=2000)
-    assert not list(stage.ROOT.rglob("00.jsonl.zst*"))
+    assert not list(store_module.ROOT.rglob("00.jsonl.zst*"))
     online.files[at("pile")][name] = whole
     assert read(source="pile", documents=2000) == expected_of(PILE, "toy", 2000)
 
@@ -557,11 +558,11 @@ def test_the_commit_of_a_source_without_one_is_the_newest_when_first_used(online
     made = download.fn(Download(source="oscar"))
     assert made.key == key
     assert made.manifest["params"]["sources"]["oscar"]["revision"] == "a" * 40
-    assert json.loads((stage.ROOT / ".revisions.json").read_text()) == {oscar.repository: "a" * 40}
+    assert json.loads((store_module.ROOT / ".revisions.json").read_text()) == {oscar.repository: "a" * 40}
     online.files[oscar.repository, "b" * 40] = {"en_meta/en_meta_part_1.jsonl.zst": zst(["new"], field="content")}
     try:
         assert download.target(Download(source="oscar")).key == key
-        (stage.ROOT / ".revisions.json").unlink()
+        (store_module.ROOT / ".revisions.json").unlink()
         assert download.target(Download(source="oscar")).key != key
         assert [text for _, _, text in read(source="oscar")] == ["new"]
     finally:
@@ -636,7 +637,7 @@ def test_a_fetch_ends_when_it_is_no_longer_wanted(online: Hub, monkeypatch: pyte
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
     name = "train/00.jsonl.zst"
     online.holds[name] = 1 << 16
-    folder = stage.ROOT / "fetched"
+    folder = store_module.ROOT / "fetched"
     with fetch.Fetcher(SOURCES["pile"], hub.files(SOURCES["pile"])[:1], folder) as fetcher:
         future = fetcher[0]
         while not fetcher.come:

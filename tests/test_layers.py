@@ -1,6 +1,8 @@
 import ast
+import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,36 @@ def test_the_model_can_be_trained_without_prefect():
 
 def test_settings_do_not_load_torch():
     assert run_fresh("import sys, model.settings; print('torch' in sys.modules)") == "False"
+
+
+def modules() -> dict[str, Path]:
+    found = [path for folder in ("flows", "tasks", "model") for path in files(folder)]
+    return {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in found}
+
+
+def imported(file: Path) -> set[str]:
+    """The modules that a file names in imports, those within functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    known = modules()
+    graph = {name: (imported(path) & set(known)) - {name} for name, path in known.items()}
+    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the cycle
+
+
+def test_rooms_of_helpers_do_not_import_stages():
+    stages = {name for name in modules() if re.fullmatch(r"tasks\.\w+", name)}
+    stages -= {"tasks.store", "tasks.home", *(name for name, path in modules().items() if path.name == "__init__.py")}
+    climbs = {
+        name: found
+        for name, path in modules().items()
+        if name.count(".") == 2 and name.startswith("tasks.") and (found := imported(path) & stages)
+    }
+    assert climbs == {}

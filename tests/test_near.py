@@ -13,10 +13,10 @@ import pytest
 from conftest import write_jsonl
 from pydantic import ValidationError
 
-from tasks.corpus.parts import views
+from tasks.corpus.parts import documents_of, views
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.download import Download, documents_of, download
-from tasks.stage import Artifact
+from tasks.download import Download, download
+from tasks.store import Artifact
 from tasks.text import minhash, sorted_runs
 from tasks.text.minhash import MinHash
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import prefect.artifacts
 
 from flows import pages
-from tasks.stage import Artifact
+from tasks.store import Artifact
 
 SCORES = {"task": "RTE", "protocol": "cramming", "pretrained": True, "share": 1.0, "metric": "accuracy", "score": 54.43,
           "majority": 52.7076, "seeds": 5, "partial data": False}  # fmt: skip

@@ -15,14 +15,17 @@ from pathlib import Path
 import pytest
 
 from model import InputError
-from tasks.workers import pool
-from tasks.workers.pool import finish, library_threads, one_library_thread, over_parts, workers
+from tasks.workers import jobs, pool
+from tasks.workers.jobs import finish
+from tasks.workers.mapping import over_parts
+from tasks.workers.pool import library_threads, one_library_thread, workers
+from tasks.workers.usage import usage
 
 LONG = 600  # seconds: such a part is never waited for
 SCRIPT = """
 import sys
 from pathlib import Path
-from tasks.workers.pool import over_parts
+from tasks.workers.mapping import over_parts
 import test_parallel
 
 folder = Path(sys.argv[1])
@@ -135,14 +138,14 @@ def traces(folder: Path) -> dict[int, int]:
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_results_come_in_the_order_of_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str):
     monkeypatch.setenv("CRAM_WORKERS", processes)
-    monkeypatch.setattr(pool.usage, "peak_mib", 0.0)
+    monkeypatch.setattr(usage, "peak_mib", 0.0)
     results = over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
     assert [r["square"] for r in results] == [0, 1, 4, 9, 16, 25]
     assert traces(tmp_path) == dict.fromkeys(range(6), 1)
     if processes == "2":
         assert os.getpid() not in {r["process"] for r in results}
         assert {r["threads"] for r in results} == {"1"}, "a worker leaves the other cores to the others"
-        assert 10 < pool.usage.peak_mib < 10_000
+        assert 10 < usage.peak_mib < 10_000
         monkeypatch.setenv("CRAM_WORKERS", "1")
     again = over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
     assert again == results
@@ -304,7 +307,7 @@ def test_a_marker_appears_after_what_it_vouches_for_is_on_disk(tmp_path: Path, m
         seen.append((Path(os.readlink(f"/proc/self/fd/{handle}")).parent, traces(tmp_path), done.exists()))
         return 0
 
-    monkeypatch.setattr(pool, "libc", type("libc", (), {"syncfs": staticmethod(syncfs)}))
+    monkeypatch.setattr(jobs, "libc", type("libc", (), {"syncfs": staticmethod(syncfs)}))
     finish(square, (3, tmp_path), done)
     assert seen == [(tmp_path, {3: 1}, False)]
     assert done.exists()
@@ -313,8 +316,8 @@ def test_a_marker_appears_after_what_it_vouches_for_is_on_disk(tmp_path: Path, m
 
 
 def test_a_disk_that_fails_leaves_no_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pool, "libc", type("libc", (), {"syncfs": staticmethod(lambda handle: -1)}))
-    monkeypatch.setattr(pool.ctypes, "get_errno", lambda: errno.ENOSPC)
+    monkeypatch.setattr(jobs, "libc", type("libc", (), {"syncfs": staticmethod(lambda handle: -1)}))
+    monkeypatch.setattr(jobs.ctypes, "get_errno", lambda: errno.ENOSPC)
     with pytest.raises(OSError, match="No space left") as refused:
         finish(square, (3, tmp_path), tmp_path / "3.json")
     assert refused.value.errno == errno.ENOSPC

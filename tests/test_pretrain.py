@@ -14,10 +14,10 @@ from conftest import store_of_its_own, toy_tokens
 
 from model import InputError, machine, pretraining, processes, schedules
 from model.distributed import Job
-from tasks import stage as store_module
+from tasks import store as store_module
 from tasks.finetune import Finetune, finetune
-from tasks.pretrain import LINEAGE, Pretrain, measure_heldout, pretrain, with_gpus
-from tasks.stage import Artifact
+from tasks.pretrain import Pretrain, measure_heldout, pretrain, with_gpus
+from tasks.store import LINEAGE, Artifact
 
 TINY = Pretrain(
     architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48},

@@ -14,6 +14,7 @@ from model import InputError
 from model.quantities import counted
 from model.settings import Finetuning
 from tasks import stage
+from tasks import store as store_module
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate
 from tasks.download import Download, download
@@ -21,10 +22,10 @@ from tasks.filter import Filter
 from tasks.finetune import Finetune, finetune
 from tasks.glue import metrics
 from tasks.glue.data import GLUE, TASKS
-from tasks.pretrain import LINEAGE, Pretrain, pretrain
+from tasks.pretrain import Pretrain, pretrain
 from tasks.report import Report, report
 from tasks.reports import scores, sections
-from tasks.stage import Artifact
+from tasks.store import LINEAGE, Artifact
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 
@@ -102,11 +103,11 @@ def lineage(key: str = "a", decontamination: dict | None = None, **changes) -> d
 def made(name: str, manifest: dict, files: dict[str, object]) -> Artifact:
     """Put an artifact into the store."""
     artifact = Artifact(stage=name.split("/")[0], key=name.split("/")[1])
-    draft = stage.draft_of(artifact)
+    draft = store_module.draft_of(artifact)
     draft.mkdir(parents=True)
     for file, content in files.items():
         pq.write_table(content, draft / file) if isinstance(content, pa.Table) else (draft / file).write_text(content)
-    stage.publish(draft, artifact, {"version": 1, "key": artifact.key, "environment": ENVIRONMENT} | manifest)
+    store_module.publish(draft, artifact, {"version": 1, "key": artifact.key, "environment": ENVIRONMENT} | manifest)
     return artifact
 
 

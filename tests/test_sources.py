@@ -26,9 +26,10 @@ from conftest import write_jsonl
 from model import InputError
 from tasks import download as download_stage
 from tasks.corpus import formats
-from tasks.corpus.formats import Damage, Document, Layout, Loss
-from tasks.download import Download, documents_of, download
-from tasks.stage import artifacts
+from tasks.corpus.formats import Damage, Layout, Loss
+from tasks.corpus.parts import Document, documents_of
+from tasks.download import Download, download
+from tasks.store import artifacts
 
 TEXTS = [
     "plain",

@@ -14,21 +14,9 @@ from pathlib import Path
 import pytest
 
 from model import InputError
-from tasks import stage as store_module
-from tasks.stage import (
-    WORK,
-    Artifact,
-    Params,
-    artifacts,
-    draft_of,
-    find,
-    locked,
-    read_manifest,
-    refresh,
-    stage,
-    target,
-    verify,
-)
+from tasks import store as store_module
+from tasks.stage import Params, stage, target
+from tasks.store import WORK, Artifact, artifacts, draft_of, find, locked, read_manifest, refresh, verify
 
 CALLS: list[str] = []
 

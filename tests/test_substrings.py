@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from conftest import write_jsonl
 
+from tasks.corpus.parts import documents_of
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.download import Download, documents_of, download
-from tasks.stage import Artifact
+from tasks.download import Download, download
+from tasks.store import Artifact
 from tasks.text import sorted_runs, substrings
 from tasks.text.substrings import Substring
 

@@ -13,7 +13,8 @@ import pytest
 from tqdm import tqdm
 
 from model import InputError, machine
-from tasks.workers import finetunes, pool
+from tasks.workers import finetunes
+from tasks.workers.usage import usage
 
 
 def work(path: Path, number: int, report) -> tuple[int, int]:
@@ -183,9 +184,9 @@ def test_what_processes_used_is_counted_for_the_run_that_had_them(tmp_path):
     found: dict[int, tuple[float, float]] = {}
 
     def run(number: int) -> None:
-        pool.usage.cpu_seconds = pool.usage.peak_mib = 0.0
+        usage.cpu_seconds = usage.peak_mib = 0.0
         finetunes.run(work, (tmp_path / str(number), number), 10, f"finetune {number}")
-        found[number] = (pool.usage.cpu_seconds, pool.usage.peak_mib)
+        found[number] = (usage.cpu_seconds, usage.peak_mib)
 
     with finetunes.several(2, 20, 2), ThreadPoolExecutor(2) as threads:
         for future in [threads.submit(copy_context().run, run, number) for number in range(2)]:

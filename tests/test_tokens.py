@@ -17,13 +17,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
 from model import InputError
-from tasks import stage
+from tasks import store as store_module
 from tasks import tokenize as tokenize_stage
-from tasks.corpus import parts
-from tasks.download import SCHEMA, Download, batches, documents_of, download
-from tasks.stage import Artifact, artifacts
+from tasks.corpus.parts import SCHEMA, batches, documents_of, parts_of, unit_hash
+from tasks.download import Download, download
+from tasks.store import Artifact, artifacts
+from tasks.text.tokenizer import PAD, SEP, SPECIALS, UNK
 from tasks.tokenize import Tokenize, keys_of, order_of, tokenize, write_array
-from tasks.vocabulary import PAD, SEP, SPECIALS, UNK, Vocabulary, share, train_vocabulary
+from tasks.vocabulary import Vocabulary, train_vocabulary
 
 LENGTH = 16
 PLAIN = Tokenize(length=LENGTH, heldout_fraction=0.1, sort="none")
@@ -70,7 +71,7 @@ def plain_tokenizer(words: Artifact) -> Tokenizer:
 def packed(corpus: Artifact, words: Artifact, held: set[str]) -> tuple[list[list[int]], int]:
     """Training sequences, and how many tokens are lost, in plain Python."""
     tokenizer, train, lost = plain_tokenizer(words), [], 0
-    for part in parts(corpus):
+    for part in parts_of(corpus):
         stream: list[int] = []
         for d in (d for batch in batches(part) for d in batch if d.text not in held):
             stream.extend([*tokenizer.encode(d.text, add_special_tokens=False).ids, SEP])
@@ -133,7 +134,7 @@ def test_measured_documents_stand_whole_in_the_order_of_their_digests(corpus: Ar
     monkeypatch.setattr(tokenize_stage.measured, "__defaults__", (2000,))
     made = tokenize.fn(PLAIN, corpus, words)
     found, tokenizer = measured_of(made), plain_tokenizer(words)
-    assert found == sorted(held_of(made), key=share)[: len(found)]
+    assert found == sorted(held_of(made), key=unit_hash)[: len(found)]
     sizes = [len(text) for text in found]
     assert sum(sizes[:-1]) < 2000 <= sum(sizes) < sum(map(len, held_of(made)))
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in found]
@@ -171,7 +172,7 @@ def test_the_same_documents_are_measured_whatever_vocabulary_length_order_parts_
 
 def test_a_first_document_of_more_than_the_limit_is_measured_alone():
     texts = ["a" * 50, "b" * 10, "c" * 10, "d" * 10]
-    assert tokenize_stage.measured(texts, 5).tolist() == [min(range(4), key=lambda place: share(texts[place]))]
+    assert tokenize_stage.measured(texts, 5).tolist() == [min(range(4), key=lambda place: unit_hash(texts[place]))]
     assert sorted(tokenize_stage.measured(texts, 10**6).tolist()) == [0, 1, 2, 3]
     assert tokenize_stage.measured([], 5).tolist() == []
 
@@ -364,7 +365,7 @@ FULL = Tokenize(length=LENGTH, heldout_fraction=0.1, max_sequences=100)
 
 def test_one_and_two_workers_write_the_same_bytes(corpus: Artifact, words: Artifact, monkeypatch: pytest.MonkeyPatch):
     alone = bytes_of(tokenize.fn(FULL, corpus, words))
-    stage.refresh(tokenize.target(FULL, corpus, words))
+    store_module.refresh(tokenize.target(FULL, corpus, words))
     monkeypatch.setenv("CRAM_WORKERS", "2")
     assert bytes_of(tokenize.fn(FULL, corpus, words)) == alone
     assert set(alone) == {"sequences.npy", "heldout.npy", "heldout_documents.npy", "heldout.parquet", "tokenizer.json",
@@ -373,7 +374,7 @@ def test_one_and_two_workers_write_the_same_bytes(corpus: Artifact, words: Artif
 
 def test_after_an_interruption_finished_parts_are_not_done_again(corpus: Artifact, words: Artifact, monkeypatch):
     whole = bytes_of(tokenize.fn(FULL, corpus, words))
-    stage.refresh(tokenize.target(FULL, corpus, words))
+    store_module.refresh(tokenize.target(FULL, corpus, words))
     calls, tokenize_part = [], tokenize_stage.tokenize_part
 
     def interrupted(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
@@ -388,7 +389,7 @@ def test_after_an_interruption_finished_parts_are_not_done_again(corpus: Artifac
         tokenize.fn(FULL, corpus, words)
     assert artifacts("tokenize") == []
     assert bytes_of(tokenize.fn(FULL, corpus, words)) == whole
-    names = [part.name for part in parts(corpus)]
+    names = [part.name for part in parts_of(corpus)]
     assert calls == names[:3] + names[2:]
 
 

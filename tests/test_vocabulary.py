@@ -19,35 +19,32 @@ import pytest
 from conftest import filtered, write_jsonl
 from pydantic import ValidationError
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 from transformers import AutoTokenizer
 
 from model import InputError
 from tasks import vocabulary
-from tasks.download import Download, documents_of, download
-from tasks.stage import Artifact, artifacts
-from tasks.text.words import COUNTS
-from tasks.vocabulary import (
+from tasks.corpus.parts import documents_of, unit_hash
+from tasks.download import Download, download
+from tasks.store import Artifact, artifacts
+from tasks.text import encoding, vocabulary_training, words
+from tasks.text.encoding import Encoder, pieces
+from tasks.text.tokenizer import (
     ALPHABET,
     CLS,
+    LONGEST_DIVIDED,
     MASK,
     PAD,
     SEP,
     SPECIALS,
     UNK,
-    Encoder,
-    Vocabulary,
-    count,
-    count_words,
-    kind_of,
-    load,
-    pieces,
-    scaled,
-    share,
-    summed,
-    train,
-    train_vocabulary,
-    usage,
+    load_tokenizer,
+    save_tokenizer,
+    tokenizer_of,
 )
+from tasks.text.vocabulary_training import count, count_words, scaled, summed, train
+from tasks.text.words import COUNTS
+from tasks.vocabulary import Vocabulary, kind_of, train_vocabulary, usage
 
 CODE = sorted(Path(vocabulary.__file__).parent.rglob("*.py"))  # text with words, names and signs of all kinds
 AWKWARD = [
@@ -96,8 +93,8 @@ def corpus(store: Path, tmp_path: Path, texts: list[str]) -> Artifact:
 @pytest.fixture(scope="module")
 def tokenizer(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("vocabulary")
-    vocabulary.save(train(count_words(texts), 1000), folder)
-    return load(folder)
+    save_tokenizer(train(count_words(texts), 1000), folder)
+    return load_tokenizer(folder)
 
 
 SCRIPT = """
@@ -141,7 +138,7 @@ def test_fresh_processes_write_the_same_bytes_whatever_the_hash_seed_the_workers
 
 def test_the_vocabulary_has_the_entries_asked_for_and_special_tokens_first(corpus: Artifact):
     made = train_vocabulary.fn(Vocabulary(entries=1000), corpus)
-    words = load(made.path).get_vocab()
+    words = load_tokenizer(made.path).get_vocab()
     assert sorted(words.values()) == list(range(1000))
     assert [words[token] for token in SPECIALS] == [PAD, UNK, CLS, SEP, MASK] == [0, 1, 2, 3, 4]
     characters = [words[c] for c in ALPHABET] + [words[f"##{c}"] for c in ALPHABET]
@@ -189,7 +186,7 @@ def test_transformers_loads_the_folder_and_encodes_as_we_do(corpus: Artifact):
     for first, second in pairwise(AWKWARD[:-2]):
         assert theirs(first)["input_ids"] == ours.encode(first).ids
         assert theirs(first, second)["input_ids"] == ours.encode(first, second).ids
-    plain = load(made.path)
+    plain = load_tokenizer(made.path)
     for text in AWKWARD[:6]:
         ids = encode(plain, [text])[0].tolist()
         assert theirs(text)["input_ids"] == [CLS, *ids, SEP]
@@ -280,7 +277,7 @@ def test_a_text_in_pieces_has_the_tokens_of_the_whole(tokenizer: Tokenizer, monk
     rng, words = random.Random(3), sorted(tokenizer.get_vocab())
     texts = [*AWKWARD, *toy_texts[:20], *(random_text(rng, words, 200) for _ in range(20)), "word" * 30, ""]
     expected = [ids.tolist() for ids in encode(tokenizer, texts)]
-    monkeypatch.setattr(vocabulary, "PIECE_CHARACTERS", size)
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", size)
     for text in texts:
         found = list(pieces(text))
         assert "".join(found) == text
@@ -290,14 +287,14 @@ def test_a_text_in_pieces_has_the_tokens_of_the_whole(tokenizer: Tokenizer, monk
 
 
 def test_no_more_than_a_piece_is_split_at_once(tokenizer: Tokenizer, monkeypatch, toy_texts: list[str]):
-    monkeypatch.setattr(vocabulary, "PIECE_CHARACTERS", 2000)
-    sizes, split = [], vocabulary.words.split
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 2000)
+    sizes, split = [], words.split
 
-    def spy(texts: list[str]) -> vocabulary.words.Words:
+    def spy(texts: list[str]) -> words.Words:
         sizes.append(sum(map(len, texts)))
         return split(texts)
 
-    monkeypatch.setattr(vocabulary.words, "split", spy)
+    monkeypatch.setattr(words, "split", spy)
     encode(tokenizer, [*toy_texts, " ".join(toy_texts)])
     assert max(sizes) < 2000 + 40, "to the end of a word"
     assert len(sizes) < sum(sizes) / 1000, "short texts together"
@@ -312,18 +309,18 @@ def test_nothing_to_encode_gives_nothing(tokenizer: Tokenizer):
 def test_a_file_that_is_no_tokenizer_gets_one_sentence(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match=r"tokenizer.json is no tokenizer"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_a_share_depends_on_text_and_salt_alone_and_is_spread_evenly():
-    shares = np.array([share(str(i)) for i in range(20_000)])
+    shares = np.array([unit_hash(str(i)) for i in range(20_000)])
     assert shares.min() >= 0
     assert shares.max() < 1
     counts, _ = np.histogram(shares, bins=20, range=(0, 1))
     assert ((counts - 1000) ** 2 / 1000).sum() < 45, "chi squared, 19 degrees of freedom: p > 0.0007"
-    other = np.array([share(str(i), salt=1) for i in range(20_000)])
+    other = np.array([unit_hash(str(i), salt=1) for i in range(20_000)])
     assert abs(np.corrcoef(shares, other)[0, 1]) < 0.03
-    assert share("1") == shares[1]
+    assert unit_hash("1") == shares[1]
 
 
 def test_a_sample_is_the_same_documents_in_any_order_and_of_about_the_size(store: Path, tmp_path: Path, toy_texts):
@@ -341,7 +338,7 @@ def test_a_sample_is_the_same_documents_in_any_order_and_of_about_the_size(store
         assert used == {name: corpus.stats[name] for name in ("documents", "characters")}
     assert (counter(found[0][0]), found[0][1]) == (counter(found[1][0]), found[1][1])
     counts, used = found[0]
-    chosen = [text for text in texts if share(text, salt=1) < 0.25]
+    chosen = [text for text in texts if unit_hash(text, salt=1) < 0.25]
     assert counter(counts) == counter(count_words(chosen))
     assert used == {"documents": len(chosen), "characters": sum(map(len, chosen))}
     assert 0.8 < used["characters"] / (1e6 * megabytes) < 1.2
@@ -352,7 +349,7 @@ def test_the_vocabulary_is_trained_on_the_sample_alone(store: Path, tmp_path: Pa
     corpus = download.fn(Download(source="files", files=[str(tmp_path / "toy.jsonl")], documents=0))
     megabytes = corpus.stats["characters"] / 2e6
     made = train_vocabulary.fn(Vocabulary(entries=256, sample_megabytes=megabytes), corpus)
-    texts = [text for text in toy_texts if share(text, salt=1) < 0.5]
+    texts = [text for text in toy_texts if unit_hash(text, salt=1) < 0.5]
     counts = count_words(texts)
     about = {"documents": len(texts), "characters": sum(map(len, texts))}
     assert made.stats["trained_on"] == about | {"words": counter(counts).total(), "different_words": len(counts)}
@@ -367,7 +364,7 @@ def test_counts_are_those_of_a_plain_split(texts: list[str]):
 
 def test_counts_in_pieces_and_batches_are_those_of_the_whole(texts: list[str], monkeypatch: pytest.MonkeyPatch):
     expected = counter(count_words(texts))
-    monkeypatch.setattr(vocabulary, "PIECE_CHARACTERS", 500)
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 500)
     assert counter(count_words(texts)) == expected
     assert counter(summed(count_words([text]) for text in texts)) == expected
     assert counter(summed([])) == counter(count_words([])) == {}
@@ -377,8 +374,8 @@ def test_scaled_down_words_keep_their_shares_rare_ones_together(monkeypatch: pyt
     counts = {f"often{i}": 1000 + i for i in range(50)} | {f"once{i}": 1 for i in range(20_000)}
     lines = list(scaled(table(counts)))
     assert Counter(word for line in lines for word in line.split()) == counts
-    assert {len(line.split()) for line in lines[:-1]} == {vocabulary.LINE_WORDS}
-    monkeypatch.setattr(vocabulary, "TRAINING_WORDS", sum(counts.values()) // 10)
+    assert {len(line.split()) for line in lines[:-1]} == {vocabulary_training.LINE_WORDS}
+    monkeypatch.setattr(vocabulary_training, "TRAINING_WORDS", sum(counts.values()) // 10)
     fewer = Counter(word for line in scaled(table(counts)) for word in line.split())
     assert all(abs(fewer[word] - n / 10) < 1 for word, n in counts.items())
     assert abs(sum(fewer[f"once{i}"] for i in range(20_000)) - 2000) < 150, "three standard deviations are 127"
@@ -387,7 +384,7 @@ def test_scaled_down_words_keep_their_shares_rare_ones_together(monkeypatch: pyt
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_the_other_models_encode_as_their_plain_tokenizers_do(corpus: Artifact, kind: str):
     made = train_vocabulary.fn(Vocabulary(model=kind, entries=1000), corpus)
-    plain, rng = load(made.path), random.Random(5)
+    plain, rng = load_tokenizer(made.path), random.Random(5)
     known = plain.get_vocab()
     assert sorted(known.values()) == list(range(1000))
     assert [known[token] for token in SPECIALS] == [0, 1, 2, 3, 4]
@@ -402,8 +399,8 @@ def test_the_other_models_encode_as_their_plain_tokenizers_do(corpus: Artifact, 
 
 def test_an_encoder_that_forgets_encodes_the_same(tokenizer: Tokenizer, texts: list[str], monkeypatch):
     expected = [ids.tolist() for ids in encode(tokenizer, texts)]
-    monkeypatch.setattr(vocabulary, "KNOWN_WORDS", 100)
-    monkeypatch.setattr(vocabulary, "LEARNED_AT_ONCE", 30)
+    monkeypatch.setattr(encoding, "KNOWN_WORDS", 100)
+    monkeypatch.setattr(encoding, "LEARNED_AT_ONCE", 30)
     encoder = Encoder(tokenizer)
     found = [encoder([text]).ids.tolist() for text in texts]
     assert found == expected
@@ -412,9 +409,7 @@ def test_an_encoder_that_forgets_encodes_the_same(tokenizer: Tokenizer, texts: l
 
 def test_more_than_65536_entries_have_ids_of_32_bits():
     many = {f"w{i}": 3 for i in range(70_000)}
-    tokenizer = vocabulary.tokenizer_of(
-        vocabulary.WordPiece({word: i for i, word in enumerate([*SPECIALS, *many])}, unk_token="[UNK]")
-    )
+    tokenizer = tokenizer_of(WordPiece({word: i for i, word in enumerate([*SPECIALS, *many])}, unk_token="[UNK]"))
     ids, ends = Encoder(tokenizer)(["w69999 w0", "w65531"])
     assert (ids.dtype, ids.tolist(), ends.tolist()) == (np.uint32, [70_004, 5, 65_536], [2, 3])
 
@@ -436,7 +431,7 @@ def test_a_word_of_five_megabytes_is_one_unknown_token(tokenizer: Tokenizer):
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_a_word_too_long_to_divide_is_unknown_in_every_model(texts: list[str], kind: str):
     plain = train(count_words(texts), 1000, kind=kind)
-    longest = vocabulary.LONGEST_DIVIDED
+    longest = LONGEST_DIVIDED
     [known, unknown] = encode(plain, ["ab" * (longest // 2), "ab" * (longest // 2) + "c"])
     assert known.tolist() == plain.encode("ab" * (longest // 2), add_special_tokens=False).ids
     assert len(unknown) <= 2, "Unigram marks the beginning of a word with an entry of its own"
@@ -451,8 +446,8 @@ def test_min_frequency_is_refused_where_nothing_is_merged():
 def test_the_entries_are_listed_with_their_kind_and_use(corpus: Artifact, texts: list[str]):
     made = train_vocabulary.fn(Vocabulary(entries=1000), corpus)
     entries = pq.read_table(made.path / "entries.parquet").to_pylist()
-    assert {e["entry"]: e["id"] for e in entries} == load(made.path).get_vocab()
-    used = Counter(i for ids in encode(load(made.path), texts) for i in ids.tolist())
+    assert {e["entry"]: e["id"] for e in entries} == load_tokenizer(made.path).get_vocab()
+    used = Counter(i for ids in encode(load_tokenizer(made.path), texts) for i in ids.tolist())
     assert [e["occurrences"] for e in entries] == [used[i] if i != UNK else 0 for i in range(1000)]
     assert made.stats["unused"] == sum(not used[i] for i in range(5, 1000))
     table = {row["kind"]: row for row in made.stats["table"]}
@@ -488,6 +483,6 @@ def test_real_text_is_encoded_as_the_plain_tokenizer_does(real_data: Path, store
     files = sorted(map(str, real_data.glob("pile-like/train-*.jsonl.zst")))
     corpus = download.fn(Download(source="files", files=files[-1:], documents=0, megabytes=6))
     made = train_vocabulary.fn(Vocabulary(entries=8192), corpus)
-    plain, texts = load(made.path), [d.text for d in documents_of(corpus)]
+    plain, texts = load_tokenizer(made.path), [d.text for d in documents_of(corpus)]
     expected = [e.ids for e in plain.encode_batch_fast(texts, add_special_tokens=False)]
     assert [ids.tolist() for ids in encode(plain, texts)] == expected

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from tasks import vocabulary
 from tasks.text import words
+from tasks.text.tokenizer import normalizer
 from tasks.text.words import grams, hashes, normalise, split
 
 
@@ -19,14 +19,14 @@ def random_texts(seed: int, size: int = 200) -> list[str]:
 
 
 def test_every_character_is_normalised_as_the_vocabulary_does():
-    theirs = vocabulary.normalizer()
+    theirs = normalizer()
     for start in range(0, 0x110000, 0x1000):  # between letters, so that marks have something to stand on
         text = "".join(f"a{chr(c)}b" for c in range(start, start + 0x1000) if not 0xD800 <= c < 0xE000)
         assert normalise(text).decode() == theirs.normalize_str(text), hex(start)
 
 
 def test_quotes_are_replaced_before_accents_and_other_scripts_go():
-    theirs = vocabulary.normalizer()
+    theirs = normalizer()
     for text in ("''''' ``` '`'", "'\N{HIRAGANA LETTER A}'", "`\N{GREEK VARIA}", "'\x00'", *random_texts(1)):
         assert normalise(text).decode() == theirs.normalize_str(text), repr(text)
 

@@ -31,7 +31,8 @@ import pyarrow.parquet as pq
 import zstandard
 
 from model import InputError
-from tasks import stage
+from tasks import store
+from tasks.corpus.parts import Document
 from tasks.reports.markdown import printable
 
 CHUNK = 1 << 15  # bytes of a file read at once
@@ -74,14 +75,6 @@ NAMED = 3  # files that a warning names
 LONGEST_NAME, OTHER = 256, "other"  # characters of a source's name; what longer ones become
 SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
 log = logging.getLogger(__name__)
-
-
-class Document(NamedTuple):
-    """One text of the corpus: where it was read, which part of the corpus it belongs to, the text."""
-
-    id: str
-    source: str
-    text: str
 
 
 class Loss(NamedTuple):
@@ -590,7 +583,7 @@ def local_files(patterns: Iterable[str]) -> dict[str, Path]:
 
 @functools.cache
 def _digest(path: Path, *_: int) -> str:
-    return stage.digest(path)
+    return store.digest(path)
 
 
 def unreadable(path: Path, error: OSError) -> InputError:

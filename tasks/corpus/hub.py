@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model import InputError
-from tasks import stage
+from tasks import store
 
 ATTEMPTS = 2  # at a file that comes with a wrong digest
 REVISIONS = ".revisions.json"  # in the store: commits of data sets that have none in the table below
@@ -157,7 +157,7 @@ def commit(source: Source) -> str:
     """The commit at which the source is read: its own, or the newest when it was first used with this store."""
     if source.revision:
         return source.revision
-    path, lock = stage.ROOT / REVISIONS, stage.ROOT / ".locks" / "revisions"
+    path, lock = store.ROOT / REVISIONS, store.ROOT / ".locks" / "revisions"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -177,7 +177,7 @@ def _newest(repository: str) -> str:
         sha = HfApi().dataset_info(repository).sha
     except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
         raise error(repository, problem) from problem
-    log.info("%s is read at its newest commit, %s, from now on (%s).", repository, sha, stage.ROOT / REVISIONS)
+    log.info("%s is read at its newest commit, %s, from now on (%s).", repository, sha, store.ROOT / REVISIONS)
     return sha
 
 
@@ -214,7 +214,7 @@ def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:
 def digest(path: Path, like: str) -> str:
     """The digest of a file, of the kind of this one."""
     if len(like) == 64:
-        return stage.digest(path)
+        return store.digest(path)
     data = path.read_bytes()  # a small file
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 

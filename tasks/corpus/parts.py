@@ -1,19 +1,66 @@
-"""Parts as Arrow columns: read, counted, selected and written without making an object of every document."""
+"""The parts of a corpus: Parquet files with the columns id, source and text, through which all stages read and write.
 
-from collections.abc import Iterator
+A part is read a few megabytes at a time: as Arrow tables, or as documents where a stage looks at one text after another.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from model import InputError
-from tasks.corpus.formats import Document
-from tasks.download import SCHEMA, Tally
+from tasks.store import Artifact
 
-SAMPLES, SAMPLE_CHARACTERS = 20, 300  # what is shown of many; of each
+SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("text", pa.large_string())])
+ROW_GROUP_CHARACTERS = 4_000_000  # what a reader of a part holds in memory at once
+TOTAL = "all"  # the row of all sources together, in tables by source
+DIGEST_RANGE = 2**64
+SAMPLES, SAMPLE_CHARACTERS = 20, 300  # documents shown of many; characters of each
+
+
+class Document(NamedTuple):
+    """One text of a corpus: where it was read, the source it is counted under, the text."""
+
+    id: str
+    source: str
+    text: str
+
+
+def table(documents: list[Document]) -> pa.Table:
+    """Documents as one Arrow table."""
+    columns = list(zip(*documents, strict=True)) or [(), (), ()]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.table(arrays, schema=SCHEMA)
+
+
+def parts_of(corpus: Artifact) -> list[Path]:
+    """The parts of a corpus that its manifest lists, in order. Raises InputError if the corpus is absent or incomplete."""
+    names = [file["path"] for file in corpus.manifest["files"]]
+    return by_number(corpus.path / name for name in names if re.fullmatch(r"part-\d+\.parquet", name))
+
+
+def in_order(folder: Path) -> list[Path]:
+    """The parts in a folder, by number."""
+    return by_number(folder.glob("part-*.parquet"))
+
+
+def by_number(files: Iterable[Path]) -> list[Path]:
+    """Parts in the order of their numbers, which have five digits or more."""
+    return sorted(files, key=lambda part: (len(part.name), part.name))
+
+
+def writer(out: Path) -> pq.ParquetWriter:
+    """A writer of tables with the columns of SCHEMA to one part."""
+    return pq.ParquetWriter(out, SCHEMA, compression="zstd", use_dictionary=["source"])
 
 
 def tables(part: Path, columns: tuple[str, ...] = tuple(SCHEMA.names)) -> Iterator[pa.Table]:
@@ -29,9 +76,30 @@ def tables(part: Path, columns: tuple[str, ...] = tuple(SCHEMA.names)) -> Iterat
         raise InputError(f"{name} is damaged: {error}. Delete its artifact and run the stage again.") from error
 
 
-def writer(out: Path) -> pq.ParquetWriter:
-    """Writes tables with the columns of a corpus as a part."""
-    return pq.ParquetWriter(out, SCHEMA, compression="zstd", use_dictionary=["source"])
+def batches(part: Path) -> Iterator[list[Document]]:
+    """The documents of a part, a few megabytes at a time. Raises InputError as `tables` does."""
+    for rows in tables(part):
+        yield [Document(*row) for row in zip(*rows.to_pydict().values(), strict=True)]
+
+
+def documents_of(corpus: Artifact) -> Iterator[Document]:
+    """All documents of a corpus, in order."""
+    for part in parts_of(corpus):
+        for batch in batches(part):
+            yield from batch
+
+
+def documents_at(part: Path, rows: list[int]) -> list[Document]:
+    """The documents in these rows of a part."""
+    with pq.ParquetFile(part) as file:
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        ends, found = np.cumsum(sizes), []
+        for row in rows:
+            group = int(np.searchsorted(ends, row, side="right"))
+            table = file.read_row_group(group, columns=SCHEMA.names, use_threads=False)
+            [document] = table.slice(row - ends[group] + sizes[group], 1).to_pylist()
+            found.append(Document(**document))
+        return found
 
 
 def strings(column: pa.ChunkedArray) -> tuple[np.ndarray, memoryview]:
@@ -50,6 +118,27 @@ def views(column: pa.ChunkedArray) -> Iterator[memoryview]:
     return (data[start:end] for start, end in pairwise(offsets.tolist()))
 
 
+class Tally:
+    """Documents and characters, in total and by source."""
+
+    def __init__(self) -> None:
+        self.documents, self.characters = Counter(), Counter()
+
+    def add(self, document: Document) -> None:
+        """Count one document."""
+        self.documents[document.source] += 1
+        self.characters[document.source] += len(document.text)
+
+    def counts(self) -> dict:
+        """As JSON, the largest source first."""
+        by_source = {s: {"documents": n, "characters": self.characters[s]} for s, n in self.documents.most_common()}
+        return {
+            "documents": self.documents.total(),
+            "characters": self.characters.total(),
+            "by_source": dict(sorted(by_source.items(), key=lambda item: (-item[1]["documents"], item[0]))),
+        }
+
+
 def count(tally: Tally, table: pa.Table, characters: pa.ChunkedArray | None = None) -> None:
     """Add the documents of a table to a tally, with these numbers of characters in place of all that they have."""
     characters = pc.utf8_length(table["text"]) if characters is None else characters
@@ -61,20 +150,27 @@ def count(tally: Tally, table: pa.Table, characters: pa.ChunkedArray | None = No
         tally.characters[source] += total
 
 
+def add_up(results: list[dict]) -> dict:
+    """The sum of several `Tally.counts`."""
+    tally = Tally()
+    for result in results:
+        for source, counts in result["by_source"].items():
+            tally.documents[source] += counts["documents"]
+            tally.characters[source] += counts["characters"]
+    return tally.counts()
+
+
+def row_name(source: str) -> str:
+    """The name of a source in a table by source: in quotes where it is TOTAL or begins with a quote, else unchanged."""
+    return json.dumps(source, ensure_ascii=False) if source == TOTAL or source.startswith('"') else source
+
+
 def smallest(samples: list[tuple]) -> list[tuple]:
-    """The few that begin with the smallest digests, one of each, the earlier where two have the same."""
+    """The SAMPLES samples with the smallest digests (their first field), in order; of equal digests the earliest."""
     by_digest = {sample[0]: sample for sample in reversed(samples)}
     return [by_digest[digest] for digest in sorted(by_digest)[:SAMPLES]]
 
 
-def documents_at(part: Path, rows: list[int]) -> list[Document]:
-    """The documents in these rows of a part."""
-    with pq.ParquetFile(part) as file:
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        ends, found = np.cumsum(sizes), []
-        for row in rows:
-            group = int(np.searchsorted(ends, row, side="right"))
-            table = file.read_row_group(group, columns=SCHEMA.names, use_threads=False)
-            [document] = table.slice(row - ends[group] + sizes[group], 1).to_pylist()
-            found.append(Document(**document))
-        return found
+def unit_hash(text: str, salt: int = 0) -> float:
+    """A number in [0, 1) that depends on the text alone: below p for a fraction p of all texts."""
+    return xxhash.xxh3_64_intdigest(text.encode(errors="surrogatepass"), seed=salt) / DIGEST_RANGE

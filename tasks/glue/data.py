@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from model import InputError
 from model.quantities import counted
 from tasks.corpus import formats, hub
 from tasks.glue import probes
-from tasks.stage import Artifact
+from tasks.store import Artifact
 
 HUB_GLUE = hub.Source(
     "nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "",
@@ -36,6 +36,9 @@ MOST_WITHOUT = 0.01  # of a split's rows; where more have no sentence, something
 FEW = 5  # rows that are named where many are meant
 BLANK = r"^[\s\p{Z}\p{Cc}\p{Cf}]*$"  # white space, control and invisible characters, or nothing
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+Protocol = Literal["cramming", "modern"]
+PROTOCOLS = get_args(Protocol)
+MOST_EPOCHS = 5  # that the rules of the game allow
 log = logging.getLogger(__name__)
 
 

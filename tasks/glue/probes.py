@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 
 from model import InputError
 from model.quantities import counted
-from tasks import vocabulary
-from tasks.stage import Artifact
-from tasks.tokenize import HELDOUT_TEXT
+from tasks.corpus import parts
+from tasks.store import HELDOUT_TEXT, Artifact
 
 VERSION = 1  # raise when the tasks change: it enters the key of their runs
 COLUMNS = {
@@ -45,7 +44,7 @@ def sentences(text: str) -> list[str]:
 
 def split_of(text: str) -> str:
     """Of a document: by its text alone."""
-    return "validation" if vocabulary.share(text, salt=2) < VALIDATION / (TRAIN + VALIDATION) else "train"
+    return "validation" if parts.unit_hash(text, salt=2) < VALIDATION / (TRAIN + VALIDATION) else "train"
 
 
 class Others:

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import xxhash
 
 from model import InputError
-from tasks.download import TOTAL, batches, row_name
-from tasks.stage import Artifact
+from tasks.corpus.parts import TOTAL, batches, row_name
+from tasks.store import Artifact
 
 KEPT = "kept"
 NOT_GIVEN = "not given"  # in place of a verdict on a document that the filter's input did not have

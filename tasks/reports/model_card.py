@@ -6,18 +6,12 @@ It is made from the manifests of all that led to the model, and says nothing tha
 import json
 from collections.abc import Iterable
 
-from model import export
+from model.layouts import transformers_model, why_not_transformers
 from model.quantities import counted, span
 from model.settings import Architecture
 from tasks.corpus import hub
-from tasks.decontaminate import Decontaminate
-from tasks.deduplicate import Deduplicate
-from tasks.download import Download
-from tasks.filter import Filter
 from tasks.glue.data import TASKS
 from tasks.glue.metrics import beats, verdict
-from tasks.measure import Measure
-from tasks.pretrain import Pretrain
 from tasks.reports.markdown import Marked, code, escape, items, table
 from tasks.reports.sections import (
     METRICS,
@@ -30,21 +24,9 @@ from tasks.reports.sections import (
     marked,
     stage_of,
 )
-from tasks.tokenize import Tokenize
-from tasks.vocabulary import Vocabulary
 
 LONG = 100  # characters of a list in a table
 PAPER = "https://arxiv.org/abs/2212.14034"
-USUAL: dict[str, dict] = {  # the params of the paper's final recipe, as far as manifests have them
-    "download": Download().model_dump(mode="json"),
-    "deduplicate": Deduplicate().identity(),
-    "decontaminate": Decontaminate().model_dump(mode="json", include={"method", "words"}),
-    "measure": Measure().identity(),
-    "filter": Filter().identity(),
-    "vocabulary": Vocabulary().identity(),
-    "tokenize": Tokenize().identity(),
-    "pretrain": Pretrain().identity(),
-}
 
 
 def header(fields: dict[str, object]) -> str:
@@ -71,11 +53,11 @@ def shown(value: object) -> object:
 
 def use_section(architecture: Architecture) -> list[str]:
     """How to load the model; if only with cram, why."""
-    name, title = export.transformers_model(architecture), "## Use"
+    name, title = transformers_model(architecture), "## Use"
     if name is None:
         return [
             title,
-            f"Only cram loads it, with its repository on the path: {export.why_not_transformers(architecture)} The tokenizer is "
+            f"Only cram loads it, with its repository on the path: {why_not_transformers(architecture)} The tokenizer is "
             "one of transformers.",
             "```python\n"
             "from pathlib import Path\n\n"
@@ -158,7 +140,7 @@ def software(environment: dict) -> str:
 def recipe_section(about: dict, lineage: dict[str, dict]) -> list[str]:
     """The model's shape, and all parameters that differ from the paper's final recipe. `about`, `lineage`: as for `card`."""
     lineage = {name: m for name, m in lineage.items() if m["stage"] != "pretrain"} | {"pretrain": about}
-    changes = [row for m in lineage.values() for row in deltas(m["params"], USUAL.get(m["stage"], {}), m["stage"])]
+    changes = [row for m in lineage.values() for row in deltas(m["params"], m.get("usual", {}), m["stage"])]
     architecture = Architecture(**about["params"]["architecture"])
     shape = (
         f"{architecture.layers} x {architecture.hidden}, {counted(architecture.heads, 'head')}, "
@@ -180,7 +162,7 @@ def card(about: dict, lineage: dict[str, dict], scores: Iterable[str] = ()) -> s
     lineage = {name: m for name, m in lineage.items() if m["stage"] != "pretrain"} | {"pretrain": about}
     params, stats, environment = about["params"], about["stats"], about["environment"]
     architecture = Architecture(**params["architecture"])
-    name, hubs = export.transformers_model(architecture), datasets(lineage)
+    name, hubs = transformers_model(architecture), datasets(lineage)
     length = next((m["params"].get("length") for m in lineage.values() if m["stage"] == "tokenize"), None)
     size, budget = f"{stats['parameters'] / 1e6:,.1f} million", budget_of(params)
     fields = {
@@ -209,6 +191,8 @@ def card(about: dict, lineage: dict[str, dict], scores: Iterable[str] = ()) -> s
 
 def label_section(params: dict, stats: dict, architecture: Architecture) -> list[str]:
     """How to get labels (or the score) of a text from a finetuned model."""
+    from model import export  # torch: not for every command line
+
     task = TASKS[params["task"]]
     example = ["the first text", "the second text"][: len(task.columns)]
     model = export.transformers_classifier(architecture, stats["head"])
@@ -237,6 +221,8 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
 
     `params`, `stats`: those of its finetune stage. `lineage`: the manifests of what led to it, by name.
     """
+    from model import export  # torch: not for every command line
+
     task, pretrained = TASKS[params["task"]], stage_of(lineage, "pretrain")
     architecture = Architecture(**pretrained["params"]["architecture"])
     model, data = export.transformers_classifier(architecture, stats["head"]), params["data"]

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from model import InputError
-from tasks.finetune import PROTOCOLS
 from tasks.glue import metrics
-from tasks.glue.data import GLUE, TASKS
-from tasks.pretrain import LINEAGE
-from tasks.stage import Artifact
+from tasks.glue.data import GLUE, PROTOCOLS, TASKS
+from tasks.store import LINEAGE, Artifact
 
 NAMES = {name: TASKS[name].title for name in (*GLUE, "wnli")}
 COLUMNS = tuple(metrics.COLUMNS)  # nine numbers, as the paper

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 
 from model.quantities import budget, counted, duration, span
 from model.settings import Finetuning
-from tasks.finetune import MOST_EPOCHS
 from tasks.glue import metrics
-from tasks.glue.data import TASKS
+from tasks.glue.data import MOST_EPOCHS, TASKS
 from tasks.reports.markdown import Marked, code, escape, items, table
 from tasks.reports.scores import (
     COLUMNS,
@@ -388,7 +387,7 @@ def funnel(lineage: dict[str, dict]) -> list[dict]:
     found = []
     for name, about in lineage.items():
         stats = about["stats"]
-        if about["stage"] in ("download", "deduplicate", "decontaminate", "filter", "tokenize"):
+        if "documents" in stats and about["stage"] != "measure":  # which passes no documents on
             row = {"stage": about["stage"], "artifact": name}
             row |= {what: stats.get(what) for what in ("documents", "characters", "tokens", "sequences")}
             if about["stage"] == "filter":

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, model_validator
 from model.quantities import counted
 from tasks.corpus.parts import tables, views
 from tasks.text import sorted_runs, words
-from tasks.workers.pool import over_parts
+from tasks.workers.mapping import over_parts
 
 PIECE = 1 << 20  # bytes of text that are split into words at once
 SLICE = 1 << 16  # documents whose minima are held at once

@@ -22,10 +22,9 @@ import xxhash
 from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, Field
 
-from tasks.corpus.parts import SAMPLE_CHARACTERS, count, smallest, strings, tables, views, writer
-from tasks.download import Tally
+from tasks.corpus.parts import SAMPLE_CHARACTERS, Tally, count, smallest, strings, tables, views, writer
 from tasks.text import sorted_runs
-from tasks.workers.pool import over_parts
+from tasks.workers.mapping import over_parts
 
 CHUNK = 1 << 22  # windows of a part that are looked at together
 BLOCK = 1 << 15  # bytes that are hashed at once: what fits in a core's cache

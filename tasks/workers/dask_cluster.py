@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from model import InputError
 from model.quantities import counted
 from tasks.home import CODE
-from tasks.stage import peak_memory, reset_usage
-from tasks.workers.pool import ONE_THREAD, Place, finish
+from tasks.workers.jobs import ONE_THREAD, Place, finish
+from tasks.workers.usage import peak_memory, reset_usage
 
 if TYPE_CHECKING:
     from distributed import Client

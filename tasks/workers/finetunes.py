@@ -23,6 +23,7 @@ from model import InputError
 from model.quantities import counted
 from tasks.workers import pool
 from tasks.workers.progress import Progress
+from tasks.workers.usage import usage
 
 ON_A_GPU = 4  # runs at most: each has a CUDA context of its own
 BYTES_A_RUN = 3 << 29  # of memory, beside what the model takes: measured at pocket size, where that is little
@@ -190,7 +191,7 @@ class Crew:
                 self.members.remove(member)
                 self.done += 1
             raise
-        pool.usage.add(seconds, peak)
+        usage.add(seconds, peak)
         with self.lock:
             self.idle.append(member)
             self.done += 1

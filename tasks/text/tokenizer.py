@@ -1,0 +1,87 @@
+"""The tokenizer: how text becomes tokens of a vocabulary, as transformers.AutoTokenizer loads it."""
+
+import json
+import shutil
+import string
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE, Unigram, WordPiece
+
+from model import InputError
+
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their ids are their places
+PAD, UNK, CLS, SEP, MASK = range(len(SPECIALS))
+FILES = ("tokenizer.json", "tokenizer_config.json")
+# what the normaliser leaves, but for white space: printable ASCII without capitals
+ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.ascii_uppercase))
+LONGEST_WORD = 100  # characters; WordPiece makes a longer one [UNK], as in BERT, and none is trained on
+LONGEST_DIVIDED = (
+    100_000  # BPE and Unigram divide longer ones too, but in a hundred times their memory: they are not given them
+)
+UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # a word that no vocabulary here has
+WORD_START = "▁"  # what Unigram marks the beginning of a word with, as SentencePiece does
+
+
+def normalizer() -> normalizers.Normalizer:
+    """The reference's: plain quotes, no accents, lower case, printable ASCII only."""
+    return normalizers.Sequence(
+        [
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+            normalizers.NFD(),
+            normalizers.Lowercase(),
+            normalizers.StripAccents(),
+            normalizers.Replace(Regex(r"[^\x09-\x0d\x20-\x7e]+"), ""),
+        ]
+    )
+
+
+def marking(model: object) -> list[pre_tokenizers.PreTokenizer]:
+    """What a model wants done to a word before it divides it."""
+    return [pre_tokenizers.Metaspace(WORD_START, "always", split=False)] if isinstance(model, Unigram) else []
+
+
+def tokenizer_of(model: WordPiece | BPE | Unigram) -> Tokenizer:
+    """The tokenizer around a model: words and runs of punctuation, each divided; [CLS] A [SEP] B [SEP]."""
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), *marking(model)])
+    tokenizer.decoder = decoders.Metaspace(WORD_START) if isinstance(model, Unigram) else decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
+    )
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write it as transformers expects it."""
+    (folder / FILES[0]).write_text(tokenizer.to_str(pretty=True))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIALS, strict=True))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
+    config |= {"model_input_names": ["input_ids", "attention_mask"]}
+    (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def copy_tokenizer(source: Path, folder: Path, length: int) -> None:
+    """Copy it for models that take so many tokens."""
+    shutil.copyfile(source / FILES[0], folder / FILES[0])
+    config = json.loads((source / FILES[1]).read_text()) | {"model_max_length": length}
+    (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read it for raw text: a literal [MASK] in a document is text, not the special token."""
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / FILES[0]))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise InputError(f"{folder / FILES[0]} is no tokenizer: {error}. Run its stage again.") from error
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def inner(entry: str) -> str:
+    """The characters of an entry, without the mark that it begins or continues a word."""
+    return entry.removeprefix("##").removeprefix(WORD_START) or entry
