@@ -686,7 +686,8 @@ SCRIPT = """
 import json, sys, time
 time.sleep = lambda seconds: None
 from model import InputError
-from tasks.download import Download, documents_of, download
+from tasks.corpus.parts import documents_of
+from tasks.download import Download, download
 try:
     made = download.fn(Download(**json.loads(sys.argv[1])))
     print(json.dumps([tuple(d) for d in documents_of(made)]))

@@ -847,9 +847,9 @@ def test_too_long_a_text_of_other_files_is_lost_alone():
 
 BOMB = """
 import json, re, sys
-from tasks import sources
+from tasks.corpus import formats
 with open(sys.argv[1], "rb") as file:
-    print(json.dumps(list(sources.read_file(file, sys.argv[1], sources.Layout("a", 10**8)))))
+    print(json.dumps(list(formats.read_file(file, sys.argv[1], formats.Layout("a", 10**8)))))
 print(int(re.search("VmHWM:[^0-9]+([0-9]+) kB", open("/proc/self/status").read())[1]) / 1024)  # its own, not its parent's
 """
 

@@ -99,7 +99,8 @@ def tokenizer(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Tok
 
 SCRIPT = """
 import hashlib, json, os, sys
-from tasks.vocabulary import count_words, train, usage
+from tasks.text.vocabulary_training import count_words, train
+from tasks.vocabulary import usage
 kinds, texts = json.load(sys.stdin)
 before = len(os.listdir("/proc/self/task"))
 for kind in kinds:
