@@ -1,0 +1,162 @@
+"""Golden values: keys of recipes and content of the data stages' files, which must not change unnoticed."""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import document, store_of_its_own, write_jsonl
+
+from flows.cram import planned
+from tasks import glue, sources
+
+ON_PURPOSE = (
+    "If this change is intended: raise the `version` of the first stage that differs and put the new values here."
+)
+SENTENCE = "The committee of the old harbour described every broken lamp twice before the rain, and forgot it by noon."
+# Stage: key; the keys of all finetuning runs are hashed as one. pocket: where the hub doesn't give GLUE; crammed-bert:
+# where it does
+KEYS: dict[str, dict[str, str]] = {
+    "demo": {
+        "download": "69c350290778",
+        "deduplicate": "8d4febb6ef8b",
+        "decontaminate": "69827c20056b",
+        "measure": "f8f7bbba331b",
+        "filter": "605a8540e664",
+        "vocabulary": "724885f19df5",
+        "tokenize": "265d272af42f",
+        "pretrain": "069f79ce958d",
+        "finetune": "7296de6ca8cf",
+        "report": "374415558a0e",
+    },
+    "pocket": {
+        "download": "8e733b748fa8",
+        "deduplicate": "4702c2be3a56",
+        "decontaminate": "2d8162c99698",
+        "measure": "0348fe8e34bb",
+        "filter": "e10a961c5df4",
+        "vocabulary": "2fd289f9ddb3",
+        "tokenize": "bdb01bc36fc1",
+        "pretrain": "a50e31c90142",
+        "finetune": "caeafabcb7ef",
+        "report": "532e37aa6b79",
+    },
+    "crammed-bert": {
+        "download": "8e733b748fa8",
+        "deduplicate": "4702c2be3a56",
+        "decontaminate": "09f013836820",
+        "measure": "44ebe0a16c41",
+        "filter": "8faa69942127",
+        "vocabulary": "288c7df2907c",
+        "tokenize": "94ddeffa7563",
+        "pretrain": "25642c815210",
+        "finetune": "1a6cb5ec6e24",
+        "report": "89527e0f73c3",
+    },
+}
+# Stage and file, all parts as one: digest of rows, array or bytes
+CONTENT: dict[str, str] = {
+    "download/part": "726161a34e49",
+    "deduplicate/part": "dd36a13e2fe6",
+    "decontaminate/part": "ed5a79f4dab5",
+    "measure/measured": "f2b843d3fd58",
+    "measure/tokenizer": "b457516ce1d2",
+    "filter/measured": "3fc4a4efeadc",
+    "filter/part": "4c283a2a1cfd",
+    "filter/sources": "3ec22e8d985d",
+    "vocabulary/entries": "da9457f8aacd",
+    "vocabulary/tokenizer": "8fedac3b6020",
+    "tokenize/heldout": "7985621477c7",
+    "tokenize/heldout_documents": "74efa8eda7cf",
+    "tokenize/sequences": "0c0d70ae82b7",
+    "tokenize/tokenizer": "8fedac3b6020",
+}
+
+
+def short(data: bytes) -> str:
+    """The first 12 hex digits of the SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def keys(recipe: str) -> dict[str, str]:
+    """The key of each stage of a recipe; of the finetuning runs, a digest of all their keys."""
+    plan, found = planned(recipe, {}, "report", {}, []), {}
+    for step in plan.needed():
+        plan.made[step] = step.task.target(step.params, *plan.arguments(step))
+        found.setdefault(step.stage, []).append(plan.made[step].key)
+    return {stage: made[0] if len(made) == 1 else short(" ".join(made).encode()) for stage, made in found.items()}
+
+
+@pytest.mark.parametrize("recipe", ["demo", "pocket", "crammed-bert"])
+def test_the_keys_of_a_recipe_stay(recipe: str, store: Path, monkeypatch: pytest.MonkeyPatch):
+    splits = [(task, split) for task in glue.TASKS for split in glue.evaluation_splits(task)]
+    at_hand = {one: [Path("of the hub")] for one in splits} if recipe == "crammed-bert" else {}
+    monkeypatch.setattr(glue, "hub_evaluation", lambda: at_hand)  # these two differ between machines
+    monkeypatch.setattr(sources, "packages_digest", lambda: "whatever is installed")
+    assert keys(recipe) == KEYS[recipe], ON_PURPOSE
+
+
+def texts() -> Iterator[str]:
+    """Documents of which some are copies, near-copies, repeat a passage, quote GLUE or are no prose."""
+    rng = random.Random(5)
+    passage = document(rng, 6)
+    for number in range(200):
+        text = document(rng, rng.randint(5, 12))
+        yield text
+        match number % 10:
+            case 1:
+                yield text
+            case 3:
+                yield text + " Or so it seemed to a naïve reader in the café."
+            case 5:
+                yield f"{document(rng, 2)} {passage} {document(rng, 2)}"
+            case 7:
+                yield f"{document(rng, 3)} {SENTENCE}"
+            case 9:
+                yield " ".join(f"{rng.getrandbits(64):x}|{rng.getrandbits(32)}" for _ in range(20))
+
+
+def content(path: Path) -> bytes:
+    """What a file says: no compression, and no ratios of zstd, whose versions compress differently."""
+    if path.suffix == ".npy":
+        array = np.load(path)
+        return f"{array.dtype} {array.shape} ".encode() + array.tobytes()
+    if path.suffix == ".parquet":
+        table = pq.read_table(path)
+        rows = table.select([name for name in table.column_names if "zstd" not in name]).to_pylist()
+        return "\n".join(map(json.dumps, rows)).encode()
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders that the data stages of recipe demo write, of several parts and with every way to deduplicate."""
+    folder = tmp_path_factory.mktemp("golden")
+    shard = write_jsonl(folder / "toy.jsonl", list(texts()))
+    (folder / "cola").mkdir()
+    (folder / "cola" / "validation.tsv").write_text(f"sentence\tlabel\n{SENTENCE}\t1\n")
+    override = {
+        "download": {"source": "files", "files": [str(shard)], "part_megabytes": 0.04},
+        "deduplicate": {"methods": ["exact", "minhash", "substring"]},
+        "decontaminate": {"data": str(folder)},
+        "measure": {"vocabulary_entries": 400},
+        "vocabulary": {"entries": 400},
+    }
+    plan = planned("demo", override, "tokenize", {}, [])
+    with store_of_its_own(folder / "artifacts"):
+        for step in plan.needed():
+            plan.made[step] = step.task.fn(step.params, *plan.arguments(step))
+        return {step.stage: made.path for step, made in plan.made.items()}
+
+
+def test_the_data_stages_write_the_same_rows_vocabulary_and_sequences(made: dict[str, Path]):
+    found: dict[str, list[bytes]] = {}
+    for stage, folder in made.items():
+        for path in sorted(folder.iterdir()):  # without samples for people, and tokenizer_config.json, which may grow
+            if path.suffix in (".parquet", ".npy") or path.name == "tokenizer.json":
+                found.setdefault(f"{stage}/{path.stem.split('-')[0]}", []).append(content(path))
+    assert {name: short(b"\n\n".join(files)) for name, files in found.items()} == CONTENT, ON_PURPOSE
