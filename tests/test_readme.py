@@ -39,6 +39,7 @@ def anchor(heading: str) -> str:
 
 def test_the_front_page_is_short_and_leads_to_every_room():
     assert len(FRONT.splitlines()) <= 150
+    assert (HOME / "docs" / "report.png").stat().st_size < 120_000
     for path, text in MANUALS.items():
         assert len(text.splitlines()) <= 250, path
         assert path == "README.md" or f"]({path})" in FRONT
@@ -127,6 +128,33 @@ def test_every_field_of_the_manuals_exists():
 def test_every_field_of_the_model_and_its_training_is_described(settings: type, heading: str):
     described = {name for cell in first_cells(section("model/README.md", heading)) for name in re.findall(r"\w+", cell)}
     assert described == set(settings.model_fields)
+
+
+def choices(stage: str, field: str) -> set[str]:
+    """The names that a field takes."""
+    schema = type(getattr(RECIPES["crammed-bert"], stage)).model_json_schema()["properties"][field]
+    return set(schema.get("enum") or next(kind["enum"] for kind in schema["oneOf"] if "enum" in kind))
+
+
+@pytest.mark.parametrize(
+    ("manual", "heading", "stage", "field"),
+    [
+        ("tasks/README.md", "Sources", "download", "source"),
+        ("tasks/README.md", "Decontamination", "decontaminate", "method"),
+        ("tasks/README.md", "Vocabulary and sequences", "vocabulary", "model"),
+        ("tasks/README.md", "Vocabulary and sequences", "tokenize", "sort"),
+        ("model/README.md", "Training", "pretrain", "optimizer"),
+        ("model/README.md", "Training", "pretrain", "schedule"),
+        ("model/README.md", "Training", "pretrain", "budget_unit"),
+    ],
+)
+def test_every_choice_of_a_field_is_described(manual: str, heading: str, stage: str, field: str):
+    assert choices(stage, field) <= set(re.findall(r"\b[a-z][\w-]*", section(manual, heading)))
+
+
+def test_the_table_of_sources_has_every_source_and_no_other():
+    table = section("tasks/README.md", "Sources").split("### ")[0]
+    assert {cell.strip("`") for cell in first_cells(table)} == choices("download", "source")
 
 
 def test_every_setting_of_the_code_is_in_the_manuals_and_the_reverse():
