@@ -477,7 +477,7 @@ def test_the_manual_names_every_reason_for_which_documents_are_lost_or_dropped(s
     found = {*corpus.stats["lost"], *unique.stats["dropped"], *kept.stats["dropped"], "contaminated"}
     found = {re.sub("(?<=longer than )1(?= MB)", "100", re.sub("(?<=but )int", "…", reason)) for reason in found}
     assert len(found) == 10 + 5 + 3 + 1 + 5
-    table = (HOME / "README.md").read_text().split("| stage | in its statistics |")[1].split("\n\n")[0]
+    table = (HOME / "tasks" / "README.md").read_text().split("| stage | in its statistics |")[1].split("\n\n")[0]
     assert found <= set(re.findall("`([^`]+)`", table))
 
 

@@ -12,7 +12,8 @@ import pytest
 from conftest import document, store_of_its_own, write_jsonl
 
 from flows.cram import planned
-from tasks import glue, sources
+from tasks.corpus import pydocs
+from tasks.glue import data as glue
 
 ON_PURPOSE = (
     "If this change is intended: raise the `version` of the first stage that differs and put the new values here."
@@ -96,7 +97,7 @@ def test_the_keys_of_a_recipe_stay(recipe: str, store: Path, monkeypatch: pytest
     splits = [(task, split) for task in glue.TASKS for split in glue.evaluation_splits(task)]
     at_hand = {one: [Path("of the hub")] for one in splits} if recipe == "crammed-bert" else {}
     monkeypatch.setattr(glue, "hub_evaluation", lambda: at_hand)  # these two differ between machines
-    monkeypatch.setattr(sources, "packages_digest", lambda: "whatever is installed")
+    monkeypatch.setattr(pydocs, "packages_digest", lambda: "whatever is installed")
     assert keys(recipe) == KEYS[recipe], ON_PURPOSE
 
 

@@ -20,7 +20,7 @@ REVISIONS = ".revisions.json"  # in the store: commits of data sets that have no
 log = logging.getLogger(__name__)
 
 
-OWN_TEXT = "use files that lie here (see the README, 'Your own text')"
+OWN_TEXT = "use files that lie here (see tasks/README.md, 'Your own text')"
 
 
 @dataclass(frozen=True)

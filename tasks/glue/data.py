@@ -27,7 +27,7 @@ from tasks.store import Artifact
 
 HUB_GLUE = hub.Source(
     "nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "",
-    instead="set finetune.data to a directory with GLUE's files (see the README, 'GLUE')",
+    instead="set finetune.data to a directory with GLUE's files (see tasks/README.md, 'GLUE')",
 )  # fmt: skip
 HUB_SECONDS = 10  # for the hub to say that it is there
 LABEL = "label"
