@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from flows.recipes import resolve
 from model import InputError
 from tasks import download as download_stage
-from tasks.corpus import formats, hub, parts
-from tasks.corpus.parts import SCHEMA, Document, add_up, batches, documents_of, in_order
+from tasks.corpus import hub, local, parts
+from tasks.corpus.parts import SCHEMA, Document, add_up, batches, documents_of, in_order, parts_of
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
 from tasks.store import Artifact, artifacts
@@ -59,22 +59,22 @@ def test_parts_end_where_the_text_reaches_their_size(store: Path, shards: Path, 
         if sum(map(len, expected[-1])) >= 1e6 * part_megabytes:
             expected.append([])
         expected[-1].append(text)
-    found = [[d.text for batch in batches(part) for d in batch] for part in parts(made)]
+    found = [[d.text for batch in batches(part) for d in batch] for part in parts_of(made)]
     assert found == expected
     assert made.stats["parts"] == len(expected)
-    assert [p.name for p in parts(made)] == [f"part-{i:05d}.parquet" for i in range(len(expected))]
+    assert [p.name for p in parts_of(made)] == [f"part-{i:05d}.parquet" for i in range(len(expected))]
 
 
 def test_a_part_of_exactly_its_size_is_full(store: Path, tmp_path: Path):
     write_jsonl(tmp_path / "a.jsonl", ["x" * 500, "y" * 500, "z"])
     made = download.fn(params(tmp_path / "a.jsonl", part_megabytes=0.001))
-    assert [[d.text[0] for batch in batches(part) for d in batch] for part in parts(made)] == [["x", "y"], ["z"]]
+    assert [[d.text[0] for batch in batches(part) for d in batch] for part in parts_of(made)] == [["x", "y"], ["z"]]
 
 
 def test_parts_are_plain_parquet_in_groups_of_a_few_megabytes(store: Path, shards: Path, toy_texts, monkeypatch):
     monkeypatch.setattr(download_stage, "ROW_GROUP_CHARACTERS", 20_000)
     made = download.fn(params(shards))
-    [part] = parts(made)
+    [part] = parts_of(made)
     file = pq.ParquetFile(part)
     assert file.schema_arrow.equals(SCHEMA)
     assert file.metadata.row_group(0).column(2).compression == "ZSTD"
@@ -146,7 +146,7 @@ def test_parts_do_not_depend_on_the_shards_the_text_lies_in(store: Path, shards:
     write_jsonl(tmp_path / "one.jsonl", toy_texts)
     split, joined = (download.fn(params(p, part_megabytes=0.02)) for p in (shards, tmp_path / "one.jsonl"))
     assert split != joined
-    assert [pq.read_table(p)["text"] for p in parts(split)] == [pq.read_table(p)["text"] for p in parts(joined)]
+    assert [pq.read_table(p)["text"] for p in parts_of(split)] == [pq.read_table(p)["text"] for p in parts_of(joined)]
 
 
 def test_the_same_input_gives_the_same_bytes(store: Path, shards: Path, tmp_path: Path, monkeypatch):
@@ -213,8 +213,8 @@ def test_the_key_follows_the_subset_and_not_files_that_are_never_opened(store: P
 
 def test_a_file_is_not_digested_twice(store: Path, shards: Path, monkeypatch):
     digested = []
-    digest = formats.store.digest
-    monkeypatch.setattr(formats.store, "digest", lambda path: digested.append(path.name) or digest(path))
+    digest = local.store.digest
+    monkeypatch.setattr(local.store, "digest", lambda path: digested.append(path.name) or digest(path))
     assert key(shards) == key(shards)
     assert sorted(digested) == ["toy-0.jsonl", "toy-1.jsonl", "toy-2.jsonl"]
 
@@ -359,7 +359,7 @@ def test_a_failure_midway_publishes_nothing_and_leaves_no_litter_behind(store: P
     made = download.fn(params(shards, part_megabytes=0.01, damaged="keep"))
     assert texts_of(made) == toy_texts
     assert {p.name for p in made.path.iterdir()} == {
-        *(p.name for p in parts(made)), "lost.jsonl", "stage.json", "stats.json"
+        *(p.name for p in parts_of(made)), "lost.jsonl", "stage.json", "stats.json"
     }  # fmt: skip
 
 
