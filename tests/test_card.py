@@ -56,6 +56,7 @@ def about(architecture: dict, **params) -> dict:
     return {
         "stage": "pretrain",
         "params": settings.identity(),
+        "usual": settings.usual(),
         "stats": stats,
         "environment": {"python": "3.11.1", "packages": {"torch": "2.13.0"}, "commit": "abc123"},
     }
