@@ -35,7 +35,7 @@ import zstandard
 from tokenizers import Tokenizer, trainers
 
 from model import InputError
-from tasks.corpus import formats
+from tasks.corpus import formats, records
 from tasks.corpus.parts import documents_of
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate, deduplicate
@@ -58,8 +58,8 @@ def write_copies(files: list[Path], copies: int, folder: Path) -> list[Path]:
         for number, path in enumerate(files):
             made.append(folder / f"copy-{copy}-{number:03d}.jsonl")
             with path.open("rb") as file, made[-1].open("wb") as out:
-                for document in formats.read_file(file, path.name, formats.Layout("copy", 1 << 30)):
-                    if isinstance(document, formats.Loss):
+                for document in formats.read_file(file, path.name, records.Layout("copy", 1 << 30)):
+                    if isinstance(document, records.Loss):
                         continue
                     marked = (
                         word + "abcdefgh"[copy] * (len(word) > 5 and copy > 0) for word in document.text.split(" ")

@@ -146,8 +146,8 @@ def read(artifact: "Artifact") -> dict:
 def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
     """All of it as Markdown."""
     from tasks.glue.data import PROTOCOLS
+    from tasks.reports.common import picture
     from tasks.reports.markdown import escape, items
-    from tasks.reports.sections import picture
 
     means = [(run, run.about["averages"]["cramming"]["paper"]) for run in runs]
     shown = items(
@@ -174,9 +174,9 @@ def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
 
 def scores(runs: list[Run], protocol: str) -> list[str]:
     """GLUE's scores by one protocol: median and range of each run, and differences."""
+    from tasks.reports.common import TITLES, partial_notes
     from tasks.reports.markdown import Marked, escape, table
     from tasks.reports.scores import COLUMNS
-    from tasks.reports.sections import TITLES, partial_notes
 
     rows = [run.rows(protocol) for run in runs]
     seen = dict.fromkeys(name for found in rows for name in found)
@@ -227,7 +227,7 @@ def header(runs: list[Run]) -> list[str]:
 
 def score_line(name: str, of_runs: list[dict | None], away: list[str | None]) -> list[object]:
     """Of a table of scores."""
-    from tasks.reports.sections import METRICS
+    from tasks.reports.common import METRICS
 
     metric = next(row["metric"] for row in of_runs if row)
     return [name, METRICS[metric], *map(spread, of_runs), *away]
@@ -252,7 +252,7 @@ def untold(of_runs: list[dict | None], away: list[str | None]) -> bool:
 
 def how_to_read(rows: list[dict[str, dict]]) -> str:
     """What the numbers of a table of scores are."""
-    from tasks.reports.sections import WEAK
+    from tasks.reports.common import WEAK
 
     told = "Median, with the range of the seeds and their number. A difference within these ranges may be chance."
     if any(row["seeds"] == 1 for found in rows for row in found.values()):
@@ -265,8 +265,8 @@ def how_to_read(rows: list[dict[str, dict]]) -> str:
 def spread(row: dict | None) -> str | None:
     """A score with the range of its seeds, if there are several."""
     from model.quantities import span
+    from tasks.reports.common import WEAK
     from tasks.reports.markdown import Marked
-    from tasks.reports.sections import WEAK
 
     if row is None:
         return None
@@ -291,7 +291,7 @@ def same_text(runs: list[Run], per_token: bool) -> bool:
 def pretraining(runs: list[Run]) -> list[str]:
     """What pretraining cost, and the held-out loss."""
     from tasks.reports.markdown import Marked, escape, table
-    from tasks.reports.sections import nats
+    from tasks.reports.training_sections import nats
 
     def line(what: str, tell: Callable[[dict], str | None], compared: bool = True) -> list[object]:
         told = [tell(run.about["pretraining"]) for run in runs]

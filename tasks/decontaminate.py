@@ -19,7 +19,7 @@ import xxhash
 from pydantic import Field
 
 from model import InputError
-from tasks.corpus import formats
+from tasks.corpus import local
 from tasks.corpus.parts import SCHEMA, Document, Tally, add_up, count, parts_of, tables, writer
 from tasks.glue import data as glue
 from tasks.stage import Params, stage
@@ -83,7 +83,7 @@ class Decontaminate(Params):
             about["splits"] = {task: list(splits) for task, splits in files.items()}
         else:
             about = {
-                task: {split: [formats.file_digest(p) for p in paths] for split, paths in splits.items()}
+                task: {split: [local.file_digest(p) for p in paths] for split, paths in splits.items()}
                 for task, splits in files.items()
             }
         return {"method": self.method, "words": self.words, "tasks": in_order(self.tasks), "data": about}

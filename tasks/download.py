@@ -22,9 +22,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from model import InputError
 from model.quantities import counted
-from tasks.corpus import fetch, formats, hub
-from tasks.corpus.formats import OTHER, Damage, Layout, Loss
+from tasks.corpus import fetch, formats, hub, local, pydocs
 from tasks.corpus.parts import ROW_GROUP_CHARACTERS, Document, Tally, in_order, table, writer
+from tasks.corpus.records import OTHER, Damage, Layout, Loss, source_name
 from tasks.reports.markdown import printable
 from tasks.stage import Params, stage
 from tasks.store import WORK, draft_of, fsync
@@ -125,9 +125,9 @@ class Shard(NamedTuple):
 def shards(name: str, params: Download) -> list[Shard]:
     """What of a source to read, in order."""
     if name == "files":
-        found = [Shard(*file) for file in formats.local_files(params.files).items()]
+        found = [Shard(*file) for file in local.local_files(params.files).items()]
     elif name == "python-docs":
-        found = [Shard(package, None) for package in formats.installed()]
+        found = [Shard(package, None) for package in pydocs.installed()]
     else:
         found = [Shard(file.name, file) for file in hub.files(hub.SOURCES[name], tuple(params.sets))]
     return found[: params.shards or None]
@@ -136,9 +136,9 @@ def shards(name: str, params: Download) -> list[Shard]:
 def identity_of(name: str, params: Download) -> dict:
     """What stands for the content of a source in a key."""
     if name == "files":
-        return {"files": [[shard.name, formats.file_digest(shard.place)] for shard in shards(name, params)]}
+        return {"files": [[shard.name, local.file_digest(shard.place)] for shard in shards(name, params)]}
     if name == "python-docs":
-        return {"packages": formats.packages_digest()}
+        return {"packages": pydocs.packages_digest()}
     source = hub.SOURCES[name]
     about = {"repository": source.repository, "revision": hub.commit(source), "pattern": source.pattern}
     return about | {"text": source.text, "sets": list(source.sets), "mixed": source.mixed}
@@ -158,7 +158,7 @@ class Reader:
         self.shard, self.records = at
         self.spent: list[Path] = []  # files of the hub that were read to their end
         self.file: BinaryIO | None = None
-        self.digests = {s.name: formats.file_digest(s.place) for s in self.shards if isinstance(s.place, Path)}
+        self.digests = {s.name: local.file_digest(s.place) for s in self.shards if isinstance(s.place, Path)}
         self.opened_at = (0, 0)  # size and time of the file when it was opened
         self.note: Callable[[str], None] = lambda text: None  # is told what comes from the hub
 
@@ -183,9 +183,9 @@ class Reader:
         """The records of one shard."""
         name, place = shard
         if place is None:
-            yield from formats.package_documents(name)
+            yield from pydocs.package_documents(name)
             return
-        where = (place.set or self.name) if isinstance(place, hub.File) else formats.shard_family(name)
+        where = (place.set or self.name) if isinstance(place, hub.File) else local.shard_family(name)
         layout = Layout(
             where,
             round(1e6 * self.params.max_document_megabytes),
@@ -227,7 +227,7 @@ class Reader:
             return
         name, place = self.shards[self.shard]
         about = os.fstat(self.file.fileno())
-        same = (about.st_size, about.st_mtime_ns) == self.opened_at and formats.file_digest(place) == self.digests[name]
+        same = (about.st_size, about.st_mtime_ns) == self.opened_at and local.file_digest(place) == self.digests[name]
         if not same:
             raise fetch.Tainted(
                 f"{printable(str(place))} was changed while it was read. Nothing of this download is kept. Run again, "
@@ -438,7 +438,7 @@ def in_turn(readers: dict[str, Reader], reading: Reading, weights: dict[str, flo
 
 def kept(reader: Reader, reading: Reading) -> Iterator[Document]:
     """The documents of a source that belong to the sets asked for; what is lost is recorded."""
-    sets = set(map(formats.source_name, reading.params.sets or (reader.hub.sets if reader.hub else ())))
+    sets = set(map(source_name, reading.params.sets or (reader.hub.sets if reader.hub else ())))
     prefix = f"{reader.name}/" if len(reading.params.weights) > 1 else ""  # files of two sources may have one name
     with closing(iter(reader)) as records:
         for record in records:

@@ -184,7 +184,8 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
             "compile_seconds": round(spent.compile_seconds, 3),
         },
     }
-    about = {"stage": "pretrain", "params": params.identity(), "stats": stats, "environment": environment()}
+    about = {"stage": "pretrain", "params": params.identity(), "stats": stats}
+    about |= {"usual": params.usual(), "environment": environment()}
     (out / CARD).write_text(card(about, led_here))
     return stats
 

@@ -9,7 +9,9 @@ Writes  report.html    the page, complete in itself
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -19,7 +21,7 @@ from pydantic import Field
 from model import InputError
 from tasks.glue import metrics, submission
 from tasks.glue.data import PROTOCOLS, TASKS
-from tasks.reports import errors, plots, sections
+from tasks.reports import common, data_sections, errors, plots, rules, sections, training_sections
 from tasks.reports.markdown import escape, items
 from tasks.reports.model_card import card, recipe_section
 from tasks.reports.page import page
@@ -92,8 +94,8 @@ def draw(
         losses = {"training": (plots.thinned(steps["tokens"]) / of, plots.thinned(steps["loss"]))} | losses
         plots.speed(steps, out / "speed.svg")
     plots.lines(losses, f"{unit} tokens", "loss, nats per token", out / "loss.svg", marked=[name])
-    apart = (sections.HELD_OUT, sections.MEASURED)
-    passed = [row for row in sections.funnel(lineage) if row["characters"] and row["stage"] not in apart]
+    apart = (data_sections.HELD_OUT, data_sections.MEASURED)
+    passed = [row for row in data_sections.funnel(lineage) if row["characters"] and row["stage"] not in apart]
     if passed:
         values = [row["characters"] / 1e6 for row in passed]
         plots.bars([row["stage"] for row in passed], values, "million characters that came through", out / "funnel.svg")
@@ -134,79 +136,128 @@ def refuse_older(name: str, stats: dict) -> None:
         )
 
 
-@stage(version=7)
-def report(params: Report, runs: list[Artifact], out: Path) -> dict:
-    """Write the page."""
+class Found(NamedTuple):
+    """All that a report says, gathered from the finetuning runs and from what led to their model."""
 
-    found = groups(runs)
+    name: str  # of the pretrained artifact
+    pretrained: dict  # its manifest
+    lineage: dict[str, dict]
+    manifests: list[dict]  # of the finetuning runs
+    rows: list[dict]  # a score each
+    asked: dict[str, list[dict]]  # params of the finetuning runs, by protocol
+    steps: dict[str, np.ndarray] | None  # metrics of every step of pretraining
+    curve: list[dict]
+    cola: dict | None
+    contamination: dict
+    rules: list[list[str]]
+
+
+def gathered(runs: list[Artifact]) -> Found:
+    """What there is to report of these finetuning runs."""
+    grouped = groups(runs)  # first: it refuses runs of older versions
     name, lineage = pretrained_of(runs)
-    pretrained, rows, steps = lineage[name], gather(found), metrics_of(name)
+    pretrained, rows, manifests = lineage[name], gather(grouped), [run.manifest for run in runs]
     refuse_older(name, pretrained["stats"])
-    manifests = [run.manifest for run in runs]
-    told = [{"name": run.name, **about} for run, about in zip(runs, manifests, strict=True)]
-    curve, wrong = errors.learning_curve(about["stats"] for about in manifests), cola(found)
-    pictures = draw(rows, curve, lineage, pretrained, steps, out)
-    text = sections.contamination(lineage)
-    asked = finetuned(manifests)
-    scores, shown = (
-        [
-            part
-            for protocol, of in asked.items()
-            for part in sections.glue_section(rows, params.title, protocol, of, given)
-        ]
-        for given in ((), pictures)
+    return Found(
+        name=name,
+        pretrained=pretrained,
+        lineage=lineage,
+        manifests=manifests,
+        rows=rows,
+        asked=finetuned(manifests),
+        steps=metrics_of(name),
+        curve=errors.learning_curve(about["stats"] for about in manifests),
+        cola=cola(grouped),
+        contamination=data_sections.contamination(lineage),
+        rules=rules.rules(lineage, pretrained, {row["task"] for row in rows}),
     )
-    rules = sections.rules(lineage, pretrained, {row["task"] for row in rows})
-    submitted = for_leaderboard(found, out)
-    all_sections = [
-        *sections.head(params.title, rows, pretrained, sections.settings(asked["cramming"])),
-        *shown,
-        *(["## Files for GLUE's leaderboard", items(map(escape, submitted))] if submitted else []),
-        *sections.probe_section(rows, asked["cramming"]),
-        *sections.rules_section(rules, asked),
-        *recipe_section(pretrained, lineage),
-        *sections.budget_section(pretrained),
-        *sections.curves_section(pretrained, steps is not None, pictures),
-        *sections.curve_section(curve, {row["column"] for row in rows if row["partial"]}, pictures),
-        *(sections.cola_section(wrong) if wrong else []),
-        *sections.confusion_section(rows),
-        *sections.funnel_section(lineage, pictures),
-        *sections.vocabulary_section(lineage),
-        *sections.contamination_section(text),
-        *sections.lineage_section(lineage),
-        *sections.runs_section(told),
-        *sections.environment_section(
-            {"pretrain": pretrained, "finetune": manifests[0], "report": {"environment": environment()}}
-        ),
+
+
+def score_sections(title: str, found: Found, pictures: Iterable[str]) -> list[str]:
+    """The tables of scores, a protocol each."""
+    return [
+        part
+        for protocol, params in found.asked.items()
+        for part in sections.glue_section(found.rows, title, protocol, params, pictures)
     ]
-    markdown = "\n\n".join(all_sections) + "\n"
-    (out / "report.md").write_text(markdown)
-    (out / "report.html").write_text(page(markdown, params.title, {n: (out / n).read_text() for n in pictures}))
-    (out / "README.md").write_text(card(pretrained, lineage, scores))
-    means = {protocol: averages(chosen(rows, protocol)) for protocol in PROTOCOLS}
-    about = {
-        "title": params.title,
+
+
+def page_sections(
+    title: str, found: Found, pictures: Iterable[str], submitted: list[str], runs: list[dict]
+) -> list[str]:
+    """The sections of the page, in order. `submitted`: notes on the files for the leaderboard; `runs`: manifests with names."""
+    partial = {row["column"] for row in found.rows if row["partial"]}
+    made = {"pretrain": found.pretrained, "finetune": found.manifests[0], "report": {"environment": environment()}}
+    return [
+        *sections.head(title, found.rows, found.pretrained, common.settings(found.asked["cramming"])),
+        *score_sections(title, found, pictures),
+        *(["## Files for GLUE's leaderboard", items(map(escape, submitted))] if submitted else []),
+        *sections.probe_section(found.rows, found.asked["cramming"]),
+        *rules.rules_section(found.rules, found.asked),
+        *recipe_section(found.pretrained, found.lineage),
+        *training_sections.budget_section(found.pretrained),
+        *training_sections.curves_section(found.pretrained, found.steps is not None, pictures),
+        *sections.curve_section(found.curve, partial, pictures),
+        *(sections.cola_section(found.cola) if found.cola else []),
+        *sections.confusion_section(found.rows),
+        *data_sections.funnel_section(found.lineage, pictures),
+        *data_sections.vocabulary_section(found.lineage),
+        *data_sections.contamination_section(found.contamination),
+        *training_sections.lineage_section(found.lineage),
+        *training_sections.runs_section(runs),
+        *training_sections.environment_section(made),
+    ]
+
+
+def as_json(title: str, found: Found, runs: list[str]) -> dict:
+    """The report for programs. `runs`: names of the finetuning artifacts."""
+    means = {protocol: averages(chosen(found.rows, protocol)) for protocol in PROTOCOLS}
+    return {
+        "title": title,
         "average": means["cramming"]["paper"],
         "averages": means,
-        "scores": rows,
-        "published": {protocol: [row._asdict() for row in found] for protocol, found in PUBLISHED.items()},
-        "funnel": sections.funnel(lineage),
-        "contamination": text,
-        "learning_curve": curve,
-        "cola": wrong,
-        "rules": rules,
-        "pretraining": {"params": pretrained["params"], **pretrained["stats"]},
-        "params": {about["stage"]: about["params"] for about in lineage.values()},
-        "finetuning": {protocol: sections.settings(of) for protocol, of in asked.items()},
-        "artifacts": [*lineage, *(run.name for run in runs)],
-        "pretrained": name,
+        "scores": found.rows,
+        "published": {protocol: [row._asdict() for row in rows] for protocol, rows in PUBLISHED.items()},
+        "funnel": data_sections.funnel(found.lineage),
+        "contamination": found.contamination,
+        "learning_curve": found.curve,
+        "cola": found.cola,
+        "rules": found.rules,
+        "pretraining": {"params": found.pretrained["params"], **found.pretrained["stats"]},
+        "params": {about["stage"]: about["params"] for about in found.lineage.values()},
+        "finetuning": {protocol: common.settings(params) for protocol, params in found.asked.items()},
+        "artifacts": [*found.lineage, *runs],
+        "pretrained": found.name,
     }
+
+
+def brief(row: dict) -> dict:
+    """A score as it is listed by `cram show` and on the page of a Prefect run."""
+    return {
+        "task": row["column"],
+        "pretrained": row["pretrained"],
+        "metric": row["metric"],
+        "score": round(row["score"], 1),
+        "majority": round(row["majority"][row["metric"]], 1),
+        "verdict": "" if row["beats_majority"] else metrics.verdict(TASKS[row["task"]]),
+        "protocol": row["protocol"],
+        "share": row["share"],
+        "seeds": row["seeds"],
+        "partial data": row["partial"],
+    }
+
+
+@stage(version=7)
+def report(params: Report, runs: list[Artifact], out: Path) -> dict:
+    """Write the report as a page, as Markdown and as JSON, with its plots, the model card and files for the leaderboard."""
+    found, names = gathered(runs), [run.name for run in runs]
+    pictures = draw(found.rows, found.curve, found.lineage, found.pretrained, found.steps, out)
+    submitted = for_leaderboard(groups(runs), out)
+    told = [{"name": name, **about} for name, about in zip(names, found.manifests, strict=True)]
+    markdown = "\n\n".join(page_sections(params.title, found, pictures, submitted, told)) + "\n"
+    (out / "report.md").write_text(markdown)
+    (out / "report.html").write_text(page(markdown, params.title, {n: (out / n).read_text() for n in pictures}))
+    (out / "README.md").write_text(card(found.pretrained, found.lineage, score_sections(params.title, found, ())))
+    about = as_json(params.title, found, names)
     (out / "report.json").write_text(json.dumps(about, indent=2) + "\n")
-    lines = [
-        {"task": row["column"], "pretrained": row["pretrained"], "metric": row["metric"], "score": round(row["score"], 1),
-         "majority": round(row["majority"][row["metric"]], 1),
-         "verdict": "" if row["beats_majority"] else metrics.verdict(TASKS[row["task"]]), "protocol": row["protocol"],
-         "share": row["share"], "seeds": row["seeds"], "partial data": row["partial"]}
-        for row in rows
-    ]  # fmt: skip
-    return {"average": about["average"], "table": lines}
+    return {"average": about["average"], "table": [brief(row) for row in found.rows]}

@@ -18,10 +18,10 @@ from model.bert import Bert, Classifier
 from model.settings import Architecture
 from tasks.glue.data import TASKS
 from tasks.pretrain import Pretrain
+from tasks.reports.data_sections import funnel
 from tasks.reports.markdown import code
 from tasks.reports.model_card import card, deltas, finetuned_card
 from tasks.reports.scores import NAMES
-from tasks.reports.sections import funnel
 from tasks.store import lineage
 from tasks.text.tokenizer import copy_tokenizer, load_tokenizer
 
@@ -56,6 +56,7 @@ def about(architecture: dict, **params) -> dict:
     return {
         "stage": "pretrain",
         "params": settings.identity(),
+        "usual": settings.usual(),
         "stats": stats,
         "environment": {"python": "3.11.1", "packages": {"torch": "2.13.0"}, "commit": "abc123"},
     }

@@ -9,10 +9,10 @@ from test_report import BERT, HELDOUT, finetuned, lineage, made, rows_of, sectio
 
 from flows.compare import NEEDED, compare, named, text
 from model import InputError
-from tasks.reports import sections
+from tasks.reports import common
 from tasks.store import Artifact
 
-CRAMMING, MODERN = sections.TITLES["cramming"], sections.TITLES["modern"]
+CRAMMING, MODERN = common.TITLES["cramming"], common.TITLES["modern"]
 
 
 def report_of(runs: list[Artifact], title: str) -> Artifact:

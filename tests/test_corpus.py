@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from flows.recipes import resolve
 from model import InputError
 from tasks import download as download_stage
-from tasks.corpus import formats, hub, parts
+from tasks.corpus import hub, local, parts
 from tasks.corpus.parts import SCHEMA, Document, add_up, batches, documents_of, in_order, parts_of
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
@@ -213,8 +213,8 @@ def test_the_key_follows_the_subset_and_not_files_that_are_never_opened(store: P
 
 def test_a_file_is_not_digested_twice(store: Path, shards: Path, monkeypatch):
     digested = []
-    digest = formats.store.digest
-    monkeypatch.setattr(formats.store, "digest", lambda path: digested.append(path.name) or digest(path))
+    digest = local.store.digest
+    monkeypatch.setattr(local.store, "digest", lambda path: digested.append(path.name) or digest(path))
     assert key(shards) == key(shards)
     assert sorted(digested) == ["toy-0.jsonl", "toy-1.jsonl", "toy-2.jsonl"]
 

@@ -30,9 +30,9 @@ from model import InputError
 from tasks import download as download_stage
 from tasks import store as store_module
 from tasks.corpus import fetch, formats, hub
-from tasks.corpus.formats import Layout
 from tasks.corpus.hub import SOURCES
 from tasks.corpus.parts import documents_of
+from tasks.corpus.records import Layout
 from tasks.download import Download, SourceName, download
 from tasks.store import WORK, artifacts, draft_of
 

@@ -24,7 +24,7 @@ from tasks.glue import metrics
 from tasks.glue.data import GLUE, TASKS
 from tasks.pretrain import Pretrain, pretrain
 from tasks.report import Report, report
-from tasks.reports import scores, sections
+from tasks.reports import common, data_sections, scores, sections
 from tasks.store import LINEAGE, Artifact
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
@@ -35,7 +35,7 @@ ENVIRONMENT = {
 }  # fmt: skip
 BERT = scores.PUBLISHED["cramming"][0].scores
 MODEL = "pretrain/00000000000a"
-RULES = sections.TITLES["cramming"]
+RULES = common.TITLES["cramming"]
 HELDOUT = {
     "documents": 10, "tokens": 25, "characters": 120, "bytes": 125, "digest": "d1",
     "nats_per_token": {"value": 2.1, "standard_error": 0.05},
@@ -283,7 +283,7 @@ def test_published_rows_are_marked_with_their_source(whole):
 
 def test_the_protocols_are_never_mixed(whole):
     page, about, _ = whole
-    cramming, modern = (section(page, title) for title in sections.TITLES.values())
+    cramming, modern = (section(page, title) for title in common.TITLES.values())
     nine = [f"{value:.1f}" for value in BERT.values()]
     assert rows_of(cramming)["**ours** (this run)"] == ["80.9", "80.7", *nine]
     assert rows_of(modern)["**ours** (this run)"] == [*"––", "85.0", "85.0", *"––", "79.0", *"––––"]
@@ -296,12 +296,12 @@ def test_the_protocols_are_never_mixed(whole):
 
 
 def test_the_words_for_a_protocol_are_those_of_what_was_run(whole, store):
-    cramming, modern = (section(whole[0], title) for title in sections.TITLES.values())
+    cramming, modern = (section(whole[0], title) for title in common.TITLES.values())
     told = "one setting for all tasks, each task trained on its own training data alone, the last epoch scored"
     assert told in cramming
     assert "settings by task, RTE from the model finetuned on MNLI, the epoch chosen on a tenth" in modern
     page, _, _ = written([finetuned("cola", 50.0, choose="best"), finetuned("rte", 50.0, protocol="modern")])
-    cramming, modern = (section(page, title) for title in sections.TITLES.values())
+    cramming, modern = (section(page, title) for title in common.TITLES.values())
     assert "one setting for all tasks, each task trained on its own training data alone, the epoch chosen" in cramming
     assert told in modern
     assert "not bound by the rules" in modern
@@ -309,7 +309,7 @@ def test_the_words_for_a_protocol_are_those_of_what_was_run(whole, store):
 
 def test_the_page_and_the_card_say_how_the_model_was_built_and_finetuned(whole):
     page, _, folder = whole
-    cramming, modern = (section(page, title) for title in sections.TITLES.values())
+    cramming, modern = (section(page, title) for title in common.TITLES.values())
     for text in (cramming, (folder / "README.md").read_text()):
         rows = rows_of(text.split("### How it was finetuned")[1])
         for name, value in Finetuning().model_dump().items():
@@ -737,8 +737,8 @@ def test_the_report_says_what_of_the_downstream_data_was_in_the_text(store, tmp_
     corpus = download.fn(Download(source="files", files=[str(shard)], documents=0))
     asked = Decontaminate(data=str(tmp_path / "glue"), method=method, words=14, tasks=["cola", "rte"])
     clean = decontaminate.fn(asked, corpus)
-    about = sections.contamination({corpus.name: corpus.manifest, clean.name: clean.manifest})
-    page = "\n".join(sections.contamination_section(about))
+    about = data_sections.contamination({corpus.name: corpus.manifest, clean.name: clean.manifest})
+    page = "\n".join(data_sections.contamination_section(about))
     dropped = about["dropped"]
     assert dropped == {"drop": 2, "cut": 1}[method]
     assert f"{counted(dropped, 'document')} dropped (found for CoLA 2, RTE 2): 2 had 14 words in a row" in page

@@ -25,9 +25,9 @@ from conftest import write_jsonl
 
 from model import InputError
 from tasks import download as download_stage
-from tasks.corpus import formats
-from tasks.corpus.formats import Damage, Layout, Loss
+from tasks.corpus import formats, local, parquet_shards, pydocs
 from tasks.corpus.parts import Document, documents_of
+from tasks.corpus.records import Damage, Layout, Loss
 from tasks.download import Download, download
 from tasks.store import artifacts
 
@@ -64,7 +64,7 @@ def write_shard(path: Path, texts: list[str]) -> Path:
 def read(data: bytes, name: str, limit: int = 10**8) -> tuple[list[Document], list[Loss], str]:
     """The documents of a file, what was lost, and the damage."""
     found, damaged = [], ""
-    layout = Layout(formats.shard_family(name), limit)
+    layout = Layout(local.shard_family(name), limit)
     try:
         for record in formats.read_file(io.BytesIO(data), name, layout):
             found.append(record)
@@ -368,7 +368,7 @@ def test_a_dictionary_of_long_texts_is_unpacked_a_few_rows_at_a_time(data: Path,
     pq.write_table(pa.table({"text": texts}), path, compression="zstd")
     with path.open("rb") as file:
         columns = ["text"]
-        assert formats.rows_at_once(file, pq.ParquetFile(path).metadata, "a", columns) == (1 << 28) // 30_000_013
+        assert parquet_shards.rows_at_once(file, pq.ParquetFile(path).metadata, "a", columns) == (1 << 28) // 30_000_013
         file.seek(0)
         lengths = [len(d.text) for d in formats.read_file(file, "a.parquet", Layout("a", 10**8))]
     assert lengths == [30_000_000, 5] * 40
@@ -377,7 +377,11 @@ def test_a_dictionary_of_long_texts_is_unpacked_a_few_rows_at_a_time(data: Path,
 def test_texts_of_any_kind_of_column_are_read():
     plain = pa.array(["one", "two", "one"])
     for column in (plain.dictionary_encode(), plain.cast(pa.string_view()), plain.cast(pa.large_string())):
-        assert [d.text for d in read(parquet(pa.table({"text": column})), "a.parquet")[0]] == ["one", "two", "one"]
+        assert [d.text for d in read(parquet(pa.table({"text": column})), "a.parquet")[0]] == [
+            "one",
+            "two",
+            "one",
+        ]
     documents, losses, _ = read(parquet(pa.table({"text": [1, 2]})), "a.parquet")
     assert not documents
     assert {loss.reason for loss in losses} == {"text is not a string but int"}
@@ -550,7 +554,7 @@ def test_a_document_belongs_to_the_source_it_names_or_else_to_the_family_of_its_
     ],
 )
 def test_the_family_of_a_file_is_its_name_without_its_suffix_and_the_number_of_its_shard(name: str, family: str):
-    assert formats.shard_family(name) == family
+    assert local.shard_family(name) == family
 
 
 def test_globs_and_directories_give_files_in_order_each_once(store: Path, data: Path):
@@ -661,7 +665,7 @@ def toy_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> metadata.Dis
         (tmp_path / name).write_bytes(data)
     (tmp_path / "toy-1.0.dist-info/RECORD").write_text("".join(f"{name},,\n" for name in [*files, "toy/gone.py"]))
     found = metadata.Distribution.at(tmp_path / "toy-1.0.dist-info")
-    monkeypatch.setattr(formats, "installed", lambda: {"toy": found})
+    monkeypatch.setattr(pydocs, "installed", lambda: {"toy": found})
     return found
 
 
@@ -847,9 +851,9 @@ def test_too_long_a_text_of_other_files_is_lost_alone():
 
 BOMB = """
 import json, re, sys
-from tasks.corpus import formats
+from tasks.corpus import formats, records
 with open(sys.argv[1], "rb") as file:
-    print(json.dumps(list(formats.read_file(file, sys.argv[1], formats.Layout("a", 10**8)))))
+    print(json.dumps(list(formats.read_file(file, sys.argv[1], records.Layout("a", 10**8)))))
 print(int(re.search("VmHWM:[^0-9]+([0-9]+) kB", open("/proc/self/status").read())[1]) / 1024)  # its own, not its parent's
 """
 
@@ -1025,7 +1029,7 @@ def test_a_folder_that_may_not_be_read_is_told_with_its_path(data: Path, monkeyp
     with pytest.raises(
         InputError, match=rf"{data}/locked(/a\.jsonl)? can't be read: Permission denied\. .*change their rights"
     ):
-        formats.local_files([f"{data}/{pattern}"])
+        local.local_files([f"{data}/{pattern}"])
 
 
 def test_links_to_folders_are_followed_and_each_folder_is_read_once(data: Path):
@@ -1037,7 +1041,7 @@ def test_links_to_folders_are_followed_and_each_folder_is_read_once(data: Path):
     (data.parent / "outside/back").symlink_to(data)
     expected = ["elsewhere/c.jsonl", "elsewhere/more/d.jsonl", "z/a.jsonl", "z/deep/b.jsonl"]
     for pattern in ("", "/**", "/**/*.jsonl", "/**/*"):
-        found = formats.local_files([f"{data}{pattern}"]).values()
+        found = local.local_files([f"{data}{pattern}"]).values()
         assert sorted(str(p.relative_to(data)) for p in found) == expected, pattern
 
 
@@ -1081,7 +1085,7 @@ def test_globs_match_what_those_of_python_match(data: Path, monkeypatch: pytest.
         "*//a*",
     ]
     for pattern in [*patterns, *(f"{data}/{p}" for p in patterns)]:
-        found = [os.path.normpath(p) for p in formats.expand(pattern)]
+        found = [os.path.normpath(p) for p in local.expand(pattern)]
         assert sorted(found) == sorted(os.path.normpath(p) for p in set(glob.glob(pattern, recursive=True))), pattern
 
 
@@ -1092,19 +1096,19 @@ def test_endings_are_read_in_capitals_too(store: Path, data: Path, suffix: str):
     for pattern in (data, data / f"shard-00{suffix}"):
         [document] = fetch(pattern)
         assert document.text == (plain.decode() if suffix == ".TXT" else "some text")
-    assert formats.shard_family(f"shard-00{suffix}") == "shard"
+    assert local.shard_family(f"shard-00{suffix}") == "shard"
 
 
 def test_what_is_not_read_of_a_directory_is_told_once(data: Path, caplog: pytest.LogCaptureFixture):
     write_jsonl(data / "a.jsonl", ["text"])
-    formats.local_files([str(data)])
+    local.local_files([str(data)])
     assert not caplog.messages
     (data / "deep").mkdir()
     for name in ("b.csv", "c.jsonl.bak", "deep/d.md", "deep/e.md"):
         (data / name).write_text("not read")
     (data / "unmounted").symlink_to("/gone")
     for _ in range(2):
-        assert list(formats.local_files([str(data), f"{data}/deep/../*.jsonl"])) == ["a.jsonl"]
+        assert list(local.local_files([str(data), f"{data}/deep/../*.jsonl"])) == ["a.jsonl"]
     [told] = caplog.messages
     assert re.search(rf"not read, .*: 5 \({data}/b\.csv, {data}/c\.jsonl\.bak, {data}/deep/d\.md, …\)", told)
 
@@ -1112,12 +1116,12 @@ def test_what_is_not_read_of_a_directory_is_told_once(data: Path, caplog: pytest
 @pytest.mark.parametrize("method", ["stat", "open"])
 def test_a_file_that_may_not_be_read_is_told_with_its_path(data: Path, monkeypatch, method: str):
     path = write_shard(data / "a.jsonl", TEXTS)
-    assert formats.file_digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
-    formats._digest.cache_clear()
+    assert local.file_digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    local._digest.cache_clear()
 
     def forbidden(path: Path, *_, **__) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, method, forbidden)
     with pytest.raises(InputError, match=rf"{path} can't be read: Permission denied\. .*change their rights"):
-        formats.file_digest(path)
+        local.file_digest(path)

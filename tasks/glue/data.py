@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from model import InputError
 from model.quantities import counted
-from tasks.corpus import formats, hub
+from tasks.corpus import hub, local
 from tasks.glue import probes
 from tasks.store import Artifact
 
@@ -144,7 +144,7 @@ def identity(data: str, task: str, test: bool = False) -> dict:
     if data == HUB_GLUE.repository:
         return {"repository": HUB_GLUE.repository, "revision": HUB_GLUE.revision}
     files = local_splits(Path(data).expanduser(), task, test)
-    return {split: [formats.file_digest(path) for path in paths] for split, paths in files.items()}
+    return {split: [local.file_digest(path) for path in paths] for split, paths in files.items()}
 
 
 # Where the files are
@@ -177,7 +177,7 @@ def split_files(folder: Path, task: str, split: str) -> list[Path]:
         own = [path for name in (f"{split}.parquet", f"{split}.tsv") if (path := folder / task / name).is_file()]
         shards = sorted(path for path in (folder / task).glob(f"{split}-*.parquet") if path.is_file())
     except OSError as error:
-        raise formats.unreadable(folder / task, error) from error
+        raise local.unreadable(folder / task, error) from error
     if len(own) + bool(shards) > 1:
         raise InputError(
             f"{folder / task} has {' and '.join(path.name for path in (*own, *shards[:1]))}. Expected {split} once, as one "
@@ -199,7 +199,7 @@ def local_splits(folder: Path, task: str, test: bool = False) -> dict[str, list[
         try:
             present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
         except OSError as error:
-            raise formats.unreadable(folder, error) from error
+            raise local.unreadable(folder, error) from error
         mend = "leave finetune.test false" if missing in TASKS[task].test else f"leave {task} out of finetune.tasks"
         raise InputError(
             f"{folder} has no {task}/{missing}.parquet, {task}/{missing}-*.parquet or {task}/{missing}.tsv (folders there: "
@@ -326,7 +326,7 @@ def read_file(path: Path, where: str) -> pa.Table:
         with pq.ParquetFile(path) as file:
             table = file.read()
     except PermissionError as error:
-        raise formats.unreadable(path, error) from error
+        raise local.unreadable(path, error) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         kind = "TSV" if path.suffix == ".tsv" else "Parquet"
         raise InputError(f"{where} is no {kind} file that can be read: {error}. Get it again.") from error

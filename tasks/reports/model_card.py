@@ -12,18 +12,10 @@ from model.settings import Architecture
 from tasks.corpus import hub
 from tasks.glue.data import TASKS
 from tasks.glue.metrics import beats, verdict
+from tasks.reports.common import METRICS, WEAK, budget_of, marked, stage_of
+from tasks.reports.data_sections import contamination, contamination_section, funnel_table
 from tasks.reports.markdown import Marked, code, escape, items, table
-from tasks.reports.sections import (
-    METRICS,
-    WEAK,
-    budget_of,
-    budget_section,
-    contamination,
-    contamination_section,
-    funnel_table,
-    marked,
-    stage_of,
-)
+from tasks.reports.training_sections import budget_section
 
 LONG = 100  # characters of a list in a table
 PAPER = "https://arxiv.org/abs/2212.14034"

@@ -1,0 +1,105 @@
+"""Reading Parquet shards a few rows at a time, however much a page or a dictionary unpacks to."""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from model import InputError
+from tasks.corpus.parts import Document
+from tasks.corpus.records import LONGEST_NAME, Damage, Layout, Loss, check, exceeds, source_of
+from tasks.reports.markdown import printable
+
+ROWS = 64  # of a Parquet file read at once, at most
+UNPACKED = (
+    1 << 28
+)  # bytes that the values of these may take: a dictionary holds a value once, however many rows have it
+NAMES = 1 << 24  # bytes of the names of sources in a row group, besides LONGEST_NAME a row
+PARQUET = {
+    "page_checksum_verification": True,
+    "buffer_size": 1 << 20,
+    "pre_buffer": False,
+}  # never all of a file in memory
+
+
+def read_parquet(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | Loss]:
+    """The documents of a Parquet file: a column of texts, and source or meta.pile_set_name where there is one."""
+    row = 0
+    try:
+        table = pq.ParquetFile(file, **PARQUET)
+        columns = names_of(table.schema_arrow, name, layout.text)
+        rows = rows_at_once(file, table.metadata, name, columns) if layout.local else ROWS
+        for batch in table.iter_batches(batch_size=rows, columns=columns):
+            records = batch.drop_columns(layout.text).to_pylist() if columns[1:] else [{}] * batch.num_rows
+            for text, record in zip(texts(batch.column(layout.text)), records, strict=True):
+                row += 1
+                if reason := check(text) or (layout.too_long if exceeds(text, layout.limit) else None):
+                    yield Loss(name, row, reason, repr(text)[:200] if reason != layout.too_long else "")
+                else:
+                    yield Document(f"{name}:{row}", source_of(record) or layout.source, text)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        damage = Damage("corrupt", str(error))
+        damage.line = row + 1
+        raise damage from error
+
+
+def names_of(schema: pa.Schema, name: str, text: str) -> list[str]:
+    """The columns to read: the text, and those that name a document's source. Raises InputError unless there is one text."""
+    if text not in schema.names:
+        raise InputError(
+            f"{name} has the columns {', '.join(map(printable, schema.names))}; expected one named {text}. Rename "
+            "yours."
+        )
+    if twice := [column for column in (text, "source", "meta") if schema.names.count(column) > 1]:
+        raise InputError(
+            f"{name} has {schema.names.count(twice[0])} columns named {twice[0]}; expected one. Drop or rename others."
+        )
+    meta = schema.field("meta").type if "meta" in schema.names else None
+    of_meta = meta is not None and pa.types.is_struct(meta) and meta.get_field_index("pile_set_name") >= 0
+    return [text, *(["source"] if "source" in schema.names else []), *(["meta.pile_set_name"] if of_meta else [])]
+
+
+def rows_at_once(file: BinaryIO, about: pq.FileMetaData, name: str, columns: list[str]) -> int:
+    """How many rows take little memory. Raises InputError where the names of sources would take much."""
+    largest = 1
+    for group in map(about.row_group, range(about.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            if chunk.path_in_schema not in columns:
+                continue
+            held = dictionary_bytes(file, chunk) if chunk.has_dictionary_page else 0
+            beyond = max(held, chunk.total_uncompressed_size - LONGEST_NAME * chunk.num_values)
+            if chunk.path_in_schema != columns[0] and beyond > NAMES:
+                raise InputError(
+                    f"The column {chunk.path_in_schema} of {name} holds {beyond / 1e6:,.0f} MB in a row group of "
+                    f"{group.num_rows:,} rows; expected names of sources, of at most {LONGEST_NAME} characters. Drop or "
+                    "rename the column."
+                )
+            largest = max(largest, held)
+    return max(1, min(ROWS, UNPACKED // largest))
+
+
+def dictionary_bytes(file: BinaryIO, chunk: pq.ColumnChunkMetaData) -> int:
+    """The size of a dictionary once it is unpacked, which only the header of its page says (Thrift's compact protocol)."""
+    file.seek(chunk.dictionary_page_offset or 0)
+    head = file.read(16)
+    numbers, number, shift = [], 0, 0
+    for byte in head[1:]:  # a field's type, then its value: the kind of page, its size unpacked; seven bits a byte
+        number, shift = number | (byte & 0x7F) << shift, shift + 7
+        if byte < 0x80:
+            numbers, number, shift = [*numbers, number >> 1], 0, 0
+    return numbers[2] if len(numbers) > 2 else 0
+
+
+def texts(column: pa.Array) -> Iterator[object]:
+    """The values of a column of texts; bytes where one is not UTF-8."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary)
+    if any(is_kind(column.type) for is_kind in kinds):
+        column = column.cast(pa.large_binary())
+    for value in column.to_pylist():
+        try:
+            yield value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError:
+            yield value

@@ -1,0 +1,76 @@
+"""The documentation of the Python packages that are installed, as documents."""
+
+import ast
+import functools
+import hashlib
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from email import message_from_string
+from importlib import metadata
+from pathlib import Path
+
+from tasks.corpus.parts import Document
+from tasks.corpus.records import Loss
+
+SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
+
+
+@functools.cache
+def installed() -> dict[str, metadata.Distribution]:
+    """The packages of this environment by normalised name, but for cram itself."""
+    named = {
+        re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d for d in metadata.distributions() if d.metadata["Name"]
+    }
+    return {name: named[name] for name in sorted(named) if name != "cram"}
+
+
+def packages_digest() -> str:
+    """What stands for the content of `python-docs` in a key: every package and its version, and Python's."""
+    about = [f"{name}=={d.version}" for name, d in installed().items()] + [sysconfig.get_python_version()]
+    return hashlib.sha256("\n".join(about).encode()).hexdigest()
+
+
+def package_documents(name: str) -> Iterator[Document | Loss]:
+    """Description, licences, text files and docstrings of one installed package."""
+    distribution = installed()[name]
+    # parsed here, since `distribution.metadata` moves the description where importlib_metadata has been imported
+    about = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    if (description := str(message_from_string(about).get_payload() or "")).strip():
+        yield Document(f"{name}/METADATA", "readmes", description)
+    for file in sorted(distribution.files or [], key=str):
+        label, path = f"{name}/{file}", Path(distribution.locate_file(file))
+        if file.suffix not in (".py", ".md", ".rst", ".txt", "") or "tests" in file.parts or not path.is_file():
+            continue
+        if file.suffix == "" and not re.match("(LICEN[CS]E|COPYING|NOTICE|AUTHORS)", file.name, re.IGNORECASE):
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            yield Loss(label, 1, "not UTF-8")
+            continue
+        if file.suffix == ".py":
+            yield from docstrings(text, label)
+        elif text.strip() and file.name not in ("RECORD", "top_level.txt", "entry_points.txt", "SOURCES.txt"):
+            kind = "licences" if re.search("LICEN|COPYING|NOTICE", str(file), re.IGNORECASE) else "texts"
+            yield Document(label, kind, text)
+
+
+def docstrings(code: str, label: str) -> Iterator[Document | Loss]:
+    """The docstrings of a module, its classes and functions, each a document."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's code
+            tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError):
+        yield Loss(label, 1, "not Python of this version")
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            with suppress(ValueError):
+                text = ast.get_docstring(node)
+                if text and len(text) >= SHORTEST_DOCSTRING:
+                    whole = text.encode(errors="replace").decode()  # "\ud800" in code is half a character
+                    yield Document(f"{label}:{getattr(node, 'lineno', 1)}", "docstrings", whole)
