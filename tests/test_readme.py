@@ -117,7 +117,7 @@ def test_every_finetuning_option_of_the_manual_is_accepted():
 def test_every_field_of_the_manuals_exists():
     found = set(re.findall(rf"`((?:{'|'.join(STAGES)})\.[a-z_.]+)`", ALL))
     assert len(found) >= 20
-    for name in found - {"report.html", "report.md", "report.json"}:  # which are files
+    for name in (name for name in found if not name.endswith((".html", ".md", ".json", ".py"))):  # which are files
         value = RECIPES["crammed-bert"]
         for field in name.rstrip(".").split("."):
             assert field in type(value).model_fields, name
