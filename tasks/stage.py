@@ -104,78 +104,93 @@ def show_as_cached() -> None:
         transaction.state = TransactionState.COMMITTED
 
 
-def stage(version: int, resumes: bool = False, name: str = "", varies: bool = False) -> Callable[[Callable], Task]:
-    """Make fn(params, *inputs, out) -> stats a cached task from (params, *inputs) to an Artifact.
+class Stage:
+    """How a function fn(params, *inputs, out) -> stats makes artifacts; what the task of `stage` calls."""
 
-    `resumes`: the function goes on from what a killed attempt left in `out`; else `out` is emptied first.
-    `varies`: made again it may hold other things, as what is trained for hours; then what was made from it is made again too.
+    def __init__(self, fn: Callable[..., dict], name: str, version: int, resumes: bool, varies: bool) -> None:
+        self.fn, self.name, self.version, self.resumes, self.varies = fn, name, version, resumes, varies
+        signature = inspect.signature(fn)
+        given = [p for p in signature.parameters.values() if p.name != "out"]
+        self.signature = signature.replace(parameters=given, return_annotation=Artifact)
+
+    def bind(self, *args, **kwargs) -> dict:
+        """The arguments by name."""
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def planned(self, arguments: dict) -> tuple[Artifact, dict]:
+        """The artifact for these arguments, and all that determines it."""
+        return target(self.name, self.version, arguments["params"], inputs_of(arguments))
+
+    def target(self, *args, **kwargs) -> Artifact:
+        """The artifact for these arguments, made or not."""
+        return self.planned(self.bind(*args, **kwargs))[0]
+
+    def is_made(self, *args, **kwargs) -> bool:
+        """Whether that artifact is complete and was made from the inputs as they are now."""
+        return is_made(self.target(*args, **kwargs), inputs_of(self.bind(*args, **kwargs)))
+
+    def run(self, *args, **kwargs) -> Artifact:
+        """The artifact for these arguments; it is made if it is absent."""
+        arguments = self.bind(*args, **kwargs)
+        artifact, about = self.planned(arguments)
+        inputs = inputs_of(arguments)
+        if is_made(artifact, inputs):
+            tidy(artifact)
+            show_as_cached()
+            return artifact
+        with disk_errors_as_input_errors(self.name), held(inputs), locked(artifact):
+            if not is_made(artifact, inputs):  # else another process made it while we waited
+                self.make(artifact, about, arguments)
+        return artifact
+
+    def make(self, artifact: Artifact, about: dict, arguments: dict) -> None:
+        """Call the function and publish what it wrote."""
+        draft, start = draft_of(artifact), time.time()
+        if not self.resumes:
+            shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True, exist_ok=True)
+        about["varies"], about["made_from"] = self.varies, contents(inputs_of(arguments))
+        about["usual"] = arguments["params"].usual()
+        cpu_before = reset_usage()
+        about["stats"] = self.fn(**arguments, out=draft)
+        (draft / STATS).write_text(json.dumps(about["stats"], indent=2) + "\n")
+        about["seconds"] = round(time.time() - start, 3)
+        about["cpu_seconds"] = round(cpu_clock() - cpu_before + usage.cpu_seconds, 3)
+        about["peak_memory_mib"] = peak_memory()
+        about["started"] = datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds")
+        about["finished"] = datetime.now(UTC).isoformat(timespec="milliseconds")
+        about["environment"] = environment()
+        publish(draft, artifact, about)
+
+
+def stage(version: int, resumes: bool = False, name: str = "", varies: bool = False) -> Callable[[Callable], Task]:
+    """Make fn(params, *inputs, out) -> stats a cached Prefect task from (params, *inputs) to an Artifact.
+
+    `resumes`: the function continues from what a killed attempt left in `out`; else `out` is emptied first.
+    `varies`: two runs may write different files, as training does; a new run then also reruns what was made from the old one.
     `name`: that of the directory under artifacts/, where the function's own name won't do.
     A plain call without Prefect is `fn.fn(params, *inputs)`.
     """
 
     def decorate(fn: Callable[..., dict]) -> Task:
-        stage_name, signature = name or fn.__name__, inspect.signature(fn)
+        made = Stage(fn, name or fn.__name__, version, resumes, varies)
         if resumes:
-            RESUMING.add(stage_name)
-        given = [p for p in signature.parameters.values() if p.name != "out"]
-        signature = signature.replace(parameters=given, return_annotation=Artifact)
-
-        def planned(arguments: dict) -> tuple[Artifact, dict]:
-            return target(stage_name, version, arguments["params"], inputs_of(arguments))
-
-        def bind(*args, **kwargs) -> dict:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return dict(bound.arguments)
+            RESUMING.add(made.name)
 
         @functools.wraps(fn)
         def run(*args, **kwargs) -> Artifact:
-            arguments = bind(*args, **kwargs)
-            artifact, about = planned(arguments)
-            inputs = inputs_of(arguments)
-            if is_made(artifact, inputs):
-                tidy(artifact)
-                show_as_cached()
-                return artifact
-            with disk_errors_as_input_errors(stage_name), held(inputs), locked(artifact):
-                if not is_made(artifact, inputs):  # else another process made it while we waited
-                    make(artifact, about, arguments)
-            return artifact
+            return made.run(*args, **kwargs)
 
-        def make(artifact: Artifact, about: dict, arguments: dict) -> None:
-            draft, start = draft_of(artifact), time.time()
-            if not resumes:
-                shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True, exist_ok=True)
-            about["varies"], about["made_from"] = varies, contents(inputs_of(arguments))
-            about["usual"] = arguments["params"].usual()
-            cpu_before = reset_usage()
-            about["stats"] = fn(**arguments, out=draft)
-            (draft / STATS).write_text(json.dumps(about["stats"], indent=2) + "\n")
-            about["seconds"] = round(time.time() - start, 3)
-            about["cpu_seconds"] = round(cpu_clock() - cpu_before + usage.cpu_seconds, 3)
-            about["peak_memory_mib"] = peak_memory()
-            about["started"] = datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds")
-            about["finished"] = datetime.now(UTC).isoformat(timespec="milliseconds")
-            about["environment"] = environment()
-            publish(draft, artifact, about)
-
-        run.__signature__ = signature
+        run.__signature__ = made.signature
 
         def run_name() -> str:
-            return "-".join(filter(None, (stage_name, task_run.parameters["params"].label())))
+            return "-".join(filter(None, (made.name, task_run.parameters["params"].label())))
 
-        prefect_task = task(
-            run,
-            name=stage_name,
-            task_run_name=run_name,
-            cache_policy=NO_CACHE,  # the store is the cache
-            persist_result=False,
-        )
-        prefect_task.target = lambda *args, **kwargs: planned(bind(*args, **kwargs))[0]
-        prefect_task.is_made = lambda *args, **kwargs: is_made(
-            prefect_task.target(*args, **kwargs), inputs_of(bind(*args, **kwargs))
-        )
-        return prefect_task
+        # Prefect keeps no results, since the store is the cache.
+        result = task(run, name=made.name, task_run_name=run_name, cache_policy=NO_CACHE, persist_result=False)
+        result.target, result.is_made = made.target, made.is_made
+        return result
 
     return decorate
