@@ -1,4 +1,4 @@
-"""One of several processes that train one model: python -m model.distributed JOB.json FOLDER
+"""Several processes that train one model. Each of them is: python -m model.distributed JOB.json FOLDER
 
 The job names the corpus's files and says what to train. The first process leaves checkpoint and metrics in the job's
 folder, from where the run that started them goes on. The processes find each other through a file in FOLDER, which only
@@ -9,57 +9,68 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch.distributed as dist
-from pydantic import BaseModel
 
-from model import InputError, machine, memory, processes
-from model.bert import Bert
-from model.heldout import Heldout
-from model.masking import Corpus
+from model import InputError, machine, processes
+from model.checkpoint import last_row, line
+from model.job import Job
 from model.pretraining import Pretraining
-from model.settings import Architecture, Training
 
 PROBLEM = "problem.json"  # what ended the run, for the process that started it
 MEETING = "meeting"  # the file through which the processes find each other
 STOP_SECONDS = 300  # in which a stopped run writes its checkpoint
+JOB, TOLD = "job.json", "processes.log"  # what several processes are told, and what they say
+POLL_SECONDS = 1.0  # between looks at the progress of several processes
+LAST_WORDS_SECONDS = 10.0  # until the other processes are killed when one has ended with an error
 
 
-class Job(BaseModel, frozen=True, extra="forbid"):
-    """What to train on what. Paths are of .npy files and of the folder for checkpoint and metrics."""
+def train(job: Job, count: int, report: Callable[[float, str], None]) -> None:
+    """Train with `count` processes on this machine until the budget is spent; leaves their checkpoint in the job's folder."""
+    work = job.folder
+    (work / JOB).write_text(job.model_dump_json())
+    with tempfile.TemporaryDirectory(prefix="cram-") as folder, (work / TOLD).open("w") as told:
+        command = [sys.executable, "-m", "model.distributed", str(work / JOB), folder]
+        started: list[subprocess.Popen] = []
+        try:
+            for rank in range(count):
+                about = {"env": processes.environment(rank, count), "stdout": told, "stderr": told}
+                # in a session of its own: Ctrl-C reaches this process alone, which stops all of them at the same step
+                started.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **about))
+            while None in [process.poll() for process in started]:
+                if any(process.returncode for process in started):  # the others would wait for it
+                    end(started, LAST_WORDS_SECONDS)
+                elif row := last_row(work):
+                    report(row["fraction"], line(row))
+                time.sleep(POLL_SECONDS)
+        finally:
+            end(started, STOP_SECONDS)
+        if (problem := Path(folder, PROBLEM)).exists():
+            raise InputError(json.loads(problem.read_text()))
+    if any(process.returncode for process in started):
+        raise RuntimeError(f"One of {count} processes ended with an error:\n{(work / TOLD).read_text()}")
 
-    architecture: Architecture
-    training: Training
-    sequences: Path
-    heldout: Path
-    heldout_documents: Path
-    vocabulary: int
-    mask_id: int
-    specials: int
-    folder: Path
 
-    def corpus(self) -> Corpus:
-        """The sequences, mapped into memory."""
-        return Corpus(
-            sequences=np.load(self.sequences, mmap_mode="r"),
-            heldout=Heldout(np.load(self.heldout), np.load(self.heldout_documents)),
-            vocabulary=self.vocabulary,
-            mask_id=self.mask_id,
-            specials=self.specials,
-        )
-
-    def run(self, here: machine.Machine, among: processes.Processes = processes.ALONE) -> Pretraining:
-        """The run, with the model at its start or as the checkpoint has it."""
-        corpus = self.corpus()
-        sizes = self.architecture, self.training, self.vocabulary, corpus.length
-        memory.check_memory(*sizes, here)
-        bert = Bert(self.architecture, self.vocabulary, corpus.length, seed=self.training.seed)
-        return Pretraining(bert, self.training, corpus, here, self.folder, among)
+def end(processes: list[subprocess.Popen], seconds: float) -> None:
+    """Ask processes to stop, which they do with a checkpoint; kill those that are still there after so many seconds."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdin.close()
 
 
 def stop_with_parent(runs: list[Pretraining]) -> None:
@@ -84,7 +95,7 @@ def main() -> None:
     among = processes.join(here.device, folder / MEETING)
     logging.basicConfig(level=logging.INFO if among.first else logging.ERROR, format="%(message)s")
     try:
-        run = job.run(here, among)
+        run = job.pretraining(here, among)
 
         def stop(*_: object) -> None:
             run.stopping = True

@@ -13,11 +13,6 @@ Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   
 import json
 import logging
 import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,14 +35,13 @@ from tasks.workers.progress import Progress
 
 if TYPE_CHECKING:
     from model.bert import Bert
-    from model.distributed import Job
+    from model.checkpoint import Spent
+    from model.job import Job
     from model.machine import Machine
+    from model.pretraining import Pretraining
 
 log = logging.getLogger(__name__)
 CARD = "README.md"
-JOB, TOLD = "job.json", "processes.log"  # what several processes are told, and what they say
-POLL_SECONDS = 1.0  # between looks at the progress of several processes
-LAST_WORDS_SECONDS = 10.0  # until the other processes are killed when one has ended with an error
 
 
 class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -66,62 +60,15 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
         memory.check_memory(self.architecture, self, vocabulary=1, length=shortest, machine=here, processes=count)
 
 
-def with_gpus(job: "Job", count: int, work: Path, report: Callable[[float, str], None]) -> None:
-    """Train with `count` processes on this machine until the budget is spent; leaves their checkpoint in `work`."""
-    from model import processes
-    from model.checkpoint import last_row, line
-    from model.distributed import PROBLEM, STOP_SECONDS
-
-    (work / JOB).write_text(job.model_dump_json())
-    with tempfile.TemporaryDirectory(prefix="cram-") as folder, (work / TOLD).open("w") as told:
-        command = [sys.executable, "-m", "model.distributed", str(work / JOB), folder]
-        started: list[subprocess.Popen] = []
-        try:
-            for rank in range(count):
-                about = {"env": processes.environment(rank, count), "stdout": told, "stderr": told}
-                # in a session of its own: Ctrl-C reaches this process alone, which stops all of them at the same step
-                started.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **about))
-            while None in [process.poll() for process in started]:
-                if any(process.returncode for process in started):  # the others would wait for it
-                    end(started, LAST_WORDS_SECONDS)
-                elif row := last_row(work):
-                    report(row["fraction"], line(row))
-                time.sleep(POLL_SECONDS)
-        finally:
-            end(started, STOP_SECONDS)
-        if (problem := Path(folder, PROBLEM)).exists():
-            raise InputError(json.loads(problem.read_text()))
-    if any(process.returncode for process in started):
-        raise RuntimeError(f"One of {count} processes ended with an error:\n{(work / TOLD).read_text()}")
-
-
-def end(processes: list[subprocess.Popen], seconds: float) -> None:
-    """Ask processes to stop, which they do with a checkpoint; kill those that are still there after so many seconds."""
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdin.close()
-
-
-@stage(version=4, resumes=True, varies=True)
-def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
-    """Train until the budget is spent, going on from the checkpoint of a killed attempt where there is one."""
-    from model import checkpoint, distributed, export, machine  # torch: not for every command line
+def job_of(params: Pretrain, tokens: Artifact, folder: Path) -> "Job":
+    """What to train on which sequences; checkpoint and metrics go to the folder."""
+    from model.job import Job
 
     if not (tokens.path / HELDOUT_DOCUMENTS).exists():
         raise InputError(
             f"{tokens.name} was made by an older version of cram: it has no {HELDOUT_DOCUMENTS}. Run its tokenize stage again."
         )
-    work = out / WORK  # checkpoint and metrics, kept until all is published
-    work.mkdir(exist_ok=True)
-    job = distributed.Job(
+    return Job(
         architecture=params.architecture,
         training=Training(**params.model_dump(exclude={"architecture"})),
         sequences=tokens.path / SEQUENCES,
@@ -130,10 +77,15 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
         vocabulary=tokens.stats["entries"],
         mask_id=MASK,
         specials=len(SPECIALS),
-        folder=work,
+        folder=folder,
     )
-    here, shown = machine.detect(), 0.0
-    gpus = machine.gpus(here)
+
+
+def train(job: "Job", here: "Machine", gpus: int) -> "tuple[Pretraining, Spent]":
+    """Train until the budget is spent, from the job's checkpoint if there is one; the loop at its end, and what was spent."""
+    from model import distributed
+
+    shown = 0.0
     with Progress("pretrain", total=1.0) as bar:
 
         def report(fraction: float, note: str) -> None:
@@ -142,48 +94,67 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
             shown = min(1.0, fraction)
 
         if gpus > 1:
-            with_gpus(job, gpus, work, report)
-        run = job.run(here)  # after several processes: from where they ended
-        spent = run.run(report)
-    model, corpus = run.bert, run.corpus
-    export.save(model, out)
-    for file in (*FILES, HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT):
-        shutil.copyfile(tokens.path / file, out / file)
-    led_here = lineage(tokens)
-    (out / LINEAGE).write_text(json.dumps(led_here, indent=2) + "\n")
-    metrics = pyarrow.json.read_json(work / checkpoint.METRICS)
-    pq.write_table(metrics, out / "metrics.parquet")
-    rows = {name: metrics[name].to_numpy() for name in metrics.column_names}
-    held = measured_on(out, model, here)
-    evaluations = [
+            distributed.train(job, gpus, report)
+        run = job.pretraining(here)  # after several processes: from where they ended
+        return run, run.run(report)
+
+
+def with_other_units(evaluations: list[dict], held: dict) -> list[dict]:
+    """Evaluations with the loss per character and per byte too, by the ratios of all held-out text."""
+    return [
         e | {f"heldout_nats_per_{unit}": round(e["heldout_loss"] * held["tokens"] / held[f"{unit}s"], 6)
              for unit in ("character", "byte")}
-        for e in spent.evaluations
+        for e in evaluations
     ]  # fmt: skip
-    plots.loss_curve(rows, evaluations, out / "loss.png")
-    stats = {
-        "parameters": sum(p.numel() for p in model.parameters()),
+
+
+def statistics(run: "Pretraining", spent: "Spent", steps: dict[str, np.ndarray], held: dict, machine: dict) -> dict:
+    """What stage.json says of a trained model. `steps`: the metrics of each; `machine`: where it was trained."""
+    return {
+        "parameters": sum(p.numel() for p in run.bert.parameters()),
         "steps": spent.step,
         "tokens": spent.tokens,
-        "epochs": round(spent.tokens / corpus.sequences.size, 4),
+        "epochs": round(spent.tokens / run.corpus.sequences.size, 4),
         "exaflops": spent.operations / 1e18,
         "seconds_on_the_clock": round(spent.seconds, 3),
         "tokens_per_second": round(spent.tokens / spent.seconds, 1),
-        "mfu": round(float(np.median(rows["mfu"])), 4),
-        "training_loss": round(float(rows["loss"][-max(1, len(rows["loss"]) // 20) :].mean()), 4),
+        "mfu": round(float(np.median(steps["mfu"])), 4),
+        "training_loss": round(float(steps["loss"][-max(1, len(steps["loss"]) // 20) :].mean()), 4),
         "heldout_loss": held["nats_per_token"]["value"],
         "heldout": held,
         "skipped": spent.skipped,
-        "evaluations": evaluations,
-        "machine": here.describe()
+        "evaluations": with_other_units(spent.evaluations, held),
+        "machine": machine
         | {
-            "gpus": gpus,
             "micro_batch": spent.micro_batch,
             "compiled": spent.compilations > 0,
             "compilations": spent.compilations,
             "compile_seconds": round(spent.compile_seconds, 3),
         },
     }
+
+
+@stage(version=4, resumes=True, varies=True)
+def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
+    """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
+    from model import checkpoint, export, machine  # torch: not for every command line
+
+    work = out / WORK  # checkpoint and metrics, kept until all is published
+    work.mkdir(exist_ok=True)
+    job, here = job_of(params, tokens, work), machine.detect()
+    gpus = machine.gpus(here)
+    run, spent = train(job, here, gpus)
+    export.save(run.bert, out)
+    for file in (*FILES, HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT):
+        shutil.copyfile(tokens.path / file, out / file)
+    led_here = lineage(tokens)
+    (out / LINEAGE).write_text(json.dumps(led_here, indent=2) + "\n")
+    metrics = pyarrow.json.read_json(work / checkpoint.METRICS)
+    pq.write_table(metrics, out / "metrics.parquet")
+    steps = {name: metrics[name].to_numpy() for name in metrics.column_names}
+    held = measured_on(out, run.bert, here)
+    stats = statistics(run, spent, steps, held, here.describe() | {"gpus": gpus})
+    plots.loss_curve(steps, stats["evaluations"], out / "loss.png")
     about = {"stage": "pretrain", "params": params.identity(), "stats": stats}
     about |= {"usual": params.usual(), "environment": environment()}
     (out / CARD).write_text(card(about, led_here))

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import store_of_its_own, toy_tokens
 
-from model import InputError, machine, pretraining, processes, schedules
-from model.distributed import Job
+from model import InputError, distributed, machine, pretraining, processes, schedules
+from model.job import Job
 from tasks import store as store_module
 from tasks.finetune import Finetune, finetune
-from tasks.pretrain import Pretrain, measure_heldout, pretrain, with_gpus
+from tasks.pretrain import Pretrain, measure_heldout, pretrain
 from tasks.store import LINEAGE, Artifact
 
 TINY = Pretrain(
@@ -113,7 +113,7 @@ def test_the_vocabulary_entries_are_the_models(made):
 def test_a_failure_while_the_model_is_published_costs_no_training(made, monkeypatch):
     again = TINY.model_copy(update={"seed": 5})
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("tasks.stage.publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             pretrain.fn(again, made["tokens"])
     steps = []
@@ -271,10 +271,10 @@ def test_processes_that_train_together_listen_on_the_loopback_interface_only_and
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        with_gpus(job, 2, tmp_path, look_and_stop)
+        distributed.train(job, 2, look_and_stop)
     assert len(started) >= 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
-    assert job.run(machine.detect()).spent.step > 0
+    assert job.pretraining(machine.detect()).spent.step > 0
 
 
 def test_a_model_that_no_memory_holds_is_refused_before_anything_is_discarded():

@@ -1,0 +1,45 @@
+"""What to pretrain, on what: a description that can be written down for other processes."""
+
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel
+
+from model import machine, memory, processes
+from model.bert import Bert
+from model.heldout import Heldout
+from model.masking import Corpus
+from model.pretraining import Pretraining
+from model.settings import Architecture, Training
+
+
+class Job(BaseModel, frozen=True, extra="forbid"):
+    """What to train on what. Paths are of .npy files and of the folder for checkpoint and metrics."""
+
+    architecture: Architecture
+    training: Training
+    sequences: Path
+    heldout: Path
+    heldout_documents: Path
+    vocabulary: int
+    mask_id: int
+    specials: int
+    folder: Path
+
+    def corpus(self) -> Corpus:
+        """The sequences, mapped into memory."""
+        return Corpus(
+            sequences=np.load(self.sequences, mmap_mode="r"),
+            heldout=Heldout(np.load(self.heldout), np.load(self.heldout_documents)),
+            vocabulary=self.vocabulary,
+            mask_id=self.mask_id,
+            specials=self.specials,
+        )
+
+    def pretraining(self, here: machine.Machine, among: processes.Processes = processes.ALONE) -> Pretraining:
+        """The training loop, with the model at its start or as the checkpoint has it."""
+        corpus = self.corpus()
+        sizes = self.architecture, self.training, self.vocabulary, corpus.length
+        memory.check_memory(*sizes, here)
+        bert = Bert(self.architecture, self.vocabulary, corpus.length, seed=self.training.seed)
+        return Pretraining(bert, self.training, corpus, here, self.folder, among)
