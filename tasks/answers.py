@@ -142,7 +142,7 @@ class Labeller:
         saved = export.SavedClassifier.model_validate(config["cram"])
         self.longest = params.get("max_tokens", saved.max_tokens or saved.length)  # as in finetuning
         self.tokenizer.enable_truncation(self.longest, strategy="longest_first")
-        classes = self.classifier.out.out_features
+        classes = saved.classes
         self.regression = classes == 1
         names = config.get("id2label")
         if not isinstance(names, dict) or set(names) != {str(number) for number in range(classes)}:
