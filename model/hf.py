@@ -24,6 +24,7 @@ from model.export import Saved, SavedClassifier, described
 from model.settings import Architecture
 
 PAPER = {"vocabulary": 32_768, "length": 128}  # of its final model
+OUTPUTS = ("attention.out", "ffn.dense_out")  # each branch's last layer
 
 
 @strict
@@ -131,11 +132,12 @@ class CramPreTrainedModel(PreTrainedModel):
                 initialization.constant_(module.scale, module.word.embedding_dim**-0.5)
         elif isinstance(module, Head) and module.bias is not None:
             initialization.zeros_(module.bias)
-        elif isinstance(module, Bert) and module.architecture.zero_outputs:
-            for block in module.blocks:
-                initialization.zeros_(block.attention.out.weight)
-                if block.ffn is not None:
-                    initialization.zeros_(block.ffn.dense_out.weight)
+        elif self._starts_at_zero(module):
+            initialization.zeros_(module.weight)
+
+    def _starts_at_zero(self, module: nn.Module) -> bool:
+        named = self.bert.named_modules() if self.bert.architecture.zero_outputs else ()
+        return any(part is module for name, part in named if name.endswith(OUTPUTS))
 
 
 class CramModel(CramPreTrainedModel):
