@@ -1,9 +1,10 @@
-"""Models on disk: a folder that cram loads, and that transformers loads too where it has a model of that layout.
+"""Models on disk: folders that cram and transformers load.
 
 BERT, ModernBERT and EuroBERT are parts of what `Architecture` can say. A model within one of them is written under its names,
 so that `AutoModelForMaskedLM.from_pretrained(folder)` gives the same scores, without remote code; any other under cram's own
-names. The same holds for classifiers, by `AutoModelForSequenceClassification`, if they have that model's head. In all cases
-config.json has a key `cram` from which `load` or `load_classifier` builds the model again.
+names, which transformers reads after `import model.hf`. The same holds for classifiers, by
+`AutoModelForSequenceClassification`, if they have that model's head. In all cases config.json has a key `cram` from which
+`load` or `load_classifier` builds the model again.
 
 model.safetensors is fp32, and has a tied vocabulary head once. That of a classifier of transformers has none, so a model that
 is loaded from it has a new one.

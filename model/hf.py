@@ -93,6 +93,7 @@ class CramPreTrainedModel(PreTrainedModel):
     config_class = CramConfig
     base_model_prefix = "bert"
     _no_split_modules = ["Block"]  # noqa: RUF012, as transformers has it
+    _supports_sdpa = True  # which runs on a GPU
     described_by = Saved
 
     def __init__(self, config: CramConfig) -> None:
