@@ -42,7 +42,7 @@ class CramConfig(PreTrainedConfig):
     pad_token_id: int | None = PAD
 
     def __post_init__(self, **kwargs) -> None:
-        saved = described(self.cram or Saved(architecture=Architecture(), **PAPER).model_dump())
+        saved = Saved(architecture=Architecture(), **PAPER) if self.cram is None else described(self.cram)
         self.cram = saved.model_dump()
         if isinstance(saved, SavedClassifier):
             kwargs.setdefault("num_labels", saved.classes)
