@@ -264,7 +264,7 @@ class Bert(nn.Module):
     def keep_tokens(self, ids: Tensor) -> None:
         """Keep the embeddings of these ids (sorted, [PAD] first) alone; from now on a token is its place among them.
 
-        For the encoder alone, not its vocabulary head. In finetuning, rows without a gradient would cost the optimizer as much.
+        For the encoder alone, not its vocabulary head. The optimizer would spend as much on rows without a gradient.
         """
         rows = self.embedding.word.weight.detach()
         self.kept = ids, rows
@@ -353,7 +353,7 @@ def operations(architecture: Architecture, vocabulary: int, length: int, masks: 
 
 
 class ClassifierHead(nn.Module):
-    """Dense layer, tanh (EuroBERT: GELU), dropout, and a dense layer to the scores; ModernBERT's has the latter two alone."""
+    """Dense, tanh (EuroBERT: GELU), dropout, and dense to the scores; ModernBERT's has only the last two."""
 
     def __init__(self, hidden: int, classes: int, dropout: float, seed: int, layout: str | None = None) -> None:
         super().__init__()
@@ -373,8 +373,8 @@ class ClassifierHead(nn.Module):
 class Classifier(nn.Module):
     """The encoder with a head on the state of [CLS].
 
-    "tanh" is that of the reference's GLUE settings, 1024 wide. "native" is that of transformers' model of the layout, as wide as
-    the encoder; ModernBERT's begins with the pretrained transform of its vocabulary head. Raises InputError if there is none.
+    "tanh" is the reference's GLUE head, 1024 wide. "native" is that of transformers' model of the layout (else InputError),
+    as wide as the encoder; ModernBERT's begins with the pretrained transform of its vocabulary head.
     """
 
     def __init__(self, bert: Bert, classes: int, dropout: float, seed: int, head: HeadName = "tanh") -> None:

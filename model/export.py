@@ -1,10 +1,10 @@
 """Models on disk: folders that cram and transformers load.
 
-BERT, ModernBERT and EuroBERT are parts of what `Architecture` can say. A model within one of them is written under its names,
-so that `AutoModelForMaskedLM.from_pretrained(folder)` gives the same scores, without remote code; any other under cram's own
+`Architecture` covers BERT, ModernBERT and EuroBERT. A model of such a layout is written under transformers' names, so
+that `AutoModelForMaskedLM.from_pretrained(folder)` gives the same scores without remote code; any other under cram's own
 names, which transformers reads after `import model.hf`. The same holds for classifiers, by
-`AutoModelForSequenceClassification`, if they have that model's head. In all cases config.json has a key `cram` from which
-`load` or `load_classifier` builds the model again.
+`AutoModelForSequenceClassification`, if they have that model's head. In all cases config.json has a key `cram`, from
+which `load` or `load_classifier` rebuilds the model.
 
 model.safetensors is fp32, and has a tied vocabulary head once. That of a classifier of transformers has none, so a model that
 is loaded from it has a new one.

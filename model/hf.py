@@ -1,7 +1,7 @@
-"""cram's models as models of transformers: after `import model.hf`, its Auto classes, pipelines and Trainer take all of them.
+"""cram's models in transformers: after `import model.hf`, its Auto classes, pipelines and Trainer take every layout.
 
-A layout that transformers has is saved as its model, which needs nothing of this file. All others are saved with model_type
-"cram", under cram's own names. No code is read from a model's folder.
+A layout that transformers implements is saved as that model and needs nothing from this file. The others are saved with
+model_type "cram", under cram's own names. No code is read from a model's folder.
 """
 
 import torch
@@ -31,9 +31,9 @@ OUTPUTS = ("attention.out", "ffn.dense_out")  # each branch's last layer
 class CramConfig(PreTrainedConfig):
     """config.json of a model under cram's own names; without arguments, that of the paper's final model.
 
-    `cram`: the fields of `export.Saved`, or of `export.SavedClassifier`. `dropout`: in training, after the embedding and the
-    branches, on attention weights, and in the head of a classifier. Raises ValueError, which names the field, if `cram` has
-    fields that are unknown, missing or don't fit.
+    `cram`: the fields of `export.Saved` or `export.SavedClassifier`. `dropout`: in training, after the embedding and
+    the branches, on attention weights, and in a classifier's head. Raises ValueError, which names the field, if `cram`
+    has unknown, missing or inconsistent fields.
     """
 
     model_type = "cram"
@@ -88,7 +88,7 @@ class CramConfig(PreTrainedConfig):
 
 
 class CramPreTrainedModel(PreTrainedModel):
-    """What the models below share: the encoder, with its vocabulary head."""
+    """Base of the models below: the encoder with its vocabulary head."""
 
     config_class = CramConfig
     base_model_prefix = "bert"
@@ -111,7 +111,7 @@ class CramPreTrainedModel(PreTrainedModel):
         raise NotImplementedError(f"The model has a fixed vocabulary of {self.config.vocab_size:,} entries.")
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None, first: bool = False) -> Tensor:
-        """(B, S) to states (B, S, D), or with `first` (B, 1, D). [PAD] is not looked at, with or without a mask (B, S)."""
+        """(B, S) to states (B, S, D), or with `first` (B, 1, D). [PAD] is masked, with or without a mask (B, S)."""
         if input_ids.shape[1] > self.bert.length:
             raise ValueError(f"input_ids has {input_ids.shape[1]} tokens; the model takes {self.bert.length}")
         if attention_mask is not None:
@@ -120,7 +120,7 @@ class CramPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Values of what no file has: of new models, of new heads, and of tables, which no file has at all."""
+        """Initial values of new models and new heads, and the tables of positions, which are in no file."""
         super()._init_weights(module)
         if isinstance(module, Rotation):
             length, *_, size = module.cosines.shape
@@ -171,7 +171,7 @@ class CramForMaskedLM(CramPreTrainedModel):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> MaskedLMOutput:
-        """(B, S) token ids to logits (B, S, V); with labels (B, S), -100 where none is predicted, the mean loss in nats.
+        """(B, S) token ids to logits (B, S, V); with labels (B, S), -100 to ignore one, the mean loss in nats.
 
         `token_type_ids` are ignored.
         """
@@ -181,7 +181,7 @@ class CramForMaskedLM(CramPreTrainedModel):
 
 
 class CramForSequenceClassification(CramPreTrainedModel):
-    """A finetuned model: scores of classes, or with one class a number. Its head is the paper's: dense to 1024, tanh."""
+    """A finetuned model with the paper's head (dense to 1024, tanh): scores of classes, or with one class a number."""
 
     described_by = SavedClassifier
 
@@ -199,7 +199,10 @@ class CramForSequenceClassification(CramPreTrainedModel):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """(B, S) token ids to logits (B, classes); with labels (B,) the loss, by `problem_type`. `token_type_ids` are ignored."""
+        """(B, S) token ids to logits (B, classes); with labels (B,) the loss, by `problem_type`.
+
+        `token_type_ids` are ignored.
+        """
         logits = self.classifier(self.encode(input_ids, attention_mask, first=True)[:, 0])
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits)

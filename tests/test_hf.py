@@ -124,7 +124,9 @@ def test_logits_and_states_are_those_of_cram(name: str, kind: torch.dtype, tmp_p
         torch.testing.assert_close(states[seen], encoded[seen], rtol=1e-5, atol=TOLERANCE[kind])
 
 
-@pytest.mark.parametrize(("name", "head"), [*((name, "tanh") for name in LAYOUTS), ("modern", "native"), ("bert-base", "native")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "head"), [*((name, "tanh") for name in LAYOUTS), ("modern", "native"), ("bert-base", "native")]
+)
 def test_scores_of_a_classifier_are_those_of_cram(name: str, head: str, tmp_path: Path):
     from transformers import AutoModelForSequenceClassification
 
@@ -230,8 +232,8 @@ def test_trainer_trains_both_and_cram_reads_what_it_saves(name: str, tmp_path: P
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     rows = [dict(tokenizer(text, truncation=True)) for text in texts(16)]
     arguments = TrainingArguments(
-        output_dir=str(tmp_path / "out"), max_steps=4, learning_rate=3e-3, use_cpu=True, report_to=[], disable_tqdm=True,
-        save_strategy="no", logging_strategy="no",
+        output_dir=str(tmp_path / "out"), max_steps=4, learning_rate=3e-3, use_cpu=True,
+        report_to=[], disable_tqdm=True, save_strategy="no", logging_strategy="no",
     )  # fmt: skip
     for folder, auto, labels, collate in (
         ("pretrained", AutoModelForMaskedLM, {}, DataCollatorForLanguageModeling(tokenizer, seed=1)),
@@ -356,7 +358,8 @@ def encodes_alike(folder: Path, given: list[str]) -> None:
 def test_every_kind_of_tokenizer_encodes_as_cram_does(kind: str, tmp_path: Path):
     export.save(Bert(LAYOUTS["crammed-bert"], tokenizer_in(tmp_path, kind), LENGTH), tmp_path)
     encodes_alike(
-        tmp_path, [*texts(10), "a [MASK] b [SEP] c", "", " \t ", "Naïve “CAFÉ”, 3.5 €!", "``so'' it's", "x" * 300]
+        tmp_path,
+        [*texts(10), "a [MASK] b [SEP] c", "", " \t ", "Naïve “CAFÉ”, 3.5 €!", "``so'' it's", "x" * 300],
     )
 
 
