@@ -373,8 +373,8 @@ class ClassifierHead(nn.Module):
 class Classifier(nn.Module):
     """The encoder with a head on the state of [CLS].
 
-    "tanh" is the reference's GLUE head, 1024 wide. "native" is that of transformers' model of the layout (else InputError),
-    as wide as the encoder; ModernBERT's begins with the pretrained transform of its vocabulary head.
+    "tanh" is the reference's GLUE head, 1024 wide. "native" is that of transformers' model of the layout, as wide as
+    the encoder; ModernBERT's begins with the pretrained transform of its vocabulary head. InputError if there is none.
     """
 
     def __init__(self, bert: Bert, classes: int, dropout: float, seed: int, head: HeadName = "tanh") -> None:

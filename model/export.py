@@ -1,8 +1,8 @@
 """Models on disk: folders that cram and transformers load.
 
 `Architecture` covers BERT, ModernBERT and EuroBERT. A model of such a layout is written under transformers' names, so
-that `AutoModelForMaskedLM.from_pretrained(folder)` gives the same scores without remote code; any other under cram's own
-names, which transformers reads after `import model.hf`. The same holds for classifiers, by
+that `AutoModelForMaskedLM.from_pretrained(folder)` gives the same scores without remote code; any other under cram's
+own names, which transformers reads after `import model.hf`. The same holds for classifiers, by
 `AutoModelForSequenceClassification`, if they have that model's head. In all cases config.json has a key `cram`, from
 which `load` or `load_classifier` rebuilds the model.
 
