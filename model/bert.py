@@ -169,10 +169,8 @@ class FeedForward(nn.Module):
         if self.activation == "geglu":
             x, gate = x.chunk(2, dim=-1)
             x = F.gelu(x) * gate
-        elif self.activation == "gelu":
-            x = F.gelu(x)
         else:
-            x = F.relu(x).square()
+            x = F.gelu(x) if self.activation == "gelu" else F.relu(x).square()
         return self.dense_out(x)
 
 
@@ -227,8 +225,7 @@ def initialize(module: nn.Module, generator: torch.Generator) -> None:
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
-            with torch.no_grad():
-                part.weight[part.padding_idx].zero_()
+            nn.init.zeros_(part.weight[part.padding_idx])
 
 
 class Bert(nn.Module):
@@ -267,8 +264,7 @@ class Bert(nn.Module):
     def keep_tokens(self, ids: Tensor) -> None:
         """Keep the embeddings of these ids (sorted, [PAD] first) alone; from now on a token is its place among them.
 
-        For the encoder alone, not its vocabulary head. In finetuning the others get no gradient, but cost the optimizer as much
-        as those that do.
+        For the encoder alone, not its vocabulary head. The optimizer would spend as much on rows without a gradient.
         """
         rows = self.embedding.word.weight.detach()
         self.kept = ids, rows
@@ -356,43 +352,49 @@ def operations(architecture: Architecture, vocabulary: int, length: int, masks: 
     return 3 * (total + masks / length * 2 * (transform + width * vocabulary))
 
 
-class Classifier(nn.Module):
-    """A head on the state of [CLS]: a transform of it, dropout, and a dense layer to the scores of the classes.
+class ClassifierHead(nn.Module):
+    """Dense, tanh (EuroBERT: GELU), dropout, and dense to the scores; ModernBERT's has only the last two."""
 
-    The transform of head "tanh" is the reference's GLUE settings': dense to 1024, tanh. That of "native" is what transformers'
-    model of the layout has: ModernBERT the transform before its vocabulary head, pretrained with it; BERT dense and tanh,
-    EuroBERT dense and GELU, both as wide as the encoder. Raises InputError for "native" where transformers has no such model.
+    def __init__(self, hidden: int, classes: int, dropout: float, seed: int, layout: str | None = None) -> None:
+        super().__init__()
+        width = hidden if layout else CLASSIFIER_WIDTH
+        self.activation = F.gelu if layout == "EuroBert" else torch.tanh
+        self.dense = None if layout == "ModernBert" else nn.Linear(hidden, width)
+        self.dropout = Dropout(dropout)
+        self.out = nn.Linear(width, classes)
+        initialize(self, torch.Generator().manual_seed(HEAD_STREAM + seed))
+
+    def forward(self, states_BD: Tensor) -> Tensor:
+        """(B, D) to (B, classes) scores."""
+        x = states_BD if self.dense is None else self.activation(self.dense(states_BD))
+        return self.out(self.dropout(x))
+
+
+class Classifier(nn.Module):
+    """The encoder with a head on the state of [CLS].
+
+    "tanh" is the reference's GLUE head, 1024 wide. "native" is that of transformers' model of the layout, as wide as
+    the encoder; ModernBERT's begins with the pretrained transform of its vocabulary head. InputError if there is none.
     """
 
     def __init__(self, bert: Bert, classes: int, dropout: float, seed: int, head: HeadName = "tanh") -> None:
         super().__init__()
-        self.bert, self.head = bert, head
+        self.bert, self.classes, self.head = bert, classes, head
         self.layout = transformers_model(bert.architecture) if head == "native" else None
         if head == "native" and self.layout is None:
             raise InputError(f"{why_not_transformers(bert.architecture)} Set finetune.head to 'tanh'.")
         bert.set_dropout(dropout)
-        hidden = bert.architecture.hidden
-        width = hidden if self.layout else CLASSIFIER_WIDTH
-        self.dense = None if self.layout == "ModernBert" else nn.Linear(hidden, width)
-        self.dropout = Dropout(dropout)
-        self.out = nn.Linear(width, classes)
-        generator = torch.Generator().manual_seed(HEAD_STREAM + seed)
-        if self.dense is not None:
-            initialize(self.dense, generator)
-        initialize(self.out, generator)
+        self.classifier = ClassifierHead(bert.architecture.hidden, classes, dropout, seed, self.layout)
 
-    def transform(self, states_BD: Tensor) -> Tensor:
-        """What the dense layer to the scores is applied to."""
-        if self.dense is None:
-            return self.bert.head(states_BD)
-        states_BD = self.dense(states_BD)
-        return F.gelu(states_BD) if self.layout == "EuroBert" else torch.tanh(states_BD)
+    def scores(self, states_BD: Tensor) -> Tensor:
+        """(B, classes) of the states of [CLS]."""
+        return self.classifier(self.bert.head(states_BD) if self.layout == "ModernBert" else states_BD)
 
     def forward(self, tokens_BS: Tensor, padded: bool = True) -> Tensor:
         """(B, S) token ids to (B, classes) scores. `padded`: with [PAD] at the ends."""
         states_BD = self.bert.encode(tokens_BS, padded, first=True)[:, 0]
         if self.training:
-            return self.out(self.dropout(self.transform(states_BD)))
+            return self.scores(states_BD)
         # in bf16 one answer in a hundred is a tie of classes
         with torch.autocast(states_BD.device.type, enabled=False):
-            return self.out(self.transform(states_BD.float()))
+            return self.scores(states_BD.float())

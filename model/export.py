@@ -1,9 +1,10 @@
-"""Models on disk: a folder that cram loads, and that transformers loads too where it has a model of that layout.
+"""Models on disk: folders that cram and transformers load.
 
-BERT, ModernBERT and EuroBERT are parts of what `Architecture` can say. A model within one of them is written under its names,
-so that `AutoModelForMaskedLM.from_pretrained(folder)` gives the same scores, without remote code; any other under cram's own
-names. The same holds for classifiers, by `AutoModelForSequenceClassification`, if they have that model's head. In all cases
-config.json has a key `cram` from which `load` or `load_classifier` builds the model again.
+`Architecture` covers BERT, ModernBERT and EuroBERT. A model of such a layout is written under transformers' names, so
+that `AutoModelForMaskedLM.from_pretrained(folder)` gives the same scores without remote code; any other under cram's
+own names, which transformers reads after `import model.hf`. The same holds for classifiers, by
+`AutoModelForSequenceClassification`, if they have that model's head. In all cases config.json has a key `cram`, from
+which `load` or `load_classifier` rebuilds the model.
 
 model.safetensors is fp32, and has a tied vocabulary head once. That of a classifier of transformers has none, so a model that
 is loaded from it has a new one.
@@ -87,6 +88,7 @@ NAMES: dict[str, dict[str, str]] = {
 }
 TRANSFORM = ("head.dense.*", "head.norm.*")  # before the vocabulary head; ModernBERT's classifier has it too
 OWN = "classifier."  # of a classifier, what is beside the encoder
+PREFIX = "bert."  # of the encoder's tensors in what transformers saves of a model in cram's own layout
 CLASSIFIER_NAMES = {  # what classifiers have in place of the vocabulary head
     "ModernBert": {"classifier.*": "classifier.out.*"},
     "EuroBert": {"dense.*": "classifier.dense.*", "classifier.*": "classifier.out.*"},
@@ -198,6 +200,12 @@ class SavedClassifier(Saved, frozen=True, extra="forbid"):
         return self
 
 
+def described(about: object) -> Saved:
+    """What stands under `cram` in config.json. Raises a ValueError that names the field for anything else."""
+    finetuned = isinstance(about, dict) and "classes" in about
+    return (SavedClassifier if finetuned else Saved).model_validate(about)
+
+
 def _names(name: str, saved: Saved) -> dict[str, str]:
     """The table of names of a model of transformers, with the head that it has."""
     if not isinstance(saved, SavedClassifier):
@@ -279,7 +287,7 @@ def save_classifier(
 
     `texts` in an input, and `max_tokens` to which inputs were cut: for whoever labels texts with it; None: not known.
     """
-    bert, classes = classifier.bert, classifier.out.out_features
+    bert, classes = classifier.bert, classifier.classes
     if bert.kept is not None:
         raise RuntimeError("The embedding holds some tokens alone; call restore_tokens before saving.")
     if len(labels) != (classes if classes > 1 else 0):
@@ -293,7 +301,7 @@ def save_classifier(
         about["architectures"] = [theirs]
     sizes = {"architecture": bert.architecture, "vocabulary": bert.vocabulary, "length": bert.length}
     saved = SavedClassifier(**sizes, classes=classes, head=classifier.head, texts=texts, max_tokens=max_tokens)
-    own = {OWN + key: v for key, v in classifier.state_dict().items() if not key.startswith("bert.")}
+    own = {key: value for key, value in classifier.state_dict().items() if key.startswith(OWN)}
     _write(bert, own, saved, about, classifier.layout, folder)
 
 
@@ -338,20 +346,25 @@ def _load(config: dict, weights: Path) -> Bert | Classifier:
         earlier = config.get("model_type") == EARLIER
         why = "an earlier version of cram wrote it; run its pretrain stage again"
         raise ValueError(why if earlier else f"{CONFIG} has no key 'cram'")
-    finetuned = isinstance(config["cram"], dict) and "classes" in config["cram"]
-    saved = (SavedClassifier if finetuned else Saved).model_validate(config["cram"])
+    saved = described(config["cram"])
+    finetuned = isinstance(saved, SavedClassifier)
     name = transformers_model(saved.architecture) if not finetuned or saved.head == "native" else None
-    kind = (name or "cram").lower()
-    if config.get("model_type") != kind:
-        raise ValueError(f"{CONFIG} says model_type {config.get('model_type')!r}, but this layout is saved as {kind!r}")
+    kinds = {"cram": None} | (
+        {name.lower(): name} if name else {}
+    )  # model.hf saves every layout under cram's own names
+    if config.get("model_type") not in kinds:
+        raise ValueError(f"{CONFIG} says model_type {config.get('model_type')!r}; expected {' or '.join(kinds)}")
+    name = kinds[config["model_type"]]
     bert = Bert(saved.architecture, saved.vocabulary, saved.length)
     state = load_file(weights)
     if name:
         state = _renamed(state, _rows(_names(name, saved), len(bert.blocks), theirs_first=True))
+    else:
+        state = {key.removeprefix(PREFIX): value for key, value in state.items()}
     fixed = {key: state.pop(key) for key in _only_in_bert(bert)} if name == "Bert" else {}
     if name == "Bert" and saved.architecture.positions == "scaled-sinusoidal":
         state["embedding.scale"] = fixed["embedding.position.weight"][0, 1]  # times the cosine of 0
-    own = {key.removeprefix(OWN): state.pop(key) for key in list(state) if finetuned and key.startswith(OWN)}
+    own = {key: state.pop(key) for key in list(state) if finetuned and key.startswith(OWN)}
     if finetuned and name:  # what of the vocabulary head is not stored is new
         stored = {key for _, ours in _rows(_names(name, saved), len(bert.blocks), theirs_first=True) for key in ours}
         fresh = {

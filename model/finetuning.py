@@ -213,10 +213,10 @@ def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.
     """The scores (n, classes) of all examples, fp32, in their order; computed by length, so that little is padded."""
     order = np.argsort(examples.lengths, kind="stable")
     classifier.to(machine.device).eval()
-    found = [torch.empty(0, classifier.out.out_features, device=machine.device)]
+    found = [torch.empty(0, classifier.classes, device=machine.device)]
     with torch.inference_mode(), machine.autocast():
         for start in range(0, len(order), PREDICTED):
             found.append(classifier(*examples.batch(order[start : start + PREDICTED], machine.device)).float())
-    scores = np.empty((len(order), classifier.out.out_features), dtype=np.float32)
+    scores = np.empty((len(order), classifier.classes), dtype=np.float32)
     scores[order] = torch.cat(found).cpu().numpy()
     return scores

@@ -142,9 +142,9 @@ class Labeller:
         saved = export.SavedClassifier.model_validate(config["cram"])
         self.longest = params.get("max_tokens", saved.max_tokens or saved.length)  # as in finetuning
         self.tokenizer.enable_truncation(self.longest, strategy="longest_first")
-        classes = self.classifier.out.out_features
+        classes = saved.classes
         self.regression = classes == 1
-        names = config.get("id2label")
+        names = config.get("id2label", {str(n): f"LABEL_{n}" for n in range(classes)})  # transformers' usual names
         if not isinstance(names, dict) or set(names) != {str(number) for number in range(classes)}:
             raise InputError(
                 f"id2label in {folder / export.CONFIG} does not match the {classes} classes of the model. Copy both files from "

@@ -833,7 +833,7 @@ def test_dropout_acts_after_the_embedding_on_both_branches_on_attention_weights_
         classifier(some_tokens(1))
     repeats = model.architecture.layers // len(model.blocks)
     branches = [block.dropout for block in model.blocks for _ in range(1 if block.ffn is None else 2)] * repeats
-    assert sorted(map(id, called)) == sorted(map(id, [model.dropout, classifier.dropout, *branches]))
+    assert sorted(map(id, called)) == sorted(map(id, [model.dropout, classifier.classifier.dropout, *branches]))
 
 
 def test_what_dropout_takes_is_a_branch_and_never_the_stream(model):
@@ -853,7 +853,7 @@ def test_the_classifiers_head_is_dense_tanh_linear_on_the_first_state(paper):
     tokens = some_tokens(2)
     with torch.no_grad():
         state = paper.encode(tokens)[:, 0].numpy()
-        w = {name: value.numpy() for name, value in classifier.state_dict().items()}
+        w = {name: value.numpy() for name, value in classifier.classifier.state_dict().items()}
         inner = np.tanh(state @ w["dense.weight"].T + w["dense.bias"])
         assert inner.shape == (2, 1024)
         expected = inner @ w["out.weight"].T + w["out.bias"]

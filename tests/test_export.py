@@ -306,7 +306,11 @@ DAMAGE = {
         lambda f: (f / "config.json").write_text('{"model_type": "crammed-bert", "architecture": {"layers": 2}}'),
         "an earlier version of cram wrote it; run its pretrain stage again",
     ),
-    "other model_type": (lambda f: replace_config(f, model_type="cram"), "says model_type 'cram'.*saved as 'bert'"),
+    "other model_type": (lambda f: replace_config(f, model_type="cram"), "Missing key.*embedding.word.weight"),
+    "model_type of another layout": (
+        lambda f: replace_config(f, model_type="modernbert"),
+        "says model_type 'modernbert'; expected cram or bert",
+    ),
     "key a number": (lambda f: replace_config(f, cram=5), ""),
     "unknown axis": (lambda f: replace_saved(f, architecture={"layers": 2, "depth": 3}), "depth"),
     "architecture a number": (lambda f: replace_saved(f, architecture=5), "architecture"),
@@ -485,7 +489,7 @@ def test_the_modern_head_is_the_pretrained_transform(tmp_path):
     with torch.no_grad():
         dense = F.gelu(state @ tensors_of(tmp_path)["head.dense.weight"].T)
         expected = F.layer_norm(dense, (32,), tensors_of(tmp_path)["head.norm.weight"], eps=1e-6)
-        torch.testing.assert_close(classifier.transform(state), expected)
+        torch.testing.assert_close(classifier.scores(state), classifier.classifier.out(expected))
 
 
 def test_a_classifier_with_some_tokens_alone_is_not_saved(tmp_path):

@@ -116,7 +116,7 @@ def test_fewer_examples_than_a_batch_are_refused():
 def test_a_finetuning_loss_that_is_not_finite_is_refused():
     model = classifier(2)
     with torch.no_grad():
-        model.out.bias[0] = float("inf")
+        model.classifier.out.bias[0] = float("inf")
     with pytest.raises(InputError, match=r"The loss is nan at step 5 of 5\. Lower finetune\.learning_rate"):
         finetuning.finetune(model, examples(16, 0, classes=2), QUICK, CPU, 0, lambda *_: None)
 
@@ -170,9 +170,9 @@ def test_gradients_that_fp16_cannot_hold_are_not_lost(monkeypatch):
     for dtype in (torch.float32, torch.float16):
         model = classifier(2)
         model.bert.set_dropout(0.0)
-        model.dropout.p = 0.0
+        model.classifier.dropout.p = 0.0
         with torch.no_grad():
-            model.out.weight *= 1e-3
+            model.classifier.out.weight *= 1e-3
         here = Machine(torch.device("cpu"), dtype, False, 32)
         finetuning.finetune(model, examples(16, 0, classes=2), Finetuning(epochs=1), here, 0, lambda *_: None)
     for exact, ours in zip(means[torch.float32], means[torch.float16], strict=True):
@@ -231,7 +231,7 @@ def test_training_is_that_of_a_plain_loop_with_torchs_adamw(schedule, axes):
             scores = []
             for row in order[start : start + 8]:
                 state = plain.bert.encode(torch.tensor(given.input(row)[None]))[:, 0]
-                scores.append(plain.out(torch.tanh(plain.dense(state))))
+                scores.append(plain.classifier.out(torch.tanh(plain.classifier.dense(state))))
             F.cross_entropy(torch.cat(scores), torch.tensor(given.labels[order[start : start + 8]])).backward()
             adamw.step()
             adamw.zero_grad()
@@ -280,7 +280,7 @@ def test_the_epoch_that_scores_best_is_kept_and_of_several_the_first(scores, bes
     assert [each["score"] for each in outcome.epochs] == scores
     for name, value in model.state_dict().items():
         assert torch.equal(value, states[best][name])
-    assert not torch.equal(states[0]["out.weight"], states[1]["out.weight"])
+    assert not torch.equal(states[0]["classifier.out.weight"], states[1]["classifier.out.weight"])
 
 
 @pytest.mark.parametrize("classes", [1, 3])

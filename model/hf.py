@@ -1,0 +1,214 @@
+"""cram's models in transformers: after `import model.hf`, its Auto classes, pipelines and Trainer take every layout.
+
+A layout that transformers implements is saved as that model and needs nothing from this file. The others are saved with
+model_type "cram", under cram's own names. No code is read from a model's folder.
+"""
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    initialization,
+)
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
+from transformers.utils import can_return_tuple
+
+from model.bert import PAD, Bert, ClassifierHead, Embedding, Head, Rotation, sinusoids
+from model.export import Saved, SavedClassifier, described
+from model.settings import Architecture
+
+PAPER = {"vocabulary": 32_768, "length": 128}  # of its final model
+OUTPUTS = ("attention.out", "ffn.dense_out")  # each branch's last layer
+
+
+@strict
+class CramConfig(PreTrainedConfig):
+    """config.json of a model under cram's own names; without arguments, that of the paper's final model.
+
+    `cram`: the fields of `export.Saved` or `export.SavedClassifier`. `dropout`: in training, after the embedding and
+    the branches, on attention weights, and in a classifier's head. Raises ValueError, which names the field, if `cram`
+    has unknown, missing or inconsistent fields.
+    """
+
+    model_type = "cram"
+    cram: dict | None = None
+    dropout: float | int = 0.0
+    pad_token_id: int | None = PAD
+
+    def __post_init__(self, **kwargs) -> None:
+        saved = Saved(architecture=Architecture(), **PAPER) if self.cram is None else described(self.cram)
+        self.cram = saved.model_dump()
+        if isinstance(saved, SavedClassifier):
+            kwargs.setdefault("num_labels", saved.classes)
+            if self.id2label is not None and len(self.id2label) != saved.classes:
+                raise ValueError(f"id2label has {len(self.id2label)} names, but cram.classes is {saved.classes}")
+            if saved.head != "tanh":
+                raise ValueError(f"cram.head is {saved.head!r}; model_type 'cram' has the head 'tanh' alone")
+        if sizes := kwargs.keys() & {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"}:
+            raise ValueError(
+                f"{min(sizes)} is read from cram; in a folder of another model_type, open it with its own class"
+            )
+        super().__post_init__(**kwargs)
+
+    @property
+    def architecture(self) -> Architecture:
+        """The encoder's sizes and layout."""
+        return Architecture(**self.cram["architecture"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the vocabulary."""
+        return self.cram["vocabulary"]
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Tokens of the longest input."""
+        return self.cram["length"]
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the states."""
+        return self.cram["architecture"]["hidden"]
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Blocks, those with shared weights as often as they are used."""
+        return self.cram["architecture"]["layers"]
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Of each block."""
+        return self.cram["architecture"]["heads"]
+
+
+class CramPreTrainedModel(PreTrainedModel):
+    """Base of the models below: the encoder with its vocabulary head."""
+
+    config_class = CramConfig
+    base_model_prefix = "bert"
+    _no_split_modules = ["Block"]  # noqa: RUF012, as transformers has it
+    _supports_sdpa = True  # which runs on a GPU
+    described_by = Saved
+
+    def __init__(self, config: CramConfig) -> None:
+        super().__init__(config)
+        config.cram = {name: value for name, value in config.cram.items() if name in self.described_by.model_fields}
+        self.bert = Bert(config.architecture, config.vocab_size, config.max_position_embeddings)
+        self.bert.set_dropout(config.dropout)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The word embedding."""
+        return self.bert.embedding.word
+
+    def resize_token_embeddings(self, *_, **__) -> nn.Embedding:
+        """Raise NotImplementedError: the vocabulary is fixed."""
+        raise NotImplementedError(f"The model has a fixed vocabulary of {self.config.vocab_size:,} entries.")
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None, first: bool = False) -> Tensor:
+        """(B, S) to states (B, S, D), or with `first` (B, 1, D). [PAD] is masked, with or without a mask (B, S)."""
+        if input_ids.shape[1] > self.bert.length:
+            raise ValueError(f"input_ids has {input_ids.shape[1]} tokens; the model takes {self.bert.length}")
+        if attention_mask is not None:
+            input_ids = input_ids.masked_fill(attention_mask == 0, PAD)
+        return self.bert.encode(input_ids, padded=True, first=first)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initial values of new models and new heads, and the tables of positions, which are in no file."""
+        super()._init_weights(module)
+        if isinstance(module, Rotation):
+            length, *_, size = module.cosines.shape
+            for name, table in Rotation(size, length).named_buffers():
+                initialization.copy_(getattr(module, name), table)
+        elif isinstance(module, Embedding):
+            if hasattr(module, "codes"):
+                initialization.copy_(module.codes, sinusoids(*module.codes.shape))
+            if hasattr(module, "scale"):
+                initialization.constant_(module.scale, module.word.embedding_dim**-0.5)
+        elif isinstance(module, Head) and module.bias is not None:
+            initialization.zeros_(module.bias)
+        elif self._starts_at_zero(module):
+            initialization.zeros_(module.weight)
+
+    def _starts_at_zero(self, module: nn.Module) -> bool:
+        named = self.bert.named_modules() if self.bert.architecture.zero_outputs else ()
+        return any(part is module for name, part in named if name.endswith(OUTPUTS))
+
+
+class CramModel(CramPreTrainedModel):
+    """The encoder: states of tokens."""
+
+    def __init__(self, config: CramConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> BaseModelOutput:
+        """(B, S) token ids to last_hidden_state (B, S, D). `token_type_ids` are ignored."""
+        return BaseModelOutput(last_hidden_state=self.encode(input_ids, attention_mask))
+
+
+class CramForMaskedLM(CramPreTrainedModel):
+    """The pretrained model: scores of the vocabulary for every token."""
+
+    def __init__(self, config: CramConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> MaskedLMOutput:
+        """(B, S) token ids to logits (B, S, V); with labels (B, S), -100 to ignore one, the mean loss in nats.
+
+        `token_type_ids` are ignored.
+        """
+        logits = self.bert.logits(self.encode(input_ids, attention_mask))
+        loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size)
+        return MaskedLMOutput(loss=loss, logits=logits)
+
+
+class CramForSequenceClassification(CramPreTrainedModel):
+    """A finetuned model with the paper's head (dense to 1024, tanh): scores of classes, or with one class a number."""
+
+    described_by = SavedClassifier
+
+    def __init__(self, config: CramConfig) -> None:
+        super().__init__(config)
+        config.cram |= {"classes": config.num_labels, "head": "tanh"}
+        self.classifier = ClassifierHead(config.hidden_size, config.num_labels, config.dropout, seed=0)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> SequenceClassifierOutput:
+        """(B, S) token ids to logits (B, classes); with labels (B,) the loss, by `problem_type`.
+
+        `token_type_ids` are ignored.
+        """
+        logits = self.classifier(self.encode(input_ids, attention_mask, first=True)[:, 0])
+        loss = None if labels is None else self.loss_function(labels, logits, self.config)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+AutoConfig.register("cram", CramConfig)
+AutoModel.register(CramConfig, CramModel)
+AutoModelForMaskedLM.register(CramConfig, CramForMaskedLM)
+AutoModelForSequenceClassification.register(CramConfig, CramForSequenceClassification)
