@@ -43,30 +43,23 @@ def shown(value: object) -> object:
     return counted(len(value), "item") if isinstance(value, list) and len(whole) > LONG else code(whole)
 
 
+def opened_with(name: str | None, why_not: str | None) -> tuple[str, str]:
+    """How to open a model in transformers, and what its code imports; `name`: of transformers' own class, if it has one."""
+    imported = "from transformers import pipeline\n\n"
+    if name:
+        return f"It is a `{name}` of transformers (5.17 or newer), and needs no remote code:", imported
+    intro = f"transformers (5.17 or newer) opens it with cram's repository on the path: {why_not}"
+    return intro, "import model.hf  # of cram: registers its models\n" + imported
+
+
 def use_section(architecture: Architecture) -> list[str]:
-    """How to load the model; if only with cram, why."""
-    name, title = transformers_model(architecture), "## Use"
-    if name is None:
-        return [
-            title,
-            f"Only cram loads it, with its repository on the path: {why_not_transformers(architecture)} The tokenizer is "
-            "one of transformers.",
-            "```python\n"
-            "from pathlib import Path\n\n"
-            "from model.export import load\n"
-            "from transformers import AutoTokenizer\n\n"
-            'folder = "FOLDER"  # with this file\n'
-            "tokenizer, bert = AutoTokenizer.from_pretrained(folder), load(Path(folder)).eval()\n"
-            'ids = tokenizer("the capital of france is [MASK].", return_tensors="pt").input_ids\n'
-            "scores = bert.logits(bert.encode(ids))[ids == tokenizer.mask_token_id]\n"
-            "print(tokenizer.convert_ids_to_tokens(scores.topk(5).indices[0]))\n"
-            "```",
-        ]
+    """How to load the model."""
+    name = transformers_model(architecture)
+    intro, imported = opened_with(name and f"{name}ForMaskedLM", why_not_transformers(architecture))
     lines = [
-        title,
-        f"It is a `{name}ForMaskedLM` of transformers (5.17 or newer), and needs no remote code:",
-        "```python\n"
-        "from transformers import pipeline\n\n"
+        "## Use",
+        intro,
+        f"```python\n{imported}"
         'fill = pipeline("fill-mask", model="FOLDER")  # the folder with this file, or its name on the hub\n'
         'print(fill("the capital of france is [MASK]."))\n'
         "```",
@@ -190,16 +183,13 @@ def label_section(params: dict, stats: dict, architecture: Architecture) -> list
     model = export.transformers_classifier(architecture, stats["head"])
     given = "\\t".join(example)
     own = f"```sh\nprintf '{given}\\n' | cram predict FOLDER  # the folder with this file{', a tab between the texts' if example[1:] else ''}\n```"
-    if model is None:
-        why = export.why_not_transformers_classifier(architecture, stats["head"])
-        return ["## Use", f"Only cram loads it: {why}", own]
+    intro, imported = opened_with(model, export.why_not_transformers_classifier(architecture, stats["head"]))
     text = json.dumps(dict(zip(("text", "text_pair"), example, strict=False)) if example[1:] else example[0])
     plain = "" if task.labels else ', function_to_apply="none"'
     return [
         "## Use",
-        f"It is a `{model}` of transformers (5.17 or newer), and needs no remote code:",
-        "```python\n"
-        "from transformers import pipeline\n\n"
+        intro,
+        f"```python\n{imported}"
         'classify = pipeline("text-classification", model="FOLDER")  # the folder with this file, or its name on the hub\n'
         f"print(classify({text}{plain}))\n"
         "```",
