@@ -19,8 +19,8 @@ import xxhash
 from pydantic import Field
 
 from model import InputError
-from tasks.corpus import formats, parts
-from tasks.corpus.parts import SCHEMA, Document, Tally, add_up, count, tables, writer
+from tasks.corpus import formats
+from tasks.corpus.parts import SCHEMA, Document, Tally, add_up, count, parts_of, tables, writer
 from tasks.glue import data as glue
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
@@ -201,7 +201,7 @@ def pass_on(params: Decontaminate, corpus: Artifact, why: str, out: Path) -> dic
     unreachable = glue.hub_problem() if wanted and params.data == glue.HUB_GLUE.repository else ""
     level = logging.WARNING if wanted else logging.INFO
     log.log(level, "Not looking for downstream data in the text: %s. %s", why, unreachable)
-    for part in parts(corpus):
+    for part in parts_of(corpus):
         shutil.copyfile(part, out / part.name)
     counts = {name: corpus.stats[name] for name in ("parts", *Tally().counts())}
     about = {"checked": False, "why": why}
@@ -214,7 +214,7 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     files, why = params.evaluation()
     if why:
         return pass_on(params, corpus, why, out)
-    work, found = out / WORK, parts(corpus)
+    work, found = out / WORK, parts_of(corpus)
     work.mkdir(exist_ok=True)
     counts, missing = write_index(files, params.words, work), not_at_hand(files, params.tasks)
     if missing:
