@@ -1,4 +1,4 @@
-"""The command line: cram run, ls, show, diff, compare, predict, fill, up, down."""
+"""The command line: cram run, ls, show, diff, params, compare, predict, fill, up, down."""
 
 import ast
 import errno
@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 
 from flows.ask import fill, predict
 from flows.compare import compare
+from flows.params import parameters
 from flows.server import prefect_server
 from flows.services import SERVER
 from flows.summary import age, brief_duration, counts, flat, relative, size, telling
@@ -30,6 +31,7 @@ from tasks.reports.markdown import printable
 if TYPE_CHECKING:  # importing them imports Prefect, whose settings `main` makes first
     from tasks.store import Artifact
 
+LONGEST_DEFAULT = 30  # characters of a line, in a table of parameters
 LINE = 120  # characters of JSON on one line
 SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the user has set comes first
     "PREFECT_HOME": str(HOME / ".prefect"),
@@ -514,6 +516,27 @@ def print_filters(a: "Artifact", b: "Artifact", samples: int) -> None:
             say(printable(f"{sample['id']} ({sample['source']})  {verdicts}"))
             text = printable(" ".join(sample["text"].split()))
             console.print(f"    {text}", markup=False, highlight=False, style="dim")
+
+
+@app.command(cls=WithNames, epilog=STAGES_THERE)
+def params(
+    stage: Annotated[
+        str | None, typer.Argument(help="Print only this stage's parameters.", autocompletion=stage_names)
+    ] = None,
+) -> None:
+    """List the parameters of every stage: values they take, default, description. `cram run --override` sets them."""
+    check_stages([stage] if stage else [])
+    from flows.recipes import STAGES, Recipe
+
+    for name in [stage] if stage else STAGES:
+        about = (Recipe.model_fields[name].annotation.__doc__ or "").split("\n")[0]
+        console.print(f"\n[bold]{name}[/]  {escape(about)}", highlight=False)
+        table = Table("parameter", "takes", "default", "description", box=None, header_style="bold")
+        table.columns[0].no_wrap = True
+        table.columns[2].max_width = LONGEST_DEFAULT
+        for row in parameters(name):
+            table.add_row(*map(escape, row))
+        console.print(table)
 
 
 for command in (compare, predict, fill):

@@ -1,0 +1,55 @@
+"""`cram params`: the parameters of every stage, from the classes that hold them."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:  # importing it takes a third of a second
+    from pydantic import BaseModel
+
+KINDS = {"string": "text", "boolean": "true or false"}  # what isn't called as in JSON Schema
+
+
+class Parameter(NamedTuple):
+    """A parameter of a stage; the name of a nested one is dotted."""
+
+    name: str
+    takes: str
+    default: str
+    description: str
+
+
+def takes(schema: dict) -> str:
+    """Which values a field takes, in words, from its JSON schema: a type with its range, or choices."""
+    from flows.recipes import limits
+
+    if several := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(map(takes, several))
+    if schema["type"] == "array":
+        return f"list of {takes(schema['items'])}"
+    if schema["type"] == "object":
+        return f"object with values: {takes(schema['additionalProperties'])}"
+    if "enum" in schema:
+        return limits(schema)
+    kind = KINDS.get(schema["type"], schema["type"])
+    return ", ".join(filter(None, (kind, limits(schema))))
+
+
+def described(model: "type[BaseModel]", defaults: dict[str, Any], path: str = "") -> Iterator[Parameter]:
+    """The parameters of a model, those of nested models too. `defaults`: all values that it has by default."""
+    from flows.recipes import in_words, level
+
+    schemas = model.model_json_schema()["properties"]
+    for name, field in model.model_fields.items():
+        if inner := level(field):
+            yield from described(inner, defaults[name], f"{path}{name}.")
+        else:
+            default = in_words(defaults[name]) or '""'
+            yield Parameter(path + name, takes(schemas[name]), default, field.description or "")
+
+
+def parameters(stage: str) -> list[Parameter]:
+    """The parameters of a stage, with the defaults that a recipe changes where it differs from crammed-bert."""
+    from flows.recipes import Recipe
+
+    params = getattr(Recipe(), stage)
+    return list(described(type(params), params.model_dump(mode="json")))
