@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from flows.cli import app
-from flows.params import parameters
+from flows.cli.main import app
+from flows.cli.params import parameters
 from flows.recipes import STAGES, Recipe, limits
 from model import InputError
 

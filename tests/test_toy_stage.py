@@ -53,7 +53,7 @@ LINE = "    kept = plan(shorten, r.shorten, kept)\n"  # the stages below read `k
 LIMIT = 400  # characters
 COMMANDS = """
 import json, os, sys
-from flows.cli import main
+from flows.cli.main import main
 from flows.server import Server
 
 server = Server()  # one for all of these commands

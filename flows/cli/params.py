@@ -1,12 +1,20 @@
 """`cram params`: the parameters of every stage, from the classes that hold them."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from flows.cli.arguments import check_stages, stage_names
+from flows.cli.tables import console
 
 if TYPE_CHECKING:  # importing it takes a third of a second
     from pydantic import BaseModel
 
 KINDS = {"string": "text", "boolean": "true or false"}  # what isn't called as in JSON Schema
+LONGEST_DEFAULT = 30  # characters on a line
 
 
 class Parameter(NamedTuple):
@@ -53,3 +61,23 @@ def parameters(stage: str) -> list[Parameter]:
 
     params = getattr(Recipe(), stage)
     return list(described(type(params), params.model_dump(mode="json")))
+
+
+def params(
+    stage: Annotated[
+        str | None, typer.Argument(help="Print only this stage's parameters.", autocompletion=stage_names)
+    ] = None,
+) -> None:
+    """List the parameters of every stage: values they take, default, description. `cram run --override` sets them."""
+    check_stages([stage] if stage else [])
+    from flows.recipes import STAGES, Recipe
+
+    for name in [stage] if stage else STAGES:
+        about = (Recipe.model_fields[name].annotation.__doc__ or "").split("\n")[0]
+        console.print(f"\n[bold]{name}[/]  {escape(about)}", highlight=False)
+        table = Table("parameter", "takes", "default", "description", box=None, header_style="bold")
+        table.columns[0].no_wrap = True
+        table.columns[2].max_width = LONGEST_DEFAULT
+        for row in parameters(name):
+            table.add_row(*map(escape, row))
+        console.print(table)
