@@ -47,15 +47,15 @@ def test_the_limits_are_those_of_the_schema(stage: str):
 @pytest.mark.parametrize(
     ("stage", "name", "takes", "default"),
     [
-        ("filter", "max_tokens_per_char", "number, above 0, at most 100 or null", "0.3"),
-        ("filter", "max_characters", "integer, above 0 or null", "null"),
-        ("tokenize", "length", "integer, 16 to 2,048", "128"),
+        ("filter", "max_tokens_per_char", "number above 0, at most 100, or null", "0.3"),
+        ("filter", "max_characters", "integer above 0, or null", "null"),
+        ("tokenize", "length", "integer 16 to 2,048", "128"),
         ("tokenize", "descending", "true or false", "false"),
         ("download", "files", "list of text", "[]"),
         ("decontaminate", "data", "text", '""'),
-        ("deduplicate", "methods", "list of one of exact, minhash, substring", '["exact"]'),
-        ("deduplicate", "minhash.bands", "integer, 1 to 256", "14"),
-        ("pretrain", "architecture.layers", "integer, 1 to 128", "16"),
+        ("deduplicate", "methods", "list, each one of exact, minhash, substring", '["exact"]'),
+        ("deduplicate", "minhash.bands", "integer 1 to 256", "14"),
+        ("pretrain", "architecture.layers", "integer 1 to 128", "16"),
         ("finetune", "modern.rte.start", "one of pretrained, mnli", "mnli"),
     ],
 )

@@ -31,15 +31,14 @@ def takes(schema: dict) -> str:
     from flows.recipes import limits
 
     if several := schema.get("anyOf") or schema.get("oneOf"):
-        return " or ".join(map(takes, several))
-    if schema["type"] == "array":
-        return f"list of {takes(schema['items'])}"
-    if schema["type"] == "object":
-        return f"object with values: {takes(schema['additionalProperties'])}"
-    if "enum" in schema:
-        return limits(schema)
-    kind = KINDS.get(schema["type"], schema["type"])
-    return ", ".join(filter(None, (kind, limits(schema))))
+        return ", or ".join(map(takes, several))
+    kind = schema.get("type", "any value")
+    if "items" in schema:
+        each = takes(schema["items"])
+        return f"list, each {each}" if "enum" in schema["items"] else f"list of {each}"
+    if isinstance(values := schema.get("additionalProperties"), dict):
+        return f"object with values: {takes(values)}"
+    return limits(schema) if "enum" in schema else f"{KINDS.get(kind, kind)} {limits(schema)}".strip()
 
 
 def described(model: "type[BaseModel]", defaults: dict[str, Any], path: str = "") -> Iterator[Parameter]:
@@ -56,7 +55,7 @@ def described(model: "type[BaseModel]", defaults: dict[str, Any], path: str = ""
 
 
 def parameters(stage: str) -> list[Parameter]:
-    """The parameters of a stage, with the defaults that a recipe changes where it differs from crammed-bert."""
+    """The parameters of a stage. The defaults of the classes are those of crammed-bert."""
     from flows.recipes import Recipe
 
     params = getattr(Recipe(), stage)
@@ -68,7 +67,7 @@ def params(
         str | None, typer.Argument(help="Print only this stage's parameters.", autocompletion=stage_names)
     ] = None,
 ) -> None:
-    """List the parameters of every stage: values they take, default, description. `cram run --override` sets them."""
+    """List parameters with the values they take, their defaults and descriptions. Set them with `cram run --override`."""
     check_stages([stage] if stage else [])
     from flows.recipes import STAGES, Recipe
 
