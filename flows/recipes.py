@@ -91,7 +91,7 @@ def limits(schema: dict) -> str:
     if several := schema.get("anyOf"):
         return " or ".join(filter(None, map(limits, several)))
     if schema.get("type") == "array":
-        return limits(schema["items"])
+        return limits(schema.get("items", {}))
     if choices := schema.get("enum"):
         return "true or false" if choices == [True, False] else f"one of {', '.join(map(str, choices))}"
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}

@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from flows.cli.params import parameters
+from flows.cli.params import parameters, takes
 from flows.recipes import STAGES, Recipe, limits
 from model import InputError
 
@@ -62,6 +64,11 @@ def test_the_limits_are_those_of_the_schema(stage: str):
 def test_what_a_field_takes_is_told_in_words(stage: str, name: str, takes: str, default: str):
     [row] = (row for row in parameters(stage) if row.name == name)
     assert (row.takes, row.default) == (takes, default)
+
+
+@pytest.mark.parametrize("kind", [dict, dict[str, Any], list, tuple[int, str], Path, Any, bytes | None])
+def test_a_field_of_any_type_can_be_told(kind: object):
+    assert takes(TypeAdapter(kind).json_schema())
 
 
 def test_the_table_has_a_line_for_each_parameter_of_the_stages_asked_for():
