@@ -65,7 +65,7 @@ StageName = Literal[*STAGES]
 RecipeName = Literal[*DELTAS]  # for Prefect, which refuses other names at submission
 
 
-def _level(field: FieldInfo) -> type[BaseModel] | None:
+def level(field: FieldInfo) -> type[BaseModel] | None:
     """The model that a field of a recipe holds, which has fields of its own; None for a value."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
@@ -75,7 +75,7 @@ def merge(base: dict, delta: dict, model: type[BaseModel] = Recipe) -> dict:
     """What `base` says of a model's fields, with what `delta` says in its place, level by level. A mixture is a value."""
     merged = dict(base)
     for name, value in delta.items():
-        inner = _level(model.model_fields[name]) if name in model.model_fields else None
+        inner = level(model.model_fields[name]) if name in model.model_fields else None
         nested = inner and isinstance(value, dict)
         merged[name] = merge(base.get(name, {}), value, inner) if nested else value
     return merged
@@ -86,18 +86,23 @@ def whole(delta: dict) -> Recipe:
     return Recipe.model_validate(merge(Recipe().model_dump(), delta))
 
 
-def _limits(schema: dict) -> str:
+def limits(schema: dict) -> str:
     """What a field takes, in words, from its JSON schema: a range or choices; empty if anything of its type."""
     if several := schema.get("anyOf"):
-        return " or ".join(filter(None, map(_limits, several)))
+        return " or ".join(filter(None, map(limits, several)))
     if schema.get("type") == "array":
-        return _limits(schema["items"])
+        return limits(schema.get("items", {}))
     if choices := schema.get("enum"):
         return "true or false" if choices == [True, False] else f"one of {', '.join(map(str, choices))}"
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     if "minimum" in schema and "maximum" in schema:
         return f"{schema['minimum']:,} to {schema['maximum']:,}"
     return ", ".join(f"{word} {schema[name]:,}" for name, word in words.items() if name in schema)
+
+
+def in_words(value: Any) -> str:
+    """The value of a field as text: a string as it is, a number of thousands with separators, all else as JSON."""
+    return f"{value:,}" if type(value) is int else value if isinstance(value, str) else json.dumps(value)
 
 
 def _for_the_form(default: Any, schema: dict) -> None:
@@ -111,17 +116,17 @@ def _for_the_form(default: Any, schema: dict) -> None:
         schema["enum"] = [True, False]
     if "oneOf" in schema:  # the form knows anyOf alone
         schema["anyOf"] = schema.pop("oneOf")
-    value = f"{default:,}" if type(default) is int else default if isinstance(default, str) else json.dumps(default)
+    value = in_words(default)
     usual = f"in crammed-bert: {value}" if 0 < len(value) <= LONGEST_DEFAULT else ""
-    if limits := "; ".join(filter(None, (_limits(schema), usual))):
-        schema["description"] = f"{schema.get('description', '')} {limits[0].upper()}{limits[1:]}.".strip()
+    if told := "; ".join(filter(None, (limits(schema), usual))):
+        schema["description"] = f"{schema.get('description', '')} {told[0].upper()}{told[1:]}.".strip()
 
 
 def _partial(model: type[BaseModel], base: dict) -> type:
     """A typed dict of the model's fields, each of which may be left out, nested ones too. `base`: their defaults."""
     fields = {}
     for name, info in model.model_fields.items():
-        nested = _level(info)
+        nested = level(info)
         kind = _partial(nested, base[name]) if nested else info.annotation
         shown = None if nested else functools.partial(_for_the_form, base[name])
         about = info.description or (nested.__doc__.split("\n")[0] if nested else None)

@@ -21,12 +21,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from conftest import filtered, write_jsonl
-from rich.console import Console
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from flows import cli, summary
-from flows.cli import LINE, app, differences, laid_out, without_rows
+from flows import summary
+from flows.cli import main, tables
+from flows.cli.artifacts import differences, without_rows
+from flows.cli.main import app
+from flows.cli.run import parse_overrides, tell
+from flows.cli.tables import LINE, laid_out
 from flows.recipes import RECIPES, STAGES
 from flows.summary import flat
 from model import InputError
@@ -132,9 +135,9 @@ def test_what_the_user_can_mend_is_one_sentence_and_exit_1_without_a_server(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, arguments: list[str], words: str
 ):
     monkeypatch.setattr(sys, "argv", ["cram", *arguments])
-    monkeypatch.setattr(cli, "SETTINGS", {})  # they are for a Prefect that is not yet imported
+    monkeypatch.setattr(main, "SETTINGS", {})  # they are for a Prefect that is not yet imported
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     check_refusal(ended.value.code, *capsys.readouterr(), words)
     assert not store.exists(), "nothing was published"
 
@@ -164,9 +167,9 @@ def test_a_disk_that_is_full_for_a_long_line_is_told_too(monkeypatch: pytest.Mon
     def full(*_: object) -> None:  # what is longer than a buffer fails at once, and leaves nothing to be flushed
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(InputError, match="Standard output can't be written: No space"), cli.output_checked():
+    with pytest.raises(InputError, match="Standard output can't be written: No space"), main.output_checked():
         full()
-    with pytest.raises(FileNotFoundError), cli.output_checked():
+    with pytest.raises(FileNotFoundError), main.output_checked():
         Path("/nothing/here").read_text()
 
 
@@ -369,11 +372,11 @@ def test_paths_with_brackets_are_printed_whole(store: Path, monkeypatch, capsys,
     inside.mkdir()
     moved = store.rename(inside / "store")
     monkeypatch.setattr("tasks.store.ROOT", moved)
-    cli.tell(made)
+    tell(made)
     assert f"download: {moved}/download/{made.key}\n" in capsys.readouterr().out
     assert f"{moved}/download/{made.key}\n" in CliRunner().invoke(app, ["show", "download"]).stdout
     assert f"in {moved} yet" in CliRunner().invoke(app, ["ls", "filter"]).stdout
-    cli.say(f"Server: answers at http://[::1]:4200, {moved}")
+    tables.say(f"Server: answers at http://[::1]:4200, {moved}")
     assert capsys.readouterr().out.endswith(f"http://[::1]:4200, {moved}\n")
 
 
@@ -388,7 +391,7 @@ def test_several_overrides_are_merged_and_the_later_decides():
     texts = ['{"pretrain": {"budget": 1, "architecture": {"layers": 2}}}', '{"filter": {"min_characters": 3}}']
     texts += ['{"pretrain": {"budget": 2, "architecture": {"hidden": 64}}}']
     changes = {"pretrain": {"budget": 2, "architecture": {"layers": 2, "hidden": 64}}, "filter": {"min_characters": 3}}
-    assert cli.parse_overrides(texts) == changes
+    assert parse_overrides(texts) == changes
 
 
 def test_a_run_takes_all_its_overrides(store: Path, monkeypatch: pytest.MonkeyPatch):
@@ -483,7 +486,7 @@ def test_the_manual_names_every_reason_for_which_documents_are_lost_or_dropped(s
 
 def test_no_control_character_of_a_name_reaches_the_terminal_or_a_page(capsys: pytest.CaptureFixture):
     name = "\x1b[31mred\x9b0m\u202e\a"
-    cli.print_rows([{"source": name, "documents": 1}])
+    tables.print_rows([{"source": name, "documents": 1}])
     told = capsys.readouterr().out + summary.flat({"a": {"b": name}})["a.b"] + table(["source"], [[name]]) + code(name)
     assert "red" in told
     assert not {"\x1b", "\x9b", "\u202e", "\a"} & set(told)
@@ -512,7 +515,7 @@ def test_ls_fits_the_terminal_and_has_each_result(store: Path, monkeypatch: pyte
         sizes = {"layers": layers, "hidden": 48 * layers, "heads": layers, "intermediate": 144 * layers}
         put(store, "pretrain", key, {"heldout_loss": 5.95321}, architecture=sizes, budget=layers)
     draft(store, "pretrain-456789abcdef")
-    monkeypatch.setattr(cli, "console", Console(width=width))
+    monkeypatch.setattr(tables.console, "width", width)
     lines = CliRunner().invoke(app, ["ls"]).stdout.splitlines()
     assert max(len(line) for line in lines if str(store) not in line) <= width
     for name, result in (
@@ -578,10 +581,8 @@ def test_recipes_and_stages_complete():
 
 
 def test_help_and_completion_import_nothing_slow():
-    code = (
-        "import sys; from flows import cli; heavy = {'prefect', 'pydantic', 'torch'}; print(heavy & set(sys.modules));"
-    )
-    code += "cli.stage_names(), cli.recipe_names(); print({'prefect', 'torch'} & set(sys.modules))"
+    code = "import sys; import flows.cli.main; from flows.cli import arguments; heavy = {'prefect', 'pydantic', 'torch'}; print(heavy & set(sys.modules));"
+    code += "arguments.stage_names(), arguments.recipe_names(); print({'prefect', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HOME)
     assert done.stdout == "set()\n" * 2
 
@@ -689,11 +690,11 @@ def test_up_again_finds_what_runs_and_down_ends_what_up_started(after_up: dict):
 
 
 def test_scores_fit_80_columns_without_what_is_usual_and_with_their_verdicts(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "console", Console(width=80))
+    monkeypatch.setattr(tables.console, "width", 80)
     row = {"task": "word-order", "pretrained": True, "metric": "accuracy", "score": 48.0, "majority": 51.5}
     row |= {"verdict": "no better than always answering the most frequent class"}
     usual = {"protocol": "cramming", "share": 1.0, "seeds": 5, "partial data": False}
-    cli.print_scores([row | usual, row | usual | {"pretrained": False, "score": 60.0, "verdict": ""}])
+    tables.print_scores([row | usual, row | usual | {"pretrained": False, "score": 60.0, "verdict": ""}])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:5] for line in lines[1:3]] == [
         ["word-order", "True", "accuracy", "48.0", "51.5"],

@@ -7,7 +7,7 @@ import pytest
 from conftest import store_of_its_own
 from test_report import BERT, HELDOUT, finetuned, lineage, made, rows_of, section, with_scores, written
 
-from flows.compare import NEEDED, compare, named, text
+from flows.cli.compare import NEEDED, compare, named, text
 from model import InputError
 from tasks.reports import common
 from tasks.store import Artifact

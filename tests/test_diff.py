@@ -10,7 +10,8 @@ import pytest
 from conftest import filtered, write_jsonl
 from typer.testing import CliRunner
 
-from flows import cli
+from flows.cli import tables
+from flows.cli.main import app
 from model import InputError
 from tasks.corpus.parts import SCHEMA, documents_of
 from tasks.deduplicate import Deduplicate, deduplicate
@@ -201,7 +202,7 @@ def test_a_stricter_threshold_only_drops_and_the_counts_are_the_filters_own(filt
 
 def test_cram_diff_filter_prints_params_counts_and_samples(filters, monkeypatch: pytest.MonkeyPatch):
     a, b = filters
-    done = CliRunner().invoke(cli.app, ["diff", "filter", a.key[:8], b.key, "--samples", "2"])
+    done = CliRunner().invoke(app, ["diff", "filter", a.key[:8], b.key, "--samples", "2"])
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert any(line.split() == ["params.max_tokens_per_char", "0.4", "0.3"] for line in lines)
@@ -215,7 +216,7 @@ def test_cram_diff_filter_prints_params_counts_and_samples(filters, monkeypatch:
         assert " ".join(sample["text"].split())[:60] in done.stdout
     assert "read different inputs" not in done.stdout
     assert "sample documents that B keeps" not in done.stdout
-    other = CliRunner().invoke(cli.app, ["diff", "filter", b.key, a.key])
+    other = CliRunner().invoke(app, ["diff", "filter", b.key, a.key])
     assert "sample documents that B keeps and A drops" in other.stdout
 
 
@@ -224,7 +225,7 @@ def test_cram_diff_says_that_inputs_differ(filters):
     corpus = Artifact(stage="download", key=a.manifest["inputs"]["corpus"].split("/")[1])
     unique = deduplicate.fn(Deduplicate(), corpus)
     other = filtered(unique, max_tokens_per_char=0.4)
-    done = CliRunner().invoke(cli.app, ["diff", "filter", a.key, "latest"])
+    done = CliRunner().invoke(app, ["diff", "filter", a.key, "latest"])
     assert other.key in done.stdout
     assert "read different inputs" in done.stdout
     assert f"deduplicate/{unique.key}" in done.stdout
@@ -233,7 +234,7 @@ def test_cram_diff_says_that_inputs_differ(filters):
 def test_cram_diff_of_another_stage_prints_params_and_statistics(store: Path, tmp_path: Path, toy_texts: list[str]):
     shard = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
     a, b = (download.fn(Download(source="files", files=[str(shard)], documents=n)) for n in (40, 50))
-    done = CliRunner().invoke(cli.app, ["diff", "download", a.key, b.key])
+    done = CliRunner().invoke(app, ["diff", "download", a.key, b.key])
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["params.documents", "40", "50"] in rows
     assert ["by_source.toy.documents", "40", "50"] in rows
@@ -247,7 +248,7 @@ def test_what_cannot_be_compared_is_told(filters):
         (["filter", a.key, a.key[:6]], "A and B are both filter/"),
         (["filter", a.key, "nothing"], "No complete artifact of filter is 'nothing'"),
     ):
-        done = CliRunner().invoke(cli.app, ["diff", *arguments])
+        done = CliRunner().invoke(app, ["diff", *arguments])
         assert isinstance(done.exception, InputError)
         assert words in str(done.exception)
 
@@ -266,14 +267,13 @@ def test_measurements_that_are_missing_or_damaged_are_told(store: Path):
 
 @pytest.mark.parametrize("width", [40, 80, 160])
 def test_tables_are_never_cut_off_however_narrow_the_terminal(filters, monkeypatch, capsys, width: int):
-    from rich.console import Console
 
-    monkeypatch.setattr(cli, "console", Console(width=width))
+    monkeypatch.setattr(tables.console, "width", width)
     rows = filters[0].stats["table"]
-    cli.print_rows(rows)
+    tables.print_rows(rows)
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert all(len(line) <= width for line in shown.splitlines())
     for row in rows:
         for value in row.values():
-            assert cli.cell(value) in shown
+            assert tables.cell(value) in shown

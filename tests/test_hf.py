@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from conftest import ENDS, OBJECTS, SUBJECTS, VERBS, sentence
 
+from flows.cli.inference import Filler, Labeller
 from flows.recipes import DELTAS, whole
 from model import export
 from model.bert import PAD, Bert, Classifier
 from model.settings import Architecture
 from tasks import vocabulary
-from tasks.answers import Filler, Labeller
 
 LENGTH, ENTRIES = 24, 60
 TINY = {"layers": 3, "hidden": 32, "heads": 4, "intermediate": 48}

@@ -13,7 +13,8 @@ from tasks import home
 ROOT = Path(__file__).resolve().parents[1]
 PLACES = """
 import json
-from flows import cli, services
+from flows import services
+from flows.cli import arguments, main
 from model import InputError
 from tasks import store
 
@@ -21,8 +22,8 @@ try:
     services.up("http://127.0.0.1:9/api", print)
 except InputError as error:
     told = str(error)
-cli.say_where_artifacts_go()
-print(json.dumps([str(store.ROOT), str(services.STATE), cli.SETTINGS["PREFECT_HOME"], told]))
+arguments.say_where_artifacts_go()
+print(json.dumps([str(store.ROOT), str(services.STATE), main.SETTINGS["PREFECT_HOME"], told]))
 """
 
 

@@ -51,7 +51,7 @@ def run_fresh(code: str) -> str:
 
 def test_the_flow_and_the_command_line_do_not_load_torch():
     heavy = "torch", "transformers", "datasets", "scipy", "sklearn"
-    code = f"import sys, flows.cram, flows.cli; print(sorted({set(heavy)} & set(sys.modules)))"
+    code = f"import sys, flows.cram, flows.cli.main; print(sorted({set(heavy)} & set(sys.modules)))"
     assert run_fresh(code) == "[]"
 
 

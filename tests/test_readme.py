@@ -9,7 +9,7 @@ import pytest
 import typer
 import yaml
 
-from flows.cli import app
+from flows.cli.main import app
 from flows.recipes import RECIPES, STAGES, resolve
 from model.settings import Architecture, Training
 

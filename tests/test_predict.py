@@ -24,12 +24,11 @@ import typer
 from conftest import ENDS, OBJECTS, SUBJECTS, VERBS, sentence
 from typer.testing import CliRunner
 
-from flows import ask
+from flows.cli import inference, predict
+from flows.cli.inference import Filler, Labeller, model_folder, read_lines
 from model import InputError, export
 from model.bert import Bert, Classifier
 from model.settings import Architecture
-from tasks import answers
-from tasks.answers import Filler, Labeller, model_folder, read_lines
 from tasks.store import digest
 from tasks.text import vocabulary_training
 from tasks.text.tokenizer import LONGEST_WORD, PAD, SEP, copy_tokenizer, load_tokenizer, save_tokenizer
@@ -44,8 +43,8 @@ MODERN = Architecture(
 PAPER = Architecture(layers=2, hidden=32, heads=4, intermediate=48)  # which only cram loads
 LABELS = {"sst2": ("negative", "positive"), "mnli": ("entailment", "neutral", "contradiction"), "stsb": ()}
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(ask.predict)
-app.command()(ask.fill)
+app.command()(predict.predict)
+app.command()(predict.fill)
 torch.set_num_threads(1)
 
 
@@ -148,7 +147,7 @@ def run(*arguments: str | Path, given: bytes = b"", code: int = 0) -> tuple[list
 def test_predict_gives_the_answers_of_the_text_classification_pipeline(
     task: str, chunk: int, store: Path, transformers, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(answers, "CHUNK", chunk)
+    monkeypatch.setattr(inference, "CHUNK", chunk)
     given = texts(12 if chunk == 1 else 70, pairs=task != "sst2")
     ours = [
         json.loads(line)
@@ -302,12 +301,12 @@ def test_a_line_that_cannot_be_answered_is_named_after_the_answers_before_it(lin
 
 
 def test_what_has_no_line_ends_is_refused_before_it_fills_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(answers, "LONGEST_LINE", 3_000_000)
+    monkeypatch.setattr(inference, "LONGEST_LINE", 3_000_000)
     endless = io.BytesIO(b"a\n" + b"x" * 5_000_000)
     with pytest.raises(InputError, match="Line 2 is longer than 3 MB; expected one text per line"):
         list(read_lines(endless))
     assert endless.tell() < 3_200_000
-    monkeypatch.setattr(answers, "LONGEST_LINE", 10_000_000)
+    monkeypatch.setattr(inference, "LONGEST_LINE", 10_000_000)
     assert len(run("predict", "sst2", given=b"word " * 400_000 + b"\nb")[0]) == 2, "two megabytes are no harm"
 
 
@@ -387,10 +386,10 @@ def test_the_model_that_answers_is_named_with_its_recipe_and_age(store: Path):
 
 def test_labels_and_tokens_can_not_control_the_terminal():
     answer = {"label": "\x1b[2Jgood\t", "probability": 1.0, "probabilities": {"\x9b": 1.0}}
-    assert ask.labelled(dict(answer), True, False) == "\\u001b[2Jgood\\u0009\t1.0000\t\\u009b=1.0000"
-    assert json.loads(ask.labelled(dict(answer), True, True)) == answer
-    assert ask.labelled(dict(answer), True, True).isprintable()
-    assert ask.filled("", [[("\x1b", 0.5)]], False) == ["\\u001b 0.5000"]
+    assert predict.labelled(dict(answer), True, False) == "\\u001b[2Jgood\\u0009\t1.0000\t\\u009b=1.0000"
+    assert json.loads(predict.labelled(dict(answer), True, True)) == answer
+    assert predict.labelled(dict(answer), True, True).isprintable()
+    assert predict.filled("", [[("\x1b", 0.5)]], False) == ["\\u001b 0.5000"]
 
 
 def test_what_is_no_model_of_that_kind_is_refused_in_a_sentence(store: Path, tmp_path: Path):
@@ -584,7 +583,7 @@ def test_a_terminal_is_told_what_to_type_and_goes_on_after_a_mistake(process):
 
 
 def test_the_commands_are_there_before_torch_is():
-    code = "import sys, flows.ask; sys.exit(bool({'torch', 'prefect', 'tokenizers'} & set(sys.modules)))"
+    code = "import sys, flows.cli.predict; sys.exit(bool({'torch', 'prefect', 'tokenizers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=HOME).returncode == 0
 
 

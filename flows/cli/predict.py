@@ -39,7 +39,7 @@ def predict(
     as_json: JSON = False,
 ) -> None:
     """Label texts with a finetuned model. Prints one line per text: label and probability, or the score for STS-B."""
-    from tasks.answers import Labeller, model_folder
+    from flows.cli.inference import Labeller, model_folder
 
     with opened(file) as lines:
         folder = model_folder("finetune", model)
@@ -59,7 +59,7 @@ def predict(
 
 def describe(folder: Path, stage: str) -> str:
     """Which model a folder holds: artifact, task and seed, the recipe (if there is a report on it), and age."""
-    from tasks.answers import read_json
+    from flows.cli.inference import read_json
     from tasks.store import MANIFEST, artifacts
 
     about = read_json(folder / MANIFEST)
@@ -112,7 +112,7 @@ def fill(
     as_json: JSON = False,
 ) -> None:
     """Predict the token at each [MASK]. Prints one line per [MASK]: the most likely tokens with their probabilities."""
-    from tasks.answers import Filler, decode, model_folder
+    from flows.cli.inference import Filler, decode, model_folder
 
     folder = model_folder("pretrain", model)
     filler = Filler(folder)
@@ -171,7 +171,7 @@ def answer_lines(file: BinaryIO, answers: Callable[[Lines], Iterable[str]], expe
     At a terminal, print `expected` first, and continue after a line that can't be answered. If `size` is known (bytes; 0:
     unknown) and the answers don't go to the terminal, show a progress bar.
     """
-    from tasks.answers import read_lines
+    from flows.cli.inference import read_lines
     from tasks.workers.progress import Progress
 
     typed, some = file.isatty(), []

@@ -1,7 +1,6 @@
 """`cram compare`: several reports side by side, in the terminal and as a page."""
 
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from flows.cli.tables import console
 from model import InputError
 from tasks.reports.markdown import printable
 
@@ -60,7 +60,6 @@ def compare(
 
     Differences are relative to the first report, and only given for scores on the same data.
     """
-    from rich.console import Console
     from rich.markdown import Markdown
 
     from tasks.reports.page import page
@@ -71,7 +70,6 @@ def compare(
             draw(told, Path(folder))
             pictures = {path.name: path.read_text() for path in Path(folder).iterdir()}
         write(html, page(text(told, pictures), "Comparison", pictures))
-    console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(Markdown(printable(text(told), lines=True)))
     if html is not None:
         console.print(f"HTML page: {printable(html)}", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,73 @@
+"""What commands have in common: the names of recipes and stages, in help and completion, and checks of arguments.
+
+Names are completed without importing recipes, which takes seconds.
+"""
+
+import ast
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand
+
+from flows.cli.tables import console
+from model import InputError
+from tasks.home import HOME, IN_CHECKOUT
+
+RECIPES_THERE = "Recipes: {recipes}."
+STAGES_THERE = "Stages, in order: {stages}."
+
+
+class WithNames(TyperCommand):
+    """A command whose help lists the recipes and stages, which are slow to import and so for the help only."""
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+        """Fill the names into the epilog."""
+        from flows.recipes import RECIPES, STAGES
+
+        self.epilog = self.epilog.format(recipes=", ".join(RECIPES), stages=", ".join(STAGES))
+        super().format_help(ctx, formatter)
+
+
+def recipe_names() -> list[str]:
+    """For completion."""
+    from flows.deltas import DELTAS
+
+    return list(DELTAS)
+
+
+def stage_names() -> list[str]:
+    """For completion: the fields of Recipe from its source, since importing it takes seconds."""
+    module = ast.parse(Path(__file__).parents[1].joinpath("recipes.py").read_text())
+    recipe = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Recipe")
+    return [node.target.id for node in recipe.body if isinstance(node, ast.AnnAssign)]
+
+
+def check_stages(names: list[str]) -> None:
+    """Raise InputError if one of these is not the name of a stage."""
+    from flows.recipes import STAGES, did_you_mean
+
+    if wrong := [name for name in names if name not in STAGES]:
+        raise InputError(
+            f"There is no stage {wrong[0]!r}. {did_you_mean(wrong[0], STAGES)}Stages: {', '.join(STAGES)}."
+        )
+
+
+def check_store() -> None:
+    """Raise InputError if the store is not a directory."""
+    from tasks.store import ROOT
+
+    if ROOT.exists() and not ROOT.is_dir():
+        raise InputError(f"The artifact store {ROOT} is a file; expected a directory. Set CRAM_ARTIFACTS to one.")
+
+
+def say_where_artifacts_go() -> None:
+    """Name the store where it depends on the working directory: cram was installed elsewhere than in a checkout."""
+    if not IN_CHECKOUT and not os.environ.get("CRAM_ARTIFACTS"):
+        console.print(
+            f"Artifacts are kept in {escape(str(HOME / 'artifacts'))}, in the working directory, because cram is not "
+            "installed from a checkout. CRAM_ARTIFACTS names another place.",
+            style="dim", soft_wrap=True, highlight=False,
+        )  # fmt: skip

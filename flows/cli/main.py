@@ -1,0 +1,125 @@
+"""The command line: cram run, ls, show, diff, params, compare, predict, fill, up, down."""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from flows.cli.arguments import RECIPES_THERE, STAGES_THERE, WithNames
+from flows.cli.artifacts import diff, ls, show
+from flows.cli.compare import compare
+from flows.cli.params import params
+from flows.cli.predict import fill, predict
+from flows.cli.run import run
+from flows.cli.tables import say
+from flows.services import SERVER
+from model import InputError
+from tasks.home import HOME, STATE
+from tasks.reports.markdown import printable
+
+SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the user has set comes first
+    "PREFECT_HOME": str(HOME / ".prefect"),
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,model",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # else each event that an absent server does not take is printed whole
+    "DO_NOT_TRACK": "1",
+}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+VERSIONS = ("cram", "torch", "prefect")  # packages
+ABOUT = "Pretrain a BERT-class encoder from scratch within a budget, from raw text to GLUE scores."
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
+app.command(cls=WithNames, epilog=f"{RECIPES_THERE}\n\n{STAGES_THERE}")(run)
+for command in (ls, show, diff, params):
+    app.command(cls=WithNames, epilog=STAGES_THERE)(command)
+for command in (compare, predict, fill):
+    app.command()(command)
+
+
+@app.command()
+def up() -> None:
+    """Start a Prefect server (unless one is running) and a worker, and deploy the flow as cram/full."""
+    from flows import services
+
+    services.up(os.environ.get("PREFECT_API_URL") or SERVER, say)
+
+
+@app.command()
+def down() -> None:
+    """Stop the server and the worker that `cram up` started."""
+    from flows import services
+
+    services.down(say)
+
+
+def print_versions(wanted: bool) -> None:
+    """Print the versions of cram and what it computes with, then exit."""
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    from tasks.stage import environment
+
+    for name in VERSIONS:
+        with suppress(PackageNotFoundError):
+            say(f"{name} {version(name)}")
+    say(f"commit {environment()['commit']}")
+    raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print versions and exit.", is_eager=True, callback=print_versions)
+    ] = False,
+) -> None:
+    """Options of the program itself; `print_versions` handles the only one."""
+
+
+@contextmanager
+def output_checked() -> Iterator[None]:
+    """Raise InputError if standard output can't be written, even if only its last flush fails."""
+    if sys.stdout is None:
+        raise InputError("Standard output is closed. Redirect it to a file or a pipe, or to /dev/null to discard it.")
+    problem = None
+    try:
+        yield
+    except OSError as error:
+        if error.filename or error.errno not in FULL:  # not of what is open already
+            raise
+        problem = error
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            problem = error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at the interpreter's end would fail too
+        if isinstance(problem, BrokenPipeError):
+            sys.exit(1)
+        if problem:
+            raise InputError(
+                f"Standard output can't be written: {problem.strerror}. Free space or redirect it, then run again."
+            ) from problem
+
+
+def main() -> None:
+    """Run the command line; user errors are printed as one sentence."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    os.environ["PREFECT_HOME"] = str(STATE)  # absolute: the worker runs in another directory
+    try:
+        with output_checked():
+            app()
+    except InputError as error:
+        Console(stderr=True).print(
+            f"[red]cram:[/] {escape(printable(error, lines=True))}", soft_wrap=True, highlight=False
+        )
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

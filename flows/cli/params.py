@@ -1,0 +1,82 @@
+"""`cram params`: the parameters of every stage, from the classes that hold them."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from flows.cli.arguments import check_stages, stage_names
+from flows.cli.tables import console
+
+if TYPE_CHECKING:  # importing it takes a third of a second
+    from pydantic import BaseModel
+
+KINDS = {"string": "text", "boolean": "true or false"}  # what isn't called as in JSON Schema
+LONGEST_DEFAULT = 30  # characters on a line
+
+
+class Parameter(NamedTuple):
+    """A parameter of a stage; the name of a nested one is dotted."""
+
+    name: str
+    takes: str
+    default: str
+    description: str
+
+
+def takes(schema: dict) -> str:
+    """Which values a field takes, in words, from its JSON schema: a type with its range, or choices."""
+    from flows.recipes import limits
+
+    if several := schema.get("anyOf") or schema.get("oneOf"):
+        return ", or ".join(map(takes, several))
+    kind = schema.get("type", "any value")
+    if "items" in schema:
+        each = takes(schema["items"])
+        return f"list, each {each}" if "enum" in schema["items"] else f"list of {each}"
+    if isinstance(values := schema.get("additionalProperties"), dict):
+        return f"object with values: {takes(values)}"
+    return limits(schema) if "enum" in schema else f"{KINDS.get(kind, kind)} {limits(schema)}".strip()
+
+
+def described(model: "type[BaseModel]", defaults: dict[str, Any], path: str = "") -> Iterator[Parameter]:
+    """The parameters of a model, those of nested models too. `defaults`: all values that it has by default."""
+    from flows.recipes import in_words, level
+
+    schemas = model.model_json_schema()["properties"]
+    for name, field in model.model_fields.items():
+        if inner := level(field):
+            yield from described(inner, defaults[name], f"{path}{name}.")
+        else:
+            default = in_words(defaults[name]) or '""'
+            yield Parameter(path + name, takes(schemas[name]), default, field.description or "")
+
+
+def parameters(stage: str) -> list[Parameter]:
+    """The parameters of a stage. The defaults of the classes are those of crammed-bert."""
+    from flows.recipes import Recipe
+
+    params = getattr(Recipe(), stage)
+    return list(described(type(params), params.model_dump(mode="json")))
+
+
+def params(
+    stage: Annotated[
+        str | None, typer.Argument(help="Print only this stage's parameters.", autocompletion=stage_names)
+    ] = None,
+) -> None:
+    """List parameters with the values they take, their defaults and descriptions. Set them with `cram run --override`."""
+    check_stages([stage] if stage else [])
+    from flows.recipes import STAGES, Recipe
+
+    for name in [stage] if stage else STAGES:
+        about = (Recipe.model_fields[name].annotation.__doc__ or "").split("\n")[0]
+        console.print(f"\n[bold]{name}[/]  {escape(about)}", highlight=False)
+        table = Table("parameter", "takes", "default", "description", box=None, header_style="bold")
+        table.columns[0].no_wrap = True
+        table.columns[2].max_width = LONGEST_DEFAULT
+        for row in parameters(name):
+            table.add_row(*map(escape, row))
+        console.print(table)

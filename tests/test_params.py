@@ -1,0 +1,91 @@
+"""`cram params` says what the classes of the parameters say."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
+from typer.testing import CliRunner
+
+from flows.cli.main import app
+from flows.cli.params import parameters, takes
+from flows.recipes import STAGES, Recipe, limits
+from model import InputError
+
+
+def leaves(params: BaseModel, path: str = "") -> Iterator[tuple[str, FieldInfo, object]]:
+    """The fields of a model that hold values, with their dotted names and defaults."""
+    for name, field in type(params).model_fields.items():
+        value = getattr(params, name)
+        if isinstance(value, BaseModel):
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield path + name, field, value
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_field_of_a_stage_is_listed_with_its_description_and_default(stage: str):
+    rows, fields = parameters(stage), list(leaves(getattr(Recipe(), stage)))
+    assert [row.name for row in rows] == [name for name, _, _ in fields]
+    for row, (name, field, value) in zip(rows, fields, strict=True):
+        assert field.description, f"{stage}.{name} has no description"
+        assert row.description == field.description
+        said = row.default.replace(",", "") if type(value) is int else row.default
+        assert said == value or json.loads(said) == value, f"{stage}.{name}"
+        assert row.takes, f"{stage}.{name}"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_limits_are_those_of_the_schema(stage: str):
+    schemas = type(getattr(Recipe(), stage)).model_json_schema()["properties"]
+    for row in parameters(stage):
+        if row.name in schemas and "anyOf" not in schemas[row.name] and "oneOf" not in schemas[row.name]:
+            assert limits(schemas[row.name]) in row.takes
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "takes", "default"),
+    [
+        ("filter", "max_tokens_per_char", "number above 0, at most 100, or null", "0.3"),
+        ("filter", "max_characters", "integer above 0, or null", "null"),
+        ("tokenize", "length", "integer 16 to 2,048", "128"),
+        ("tokenize", "descending", "true or false", "false"),
+        ("download", "files", "list of text", "[]"),
+        ("decontaminate", "data", "text", '""'),
+        ("deduplicate", "methods", "list, each one of exact, minhash, substring", '["exact"]'),
+        ("deduplicate", "minhash.bands", "integer 1 to 256", "14"),
+        ("pretrain", "architecture.layers", "integer 1 to 128", "16"),
+        ("finetune", "modern.rte.start", "one of pretrained, mnli", "mnli"),
+    ],
+)
+def test_what_a_field_takes_is_told_in_words(stage: str, name: str, takes: str, default: str):
+    [row] = (row for row in parameters(stage) if row.name == name)
+    assert (row.takes, row.default) == (takes, default)
+
+
+@pytest.mark.parametrize("kind", [dict, dict[str, Any], list, tuple[int, str], Path, Any, bytes | None])
+def test_a_field_of_any_type_can_be_told(kind: object):
+    assert takes(TypeAdapter(kind).json_schema())
+
+
+def test_the_table_has_a_line_for_each_parameter_of_the_stages_asked_for():
+    whole = CliRunner().invoke(app, ["params"]).stdout
+    starts = [line.split()[0] for line in whole.splitlines() if line.strip()]
+    for stage in STAGES:
+        assert stage in starts
+        for row in parameters(stage):
+            assert row.name in starts, f"{stage}.{row.name}"
+    only = CliRunner().invoke(app, ["params", "tokenize"]).stdout
+    assert only.split()[0] == "tokenize"
+    assert "max_tokens_per_char" in whole
+    assert "max_tokens_per_char" not in only
+
+
+def test_an_unknown_stage_is_refused_with_the_one_that_is_meant():
+    problem = CliRunner().invoke(app, ["params", "tokenise"]).exception
+    assert isinstance(problem, InputError)
+    assert "tokenise" in str(problem)
+    assert "Did you mean tokenize?" in str(problem)

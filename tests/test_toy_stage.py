@@ -1,0 +1,148 @@
+"""A new stage is one file, one field of Recipe and one line of the flow; all else follows from these."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import write_jsonl
+
+HOME = Path(__file__).resolve().parents[1]
+STAGE = '''"""Shorten: keep the beginning of long documents."""
+
+from pathlib import Path
+
+import pyarrow.compute as pc
+from pydantic import Field
+
+from tasks.corpus.parts import SCHEMA, Tally, add_up, count, parts_of, tables, writer
+from tasks.stage import Params, stage
+from tasks.store import WORK, Artifact
+from tasks.workers.mapping import over_parts
+
+
+class Shorten(Params):
+    """How long documents may be."""
+
+    max_characters: int = Field(200, gt=0, description="Documents end after so many characters.")
+
+
+def shorten_part(part: Path, params: Shorten, out: Path) -> dict:
+    """Write the beginnings of a part's documents; return how many they are."""
+    tally, column = Tally(), SCHEMA.get_field_index("text")
+    with writer(out / part.name) as file:
+        for table in tables(part):
+            beginnings = pc.utf8_slice_codeunits(table["text"], 0, params.max_characters)
+            table = table.set_column(column, SCHEMA.field("text"), beginnings)
+            file.write_table(table)
+            count(tally, table)
+    return tally.counts()
+
+
+@stage(version=1)
+def shorten(params: Shorten, corpus: Artifact, out: Path) -> dict:
+    """Cut documents after so many characters."""
+    jobs = [(part, params, out) for part in parts_of(corpus)]
+    return add_up(over_parts(shorten_part, jobs, out / WORK / "shortened", "shorten"))
+'''
+FIELD = "    shorten: Shorten = Shorten()\n"
+LINE = "    kept = plan(shorten, r.shorten, kept)\n"  # the stages below read `kept`
+LIMIT = 400  # characters
+COMMANDS = """
+import json, os, sys
+from flows.cli.main import main
+from flows.server import Server
+
+server = Server()  # one for all of these commands
+server.wait()
+os.environ["PREFECT_API_URL"] = server.url
+try:
+    for arguments in json.loads(sys.argv[1]):
+        sys.argv = ["cram", *arguments]
+        try:
+            main()
+        except SystemExit as ended:
+            if ended.code:
+                raise
+        for stream in (sys.stdout, sys.stderr):
+            print("=== end ===", file=stream, flush=True)
+finally:
+    server.stop(1)
+"""
+
+
+def insert(file: Path, after: str, line: str) -> None:
+    """Put a line behind the one that begins with `after`."""
+    lines = file.read_text().splitlines(keepends=True)
+    [place] = (number for number, known in enumerate(lines, 1) if known.startswith(after))
+    file.write_text("".join([*lines[:place], line, *lines[place:]]))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the code with one more stage, between the filter and what reads its documents."""
+    copy = tmp_path / "cram"
+    for folder in ("flows", "tasks", "model"):
+        shutil.copytree(HOME / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "prefect.yaml"):
+        shutil.copy(HOME / name, copy)
+    (copy / "tasks" / "shorten.py").write_text(STAGE)
+    insert(copy / "flows" / "recipes.py", "from tasks.report import", "from tasks.shorten import Shorten\n")
+    insert(copy / "flows" / "recipes.py", "    filter: Filter", FIELD)
+    insert(copy / "flows" / "cram.py", "from tasks.report import", "from tasks.shorten import shorten\n")
+    insert(copy / "flows" / "cram.py", "    kept = plan(", LINE)
+    return copy
+
+
+def cram(checkout: Path, *commands: tuple[str, ...]) -> list[str]:
+    """Run commands, one after the other, in a process that has the code of a checkout; what each printed."""
+    folder = checkout.parent
+    env = os.environ | {"CRAM_ARTIFACTS": str(folder / "artifacts"), "PREFECT_HOME": str(folder / "prefect")}
+    command = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    done = subprocess.run(
+        command, env=env | {"PREFECT_LOGGING_LEVEL": "INFO"}, cwd=checkout, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    streams = (stream.split("=== end ===\n")[:-1] for stream in (done.stdout, done.stderr))
+    return list(map("".join, zip(*streams, strict=True)))
+
+
+def test_a_stage_is_added_by_one_file_one_field_and_one_line(checkout: Path, tmp_path: Path, toy_texts: list[str]):
+    shard = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
+    asked = {
+        "download": {"source": "files", "files": [str(shard)], "megabytes": 0},
+        "measure": {"vocabulary_entries": 400},
+        "filter": {"max_tokens_per_char": 0.5},
+        "shorten": {"max_characters": LIMIT},
+        "vocabulary": {"entries": 400},
+        "tokenize": {"length": 32, "heldout_fraction": 0.4},
+        "pretrain": {
+            "architecture": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 96},
+            "budget": 2_000,
+            "budget_unit": "tokens",
+            "batch_size": 8,
+        },
+        "finetune": {"tasks": ["neighbours"], "epochs": 1, "max_tokens": 32, "baseline": False},
+    }
+    run = "run", "demo", "--override", json.dumps(asked)
+    first, again, ls, show = cram(checkout, run, (*run, "--until", "shorten"), ("ls",), ("show", "shorten"))
+    about = {
+        stage: json.loads((tmp_path / "artifacts" / stage / "latest" / "stage.json").read_text())
+        for stage in ("filter", "shorten", "vocabulary", "tokenize")
+    }
+    name, read, kept = f"shorten/{about['shorten']['key']}", about["filter"]["stats"], about["shorten"]["stats"]
+    assert "'shorten' - Finished in state Completed()" in first
+    assert "'shorten' - Finished in state Cached(" in again
+    assert kept["documents"] == read["documents"]
+    assert kept["characters"] <= LIMIT * kept["documents"]
+    assert kept["characters"] < read["characters"]
+    assert {about[stage]["inputs"]["corpus"] for stage in ("vocabulary", "tokenize")} == {name}
+    assert name in ls
+    assert f"max_characters: {LIMIT}" in show
+    funnel = json.loads((tmp_path / "artifacts" / "report" / "latest" / "report.json").read_text())["funnel"]
+    stages = [row["stage"] for row in funnel]
+    assert stages[stages.index("filter") + 1] == "shorten"
+    assert [row["documents"] for row in funnel if row["artifact"] == name] == [kept["documents"]]
