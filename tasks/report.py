@@ -18,7 +18,7 @@ from pydantic import Field
 
 from model import InputError
 from tasks.glue import metrics, submission
-from tasks.glue.data import PROTOCOLS, TASKS
+from tasks.glue.tasks import PROTOCOLS, TASKS
 from tasks.reports import errors, plots, sections
 from tasks.reports.markdown import escape, items
 from tasks.reports.model_card import card, recipe_section

@@ -19,7 +19,8 @@ from conftest import document
 from model import InputError
 from tasks.glue import data as glue
 from tasks.glue import probes
-from tasks.glue.data import TASKS, local_splits, read, read_split
+from tasks.glue.data import local_splits, read, read_split
+from tasks.glue.tasks import GLUE, HUB_GLUE, TASKS, splits_of
 
 
 def write(folder: Path, task: str, split: str, **columns: list) -> Path:
@@ -53,12 +54,12 @@ def cola(tmp_path: Path) -> Path:
 
 
 def test_columns_and_sizes_cover_all_of_glue():
-    assert set(glue.GLUE) == {"cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"}
-    assert sum(len(TASKS[name].validation) for name in glue.GLUE) == 9
+    assert set(GLUE) == {"cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"}
+    assert sum(len(TASKS[name].validation) for name in GLUE) == 9
     assert [name for name, task in TASKS.items() if task.classes == 1] == ["stsb"]
     assert TASKS["mnli"].classes == 3
-    assert sum(sum(TASKS[name].test.values()) for name in (*glue.GLUE, "wnli")) == 425_205
-    assert set(TASKS) - set(probes.COLUMNS) == {*glue.GLUE, "wnli"}
+    assert sum(sum(TASKS[name].test.values()) for name in (*GLUE, "wnli")) == 425_205
+    assert set(TASKS) - set(probes.COLUMNS) == {*GLUE, "wnli"}
 
 
 def test_the_data_of_a_folder_comes_by_split_with_texts_and_labels_alone(cola: Path):
@@ -490,7 +491,7 @@ def test_the_key_follows_the_content_of_the_data_not_its_place(cola: Path, tmp_p
     assert glue.identity(str(moved), "cola", test=True) != before
     write(moved, "cola", "train", sentence=["changed"], label=[1])
     assert glue.identity(str(moved), "cola") != before
-    assert glue.identity("nyu-mll/glue", "cola") == {"repository": "nyu-mll/glue", "revision": glue.HUB_GLUE.revision}
+    assert glue.identity("nyu-mll/glue", "cola") == {"repository": "nyu-mll/glue", "revision": HUB_GLUE.revision}
     assert glue.identity("probes", "odd-word") == {"probes": probes.VERSION}
 
 
@@ -561,7 +562,7 @@ def test_probes_are_read_like_other_tasks(heldout_folder: Path, monkeypatch):
 FROM_HUB = """
 import json
 import sys
-from tasks import glue
+from tasks.glue import data as glue
 
 def tables() -> dict:
     glue.hub_splits.cache_clear()
@@ -581,7 +582,7 @@ def test_glue_comes_from_the_hub_at_its_pinned_revision_and_then_from_its_cache(
 
     rows = {
         split: {"premise": [f"{split} says so"] * 3, "hypothesis": ["so"] * 3, "label": labels}
-        for splits, labels in ((glue.splits_of("mnli", test=False), [0, 1, 2]), (TASKS["mnli"].test, [-1] * 3))
+        for splits, labels in ((splits_of("mnli", test=False), [0, 1, 2]), (TASKS["mnli"].test, [-1] * 3))
         for split in splits
     }
     files = {"README.md": b"#", "mnli_matched/validation-00000-of-00001.parquet": b"not this one"}
@@ -598,7 +599,7 @@ def test_glue_comes_from_the_hub_at_its_pinned_revision_and_then_from_its_cache(
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    with serving({(glue.HUB_GLUE.repository, glue.HUB_GLUE.revision): files}) as server:
+    with serving({(HUB_GLUE.repository, HUB_GLUE.revision): files}) as server:
         env["HF_ENDPOINT"] = address_of(server)
         assert ask("damage") == [rows, rows]
         got = Counter(path for method, path, _ in server.log if method == "GET" and path.startswith("/cdn/"))
@@ -638,7 +639,7 @@ def test_without_a_network_one_request_is_made_and_finetune_data_is_named(monkey
 def test_real_glue_data_reads_with_the_sizes_that_it_has(real_data: Path):
     manifest = {about["file"]: about for about in json.loads((real_data / "glue" / "MANIFEST.json").read_text())}
     checked = 0
-    for task in (*glue.GLUE, "wnli"):
+    for task in (*GLUE, "wnli"):
         data = read(str(real_data / "glue"), task)
         assert data.left_out == {}
         for split, table in data.tables.items():

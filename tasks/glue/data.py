@@ -1,8 +1,7 @@
-"""GLUE: what its tasks are, where their data is, and what of it can't be trained on or scored.
+"""GLUE's data: finding the files of a task's splits, reading and checking them.
 
-The data comes from the hub (nyu-mll/glue at a fixed commit), from a folder with the same columns (Parquet or TSV), or is
-made of a pretrained artifact's held-out documents (probes). What is wrong with it is said with file and row, the first
-row of data being row 1.
+They come from the hub (nyu-mll/glue at a fixed commit) or from a folder with the same columns (Parquet or TSV); probes are
+made of a pretrained artifact's held-out documents.
 """
 
 import functools
@@ -12,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -22,89 +20,12 @@ import pyarrow.parquet as pq
 from model import InputError
 from model.quantities import counted
 from tasks.corpus import formats, hub
-from tasks.glue import probes
+from tasks.glue import checks, probes
+from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, TASKS, evaluation_splits, splits_of
 from tasks.store import Artifact
 
-HUB_GLUE = hub.Source(
-    "nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "",
-    instead="set finetune.data to a directory with GLUE's files (see the README, 'GLUE')",
-)  # fmt: skip
 HUB_SECONDS = 10  # for the hub to say that it is there
-LABEL = "label"
-MOST_CHARACTERS = 100_000  # of a sentence; the longest of GLUE has some 4,000
-MOST_WITHOUT = 0.01  # of a split's rows; where more have no sentence, something else is wrong
-FEW = 5  # rows that are named where many are meant
-BLANK = r"^[\s\p{Z}\p{Cc}\p{Cf}]*$"  # white space, control and invisible characters, or nothing
-NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-Protocol = Literal["cramming", "modern"]
-PROTOCOLS = get_args(Protocol)
-MOST_EPOCHS = 5  # that the rules of the game allow
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task: what its examples are, how they are scored, and how many there are in the official splits."""
-
-    title: str  # as in papers
-    columns: tuple[str, ...]  # the texts of an example
-    labels: tuple[str, ...]  # names of the classes, by number, as on the hub; none: a score from 0 to 5
-    metrics: tuple[str, ...]  # the first is the score
-    train: int  # examples; 0 where there is no official split
-    validation: dict[str, int]
-    test: dict[str, int]
-
-    @property
-    def classes(self) -> int:
-        """How many; 1 for a regression."""
-        return len(self.labels) or 1
-
-
-ONE, TWO, QUESTIONS = ("sentence",), ("sentence1", "sentence2"), ("question1", "question2")
-ENTAILED = ("entailment", "not_entailment")
-TASKS: dict[str, Task] = {
-    "cola": Task(
-        "CoLA", ONE, ("unacceptable", "acceptable"), ("matthews",), 8551, {"validation": 1043}, {"test": 1063}
-    ),
-    "sst2": Task("SST-2", ONE, ("negative", "positive"), ("accuracy",), 67349, {"validation": 872}, {"test": 1821}),
-    "mrpc": Task(
-        "MRPC", TWO, ("not_equivalent", "equivalent"), ("f1", "accuracy"), 3668, {"validation": 408}, {"test": 1725}
-    ),
-    "stsb": Task("STS-B", TWO, (), ("pearson", "spearman"), 5749, {"validation": 1500}, {"test": 1379}),
-    "qqp": Task(
-        "QQP",
-        QUESTIONS,
-        ("not_duplicate", "duplicate"),
-        ("f1", "accuracy"),
-        363846,
-        {"validation": 40430},
-        {"test": 390965},
-    ),
-    "mnli": Task(
-        "MNLI",
-        ("premise", "hypothesis"),
-        ("entailment", "neutral", "contradiction"),
-        ("accuracy",),
-        392702,
-        {"validation_matched": 9815, "validation_mismatched": 9832},
-        {"test_matched": 9796, "test_mismatched": 9847},
-    ),
-    "qnli": Task(
-        "QNLI", ("question", "sentence"), ENTAILED, ("accuracy",), 104743, {"validation": 5463}, {"test": 5463}
-    ),
-    "rte": Task("RTE", TWO, ENTAILED, ("accuracy",), 2490, {"validation": 277}, {"test": 3000}),
-    "wnli": Task("WNLI", TWO, ENTAILED[::-1], ("accuracy",), 635, {"validation": 71}, {"test": 146}),
-}
-TASKS |= {
-    name: Task(name, columns, probes.LABELS[name], ("accuracy",), 0, {"validation": 0}, {})
-    for name, columns in probes.COLUMNS.items()
-}
-TaskName = Literal[
-    "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "word-order", "odd-word", "neighbours"
-]
-SYMMETRIC = ("mrpc", "stsb", "qqp")  # how alike two texts are doesn't depend on which comes first
-PLACES = ("idx", "index")  # what the hub and GLUE's own files call the column that numbers the rows
-GLUE = ("mnli", "sst2", "stsb", "rte", "qnli", "qqp", "mrpc", "cola")  # the order of the paper's tables
 
 
 @dataclass(frozen=True)
@@ -119,7 +40,7 @@ class Data:
 
 
 def read(data: str, task: str, test: bool = False, pretrained: Artifact | None = None) -> Data:
-    """Bring, read and check a task's data; the test splits too if asked for. `pretrained`: what probes are made of.
+    """Fetch, read and check a task's data; the test splits too if asked for. `pretrained`: what probes are made of.
 
     Raises InputError for what can't be trained on or scored.
     """
@@ -133,7 +54,7 @@ def read(data: str, task: str, test: bool = False, pretrained: Artifact | None =
             tables[split], counts, told = read_split(paths, task, split)
             left_out |= {split: counts} if counts else {}
             notes += told
-    duplicates, shared, told = repeated(task, tables)
+    duplicates, shared, told = checks.repeated(task, tables)
     return Data(tables, notes + told, left_out, shared, duplicates)
 
 
@@ -148,17 +69,6 @@ def identity(data: str, task: str, test: bool = False) -> dict:
 
 
 # Where the files are
-
-
-def splits_of(task: str, test: bool) -> list[str]:
-    """The names of a task's splits: train, validation, and test if asked for."""
-    about = TASKS[task]
-    return ["train", *about.validation, *(about.test if test else ())]
-
-
-def evaluation_splits(task: str) -> list[str]:
-    """The names of a task's validation and test splits."""
-    return splits_of(task, test=True)[1:]
 
 
 def find_splits(data: str, task: str, test: bool = False) -> dict[str, list[Path]]:
@@ -299,21 +209,7 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
     return {}
 
 
-# What is in them
-
-
-def named(rows: np.ndarray, word: str = "row", first: int = 1) -> str:
-    """Rows by number, where the mask has them: "row 3", "rows 3, 8, 9, 11, 12 and 40 more"."""
-    found = np.flatnonzero(rows)
-    told, more = [f"{i + first:,}" for i in found[:FEW]], len(found) - FEW
-    if more > 0:
-        return f"{word}s {', '.join(told)} and {more:,} more"
-    return f"{word}s {', '.join(told[:-1])} and {told[-1]}" if len(told) > 1 else f"{word} {told[0]}"
-
-
-def mask(found: pa.ChunkedArray) -> np.ndarray:
-    """Arrow's answer for every row; where it has none, False."""
-    return pc.fill_null(found, False).to_numpy()
+# Reading them
 
 
 def read_file(path: Path, where: str) -> pa.Table:
@@ -322,7 +218,7 @@ def read_file(path: Path, where: str) -> pa.Table:
         if not path.stat().st_size:
             raise InputError(f"{where} is empty. Get it again.")
         if path.suffix == ".tsv":
-            return single(tsv_table(path.read_bytes(), where), where)
+            return checks.single(tsv_table(path.read_bytes(), where), where)
         with pq.ParquetFile(path) as file:
             table = file.read()
     except PermissionError as error:
@@ -334,31 +230,9 @@ def read_file(path: Path, where: str) -> pa.Table:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
             text = table.column(i).cast(pa.large_string())
-            check_utf8(text, field.name, where)
+            checks.check_utf8(text, field.name, where)
             table = table.set_column(i, field.name, text)
-    return single(table, where)
-
-
-def check_utf8(text: pa.ChunkedArray, name: str, where: str) -> None:
-    """Raise InputError unless all of a column is UTF-8, which Arrow takes on trust."""
-    try:
-        text.validate(full=True)
-    except pa.ArrowInvalid as error:
-        for row, value in enumerate(text, 1):
-            try:
-                str(value.as_buffer() or b"", "utf-8")
-            except UnicodeDecodeError as problem:
-                raise InputError(
-                    f"{where}: {name} of row {row:,} is not UTF-8 ({problem.reason}). Write it as UTF-8."
-                ) from error
-        raise
-
-
-def single(table: pa.Table, where: str) -> pa.Table:
-    """The table, if no two of its columns have the same name. Raises InputError else."""
-    if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
-        raise InputError(f"{where} has the column {twice[0]} twice. Take one of them away.")
-    return table
+    return checks.single(table, where)
 
 
 def tsv_table(data: bytes, where: str) -> pa.Table:
@@ -380,7 +254,7 @@ def tsv_table(data: bytes, where: str) -> pa.Table:
     wrong = pc.not_equal(fields, len(names)).to_numpy(zero_copy_only=False)
     if wrong.any():
         raise InputError(
-            f"{where}: {named(wrong, 'line', 2)} should have {len(names)} fields, as the first line ({', '.join(names)}), but the "
+            f"{where}: {checks.named(wrong, 'line', 2)} should have {len(names)} fields, as the first line ({', '.join(names)}), but the "
             f"first of them has {fields[int(np.argmax(wrong))]}. Correct them; a sentence can't have tabs or line ends."
         )
     every = pc.split_pattern(lines, "\t").flatten()
@@ -404,12 +278,16 @@ def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict
                 f"{', '.join(wanted)}, as in {HUB_GLUE.repository}; correct it."
             )
         if test:
-            check_order(table, where, rows)
-        labels = pa.repeat(-1, len(table)) if test else checked_labels(table[LABEL], task, where, path.suffix == ".tsv")
+            checks.check_order(table, where, rows)
+        labels = (
+            pa.repeat(-1, len(table))
+            if test
+            else checks.checked_labels(table[LABEL], task, where, path.suffix == ".tsv")
+        )
         kind = pa.int64() if task.labels else pa.float32()  # as on the hub
         table = table.select(task.columns).append_column(LABEL, labels.cast(kind))
         rows += len(table)
-        kept, found, told = checked_texts(table, where, split == "train")
+        kept, found, told = checks.checked_texts(table, where, split == "train")
         tables.append(kept)
         counts.update(found)
         notes += told
@@ -422,158 +300,4 @@ def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict
             f"Correct the file or get it again. {' '.join(notes)}"
         )
     whole = pa.concat_tables(tables)
-    return whole, dict(counts) if split == "train" else {}, notes + checked_classes(whole, name, split)
-
-
-def check_order(table: pa.Table, where: str, before: int) -> None:
-    """Raise InputError unless a file of a test split numbers its rows, where it does, as the leaderboard: from 0, in order.
-
-    `before`: the rows of the files before it.
-    """
-    for name in (name for name in PLACES if name in table.column_names):
-        given = table[name]
-        wrong = numbers(given).to_numpy() != np.arange(before, before + len(table))  # null: NaN, so wrong
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise InputError(
-                f"{where} is not in the order in which the leaderboard counts: the {name} of row {row + 1:,} is "
-                f"{given[row].as_py()!r}; expected {before + row}. Sort the rows by {name}, get the file again, or take the column "
-                "away if it counts something else."
-            )
-
-
-def numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The values of a column, or what its texts say, as float64; null where one is no number."""
-    kind = column.type
-    if pa.types.is_large_string(kind):
-        text = pc.utf8_trim_whitespace(column)
-        number = pc.match_substring_regex(text, NUMBER)
-        return pc.if_else(number, text, pa.scalar(None, kind)).cast(pa.float64())
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return column.cast(pa.float64(), safe=False)
-    return pa.chunked_array([pa.nulls(len(column), pa.float64())])
-
-
-def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, dict[str, int], list[str]]:
-    """The rows that have sentences, how many have none, and the sentence that says so; all rows unless for training."""
-    texts = [name for name in table.column_names if name != LABEL]
-    null, blank = np.zeros(len(table), dtype=bool), np.zeros(len(table), dtype=bool)
-    for name in texts:
-        column = table[name]
-        if not pa.types.is_large_string(column.type):
-            raise InputError(f"{where} has {column.type} in the column {name}; expected text.")
-        sizes = pc.fill_null(pc.utf8_length(column), 0).to_numpy()
-        if (long := sizes > MOST_CHARACTERS).any():
-            raise InputError(
-                f"{where}: {name} of {named(long)} is no sentence: the first has {sizes[long][0]:,} characters; expected "
-                f"{MOST_CHARACTERS:,} at most. Correct or drop it."
-            )
-        null |= mask(pc.is_null(column))
-        blank |= mask(pc.match_substring_regex(column, BLANK))
-    blank &= ~null
-    if null.any() and not train:
-        raise InputError(
-            f"{where} has no {' or '.join(texts)} (null) in {named(null)}; expected text in every row that is scored. Correct it."
-        )
-    without = null | blank
-    if not without.any():
-        return table, {}, []
-    if not train:
-        told = f"{where}: a sentence is empty in {named(blank)}; no row that is scored is left out."
-        return table, {"empty": int(blank.sum())}, [told]
-    counts = {reason: int(rows.sum()) for reason, rows in (("null", null), ("empty", blank)) if rows.any()}
-    told = " and ".join(f"{count:,} {reason}" for reason, count in counts.items())
-    return (
-        table.filter(pa.array(~without)),
-        counts,
-        [f"{where}: left out {named(without)}, without a sentence ({told})."],
-    )
-
-
-def checked_labels(column: pa.ChunkedArray, task: Task, where: str, tsv: bool) -> pa.ChunkedArray:
-    """The labels as numbers, float64. In text the names of the classes are labels too; and numbers, if it is a TSV file's."""
-    kind, given = column.type, column
-    if pa.types.is_large_string(kind) and (task.labels or tsv):
-        column = pc.utf8_trim_whitespace(column)
-        given = pc.if_else(pc.equal(column, ""), pa.scalar(None, kind), column)
-        labels = pc.index_in(given, value_set=pa.array(task.labels, kind)).cast(pa.float64())
-        labels = pc.coalesce(numbers(given), labels) if tsv else labels
-    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        labels = numbers(column)
-    elif pa.types.is_decimal(kind):
-        labels = given = numbers(column)
-    else:
-        what = "text" if pa.types.is_large_string(kind) else kind
-        raise InputError(f"{where}: the labels are {what}; expected {expected(task)}. Write them as numbers.")
-    values = labels.to_numpy()  # null: NaN
-    allowed = np.isin(values, range(task.classes)) if task.labels else (values >= 0) & (values <= 5)
-    if allowed.all():
-        return labels
-    missing = mask(pc.is_null(given, nan_is_null=True))
-    if missing.any():
-        raise InputError(
-            f"{where} has no label in {named(missing)}; expected {expected(task)} in every row. Correct it."
-        )
-    first = given[int(np.argmin(allowed))].as_py()
-    hint = " Label -1 marks the unlabelled test split." if str(first) in ("-1", "-1.0") else ""
-    raise InputError(
-        f"{where}: the label of {named(~allowed)} is {first!r}; expected {expected(task)}.{hint} Correct it."
-    )
-
-
-def expected(task: Task) -> str:
-    """What a label can be."""
-    numbers = [f"{number} ({label})" for number, label in enumerate(task.labels)]
-    return f"{', '.join(numbers[:-1])} or {numbers[-1]}" if numbers else "a number from 0 to 5"
-
-
-def checked_classes(table: pa.Table, name: str, split: str) -> list[str]:
-    """What is to be said of the classes and the size of a split. Raises InputError where all its labels are the same."""
-    task, labels = TASKS[name], pc.unique(table[LABEL]).to_pylist()
-    if split in task.test:
-        if len(table) == task.test[split]:
-            return []
-        return [
-            f"{name}/{split} has {counted(len(table), 'row')}, not the {task.test[split]:,} that the leaderboard takes."
-        ]
-    if len(labels) == 1:
-        raise InputError(
-            f"{name}/{split}: every label is {labels[0]}; expected different ones, {expected(task)}. Get it again."
-        )
-    missing = [label for number, label in enumerate(task.labels) if number not in labels]
-    return [f"{name}/{split} has no example of {', '.join(missing)}."] if missing else []
-
-
-def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int], list[str]]:
-    """Training rows that repeat an earlier one's texts; those that stand in each other split; and what is to be said."""
-    texts = {split: joined(table, task in SYMMETRIC) for split, table in tables.items()}
-    either = ", in either order" if task in SYMMETRIC else ""
-    train, notes, shared = texts["train"], [], {}
-    codes = train.dictionary_encode().indices.to_numpy().astype(np.int64)  # equal texts, equal codes
-    values, labels = np.unique(tables["train"][LABEL].to_numpy(), return_inverse=True)
-    several = np.bincount(np.unique(codes * len(values) + labels) // len(values)) > 1  # a code has several labels
-    if several.any():
-        notes.append(
-            f"{task}/train: {counted(int(several[codes].sum()), 'row')} with texts that occur there with another "
-            "label too."
-        )
-    for split in list(tables)[1:]:
-        in_both = pc.is_in(train, value_set=texts[split]).to_numpy(zero_copy_only=False)
-        shared[split] = int(in_both.sum())
-        if shared[split]:
-            seen = pc.sum(pc.is_in(texts[split], value_set=train)).as_py()
-            notes.append(
-                f"{task}: training rows that stand in {split} too{either}: {shared[split]:,} ({named(in_both)}); "
-                f"{seen:,} of its "
-                f"{counted(len(tables[split]), 'row')} seen in training, so the score is optimistic."
-            )
-    return len(codes) - len(several), shared, notes
-
-
-def joined(table: pa.Table, symmetric: bool) -> pa.Array:
-    """The texts of each row as one, without white space around them; a pair and its reverse as the same, if symmetric."""
-    texts = [table[name].cast(pa.large_string()) for name in table.column_names if name != LABEL]
-    texts = [pc.utf8_trim_whitespace(text) for text in texts]
-    if symmetric:
-        texts = [pc.min_element_wise(*texts), pc.max_element_wise(*texts)]
-    return pc.binary_join_element_wise(*texts, pa.scalar("\0", pa.large_string())).combine_chunks()
+    return whole, dict(counts) if split == "train" else {}, notes + checks.checked_classes(whole, name, split)

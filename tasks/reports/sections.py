@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from model.quantities import budget, counted, duration, span
 from model.settings import Finetuning
 from tasks.glue import metrics
-from tasks.glue.data import MOST_EPOCHS, TASKS
+from tasks.glue.tasks import MOST_EPOCHS, TASKS
 from tasks.reports.markdown import Marked, code, escape, items, table
 from tasks.reports.scores import (
     COLUMNS,
