@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from model import InputError
 from model.quantities import counted
-from tasks.glue.tasks import LABEL, PLACES, SYMMETRIC, TASKS, Task
+from tasks.glue.tasks import HUB_GLUE, LABEL, PLACES, SYMMETRIC, TASKS, Task
 
 MOST_CHARACTERS = 100_000  # of a sentence; the longest of GLUE has some 4,000
 MOST_WITHOUT = 0.01  # of a split's rows; where more have no sentence, something else is wrong
@@ -49,11 +49,44 @@ def check_utf8(text: pa.ChunkedArray, name: str, where: str) -> None:
         raise
 
 
-def single(table: pa.Table, where: str) -> pa.Table:
-    """The table, if no two of its columns have the same name. Raises InputError else."""
-    if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
+def check_columns(names: list[str], needed: list[str], where: str) -> None:
+    """Raise InputError unless a file has the needed columns, and no two of the same name."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InputError(f"{where} has the column {twice[0]} twice. Take one of them away.")
-    return table
+    if missing := [name for name in needed if name not in names]:
+        raise InputError(
+            f"{where} has no column {', '.join(missing)}; its columns are {', '.join(names)}. Expected "
+            f"{', '.join(needed)}, as in {HUB_GLUE.repository}; correct it."
+        )
+
+
+def decoded(data: bytes, where: str) -> str:
+    """The text of a TSV file, its lines ended by \\n. Raises InputError for what is not UTF-8, naming the line."""
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{where} is not UTF-8 (line {line}: {error.reason}). Write it as UTF-8.") from error
+
+
+def check_fields(text: str, where: str) -> tuple[list[str], int]:
+    """The names in the first line of a TSV file, and the number of its rows.
+
+    Raises InputError for lines that have more or fewer fields, which pandas would fill or report without all line numbers.
+    """
+    header, _, body = text.partition("\n")
+    names = [name.strip() for name in header.split("\t")]
+    if not body:
+        return names, 0
+    lines = pc.split_pattern(pa.array([body.removesuffix("\n")], pa.large_string()), "\n").flatten()
+    fields = pc.add(pc.count_substring(lines, "\t"), 1)
+    wrong = pc.not_equal(fields, len(names)).to_numpy(zero_copy_only=False)
+    if wrong.any():
+        raise InputError(
+            f"{where}: {named(wrong, 'line', 2)} should have {len(names)} fields, as the first line ({', '.join(names)}), but the "
+            f"first of them has {fields[int(np.argmax(wrong))]}. Correct them; a sentence can't have tabs or line ends."
+        )
+    return names, len(lines)
 
 
 def check_order(table: pa.Table, where: str, before: int) -> None:
@@ -119,6 +152,15 @@ def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, d
         counts,
         [f"{where}: left out {named(without)}, without a sentence ({told})."],
     )
+
+
+def check_share(counts: Counter, rows: int, where: str, notes: list[str]) -> None:
+    """Raise InputError for a split with too many rows without a sentence, counted by reason; `notes` name them."""
+    if counts.total() > MOST_WITHOUT * rows:
+        raise InputError(
+            f"{where}: {counts.total():,} of {counted(rows, 'row')} without a sentence; expected at most {MOST_WITHOUT:.0%}. "
+            f"Correct the file or get it again. {' '.join(notes)}"
+        )
 
 
 def checked_labels(column: pa.ChunkedArray, task: Task, where: str, tsv: bool) -> pa.ChunkedArray:

@@ -4,27 +4,36 @@ They come from the hub (nyu-mll/glue at a fixed commit) or from a folder with th
 made of a pretrained artifact's held-out documents.
 """
 
+import csv
+import errno
 import functools
 import logging
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from model import InputError
 from model.quantities import counted
 from tasks.corpus import formats, hub
 from tasks.glue import checks, probes
-from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, TASKS, evaluation_splits, splits_of
+from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, PLACES, TASKS, evaluation_splits, splits_of
 from tasks.store import Artifact
 
 HUB_SECONDS = 10  # for the hub to say that it is there
+TSV = {  # pandas' options: a tab parts two fields and \n two lines, all else is text, "NA" and blank lines too
+    "sep": "\t",
+    "header": 0,
+    "quoting": csv.QUOTE_NONE,
+    "na_filter": False,
+    "skip_blank_lines": False,
+    "lineterminator": "\n",
+}
 log = logging.getLogger(__name__)
 
 
@@ -212,92 +221,112 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
 # Reading them
 
 
-def read_file(path: Path, where: str) -> pa.Table:
-    """The columns of a Parquet or TSV file. Raises InputError for what is none; `where` is its name for people."""
+def read_file(path: Path, where: str, needed: Iterable[str] = (), optional: Iterable[str] = ()) -> pa.Table:
+    """Columns of a Parquet or TSV file, all text as large_string; of the optional ones those that it has.
+
+    `where` is the file's name for people. Raises InputError, naming the row or line, for what can't be read.
+    """
+    from datasets.exceptions import DatasetGenerationError
+
     try:
         if not path.stat().st_size:
             raise InputError(f"{where} is empty. Get it again.")
-        if path.suffix == ".tsv":
-            return checks.single(tsv_table(path.read_bytes(), where), where)
-        with pq.ParquetFile(path) as file:
-            table = file.read()
+        with tempfile.TemporaryDirectory(prefix="cram-glue-") as scratch:
+            read = read_tsv if path.suffix == ".tsv" else read_parquet
+            return read(path, where, list(needed), list(optional), Path(scratch))
     except PermissionError as error:
         raise formats.unreadable(path, error) from error
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, DatasetGenerationError) as error:
+        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+        if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise InputError(
+                f"{tempfile.gettempdir()} has no room for a copy of {where}. Make some, or set TMPDIR to another directory."
+            ) from error
         kind = "TSV" if path.suffix == ".tsv" else "Parquet"
-        raise InputError(f"{where} is no {kind} file that can be read: {error}. Get it again.") from error
-    for i, field in enumerate(table.schema):
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-            text = table.column(i).cast(pa.large_string())
-            checks.check_utf8(text, field.name, where)
-            table = table.set_column(i, field.name, text)
-    return checks.single(table, where)
+        raise InputError(f"{where} is no {kind} file that can be read: {cause}. Get it again.") from error
 
 
-def tsv_table(data: bytes, where: str) -> pa.Table:
-    """The columns of a TSV file, all of them text, named by its first line; quotes are characters like others.
+def read_parquet(path: Path, where: str, needed: list[str], optional: list[str], scratch: Path) -> pa.Table:
+    """The same of a Parquet file."""
+    with pq.ParquetFile(path) as file:
+        fields, rows = list(file.schema_arrow), file.metadata.num_rows
+    checks.check_columns([field.name for field in fields], needed, where)
+    schema = pa.schema([(field.name, plain(field.type)) for field in fields if field.name in (*needed, *optional)])
+    link = scratch / "split.parquet"  # `datasets` takes names for patterns, and "::" for a chain of file systems
+    link.symlink_to(path.absolute())
+    table = load("from_parquet", link, where, schema, rows, columns=schema.names)
+    for field in table.schema:
+        if pa.types.is_large_string(field.type):
+            checks.check_utf8(table[field.name], field.name, where)
+    return table
 
-    So an unbalanced quote eats no rows. Raises InputError for what is no such file, naming lines.
+
+def read_tsv(path: Path, where: str, needed: list[str], optional: list[str], scratch: Path) -> pa.Table:
+    """The same of a TSV file: all columns are text, named by the first line; quotes are characters like others."""
+    text = checks.decoded(path.read_bytes(), where)
+    names, rows = checks.check_fields(text, where)
+    checks.check_columns(names, needed, where)
+    schema = pa.schema([(name, pa.large_string()) for name in names if name in (*needed, *optional)])
+    copy = scratch / "split.tsv"
+    copy.write_text(text, encoding="utf-8", newline="")
+    return load("from_csv", copy, where, schema, rows, names=names, usecols=schema.names, **TSV)
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """The type of a column; large_string for all kinds of text, encoded by dictionary or not."""
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    text = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)
+    return pa.large_string() if text else kind
+
+
+def load(reader: str, path: Path, where: str, schema: pa.Schema, rows: int, **options: object) -> pa.Table:
+    """The columns of a file by a reader of `datasets.Dataset`, whose Arrow copy lies beside it until it is in memory.
+
+    Types are given, since those that files name refuse labels (ClassLabel) or are guessed from the first rows (TSV).
     """
-    try:
-        text = data.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{where} is not UTF-8 (line {line}: {error.reason}). Write it as UTF-8.") from error
-    header, _, body = text.partition("\n")
-    names = [name.strip() for name in header.split("\t")]
-    if not body:
-        return pa.Table.from_arrays([pa.array([], pa.large_string())] * len(names), names)
-    lines = pc.split_pattern(pa.array([body.removesuffix("\n")], pa.large_string()), "\n").flatten()
-    fields = pc.add(pc.count_substring(lines, "\t"), 1)
-    wrong = pc.not_equal(fields, len(names)).to_numpy(zero_copy_only=False)
-    if wrong.any():
-        raise InputError(
-            f"{where}: {checks.named(wrong, 'line', 2)} should have {len(names)} fields, as the first line ({', '.join(names)}), but the "
-            f"first of them has {fields[int(np.argmax(wrong))]}. Correct them; a sentence can't have tabs or line ends."
-        )
-    every = pc.split_pattern(lines, "\t").flatten()
-    columns = [every.take(pa.array(np.arange(i, len(every), len(names)))) for i in range(len(names))]
-    return pa.Table.from_arrays(columns, names)
+    from datasets import Dataset, Features, disable_progress_bars, logging
+
+    if not rows or not schema.names:
+        return schema.empty_table()
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)  # its errors are raised too, and the path in them is that of the copy
+    features = Features()
+    for field in schema:
+        try:
+            features |= Features.from_arrow_schema(pa.schema([field]))
+        except (NotImplementedError, TypeError, ValueError) as error:
+            raise InputError(f"{where} has {field.type} in the column {field.name}. Write text or numbers.") from error
+    own = {"features": features, "cache_dir": str(path.parent), "keep_in_memory": True}
+    # not load_dataset, which counts its calls at a server, those for local files too
+    table = getattr(Dataset, reader)(str(path), **own, **options).with_format("arrow")[:]
+    if len(table) != rows:
+        raise InputError(f"{where} has {counted(rows, 'row')}, of which {len(table):,} could be read. Get it again.")
+    return table.replace_schema_metadata()
 
 
 def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict[str, int], list[str]]:
-    """Read and check a split: the task's texts and the label; the rows left out, by reason; and what is to be said.
+    """Read and check a split: the task's texts and the label; the rows left out, by reason; and warnings.
 
     In training data, rows without a sentence are left out. Raises InputError for what can't be trained on or scored.
     """
     task, test, rows, tables, counts, notes = TASKS[name], split in TASKS[name].test, 0, [], Counter(), []
     for path in paths:
         where = f"{name}/{path.name}"
-        table = read_file(path, where)
-        wanted = task.columns if test else (*task.columns, LABEL)
-        if missing := [column for column in wanted if column not in table.column_names]:
-            raise InputError(
-                f"{where} has no column {', '.join(missing)}; its columns are {', '.join(table.column_names)}. Expected "
-                f"{', '.join(wanted)}, as in {HUB_GLUE.repository}; correct it."
-            )
+        table = read_file(path, where, task.columns if test else (*task.columns, LABEL), PLACES)
         if test:
             checks.check_order(table, where, rows)
-        labels = (
-            pa.repeat(-1, len(table))
-            if test
-            else checks.checked_labels(table[LABEL], task, where, path.suffix == ".tsv")
-        )
+            labels = pa.repeat(-1, len(table))
+        else:
+            labels = checks.checked_labels(table[LABEL], task, where, path.suffix == ".tsv")
         kind = pa.int64() if task.labels else pa.float32()  # as on the hub
         table = table.select(task.columns).append_column(LABEL, labels.cast(kind))
         rows += len(table)
-        kept, found, told = checks.checked_texts(table, where, split == "train")
+        kept, without, warnings = checks.checked_texts(table, where, split == "train")
         tables.append(kept)
-        counts.update(found)
-        notes += told
+        counts.update(without)
+        notes += warnings
     if not rows:
         raise InputError(f"{name}/{paths[0].name} has no rows. Get it again, or leave {name} out of finetune.tasks.")
-    if counts.total() > MOST_WITHOUT * rows:
-        raise InputError(
-            f"{name}/{split}: {counts.total():,} of {counted(rows, 'row')} without a sentence; expected at most "
-            f"{MOST_WITHOUT:.0%}. "
-            f"Correct the file or get it again. {' '.join(notes)}"
-        )
+    checks.check_share(counts, rows, f"{name}/{split}", notes)
     whole = pa.concat_tables(tables)
     return whole, dict(counts) if split == "train" else {}, notes + checks.checked_classes(whole, name, split)

@@ -122,7 +122,7 @@ def sentences(paths: list[Path], task: str) -> Iterator[tuple[str, int, list[str
     row = 0
     for path in paths:
         where = f"{task}/{path.name}"
-        table = glue.read_file(path, where)
+        table = glue.read_file(path, where, optional=TASKS[task].columns)
         check_columns(table.schema, task, where)
         for batch in table.to_batches(SENTENCES_AT_ONCE):
             for name in TASKS[task].columns:
