@@ -1,7 +1,7 @@
-"""GLUE's data: finding the files of a task's splits, reading and checking them.
+"""GLUE's data: finding the files of a task's splits, and reading them with `datasets`.
 
-They come from the hub (nyu-mll/glue at a fixed commit) or from a folder with the same columns (Parquet or TSV); probes are
-made of a pretrained artifact's held-out documents.
+They come from the hub (nyu-mll/glue at a fixed commit, by the cache of its client, which `load_dataset` uses too) or from a
+folder with the same columns (Parquet or TSV); probes are made of a pretrained artifact's held-out documents.
 """
 
 import csv
@@ -154,6 +154,7 @@ def hub_problem() -> str:
     return ""
 
 
+# Not by load_dataset(repository, task): without a network it takes the revision that it prepared last, whichever it is.
 @functools.cache  # asked once before the model is trained, and not again by the runs a day later
 def hub_splits(task: str, test: bool = False) -> dict[str, list[Path]]:
     """The files of each split of a task from the hub, brought here; what is in the cache needs no network."""
@@ -293,7 +294,7 @@ def load(reader: str, path: Path, where: str, schema: pa.Schema, rows: int, **op
     features = Features()
     for field in schema:
         try:
-            features |= Features.from_arrow_schema(pa.schema([field]))
+            features.update(Features.from_arrow_schema(pa.schema([field])))
         except (NotImplementedError, TypeError, ValueError) as error:
             raise InputError(f"{where} has {field.type} in the column {field.name}. Write text or numbers.") from error
     own = {"features": features, "cache_dir": str(path.parent), "keep_in_memory": True}
@@ -310,9 +311,10 @@ def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict
     In training data, rows without a sentence are left out. Raises InputError for what can't be trained on or scored.
     """
     task, test, rows, tables, counts, notes = TASKS[name], split in TASKS[name].test, 0, [], Counter(), []
+    needed, optional = (task.columns, PLACES) if test else ((*task.columns, LABEL), ())
     for path in paths:
         where = f"{name}/{path.name}"
-        table = read_file(path, where, task.columns if test else (*task.columns, LABEL), PLACES)
+        table = read_file(path, where, needed, optional)
         if test:
             checks.check_order(table, where, rows)
             labels = pa.repeat(-1, len(table))
