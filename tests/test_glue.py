@@ -748,6 +748,26 @@ def test_without_a_network_one_request_is_made_and_finetune_data_is_named(monkey
         cache.cache_clear()
 
 
+def test_offline_nothing_is_asked_and_finetune_data_is_named(tmp_path: Path, monkeypatch):
+    import socket
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a request")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(glue, "cached", lambda *_: None)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    caches = (glue.hub_splits, glue.hub_problem)
+    for cache in caches:
+        cache.cache_clear()
+    with pytest.raises(InputError, match=r"Offline.*finetune\.data"):
+        glue.find_splits(HUB_GLUE.repository, "cola")
+    for cache in caches:
+        cache.cache_clear()
+
+
 def test_real_glue_data_reads_with_the_sizes_that_it_has(real_data: Path):
     manifest = {about["file"]: about for about in json.loads((real_data / "glue" / "MANIFEST.json").read_text())}
     checked = 0
