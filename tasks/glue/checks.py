@@ -23,10 +23,10 @@ NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 def named(rows: np.ndarray, word: str = "row", first: int = 1) -> str:
     """Rows by number, where the mask has them: "row 3", "rows 3, 8, 9, 11, 12 and 40 more"."""
     found = np.flatnonzero(rows)
-    told, more = [f"{i + first:,}" for i in found[:FEW]], len(found) - FEW
+    numbered, more = [f"{i + first:,}" for i in found[:FEW]], len(found) - FEW
     if more > 0:
-        return f"{word}s {', '.join(told)} and {more:,} more"
-    return f"{word}s {', '.join(told[:-1])} and {told[-1]}" if len(told) > 1 else f"{word} {told[0]}"
+        return f"{word}s {', '.join(numbered)} and {more:,} more"
+    return f"{word}s {', '.join(numbered[:-1])} and {numbered[-1]}" if len(numbered) > 1 else f"{word} {numbered[0]}"
 
 
 def mask(found: pa.ChunkedArray) -> np.ndarray:
@@ -72,7 +72,7 @@ def decoded(data: bytes, where: str) -> str:
 def check_fields(text: str, where: str) -> tuple[list[str], int]:
     """The names in the first line of a TSV file, and the number of its rows.
 
-    Raises InputError for lines that have more or fewer fields, which pandas would fill or report without all line numbers.
+    Raises InputError for lines with more or fewer fields: pandas fills up short ones and names one long one.
     """
     header, _, body = text.partition("\n")
     names = [name.strip() for name in header.split("\t")]
@@ -83,14 +83,15 @@ def check_fields(text: str, where: str) -> tuple[list[str], int]:
     wrong = pc.not_equal(fields, len(names)).to_numpy(zero_copy_only=False)
     if wrong.any():
         raise InputError(
-            f"{where}: {named(wrong, 'line', 2)} should have {len(names)} fields, as the first line ({', '.join(names)}), but the "
+            f"{where}: {named(wrong, 'line', 2)} should have {len(names)} fields, as the first line "
+            f"({', '.join(names)}), but the "
             f"first of them has {fields[int(np.argmax(wrong))]}. Correct them; a sentence can't have tabs or line ends."
         )
     return names, len(lines)
 
 
 def check_order(table: pa.Table, where: str, before: int) -> None:
-    """Raise InputError unless a file of a test split numbers its rows, where it does, as the leaderboard: from 0, in order.
+    """Raise InputError if a file of a test split numbers its rows, but not as the leaderboard does: from 0, in order.
 
     `before`: the rows of the files before it.
     """
@@ -101,7 +102,8 @@ def check_order(table: pa.Table, where: str, before: int) -> None:
             row = int(np.argmax(wrong))
             raise InputError(
                 f"{where} is not in the order in which the leaderboard counts: the {name} of row {row + 1:,} is "
-                f"{given[row].as_py()!r}; expected {before + row}. Sort the rows by {name}, get the file again, or take the column "
+                f"{given[row].as_py()!r}; expected {before + row}. Sort the rows by {name}, get the file again, "
+                "or take the column "
                 "away if it counts something else."
             )
 
@@ -119,7 +121,7 @@ def numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, dict[str, int], list[str]]:
-    """The rows that have sentences, how many have none, and the sentence that says so; all rows unless for training."""
+    """The rows that have sentences, the number left out by reason, and warnings; only training rows are left out."""
     texts = [name for name in table.column_names if name != LABEL]
     null, blank = np.zeros(len(table), dtype=bool), np.zeros(len(table), dtype=bool)
     for name in texts:
@@ -129,7 +131,8 @@ def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, d
         sizes = pc.fill_null(pc.utf8_length(column), 0).to_numpy()
         if (long := sizes > MOST_CHARACTERS).any():
             raise InputError(
-                f"{where}: {name} of {named(long)} is no sentence: the first has {sizes[long][0]:,} characters; expected "
+                f"{where}: {name} of {named(long)} is no sentence: the first has {sizes[long][0]:,} "
+                f"characters; expected "
                 f"{MOST_CHARACTERS:,} at most. Correct or drop it."
             )
         null |= mask(pc.is_null(column))
@@ -137,20 +140,21 @@ def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, d
     blank &= ~null
     if null.any() and not train:
         raise InputError(
-            f"{where} has no {' or '.join(texts)} (null) in {named(null)}; expected text in every row that is scored. Correct it."
+            f"{where} has no {' or '.join(texts)} (null) in {named(null)}; expected text in every row that "
+            "is scored. Correct it."
         )
     without = null | blank
     if not without.any():
         return table, {}, []
     if not train:
-        told = f"{where}: a sentence is empty in {named(blank)}; no row that is scored is left out."
-        return table, {"empty": int(blank.sum())}, [told]
+        warning = f"{where}: a sentence is empty in {named(blank)}; no row that is scored is left out."
+        return table, {"empty": int(blank.sum())}, [warning]
     counts = {reason: int(rows.sum()) for reason, rows in (("null", null), ("empty", blank)) if rows.any()}
-    told = " and ".join(f"{count:,} {reason}" for reason, count in counts.items())
+    reasons = " and ".join(f"{count:,} {reason}" for reason, count in counts.items())
     return (
         table.filter(pa.array(~without)),
         counts,
-        [f"{where}: left out {named(without)}, without a sentence ({told})."],
+        [f"{where}: left out {named(without)}, without a sentence ({reasons})."],
     )
 
 
@@ -158,13 +162,14 @@ def check_share(counts: Counter, rows: int, where: str, notes: list[str]) -> Non
     """Raise InputError for a split with too many rows without a sentence, counted by reason; `notes` name them."""
     if counts.total() > MOST_WITHOUT * rows:
         raise InputError(
-            f"{where}: {counts.total():,} of {counted(rows, 'row')} without a sentence; expected at most {MOST_WITHOUT:.0%}. "
+            f"{where}: {counts.total():,} of {counted(rows, 'row')} without a sentence; expected at most "
+            f"{MOST_WITHOUT:.0%}. "
             f"Correct the file or get it again. {' '.join(notes)}"
         )
 
 
 def checked_labels(column: pa.ChunkedArray, task: Task, where: str, tsv: bool) -> pa.ChunkedArray:
-    """The labels as numbers, float64. In text the names of the classes are labels too; and numbers, if it is a TSV file's."""
+    """The labels as float64. Text may be names of classes, and in a TSV file numbers too."""
     kind, given = column.type, column
     if pa.types.is_large_string(kind) and (task.labels or tsv):
         column = pc.utf8_trim_whitespace(column)
@@ -201,7 +206,7 @@ def expected(task: Task) -> str:
 
 
 def checked_classes(table: pa.Table, name: str, split: str) -> list[str]:
-    """What is to be said of the classes and the size of a split. Raises InputError where all its labels are the same."""
+    """Warnings about the classes and the size of a split. Raises InputError where all its labels are the same."""
     task, labels = TASKS[name], pc.unique(table[LABEL]).to_pylist()
     if split in task.test:
         if len(table) == task.test[split]:
@@ -218,7 +223,7 @@ def checked_classes(table: pa.Table, name: str, split: str) -> list[str]:
 
 
 def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int], list[str]]:
-    """Training rows that repeat an earlier one's texts; those that stand in each other split; and what is to be said."""
+    """Count training rows that repeat earlier texts, and those in each other split; and warn of them."""
     texts = {split: joined(table, task in SYMMETRIC) for split, table in tables.items()}
     either = ", in either order" if task in SYMMETRIC else ""
     train, notes, shared = texts["train"], [], {}
@@ -244,7 +249,7 @@ def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int
 
 
 def joined(table: pa.Table, symmetric: bool) -> pa.Array:
-    """The texts of each row as one, without white space around them; a pair and its reverse as the same, if symmetric."""
+    """The stripped texts of each row as one string; if symmetric, a pair and its reverse give the same."""
     texts = [table[name].cast(pa.large_string()) for name in table.column_names if name != LABEL]
     texts = [pc.utf8_trim_whitespace(text) for text in texts]
     if symmetric:

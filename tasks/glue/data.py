@@ -1,7 +1,7 @@
 """GLUE's data: finding the files of a task's splits, and reading them with `datasets`.
 
-They come from the hub (nyu-mll/glue at a fixed commit, by the cache of its client, which `load_dataset` uses too) or from a
-folder with the same columns (Parquet or TSV); probes are made of a pretrained artifact's held-out documents.
+They come from the hub (nyu-mll/glue at a fixed commit, through the cache that `load_dataset` uses too) or from a folder
+with the same columns (Parquet or TSV); probes are made of a pretrained artifact's held-out documents.
 """
 
 import csv
@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Data:
-    """A task's data, checked; and what is to be said of it."""
+    """A task's checked data, with warnings and counts."""
 
     tables: dict[str, pa.Table]  # by split, train first, then validation, then test; the task's texts and the label
-    notes: list[str]
+    notes: list[str]  # warnings
     left_out: dict[str, dict[str, int]]  # rows that are not in the tables, by split and reason
     shared: dict[str, int]  # by split, the training rows whose texts stand in it too (in either order, if SYMMETRIC)
     duplicates: int  # training rows whose texts stood in one before (likewise)
@@ -60,11 +60,11 @@ def read(data: str, task: str, test: bool = False, pretrained: Artifact | None =
         tables = probes.make(task, pretrained)
     else:
         for split, paths in find_splits(data, task, test).items():
-            tables[split], counts, told = read_split(paths, task, split)
+            tables[split], counts, warnings = read_split(paths, task, split)
             left_out |= {split: counts} if counts else {}
-            notes += told
-    duplicates, shared, told = checks.repeated(task, tables)
-    return Data(tables, notes + told, left_out, shared, duplicates)
+            notes += warnings
+    duplicates, shared, warnings = checks.repeated(task, tables)
+    return Data(tables, notes + warnings, left_out, shared, duplicates)
 
 
 def identity(data: str, task: str, test: bool = False) -> dict:
@@ -90,7 +90,7 @@ def find_splits(data: str, task: str, test: bool = False) -> dict[str, list[Path
 def split_files(folder: Path, task: str, split: str) -> list[Path]:
     """The files of one split in a local GLUE folder: one, or Parquet shards. None where there are none.
 
-    Raises InputError for shards that are not all there, where the split is there twice, and for what can't be looked into.
+    Raises InputError for missing shards, for a split that is there twice, and for folders that can't be read.
     """
     try:
         own = [path for name in (f"{split}.parquet", f"{split}.tsv") if (path := folder / task / name).is_file()]
@@ -99,13 +99,15 @@ def split_files(folder: Path, task: str, split: str) -> list[Path]:
         raise formats.unreadable(folder / task, error) from error
     if len(own) + bool(shards) > 1:
         raise InputError(
-            f"{folder / task} has {' and '.join(path.name for path in (*own, *shards[:1]))}. Expected {split} once, as one "
+            f"{folder / task} has {' and '.join(path.name for path in (*own, *shards[:1]))}. "
+            f"Expected {split} once, as one "
             "file or in Parquet shards; take the others away."
         )
-    told = {int(found[1]) for path in shards if (found := re.search(r"-of-(\d+)$", path.stem))}
-    if told and told != {len(shards)}:
+    expected = {int(found[1]) for path in shards if (found := re.search(r"-of-(\d+)$", path.stem))}
+    if expected and expected != {len(shards)}:
         raise InputError(
-            f"{folder / task} has {len(shards)} of {max(told)} shards of {split}, from {shards[0].name} to {shards[-1].name}. "
+            f"{folder / task} has {len(shards)} of {max(expected)} shards of {split}, "
+            f"from {shards[0].name} to {shards[-1].name}. "
             "Expected as many as their names say; get them all, and no others."
         )
     return own or shards
@@ -121,7 +123,8 @@ def local_splits(folder: Path, task: str, test: bool = False) -> dict[str, list[
             raise formats.unreadable(folder, error) from error
         mend = "leave finetune.test false" if missing in TASKS[task].test else f"leave {task} out of finetune.tasks"
         raise InputError(
-            f"{folder} has no {task}/{missing}.parquet, {task}/{missing}-*.parquet or {task}/{missing}.tsv (folders there: "
+            f"{folder} has no {task}/{missing}.parquet, {task}/{missing}-*.parquet or "
+            f"{task}/{missing}.tsv (folders there: "
             f"{present or 'none'}). Expected the data of {HUB_GLUE.repository}; correct finetune.data, or {mend}."
         )
     return found
@@ -144,7 +147,7 @@ def cached(task: str, split: str) -> Path | None:
 
 @functools.cache
 def hub_problem() -> str:
-    """Why the hub can't be asked for GLUE, empty if it can: one quick request, where its client would retry for 30 s."""
+    """Why the hub can't be reached, or an empty string: one quick request, where its client would retry for 30 s."""
     from huggingface_hub import HfApi
 
     try:
@@ -186,8 +189,10 @@ def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, lis
             found[task] = at_hand
     if not found and data != HUB_GLUE.repository:
         raise InputError(
-            f"{folder} {'holds no' if folder.is_dir() else 'is no directory with'} <task>/validation.parquet or <task>/test.parquet "
-            f"(or .tsv) of {', '.join(tasks)}. Expected the files of {HUB_GLUE.repository}; correct finetune.data (or decontaminate.data)."
+            f"{folder} {'holds no' if folder.is_dir() else 'is no directory with'} <task>/validation.parquet "
+            f"or <task>/test.parquet "
+            f"(or .tsv) of {', '.join(tasks)}. Expected the files of {HUB_GLUE.repository}; "
+            "correct finetune.data (or decontaminate.data)."
         )
     return found
 
@@ -196,8 +201,8 @@ def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, lis
 def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
     """All validation and test splits from the hub, brought here if need be; none if not all can be, with a warning.
 
-    Some of them would be a key of their own, and another one the next time. Where the hub can't be asked at all, the stages
-    that need it say so (`hub_problem`).
+    Only some of them would give another key the next time. Where the hub can't be reached, the stages that need it
+    report that (`hub_problem`).
     """
     wanted = [(task, split) for task in (*GLUE, "wnli") for split in evaluation_splits(task)]
     found = {about: [path] for about in wanted if (path := cached(*about))}
@@ -206,16 +211,18 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
     if hub_problem():
         return {}
     names = {hub_name(*about): about for about in wanted}
-    told = f"{HUB_GLUE.repository} on the hub lacks files."
+    reason = f"{HUB_GLUE.repository} on the hub lacks files."
     try:
         for file in hub.files(replace(HUB_GLUE, pattern="|".join(map(re.escape, names)))):
             found[names[file.name]] = [hub.bring(HUB_GLUE, file)]
     except InputError as problem:
-        told = problem
+        reason = problem
     if len(found) == len(wanted):
         return found
     missing = [f"{task}/{split}" for task, split in wanted if (task, split) not in found] if found else ["all of it"]
-    log.warning("%s Not at hand, so that no sentence of GLUE is looked for in the text: %s.", told, ", ".join(missing))
+    log.warning(
+        "%s Not at hand, so that no sentence of GLUE is looked for in the text: %s.", reason, ", ".join(missing)
+    )
     return {}
 
 
@@ -223,9 +230,9 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
 
 
 def read_file(path: Path, where: str, needed: Iterable[str] = (), optional: Iterable[str] = ()) -> pa.Table:
-    """Columns of a Parquet or TSV file, all text as large_string; of the optional ones those that it has.
+    """Read columns of a Parquet or TSV file, all text as large_string; optional columns only if they are there.
 
-    `where` is the file's name for people. Raises InputError, naming the row or line, for what can't be read.
+    `where` is the file's name in messages. Raises InputError, naming the row or line, for what can't be read.
     """
     from datasets.exceptions import DatasetGenerationError
 
@@ -241,14 +248,15 @@ def read_file(path: Path, where: str, needed: Iterable[str] = (), optional: Iter
         cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
         if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise InputError(
-                f"{tempfile.gettempdir()} has no room for a copy of {where}. Make some, or set TMPDIR to another directory."
+                f"{tempfile.gettempdir()} has no room for a copy of {where}. "
+                "Make some, or set TMPDIR to another directory."
             ) from error
         kind = "TSV" if path.suffix == ".tsv" else "Parquet"
         raise InputError(f"{where} is no {kind} file that can be read: {cause}. Get it again.") from error
 
 
 def read_parquet(path: Path, where: str, needed: list[str], optional: list[str], scratch: Path) -> pa.Table:
-    """The same of a Parquet file."""
+    """Read columns of a Parquet file, as `read_file` says; all text is checked to be UTF-8."""
     with pq.ParquetFile(path) as file:
         fields, rows = list(file.schema_arrow), file.metadata.num_rows
     checks.check_columns([field.name for field in fields], needed, where)
@@ -263,7 +271,7 @@ def read_parquet(path: Path, where: str, needed: list[str], optional: list[str],
 
 
 def read_tsv(path: Path, where: str, needed: list[str], optional: list[str], scratch: Path) -> pa.Table:
-    """The same of a TSV file: all columns are text, named by the first line; quotes are characters like others."""
+    """Read columns of a TSV file, as `read_file` says: all are text, named by the first line; quotes mean nothing."""
     text = checks.decoded(path.read_bytes(), where)
     names, rows = checks.check_fields(text, where)
     checks.check_columns(names, needed, where)
@@ -281,9 +289,10 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def load(reader: str, path: Path, where: str, schema: pa.Schema, rows: int, **options: object) -> pa.Table:
-    """The columns of a file by a reader of `datasets.Dataset`, whose Arrow copy lies beside it until it is in memory.
+    """Read the columns of a file with Dataset.from_parquet or Dataset.from_csv, by way of an Arrow copy beside it.
 
-    Types are given, since those that files name refuse labels (ClassLabel) or are guessed from the first rows (TSV).
+    `schema` has the types: a file's own (ClassLabel) refuse labels without naming a row; of TSV pandas guesses them.
+    Raises InputError for types that `datasets` does not have, and where fewer rows are read than the file has.
     """
     from datasets import Dataset, Features, disable_progress_bars, logging
 

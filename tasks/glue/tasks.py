@@ -31,7 +31,7 @@ class Task:
 
     @property
     def classes(self) -> int:
-        """How many; 1 for a regression."""
+        """The number of classes; 1 for a regression."""
         return len(self.labels) or 1
 
 
