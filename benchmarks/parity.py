@@ -53,8 +53,8 @@ def read(data: Path, task: str, model: Path, most: int | None, tokens: int) -> d
 
 def one(engine: str, task: str, seed: int, given: argparse.Namespace) -> float:
     """The score of a run."""
-    from tasks.glue import data as glue
     from tasks.glue import metrics
+    from tasks.glue.tasks import TASKS as GLUE_TASKS
 
     torch.set_num_threads(1)
     asked = Finetuning(
@@ -67,10 +67,10 @@ def one(engine: str, task: str, seed: int, given: argparse.Namespace) -> float:
     else:
         here, encoder = machine.detect(), export.load(given.model)
         known = finetuning.keep_used(encoder, examples)
-        classifier = Classifier(encoder, glue.TASKS[task].classes, asked.dropout, seed, asked.head)
+        classifier = Classifier(encoder, GLUE_TASKS[task].classes, asked.dropout, seed, asked.head)
         finetuning.finetune(classifier, known["train"], asked, here, seed, lambda *_: None)
         scores = finetuning.predict(classifier, known["validation"], here)
-    return metrics.score(glue.TASKS[task].metrics[0], unseen.labels, finetuning.predictions(scores))
+    return metrics.score(GLUE_TASKS[task].metrics[0], unseen.labels, finetuning.predictions(scores))
 
 
 def kept(engine: str, task: str, seed: int, given: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from model import InputError
 from tasks.corpus import local
 from tasks.corpus.parts import SCHEMA, Document, Tally, add_up, count, parts_of, tables, writer
 from tasks.glue import data as glue
+from tasks.glue.tasks import HUB_GLUE, TASKS, evaluation_splits
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
 from tasks.text.ngrams import Index, Match, sentences, write_index
@@ -78,8 +79,8 @@ class Decontaminate(Params):
         files, why = self.evaluation()
         if why:
             return {"unchecked": why}
-        if self.data == glue.HUB_GLUE.repository:
-            about = {"repository": self.data, "revision": glue.HUB_GLUE.revision}
+        if self.data == HUB_GLUE.repository:
+            about = {"repository": self.data, "revision": HUB_GLUE.revision}
             about["splits"] = {task: list(splits) for task, splits in files.items()}
         else:
             about = {
@@ -198,7 +199,7 @@ def clean_part(part: Path, folder: Path, params: Decontaminate, tasks: list[str]
 def pass_on(params: Decontaminate, corpus: Artifact, why: str, out: Path) -> dict:
     """Give the corpus as it is, in copies: damage to one artifact must not be damage to another."""
     wanted = params.method != "none" and params.data != "probes"
-    unreachable = glue.hub_problem() if wanted and params.data == glue.HUB_GLUE.repository else ""
+    unreachable = glue.hub_problem() if wanted and params.data == HUB_GLUE.repository else ""
     level = logging.WARNING if wanted else logging.INFO
     log.log(level, "Not looking for downstream data in the text: %s. %s", why, unreachable)
     for part in parts_of(corpus):
@@ -237,12 +238,12 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
 
 def in_order(tasks: list[str]) -> list[str]:
     """Tasks in one order, each once."""
-    return [task for task in glue.TASKS if task in tasks]
+    return [task for task in TASKS if task in tasks]
 
 
 def not_at_hand(files: dict[str, dict[str, list[Path]]], tasks: list[str]) -> list[str]:
     """The evaluation splits of the tasks that are not among the files, as task/split."""
-    wanted = [(task, split) for task in in_order(tasks) for split in glue.evaluation_splits(task)]
+    wanted = [(task, split) for task in in_order(tasks) for split in evaluation_splits(task)]
     return [f"{task}/{split}" for task, split in wanted if split not in files.get(task, {})]
 
 

@@ -26,7 +26,7 @@ from model import InputError
 from model.settings import Finetuning
 from tasks.glue import data as glue
 from tasks.glue import metrics, probes
-from tasks.glue.data import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROTOCOLS, TASKS, Protocol, TaskName
+from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROTOCOLS, TASKS, Protocol, TaskName
 from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
 from tasks.store import LINEAGE, Artifact, read_manifest

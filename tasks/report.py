@@ -20,7 +20,7 @@ from pydantic import Field
 
 from model import InputError
 from tasks.glue import metrics, submission
-from tasks.glue.data import PROTOCOLS, TASKS
+from tasks.glue.tasks import PROTOCOLS, TASKS
 from tasks.reports import common, data_sections, errors, plots, rules, sections, training_sections
 from tasks.reports.markdown import escape, items
 from tasks.reports.model_card import card, recipe_section

@@ -11,7 +11,7 @@ from sklearn.metrics import matthews_corrcoef
 
 from model import InputError
 from tasks.glue import metrics
-from tasks.glue.data import TASKS
+from tasks.glue.tasks import TASKS
 from tasks.reports import errors as errors_module
 from tasks.reports.errors import OTHERS, by_kind, by_length, cutoffs, errors, kinds_of, learning_curve, seeds_agreement
 

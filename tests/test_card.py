@@ -16,7 +16,7 @@ from test_report import lineage as made_up_lineage
 from model import export
 from model.bert import Bert, Classifier
 from model.settings import Architecture
-from tasks.glue.data import TASKS
+from tasks.glue.tasks import TASKS
 from tasks.pretrain import Pretrain
 from tasks.reports.data_sections import funnel
 from tasks.reports.markdown import code

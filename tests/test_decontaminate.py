@@ -24,6 +24,7 @@ from tasks.corpus.parts import Document, documents_of, parts_of
 from tasks.decontaminate import Decontaminate, decontaminate, without
 from tasks.download import Download, download
 from tasks.glue import data as glue
+from tasks.glue.tasks import HUB_GLUE, TASKS, evaluation_splits
 from tasks.store import Artifact, artifacts
 from tasks.text import ngrams as ngrams_module
 from tasks.text import words
@@ -42,7 +43,7 @@ def write_split(folder: Path, task: str, split: str, *columns: list[str]) -> Pat
     """A split in GLUE's layout; every label is -1, as in the test splits."""
     path = folder / task / f"{split}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = glue.TASKS[task].columns
+    names = TASKS[task].columns
     table = {**dict(zip(names, columns, strict=True)), "label": [-1] * len(columns[0])}
     pq.write_table(pa.table(table), path)
     return path
@@ -368,11 +369,11 @@ def test_with_nothing_to_look_for_the_corpus_is_passed_on(store, tmp_path, toy_t
     assert why in record.getMessage()
 
 
-ALL_SPLITS = [(task, split) for task in Decontaminate().tasks for split in glue.evaluation_splits(task)]
+ALL_SPLITS = [(task, split) for task in Decontaminate().tasks for split in evaluation_splits(task)]
 
 
 def test_what_the_hub_could_not_give_is_looked_for_another_time(store, tmp_path, data, toy_texts, caplog, monkeypatch):
-    corpus, asked = corpus_of(tmp_path, [*toy_texts[:9], PLANTED["cola"]]), Decontaminate(data=glue.HUB_GLUE.repository)
+    corpus, asked = corpus_of(tmp_path, [*toy_texts[:9], PLANTED["cola"]]), Decontaminate(data=HUB_GLUE.repository)
     at_hand: dict = {}
     monkeypatch.setattr(glue, "hub_evaluation", lambda: at_hand)
     monkeypatch.setattr(glue, "hub_problem", lambda: "no network")
@@ -403,7 +404,7 @@ def test_the_hubs_validation_and_test_splits_are_all_brought_once_or_none_is_loo
 
     files = {"README.md": b"#"}
     for task, split in ALL_SPLITS:
-        columns = [[f"{task} {split} {c}"] for c in glue.TASKS[task].columns]
+        columns = [[f"{task} {split} {c}"] for c in TASKS[task].columns]
         files[f"{task}/{split}-00000-of-00001.parquet"] = write_split(tmp_path, task, split, *columns).read_bytes()
     env = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and not k.lower().endswith("_proxy")}
     env |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
@@ -417,7 +418,7 @@ def test_the_hubs_validation_and_test_splits_are_all_brought_once_or_none_is_loo
         return json.loads(done.stdout), done.stderr
 
     gone = "wnli/validation-00000-of-00001.parquet"  # the last that is asked for
-    with serving({(glue.HUB_GLUE.repository, glue.HUB_GLUE.revision): files}) as server:
+    with serving({(HUB_GLUE.repository, HUB_GLUE.revision): files}) as server:
         env["HF_ENDPOINT"] = address_of(server)
         server.fails.update({gone: [404] * 9})
         in_part, told = ask()

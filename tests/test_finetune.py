@@ -17,9 +17,8 @@ from pydantic import ValidationError
 
 from model import InputError, bert, export, finetuning, machine
 from tasks.finetune import Finetune, FinetuneRun, Modern, encode, encoding, finetune
-from tasks.glue import data as glue
 from tasks.glue import metrics
-from tasks.glue.data import TASKS
+from tasks.glue.tasks import GLUE, TASKS
 from tasks.pretrain import Pretrain, pretrain
 from tasks.store import Artifact, digest
 from tasks.text.tokenizer import load_tokenizer
@@ -59,7 +58,7 @@ def test_the_modern_protocol_starts_three_tasks_from_seed_0_of_mnli():
             assert (first.task, first.seed, first.protocol, first.keep) == ("mnli", 0, "modern", True)
         else:
             assert (run.start, start) == ("pretrained", None)
-    counts = {task: sum(run.task == task for run, _ in runs) for task in glue.GLUE}
+    counts = {task: sum(run.task == task for run, _ in runs) for task in GLUE}
     assert counts == {"mnli": 1, "sst2": 3, "stsb": 5, "rte": 5, "qnli": 1, "qqp": 1, "mrpc": 5, "cola": 4}
     assert {run.learning_rate for run, _ in runs if run.task == "mrpc"} == {8e-5}
 

@@ -19,7 +19,8 @@ from conftest import document
 from model import InputError
 from tasks.glue import data as glue
 from tasks.glue import probes
-from tasks.glue.data import TASKS, local_splits, read, read_split
+from tasks.glue.data import local_splits, read, read_split
+from tasks.glue.tasks import GLUE, HUB_GLUE, TASKS, splits_of
 
 
 def write(folder: Path, task: str, split: str, **columns: list) -> Path:
@@ -53,12 +54,12 @@ def cola(tmp_path: Path) -> Path:
 
 
 def test_columns_and_sizes_cover_all_of_glue():
-    assert set(glue.GLUE) == {"cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"}
-    assert sum(len(TASKS[name].validation) for name in glue.GLUE) == 9
+    assert set(GLUE) == {"cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"}
+    assert sum(len(TASKS[name].validation) for name in GLUE) == 9
     assert [name for name, task in TASKS.items() if task.classes == 1] == ["stsb"]
     assert TASKS["mnli"].classes == 3
-    assert sum(sum(TASKS[name].test.values()) for name in (*glue.GLUE, "wnli")) == 425_205
-    assert set(TASKS) - set(probes.COLUMNS) == {*glue.GLUE, "wnli"}
+    assert sum(sum(TASKS[name].test.values()) for name in (*GLUE, "wnli")) == 425_205
+    assert set(TASKS) - set(probes.COLUMNS) == {*GLUE, "wnli"}
 
 
 def test_the_data_of_a_folder_comes_by_split_with_texts_and_labels_alone(cola: Path):
@@ -364,6 +365,118 @@ def test_quotes_in_tsv_are_characters_and_eat_no_rows(tmp_path: Path):
     assert table["sentence"].to_pylist() == [line.split("\t")[0] for line in lines]
 
 
+def naive_tsv(path: Path) -> list[dict[str, str]]:
+    """The rows of a TSV file by splitting its text."""
+    header, *lines = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return [dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines]
+
+
+ODD = (
+    "",
+    " ",
+    "NA",
+    "nan",
+    "null",
+    "None",
+    "1.50",
+    "007",
+    "1e5",
+    '"',
+    '"a',
+    'b""',
+    "'",
+    "#",
+    "\\",
+    "\\t",
+    "é\u2028",
+    "\r",
+    "\0",
+)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_field_of_a_tsv_is_text_as_it_stands(tmp_path: Path, seed: int, end: str):
+    random = np.random.default_rng(seed)
+    rows = [
+        ["".join(random.choice(ODD, random.integers(3))) for _ in range(3)] for _ in range(12_000 if not seed else 99)
+    ]
+    lines = ["sentence1\tlabel\tsentence2", *("\t".join(row) for row in rows)]
+    path = write_tsv(tmp_path, "rte", "train", *lines, end=end, encoding="utf-8-sig" if seed % 2 else "utf-8")
+    found = glue.read_file(path, "rte", optional=["sentence1", "sentence2", "label", "idx"])
+    assert found.to_pylist() == naive_tsv(path)
+    one = write_tsv(tmp_path, "cola", "test", "sentence", *(row[0] for row in rows), "", end=end)
+    assert glue.read_file(one, "cola", ["sentence"]).to_pylist() == naive_tsv(one)
+
+
+def test_labels_outside_the_classes_that_a_file_names_are_refused_by_row(tmp_path: Path):
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    path = write(tmp_path, "cola", "train", sentence=["a", "b", "c"], label=[0, 1, 0])
+    named = Features(sentence=Value("string"), label=ClassLabel(names=["unacceptable", "acceptable"]))
+    schema = Dataset.from_dict({"sentence": ["a", "b", "c"], "label": [0, 1, 0]}, named).data.schema
+    assert "acceptable" in str(schema.metadata)
+    for labels, row in (([0, 1, 0], None), ([0, 7, 1], 2), ([0, 1, None], 3)):
+        pq.write_table(pa.table([["a", "b", "c"], labels], schema=schema), path)
+        if row:
+            assert f"row {row}" in refused(path)
+        else:
+            assert read_split([path], "cola", "train")[0]["label"].to_pylist() == labels
+
+
+def test_local_files_are_read_without_a_request_and_leave_nothing_behind(
+    cola: Path, tmp_path: Path, monkeypatch, capfd
+):
+    import socket
+    import tempfile
+
+    import datasets
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a request")
+
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    odd = (tmp_path / "a::b [1]*" / "{x}?#%20").absolute()
+    odd.parent.mkdir()
+    cola.joinpath("cola").rename(odd)
+    (odd / "validation.parquet").unlink()
+    write_tsv(odd.parent, odd.name, "validation", "sentence\tlabel", "a\t0", "b\t1")
+    for split, suffix, rows in (("train", "parquet", 40), ("validation", "tsv", 2)):
+        assert len(read_split([odd / f"{split}.{suffix}"], "cola", split)[0]) == rows
+    assert not list(scratch.iterdir())
+    assert not (tmp_path / "cache").exists()
+    assert "".join(capfd.readouterr()) == ""
+
+
+def test_a_full_disk_is_not_taken_for_a_damaged_file(cola: Path, monkeypatch):
+    import tempfile
+
+    from datasets.arrow_writer import ArrowWriter
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ArrowWriter, "write_table", full)
+    said = refused(cola / "cola" / "train.parquet")
+    assert tempfile.gettempdir() in said
+    assert "TMPDIR" in said
+
+
+def test_damage_within_a_parquet_file_is_refused(tmp_path: Path, capfd):
+    path = tmp_path / "cola" / "train.parquet"
+    write(tmp_path, "cola", "train", sentence=[f"{i:09}" * 9 for i in range(999)], label=[i % 2 for i in range(999)])
+    data = bytearray(path.read_bytes())
+    data[4:400] = bytes(396)  # of the first page, so that the columns' names can still be read
+    path.write_bytes(data)
+    assert "cola/train.parquet" in refused(path)
+    assert "".join(capfd.readouterr()) == "", "it is said once, by the error"
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -490,7 +603,7 @@ def test_the_key_follows_the_content_of_the_data_not_its_place(cola: Path, tmp_p
     assert glue.identity(str(moved), "cola", test=True) != before
     write(moved, "cola", "train", sentence=["changed"], label=[1])
     assert glue.identity(str(moved), "cola") != before
-    assert glue.identity("nyu-mll/glue", "cola") == {"repository": "nyu-mll/glue", "revision": glue.HUB_GLUE.revision}
+    assert glue.identity("nyu-mll/glue", "cola") == {"repository": "nyu-mll/glue", "revision": HUB_GLUE.revision}
     assert glue.identity("probes", "odd-word") == {"probes": probes.VERSION}
 
 
@@ -561,7 +674,7 @@ def test_probes_are_read_like_other_tasks(heldout_folder: Path, monkeypatch):
 FROM_HUB = """
 import json
 import sys
-from tasks import glue
+from tasks.glue import data as glue
 
 def tables() -> dict:
     glue.hub_splits.cache_clear()
@@ -581,7 +694,7 @@ def test_glue_comes_from_the_hub_at_its_pinned_revision_and_then_from_its_cache(
 
     rows = {
         split: {"premise": [f"{split} says so"] * 3, "hypothesis": ["so"] * 3, "label": labels}
-        for splits, labels in ((glue.splits_of("mnli", test=False), [0, 1, 2]), (TASKS["mnli"].test, [-1] * 3))
+        for splits, labels in ((splits_of("mnli", test=False), [0, 1, 2]), (TASKS["mnli"].test, [-1] * 3))
         for split in splits
     }
     files = {"README.md": b"#", "mnli_matched/validation-00000-of-00001.parquet": b"not this one"}
@@ -598,7 +711,7 @@ def test_glue_comes_from_the_hub_at_its_pinned_revision_and_then_from_its_cache(
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    with serving({(glue.HUB_GLUE.repository, glue.HUB_GLUE.revision): files}) as server:
+    with serving({(HUB_GLUE.repository, HUB_GLUE.revision): files}) as server:
         env["HF_ENDPOINT"] = address_of(server)
         assert ask("damage") == [rows, rows]
         got = Counter(path for method, path, _ in server.log if method == "GET" and path.startswith("/cdn/"))
@@ -635,10 +748,30 @@ def test_without_a_network_one_request_is_made_and_finetune_data_is_named(monkey
         cache.cache_clear()
 
 
+def test_offline_nothing_is_asked_and_finetune_data_is_named(tmp_path: Path, monkeypatch):
+    import socket
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a request")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(glue, "cached", lambda *_: None)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    caches = (glue.hub_splits, glue.hub_problem)
+    for cache in caches:
+        cache.cache_clear()
+    with pytest.raises(InputError, match=r"Offline.*finetune\.data"):
+        glue.find_splits(HUB_GLUE.repository, "cola")
+    for cache in caches:
+        cache.cache_clear()
+
+
 def test_real_glue_data_reads_with_the_sizes_that_it_has(real_data: Path):
     manifest = {about["file"]: about for about in json.loads((real_data / "glue" / "MANIFEST.json").read_text())}
     checked = 0
-    for task in (*glue.GLUE, "wnli"):
+    for task in (*GLUE, "wnli"):
         data = read(str(real_data / "glue"), task)
         assert data.left_out == {}
         for split, table in data.tables.items():
@@ -652,3 +785,18 @@ def test_real_glue_data_reads_with_the_sizes_that_it_has(real_data: Path):
     assert read(str(real_data / "glue"), "stsb").shared == {"validation": 11}, (
         "six as they are, five the other way round"
     )
+
+
+def test_real_glue_rows_are_those_of_a_naive_reader_in_parquet_and_in_tsv(real_data: Path, tmp_path: Path):
+    for path in sorted((real_data / "glue").rglob("*.parquet")):
+        task, split = path.parent.name, path.stem
+        texts, rows = TASKS[task].columns, pq.read_table(path).to_pylist()
+        kind = int if TASKS[task].labels else np.float32
+        expected = [{name: row[name] for name in texts} | {"label": kind(row["label"])} for row in rows]
+        table = read_split([path], task, split)[0]
+        assert table.to_pylist() == expected, path
+        assert table.schema.field("label").type == (pa.int64() if kind is int else pa.float32())
+        lines = ["\t".join((*texts, "label")), *("\t".join(str(row[n]) for n in (*texts, "label")) for row in rows)]
+        tsv = write_tsv(tmp_path, task, split, *lines, end="\r\n" if split == "train" else "\n")
+        assert [{n: row[n] for n in texts} for row in naive_tsv(tsv)] == [{n: row[n] for n in texts} for row in rows]
+        assert read_split([tsv], task, split)[0] == table, path

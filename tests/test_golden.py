@@ -14,6 +14,7 @@ from conftest import document, store_of_its_own, write_jsonl
 from flows.cram import planned
 from tasks.corpus import pydocs
 from tasks.glue import data as glue
+from tasks.glue import tasks as glue_tasks
 
 ON_PURPOSE = (
     "If this change is intended: raise the `version` of the first stage that differs and put the new values here."
@@ -94,7 +95,7 @@ def keys(recipe: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("recipe", ["demo", "pocket", "crammed-bert"])
 def test_the_keys_of_a_recipe_stay(recipe: str, store: Path, monkeypatch: pytest.MonkeyPatch):
-    splits = [(task, split) for task in glue.TASKS for split in glue.evaluation_splits(task)]
+    splits = [(task, split) for task in glue_tasks.TASKS for split in glue_tasks.evaluation_splits(task)]
     at_hand = {one: [Path("of the hub")] for one in splits} if recipe == "crammed-bert" else {}
     monkeypatch.setattr(glue, "hub_evaluation", lambda: at_hand)  # these two differ between machines
     monkeypatch.setattr(pydocs, "packages_digest", lambda: "whatever is installed")

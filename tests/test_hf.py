@@ -17,7 +17,8 @@ from flows.recipes import DELTAS, whole
 from model import export
 from model.bert import PAD, Bert, Classifier
 from model.settings import Architecture
-from tasks import vocabulary
+from tasks.text.tokenizer import copy_tokenizer, load_tokenizer, save_tokenizer
+from tasks.text.vocabulary_training import count_words, train
 
 LENGTH, ENTRIES = 24, 60
 TINY = {"layers": 3, "hidden": 32, "heads": 4, "intermediate": 48}
@@ -91,10 +92,10 @@ def logits(bert: Bert, tokens: torch.Tensor) -> torch.Tensor:
 def tokenizer_in(folder: Path, kind: str = "wordpiece") -> int:
     """Put a toy tokenizer there; its number of entries."""
     words = sorted({word for part in (SUBJECTS, VERBS, OBJECTS, ENDS) for words in part for word in words.split()})
-    tokenizer = vocabulary.train(pa.table({"word": words, "count": [40] * len(words)}), 300, kind=kind)
+    tokenizer = train(pa.table({"word": words, "count": [40] * len(words)}), 300, kind=kind)
     with tempfile.TemporaryDirectory() as scratch:
-        vocabulary.save(tokenizer, Path(scratch))
-        vocabulary.copy(Path(scratch), folder, LENGTH)
+        save_tokenizer(tokenizer, Path(scratch))
+        copy_tokenizer(Path(scratch), folder, LENGTH)
     return tokenizer.get_vocab_size()
 
 
@@ -343,7 +344,7 @@ def encodes_alike(folder: Path, given: list[str]) -> None:
     """Assert that transformers' tokenizer and cram's give the same ids; both ways of reading [MASK]."""
     from transformers import AutoTokenizer
 
-    ours = vocabulary.load(folder)
+    ours = load_tokenizer(folder)
     plain = AutoTokenizer.from_pretrained(folder, split_special_tokens=True)
     assert plain(given)["input_ids"] == [one.ids for one in ours.encode_batch(given)]
     pairs = list(itertools.pairwise(given))
@@ -368,8 +369,8 @@ def test_every_kind_of_tokenizer_encodes_real_text_as_cram_does(kind: str, tmp_p
     import pyarrow.parquet as pq
 
     given = pq.read_table(real_data / "glue" / "rte" / "train.parquet")["sentence1"].to_pylist()[:300]
-    tokenizer = vocabulary.train(vocabulary.count_words(given), 1000, kind=kind)
+    tokenizer = train(count_words(given), 1000, kind=kind)
     (tmp_path / "model").mkdir()
-    vocabulary.save(tokenizer, tmp_path)
-    vocabulary.copy(tmp_path, tmp_path / "model", LENGTH)
+    save_tokenizer(tokenizer, tmp_path)
+    copy_tokenizer(tmp_path, tmp_path / "model", LENGTH)
     encodes_alike(tmp_path / "model", given)

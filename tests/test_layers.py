@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STAGES_AND_ABOVE = {"prefect", "tasks", "flows", "transformers", "datasets", "pyarrow", "tqdm"}
+STAGES_AND_ABOVE = {"prefect", "tasks", "flows", "transformers", "datasets", "pandas", "pyarrow", "tqdm"}
 
 
 def imports(file: Path) -> set[str]:
@@ -50,7 +50,7 @@ def run_fresh(code: str) -> str:
 
 
 def test_the_flow_and_the_command_line_do_not_load_torch():
-    heavy = "torch", "transformers", "datasets", "scipy", "sklearn"
+    heavy = "torch", "transformers", "datasets", "pandas", "scipy", "sklearn"
     code = f"import sys, flows.cram, flows.cli.main; print(sorted({set(heavy)} & set(sys.modules)))"
     assert run_fresh(code) == "[]"
 

@@ -9,8 +9,8 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
 from tasks.glue import metrics
-from tasks.glue.data import TASKS
 from tasks.glue.metrics import baseline, bootstrap, confusion, measure, note, official_average, paper_average, score
+from tasks.glue.tasks import TASKS
 
 CLASSIFICATION, REGRESSION = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
 

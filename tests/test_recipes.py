@@ -15,7 +15,7 @@ from flows.cram import cram, planned
 from flows.recipes import DELTAS, RECIPES, STAGES, Override, RecipeName, StageName, resolve, without_empty
 from model import InputError, bert, schedules
 from model.settings import Architecture, Training
-from tasks.glue.data import GLUE
+from tasks.glue.tasks import GLUE
 
 FULL = [name for name in DELTAS if name != "demo" and not name.startswith("pocket")]
 

@@ -21,7 +21,7 @@ from tasks.download import Download, download
 from tasks.filter import Filter
 from tasks.finetune import Finetune, finetune
 from tasks.glue import metrics
-from tasks.glue.data import GLUE, TASKS
+from tasks.glue.tasks import GLUE, TASKS
 from tasks.pretrain import Pretrain, pretrain
 from tasks.report import Report, report
 from tasks.reports import common, data_sections, scores, sections

@@ -9,7 +9,7 @@ import pytest
 
 from model import InputError
 from tasks.glue import submission
-from tasks.glue.data import TASKS
+from tasks.glue.tasks import TASKS
 
 
 def predicted(task: str, split: str) -> np.ndarray:

@@ -143,7 +143,7 @@ def read(artifact: "Artifact") -> dict:
 
 def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
     """All of it as Markdown."""
-    from tasks.glue.data import PROTOCOLS
+    from tasks.glue.tasks import PROTOCOLS
     from tasks.reports.common import picture
     from tasks.reports.markdown import escape, items
 
@@ -325,7 +325,7 @@ def parameters(runs: list[Run]) -> list[str]:
     Of finetuning data it tells digests, of the tasks that all ran.
     """
     from flows.summary import flat
-    from tasks.glue.data import PROTOCOLS
+    from tasks.glue.tasks import PROTOCOLS
     from tasks.reports.markdown import code, table
 
     found = [dict(run.about["params"]) for run in runs]

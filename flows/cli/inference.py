@@ -19,7 +19,7 @@ from tokenizers import Encoding, Tokenizer
 from model import InputError, export, finetuning, machine
 from model.bert import Bert
 from model.quantities import counted
-from tasks.glue.data import TASKS
+from tasks.glue.tasks import TASKS
 from tasks.store import MANIFEST, Artifact, artifacts, elsewhere, find, verify_files
 from tasks.text.tokenizer import MASK, UNK, load_tokenizer
 

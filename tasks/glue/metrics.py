@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from model.quantities import counted
-from tasks.glue.data import TASKS, Task
+from tasks.glue.tasks import TASKS, Task
 
 NAMES = {
     "accuracy": "accuracy",

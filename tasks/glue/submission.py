@@ -13,7 +13,7 @@ import numpy as np
 
 from model import InputError
 from model.quantities import counted
-from tasks.glue.data import TASKS
+from tasks.glue.tasks import TASKS
 
 FILES = {  # by task and split, in the leaderboard's order of tasks
     ("cola", "test"): "CoLA.tsv",

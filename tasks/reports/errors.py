@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from model import InputError
 from model.quantities import counted
 from tasks.glue import metrics
-from tasks.glue.data import Task
+from tasks.glue.tasks import Task
 
 ROUGH = (
     "What a sentence has is found by lists of words and endings, not by a parser, hence roughly; it can have several."

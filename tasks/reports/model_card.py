@@ -10,8 +10,8 @@ from model.layouts import transformers_model, why_not_transformers
 from model.quantities import counted, span
 from model.settings import Architecture
 from tasks.corpus import hub
-from tasks.glue.data import TASKS
 from tasks.glue.metrics import beats, verdict
+from tasks.glue.tasks import TASKS
 from tasks.reports.common import METRICS, WEAK, budget_of, marked, stage_of
 from tasks.reports.data_sections import contamination, contamination_section, funnel_table
 from tasks.reports.markdown import Marked, code, escape, items, table

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from model.quantities import duration
 from model.settings import Finetuning
-from tasks.glue.data import MOST_EPOCHS, TASKS
+from tasks.glue.tasks import MOST_EPOCHS, TASKS
 from tasks.reports.common import settings
 from tasks.reports.data_sections import RULE_WORDS, contamination, removal
 from tasks.reports.markdown import table

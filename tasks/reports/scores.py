@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from model import InputError
 from tasks.glue import metrics
-from tasks.glue.data import GLUE, PROTOCOLS, TASKS
+from tasks.glue.tasks import GLUE, PROTOCOLS, TASKS
 from tasks.store import LINEAGE, Artifact
 
 NAMES = {name: TASKS[name].title for name in (*GLUE, "wnli")}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from model.quantities import counted, duration, span
-from tasks.glue.data import TASKS
+from tasks.glue.tasks import TASKS
 from tasks.reports.common import (
     METRICS,
     ROLES,

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from model import InputError
 from tasks.glue import data as glue
+from tasks.glue.tasks import HUB_GLUE, TASKS
 from tasks.text import words
 
 SENTENCES_AT_ONCE = 1 << 16
@@ -121,22 +122,22 @@ def sentences(paths: list[Path], task: str) -> Iterator[tuple[str, int, list[str
     row = 0
     for path in paths:
         where = f"{task}/{path.name}"
-        table = glue.read_file(path, where)
+        table = glue.read_file(path, where, optional=TASKS[task].columns)
         check_columns(table.schema, task, where)
         for batch in table.to_batches(SENTENCES_AT_ONCE):
-            for name in glue.TASKS[task].columns:
+            for name in TASKS[task].columns:
                 yield name, row, [text or "" for text in batch[name].to_pylist()]
             row += batch.num_rows
 
 
 def check_columns(schema: pa.Schema, task: str, where: str) -> None:
     """Raise InputError unless a file has the sentences of the task."""
-    for name in glue.TASKS[task].columns:
+    for name in TASKS[task].columns:
         kind = schema.field(name).type if name in schema.names else None
         if kind not in (pa.string(), pa.large_string()):
             raise InputError(
                 f"{where} has {'no column ' + name if kind is None else f'{kind} in the column {name}'}; expected text, as in "
-                f"{glue.HUB_GLUE.repository}. Correct it, or leave {task} out of decontaminate.tasks."
+                f"{HUB_GLUE.repository}. Correct it, or leave {task} out of decontaminate.tasks."
             )
 
 
