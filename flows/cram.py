@@ -76,7 +76,7 @@ def cram(
     """Pretrain a BERT-class encoder from scratch within a budget, and score it on GLUE.
 
     Args:
-        recipe: A named set of all parameters. The demo takes minutes; crammed-bert, the paper's, trains for 24 hours.
+        recipe: Name of a recipe. The demo takes minutes; crammed-bert, the paper's recipe, trains for 24 hours.
         override: Changes to the recipe, as {"filter": {"max_tokens_per_char": 0.25}}. Empty fields change nothing.
         until: The last stage to run.
         use: Artifact keys to take in place of running their stages, as {"pretrain": "0123456789ab"}.

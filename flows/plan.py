@@ -221,7 +221,7 @@ class Plan:
 
 
 def failed(problems: list[Exception], runs: int, left_out: int) -> Exception:
-    """One error for all: of those that the user can mend, each sentence once; else the first bug."""
+    """One error for all: the sentences of user errors, each once; or else the first bug."""
     if bugs := [problem for problem in problems if not isinstance(problem, InputError)]:
         return bugs[0]
     if runs == 1:

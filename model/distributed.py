@@ -27,7 +27,7 @@ from model.pretraining import Pretraining
 PROBLEM = "problem.json"  # what ended the run, for the process that started it
 MEETING = "meeting"  # the file through which the processes find each other
 STOP_SECONDS = 300  # in which a stopped run writes its checkpoint
-JOB, TOLD = "job.json", "processes.log"  # what several processes are told, and what they say
+JOB, TOLD = "job.json", "processes.log"  # the input of the processes, and their output
 POLL_SECONDS = 1.0  # between looks at the progress of several processes
 LAST_WORDS_SECONDS = 10.0  # until the other processes are killed when one has ended with an error
 

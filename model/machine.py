@@ -35,7 +35,7 @@ class Machine:
     dtype: torch.dtype  # of matrix products; weights and optimizer stay fp32
     compiles: bool
     micro_batch: int  # at most
-    compiles_always: bool = False  # told to, also where it does not pay
+    compiles_always: bool = False  # by CRAM_COMPILE=1, even where it does not pay off
     probes: bool = False  # the memory decides how large a micro-batch is, up to that
 
     def autocast(self) -> AbstractContextManager:

@@ -98,7 +98,7 @@ class Pretraining:
         self.saved = asdict(self.spent)  # as the last checkpoint has it
         if spent:
             self.load_scaler(spent)
-            log.info("Going on from step %d, %.0f s into the budget.", spent.step, spent.seconds)
+            log.info("Resuming from step %d, %.0f s into the budget.", spent.step, spent.seconds)
         if processes.first:
             cut_metrics(folder, self.spent.step)
         if training.optimizer == "muon" and machine.device.type == "cpu" and not cpu_has_bf16():
@@ -343,7 +343,7 @@ class Pretraining:
         )
         if self.processes.first:
             cut_metrics(self.folder, self.spent.step)
-        log.warning("%s. Going on from step %d, with the data behind it.", problem, restored.step)
+        log.warning("%s. Resuming from step %d after skipping the bad batch.", problem, restored.step)
 
     def evaluate(self, clock: Clock, fraction: float) -> None:
         """Add the held-out loss to the record, off the clock."""

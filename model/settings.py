@@ -1,4 +1,4 @@
-"""What a model and its training can be told, without importing torch. The defaults are the paper's final recipe."""
+"""Settings of the architecture, pretraining and finetuning. The defaults are the paper's final recipe. Does not import torch."""
 
 from typing import Literal
 

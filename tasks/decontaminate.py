@@ -201,7 +201,7 @@ def pass_on(params: Decontaminate, corpus: Artifact, why: str, out: Path) -> dic
     wanted = params.method != "none" and params.data != "probes"
     unreachable = glue.hub_problem() if wanted and params.data == HUB_GLUE.repository else ""
     level = logging.WARNING if wanted else logging.INFO
-    log.log(level, "Not looking for downstream data in the text: %s. %s", why, unreachable)
+    log.log(level, "Skipping decontamination: %s. %s", why, unreachable)
     for part in parts_of(corpus):
         shutil.copyfile(part, out / part.name)
     counts = {name: corpus.stats[name] for name in ("parts", *Tally().counts())}
@@ -219,7 +219,7 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     work.mkdir(exist_ok=True)
     counts, missing = write_index(files, params.words, work), not_at_hand(files, params.tasks)
     if missing:
-        log.warning("Not looked for in the text, since they are not at hand: %s.", ", ".join(missing))
+        log.warning("Skipping tasks whose data is unavailable: %s.", ", ".join(missing))
     jobs = [(part, work, params, list(files), out) for part in found]
     results = over_parts(clean_part, jobs, work / "cleaned", "decontaminate")
     sentences_found = [np.load(work / f"{part.stem}.found.npy") for part in found]

@@ -93,7 +93,7 @@ class Download(Params):
 
     @property
     def limited(self) -> bool:
-        """Is it a subset, of which the end need not even be fetched?"""
+        """Whether a limit applies, so that the end of the source need not be fetched."""
         return bool(self.documents or self.megabytes)
 
     @classmethod
@@ -248,17 +248,17 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        """Has all of it been read?"""
+        """Whether the whole source has been read."""
         return self.shard == len(self.shards)
 
     @property
     def opened(self) -> int:
-        """How many shards were opened."""
+        """The number of shards opened so far."""
         return self.shard + bool(self.records)
 
     @property
     def bytes(self) -> int:
-        """How much of the shards was read, about."""
+        """Approximate number of bytes read so far."""
         inside = 0
         with suppress(ValueError, AttributeError):  # between two files
             inside = self.file.tell()
@@ -387,7 +387,7 @@ class Reading:
 
     @property
     def enough(self) -> bool:
-        """Is a limit reached?"""
+        """Whether a limit is reached."""
         limits = self.params
         return bool(
             (limits.documents and self.count.total() >= limits.documents)

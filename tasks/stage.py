@@ -60,7 +60,7 @@ class Params(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         """Raise InputError for what can be known to be wrong before any stage of a run begins."""
 
     def label(self) -> str:
-        """What tells this run of the stage from others in Prefect's pages, where there are several."""
+        """A suffix for the name of the task run in Prefect, for stages that run several times in one flow run."""
         return ""
 
 

@@ -34,7 +34,7 @@ LINEAGE = "lineage.json"
 log = logging.getLogger(__name__)
 ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()  # bound at import
 MANIFEST, STATS = "stage.json", "stats.json"
-# ends of files that tell of a run: when, how fast
+# suffixes of files that describe the run, such as its date or speed, and not the result
 TELLING = (".md", ".html", ".svg", ".png", STATS, "lineage.json", "metrics.parquet")
 WORK = "work"  # in a draft: what a rerun goes on from; not published, and deleted when all else is
 MACHINE_ERRORS = (

@@ -305,7 +305,7 @@ def test_recipes_are_compared_with_torch_alone_and_an_interrupted_run_goes_on(ba
     stopped = run("recipes.py", *race, tmp_path / "race", "--keep", code=143, STOP_AFTER=place, **bare)
     assert place in stopped.stderr
     rest = run("recipes.py", *race, tmp_path / "race", "--keep")  # with matplotlib
-    assert "Going on from step" in rest.stderr
+    assert "Resuming from step" in rest.stderr
     assert "pocket, seed 0" not in rest.stderr  # it had finished
     assert "pocket-modern, seed 0: 40%" not in rest.stderr
     assert losses(tmp_path / "race") == losses(tmp_path / "at-once")

@@ -1122,7 +1122,7 @@ def test_a_batch_whose_loss_is_no_number_can_be_skipped(tmp_path, monkeypatch, c
     assert skipped["step"] == step
     assert skipped["sequences"][0] == begin
     assert f"At step {step} the loss is nan and the gradient norm nan" in skipped["problem"]
-    assert f"Going on from step {step - 1}, with the data behind it." in caplog.text
+    assert f"Resuming from step {step - 1} after skipping the bad batch." in caplog.text
     lost = skipped["sequences"][1] - begin  # with one step ahead, that one too
     rows = metrics(run.folder)
     assert [row["step"] for row in rows] == list(range(1, spent.step + 1))

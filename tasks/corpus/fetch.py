@@ -245,8 +245,8 @@ def check_kept(source: Source, file: File, path: Path) -> None:
     if partial.exists() and partial.stat().st_size == file.bytes and digest(partial, file.digest) != file.digest:
         partial.unlink()
         raise Tainted(
-            f"{file.name} of {source.repository} was read as it came, and its digest is not the hub's ({file.digest[:12]}…). "
-            "Run again: nothing of it is kept."
+            f"{file.name} of {source.repository}: checksum mismatch (the hub's digest is {file.digest[:12]}…). "
+            "The partial download was discarded. Run again."
         )
 
 

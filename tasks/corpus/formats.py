@@ -159,7 +159,7 @@ def lines(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
 
 
 def numbered(found: Iterator[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
-    """Count from 1, and tell Damage where it is."""
+    """Number the lines from 1, and record the line in a Damage that is raised."""
     number = 0
     try:
         for line in found:

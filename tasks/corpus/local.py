@@ -165,7 +165,7 @@ def local_files(patterns: Iterable[str]) -> dict[str, Path]:
     if ignored:
         some = ", ".join(printable(str(p)) for p in sorted(ignored)[:NAMED]) + ", …" * (len(ignored) > NAMED)
         warn_once(
-            "Files in the directories of download.files that are not read, because of how their names end: "
+            "Ignoring files with unsupported extensions in the directories of download.files: "
             f"{len(ignored):,} ({some})."
         )
     real = functools.cache(os.path.realpath)

@@ -155,7 +155,7 @@ def _correlations(x_RN: np.ndarray, y_RN: np.ndarray) -> np.ndarray:
 
 
 def measure(task: Task, labels: np.ndarray, predictions: np.ndarray, train_labels: np.ndarray) -> dict:
-    """All that is told of predictions: metrics, their intervals, notes, the majority baseline's metrics, confusion.
+    """The report on predictions: metrics, their intervals, notes, the majority baseline's metrics, confusion.
 
     The confusion table has true classes as rows and predicted ones as columns; it is None for a regression.
     """

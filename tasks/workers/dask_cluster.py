@@ -120,7 +120,7 @@ def told(error: Exception, address: str, label: str) -> Exception:
     """An error of the cluster as a sentence; any other as it is."""
     from distributed import KilledWorker
 
-    kept = f"Run again when that is mended; the finished parts of '{label}' are kept."
+    kept = f"Fix this and run again; the finished parts of '{label}' are kept."
     if isinstance(error, KilledWorker):
         return InputError(
             f"A part of '{label}' lost every worker of the Dask cluster that tried it ({error.allowed_failures + 1}), most "
