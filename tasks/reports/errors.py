@@ -94,7 +94,9 @@ class Predictions:
     def of(cls, table: pa.Table, task: Task, split: str) -> "Predictions":
         """From the table of predictions.parquet. Raises InputError for a regression, or a split without labels."""
         if task.classes == 1:
-            raise InputError(f"{task.title} is a regression task; error analysis needs a classification task. Choose another task.")
+            raise InputError(
+                f"{task.title} is a regression task; error analysis needs a classification task. Choose another task."
+            )
         table = table.filter(pc.equal(table["split"], split)).sort_by("row")
         if not len(table) or table["label"].null_count:
             raise InputError(
