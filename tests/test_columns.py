@@ -10,6 +10,7 @@ from conftest import write_jsonl
 
 from model import InputError
 from tasks import download as download_stage
+from tasks.corpus import parts
 from tasks.corpus.parts import Tally, batches, count, documents_at, parts_of, smallest, strings, tables, views, writer
 from tasks.download import Download, download
 from tasks.store import Artifact
@@ -82,5 +83,5 @@ def test_a_part_cut_short_is_damage(made: Artifact, tmp_path: Path):
 
 
 def test_samples_are_those_of_the_smallest_digests_and_the_earlier_of_equal_ones(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parts_of, "SAMPLES", 3)
+    monkeypatch.setattr(parts, "SAMPLES", 3)
     assert smallest([(5, "a"), (3, "b"), (3, "c"), (9, "d"), (4, "e"), (5, "f")]) == [(3, "b"), (4, "e"), (5, "a")]
