@@ -11,9 +11,9 @@ from flows.summary import brief_duration, counts, relative
 from model import InputError
 from model.quantities import counted
 from tasks.report import refuse_older
-from tasks.reports.markdown import printable
 from tasks.stage import Params
 from tasks.store import Artifact, find, refresh, verify
+from tasks.text.printable import printable
 from tasks.workers import finetunes, pool
 
 SEVERAL = "finetune"  # the stage with many runs, that don't wait for each other

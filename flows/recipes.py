@@ -58,9 +58,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 STAGES = tuple(Recipe.model_fields)
-MOVED = {
-    f"filter.{name}": f"measure.{name}" for name in Measure.model_fields
-}  # fields, since documents are measured apart
+# fields that moved when measuring became a stage of its own
+MOVED = {f"filter.{name}": f"measure.{name}" for name in Measure.model_fields}
 StageName = Literal[*STAGES]
 RecipeName = Literal[*DELTAS]  # for Prefect, which refuses other names at submission
 

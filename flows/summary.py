@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model.quantities import counted
-from tasks.reports.markdown import printable
+from tasks.text.printable import printable
 
 SHOWN_TASKS = 3  # of a report without an average
 # what most rows of a table of scores say

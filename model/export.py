@@ -349,9 +349,8 @@ def _load(config: dict, weights: Path) -> Bert | Classifier:
     saved = described(config["cram"])
     finetuned = isinstance(saved, SavedClassifier)
     name = transformers_model(saved.architecture) if not finetuned or saved.head == "native" else None
-    kinds = {"cram": None} | (
-        {name.lower(): name} if name else {}
-    )  # model.hf saves every layout under cram's own names
+    # model.hf saves every layout under cram's own names
+    kinds = {"cram": None} | ({name.lower(): name} if name else {})
     if config.get("model_type") not in kinds:
         raise ValueError(f"{CONFIG} says model_type {config.get('model_type')!r}; expected {' or '.join(kinds)}")
     name = kinds[config["model_type"]]

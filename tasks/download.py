@@ -25,9 +25,9 @@ from model.quantities import counted
 from tasks.corpus import fetch, formats, hub, local, pydocs
 from tasks.corpus.parts import ROW_GROUP_CHARACTERS, Document, Tally, in_order, table, writer
 from tasks.corpus.records import OTHER, Damage, Layout, Loss, source_name
-from tasks.reports.markdown import printable
 from tasks.stage import Params, stage
 from tasks.store import WORK, draft_of, fsync
+from tasks.text.printable import printable
 from tasks.workers import pool
 from tasks.workers.progress import Progress
 

@@ -6,7 +6,7 @@ import pytest
 from conftest import store_of_its_own, toy_tokens
 
 from flows.summary import age, brief_duration, counts, size
-from tasks.reports.markdown import printable
+from tasks.text.printable import printable
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from flows.cli.arguments import check_stages, check_store, say_where_artifacts_g
 from flows.cli.tables import console, laid_out, print_listing, print_rows, print_scores, say, shorten
 from flows.summary import age, brief_duration, counts, flat, relative, size
 from model import InputError
-from tasks.reports.markdown import printable
+from tasks.text.printable import printable
 
 if TYPE_CHECKING:  # importing it imports Prefect, whose settings `main` makes first
     from tasks.store import Artifact

@@ -10,7 +10,7 @@ import typer
 
 from flows.cli.tables import console
 from model import InputError
-from tasks.reports.markdown import printable
+from tasks.text.printable import printable
 
 if TYPE_CHECKING:  # importing it imports Prefect, whose settings the command line makes first
     from tasks.store import Artifact

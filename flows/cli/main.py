@@ -21,7 +21,7 @@ from flows.cli.tables import say
 from flows.services import SERVER
 from model import InputError
 from tasks.home import HOME, STATE
-from tasks.reports.markdown import printable
+from tasks.text.printable import printable
 
 SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the user has set comes first
     "PREFECT_HOME": str(HOME / ".prefect"),

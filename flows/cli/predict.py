@@ -12,7 +12,7 @@ import typer
 
 from flows.summary import age
 from model import InputError
-from tasks.reports.markdown import printable
+from tasks.text.printable import printable
 
 Lines = list[tuple[int, bytes]]  # numbered from 1
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.summary import relative, telling
-from tasks.reports.markdown import printable
+from tasks.text.printable import printable
 
 LINE = 120  # characters of JSON on one line
 ROOM = 40  # characters that ls needs for what differs beside the other columns; with fewer it stands below them

@@ -21,14 +21,9 @@ from tasks.corpus.parts import Document
 from tasks.corpus.records import Damage, Layout, Loss, Reason, broken_in_half, check, source_of
 
 CHUNK = 1 << 15  # bytes of a file read at once
-MORSEL = (
-    1 << 11
-)  # compressed bytes unpacked at once: a zst block of 4 bytes can hold 128 KiB, so this is 64 MiB at most
-EXPECTED = {
-    ".zst": "zstd",
-    ".gz": "gzip",
-    ".parquet": "Parquet",
-}  # the format of files by their suffix; others are plain
+# compressed bytes unpacked at once: a zst block of 4 bytes can hold 128 KiB, so this is 64 MiB at most
+MORSEL = 1 << 11
+EXPECTED = {".zst": "zstd", ".gz": "gzip", ".parquet": "Parquet"}  # by suffix; other files are plain text
 MAGIC = [  # of formats by their first bytes
     (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", "zstd"),
     (rb"\x1f\x8b", "gzip"),
@@ -76,11 +71,8 @@ def unpacked(file: BinaryIO, name: str) -> Iterator[bytes]:
 def _frames(file: BinaryIO, begin: Callable, padding: bytes = b"") -> Iterator[bytes]:
     """The bytes of frames of zstd, or members of gzip. `begin` makes a decompressor of one; `padding` may follow each."""
     # zstandard's stream_reader takes a truncated file for a whole one, so the end of each frame is checked here
-    frame, given, checked = (
-        begin(),
-        0,
-        0,
-    )  # an empty file has no end of a frame either; bytes unpacked, and of whole frames
+    # `given`: bytes unpacked; `checked`: those of whole frames. An empty file has no end of a frame either
+    frame, given, checked = begin(), 0, 0
     try:
         while chunk := file.read(CHUNK):
             for start in range(0, len(chunk), MORSEL):

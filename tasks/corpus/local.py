@@ -12,7 +12,7 @@ from pathlib import Path
 
 from model import InputError
 from tasks import store
-from tasks.reports.markdown import printable
+from tasks.text.printable import printable
 
 JSON_LINES = (".jsonl", ".json", ".jsonl.zst", ".json.zst", ".jsonl.gz", ".json.gz")
 SUFFIXES = (*JSON_LINES, ".parquet", ".txt")

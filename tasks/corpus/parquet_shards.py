@@ -9,18 +9,17 @@ import pyarrow.parquet as pq
 from model import InputError
 from tasks.corpus.parts import Document
 from tasks.corpus.records import LONGEST_NAME, Damage, Layout, Loss, check, exceeds, source_of
-from tasks.reports.markdown import printable
+from tasks.text.printable import printable
 
 ROWS = 64  # of a Parquet file read at once, at most
-UNPACKED = (
-    1 << 28
-)  # bytes that the values of these may take: a dictionary holds a value once, however many rows have it
+# bytes that the values of so many rows may take: a dictionary holds a value once, however many rows have it
+UNPACKED = 1 << 28
 NAMES = 1 << 24  # bytes of the names of sources in a row group, besides LONGEST_NAME a row
 PARQUET = {
     "page_checksum_verification": True,
     "buffer_size": 1 << 20,
-    "pre_buffer": False,
-}  # never all of a file in memory
+    "pre_buffer": False,  # else it may hold all of a file in memory
+}
 
 
 def read_parquet(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | Loss]:

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from tasks.reports.markdown import printable
+from tasks.text.printable import printable
 
 LONGEST_NAME, OTHER = 256, "other"  # characters of a source's name; what longer ones become
 

@@ -78,9 +78,8 @@ def _drawing(path: Path, height: float = 3.2) -> Iterator["Figure"]:
         yield figure
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     named = text.getvalue().replace(INK, "currentColor")
-    path.write_text(
-        re.sub(r' id="[\w.]+_\d+"', "", named)
-    )  # of groups: on a page with several pictures they would stand twice
+    # ids of groups would stand twice on a page with several pictures
+    path.write_text(re.sub(r' id="[\w.]+_\d+"', "", named))
 
 
 def thinned(values: np.ndarray, points: int = POINTS) -> np.ndarray:

@@ -85,9 +85,8 @@ class Encoder:
             places = self.known(found.different)
             counts = self.lengths[places][found.indices]
             word_ends = np.cumsum(counts, dtype=np.int64)
-            shift = self.starts[places][found.indices] - (
-                word_ends - counts
-            )  # from a token's place here to that in self.ids
+            # from a token's place here to its place in self.ids
+            shift = self.starts[places][found.indices] - (word_ends - counts)
             ids.append(self.ids[np.repeat(shift, counts) + np.arange(len(shift) and word_ends[-1])])
             ends.append(np.append(0, word_ends)[found.ends][last] + before)
             before += len(ids[-1])

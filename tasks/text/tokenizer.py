@@ -16,9 +16,8 @@ FILES = ("tokenizer.json", "tokenizer_config.json")
 # what the normaliser leaves, but for white space: printable ASCII without capitals
 ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.ascii_uppercase))
 LONGEST_WORD = 100  # characters; WordPiece makes a longer one [UNK], as in BERT, and none is trained on
-LONGEST_DIVIDED = (
-    100_000  # BPE and Unigram divide longer ones too, but in a hundred times their memory: they are not given them
-)
+# characters; BPE and Unigram divide longer words too, but in a hundred times their memory: they are not given them
+LONGEST_DIVIDED = 100_000
 UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # a word that no vocabulary here has
 WORD_START = "▁"  # what Unigram marks the beginning of a word with, as SentencePiece does
 

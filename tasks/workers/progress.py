@@ -23,11 +23,8 @@ SECONDS_BETWEEN_TRIES = 10  # while the server does not answer
 SECONDS_AT_THE_END = 10  # that a run waits at most for what was not sent yet
 LOG_RECORDS = 10_000  # kept while the server does not answer, the newest
 LOG_BATCH = 200  # records in one request
-TRY_AGAIN = (
-    403,
-    408,
-    429,
-)  # statuses, as all from SERVER_ERROR on; 403 is an outdated CSRF token, replaced for the next request
+# statuses, besides all from SERVER_ERROR on; 403 is an outdated CSRF token, replaced for the next request
+TRY_AGAIN = (403, 408, 429)
 SERVER_ERROR = 500
 log = logging.getLogger(__name__)
 

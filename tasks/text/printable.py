@@ -1,0 +1,14 @@
+"""Text that is safe to print, whatever file it comes from."""
+
+import re
+
+# C0, DEL, C1, line and paragraph separators, bidirectional overrides, and halves of surrogate pairs, which no stream takes
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: object, lines: bool = False) -> str:
+    r"""The text with control characters as \uXXXX, so that a file's contents can't control the terminal.
+
+    `lines`: keep line feeds.
+    """
+    return CONTROL.sub(lambda found: found[0] if lines and found[0] == "\n" else f"\\u{ord(found[0]):04x}", str(text))
