@@ -326,6 +326,25 @@ def train(
     return outcome, scores, settings.head, where
 
 
+def score(params: FinetuneRun, given: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[str, dict]:
+    """Write predictions.parquet; the metrics of each validation split. `raw`: scores (examples, classes) by split."""
+    task, validation, tables = TASKS[params.task], {}, []
+    for split, scores in raw.items():
+        table, labels = given.data.tables[split], given.examples[split].labels
+        predicted = scores[:, 0] if task.classes == 1 else scores.argmax(axis=1)
+        if split in task.validation:
+            about = metrics.measure(task, labels, predicted, given.examples["train"].labels)
+            validation[split] = {"examples": len(labels), "official_examples": task.validation[split]} | about
+        rows = {"split": [split] * len(labels), "row": range(len(labels))}
+        rows |= {name: table[name] for name in task.columns}
+        kind = table.schema.field(LABEL).type
+        rows["label"] = table[LABEL] if split in task.validation else pa.nulls(len(labels), kind)
+        tables.append(pa.table(rows | {"prediction": predicted, "scores": list(scores)}))
+    pq.write_table(pa.concat_tables(tables), out / "predictions.parquet")
+    (out / "scores.json").write_text(json.dumps(validation, indent=2) + "\n")
+    return validation
+
+
 @stage(version=5, varies=True)
 def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the model on its validation data."""
@@ -337,29 +356,12 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     with encoding:
         about = json.dumps(params.identity()["data"], sort_keys=True)
         given = _inputs(about, params.data, params.task, params.test, params.max_tokens, start)
-    label = f"finetune {params.label()}"
-    outcome, raw, head, where = finetunes.run(
-        train, (params, start.path, given.examples, out), params.examples(), label
-    )
-    validation, tables = {}, []
-    for split, scores in raw.items():
-        table, labels = given.data.tables[split], given.examples[split].labels
-        predicted = scores[:, 0] if task.classes == 1 else scores.argmax(axis=1)
-        if split in task.validation:
-            about = metrics.measure(task, labels, predicted, given.examples["train"].labels)
-            validation[split] = {"examples": len(labels), "official_examples": task.validation[split]} | about
-        rows = {"split": [split] * len(labels), "row": range(len(labels))}
-        rows |= {name: table[name] for name in task.columns}
-        rows["label"] = (
-            table[LABEL] if split in task.validation else pa.nulls(len(labels), table.schema.field(LABEL).type)
-        )
-        tables.append(pa.table(rows | {"prediction": predicted, "scores": list(scores)}))
-    pq.write_table(pa.concat_tables(tables), out / "predictions.parquet")
-    (out / "scores.json").write_text(json.dumps(validation, indent=2) + "\n")
+    work = params, start.path, given.examples, out
+    outcome, raw, head, where = finetunes.run(train, work, params.examples(), f"finetune {params.label()}")
+    validation, data = score(params, given, raw, out), given.data
     led_here = json.loads((start.path / LINEAGE).read_text())
     led_here |= {start.name: {k: v for k, v in start.manifest.items() if k != "files"}}
     (out / LINEAGE).write_text(json.dumps(led_here, indent=2) + "\n")
-    notes = given.data
     stats = {
         "task": params.task,
         "seed": params.seed,
@@ -376,8 +378,8 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         "examples_per_second": round(outcome.examples_per_second, 1),
         "chosen_epoch": outcome.chosen_epoch,
         "epochs": outcome.epochs,
-        "data": {"left_out": notes.left_out, "shared": notes.shared, "duplicates": notes.duplicates, "cut": given.cut,
-                 "notes": notes.notes},
+        "data": {"left_out": data.left_out, "shared": data.shared, "duplicates": data.duplicates, "cut": given.cut,
+                 "notes": data.notes},
         "validation": validation,
     }  # fmt: skip
     if params.keep:

@@ -247,8 +247,7 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
     joined = gather([work / f"{part.stem}.npy" for part in found], params.length, work / JOINED)
     if not len(joined):
         raise InputError(
-            f"The corpus gives {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. Give "
-            "more text "
+            f"The corpus gives {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. Give more text "
             "(download), or a looser filter."
         )
     kept = joined

@@ -11,13 +11,17 @@ from model.quantities import counted, span
 from model.settings import Architecture
 from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict
-from tasks.glue.tasks import TASKS
+from tasks.glue.tasks import TASKS, Task
 from tasks.reports.common import METRICS, WEAK, budget_of, marked, stage_of
 from tasks.reports.data_sections import contamination, contamination_section, funnel_table
 from tasks.reports.markdown import Marked, code, escape, items, table
 from tasks.reports.training_sections import budget_section
 
 LONG = 100  # characters of a list in a table
+FINETUNING = (  # settings that a card shows
+    "epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "dropout", "max_tokens", "choose", "batches",
+    "seed",
+)  # fmt: skip
 PAPER = "https://arxiv.org/abs/2212.14034"
 
 
@@ -198,6 +202,47 @@ def label_section(params: dict, stats: dict, architecture: Architecture) -> list
     ]
 
 
+def validation_section(task: Task, stats: dict) -> list[str]:
+    """The scores of a finetuned model, with what to know about them."""
+    lines = [
+        [escape(split), METRICS[metric], marked(f"{value:.1f}", False, beats(about, metric)),
+         span(*about["intervals"][metric]),
+         float(about["majority"][metric]), f"{about['examples']:,} of {about['official_examples']:,}"
+         if about["official_examples"] else f"{about['examples']:,}"]
+        for split, about in stats["validation"].items() for metric, value in about["metrics"].items()
+    ]  # fmt: skip
+    notes = [note for about in stats["validation"].values() for note in about["notes"]] + stats["data"]["notes"]
+    if not all(beats(about, metric) for about in stats["validation"].values() for metric in about["metrics"]):
+        notes = [f"{WEAK} {verdict(task).capitalize()}.", *notes]
+    return [
+        "## Scores",
+        table(["split", "metric", "score", "95 % interval", "majority", "examples"], lines),
+        "Times 100, of this one seed; the interval is a bootstrap over the examples.",
+        *([items(map(escape, notes))] if notes else []),
+    ]
+
+
+def making_section(params: dict, stats: dict, lineage: dict[str, dict]) -> list[str]:
+    """What a finetuned model was begun from, what it was trained on, and its settings."""
+    begun = "random weights, without pretraining" if not params["pretrained"] else (
+        "a model of this pretraining that was finetuned on MNLI" if params["start"] == "mnli" else "the pretrained model"
+    )  # fmt: skip
+    settings = {name: params[name] for name in FINETUNING} | {"head": stats["head"]}
+    official = stats["official_train_examples"]
+    used = counted(stats["train_examples"], "training example")
+    trained = f"{stats['train_examples']:,} of {official:,} training examples" if official else used
+    trained += f", of which {params['share']:.0%} were used" if params["share"] < 1 else ""
+    rows = [[code(name), Marked(value) if isinstance(value, str) else f"{value:g}"] for name, value in settings.items()]
+    return [
+        "## How it was made",
+        f"From {begun}, on {trained}, {counted(stats['steps'], 'step')}; epoch {stats['chosen_epoch']} of "
+        f"{params['epochs']} is the one kept.",
+        table(["setting", "value"], rows),
+        "What the encoder was pretrained on, and how:",
+        items([Marked(f"`{name}`") for name in lineage]),
+    ]
+
+
 def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
     """The card of a finetuned model.
 
@@ -207,33 +252,12 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
 
     task, pretrained = TASKS[params["task"]], stage_of(lineage, "pretrain")
     architecture = Architecture(**pretrained["params"]["architecture"])
-    model, data = export.transformers_classifier(architecture, stats["head"]), params["data"]
-    hub_data = data.get("repository")
+    model, hub_data = export.transformers_classifier(architecture, stats["head"]), params["data"].get("repository")
     fields = {
         "library_name": "transformers" if model else "cram",
         "pipeline_tag": "text-classification",
         "tags": ["cram", params["task"], "pretrained-from-scratch" if params["pretrained"] else "not-pretrained"],
     } | ({"datasets": [hub_data]} if hub_data else {})
-    lines = [
-        [escape(split), METRICS[metric], marked(f"{value:.1f}", False, beats(about, metric)),
-         span(*about["intervals"][metric]),
-         float(about["majority"][metric]), f"{about['examples']:,} of {about['official_examples']:,}"
-         if about["official_examples"] else f"{about['examples']:,}"]
-        for split, about in stats["validation"].items() for metric, value in about["metrics"].items()
-    ]  # fmt: skip
-    told = [note for about in stats["validation"].values() for note in about["notes"]] + stats["data"]["notes"]
-    if not all(beats(about, metric) for about in stats["validation"].values() for metric in about["metrics"]):
-        told = [f"{WEAK} {verdict(task).capitalize()}.", *told]
-    begun = "random weights, without pretraining" if not params["pretrained"] else (
-        "a model of this pretraining that was finetuned on MNLI" if params["start"] == "mnli" else "the pretrained model"
-    )  # fmt: skip
-    settings = {k: params[k] for k in ("epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "dropout",
-                                       "max_tokens", "choose", "batches", "seed")}  # fmt: skip
-    settings |= {"head": stats["head"]}
-    official = stats["official_train_examples"]
-    used = counted(stats["train_examples"], "training example")
-    trained = f"{stats['train_examples']:,} of {official:,} training examples" if official else used
-    trained += f", of which {params['share']:.0%} were used" if params["share"] < 1 else ""
     names = ", ".join(f"{i}: {escape(name)}" for i, name in enumerate(task.labels)) or "one number, from 0 to 5"
     sections = [
         header(fields),
@@ -241,17 +265,8 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
         f"An encoder of {pretrained['stats']['parameters'] / 1e6:,.1f} million parameters that cram made from scratch and then "
         f"finetuned on {task.title}, by its protocol `{params['protocol']}`. Labels: {names}.",
         *label_section(params, stats, architecture),
-        "## Scores",
-        table(["split", "metric", "score", "95 % interval", "majority", "examples"], lines),
-        "Times 100, of this one seed; the interval is a bootstrap over the examples.",
-        *([items([escape(note) for note in told])] if told else []),
-        "## How it was made",
-        f"From {begun}, on {trained}, {counted(stats['steps'], 'step')}; epoch {stats['chosen_epoch']} of "
-        f"{params['epochs']} is the one kept.",
-        table(["setting", "value"], [[code(name), Marked(value)] if isinstance(value, str) else [code(name), f"{value:g}"]
-                                     for name, value in settings.items()]),
-        "What the encoder was pretrained on, and how:",
-        items([Marked(f"`{name}`") for name in lineage]),
+        *validation_section(task, stats),
+        *making_section(params, stats, lineage),
         "## Limits",
         items([
             f"It was made for {task.title}'s kind of text and question; inputs beyond {params['max_tokens']} tokens were cut.",

@@ -134,55 +134,60 @@ def is_partial(task: str, sizes: Iterable[Sequence[int]]) -> bool:
     return task in NAMES and any(have != official for have, official in sizes)
 
 
+def spreads(of_split: list[dict], median: dict) -> dict[str, dict]:
+    """The median and the range of each metric over seeds, with the interval of the run that has the median."""
+    found = {}
+    for metric, interval in median["intervals"].items():
+        values = [one["metrics"][metric] for one in of_split]
+        found[metric] = {
+            "median": round(statistics.median(values), 2),
+            "range": [min(values), max(values)],
+            "interval": interval,
+        }
+    return found
+
+
+def score_row(group: tuple, members: list[Artifact], split: str) -> dict:
+    """The number of one split: `members` are the seeds' runs of a `group` of `groups`."""
+    protocol, pretrained, share, task = group
+    stats, median = [run.stats for run in members], middle(members, split)
+    first, about = stats[0], median.stats["validation"][split]
+    of_split = [one["validation"][split] for one in stats]
+    metric, spread = first["metric"], spreads(of_split, about)
+    sizes = {
+        "train": [present(first), first["official_train_examples"]],
+        "validation": [about["examples"], about["official_examples"]],
+    }
+    return {
+        "protocol": protocol,
+        "pretrained": pretrained,
+        "share": share,
+        "task": task,
+        "split": split,
+        "column": column(task, split),
+        "metric": metric,
+        "score": spread[metric]["median"],
+        "by_seed": {str(one["seed"]): of["metrics"][metric] for one, of in zip(stats, of_split, strict=True)},
+        "metrics": spread,
+        "majority": about["majority"],
+        "beats_majority": metrics.beats(about, metric),
+        "seeds": len(members),
+        "examples": sizes,
+        "partial": is_partial(task, sizes.values()),
+        "notes": sorted({note for one in of_split for note in one["notes"]}),
+        "data_notes": list(dict.fromkeys(note for one in stats for note in one["data"]["notes"])),
+        "cut": max(one["data"]["cut"].get(split, 0) for one in stats),
+        "confusion": about["confusion"],
+        "median_run": median.name,
+        "data": _digest(scored_on(members[0])),
+    }
+
+
 def gather(found: dict[tuple, list[Artifact]]) -> list[dict]:
     """A row for each number of the tables: the median over seeds, its range, and what it was measured on."""
-    rows = []
-    for (protocol, pretrained, share, task), members in found.items():
-        stats = [run.stats for run in members]
-        for split in stats[0]["validation"]:
-            of_split = [one["validation"][split] for one in stats]
-            median = middle(members, split)
-            about, first = median.stats["validation"][split], stats[0]
-            spread = {}
-            for metric, interval in about["intervals"].items():
-                values = [one["metrics"][metric] for one in of_split]
-                spread[metric] = {
-                    "median": round(statistics.median(values), 2),
-                    "range": [min(values), max(values)],
-                    "interval": interval,
-                }
-            sizes = {
-                "train": [present(first), first["official_train_examples"]],
-                "validation": [about["examples"], about["official_examples"]],
-            }
-            rows.append(
-                {
-                    "protocol": protocol,
-                    "pretrained": pretrained,
-                    "share": share,
-                    "task": task,
-                    "split": split,
-                    "column": column(task, split),
-                    "metric": first["metric"],
-                    "score": spread[first["metric"]]["median"],
-                    "by_seed": {
-                        str(one["seed"]): given["metrics"][first["metric"]]
-                        for one, given in zip(stats, of_split, strict=True)
-                    },
-                    "metrics": spread,
-                    "majority": about["majority"],
-                    "beats_majority": metrics.beats(about, first["metric"]),
-                    "seeds": len(members),
-                    "examples": sizes,
-                    "partial": is_partial(task, sizes.values()),
-                    "notes": sorted({note for one in of_split for note in one["notes"]}),
-                    "data_notes": list(dict.fromkeys(note for one in stats for note in one["data"]["notes"])),
-                    "cut": max(one["data"]["cut"].get(split, 0) for one in stats),
-                    "confusion": about["confusion"],
-                    "median_run": median.name,
-                    "data": _digest(scored_on(members[0])),
-                }
-            )
+    rows = [
+        score_row(group, members, split) for group, members in found.items() for split in members[0].stats["validation"]
+    ]
     return sorted(
         rows, key=lambda row: (PROTOCOLS.index(row["protocol"]), not row["pretrained"], -row["share"], _place(row))
     )

@@ -1,6 +1,6 @@
 """Sections of reports and cards, as Markdown: what manifests say, in tables and sentences."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from model.quantities import counted, duration, span
 from tasks.glue.tasks import TASKS
@@ -26,6 +26,7 @@ from tasks.reports.scores import (
     COLUMNS,
     NAMES,
     PUBLISHED,
+    Published,
     average_by_seed,
     averages,
     chosen,
@@ -82,36 +83,41 @@ def head(title: str, rows: list[dict], pretrained: dict, asked: dict) -> list[st
     ]
 
 
-def glue_section(
-    rows: list[dict], title: str, protocol: str, params: list[dict], pictures: Iterable[str] = ()
-) -> list[str]:
-    """The table of one protocol: ours, the simple baselines, and the published rows; then each score by itself.
-
-    `params`: of the protocol's runs on all of the training data.
-    """
-    lines, ours = [], {pretrained: chosen(rows, protocol, pretrained) for pretrained in (True, False)}
-    own = ours[True] or ours[False]
-    if not own:
-        return []
-    for pretrained, some in ours.items():
-        if some:
+def score_lines(title: str, ours: dict[bool, list[dict]], published: Sequence[Published]) -> list[list]:
+    """The rows of a protocol's table: our runs, pretrained and not; the majority baseline; published models."""
+    lines = []
+    for pretrained, rows in ours.items():
+        if rows:
             name = escape(title) if pretrained else Marked(f"{escape(title)}, no pretraining")
-            scores = {
-                row["column"]: marked(f"{row['score']:.1f}", row["partial"], row["beats_majority"]) for row in some
-            }
-            mean = averages(some)
-            of_own = [scores.get(c) for c in COLUMNS]
-            lines.append([Marked(f"**{name}** (this run)"), mean["paper"], mean["official"], *of_own])
-    simple = {row["column"]: marked(f"{row['majority'][row['metric']]:.1f}", row["partial"]) for row in own}
+            scores = {r["column"]: marked(f"{r['score']:.1f}", r["partial"], r["beats_majority"]) for r in rows}
+            mean = averages(rows)
+            own = [scores.get(c) for c in COLUMNS]
+            lines.append([Marked(f"**{name}** (this run)"), mean["paper"], mean["official"], *own])
+    simple = {
+        row["column"]: marked(f"{row['majority'][row['metric']]:.1f}", row["partial"])
+        for row in ours[True] or ours[False]
+    }
     lines.append(["majority class or mean (this data)", None, None, *(simple.get(c) for c in COLUMNS)])
-    sources = list(dict.fromkeys(row.source for row in PUBLISHED[protocol]))
-    for row in PUBLISHED[protocol]:
+    sources = sources_of(published)
+    for row in published:
         name = Marked(f"*{escape(row.model)}* (published \\[{sources.index(row.source) + 1}\\])")
         means = (row.average, None) if row.numbers == len(COLUMNS) else (None, f"{row.average:.1f} (of {row.numbers})")
         lines.append([name, *means, *(row.scores.get(c) for c in COLUMNS)])
+    return lines
+
+
+def sources_of(published: Sequence[Published]) -> list[str]:
+    """The different sources of published rows, in their order."""
+    return list(dict.fromkeys(row.source for row in published))
+
+
+def score_notes(ours: dict[bool, list[dict]], published: Sequence[Published]) -> list[str]:
+    """What to know about a protocol's table: weak scores, sources, averages, what is missing or partial."""
+    own = ours[True] or ours[False]
     notes = weak_notes(ours[True])
     notes += [f"{note[:-1]} (no pretraining)." for note in weak_notes(ours[False])]
-    notes += [f"Sources of the published rows: {'; '.join(f'[{i + 1}] {source}' for i, source in enumerate(sources))}."]
+    numbered = (f"[{i}] {source}" for i, source in enumerate(sources_of(published), 1))
+    notes += [f"Sources of the published rows: {'; '.join(numbered)}."]
     notes += [
         "*Average* is the paper's: the mean of these nine numbers, in which MNLI counts twice. *GLUE's own* is the official one: "
         "the mean of eight tasks, each the mean of its metrics."
@@ -129,16 +135,27 @@ def glue_section(
         what += [f"{', '.join(partial)} {'are' if len(partial) > 1 else 'is'} on partial data"] if partial else []
         notes.append(f"No average of ours: it needs all nine numbers, and {' and '.join(what)}.")
     notes += partial_notes(own)
-    notes += [f"WNLI, which enters no average: {row['score']:.1f}." for row in own if row["task"] == "wnli"]
-    header = ["model", "average", "GLUE's own", *COLUMNS]
-    shown = [picture("scores.svg", "Our scores beside published ones")] if "scores.svg" in pictures else []
+    return [*notes, *(f"WNLI, which enters no average: {row['score']:.1f}." for row in own if row["task"] == "wnli")]
+
+
+def glue_section(
+    rows: list[dict], title: str, protocol: str, params: list[dict], pictures: Iterable[str] = ()
+) -> list[str]:
+    """The table of one protocol: ours, the simple baselines, and the published rows; then each score by itself.
+
+    `params`: of the protocol's runs on all of the training data.
+    """
+    ours = {pretrained: chosen(rows, protocol, pretrained) for pretrained in (True, False)}
+    if not (ours[True] or ours[False]):
+        return []
+    shown = "scores.svg" in pictures and protocol == "cramming"
     return [
         f"## {TITLES[protocol]}",
         protocol_words(protocol, params),
-        table(header, lines),
-        *(shown if protocol == "cramming" else []),
+        table(["model", "average", "GLUE's own", *COLUMNS], score_lines(title, ours, PUBLISHED[protocol])),
+        *([picture("scores.svg", "Our scores beside published ones")] if shown else []),
         ROLES[protocol],
-        *map(escaped_note, notes),
+        *map(escaped_note, score_notes(ours, PUBLISHED[protocol])),
         *detail_section([*ours[True], *ours[False]]),
         *settings_section(settings([run for run in params if run["task"] in NAMES])),
     ]
