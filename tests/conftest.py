@@ -5,12 +5,18 @@ import json
 import os
 import random
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+# A shell's background job ignores Ctrl-C, and one under nohup the end of its terminal; so would every process that a test starts.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 SCRATCH = tempfile.mkdtemp(prefix="cram-tests-")
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)

@@ -1110,7 +1110,9 @@ def test_what_is_not_read_of_a_directory_is_told_once(data: Path, caplog: pytest
     for _ in range(2):
         assert list(local.local_files([str(data), f"{data}/deep/../*.jsonl"])) == ["a.jsonl"]
     [told] = caplog.messages
-    assert re.search(rf"not read, .*: 5 \({data}/b\.csv, {data}/c\.jsonl\.bak, {data}/deep/d\.md, …\)", told)
+    assert re.search(
+        rf"unsupported extensions .*: 5 \({data}/b\.csv, {data}/c\.jsonl\.bak, {data}/deep/d\.md, …\)", told
+    )
 
 
 @pytest.mark.parametrize("method", ["stat", "open"])
