@@ -142,6 +142,7 @@ class Found(NamedTuple):
     name: str  # of the pretrained artifact
     pretrained: dict  # its manifest
     lineage: dict[str, dict]
+    groups: dict[tuple, list[Artifact]]  # the finetuning runs, of all seeds together
     manifests: list[dict]  # of the finetuning runs
     rows: list[dict]  # a score each
     asked: dict[str, list[dict]]  # params of the finetuning runs, by protocol
@@ -162,6 +163,7 @@ def gathered(runs: list[Artifact]) -> Found:
         name=name,
         pretrained=pretrained,
         lineage=lineage,
+        groups=grouped,
         manifests=manifests,
         rows=rows,
         asked=finetuned(manifests),
@@ -252,7 +254,7 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the report as a page, as Markdown and as JSON, with its plots, the model card and files for the leaderboard."""
     found, names = gathered(runs), [run.name for run in runs]
     pictures = draw(found.rows, found.curve, found.lineage, found.pretrained, found.steps, out)
-    submitted = for_leaderboard(groups(runs), out)
+    submitted = for_leaderboard(found.groups, out)
     told = [{"name": name, **about} for name, about in zip(names, found.manifests, strict=True)]
     markdown = "\n\n".join(page_sections(params.title, found, pictures, submitted, told)) + "\n"
     (out / "report.md").write_text(markdown)

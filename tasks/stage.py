@@ -129,7 +129,8 @@ class Stage:
 
     def is_made(self, *args, **kwargs) -> bool:
         """Whether that artifact is complete and was made from the inputs as they are now."""
-        return is_made(self.target(*args, **kwargs), inputs_of(self.bind(*args, **kwargs)))
+        arguments = self.bind(*args, **kwargs)
+        return is_made(self.planned(arguments)[0], inputs_of(arguments))
 
     def run(self, *args, **kwargs) -> Artifact:
         """The artifact for these arguments; it is made if it is absent."""

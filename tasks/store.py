@@ -31,11 +31,10 @@ from tasks.home import HOME
 SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
 HELDOUT_DOCUMENTS = "heldout_documents.npy"
 LINEAGE = "lineage.json"
-log = logging.getLogger(__name__)
 ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()  # bound at import
 MANIFEST, STATS = "stage.json", "stats.json"
 # suffixes of files that describe the run, such as its date or speed, and not the result
-TELLING = (".md", ".html", ".svg", ".png", STATS, "lineage.json", "metrics.parquet")
+TELLING = (".md", ".html", ".svg", ".png", STATS, LINEAGE, "metrics.parquet")
 WORK = "work"  # in a draft: what a rerun goes on from; not published, and deleted when all else is
 MACHINE_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOLCK,
@@ -44,6 +43,7 @@ RESUMING: set[str] = set()  # names of the stages that go on from a draft
 SETTLED = 2_000_000_000  # ns; a file that changed less long ago may change again without a new time stamp
 known_digests: dict[tuple[int, int, int, int], str] = {}  # of unchanged files, by device, inode, size and change time
 hashing = threading.Lock()  # stages that run in several threads read a common input once
+log = logging.getLogger(__name__)
 
 
 class Artifact(BaseModel, frozen=True):

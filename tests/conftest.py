@@ -63,6 +63,20 @@ def write_jsonl(path: Path, texts: list, source: str = "toy") -> Path:
     return path
 
 
+def tiny_override(shard: Path, heldout_fraction: float = 0.3, **pretrain: object) -> dict:
+    """An override that makes the demo recipe a matter of seconds, on the text of one shard; `pretrain`: its budget and unit."""
+    layout = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 96}
+    return {
+        "download": {"source": "files", "files": [str(shard)], "megabytes": 0},
+        "measure": {"vocabulary_entries": 400},
+        "filter": {"max_tokens_per_char": 0.5},
+        "vocabulary": {"entries": 400},
+        "tokenize": {"length": 32, "heldout_fraction": heldout_fraction},
+        "pretrain": {"architecture": layout, "batch_size": 8, **pretrain},
+        "finetune": {"tasks": ["neighbours"], "epochs": 1, "max_tokens": 32, "baseline": False},
+    }
+
+
 @contextmanager
 def store_of_its_own(folder: Path) -> Iterator[None]:
     """For the fixtures of a module: `store` is that of a test."""

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from itertools import pairwise
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import filtered, write_jsonl
+from conftest import filtered, tiny_override, write_jsonl
 from safetensors import safe_open
 from typer.testing import CliRunner
 
@@ -65,36 +65,29 @@ def env(tmp_path: Path) -> dict[str, str]:
     return new_user(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def after_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of a user who has run `cram up`. It takes seconds, so the tests share it until the last ends it."""
-    env = new_user(tmp_path_factory.mktemp("user"))
+@contextmanager
+def user_after_up(folder: Path) -> Iterator[tuple[dict[str, str], str]]:
+    """The environment of a user who has run `cram up`, and what that printed; ends with `cram down`."""
+    env = new_user(folder)
     up = cram(env, "up")
     try:
         assert up.returncode == 0, up.stderr + up.stdout
-        yield env
+        yield env, up.stdout
     finally:
         cram(env, "down")
+
+
+@pytest.fixture(scope="module")
+def after_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a user who has run `cram up`. It takes seconds, so the tests share it until the last ends it."""
+    with user_after_up(tmp_path_factory.mktemp("user")) as (env, _):
+        yield env
 
 
 def tiny(tmp_path: Path, texts: list[str], seconds: float = 2) -> str:
     """The demo recipe on toy text, with so many seconds of pretraining."""
     shard = write_jsonl(tmp_path / "toy.jsonl", texts)
-    return json.dumps(
-        {
-            "download": {"source": "files", "files": [str(shard)], "megabytes": 0},
-            "measure": {"vocabulary_entries": 400},
-            "filter": {"max_tokens_per_char": 0.5},
-            "vocabulary": {"entries": 400},
-            "tokenize": {"length": 32, "heldout_fraction": 0.3},
-            "pretrain": {
-                "architecture": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 96},
-                "budget": seconds / 3600,
-                "batch_size": 8,
-            },
-            "finetune": {"tasks": ["neighbours"], "epochs": 1, "max_tokens": 32, "baseline": False},
-        }
-    )
+    return json.dumps(tiny_override(shard, budget=seconds / 3600))
 
 
 def override(**stages: dict) -> str:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import write_jsonl
+from conftest import tiny_override, write_jsonl
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.testing.utilities import prefect_test_harness
@@ -33,20 +33,9 @@ def _server():
 def tiny(tmp_path_factory, toy_texts: list[str]) -> dict:
     """An override that makes the demo recipe a matter of seconds."""
     shard = write_jsonl(tmp_path_factory.mktemp("text") / "toy.jsonl", toy_texts)
-    return {
-        "download": {"source": "files", "files": [str(shard)], "megabytes": 0, "part_megabytes": 0.03},
-        "measure": {"vocabulary_entries": 400},
-        "filter": {"max_tokens_per_char": 0.5},
-        "vocabulary": {"entries": 400},
-        "tokenize": {"length": 32, "heldout_fraction": 0.3},
-        "pretrain": {
-            "architecture": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 96},
-            "budget": 20_000,
-            "budget_unit": "tokens",
-            "batch_size": 8,
-        },
-        "finetune": {"tasks": ["neighbours"], "epochs": 1, "max_tokens": 32, "baseline": False},
-    }
+    override = tiny_override(shard, budget=20_000, budget_unit="tokens")
+    override["download"]["part_megabytes"] = 0.03
+    return override
 
 
 def run(override: dict, **parameters) -> tuple[dict[str, str], str]:

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import pytest
 from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
-from test_cli import HOME, cram, new_user, tiny
+from test_cli import HOME, cram, tiny, user_after_up
 from websockets.sync.client import connect
 
 from flows import flow_runs, services
@@ -40,15 +40,10 @@ FLAGS = (
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a user who has run `cram up`."""
-    found = new_user(tmp_path_factory.mktemp("user"))
-    up = cram(found, "up")
-    try:
-        assert up.returncode == 0, up.stderr + up.stdout
-        program = re.search("^Now: (.*) deployment run", up.stdout, re.MULTILINE)[1].split()[-1]
+    with user_after_up(tmp_path_factory.mktemp("user")) as (found, printed):
+        program = re.search("^Now: (.*) deployment run", printed, re.MULTILINE)[1].split()[-1]
         assert (HOME / program).is_file(), "what is printed can be typed"
         yield found
-    finally:
-        cram(found, "down")
 
 
 def ask(env: dict[str, str], path: str, body: dict | None = None, method: str | None = None) -> object:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import write_jsonl
+from conftest import tiny_override, write_jsonl
 
 HOME = Path(__file__).resolve().parents[1]
 STAGE = '''"""Shorten: keep the beginning of long documents."""
@@ -112,21 +112,8 @@ def cram(checkout: Path, *commands: tuple[str, ...]) -> list[str]:
 
 def test_a_stage_is_added_by_one_file_one_field_and_one_line(checkout: Path, tmp_path: Path, toy_texts: list[str]):
     shard = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
-    asked = {
-        "download": {"source": "files", "files": [str(shard)], "megabytes": 0},
-        "measure": {"vocabulary_entries": 400},
-        "filter": {"max_tokens_per_char": 0.5},
-        "shorten": {"max_characters": LIMIT},
-        "vocabulary": {"entries": 400},
-        "tokenize": {"length": 32, "heldout_fraction": 0.4},
-        "pretrain": {
-            "architecture": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 96},
-            "budget": 2_000,
-            "budget_unit": "tokens",
-            "batch_size": 8,
-        },
-        "finetune": {"tasks": ["neighbours"], "epochs": 1, "max_tokens": 32, "baseline": False},
-    }
+    asked = tiny_override(shard, heldout_fraction=0.4, budget=2_000, budget_unit="tokens")
+    asked["shorten"] = {"max_characters": LIMIT}
     run = "run", "demo", "--override", json.dumps(asked)
     first, again, ls, show = cram(checkout, run, (*run, "--until", "shorten"), ("ls",), ("show", "shorten"))
     about = {

@@ -147,10 +147,10 @@ def spreads(of_split: list[dict], median: dict) -> dict[str, dict]:
     return found
 
 
-def score_row(group: tuple, members: list[Artifact], split: str) -> dict:
-    """The number of one split: `members` are the seeds' runs of a `group` of `groups`."""
+def score_row(group: tuple, members: list[Artifact], stats: list[dict], split: str) -> dict:
+    """The number of one split. `members`: the seeds' runs of a `group` of `groups`, with their statistics."""
     protocol, pretrained, share, task = group
-    stats, median = [run.stats for run in members], middle(members, split)
+    median = middle(members, split)
     first, about = stats[0], median.stats["validation"][split]
     of_split = [one["validation"][split] for one in stats]
     metric, spread = first["metric"], spreads(of_split, about)
@@ -185,9 +185,10 @@ def score_row(group: tuple, members: list[Artifact], split: str) -> dict:
 
 def gather(found: dict[tuple, list[Artifact]]) -> list[dict]:
     """A row for each number of the tables: the median over seeds, its range, and what it was measured on."""
-    rows = [
-        score_row(group, members, split) for group, members in found.items() for split in members[0].stats["validation"]
-    ]
+    rows = []
+    for group, members in found.items():
+        stats = [run.stats for run in members]  # each reads a file
+        rows += [score_row(group, members, stats, split) for split in stats[0]["validation"]]
     return sorted(
         rows, key=lambda row: (PROTOCOLS.index(row["protocol"]), not row["pretrained"], -row["share"], _place(row))
     )
