@@ -1,4 +1,4 @@
-"""The clock of a budget, and when the device will have computed the steps that are queued on it."""
+"""The clock of a budget, and a prediction of when the steps queued on the device will be done."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -6,18 +6,18 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Seconds spent, over restarts, without the time in `paused`."""
+    """Seconds spent, `before` a restart too, without the time in `paused`."""
 
     def __init__(self, before: float) -> None:
         self.before, self.since = before, time.perf_counter()
 
     def seconds(self) -> float:
-        """Spent until now."""
+        """The seconds spent until now."""
         return self.before + time.perf_counter() - self.since
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop for work that is off the clock."""
+        """Stop the clock."""
         stopped = time.perf_counter()
         try:
             yield

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class Forward(nn.Module):
-    """A model's forward pass. What wraps this module, as DistributedDataParallel does, stays when compiling fails."""
+    """A model's forward pass, compiled or not: a wrapper such as DistributedDataParallel stays when compiling fails."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -19,11 +19,11 @@ class Forward(nn.Module):
 
     def use_compiler(self) -> None:
         """Compile at the next call, for its shapes."""
-        torch.compiler.reset()  # graphs of earlier shapes and runs are not needed again, but count towards a limit
+        torch.compiler.reset()  # graphs of earlier shapes and runs count towards a limit
         self.call = torch.compile(self.model, fullgraph=True, dynamic=False).__call__
 
     def use_eager(self) -> None:
-        """Call the model as it is."""
+        """Call the model without compiling."""
         self.call = self.model.__call__
 
     def forward(self, *batch: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What to pretrain, on what: a description that can be written down for other processes."""
+"""A pretraining job: a description that can be written to a file for other processes."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from model.settings import Architecture, Training
 
 
 class Job(BaseModel, frozen=True, extra="forbid"):
-    """What to train on what. Paths are of .npy files and of the folder for checkpoint and metrics."""
+    """What to train, on which .npy files, and the folder for checkpoint and metrics."""
 
     architecture: Architecture
     training: Training
@@ -37,7 +37,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
         )
 
     def pretraining(self, here: machine.Machine, among: processes.Processes = processes.ALONE) -> Pretraining:
-        """The training loop, with the model at its start or as the checkpoint has it."""
+        """The training loop, at its start or at the checkpoint."""
         corpus = self.corpus()
         sizes = self.architecture, self.training, self.vocabulary, corpus.length
         memory.check_memory(*sizes, here)

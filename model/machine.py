@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 
 from model import InputError
+from model.environment import choice, whole_number
 from model.quantities import counted
 
 log = logging.getLogger(__name__)
 CPU_MICRO_BATCH = 32  # sequences; beyond it no gain on two cores, and more memory
 CUDA_MICRO_BATCH = 1024  # sequences to begin with, where the memory decides
 MATRIX_SIDE, MATRIX_REPEATS = {"cpu": 2048, "cuda": 8192}, 5  # of the products whose rate is the machine's limit
-CGROUPS = (  # limit and use of memory of the container that this runs in, and what it is used for: version 2, version 1
+CGROUPS = (  # files with the container's memory limit, its use and what it is used for: version 2, version 1
     tuple(f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat")),
     tuple(f"/sys/fs/cgroup/memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")),
 )
@@ -34,9 +35,9 @@ class Machine:
     device: torch.device
     dtype: torch.dtype  # of matrix products; weights and optimizer stay fp32
     compiles: bool
-    micro_batch: int  # at most
-    compiles_always: bool = False  # by CRAM_COMPILE=1, even where it does not pay off
-    probes: bool = False  # the memory decides how large a micro-batch is, up to that
+    micro_batch: int  # sequences, at most
+    compiles_always: bool = False  # CRAM_COMPILE=1: also where compiling takes longer than it saves
+    probes: bool = False  # whether the free memory decides how large a micro-batch is, up to `micro_batch`
 
     def autocast(self) -> AbstractContextManager:
         """Compute in `dtype` where that is safe."""
@@ -45,12 +46,12 @@ class Machine:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def device_name(self) -> str:
-        """Of the card, or the threads of the CPU."""
+        """The GPU's name, or the number of the CPU's threads."""
         cuda = self.device.type == "cuda"
         return torch.cuda.get_device_name(self.device) if cuda else f"CPU, {counted(torch.get_num_threads(), 'thread')}"
 
     def device_memory(self) -> int:
-        """Bytes of a GPU."""
+        """Bytes of the GPU's memory."""
         return torch.cuda.get_device_properties(self.device).total_memory
 
     def describe(self) -> dict:
@@ -63,27 +64,20 @@ class Machine:
         }
 
 
-def _setting(name: str, choices: tuple[str, ...]) -> str:
-    value = os.environ.get(name) or "auto"
-    if value not in ("auto", *choices):
-        raise InputError(f"{name} is {value!r}; expected one of {', '.join(('auto', *choices))}, or unset.")
-    return value
-
-
 def detect() -> Machine:
-    """The fastest way this machine has. CRAM_DEVICE, CRAM_DTYPE, CRAM_COMPILE and CRAM_MICRO_BATCH override it."""
-    device = _setting("CRAM_DEVICE", ("cpu", "cuda"))
+    """The fastest settings for this machine. CRAM_DEVICE, CRAM_DTYPE, CRAM_COMPILE and CRAM_MICRO_BATCH override it."""
+    device = choice("CRAM_DEVICE", ("cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("CRAM_DEVICE is 'cuda', but torch finds no CUDA device here. Unset it to train on the CPU.")
     cuda = torch.cuda.is_available() and device != "cpu"
     if cuda:
         torch.set_float32_matmul_precision("high")
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    dtype = _setting("CRAM_DTYPE", tuple(kinds))
+    dtype = choice("CRAM_DTYPE", tuple(kinds))
     if dtype == "auto":
         fast_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else cpu_has_bf16()
         dtype = "bf16" if fast_bf16 else "fp16" if cuda else "fp32"
-    compiler = _setting("CRAM_COMPILE", ("0", "1"))
+    compiler = choice("CRAM_COMPILE", ("0", "1"))
     compiles = compiler != "0" and (cuda or shutil.which(os.environ.get("CXX", "g++")) is not None)
     if compiler == "1" and not compiles:
         raise InputError(
@@ -91,33 +85,30 @@ def detect() -> Machine:
         )
     if not compiles:
         log.info("torch.compile is not used: %s.", "CRAM_COMPILE=0" if compiler == "0" else "there is no C++ compiler")
-    asked = os.environ.get("CRAM_MICRO_BATCH", "")
-    if asked and not (asked.isdecimal() and int(asked) > 0):
-        raise InputError(f"CRAM_MICRO_BATCH is {asked!r}; expected a positive whole number of sequences, or unset.")
+    micro_batch = whole_number("CRAM_MICRO_BATCH", "a size that fits")
     return Machine(
         torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cuda else "cpu"),
         kinds[dtype],
         compiles,
-        micro_batch=int(asked) if asked else (CUDA_MICRO_BATCH if cuda else CPU_MICRO_BATCH),
+        micro_batch=micro_batch or (CUDA_MICRO_BATCH if cuda else CPU_MICRO_BATCH),
         compiles_always=compiler == "1",
-        probes=cuda and not asked,
+        probes=cuda and micro_batch is None,
     )
 
 
 def gpus(here: Machine) -> int:
-    """Processes to train with, one a GPU: CRAM_GPUS, or one. On a CPU they share it."""
-    asked = os.environ.get("CRAM_GPUS") or "1"
-    if not (asked.isdecimal() and int(asked) > 0):
-        raise InputError(f"CRAM_GPUS is {asked!r}; expected a positive whole number, or unset for one.")
-    there = torch.cuda.device_count() if here.device.type == "cuda" else int(asked)
-    if int(asked) > there:
-        raise InputError(f"CRAM_GPUS is {asked}, but torch finds {there} here. Lower it, or unset it for one.")
-    return int(asked)
+    """The number of processes to train with: CRAM_GPUS, or one. Each has a GPU of its own; on a CPU they share it."""
+    count = whole_number("CRAM_GPUS", "one") or 1
+    if here.device.type == "cuda" and count > torch.cuda.device_count():
+        raise InputError(
+            f"CRAM_GPUS is {count}, but torch finds {torch.cuda.device_count()} here. Lower it, or unset it for one."
+        )
+    return count
 
 
 @functools.cache
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of large matrix products, the median of several: the limit that MFU goes by."""
+    """Floating-point operations per second of large matrix products, a median: MFU is relative to it."""
     side, seconds = MATRIX_SIDE[device.type], []
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     for _ in range(1 + MATRIX_REPEATS):
@@ -128,7 +119,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 class Reading:
-    """Numbers on their way from the device. Reading them waits for what made them, not for what was queued after."""
+    """Numbers on their way from the device. Reading waits for the work that made them, not for work queued later."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values, self.made = values, None
@@ -145,21 +136,21 @@ class Reading:
 
 
 def available_memory() -> int:
-    """Bytes of memory that can still be allocated here, within limits of cgroups; 1 PiB if the kernel gives none."""
+    """Bytes of memory that can still be allocated, within the limits of cgroups; 1 PiB if unknown."""
     left = [1 << 50]
     with suppress(OSError):
-        if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
-            left.append(int(found[1]) * 1024)
+        if match := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
+            left.append(int(match[1]) * 1024)
     for limit, used, stat in CGROUPS:
         with suppress(OSError, ValueError):  # absent, or "max"
-            # cached files, given up when needed
+            # cached files, which the kernel drops when memory is needed
             files = re.findall(r"^(?:in)?active_file (\d+)$", Path(stat).read_text(), flags=re.M)
             left.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + sum(map(int, files)))
     return max(0, min(left))
 
 
 def cpu_has_bf16() -> bool:
-    """Whether bf16 matrix products are in hardware: emulated ones are slower than fp32."""
+    """Whether the CPU computes bf16 matrix products in hardware: emulated ones are slower than fp32."""
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -168,11 +159,11 @@ def cpu_has_bf16() -> bool:
 
 
 def keep_heap() -> None:
-    """Have glibc keep freed blocks: giving them back and faulting them in again costs 9 to 47 % of a step on CPU."""
+    """Make glibc keep freed blocks: returning them and faulting them in again costs 9 to 47 % of a step on a CPU."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
         libc.mallopt(m_trim_threshold, -1)  # as size_t: never
         libc.mallopt(m_mmap_max, 0)  # no blocks of their own, so none to unmap
     except (OSError, AttributeError):
-        log.info("This C library has no mallopt; training on the CPU is somewhat slower for it.")
+        log.info("This C library has no mallopt, so training on the CPU is somewhat slower.")

@@ -1,4 +1,4 @@
-"""The memory that a model needs to be trained, computed before any of it is allocated."""
+"""The memory that training a model needs, computed before any of it is allocated."""
 
 import torch
 
@@ -12,16 +12,16 @@ FP32 = 4  # bytes of a weight, of its gradient and of each number that an optimi
 
 def sizes(architecture: Architecture, training: Training, vocabulary: int, length: int) -> tuple[int, int]:
     """Bytes of the weights and of the optimizer's states; Adafactor's means of rows and columns are not counted."""
-    with torch.device("meta"):  # shapes alone
+    with torch.device("meta"):  # shapes only
         bert = Bert(architecture, vocabulary, length)
     parameters = sum(p.numel() for p in bert.parameters())
     matrices = sum(p.numel() for p in bert.blocks.parameters() if p.ndim == 2)
-    kept = {
+    states = {
         "adafactor": 0,
         "sgd": parameters if training.momentum else 0,
-        "muon": 2 * parameters - matrices,  # one number for each weight of a block's matrices
+        "muon": 2 * parameters - matrices,  # one number per weight of the blocks' matrices
     }
-    return FP32 * parameters, FP32 * kept.get(training.optimizer, 2 * parameters)
+    return FP32 * parameters, FP32 * states.get(training.optimizer, 2 * parameters)
 
 
 def check_memory(
@@ -33,12 +33,9 @@ def check_memory(
     """
     weights, states = sizes(architecture, training, vocabulary, length)
     trained, checkpoint = 2 * weights + states, weights + states
-    needs = {"this machine": (processes * trained + checkpoint, available_memory())}
-    if machine.device.type == "cuda":
-        needs = {
-            machine.device_name(): (trained, machine.device_memory()),
-            "this machine": (processes * weights + checkpoint, available_memory()),
-        }
+    cuda = machine.device.type == "cuda"
+    needs = {machine.device_name(): (trained, machine.device_memory())} if cuda else {}
+    needs["this machine"] = processes * (weights if cuda else trained) + checkpoint, available_memory()
     for where, (needed, there) in needs.items():
         if needed > there:
             given = ", ".join(f"{name} {getattr(architecture, name)}" for name in ("layers", "hidden", "intermediate"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `count`. What they agree on goes over the host, so that no GPU waits for it."""
+    """This process among `count`. They agree through the host's memory, so that no GPU waits."""
 
     rank: int = 0
     count: int = 1
@@ -20,16 +20,16 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes."""
+        """Whether this process writes files."""
         return self.rank == 0
 
     def agree(self, value: float) -> float:
-        """What the first process has as `value`, an int or a float."""
+        """The first process's `value`, an int or a float."""
         if self.count == 1:
             return value
-        told = torch.tensor([value], dtype=torch.float64)
-        dist.broadcast(told, src=0, group=self.control)
-        return type(value)(told.item())
+        shared = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(shared, src=0, group=self.control)
+        return type(value)(shared.item())
 
     def least(self, value: int) -> int:
         """The smallest `value` of all processes."""
@@ -47,7 +47,7 @@ class Processes:
         return values
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes are here."""
         if self.count > 1:
             dist.barrier(group=self.control)
 
@@ -56,27 +56,19 @@ ALONE = Processes()
 
 
 def environment(rank: int, count: int) -> dict[str, str]:
-    """Of process `rank` among `count` on this machine. They connect to each other over the loopback interface only."""
+    """The environment of process `rank` of `count` on this machine. They connect over the loopback interface only."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     threads = str(max(1, (os.cpu_count() or 1) // count))
-    return (
-        {"OMP_NUM_THREADS": threads}
-        | os.environ
-        | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(count),
-            "GLOO_SOCKET_IFNAME": loopback,
-            "NCCL_SOCKET_IFNAME": loopback,
-        }
-    )
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    interfaces = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    return {"OMP_NUM_THREADS": threads} | os.environ | ranks | interfaces
 
 
 def join(device: torch.device, meeting: Path) -> Processes:
-    """This process's place among those that were started with `environment`.
+    """Connect this process to the others that were started with `environment`.
 
-    They find each other through the file `meeting`, which must be new and out of reach of other users. A server, as
-    torchrun starts one for this, would listen on all interfaces and unpickle what anyone sends.
+    They find each other through the file `meeting`, which must be new and out of reach of other users. A server, such
+    as torchrun's, would listen on all interfaces and unpickle what anyone sends.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

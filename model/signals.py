@@ -1,4 +1,4 @@
-"""Signals that end a run, held back where a run could not go on from."""
+"""Signals that end a run, delayed while a run must not be interrupted."""
 
 import signal
 import threading
@@ -7,18 +7,18 @@ from contextlib import contextmanager
 
 
 class Deferred:
-    """Holds signals back while weights are being changed; elsewhere they do what they did before."""
+    """Delays signals within `held`; elsewhere in this context they are handled as before it."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.waiting: list[tuple] = []
         self.holding = False
-        self.broken = False  # what was held was left by an error, half done
+        self.broken = False  # whether an error has left the work within `held` half done
 
     def __enter__(self) -> "Deferred":
         self.before = {}
-        if threading.current_thread() is threading.main_thread():  # only there can they be handled
+        if threading.current_thread() is threading.main_thread():  # only it can set handlers
             self.before = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
         return self
 
@@ -42,7 +42,7 @@ class Deferred:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No signal in here."""
+        """Handle signals at the end of this context."""
         self.holding = True
         try:
             yield

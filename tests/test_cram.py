@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from unittest.mock import patch
@@ -346,15 +347,15 @@ def test_runs_side_by_side_give_what_they_give_one_by_one(tiny: dict, first, fou
 def test_a_killed_run_loses_itself_alone(tiny: dict, first, four: dict, monkeypatch):
     monkeypatch.setenv("CRAM_FINETUNES", "2")
     four = four | {"finetune": four["finetune"] | {"learning_rate": 3e-4}}
-    member_run = finetunes.Member.run
+    begin = finetunes.Worker.begin
 
-    def killed(self, work, arguments, report, label):
-        if label == "finetune word-order-0":
-            self.process.kill()
-        return member_run(self, work, arguments, report, label)
+    def killed(self, work, arguments):
+        if arguments[0].label() == "word-order-0":
+            return self.submit(signal.raise_signal, signal.SIGKILL)
+        return begin(self, work, arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetunes.Member, "run", killed)
+        patch.setattr(finetunes.Worker, "begin", killed)
         with pytest.raises(InputError, match="The process of 'finetune word-order-0' was killed"):
             run(four)
     made = runs_of(four)

@@ -34,19 +34,36 @@ def bare(monkeypatch) -> None:
     monkeypatch.setattr(machine, "cpu_has_bf16", lambda: False)
 
 
-def test_a_bare_machine_computes_in_fp32_on_the_cpu_and_says_that_it_cannot_compile(caplog):
+CPU_MACHINE = {"device": CPU, "dtype": torch.float32, "compiles": False, "micro_batch": machine.CPU_MICRO_BATCH}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "environment", "expected"),
+    [
+        ("bare", {}, {}),
+        ("bare", dict.fromkeys(SETTINGS[:3], "auto"), {}),
+        ("bare", dict.fromkeys(SETTINGS, ""), {}),
+        ("full", {}, {"dtype": torch.bfloat16, "compiles": True}),
+        ("full", dict(zip(SETTINGS, ("cpu", "fp32", "0", "7"), strict=True)), {"micro_batch": 7}),
+        (
+            "compiler",
+            dict(zip(SETTINGS, ("cpu", "bf16", "1", "1"), strict=True)),
+            {"dtype": torch.bfloat16, "compiles": True, "micro_batch": 1, "compiles_always": True},
+        ),
+    ],
+)
+def test_a_cpu_is_used_as_it_is_unless_the_environment_overrides_it(
+    monkeypatch, caplog, hardware, environment, expected
+):
     caplog.set_level(logging.INFO)
-    assert machine.detect() == machine.Machine(torch.device("cpu"), torch.float32, False, machine.CPU_MICRO_BATCH)
-    assert "torch.compile is not used: there is no C++ compiler." in caplog.text
-
-
-def test_what_the_machine_has_is_used(monkeypatch):
-    monkeypatch.setattr(machine, "cpu_has_bf16", lambda: True)
-    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
+    if hardware != "bare":
+        monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(machine, "cpu_has_bf16", lambda: hardware == "full")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     here = machine.detect()
-    assert here.dtype is torch.bfloat16
-    assert here.compiles
-    assert not here.compiles_always
+    assert here == machine.Machine(**CPU_MACHINE | expected)
+    assert ("torch.compile is not used" in caplog.text) != here.compiles
 
 
 @pytest.mark.parametrize(("flags", "fast"), [("avx512_bf16", True), ("amx_bf16", True), ("avx512f avx2", False)])
@@ -56,109 +73,63 @@ def test_bf16_is_used_where_the_processor_has_it(monkeypatch, flags, fast):
     assert machine.cpu_has_bf16() is fast
 
 
-def test_the_environment_overrides_what_the_machine_has(monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(machine, "cpu_has_bf16", lambda: True)
-    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name, value in zip(SETTINGS, ("cpu", "fp32", "0", "7"), strict=True):
-        monkeypatch.setenv(name, value)
-    assert machine.detect() == machine.Machine(torch.device("cpu"), torch.float32, False, 7)
-    assert "torch.compile is not used: CRAM_COMPILE=0." in caplog.text
-
-
-def test_the_environment_asks_for_more_than_is_fast(monkeypatch):
-    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
-    for name, value in zip(SETTINGS, ("cpu", "bf16", "1", "1"), strict=True):
-        monkeypatch.setenv(name, value)
-    assert machine.detect() == machine.Machine(torch.device("cpu"), torch.bfloat16, True, 1, compiles_always=True)
-
-
-@pytest.mark.parametrize("value", ["", "auto"])
-def test_empty_and_auto_are_as_unset(monkeypatch, value):
-    unset = machine.detect()
-    for name in SETTINGS:
-        monkeypatch.setenv(name, "" if name == "CRAM_MICRO_BATCH" else value)
-    assert machine.detect() == unset
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "sentence"),
+    ("name", "value"),
     [
-        ("CRAM_DEVICE", "tpu", "CRAM_DEVICE is 'tpu'; expected one of auto, cpu, cuda, or unset"),
-        ("CRAM_DEVICE", "cuda", "CRAM_DEVICE is 'cuda', but torch finds no CUDA device here"),
-        ("CRAM_DTYPE", "fp8", "CRAM_DTYPE is 'fp8'; expected one of auto, bf16, fp16, fp32, or unset"),
-        ("CRAM_COMPILE", "yes", "CRAM_COMPILE is 'yes'; expected one of auto, 0, 1, or unset"),
-        ("CRAM_COMPILE", "1", r"CRAM_COMPILE is '1', but there is no C\+\+ compiler"),
-        *(
-            ("CRAM_MICRO_BATCH", value, f"CRAM_MICRO_BATCH is '{value}'; expected a positive whole number")
-            for value in ("0", "-3", "1.5", "many", "²", "auto")
-        ),
+        ("CRAM_DEVICE", "tpu"),
+        ("CRAM_DEVICE", "cuda"),
+        ("CRAM_DTYPE", "fp8"),
+        ("CRAM_COMPILE", "yes"),
+        ("CRAM_COMPILE", "1"),
+        *(("CRAM_MICRO_BATCH", value) for value in ("0", "1.5", "²", "auto")),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_in_a_sentence(monkeypatch, name, value, sentence):
+def test_a_setting_that_is_wrong_or_impossible_here_is_refused(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=f"^{name} is '{value}'"):
         machine.detect()
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A machine with two GPUs; what it is asked for is kept from torch itself."""
+    """A machine with two GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda kind: None)
 
 
-def test_a_gpu_is_used_compiled_and_its_memory_probed(gpu):
-    there = torch.device("cuda:0")
-    expected = machine.Machine(there, torch.bfloat16, True, machine.CUDA_MICRO_BATCH, probes=True)
-    assert machine.detect() == expected
-
-
-def test_a_gpu_that_emulates_bf16_computes_in_fp16(gpu, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
-    assert machine.detect().dtype is torch.float16
-
-
-def test_a_micro_batch_that_is_told_is_not_probed(gpu, monkeypatch):
-    monkeypatch.setenv("CRAM_MICRO_BATCH", "24")
-    here = machine.detect()
-    assert (here.micro_batch, here.probes) == (24, False)
-
-
-def test_each_process_has_the_gpu_of_its_rank(gpu, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert machine.detect().device == torch.device("cuda:1")
-
-
-@pytest.mark.parametrize(("asked", "count"), [("", 1), ("1", 1), ("2", 2)])
-def test_as_many_gpus_as_are_asked_for_train(gpu, monkeypatch, asked, count):
-    monkeypatch.setenv("CRAM_GPUS", asked)
-    assert machine.gpus(machine.detect()) == count
-
-
-def test_processes_without_gpus_share_the_cpu(gpu, monkeypatch):
-    monkeypatch.setenv("CRAM_GPUS", "7")
-    monkeypatch.setenv("CRAM_DEVICE", "cpu")
-    assert machine.gpus(machine.detect()) == 7
+@pytest.mark.parametrize(
+    ("environment", "emulated", "expected"),
+    [
+        ({}, False, {}),
+        ({}, True, {"dtype": torch.float16}),
+        ({"CRAM_MICRO_BATCH": "24"}, False, {"micro_batch": 24, "probes": False}),
+        ({"LOCAL_RANK": "1"}, False, {"device": torch.device("cuda:1")}),
+    ],
+)
+def test_a_gpu_is_used_compiled_and_its_memory_probed(gpu, monkeypatch, environment, emulated, expected):
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or not emulated
+    )
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    usual = {"device": torch.device("cuda:0"), "dtype": torch.bfloat16, "compiles": True, "probes": True}
+    usual["micro_batch"] = machine.CUDA_MICRO_BATCH
+    assert machine.detect() == machine.Machine(**usual | expected)
 
 
 @pytest.mark.parametrize(
-    ("value", "sentence"),
-    [
-        ("3", "CRAM_GPUS is 3, but torch finds 2 here. Lower it, or unset it for one"),
-        *(
-            (value, f"CRAM_GPUS is '{value}'; expected a positive whole number")
-            for value in ("0", "-1", "1.5", "all", "²")
-        ),
-    ],
+    ("asked", "device", "count"),
+    [("", "auto", 1), ("1", "auto", 1), ("2", "auto", 2), ("7", "cpu", 7), ("3", "auto", None), ("0", "auto", None)],
 )
-def test_gpus_that_cannot_be_are_refused_in_a_sentence(gpu, monkeypatch, value, sentence):
-    monkeypatch.setenv("CRAM_GPUS", value)
-    with pytest.raises(InputError, match=sentence):
-        machine.gpus(machine.detect())
+def test_as_many_gpus_as_asked_for_train_and_processes_without_gpus_share_the_cpu(
+    gpu, monkeypatch, asked, device, count
+):
+    monkeypatch.setenv("CRAM_GPUS", asked)
+    monkeypatch.setenv("CRAM_DEVICE", device)
+    with nullcontext() if count else pytest.raises(InputError, match="CRAM_GPUS"):
+        assert machine.gpus(machine.detect()) == count
 
 
 def test_the_rate_of_matrix_products_is_that_of_the_median_and_measured_once(monkeypatch):
@@ -168,16 +139,6 @@ def test_the_rate_of_matrix_products_is_that_of_the_median_and_measured_once(mon
     machine.matrix_rate.cache_clear()
     try:
         assert [machine.matrix_rate(CPU, torch.float32) for _ in range(2)] == [2 * 30**3 / 3] * 2
-    finally:
-        machine.matrix_rate.cache_clear()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_rate_is_positive_in_every_precision(monkeypatch, dtype):
-    monkeypatch.setitem(machine.MATRIX_SIDE, "cpu", 30)
-    machine.matrix_rate.cache_clear()
-    try:
-        assert 0 < machine.matrix_rate(CPU, dtype) < 1e13
     finally:
         machine.matrix_rate.cache_clear()
 
@@ -285,9 +246,7 @@ GIANT = Architecture(layers=128, hidden=65_536, heads=1024, intermediate=196_608
 
 def test_a_model_that_no_memory_holds_is_refused_before_it_is_made(monkeypatch):
     here = machine.Machine(CPU, torch.float32, False, 1)
-    with pytest.raises(
-        InputError, match=r"layers 128, hidden 65536, .* needs at least 1\d\d,\d{3},\d{3},\d{3},\d{3} bytes"
-    ):
+    with pytest.raises(InputError, match=r"layers 128, hidden 65536.* 1\d\d,\d{3},\d{3},\d{3},\d{3} bytes"):
         memory.check_memory(GIANT, Training(), 32_768, 128, here)
     weights, states = memory.sizes(Architecture(), Training(), 32_768, 128)
     assert states == 2 * weights == 8 * sum(p.numel() for p in bert.Bert(Architecture(), 32_768, 128).parameters())
@@ -295,7 +254,7 @@ def test_a_model_that_no_memory_holds_is_refused_before_it_is_made(monkeypatch):
         monkeypatch.setattr(memory, "available_memory", lambda there=needed: there)
         memory.check_memory(Architecture(), Training(), 32_768, 128, here, processes)
         monkeypatch.setattr(memory, "available_memory", lambda there=needed: there - 1)
-        with pytest.raises(InputError, match=f"{needed:,} bytes .* {needed - 1:,} bytes available"):
+        with pytest.raises(InputError, match=f"{needed:,} bytes .* {needed - 1:,} bytes"):
             memory.check_memory(Architecture(), Training(), 32_768, 128, here, processes)
 
 

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -71,7 +72,7 @@ def test_the_caller_goes_on_while_the_server_hangs_and_only_the_newest_is_sent(r
     assert len(server.threads) == 1
 
 
-def test_an_absent_server_is_told_once_and_gets_the_newest_when_it_is_back(
+def test_an_absent_server_is_logged_once_and_gets_the_newest_when_it_is_back(
     reporter: Reporter, server: FakeServer, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO, "tasks")
@@ -87,7 +88,7 @@ def test_an_absent_server_is_told_once_and_gets_the_newest_when_it_is_back(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_what_the_server_refuses_is_told_and_not_sent_again(reporter: Reporter, server: FakeServer, caplog):
+def test_what_the_server_refuses_is_logged_and_not_sent_again(reporter: Reporter, server: FakeServer, caplog):
     server.error = httpx.HTTPStatusError("too long", request=None, response=httpx.Response(422))
     reporter.send("artifacts of filter/1", lambda: server.call("table"))
     assert reporter.flush(LONG)
@@ -105,18 +106,20 @@ def test_a_server_that_fails_gets_the_report_when_it_works_again(reporter: Repor
     assert server.said == ["a"]
 
 
+def take_logs(reporter: Reporter, create_logs: Callable[[list[dict]], None]) -> None:
+    """Have the reporter send log records to this function."""
+    reporter.session = "", None, SimpleNamespace(client=SimpleNamespace(create_logs=create_logs))
+
+
 def test_log_records_that_the_server_refuses_hold_up_no_others(reporter: Reporter):
     posted = []
 
-    class Context:
-        class client:
-            @staticmethod
-            def create_logs(batch: list[dict]) -> None:
-                if {"message": "refused"} in batch:
-                    raise httpx.HTTPStatusError("too long", request=None, response=httpx.Response(422))
-                posted.extend(batch)
+    def create_logs(batch: list[dict]) -> None:
+        if {"message": "refused"} in batch:
+            raise httpx.HTTPStatusError("too long", request=None, response=httpx.Response(422))
+        posted.extend(batch)
 
-    reporter.session = "", None, Context
+    take_logs(reporter, create_logs)
     for message in ("refused", "taken"):
         reporter.send_log({"message": message})
         assert reporter.flush(LONG)
@@ -126,15 +129,7 @@ def test_log_records_that_the_server_refuses_hold_up_no_others(reporter: Reporte
 def test_log_records_wait_for_the_server_in_order(reporter: Reporter, server: FakeServer, monkeypatch):
     monkeypatch.setattr(progress, "LOG_BATCH", 2)
     posted = []
-
-    class Context:
-        class client:
-            @staticmethod
-            def create_logs(batch: list[dict]) -> None:
-                server.call("logs")
-                posted.extend(batch)
-
-    reporter.session = "", None, Context
+    take_logs(reporter, lambda batch: server.call("logs") or posted.extend(batch))
     server.error = httpx.ReadTimeout("no answer")
     for i in range(5):
         reporter.send_log({"message": i, "__payload_size__": 1})
@@ -169,8 +164,7 @@ def test_progress_of_a_task_is_created_and_updated_on_the_reporters_thread(repor
 def screen(sent: str) -> list[str]:
     """The lines of a terminal after this was written to it."""
     lines, row, column = [[]], 0, 0
-    for found in re.finditer(r"\x1b\[(\d*)([A-Za-z])|(.)", sent, re.DOTALL):
-        times, command, letter = found.groups()
+    for times, command, letter in re.findall(r"\x1b\[(\d*)([A-Za-z])|(.)", sent, re.DOTALL):
         if command == "A":
             row = max(0, row - int(times or 1))
         elif letter == "\n":

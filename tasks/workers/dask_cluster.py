@@ -1,6 +1,6 @@
 """Work over parts on a Dask cluster: CRAM_DASK names its scheduler. Needs the package `distributed`.
 
-Only where a part is worked on changes. The store is shared, so nothing but counts travels.
+Only the place of the work changes. The store is shared, so nothing but counts is sent.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from model import InputError
 from model.quantities import counted
 from tasks.home import CODE
 from tasks.workers.jobs import ONE_THREAD, Place, finish
-from tasks.workers.usage import peak_memory, reset_usage
+from tasks.workers.usage import measured, reset_usage
 
 if TYPE_CHECKING:
     from distributed import Client
 
 CONNECT_SECONDS = 10
-PATIENCE_SECONDS = 60  # for a worker to come, where there is none
+PATIENCE_SECONDS = 60  # to wait for a worker where there is none
 LIBRARIES = ("numpy", "orjson", "pyarrow", "tokenizers", "xxhash", "zstandard")  # that the bytes of a part depend on
 log = logging.getLogger(__name__)
 
 
-@functools.cache  # in a worker: as of when it imported this code, which may have been edited since
+@functools.cache  # in a worker: as of its import of this code, which may have been edited since
 def edition() -> dict[str, str]:
     """What a part's bytes depend on besides its job: cram's code, and the versions of libraries."""
     code = sorted(path for folder in ("model", "tasks") for path in (CODE / folder).rglob("*.py"))
@@ -50,29 +50,29 @@ def connect(address: str) -> "Client":
         from distributed import Client, Security, comm
     except ImportError as error:
         raise InputError(
-            f"CRAM_DASK is {address}, but the package `distributed` is missing. Install it with `pip install -e '.[dask]'`, or "
-            "unset CRAM_DASK to use this machine's cores."
+            f"CRAM_DASK is {address}, but the package `distributed` is missing. Install it with "
+            "`pip install -e '.[dask]'`, or unset CRAM_DASK to use this machine's cores."
         ) from error
 
-    async def greet() -> None:  # a Client that fails to start leaves threads behind
+    async def greet() -> None:  # first, since a Client that fails to connect leaves threads behind
         security = Security().get_connection_args("client")
         await (await comm.connect(address, timeout=CONNECT_SECONDS, **security)).close()
 
     try:
-        with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
+        with ThreadPoolExecutor(1) as thread:  # this thread may have an event loop, as in a notebook
             thread.submit(asyncio.run, greet()).result()
         return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-    except Exception as error:  # of any kind: something else may answer there
+    except Exception as error:  # of any kind: another program may answer there
         raise InputError(
-            f"No Dask scheduler answers at CRAM_DASK={address} ({error}). Expected an address as tcp://host:8786, where "
-            "`dask scheduler` runs; or unset CRAM_DASK to use this machine's cores."
+            f"No Dask scheduler answers at CRAM_DASK={address} ({error}). Expected an address such as tcp://host:8786, "
+            "where `dask scheduler` runs; or unset CRAM_DASK to use this machine's cores."
         ) from error
 
 
 class Call:
-    """A call of `finish_there` that is made by unpickling it.
+    """Unpickling this calls `finish_there`.
 
-    So `pickle.loads` is what the cluster runs: the scheduler needn't have cram, and a worker that lacks it says so.
+    So the cluster runs `pickle.loads`: the scheduler does not need cram, and a worker without cram raises an error.
     """
 
     def __init__(self, *arguments: object) -> None:
@@ -83,69 +83,67 @@ class Call:
 
 
 def finish_there(pickled: bytes, marker: str, expected: dict[str, str], done: str) -> tuple[dict, float, float]:
-    """`finish`, in a worker of the cluster; says what is wrong with the worker, before it does anything.
+    """`finish` in a worker of the cluster, measured. Raises InputError first if the worker can't do the work.
 
-    `marker` is a file in the store that must be seen from here.
+    `marker` is a file in the store that the worker must see.
     """
     from distributed import get_worker
 
     worker = get_worker()
-    name = f"The Dask worker {worker.address} on {socket.gethostname()}"
-    if worker.state.nthreads > 1:
+    name, threads = f"The Dask worker {worker.address} on {socket.gethostname()}", worker.state.nthreads
+    if threads > 1:
         raise InputError(
-            f"{name} runs {worker.state.nthreads} parts at once in one process, which would hold each other up. Start "
-            f"workers as processes of one thread each: `dask worker SCHEDULER --nworkers {worker.state.nthreads} --nthreads 1`."
+            f"{name} runs {threads} parts at once in one process, where they slow each other down. Start workers as "
+            f"processes of one thread each: `dask worker SCHEDULER --nworkers {threads} --nthreads 1`."
         )
-    found = edition()
-    if wrong := [
-        f"{what} {found[what]} (here {version})" for what, version in expected.items() if found[what] != version
-    ]:
+    own = edition()
+    if wrong := [f"{what} {own[what]} (here {version})" for what, version in expected.items() if own[what] != version]:
         raise InputError(
-            f"{name} has {', '.join(wrong)}. The bytes of an artifact may depend on these: install the same there, from the "
-            "same commit, and start the worker again."
+            f"{name} has {', '.join(wrong)}. The bytes of an artifact may depend on these: install the same versions "
+            "and commit there, and restart the worker."
         )
     if not Path(marker).exists():
         raise InputError(
-            f"{name} doesn't see {Path(marker).parent}. The store must be on a file system that all machines share, at the same "
-            "path (CRAM_ARTIFACTS), and so must the text."
+            f"{name} doesn't see {Path(marker).parent}. The store (CRAM_ARTIFACTS) and the text must be on a file "
+            "system that all machines share, at the same path."
         )
     os.environ.update(ONE_THREAD)
     reset_usage()
     work, job = pickle.loads(pickled)
-    result, seconds, _ = finish(work, job, Path(done))
-    return result, seconds, peak_memory()["process"]
+    return measured(finish, work, job, Path(done))
 
 
-def told(error: Exception, address: str, label: str) -> Exception:
-    """An error of the cluster as a sentence; any other as it is."""
+def explained(error: Exception, address: str, label: str) -> Exception:
+    """An InputError for an error of the cluster; any other error unchanged."""
     from distributed import KilledWorker
 
-    kept = f"Fix this and run again; the finished parts of '{label}' are kept."
     if isinstance(error, KilledWorker):
-        return InputError(
-            f"A part of '{label}' lost every worker of the Dask cluster that tried it ({error.allowed_failures + 1}), most "
-            f"likely for lack of memory: start fewer workers a machine, or give them more (--memory-limit). {kept}"
+        sentence = (
+            f"A part of '{label}' lost every worker of the Dask cluster that tried it ({error.allowed_failures + 1}), "
+            "most likely for lack of memory: start fewer workers per machine, or give them more (--memory-limit)."
         )
-    if isinstance(error, MemoryError):
-        return InputError(f"A worker of the Dask cluster ran out of memory in '{label}': start fewer a machine. {kept}")
-    if isinstance(error, CancelledError):
-        return InputError(f"The Dask scheduler at {address} was lost in the midst of '{label}'. {kept}")
-    if isinstance(error, ImportError):
-        return InputError(
-            f"A worker of the Dask cluster lacks what cram needs: {error}. Install cram, the same as here, in the Python of "
-            f"every worker. {kept}"
+    elif isinstance(error, MemoryError):
+        sentence = f"A worker of the Dask cluster ran out of memory in '{label}': start fewer per machine."
+    elif isinstance(error, CancelledError):
+        sentence = f"The connection to the Dask scheduler at {address} was lost during '{label}'."
+    elif isinstance(error, ImportError):
+        sentence = (
+            f"A worker of the Dask cluster lacks what cram needs: {error}. Install the same cram as here in the Python "
+            "of every worker."
         )
-    if isinstance(error, FileNotFoundError):
-        return InputError(
-            f"A worker of the Dask cluster doesn't find {error.filename}. Store and text must be on a file system that all "
-            f"machines share, at the same path. {kept}"
+    elif isinstance(error, FileNotFoundError):
+        sentence = (
+            f"A worker of the Dask cluster doesn't find {error.filename}. Store and text must be on a file system that "
+            "all machines share, at the same path."
         )
-    return error
+    else:
+        return error
+    return InputError(f"{sentence} Fix this and run again; the finished parts of '{label}' are kept.")
 
 
 @contextmanager
-def quiet(*loggers: str) -> Iterator[None]:
-    """Log nothing of theirs."""
+def muted(*loggers: str) -> Iterator[None]:
+    """Keep these loggers from logging."""
     levels = {logging.getLogger(name): logging.getLogger(name).level for name in loggers}
     for logger in levels:
         logger.setLevel(logging.CRITICAL + 1)
@@ -158,7 +156,7 @@ def quiet(*loggers: str) -> Iterator[None]:
 
 @contextmanager
 def cluster(address: str, label: str, done: Path) -> Iterator[Place]:
-    """The workers of the scheduler at this address, whichever they are by then."""
+    """The workers of the scheduler at this address, those that join later too."""
     client, marker, seen = connect(address), done / f"{uuid.uuid4().hex}.shared", time.monotonic()
     marker.touch()
     pool = client.get_executor(pure=False)
@@ -177,16 +175,16 @@ def cluster(address: str, label: str, done: Path) -> Iterator[Place]:
             seen = time.monotonic()
         elif time.monotonic() - seen > PATIENCE_SECONDS:
             raise InputError(
-                f"The Dask scheduler at {address} has had no workers for {PATIENCE_SECONDS} s. Start some, `dask worker "
-                f"{address} --nthreads 1`, and run again; the finished parts of '{label}' are kept."
+                f"The Dask scheduler at {address} has had no workers for {PATIENCE_SECONDS} s. Start some with "
+                f"`dask worker {address} --nthreads 1`, and run again; the finished parts of '{label}' are kept."
             )
 
-    with quiet("distributed.client", "tornado.application"):  # they tell of what is lost or cancelled by tracebacks
+    with muted("distributed.client", "tornado.application"):  # they log tracebacks of what is lost or cancelled
         try:
             log.info("%s: on %s of the Dask cluster at %s", label, counted(len(client.nthreads()), "worker"), address)
             yield submit, check
         except Exception as error:
-            if (problem := told(error, address, label)) is error:
+            if (problem := explained(error, address, label)) is error:
                 raise
             raise problem from error
         finally:

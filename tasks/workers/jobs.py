@@ -1,44 +1,43 @@
-"""One job over a part: a call whose result is kept in a file, so that a rerun doesn't do it again."""
+"""One job on a part of a corpus. Its result is kept in a file, so that a rerun does not repeat the job."""
 
 import ctypes
 import fcntl
 import json
 import os
-import resource
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # of each library
 libc = ctypes.CDLL(None, use_errno=True)
-# submit(work, job, marker), whose future gives what `finish` does; and what to call now and then while waiting
+# Two functions: submit(work, job, done), whose future gives what `usage.measured` returns of `finish`;
+# and one to call every few seconds while waiting, which raises if the workers are gone.
 Place = tuple[Callable[..., Future], Callable[[], None]]
 
 
-def remembered(done: Path) -> dict | None:
+def read_result(done: Path) -> dict | None:
     """The result of a finished part, or None."""
     try:
         return json.loads(done.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError):  # a power cut can leave a damaged file
         return None
 
 
-def finish(work: Callable[..., dict], job: tuple, done: Path) -> tuple[dict, float, float]:
-    """The result of work(*job), kept in the file `done` for a rerun; CPU seconds that took; this process's peak memory, MiB.
+def finish(work: Callable[..., dict], job: tuple, done: Path) -> dict:
+    """The result of work(*job), kept in the file `done`.
 
-    The part is locked: a worker of a cluster that was taken for lost may still be at it.
+    The part is locked, since a cluster's worker that was taken for lost may still be working on it.
     """
-    half, start = done.with_suffix(".half"), time.process_time()
-    with half.open("a+") as file:
+    unfinished = done.with_suffix(".half")
+    with unfinished.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        if (result := remembered(done)) is None:
-            text = json.dumps(work(*job))
-            file.truncate(0)
-            file.write(text)
-            file.flush()
-            if libc.syncfs(file.fileno()):  # a marker that outlives a power cut vouches for files that do
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(half))
-            half.replace(done)
-            result = json.loads(text)  # the same as a rerun would read
-    return result, time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        if (result := read_result(done)) is not None:
+            return result
+        text = json.dumps(work(*job))
+        file.truncate(0)
+        file.write(text)
+        file.flush()
+        if libc.syncfs(file.fileno()):  # the result must not outlive a power cut that the files of the part do not
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(unfinished))
+        unfinished.replace(done)
+    return json.loads(text)  # as a rerun reads it

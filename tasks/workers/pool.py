@@ -1,11 +1,14 @@
-"""Worker processes of this machine. They are forked from a server that has imported what they need; none outlives cram."""
+"""Worker processes of this machine, for parts of a corpus and for finetuning runs.
+
+They are forked from a server that has imported what they need. None outlives the process that uses them.
+"""
 
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
@@ -16,13 +19,15 @@ from types import ModuleType
 from tqdm import tqdm
 
 from model import InputError
+from model.environment import whole_number
 from model.signals import Deferred
 from tasks.home import CODE
 from tasks.workers.jobs import ONE_THREAD, Place, finish
+from tasks.workers.usage import measured
 
-# of glibc: to give memory back after every array, and take it again, cost workers up to a tenth of their time
+# of glibc: returning memory after every array and taking it again cost workers up to a tenth of their time
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
-# by the fork server, with the libraries that they import; workers import other modules themselves
+# imported by the fork server, with their libraries; workers import other modules themselves
 PRELOADED = [
     "tasks.decontaminate",
     "tasks.deduplicate",
@@ -31,15 +36,12 @@ PRELOADED = [
     "tasks.tokenize",
     "tasks.vocabulary",
 ]
-starting = threading.Lock()  # while workers are started, what they take over from this process is changed
+starting = threading.Lock()  # starting a worker changes, for a moment, what it takes over from this process
 
 
 def workers() -> int:
     """CRAM_WORKERS, or the cores that this process may use."""
-    asked = os.environ.get("CRAM_WORKERS", "")
-    if asked and not (asked.isdecimal() and int(asked) > 0):
-        raise InputError(f"CRAM_WORKERS is {asked!r}; expected a positive whole number, or unset for one a core.")
-    return int(asked or len(os.sched_getaffinity(0)))
+    return whole_number("CRAM_WORKERS", "one per core") or len(os.sched_getaffinity(0))
 
 
 @contextmanager
@@ -58,29 +60,29 @@ def environment_with(changes: dict[str, str]) -> Iterator[None]:
 
 
 def library_threads() -> AbstractContextManager[None]:
-    """Let tokenizers use as many threads of this process as there are workers, which have nothing to do meanwhile.
+    """Let tokenizers use as many threads of this process as there could be workers, which are idle meanwhile.
 
-    It starts them when it first needs them, and keeps as many. Its results must not depend on their number.
+    It starts the threads at its first use and keeps their number. Results must not depend on that number.
     """
     several = "true" if workers() > 1 else "false"
     return environment_with({"RAYON_NUM_THREADS": str(workers()), "TOKENIZERS_PARALLELISM": several})
 
 
 def one_library_thread() -> None:
-    """Let tokenizers use no more threads until the end of `library_threads`."""
+    """Let tokenizers use one thread from here to the end of `library_threads`."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def ensure_fork_server() -> None:
-    """Start the process that workers are forked from, if it does not run: it imports once what they all need.
+    """Start the process that workers are forked from, if it isn't running. It imports once what all workers need.
 
-    It has a single thread, so a fork of it is safe, as one of this process is not. It ends with this process and
-    the last worker.
+    It has a single thread, so forking it is safe; forking this process is not. It ends with this process and the last
+    worker.
     """
     searched = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
-    # our own `tasks`, not a directory of that name where cram was started
+    # PYTHONSAFEPATH: cram's `tasks`, not a folder of that name in the working directory
     own = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTHONSAFEPATH": "1", "PYTHONPATH": searched}
-    resource_tracker.ensure_running()  # which would end the blocking
+    resource_tracker.ensure_running()  # first, since it unblocks the signal
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process to handle
     try:
         with environment_with(ONE_THREAD | KEPT_MEMORY | own):
@@ -91,29 +93,37 @@ def ensure_fork_server() -> None:
 
 
 def prepare() -> None:
-    """Have the fork server ready for the next stage: it imports for a second, while there is other work here."""
+    """Start the fork server for the next stage: it imports for a second while this process has other work."""
     if workers() > 1 and not os.environ.get("CRAM_DASK"):
         with starting_workers():
             ensure_fork_server()
 
 
-def start_worker(stop: Connection, environment: dict[str, str]) -> None:
-    """Take over the parent's environment; end when the parent dies, even if killed, or gives up the work."""
+def start_worker(stop: Connection, environment: dict[str, str], set_up: Callable | None, arguments: tuple) -> None:
+    """Begin as a worker: take over the environment, then call set_up(*arguments).
 
-    def watch() -> None:
-        wait([stop])  # nothing is ever sent; its other end is closed
+    Nothing is ever sent through `stop`. When its other end is closed, by the parent or by the parent's death, even by
+    SIGKILL, this process ends.
+    """
+
+    def end_with_parent() -> None:
+        wait([stop])
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     os.environ.clear()
     os.environ.update(environment | ONE_THREAD)
-    tqdm.set_lock(threading.RLock())  # for torch's bars: tqdm's own is a semaphore, which such an end leaves behind
-    threading.Thread(target=watch, daemon=True).start()
+    tqdm.set_lock(
+        threading.RLock()
+    )  # for torch's bars: tqdm's own is a semaphore, which such an end would leave behind
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    if set_up:
+        set_up(*arguments)
 
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Have workers import the module of their work only: a script that was started would run once more in each."""
+    """Keep workers from importing the script that was started, which would run it again in each of them."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -124,36 +134,46 @@ def without_main() -> Iterator[None]:
 
 @contextmanager
 def starting_workers() -> Iterator[None]:
-    """Start processes in here: one thread at a time, and uninterrupted, since a process that is half started says so."""
+    """Start processes in one thread at a time, and without interruption: a half-started process prints a traceback."""
     with Deferred() as signals, starting, without_main(), signals.held():
         yield
 
 
+class Workers:
+    """At most `count` processes, each started when there is work for it. If one is killed, all of them end."""
+
+    def __init__(self, count: int, set_up: Callable | None = None, *arguments: object) -> None:
+        self.stop, self.lifeline = multiprocessing.Pipe(duplex=False)
+        self.ending = threading.Lock()
+        with starting_workers():
+            ensure_fork_server()
+            given = (self.stop, dict(os.environ), set_up, arguments)
+        context = multiprocessing.get_context("forkserver")
+        self.executor = ProcessPoolExecutor(count, mp_context=context, initializer=start_worker, initargs=given)
+
+    def submit(self, work: Callable, *arguments: object) -> Future:
+        """The future of work(*arguments). A killed worker raises BrokenProcessPool, here or there."""
+        with starting_workers():
+            return self.executor.submit(work, *arguments)
+
+    def end(self) -> None:
+        """End all processes; unfinished work is given up."""
+        with self.ending:
+            self.lifeline.close()
+            self.executor.shutdown(cancel_futures=True)
+            self.stop.close()
+
+
 @contextmanager
 def processes(count: int, label: str) -> Iterator[Place]:
-    """Workers on this machine, at most so many; they end with the work, and none outlives this process."""
-    context = multiprocessing.get_context("forkserver")
-    with starting_workers():
-        ensure_fork_server()
-    stop, held = multiprocessing.Pipe(duplex=False)
-    given = (stop, dict(os.environ))
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=start_worker, initargs=given)
-
-    def submit(*task) -> Future:
-        with starting_workers():
-            return pool.submit(finish, *task)
-
+    """Up to `count` workers for the parts of a corpus. They end with the work."""
+    group = Workers(count)
     try:
-        yield submit, lambda: None
-    except BaseException as error:
-        held.close()  # what the others are at, at most a part each, is given up
-        if isinstance(error, BrokenProcessPool):
-            raise InputError(
-                f"A worker process of '{label}' was killed, most likely for lack of memory ({count} were running). "
-                "Run again with CRAM_WORKERS=1; the finished parts are kept."
-            ) from error
-        raise
+        yield (lambda *job: group.submit(measured, finish, *job)), (lambda: None)
+    except BrokenProcessPool as error:
+        raise InputError(
+            f"A worker process of '{label}' was killed, most likely for lack of memory ({count} were running). "
+            "Run again with CRAM_WORKERS=1; the finished parts are kept."
+        ) from error
     finally:
-        pool.shutdown(cancel_futures=True)
-        held.close()
-        stop.close()
+        group.end()

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, lines in a log, and a progress artifact on the page of a Prefect run."""
+"""Progress of long work: a bar on a terminal, log lines, and a progress artifact on the page of a Prefect run."""
 
 import logging
 import re
@@ -20,26 +20,25 @@ from tqdm import tqdm
 
 SECONDS_BETWEEN_REPORTS = 10  # to Prefect, and to a log that is not a terminal
 SECONDS_BETWEEN_TRIES = 10  # while the server does not answer
-SECONDS_AT_THE_END = 10  # that a run waits at most for what was not sent yet
-LOG_RECORDS = 10_000  # kept while the server does not answer, the newest
+SECONDS_AT_THE_END = 10  # that a run waits at most for unsent reports
+LOG_RECORDS = 10_000  # the newest, kept while the server does not answer
 LOG_BATCH = 200  # records in one request
-# statuses, besides all from SERVER_ERROR on; 403 is an outdated CSRF token, replaced for the next request
-TRY_AGAIN = (403, 408, 429)
+TRY_AGAIN = (403, 408, 429)  # statuses, with all from SERVER_ERROR on; 403: an outdated CSRF token, replaced afterwards
 SERVER_ERROR = 500
 log = logging.getLogger(__name__)
 
 
 def is_away(error: BaseException | None) -> bool:
-    """Whether a request failed since the server does not answer, or not now."""
+    """Whether a request failed because the server does not answer, or not now."""
     status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
     return isinstance(error, httpx.TransportError) or status in TRY_AGAIN or status >= SERVER_ERROR
 
 
 class Reporter:
-    """Sends to Prefect's server from a thread of its own, so that no work ever waits for the server.
+    """Sends reports to Prefect's server from its own thread, so that no work ever waits for the server.
 
-    Of several reports under one name only the newest is kept. While the server does not answer, reports stay here; this is
-    logged once, and they are sent when the server answers again.
+    Of several reports under one name only the newest is kept. While the server does not answer, reports are kept, which
+    is logged once; they are sent when it answers again.
     """
 
     def __init__(self) -> None:
@@ -48,11 +47,11 @@ class Reporter:
         self.logs: deque[dict[str, Any]] = deque(maxlen=LOG_RECORDS)
         self.session: tuple[str | None, SettingsContext, SyncClientContext] | None = None
         self.thread: threading.Thread | None = None
-        self.sending, self.hurried, self.said = False, False, False
+        self.sending, self.hurried, self.warned = False, False, False
         self.answers, self.failures = True, 0  # whether the last request was answered; how many were not
 
     def send(self, name: str, call: Callable[[], object]) -> None:
-        """Have call() made in the caller's context, in place of any call of this name that still waits; returns at once."""
+        """Make call() in the caller's context soon, instead of any waiting call of this name; returns at once."""
         with self.changed:
             self.waiting[name] = copy_context(), call
             if self.thread is None or not self.thread.is_alive():  # not alive: this process is a fork
@@ -61,13 +60,13 @@ class Reporter:
             self.changed.notify_all()
 
     def send_log(self, record: dict[str, Any]) -> None:
-        """Take a log record in the form of Prefect's API, as its `set_api_log_sink` gives it."""
+        """Send a log record in the form of Prefect's API, as its `set_api_log_sink` gives it."""
         record.pop("__payload_size__", None)
         self.logs.append(record)
         self.send("logs", self._send_logs)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until everything is sent, a request fails, or `seconds` are over; returns whether everything was sent."""
+        """Wait until everything is sent, a request fails or `seconds` are over; whether everything was sent."""
         sent = False
         with self.changed:
             failures, self.hurried = self.failures, True
@@ -102,11 +101,11 @@ class Reporter:
             self._settle(name, (context, call), error)
 
     def _settle(self, name: str, report: tuple[Context, Callable[[], object]], error: Exception | None) -> None:
-        """Note how a request ended; keep its report if the server did not answer, unless there is a newer one."""
+        """Record how a request ended. If the server did not answer, keep the report, unless there is a newer one."""
         away = is_away(error)
         self._say(f"{type(error).__name__}: {error}" if away else "")
         if error and not away:
-            log.warning("%s could not be shown on the page of this run: %s", name, error)
+            log.warning("Prefect's server refused %s for the page of this run: %s", name, error)
         with self.changed:
             self.answers = not away
             if away:
@@ -116,22 +115,22 @@ class Reporter:
             self.changed.notify_all()
 
     def _say(self, problem: str) -> None:
-        """Log once that the server does not answer, and once that it does again."""
-        if problem and not self.said:
+        """Log once that the server does not answer, and once that it answers again."""
+        if problem and not self.warned:
             log.warning(
-                "Prefect's server does not answer (%s). The run does not wait for it; its page is updated once the server "
-                "answers again.",
+                "Prefect's server does not answer (%s). The run continues; its page is updated when the server answers "
+                "again.",
                 problem,
             )
-        elif self.said and not problem:
+        elif self.warned and not problem:
             log.info("Prefect's server answers again.")
-        self.said = bool(problem)
+        self.warned = bool(problem)
 
     def _call(self, call: Callable[[], object]) -> None:
-        """Make a call in its own context, with a client of this thread, which does not retry, in place of the run's."""
+        """Make a call in its context, but with this thread's client, which does not retry."""
         url = PREFECT_API_URL.value()
         if self.session is None or self.session[0] != url:
-            SyncClientContext.__var__.set(None)  # else its client would be taken
+            SyncClientContext.__var__.set(None)  # else the run's client would be used
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
                 self.session = url, SettingsContext.get(), SyncClientContext()  # kept: making both takes 50 ms
         _, settings, client = self.session
@@ -145,7 +144,7 @@ class Reporter:
             try:
                 self.session[2].client.create_logs(batch)
             except Exception as error:
-                if is_away(error):  # what the server refuses is dropped, or it would hold up all that follows
+                if is_away(error):  # refused records are dropped, or they would hold up all that follow
                     self.logs.extendleft(reversed(batch[: LOG_RECORDS - len(self.logs)]))
                 raise
 
@@ -154,13 +153,13 @@ reporter = Reporter()
 
 
 class AboveBars:
-    """A terminal for log lines: bars are cleared before each line and drawn again below it."""
+    """A terminal for log lines: bars are cleared before each line and redrawn below it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write a line or several."""
+        """Write lines of the log."""
         with tqdm.external_write_mode(self.stream):
             return self.stream.write(text)
 
@@ -169,14 +168,14 @@ class AboveBars:
 
 
 def keep_logs_above_bars() -> None:
-    """Have Prefect's log on this terminal leave the bars whole, and the bars its lines."""
+    """Keep Prefect's log lines and the bars on this terminal from overwriting each other."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, PrefectConsoleHandler) and not isinstance(handler.console.file, AboveBars):
             handler.console.file = AboveBars(handler.console.file)
 
 
 class Progress:
-    """Counts from 0 to `total` (None when not known); a context manager. Without a unit, the count is a fraction of 1."""
+    """Counts from 0 to `total` (None if unknown); a context manager. Without a unit, the count is a fraction of 1."""
 
     def __init__(self, label: str, total: float | None, unit: str = "") -> None:
         self.label, self.total, self.unit = label, total, unit
@@ -199,7 +198,7 @@ class Progress:
             self._report()
 
     def update(self, amount: float = 1, note: str = "") -> None:
-        """Go on by `amount`; `note` is shown behind the count."""
+        """Add `amount` to the count; `note` is shown behind it."""
         self.count, self.note = self.count + amount, note
         self.bar.update(amount)
         if note:

@@ -3,26 +3,35 @@
 import resource
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 class Usage(threading.local):
-    """What the workers of a stage used; each thread runs a stage of its own."""
+    """What the workers of a stage used. Each thread runs a stage of its own."""
 
-    peak_mib = 0.0  # the largest resident memory of any of them
-    cpu_seconds = 0.0  # of all of them
+    peak_mib = 0.0  # the largest resident memory of any worker
+    cpu_seconds = 0.0  # of all workers
 
     def add(self, seconds: float, peak_mib: float) -> None:
-        """What one worker used for one piece of work."""
+        """Add what one worker used for one piece of work."""
         self.cpu_seconds, self.peak_mib = self.cpu_seconds + seconds, max(self.peak_mib, peak_mib)
 
 
 usage = Usage()
 
 
+def measured(work: Callable, *arguments: object) -> tuple[Any, float, float]:
+    """The result of work(*arguments), the CPU seconds it took, and this process's peak memory, MiB."""
+    start = time.process_time()
+    result = work(*arguments)
+    return result, time.process_time() - start, peak_memory()["process"]
+
+
 def reset_usage() -> float:
-    """Start the peak of resident memory afresh, where the kernel allows it (Linux); the CPU time of this process so far."""
+    """Restart the peak of resident memory, where the kernel allows it (Linux); returns the CPU seconds so far."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     usage.peak_mib = usage.cpu_seconds = 0.0
@@ -30,7 +39,7 @@ def reset_usage() -> float:
 
 
 def cpu_clock() -> float:
-    """CPU seconds of this process, or of this thread if stages run in several."""
+    """CPU seconds of this process, or of this thread if stages run in several threads."""
     return time.process_time() if threading.current_thread() is threading.main_thread() else time.thread_time()
 
 
