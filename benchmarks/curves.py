@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from common import aligned
 
 from model.heldout import UNITS, Heldout, ratio
 from model.pretraining import EVALUATIONS
@@ -13,7 +14,7 @@ TENTHS = [number / EVALUATIONS for number in range(EVALUATIONS + 1)]
 
 
 def passes(evaluations: list[dict], loss: float) -> float | None:
-    """The fraction of the budget at which the held-out loss first is so low, on straight lines; None: it never is."""
+    """The fraction of the budget at which the held-out loss first is so low, by straight lines; or None."""
     for before, after in pairwise(evaluations):
         high, low = before["heldout_loss"], after["heldout_loss"]
         if low <= loss:
@@ -23,13 +24,15 @@ def passes(evaluations: list[dict], loss: float) -> float | None:
 
 
 def spread(values: list[float]) -> dict:
-    """Mean and sample standard deviation (None of a single one)."""
+    """Mean and sample standard deviation (None for a single value)."""
     return {"mean": statistics.fmean(values), "deviation": statistics.stdev(values) if len(values) > 1 else None}
 
 
 def compare(results: dict[str, list[dict]]) -> dict[str, dict]:
-    """For each recipe: its budget as a fraction of the first one's, the loss at each tenth of it, at which fraction of the first
-    one's budget it passes that one's last loss, tokens and seconds.
+    """Compare recipes with the first one.
+
+    For each recipe: its budget as a fraction of the first one's, the loss at each tenth of it, the fraction of the
+    first one's budget at which it passes that one's last loss, tokens and seconds.
     """
     first = next(iter(results.values()))
     ends = [run["evaluations"][-1]["heldout_loss"] for run in first]
@@ -52,8 +55,10 @@ def compare(results: dict[str, list[dict]]) -> dict[str, dict]:
 
 
 def ends(results: dict[str, list[dict]], heldout: Heldout) -> dict[str, dict]:
-    """For each recipe, of the losses on all held-out tokens: nats per token, character and byte over its runs, and how many nats
-    per byte more than the first recipe's they are, with the standard error over documents of their means over runs.
+    """For each recipe, on all held-out tokens: nats per token, character and byte.
+
+    Also the difference to the first recipe in nats per byte, with the standard error over documents of the means over
+    runs.
     """
     means = {
         name: np.mean([run["heldout"]["nats_of_documents"] for run in runs], axis=0) for name, runs in results.items()
@@ -69,7 +74,7 @@ def ends(results: dict[str, list[dict]], heldout: Heldout) -> dict[str, dict]:
 
 
 def end_table(found: dict[str, dict]) -> str:
-    """What `ends` found, as text: a column for each recipe."""
+    """The result of `ends` as text, with a column for each recipe."""
     rows = [["", *found]]
     rows += [[f"nats per {unit}", *(cell(one[f"nats_per_{unit}"], 4) for one in found.values())] for unit in UNITS]
     away = [one["difference"].values() for one in found.values()][1:]
@@ -77,20 +82,14 @@ def end_table(found: dict[str, dict]) -> str:
     return aligned([*rows, ["difference per byte, ± over documents", "", *cells]])
 
 
-def aligned(rows: list[list[str]]) -> str:
-    """A table as text, its columns to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) for row in rows)
-
-
 def cell(value: dict, digits: int) -> str:
-    """A mean, and its deviation if there is one."""
+    """A mean, with its deviation if there is one."""
     deviation = "" if value["deviation"] is None else f" ± {value['deviation']:.{digits}f}"
     return f"{value['mean']:,.{digits}f}{deviation}"
 
 
 def table(comparison: dict) -> str:
-    """The comparison as text: a column for each recipe."""
+    """The comparison as text, with a column for each recipe."""
     recipes, seeds = comparison["recipes"], comparison["seeds"]
     rows = [["", *recipes], ["budget, of the first's", *(f"{one['share']:.2f}" for one in recipes.values())]]
     for number, tenth in enumerate(TENTHS):
@@ -108,7 +107,7 @@ def table(comparison: dict) -> str:
 
 
 def picture(comparison: dict, path: Path) -> None:
-    """The means against the budget, with a band of one deviation to either side."""
+    """Plot the means over the budget, with a band of one deviation to either side."""
     from matplotlib.figure import Figure  # not pyplot: no display
 
     figure = Figure(figsize=(7, 4))

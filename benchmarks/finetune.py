@@ -1,57 +1,53 @@
-"""Finetuning speed: CoLA with four seeds, and with --peers the same in transformers' Trainer, in the same run.
+"""How fast is finetuning? CoLA with four seeds, and with --peers the same in transformers' Trainer, in the same run.
 
     python benchmarks/finetune.py [--recipe pocket-modern] [--layers 4 ...] [--peers] [--json FILE]
     python benchmarks/finetune.py --data GLUE_DIR --tokenizer FILE --epochs 5
 
-Ours needs torch, numpy, safetensors and pydantic; --peers needs transformers and accelerate too, --data pyarrow and
-tokenizers. CRAM_DEVICE and CRAM_DTYPE say where and in which precision, as they do for cram. Without --data, inputs are random
-tokens: as many, as long and as often the same as CoLA's.
+Needs torch, numpy, safetensors and pydantic; --peers needs transformers and accelerate too, --data pyarrow and
+tokenizers. CRAM_DEVICE and CRAM_DTYPE work as they do for cram; `taskset` limits the cores. Without --data, inputs are
+random tokens: as many, as long and as often the same as CoLA's.
 
-Ours finetunes as cram does: several runs at a time, each in a process of its own, on CPUs one a core with one thread. The Trainer
-has all cores for one run after the other: once in its random order, and once grouped by length; and then as many runs at a time as
-ours, grouped by length, which tells what the processes give and what the loop does. All have the same encoder,
-exported from cram for transformers (so --peers is for layouts that it has), batch, dropout, dtype, and AdamW without clipping; and
-on CPUs glibc keeps freed blocks (model.machine.keep_heap). Time runs from when the first model is loaded to the end of the last
-run, with what is between two runs.
+Ours finetunes as cram does: several runs at a time, each in its own process, on CPUs one per core with one thread.
+The Trainer has all cores for one run after the other, once in its random order and once grouped by length; then it
+runs as many at a time as ours, grouped by length, which separates the effect of the processes from that of the loop.
+All have the same encoder, exported from cram for transformers (so --peers is for layouts that it has), batch,
+dropout, dtype, and AdamW without clipping; on CPUs glibc keeps freed blocks (model.machine.keep_heap). Time runs from
+the loading of the first model to the end of the last run.
 
-    relative       examples a second over ours in the same round; figures are medians over the rounds
+    relative       examples per second over ours in the same round; figures are medians over the rounds
     CPU s          of all processes, for 1,000 examples
     loss           the mean of the last epoch, over the seeds
 """
 
 import argparse
-import importlib.util
-import json
 import logging
 import multiprocessing
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+import common
 import numpy as np
 import torch
-from train import ENTRIES, SIZES, positive, settings
+from common import LENGTH, aligned, positive
 
-from flows.deltas import DELTAS
 from model import InputError, export, finetuning, layouts, machine
 from model.bert import Bert, Classifier
 from model.settings import Finetuning
 
-LENGTH, CLASSES = 128, 2
-FIRST_WORD, ENDS = 5, (2, 3)  # the vocabulary fixes both: tokens below are special; [CLS] and [SEP]
+CLASSES = 2
+FIRST_WORD, ENDS = 5, (2, 3)  # fixed by the vocabulary: tokens below are special; [CLS] and [SEP]
 ZIPF = 1.29  # how fast words become rare, so that as many differ as in CoLA
 COLA = 8551  # examples of its training data
 OURS, RANDOM, GROUPED, SEVERAL = "cram", "Trainer", "Trainer, by length", "Trainer, by length, several"
 STRATEGIES = {RANDOM: "random", GROUPED: "group_by_length", SEVERAL: "group_by_length"}
+RATE, CPU = "examples_per_second", "cpu_seconds_per_1000_examples"
 
 
 def synthetic(count: int, vocabulary: int) -> finetuning.Examples:
-    """As CoLA with the pocket vocabulary: 11.5 tokens an example, half of them 8 to 14; 5,600 different tokens."""
+    """Like CoLA with the pocket vocabulary: 11.5 tokens per example, half of them 8 to 14; 5,600 different tokens."""
     random, words = np.random.default_rng(0), vocabulary - FIRST_WORD
     lengths = np.clip(np.exp(random.normal(2.37, 0.38, count)).round().astype(int), 4, 47)
     shares = np.arange(1, words + 1) ** -ZIPF
@@ -63,7 +59,7 @@ def synthetic(count: int, vocabulary: int) -> finetuning.Examples:
 
 
 def cola(folder: Path, tokenizer: Path, count: int) -> finetuning.Examples:
-    """The first examples of cola/train.parquet. Raises InputError where that can't be read."""
+    """The first examples of cola/train.parquet."""
     import pyarrow.parquet as pq
     from tokenizers import Tokenizer
 
@@ -71,12 +67,12 @@ def cola(folder: Path, tokenizer: Path, count: int) -> finetuning.Examples:
         table = pq.read_table(folder / "cola" / "train.parquet").slice(0, count)
         encoder = Tokenizer.from_file(str(tokenizer))
         encoder.enable_truncation(LENGTH)
-        found = [encoding.ids for encoding in encoder.encode_batch_fast(table["sentence"].to_pylist())]
-        return finetuning.Examples.of(found, table["label"].to_numpy())
+        ids = [encoding.ids for encoding in encoder.encode_batch_fast(table["sentence"].to_pylist())]
+        return finetuning.Examples.of(ids, table["label"].to_numpy())
     except Exception as error:  # tokenizers raises nothing narrower
         raise InputError(
-            f"{folder}/cola/train.parquet or {tokenizer} can't be read ({error}). Give a folder of GLUE as --data, and the "
-            "tokenizer.json of a pretrained model as --tokenizer."
+            f"{folder}/cola/train.parquet or {tokenizer} can't be read ({error}). Give a folder of GLUE as --data, and "
+            "the tokenizer.json of a pretrained model as --tokenizer."
         ) from error
 
 
@@ -108,7 +104,7 @@ def theirs(
     strategy: str,
     unseen: finetuning.Examples | None = None,
 ) -> dict:
-    """One run of transformers' Trainer; with the scores (n, classes) of `unseen` examples, if there are such."""
+    """One run of transformers' Trainer, with the scores (n, classes) of `unseen` examples if they are given."""
     import transformers
 
     torch.set_num_threads(threads)
@@ -175,15 +171,16 @@ def theirs(
         "begin": begin,
         "end": end,
         "cpu_seconds": time.process_time() - cpu,
-        "loss": [told["loss"] for told in trainer.state.log_history if "loss" in told][-1],
+        "loss": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-1],
     }
 
 
-def turn(name: str, folder: Path, train: finetuning.Examples, asked: Finetuning, given: argparse.Namespace) -> dict:
+def turn(name: str, folder: Path, train: finetuning.Examples, asked: Finetuning, seeds: int) -> dict:
     """All seeds once, of ours or of a peer's, in processes of their own."""
-    at_once = given.workers if name in (OURS, SEVERAL) else 1
-    threads = max(1, given.threads // at_once)
-    work = [(folder, train, asked, seed, threads) for seed in range(given.seeds)]
+    cores, cuda = len(os.sched_getaffinity(0)), machine.detect().device.type == "cuda"
+    at_once = min(cores, seeds) if name in (OURS, SEVERAL) and not cuda else 1
+    threads = max(1, cores // at_once)
+    work = [(folder, train, asked, seed, threads) for seed in range(seeds)]
     with multiprocessing.get_context("spawn").Pool(at_once) as pool:
         if name == OURS:
             runs = pool.starmap(ours, work, chunksize=1)
@@ -194,103 +191,72 @@ def turn(name: str, folder: Path, train: finetuning.Examples, asked: Finetuning,
     return {
         "examples": examples,
         "seconds": seconds,
-        "examples_per_second": examples / seconds,
-        "cpu_seconds_per_1000_examples": 1000 * sum(run["cpu_seconds"] for run in runs) / examples,
+        RATE: examples / seconds,
+        CPU: 1000 * sum(run["cpu_seconds"] for run in runs) / examples,
         "loss": statistics.mean(run["loss"] for run in runs),
         "at_once": at_once,
         "threads": threads,
     }
 
 
-def row(name: str, turns: list[dict], first: list[dict]) -> dict:
-    """A row of the table: medians."""
-    rate = "examples_per_second"
-    medians = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
-    relative = statistics.median(turn[rate] / other[rate] for turn, other in zip(turns, first, strict=True))
-    return {"name": name, **medians, "relative": relative, "turns": turns}
-
-
 def table(rows: list[dict]) -> str:
     """The rows as text."""
-    width = max(len(row["name"]) for row in rows)
-    lines = [f"{'':{width}} {'at once':>7} {'threads':>7} {'examples/s':>10} {'relative':>8} {'CPU s':>7} {'loss':>6}"]
+    lines = [["", "at once", "threads", "examples/s", "relative", "CPU s", "loss"]]
     for row in rows:
-        lines.append(
-            f"{row['name']:{width}} {row['at_once']:7.0f} {row['threads']:7.0f} {row['examples_per_second']:10,.1f} "
-            f"{row['relative']:8.3f} {row['cpu_seconds_per_1000_examples']:7.2f} {row['loss']:6.3f}"
-        )
-    return "\n".join(lines)
-
-
-def options() -> argparse.ArgumentParser:
-    """What can be asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", default="pocket-modern", help="whose model")
-    for name in (*SIZES[:4], "vocabulary"):
-        parser.add_argument(f"--{name}", type=positive, help="in place of the recipe's")
-    parser.add_argument("--peers", action="store_true", help="transformers' Trainer too")
-    parser.add_argument("--data", type=Path, help="a folder of GLUE, with cola/train.parquet; else random tokens")
-    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json, for --data")
-    parser.add_argument("--examples", type=positive, default=COLA, help="to train on; the first so many")
-    parser.add_argument("--epochs", type=positive, default=1)
-    parser.add_argument("--batch", type=positive, default=Finetuning().batch_size)
-    parser.add_argument("--seeds", type=positive, default=4, help="runs")
-    parser.add_argument("--rounds", type=positive, default=1)
-    parser.add_argument("--workers", type=positive, help="of our runs at a time; else one a core, on GPUs one")
-    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="of the CPU, in all")
-    parser.add_argument("--json", type=Path, help="where to write the table, and all turns, as JSON")
-    return parser
+        cells = [row["name"], f"{row['at_once']:.0f}", f"{row['threads']:.0f}", f"{row[RATE]:,.1f}"]
+        lines.append([*cells, f"{row['relative']:.3f}", f"{row[CPU]:.2f}", f"{row['loss']:.3f}"])
+    return aligned(lines)
 
 
 def model(given: argparse.Namespace, folder: Path) -> Bert:
     """The recipe's model with random weights, written to a folder."""
-    changes = {name: value for name in SIZES[:4] if (value := getattr(given, name))}
-    architecture, _ = settings(given.recipe, {"architecture": changes})
+    architecture, _ = common.settings(given.recipe, {"architecture": common.sizes_given(given)})
     if given.peers and (why := layouts.why_not_transformers(architecture)):
         raise InputError(f"There are no peers of recipe {given.recipe!r}: {why}")
-    vocabulary = given.vocabulary or DELTAS[given.recipe].get("vocabulary", {}).get("entries", ENTRIES)
-    encoder = Bert(architecture, vocabulary, LENGTH)
+    encoder = Bert(architecture, common.entries(given.recipe, given), LENGTH)
     export.save(encoder, folder)
     return encoder
 
 
 def main() -> None:
     """Measure, print the table, and write it as JSON where that is asked for."""
-    parser = options()
+    parser = common.parser(
+        __doc__,
+        recipe={"default": "pocket-modern", "help": "whose model"},
+        **common.SIZE_OPTIONS,
+        peers={"action": "store_true", "help": "transformers' Trainer too"},
+        data={"type": Path, "help": "a folder of GLUE, with cola/train.parquet; else random tokens"},
+        tokenizer={"type": Path, "help": "tokenizer.json, for --data"},
+        examples={"type": positive, "default": COLA, "help": "the number of training examples"},
+        epochs={"type": positive, "default": 1},
+        seeds={"type": positive, "default": 4, "help": "the number of runs"},
+        rounds={"type": positive, "default": 1},
+        json=common.JSON_OPTION,
+    )
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    if given.peers and None in map(importlib.util.find_spec, ("transformers", "accelerate")):
-        print("There are no peers, since transformers or accelerate is not installed.")
-        given.peers = False
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            here = machine.detect()
-            given.workers = given.workers or (1 if here.device.type == "cuda" else min(given.threads, given.seeds))
-            asked = Finetuning(epochs=given.epochs, batch_size=given.batch)
-            encoder = model(given, Path(folder))
-            if given.data and not given.tokenizer:
-                raise InputError("--data holds text; give the tokenizer.json of a pretrained model as --tokenizer.")
-            examples = cola(given.data, given.tokenizer, given.examples) if given.data else None
-            train = examples or synthetic(given.examples, encoder.vocabulary)
-            finetuning.steps_of(len(train), asked)
-        except InputError as error:
-            parser.error(str(error))
+    given.peers = given.peers and common.installed("transformers", "accelerate")
+    asked = Finetuning(epochs=given.epochs)
+    with tempfile.TemporaryDirectory() as folder, common.input_errors(parser):
+        here, encoder = machine.detect(), model(given, Path(folder))
+        if given.data and not given.tokenizer:
+            raise InputError("--data holds text; give the tokenizer.json of a pretrained model as --tokenizer.")
+        examples = cola(given.data, given.tokenizer, given.examples) if given.data else None
+        train = examples or synthetic(given.examples, encoder.vocabulary)
+        finetuning.steps_of(len(train), asked)
         names = (OURS, *STRATEGIES) if given.peers else (OURS,)
-        turns: dict[str, list[dict]] = {name: [] for name in names}
-        for _ in range(given.rounds):
-            for name, done in turns.items():
-                done.append(turn(name, Path(folder), train, asked, given))
-                print(f"{name}: {done[-1]['examples_per_second']:,.1f} examples/s", file=sys.stderr)
-    rows = [row(name, done, turns[OURS]) for name, done in turns.items()]
-    about = {name: here.describe()[name] for name in ("device", "dtype")} | {"torch": torch.__version__}
+        work = Path(folder), train, asked, given.seeds
+        turns = common.take_turns({name: name for name in names}, given.rounds, lambda name: turn(name, *work), RATE)
+    fields = tuple(field for field in turns[0][0] if field != RATE)
+    rows = [{"name": n} | common.medians(done, turns[0], RATE, fields) for n, done in zip(names, turns, strict=True)]
+    about = common.about(here)
     tokens = {"examples": len(train), "tokens": len(train.tokens), "different_tokens": len(np.unique(train.tokens))}
     print(
         f"{', '.join(about.values())}; {len(train):,} examples of {train.lengths.mean():.1f} tokens, "
-        f"{tokens['different_tokens']:,} different ones; {given.seeds} seeds, {asked.epochs} epochs, batch {asked.batch_size}"
+        f"{tokens['different_tokens']:,} different ones; {given.seeds} seeds, {asked.epochs} epochs"
     )
     print(table(rows))
-    if given.json:
-        given.json.write_text(json.dumps(about | tokens | {"rounds": given.rounds, "rows": rows}, indent=2) + "\n")
+    common.write_json(given.json, about | tokens | {"rounds": given.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What train.py compares: a recipe's model in our loop, and transformers' BERT and ModernBERT in the loop that people write.
+"""What train.py compares: a recipe's model in our loop; BERT and ModernBERT of transformers in a usual training loop.
 
-These peers have the recipe's layers, widths, vocabulary, batch, micro-batch, masks, dropout and dtype. ModernBERT has global
-attention only, as our `modern` layout, and computes its head at masked tokens only; BERT computes it at all. Their loop has
-autocast, clipping and fused AdamW. Its batch is masked beforehand and no loss is read, so that reading and masking are in our
-time and not in theirs.
+The peers have the recipe's layers, widths, vocabulary, batch, micro-batch, masks, dropout and dtype. ModernBERT has
+global attention only, as our `modern` layout, and computes its head at masked tokens only; BERT computes it at all
+tokens. Their loop has autocast, clipping and fused AdamW. Its batch is masked beforehand and no loss is read, so
+reading and masking count in our time but not in theirs.
 """
 
 import gc
@@ -33,7 +33,7 @@ from model.settings import Architecture, Training
 MASK_ID, SPECIALS = TOKENS["mask_token_id"], 5  # the vocabulary fixes both
 WARM_UP = 2  # steps
 PARTS = ("forward", "backward", "optimizer")
-TIMED = (  # and the forward pass of the peers
+TIMED = (  # with the forward pass of the peers
     (Pretraining, "loss", "forward"),
     (torch.Tensor, "backward", "backward"),
     (nn.utils, "clip_grad_norm_", "optimizer"),
@@ -48,7 +48,7 @@ CLIP = 1.0  # the peers' largest gradient norm
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured. A peer's architecture has the sizes and what else decides how many operations it needs."""
+    """What is measured. A peer's architecture has the fields that decide its number of operations."""
 
     recipe: str
     peer: str | None
@@ -59,8 +59,13 @@ class Case:
     length: int
     steps: int  # after the warm-up
 
+    @property
+    def name(self) -> str:
+        """The name of its row."""
+        return (f"{self.peer}, as {self.recipe}" if self.peer else self.recipe) + ", compiled" * self.compiled
+
     def of_peer(self, peer: str) -> "Case":
-        """The peer in place of our model. GEGLU's layers have two of two thirds of the width."""
+        """The peer instead of our model. A GEGLU layer has two matrices of two thirds of the width."""
         sizes = {name: getattr(self.architecture, name) for name in ("layers", "hidden", "heads")}
         wide = self.architecture.intermediate
         own = {"intermediate": wide, "activation": "gelu"} if peer == "BERT" else {"intermediate": 3 * round(wide / 3)}
@@ -68,23 +73,23 @@ class Case:
 
     @property
     def masks(self) -> int:
-        """Tokens of a sequence to predict."""
+        """The number of tokens of a sequence to predict."""
         return masking.masks_per_sequence(self.training.mask_fraction, self.length)
 
     def operations(self) -> float:
-        """Floating-point operations a token."""
+        """Floating-point operations per token."""
         scored = self.length if self.peer == "BERT" else self.masks
         return operations(self.architecture, self.vocabulary, self.length, scored)
 
     def corpus(self) -> Corpus:
-        """One batch of random sequences, and one sequence that is held out."""
+        """A batch of random sequences, and a held-out sequence."""
         shape, kind = (self.training.batch_size + 1, self.length), np.uint16 if self.vocabulary <= 2**16 else np.uint32
         rows = np.random.default_rng(0).integers(SPECIALS, self.vocabulary, shape, dtype=kind)
         return Corpus(rows[1:], Heldout.of_rows(rows[:1]), self.vocabulary, MASK_ID, SPECIALS)
 
 
 def ours(case: Case, here: machine.Machine, watch: Watch) -> tuple[nn.Module, float, bool, int]:
-    """Train in our loop: the model, seconds after the warm-up by the loop's own clock, whether compiled, micro-batch."""
+    """Train in our loop: the model, seconds after the warm-up by the loop's clock, whether compiled, micro-batch."""
     bert = Bert(case.architecture, case.vocabulary, case.length)
     with tempfile.TemporaryDirectory() as folder:
         run = Pretraining(bert, case.training, case.corpus(), here, Path(folder))
@@ -113,7 +118,7 @@ def peer_model(case: Case) -> nn.Module:
 
 
 def theirs(case: Case, here: machine.Machine, watch: Watch) -> tuple[nn.Module, float, bool, int]:
-    """Train in the peers' loop: as `ours`."""
+    """Train in the peers' loop; returns the same as `ours`."""
     corpus, size = case.corpus(), here.micro_batch
     tokens_BS, positions_BK, labels_BK = masking.mask(corpus.sequences, 0, case.masks, corpus, seed=0)
     labels_BS = np.full_like(tokens_BS, LEFT_OUT)
@@ -144,10 +149,10 @@ def theirs(case: Case, here: machine.Machine, watch: Watch) -> tuple[nn.Module, 
 
 
 def measure(case: Case, here: machine.Machine) -> dict:
-    """Train for some steps: rates, the parts of a step's time, and what large matrix products reach beside it."""
+    """Train for some steps: rates, the parts of a step's time, and the rate of large matrix products at that time."""
     gc.collect()
-    torch.cuda.empty_cache()  # what was measured before does not count as used
-    limit = machine.matrix_rate.__wrapped__(here.device, here.dtype)  # each time, as machines are noisy
+    torch.cuda.empty_cache()  # of the case before
+    limit = machine.matrix_rate.__wrapped__(here.device, here.dtype)  # each time, since machines are noisy
     here, watch = replace(here, compiles=case.compiled, compiles_always=case.compiled), Watch(here.device)
     with ExitStack() as stack:
         for owner, name, part in TIMED:

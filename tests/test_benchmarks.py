@@ -1,39 +1,29 @@
-"""The benchmarks of training, on a machine that has torch and little else."""
+"""Each benchmark at its smallest, those of training on a machine that has torch and little else."""
 
 import json
 import os
 import statistics
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from conftest import write_jsonl
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import InputError, export, machine, masking
+from model import InputError, export, masking
 from model.bert import Bert
 from model.heldout import Heldout
 from model.settings import Architecture, Finetuning, Training
-from tasks import vocabulary
-from tasks.text.tokenizer import CLS, MASK, SEP, SPECIALS
+from tasks.text.tokenizer import MASK, SPECIALS
 from tasks.tokenize import Tokenize
+from tasks.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[1]
-ABSENT = [
-    "prefect",
-    "transformers",
-    "pyarrow",
-    "matplotlib",
-    "tokenizers",
-    "zstandard",
-    "sklearn",
-    "typer",
-    "accelerate",
-]
+ABSENT = ["prefect", "transformers", "pyarrow", "matplotlib", "tokenizers", "zstandard", "sklearn", "accelerate"]
 BARE = f"""
 import os, signal, sys
 sys.modules.update(dict.fromkeys({ABSENT}))  # so that importing them fails
@@ -49,6 +39,7 @@ sys.stderr.write = watched
 """
 PARTS = ("forward", "backward", "optimizer", "overhead")
 SIZES = {"layers": 1, "hidden": 16, "heads": 2, "intermediate": 48}
+SIZE_OPTIONS = [word for name, size in SIZES.items() for word in (f"--{name}", size)] + ["--vocabulary", 200]
 RECIPES = ("pocket", "pocket-modern")
 VOCABULARY, LENGTH = 50, 16
 
@@ -63,215 +54,109 @@ def bare(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def benchmarks(monkeypatch) -> SimpleNamespace:
-    """Their modules; the machine's limit is found in no time."""
-    monkeypatch.setattr(machine, "MATRIX_SIDE", {"cpu": 64})
+    """Their modules."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import common
     import curves
     import finetune
     import loops
     import parity
     import recipes
-    import train
-    import watch
 
-    return SimpleNamespace(
-        curves=curves, finetune=finetune, loops=loops, parity=parity, recipes=recipes, train=train, watch=watch
-    )
+    return SimpleNamespace(common=common, curves=curves, finetune=finetune, loops=loops, parity=parity, recipes=recipes)
 
 
 def run(script: str, *arguments: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess:
     """Run one of the scripts as a user does."""
     command = [sys.executable, str(ROOT / "benchmarks" / script), *map(str, arguments)]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == code, done.stderr
     return done
 
 
-def numbers(text: str) -> list[float]:
-    return [float(word.strip("%").replace(",", "")) for word in text.split()]
-
-
-def short(rounds: str, file: Path) -> list[str]:
-    """Options for a model and a number of steps that take no time."""
-    sizes = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))]
-    return [*sizes, "--batch", "4", "--vocabulary", "200", "--steps", "3", "--rounds", rounds, "--json", str(file)]
-
-
-def test_speed_is_measured_with_torch_alone_and_told_alike_as_table_and_as_json(bare, tmp_path: Path):
-    done = run("train.py", "--recipe", *RECIPES, "--peers", *short("2", tmp_path / "speed.json"), **bare)
-    assert "transformers is not installed" in done.stdout
-    found = json.loads((tmp_path / "speed.json").read_text())
-    limit, rows = found["matrix_gflop_per_second"], found["rows"]
+def test_speed_of_pretraining_with_torch_alone(bare, tmp_path: Path):
+    options = ["--batch", 4, "--steps", 3, "--rounds", 2, "--json", tmp_path / "speed.json"]
+    done = run("train.py", "--recipe", *RECIPES, "--peers", *SIZE_OPTIONS, *options, **bare)
+    assert "transformers not installed" in done.stdout
+    content = json.loads((tmp_path / "speed.json").read_text())
+    rows, first = content["rows"], content["rows"][0]["turns"]
     assert tuple(row["name"] for row in rows) == RECIPES
-    assert limit == statistics.median(turn["matrix_gflop_per_second"] for row in rows for turn in row["turns"])
     for row, line in zip(rows, done.stdout.splitlines()[-2:], strict=True):
-        turns, first = row["turns"], rows[0]["turns"]
-        assert len(turns) == 2
-        for turn in turns:
-            assert all(0 < turn[part] < 1 for part in PARTS)
-            assert sum(turn[part] for part in PARTS) == pytest.approx(1)
-            assert turn["cpu_seconds_per_1000_tokens"] > 0
-        for name in ("tokens_per_second", *PARTS):
-            assert row[name] == statistics.median(turn[name] for turn in turns)
-        speeds = [[turn["tokens_per_second"] for turn in each] for each in (turns, first)]
+        assert all(sum(turn[part] for part in PARTS) == pytest.approx(1) for turn in row["turns"])
+        assert all(0 < turn[part] < 1 for turn in row["turns"] for part in PARTS)
+        speeds = [[turn["tokens_per_second"] for turn in turns] for turns in (row["turns"], first)]
+        assert row["tokens_per_second"] == statistics.median(speeds[0])
         assert row["relative"] == statistics.median(ours / other for ours, other in zip(*speeds, strict=True))
-        assert row["mfu"] == pytest.approx(row["gflop_per_second"] / limit)
-        parameters, speed, relative, _, _, mfu, *shares = numbers(line.removeprefix(row["name"]))
-        assert (parameters, speed) == (row["parameters"], round(row["tokens_per_second"]))
-        assert [relative, mfu / 100] == pytest.approx([row["relative"], row["mfu"]], abs=0.006)
-        assert shares == pytest.approx([100 * row[part] for part in PARTS], abs=0.06)
-
-
-def test_peers_are_measured_beside_every_recipe(benchmarks, tmp_path: Path, monkeypatch):
-    pytest.importorskip("transformers")
-    monkeypatch.setenv("CRAM_MICRO_BATCH", "2")
-    monkeypatch.setattr(sys, "argv", ["train.py", "--peers", *short("1", tmp_path / "speed.json")])
-    benchmarks.train.main()
-    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["pocket", "BERT, as pocket", "ModernBERT, as pocket"]
-    assert {(row["batch"], row["micro_batch"], row["masks"]) for row in rows} == {(4, 2, 32)}
-    assert all(0 < row[part] < 1 for row in rows for part in PARTS)
-
-
-def few(file: Path, *more: object) -> list[str]:
-    """Options for finetuning a model on some examples, which takes no time."""
-    sizes = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))]
-    return [
-        *sizes,
-        "--vocabulary",
-        "200",
-        "--examples",
-        "40",
-        "--seeds",
-        "3",
-        "--threads",
-        "2",
-        "--json",
-        str(file),
-        *map(str, more),
-    ]
-
-
-def test_finetuning_is_measured_with_torch_alone(bare, tmp_path: Path):
-    done = run("finetune.py", "--peers", *few(tmp_path / "speed.json", "--epochs", 2), **bare)
-    assert "transformers or accelerate is not installed" in done.stdout
-    found = json.loads((tmp_path / "speed.json").read_text())
-    (row,), (turn,) = found["rows"], found["rows"][0]["turns"]
-    assert turn["examples"] == 3 * 2 * 32
-    assert (turn["at_once"], turn["threads"]) == (2, 1)
-    assert turn["examples_per_second"] == pytest.approx(turn["examples"] / turn["seconds"])
-    assert 0.5 < turn["loss"] < 1.0
-    name, *cells = done.stdout.splitlines()[-1].split()
-    assert name == row["name"] == "cram"
-    assert numbers(" ".join(cells))[2:4] == pytest.approx([row["examples_per_second"], 1.0], abs=0.06)
-
-
-def test_the_trainer_finetunes_the_same_model_on_the_same_examples(benchmarks, tmp_path: Path):
-    pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    script, layout = benchmarks.finetune, benchmarks.train.settings("pocket-modern", {"architecture": SIZES})[0]
-    export.save(Bert(layout, 200, script.LENGTH), tmp_path)
-    given, asked = script.synthetic(40, 200), Finetuning(epochs=2, learning_rate=1e-9)
-    runs = [script.ours(tmp_path, given, asked, 0, 1)]
-    runs += [script.theirs(tmp_path, given, asked, 0, 1, strategy) for strategy in script.STRATEGIES.values()]
-    assert [one["examples"] for one in runs] == [64] * 4
-    assert all(0.3 < one["loss"] < 2 for one in runs)  # their last layers are random
-    assert all(one["end"] > one["begin"] and one["cpu_seconds"] > 0 for one in runs)
-
-
-def test_the_difference_of_two_engines_is_in_welchs_standard_errors(benchmarks):
-    from scipy import stats
-
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        ours, others = rng.normal(50, 3, 5).tolist(), rng.normal(51, 1, 5).tolist()
-        expected = stats.ttest_ind(ours, others, equal_var=False).statistic
-        assert benchmarks.parity.errors(ours, others) == pytest.approx(expected)
-    assert benchmarks.parity.errors([1.0, 1.0], [1.0, 1.0]) == 0.0
-    assert benchmarks.parity.errors([1.0, 1.0], [2.0, 2.0]) == -np.inf
-    scores = {(engine, "rte"): [50.0, 52.0] for engine in benchmarks.parity.ENGINES}
-    scores[benchmarks.parity.LENGTH, "rte"] = [60.0, 62.0]
-    row = benchmarks.parity.table(scores, ["rte"]).splitlines()[1].split()
-    assert row == ["rte", "61.00", "±", "1.41", "51.00", "±", "1.41", "51.00", "±", "1.41", "+7.07", "(far)", "+0.00"]
-
-
-def test_synthetic_examples_are_as_long_as_colas(benchmarks):
-    given = benchmarks.finetune.synthetic(8551, 32_768)
-    assert len(given) == 8551
-    assert np.percentile(given.lengths, [25, 50, 75, 90]).tolist() == pytest.approx([9, 11, 13, 17], abs=1)
-    assert given.lengths.mean() == pytest.approx(11.5, abs=0.2)
-    assert len(np.unique(given.tokens)) == pytest.approx(5563, rel=0.05)
-    assert (given.tokens[given.ends - 1] == SEP).all()
-    assert (given.tokens[given.ends - given.lengths] == CLS).all()
-
-
-def test_peers_need_a_layout_that_transformers_has(tmp_path: Path):
-    pytest.importorskip("accelerate")
-    done = run("finetune.py", "--recipe", "pocket", "--peers", *few(tmp_path / "speed.json"), code=2)
-    assert "no peers of recipe 'pocket': transformers has no model of this layout" in done.stderr
-
-
-def test_a_tokenizer_or_data_that_is_not_there_is_told(tmp_path: Path):
-    done = run("finetune.py", "--data", tmp_path, *few(tmp_path / "speed.json"), code=2)
-    assert "--tokenizer" in done.stderr
-    done = run(
-        "finetune.py", "--data", tmp_path, "--tokenizer", tmp_path / "no.json", *few(tmp_path / "speed.json"), code=2
-    )
-    assert "cola/train.parquet" in done.stderr
-
-
-def case(benchmarks, peer: str | None = None, **changes):
-    """A recipe's model and training, or a peer's, at tiny sizes."""
-    training = Training(budget=8 * 4 * LENGTH, budget_unit="tokens", batch_size=4, batch_ramp=0)
-    architecture = Architecture(**SIZES | changes)
-    ours = benchmarks.loops.Case("tiny", None, False, architecture, training, VOCABULARY, LENGTH, steps=6)
-    return ours.of_peer(peer) if peer else ours
+        assert row["mfu"] == pytest.approx(row["gflop_per_second"] / content["matrix_gflop_per_second"])
+        assert line.split()[:3] == [row["name"], f"{row['parameters']:,}", f"{row['tokens_per_second']:,.0f}"]
 
 
 @pytest.mark.parametrize("peer", ["BERT", "ModernBERT"])
-@pytest.mark.parametrize("changes", [{}, {"activation": "gelu", "intermediate": 64}])
-def test_operations_of_the_peers_are_those_that_torch_counts(benchmarks, peer: str, changes: dict):
+def test_peers_are_measured_and_their_operations_are_those_that_torch_counts(benchmarks, monkeypatch, peer: str):
     pytest.importorskip("transformers")
-    theirs = case(benchmarks, peer, **changes)
-    model, corpus = benchmarks.loops.peer_model(theirs), theirs.corpus()
+    loops = benchmarks.loops
+    monkeypatch.setattr(loops.machine, "MATRIX_SIDE", {"cpu": 64})
+    training = Training(budget=8 * 4 * LENGTH, budget_unit="tokens", batch_size=4, batch_ramp=0)
+    case = loops.Case("tiny", None, False, Architecture(**SIZES), training, VOCABULARY, LENGTH, steps=2).of_peer(peer)
+    model, corpus = loops.peer_model(case), case.corpus()
     model.set_attn_implementation("eager")  # the fused one is not counted
-    tokens, positions, hidden = masking.mask(corpus.sequences, 0, theirs.masks, corpus, seed=0)
+    tokens, positions, hidden = masking.mask(corpus.sequences, 0, case.masks, corpus, seed=0)
     labels = np.full_like(tokens, -100)
     np.put_along_axis(labels, positions, hidden, axis=1)
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.from_numpy(tokens), labels=torch.from_numpy(labels)).loss.backward()
-    counted = counter.get_total_flops() / tokens.size  # with the angles of positions in some versions
-    assert counted == pytest.approx(theirs.operations(), rel=1e-3)
+    assert counter.get_total_flops() / tokens.size == pytest.approx(case.operations(), rel=1e-3)
+    measured = loops.measure(case, loops.machine.Machine(torch.device("cpu"), torch.float32, False, 2))
+    assert all(0 < measured[part] < 1 for part in PARTS)
+    assert (measured["micro_batch"], torch.Tensor.backward.__module__) == (2, "torch._tensor")
 
 
-@pytest.mark.parametrize("peer", [None, "BERT"])
-def test_each_part_of_a_step_is_timed_once_and_not_before_the_warm_up_is_over(benchmarks, monkeypatch, peer):
-    if peer:
-        pytest.importorskip("transformers")
-    watch, made = benchmarks.watch.Watch, []
+def test_speed_of_finetuning_with_torch_alone(bare, tmp_path: Path):
+    options = ["--examples", 40, "--seeds", 3, "--epochs", 2, "--json", tmp_path / "speed.json"]
+    done = run("finetune.py", "--peers", *SIZE_OPTIONS, *options, **bare)
+    assert "transformers, accelerate not installed" in done.stdout
+    (row,) = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    (turn,) = row["turns"]
+    assert turn["examples"] == 3 * 2 * 32
+    assert turn["examples_per_second"] == row["examples_per_second"] == pytest.approx(192 / turn["seconds"])
+    assert 0.5 < turn["loss"] < 1.0
+    assert done.stdout.splitlines()[-1].split()[3:5] == [f"{row['examples_per_second']:,.1f}", "1.000"]
 
-    class Kept(watch):
-        def __init__(self, device: torch.device) -> None:
-            super().__init__(device)
-            made.append(self)
 
-    monkeypatch.setattr(benchmarks.loops, "Watch", Kept)
-    here = machine.Machine(torch.device("cpu"), torch.float32, False, 2)  # two micro-batches a step
-    found = benchmarks.loops.measure(case(benchmarks, peer), here)
-    steps = [[part for part, *_ in step] for step in made[0].steps]
-    assert len(steps) == 2 + 6
-    assert all(step.count("forward") == step.count("backward") == 2 for step in steps)
-    spans = [(begin, end) for step in made[0].steps for _, begin, end in step]
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))  # none within another
-    assert found["micro_batch"] == 2
-    assert torch.Tensor.backward.__module__ == "torch._tensor"  # as it was
+def test_peers_of_finetuning_need_a_layout_that_transformers_has():
+    pytest.importorskip("accelerate")
+    assert "recipe 'pocket'" in run("finetune.py", "--recipe", "pocket", "--peers", *SIZE_OPTIONS, code=2).stderr
+
+
+def test_the_trainer_finetunes_the_same_model_on_the_same_examples(benchmarks, tmp_path: Path):
+    pytest.importorskip("accelerate")
+    script, layout = benchmarks.finetune, benchmarks.common.settings("pocket-modern", {"architecture": SIZES})[0]
+    export.save(Bert(layout, 200, script.LENGTH), tmp_path)
+    given, asked = script.synthetic(40, 200), Finetuning(epochs=2, learning_rate=1e-9)
+    assert given.lengths.mean() == pytest.approx(11.5, abs=1.5), "as long as CoLA's"
+    runs = [script.ours(tmp_path, given, asked, 0, 1), script.theirs(tmp_path, given, asked, 0, 1, "group_by_length")]
+    assert [one["examples"] for one in runs] == [64] * 2
+    assert all(0.3 < one["loss"] < 2 for one in runs)  # their last layers are random
+    assert all(one["end"] > one["begin"] and one["cpu_seconds"] > 0 for one in runs)
+
+
+def test_two_engines_are_compared_in_welchs_standard_errors(benchmarks):
+    from scipy import stats
+
+    rng = np.random.default_rng(0)
+    ours, others = rng.normal(50, 3, 5).tolist(), rng.normal(51, 1, 5).tolist()
+    expected = stats.ttest_ind(ours, others, equal_var=False).statistic
+    parity = benchmarks.parity
+    assert parity.errors(ours, others) == pytest.approx(expected)
+    assert [parity.errors([1.0, 1.0], [x, x]) for x in (1.0, 2.0)] == [0.0, -np.inf]
+    scores = {(engine, "rte"): [50.0, 52.0] for engine in parity.ENGINES} | {(parity.LENGTH, "rte"): [60.0, 62.0]}
+    row = parity.table(scores, ["rte"]).splitlines()[1].split()
+    assert row == ["rte", "61.00", "±", "1.41", "51.00", "±", "1.41", "51.00", "±", "1.41", "+7.07", "(far)", "+0.00"]
 
 
 def test_the_benchmarks_assume_what_the_stages_do(benchmarks):
-    assert vocabulary.Vocabulary().entries == benchmarks.train.ENTRIES
-    assert Tokenize().length == benchmarks.train.LENGTH
-    assert MASK == benchmarks.loops.MASK_ID
-    assert len(SPECIALS) == benchmarks.loops.SPECIALS
+    assert (Vocabulary().entries, Tokenize().length) == (benchmarks.common.ENTRIES, benchmarks.common.LENGTH)
+    assert (MASK, len(SPECIALS)) == (benchmarks.loops.MASK_ID, benchmarks.loops.SPECIALS)
 
 
 def tokenized(folder: Path) -> Path:
@@ -288,117 +173,72 @@ def tokenized(folder: Path) -> Path:
 
 def losses(folder: Path) -> dict[str, list[list[float]]]:
     """The held-out losses of every run, by recipe."""
-    found = json.loads((folder / "comparison.json").read_text())["recipes"]
-    return {
-        name: [[e["heldout_loss"] for e in run["evaluations"]] for run in one["runs"]] for name, one in found.items()
-    }
+    recipes = json.loads((folder / "comparison.json").read_text())["recipes"]
+    return {name: [[e["heldout_loss"] for e in r["evaluations"]] for r in one["runs"]] for name, one in recipes.items()}
 
 
-def test_recipes_are_compared_with_torch_alone_and_an_interrupted_run_goes_on(bare, tmp_path: Path):
+def test_recipes_are_compared_with_torch_alone_and_an_interrupted_run_continues(bare, tmp_path: Path):
     changes = [f"{name}.architecture.{field}={size}" for name in RECIPES for field, size in SIZES.items()]
     changes += [f"{name}.batch_size=8" for name in RECIPES]
-    race = ["--recipe", *RECIPES, "--set", *changes, "--data", tokenized(tmp_path / "data"), "--threads", 1]
+    race = ["--recipe", *RECIPES, "--set", *changes, "--data", tokenized(tmp_path / "data")]
     race += ["--tokens", 60 * 8 * LENGTH, "--seeds", 2, "--folder"]
-    bare_run = run("recipes.py", *race, tmp_path / "at-once", **bare)
-    assert "matplotlib is not installed" in bare_run.stdout
+    assert "matplotlib" in run("recipes.py", *race, tmp_path / "at-once", **bare).stdout
     place = "pocket-modern, seed 0: 50%"
-    stopped = run("recipes.py", *race, tmp_path / "race", "--keep", code=143, STOP_AFTER=place, **bare)
-    assert place in stopped.stderr
+    assert place in run("recipes.py", *race, tmp_path / "race", "--keep", code=143, STOP_AFTER=place, **bare).stderr
     rest = run("recipes.py", *race, tmp_path / "race", "--keep")  # with matplotlib
     assert "Resuming from step" in rest.stderr
-    assert "pocket, seed 0" not in rest.stderr  # it had finished
-    assert "pocket-modern, seed 0: 40%" not in rest.stderr
+    assert "pocket, seed 0" not in rest.stderr, "it had finished"
     assert losses(tmp_path / "race") == losses(tmp_path / "at-once")
     assert (tmp_path / "race" / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
     comparison = json.loads((tmp_path / "race" / "comparison.json").read_text())
-    found = comparison["recipes"]
     row = next(line for line in rest.stdout.splitlines() if "loss at 100%" in line)
     cells = iter(word for word in row.split()[5:] if word != "±")
     for name, runs in losses(tmp_path / "race").items():
         ends = [curve[-1] for curve in runs]
-        assert len({tuple(curve) for curve in runs}) == 2  # another seed, another run
-        assert found[name]["heldout_loss"][-1]["mean"] == pytest.approx(sum(ends) / 2)
-        assert [float(next(cells)), float(next(cells))] == pytest.approx(
-            [np.mean(ends), np.std(ends, ddof=1)], abs=6e-4
-        )
-        fractions = found[name]["passes"]["fractions"]
-        assert all(fraction is None or 0 < fraction <= 1 for fraction in fractions)
-        assert found[name]["passes"]["seeds"] == 2 - fractions.count(None)
-    assert found["pocket"]["passes"]["seeds"] == 2  # at its own end at the latest
-    scored_again(tmp_path, comparison, bare)
+        assert runs[0] != runs[1], "another seed, another run"
+        assert comparison["recipes"][name]["heldout_loss"][-1]["mean"] == pytest.approx(np.mean(ends))
+        shown = [float(next(cells)), float(next(cells))]
+        assert shown == pytest.approx([np.mean(ends), np.std(ends, ddof=1)], abs=6e-4)
+    assert comparison["recipes"]["pocket"]["passes"]["seeds"] == 2, "at its own end at the latest"
+
+    score = ["--data", tmp_path / "data", "--json", tmp_path / "scores.json", "--folder"]
+    assert "nats per byte" in run("score.py", *score, tmp_path / "race", **bare).stdout
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["ends"] == comparison["ends"]
+    assert 0 < scores["ends"]["pocket-modern"]["difference"]["standard_error"] < 0.5
+    assert "checkpoint.safetensors" in run("score.py", *score, tmp_path / "at-once", code=2).stderr
 
 
-def scored_again(folder: Path, comparison: dict, bare: dict) -> None:
-    """score.py finds the held-out losses of kept runs again, and their differences, in a table too."""
-    score = ["--data", folder / "data", "--threads", 1, "--json", folder / "scores.json", "--folder"]
-    done = run("score.py", *score, folder / "race", **bare)
-    scores, ends = json.loads((folder / "scores.json").read_text()), comparison["ends"]
-    assert scores["ends"] == ends
-    for name, runs in scores["runs"].items():
-        assert [one["heldout"] for one in runs] == [one["heldout"] for one in comparison["recipes"][name]["runs"]]
-        value = ends[name]["nats_per_byte"]["mean"]
-        assert value == pytest.approx(np.mean([one["heldout"]["nats_per_byte"]["value"] for one in runs]))
-        assert f"{value:.4f} ± " in next(line for line in done.stdout.splitlines() if "nats per byte" in line)
-    first, other = (ends[name]["nats_per_byte"]["mean"] for name in RECIPES)
-    assert ends["pocket-modern"]["difference"]["value"] == pytest.approx(other - first, abs=1e-5)
-    assert 0 < ends["pocket-modern"]["difference"]["standard_error"] < 0.5
-    assert "checkpoint.safetensors" in run("score.py", *score, folder / "at-once", code=2).stderr
+def ending(*losses: float, budget: float = 1.0) -> list[dict]:
+    """Runs that go straight from a loss of 3 to these."""
+    about = {"tokens": 1, "seconds": 1.0, "training": {"budget": budget}}
+    return [
+        about | {"evaluations": [{"fraction": f, "heldout_loss": x} for f, x in ((0.0, 3.0), (1.0, loss))]}
+        for loss in losses
+    ]
 
 
-def evaluations(fractions, losses) -> list[dict]:
-    pairs = zip(fractions, losses, strict=True)
-    return [{"fraction": float(fraction), "heldout_loss": float(loss)} for fraction, loss in pairs]
-
-
-def test_a_loss_is_passed_where_the_falling_curve_has_it(benchmarks):
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        curve = np.sort(rng.random(11))[::-1]
-        fractions = np.concatenate([[0], np.sort(rng.random(9)), [1]])
-        loss = rng.uniform(curve[-1], curve[0])
-        found = benchmarks.curves.passes(evaluations(fractions, curve), loss)
-        assert np.interp(found, fractions, curve) == pytest.approx(loss)
-    assert benchmarks.curves.passes(evaluations([0, 0.5, 1], [3, 2, 1]), 0.9) is None
-    assert benchmarks.curves.passes(evaluations([0, 0.5, 1], [3, 2, 1]), 1) == 1
-    assert benchmarks.curves.passes(evaluations([0, 0.5, 0.8, 1], [3, 1, 2, 0]), 2) == 0.25  # the first time
-
-
-def compared(benchmarks, runs: dict[str, list[dict]]) -> dict[str, list[str]]:
-    """The rows of the table, by their first cell."""
+@pytest.mark.parametrize(
+    ("runs", "where"),
+    [
+        (
+            {"a": ending(1, 2), "b": ending(1.5, 1.5), "c": ending(2.5, 2.5)},
+            ["1.000 ± 0.000", "0.667 (1 of 2)", "never"],
+        ),
+        ({"a": ending(1, budget=40.0), "b": ending(1, budget=10.0)}, ["1.000", "0.250"]),
+    ],
+)
+def test_the_table_says_where_each_recipe_passes_the_firsts_end(benchmarks, runs: dict, where: list[str]):
     about = {"budget": 1.0, "budget_unit": "tokens", "machine": {"device": "CPU"}, "seeds": len(runs["a"])}
     table = benchmarks.curves.table(about | {"recipes": benchmarks.curves.compare(runs)})
-    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in table.splitlines()[2:]]
-    return {name: cells for name, *cells in rows}
+    line = next(line for line in table.splitlines() if "passes the first's end at" in line)
+    assert [cell.strip() for cell in line.split("  ") if cell.strip()][1:] == where
 
 
-def test_a_recipe_that_does_not_get_there_is_said_to_never_do(benchmarks):
-    runs = {
-        name: [
-            {"evaluations": evaluations([0, 1], ends), "tokens": 1, "seconds": 1.0, "training": {"budget": 1.0}}
-            for ends in curves
-        ]
-        for name, curves in {"a": [(3, 1), (3, 2)], "b": [(3, 1.5), (3, 1.5)], "c": [(3, 2.5), (3, 2.5)]}.items()
-    }
-    table = compared(benchmarks, runs)
-    assert table["passes the first's end at"] == ["1.000 ± 0.000", "0.667 (1 of 2)", "never"]
-
-
-def test_a_smaller_budget_is_told_and_where_it_passes_is_a_fraction_of_the_first_ones(benchmarks):
-    curve = {"evaluations": evaluations([0, 1], [3, 1]), "tokens": 1, "seconds": 1.0}
-    runs = {name: [curve | {"training": {"budget": budget}}] for name, budget in {"a": 40.0, "b": 10.0}.items()}
-    table = compared(benchmarks, runs)
-    assert table["budget, of the first's"] == ["1.00", "0.25"]
-    assert table["loss at 100% of it"] == ["1.000", "1.000"]
-    assert table["passes the first's end at"] == ["1.000", "0.250"]
-
-
-def test_the_order_of_the_sequences_is_the_seeds(benchmarks):
-    rows = np.arange(60).reshape(20, 3)
-    first, again, other = (benchmarks.recipes.Shuffled(rows, seed)[np.arange(20)] for seed in (0, 0, 1))
-    assert (first == again).all()
-    assert (first != other).any()
-    assert (np.sort(first[:, 0]) == rows[:, 0]).all()
+def test_a_loss_is_passed_where_the_curve_first_has_it(benchmarks):
+    curve = [{"fraction": f, "heldout_loss": x} for f, x in zip([0, 0.5, 0.8, 1], [3, 1, 2, 0.5], strict=True)]
+    assert [benchmarks.curves.passes(curve, loss) for loss in (3, 2, 0.5, 0.4)] == [0, 0.25, 1, None]
 
 
 @pytest.mark.parametrize(
@@ -408,43 +248,43 @@ def test_the_order_of_the_sequences_is_the_seeds(benchmarks):
         ("pocket.learning_rate=-1", "pocket.learning_rate"),
         ("pocket.architecture.heads=7", "heads 7"),
         ("pocket.seed=1", "pocket.seed=1"),
-        ("pocket.architecture=1", "pocket.architecture=1"),
         ("other.learning_rate=1", "other.learning_rate=1"),
-        ("pocket.learning_rate", "pocket.learning_rate"),
     ],
 )
-def test_a_change_that_can_not_be_made_is_named(benchmarks, change: str, named: str):
+def test_an_impossible_change_is_named(benchmarks, change: str, named: str):
     with pytest.raises(InputError, match=named):
-        benchmarks.train.settings("pocket", benchmarks.recipes.changes([change], ["pocket"])["pocket"])
+        benchmarks.common.settings("pocket", benchmarks.recipes.changes([change], ["pocket"])["pocket"])
 
 
-def test_a_change_is_made_to_its_recipe_alone(benchmarks):
-    texts = ["a.learning_rate=0.25", "a.architecture.layers=7", "a.optimizer=sgd", "a.budget=5"]
-    found = benchmarks.recipes.changes(texts, ["a", "b"])
-    a = {"learning_rate": 0.25, "architecture": {"layers": 7}, "optimizer": "sgd", "budget": 5}
-    assert found == {"a": a, "b": {}}
-    architecture, training = benchmarks.train.settings("pocket", found["a"])
-    assert (architecture.layers, architecture.hidden) == (7, 256)  # the latter pocket's
-    assert (training.learning_rate, training.optimizer) == (0.25, "sgd")
-
-
-def test_what_is_wrong_with_the_data_is_told(benchmarks, tmp_path: Path):
-    with pytest.raises(InputError, match="not what the tokenize stage writes"):
-        benchmarks.recipes.read(tmp_path, None)
-    data = tokenized(tmp_path / "data")
-    with pytest.raises(InputError, match="token 49 of 40 entries"):
-        benchmarks.recipes.read(data, 40)
-    assert benchmarks.recipes.read(data, None).vocabulary == VOCABULARY
-    (data / "stage.json").unlink()
-    assert benchmarks.recipes.read(data, 60).vocabulary == 60
-    with pytest.raises(InputError, match="--vocabulary"):
-        benchmarks.recipes.read(data, None)
-
-
-def test_other_data_is_another_run(benchmarks, tmp_path: Path):
-    corpus = benchmarks.recipes.read(tokenized(tmp_path / "data"), None)
+def test_data_of_a_race_is_checked_and_other_data_is_another_run(benchmarks, tmp_path: Path):
+    data, recipes = tokenized(tmp_path / "data"), benchmarks.recipes
+    corpus = recipes.read(data)
     rows = np.array(corpus.sequences)
     rows[0, 0] += 1
-    assert benchmarks.recipes.identity(corpus) != benchmarks.recipes.identity(
-        masking.Corpus(rows, corpus.heldout, VOCABULARY, 4, 5)
-    )
+    other = masking.Corpus(rows, corpus.heldout, VOCABULARY, 4, 5)
+    assert recipes.identity(corpus) != recipes.identity(other)
+    (data / "stage.json").write_text(json.dumps({"stats": {"entries": 40}}))
+    with pytest.raises(InputError, match="token 49 of 40 entries"):
+        recipes.read(data)
+    with pytest.raises(InputError, match=r"sequences\.npy"):
+        recipes.read(tmp_path)
+
+
+def test_speed_of_the_data_stages(tmp_path: Path, toy_texts: list[str]):
+    text = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
+    done = run("data.py", text, "--workers", 1, "--entries", 400, "--json", tmp_path / "speed.json")
+    (of_one_worker,) = json.loads((tmp_path / "speed.json").read_text())["runs"]
+    rows = of_one_worker["rows"]
+    names = [
+        "download",
+        "deduplicate, exact",
+        "measure",
+        "filter",
+        "vocabulary",
+        "tokenize and sort",
+        "the whole chain",
+    ]
+    assert [row["stage"] for row in rows] == names
+    assert all(row["mb_per_second"] > 0 and row["peak_mib"] > 10 for row in rows)
+    assert all(row["fraction_of_limit"] > 0 for row in rows[:-1])
+    assert done.stdout.splitlines()[-1].startswith("the whole chain")

@@ -19,10 +19,8 @@ from test_workers import LONG, jobs_in, square, squares, traces, wait_for
 from model import InputError
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
-from tasks.store import Artifact
 from tasks.workers import dask_cluster, mapping
 from tasks.workers.mapping import over_parts
-from tasks.workers.progress import Progress
 
 distributed = pytest.importorskip("distributed")
 
@@ -147,40 +145,20 @@ def test_a_killed_worker_s_part_is_done_by_another_and_no_finished_part_again(tw
     assert not list((tmp_path / "done").glob("*.shared"))
 
 
-def files_of(artifact: Artifact) -> dict[str, bytes]:
-    """All files but the manifest, which has times in it."""
-    found = (p for p in artifact.path.rglob("*") if p.is_file() and p.name != "stage.json")
-    return {str(p.relative_to(artifact.path)): p.read_bytes() for p in found}
-
-
-def test_a_stage_writes_the_same_bytes_though_a_worker_is_killed_half_way(
+def test_a_stage_writes_the_same_files_as_on_this_machine(
     two_workers: Cluster, store: Path, tmp_path: Path, toy_texts: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     text = write_jsonl(tmp_path / "toy.jsonl", toy_texts + toy_texts[::3])
     monkeypatch.delenv("CRAM_DASK")
-    corpus = download.fn(Download(source="files", files=[str(text)], documents=0, part_megabytes=0.003))
-    parts = corpus.stats["parts"]
-    assert parts > 40
+    corpus = download.fn(Download(source="files", files=[str(text)], documents=0, part_megabytes=0.01))
+    assert corpus.stats["parts"] > 10
     here = deduplicate.fn(Deduplicate(), corpus)
-    expected, about = files_of(here), here.manifest
+    expected = here.manifest["files"]  # with their digests
     here.path.rename(tmp_path / "made here")
-
-    killed, update = [], Progress.update
-
-    def kill_once(self: Progress, amount: float = 1, note: str = "") -> None:
-        update(self, amount, note)
-        if amount and not killed:
-            killed.append(two_workers.workers()[0])
-            os.kill(killed[0], signal.SIGKILL)
-            assert len(list((store / ".partial").rglob("*.json"))) < parts, "killed too late"
-
-    monkeypatch.setattr(Progress, "update", kill_once)
     monkeypatch.setenv("CRAM_DASK", two_workers.address)
     there = deduplicate.fn(Deduplicate(), corpus)
-    assert len(killed) == 1
-    assert there == here, "where it is made is no part of the key"
-    assert files_of(there) == expected
-    assert there.manifest["files"] == about["files"]
+    assert there == here, "the place is no part of the key"
+    assert there.manifest["files"] == expected
     assert there.manifest["peak_memory_mib"]["largest_worker"] > 10
 
 

@@ -1,4 +1,3 @@
-import json
 import logging
 import os
 import shutil
@@ -143,17 +142,6 @@ def test_the_rate_of_matrix_products_is_that_of_the_median_and_measured_once(mon
         machine.matrix_rate.cache_clear()
 
 
-def test_a_reading_gives_the_numbers():
-    assert machine.Reading(torch.tensor([1.5, -2.0])).read() == [1.5, -2.0]
-
-
-def test_matrix_products_are_computed_in_the_dtype():
-    x, linear = torch.ones(2, 8), torch.nn.Linear(8, 8)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        with machine.Machine(CPU, dtype, False, 1).autocast():
-            assert linear(x).dtype is dtype
-
-
 def masked(seed: int) -> tuple[torch.Tensor, ...]:
     """Eight sequences to train on."""
     rows = np.random.default_rng(seed).integers(5, VOCABULARY, (8, LENGTH)).astype(np.uint16)
@@ -173,15 +161,8 @@ def test_half_precision_gives_nearly_the_loss_of_fp32(dtype, tolerance):
     assert losses[0] == pytest.approx(losses[1], rel=tolerance)
 
 
-def test_the_description_is_json_and_names_what_was_used():
-    about = machine.Machine(torch.device("cpu"), torch.bfloat16, True, 32).describe()
-    assert json.loads(json.dumps(about)) == about
-    threads = "CPU, 1 thread" if torch.get_num_threads() == 1 else f"CPU, {torch.get_num_threads()} threads"
-    assert about == {"device": threads, "dtype": "bfloat16", "compiled": True, "micro_batch": 32}
-
-
 def check_compiled(backend: str, positions: str, gradients: bool) -> None:
-    """Loss and gradients of the model, compiled as training compiles it, are those of the model as it is."""
+    """Loss and gradients of the model, compiled as training compiles it, are those without compiling."""
     architecture = Architecture(layers=1, hidden=32, heads=2, intermediate=96, positions=positions)
     model = bert.Bert(architecture, VOCABULARY, LENGTH)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)

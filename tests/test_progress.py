@@ -72,11 +72,16 @@ def test_the_caller_goes_on_while_the_server_hangs_and_only_the_newest_is_sent(r
     assert len(server.threads) == 1
 
 
+def answered(status: int) -> httpx.HTTPStatusError:
+    return httpx.HTTPStatusError("refused", request=None, response=httpx.Response(status))
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), answered(500)], ids=["absent", "broken"])
 def test_an_absent_server_is_logged_once_and_gets_the_newest_when_it_is_back(
-    reporter: Reporter, server: FakeServer, caplog: pytest.LogCaptureFixture
+    reporter: Reporter, server: FakeServer, caplog: pytest.LogCaptureFixture, error: Exception
 ):
     caplog.set_level(logging.INFO, "tasks")
-    server.error = httpx.ConnectError("refused")
+    server.error = error
     reporter.send("a", lambda: server.call("old"))
     for _ in range(5):
         assert server.asked.acquire(timeout=LONG), "it is tried again"
@@ -89,21 +94,12 @@ def test_an_absent_server_is_logged_once_and_gets_the_newest_when_it_is_back(
 
 
 def test_what_the_server_refuses_is_logged_and_not_sent_again(reporter: Reporter, server: FakeServer, caplog):
-    server.error = httpx.HTTPStatusError("too long", request=None, response=httpx.Response(422))
+    server.error = answered(422)
     reporter.send("artifacts of filter/1", lambda: server.call("table"))
     assert reporter.flush(LONG)
     assert reporter.answers
     [record] = caplog.records
     assert "artifacts of filter/1" in record.getMessage()
-
-
-def test_a_server_that_fails_gets_the_report_when_it_works_again(reporter: Reporter, server: FakeServer):
-    server.error = httpx.HTTPStatusError("disk full", request=None, response=httpx.Response(500))
-    reporter.send("a", lambda: server.call("a"))
-    assert not reporter.flush(LONG)
-    server.error = None
-    assert reporter.flush(LONG) or reporter.flush(LONG), "a request may have been under way"
-    assert server.said == ["a"]
 
 
 def take_logs(reporter: Reporter, create_logs: Callable[[list[dict]], None]) -> None:
@@ -116,7 +112,7 @@ def test_log_records_that_the_server_refuses_hold_up_no_others(reporter: Reporte
 
     def create_logs(batch: list[dict]) -> None:
         if {"message": "refused"} in batch:
-            raise httpx.HTTPStatusError("too long", request=None, response=httpx.Response(422))
+            raise answered(422)
         posted.extend(batch)
 
     take_logs(reporter, create_logs)

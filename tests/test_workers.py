@@ -1,4 +1,4 @@
-"""Workers of this machine: parts of a corpus and finetuning runs in processes, what a rerun repeats, kills and Ctrl-C."""
+"""Workers of this machine: parts of a corpus and finetuning runs in processes, reruns, kills and Ctrl-C."""
 
 import errno
 import json

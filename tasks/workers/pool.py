@@ -113,9 +113,8 @@ def start_worker(stop: Connection, environment: dict[str, str], set_up: Callable
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     os.environ.clear()
     os.environ.update(environment | ONE_THREAD)
-    tqdm.set_lock(
-        threading.RLock()
-    )  # for torch's bars: tqdm's own is a semaphore, which such an end would leave behind
+    # for torch's bars: tqdm's own lock is a semaphore, which such an end would leave behind
+    tqdm.set_lock(threading.RLock())
     threading.Thread(target=end_with_parent, daemon=True).start()
     if set_up:
         set_up(*arguments)

@@ -1,0 +1,122 @@
+"""What the benchmarks share: the command line, recipes' settings, turns, tables and JSON files."""
+
+import argparse
+import importlib.util
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # cram of this checkout
+
+import torch
+from pydantic import ValidationError
+
+from flows.deltas import DELTAS
+from model import InputError, machine
+from model.settings import Architecture, Training
+
+ENTRIES, LENGTH = 32_768, 128  # of recipes that name none
+SIZES = ("layers", "hidden", "heads", "intermediate")
+
+
+def parser(about: str, **options: dict) -> argparse.ArgumentParser:
+    """A command line with these options, described by the script's docstring."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, settings in options.items():
+        made.add_argument(f"--{name}", **settings)
+    return made
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
+
+
+SIZE_OPTIONS = {name: {"type": positive, "help": "instead of the recipe's"} for name in (*SIZES, "vocabulary")}
+JSON_OPTION = {"type": Path, "help": "where to write all numbers as JSON"}
+
+
+@contextmanager
+def input_errors(commands: argparse.ArgumentParser) -> Iterator[None]:
+    """Print an InputError as an error of the command line."""
+    try:
+        yield
+    except InputError as error:
+        commands.error(str(error))
+
+
+def installed(*packages: str) -> bool:
+    """Whether the peers' packages are installed; prints those that are missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"No peers are measured: {', '.join(missing)} not installed.")
+    return not missing
+
+
+def settings(recipe: str, changes: dict) -> tuple[Architecture, Training]:
+    """What a recipe pretrains, with other values for some fields. Raises InputError for impossible ones."""
+    if recipe not in DELTAS:
+        raise InputError(f"There is no recipe {recipe!r}. Recipes: {', '.join(DELTAS)}.")
+    fields = DELTAS[recipe].get("pretrain", {})
+    architecture = fields.get("architecture", {}) | changes.get("architecture", {})
+    training = {name: value for name, value in (fields | changes).items() if name != "architecture"}
+    try:
+        return Architecture(**architecture), Training(**training)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where, message = ".".join(map(str, (recipe, *problem["loc"]))), problem["msg"].removeprefix("Value error, ")
+        value = f" (found {problem['input']!r})" if problem["loc"] else ""
+        raise InputError(f"{where}: {message}{value}.") from error
+
+
+def sizes_given(given: argparse.Namespace) -> dict:
+    """The architecture's fields that the command line names."""
+    return {name: value for name in SIZES if (value := getattr(given, name))}
+
+
+def entries(recipe: str, given: argparse.Namespace) -> int:
+    """The size of the vocabulary."""
+    return given.vocabulary or DELTAS[recipe].get("vocabulary", {}).get("entries", ENTRIES)
+
+
+def take_turns(cases: dict[str, Any], rounds: int, measure: Callable[[Any], dict], rate: str) -> list[list[dict]]:
+    """Measure all cases in turn, several times, so that a change of the machine's speed affects all."""
+    turns: dict[str, list[dict]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, case in cases.items():
+            turns[name].append(measure(case))
+            print(f"{name}: {turns[name][-1][rate]:,.1f} {rate.replace('_', ' ')}", file=sys.stderr)
+    return list(turns.values())
+
+
+def medians(turns: list[dict], first: list[dict], rate: str, fields: tuple[str, ...]) -> dict:
+    """Medians over the turns, and of the rate relative to the first case's in the same round."""
+    relative = [turn[rate] / other[rate] for turn, other in zip(turns, first, strict=True)]
+    found = {name: statistics.median(turn[name] for turn in turns) for name in (rate, *fields)}
+    return found | {"relative": statistics.median(relative), "turns": turns}
+
+
+def about(here: machine.Machine) -> dict:
+    """The machine: device, dtype and torch."""
+    return {name: here.describe()[name] for name in ("device", "dtype")} | {"torch": torch.__version__}
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """A table as text: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{text:{'>' if i else '<'}{width}}" for i, (text, width) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    )
+
+
+def write_json(path: Path | None, content: dict) -> None:
+    """Write the numbers where that is asked for."""
+    if path:
+        path.write_text(json.dumps(content, indent=2) + "\n")
