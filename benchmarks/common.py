@@ -98,8 +98,8 @@ def take_turns(cases: dict[str, Any], rounds: int, measure: Callable[[Any], dict
 def medians(turns: list[dict], first: list[dict], rate: str, fields: tuple[str, ...]) -> dict:
     """Medians over the turns, and of the rate relative to the first case's in the same round."""
     relative = [turn[rate] / other[rate] for turn, other in zip(turns, first, strict=True)]
-    found = {name: statistics.median(turn[name] for turn in turns) for name in (rate, *fields)}
-    return found | {"relative": statistics.median(relative), "turns": turns}
+    middle = {name: statistics.median(turn[name] for turn in turns) for name in (rate, *fields)}
+    return middle | {"relative": statistics.median(relative), "turns": turns}
 
 
 def about(here: machine.Machine) -> dict:
@@ -117,6 +117,6 @@ def aligned(rows: list[list[str]]) -> str:
 
 
 def write_json(path: Path | None, content: dict) -> None:
-    """Write the numbers where that is asked for."""
+    """Write the numbers if a file is given."""
     if path:
         path.write_text(json.dumps(content, indent=2) + "\n")

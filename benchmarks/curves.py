@@ -36,7 +36,7 @@ def compare(results: dict[str, list[dict]]) -> dict[str, dict]:
     """
     first = next(iter(results.values()))
     ends = [run["evaluations"][-1]["heldout_loss"] for run in first]
-    found = {}
+    compared = {}
     for name, runs in results.items():
         curves = [[[e[axis] for e in run["evaluations"]] for axis in ("fraction", "heldout_loss")] for run in runs]
         losses = np.array([np.interp(TENTHS, *curve) for curve in curves])
@@ -44,14 +44,14 @@ def compare(results: dict[str, list[dict]]) -> dict[str, dict]:
         passed = [passes(run["evaluations"], end) for run, end in zip(runs, ends, strict=True)]
         passed = [fraction and share * fraction for fraction in passed]
         there = [fraction for fraction in passed if fraction is not None]
-        found[name] = {
+        compared[name] = {
             "share": share,
             "heldout_loss": [spread(column) for column in losses.T.tolist()],
             "passes": (spread(there) if there else {}) | {"seeds": len(there), "fractions": passed},
             **{what: spread([run[what] for run in runs]) for what in ("tokens", "seconds")},
             "runs": runs,
         }
-    return found
+    return compared
 
 
 def ends(results: dict[str, list[dict]], heldout: Heldout) -> dict[str, dict]:
@@ -64,20 +64,20 @@ def ends(results: dict[str, list[dict]], heldout: Heldout) -> dict[str, dict]:
         name: np.mean([run["heldout"]["nats_of_documents"] for run in runs], axis=0) for name, runs in results.items()
     }
     first = next(iter(means.values()))
-    found = {}
+    by_recipe = {}
     for name, runs in results.items():
-        found[name] = {
+        by_recipe[name] = {
             f"nats_per_{unit}": spread([r["heldout"][f"nats_per_{unit}"]["value"] for r in runs]) for unit in UNITS
         }
-        found[name]["difference"] = ratio(means[name] - first, heldout.documents[:, UNITS["byte"]])
-    return found
+        by_recipe[name]["difference"] = ratio(means[name] - first, heldout.documents[:, UNITS["byte"]])
+    return by_recipe
 
 
-def end_table(found: dict[str, dict]) -> str:
+def end_table(ends: dict[str, dict]) -> str:
     """The result of `ends` as text, with a column for each recipe."""
-    rows = [["", *found]]
-    rows += [[f"nats per {unit}", *(cell(one[f"nats_per_{unit}"], 4) for one in found.values())] for unit in UNITS]
-    away = [one["difference"].values() for one in found.values()][1:]
+    rows = [["", *ends]]
+    rows += [[f"nats per {unit}", *(cell(one[f"nats_per_{unit}"], 4) for one in ends.values())] for unit in UNITS]
+    away = [one["difference"].values() for one in ends.values()][1:]
     cells = [f"{value:+.4f}" + ("" if error is None else f" ± {error:.4f}") for value, error in away]
     return aligned([*rows, ["difference per byte, ± over documents", "", *cells]])
 

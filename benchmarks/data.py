@@ -205,7 +205,7 @@ def speed_up(tables: dict[int, list[dict]]) -> str:
 
 
 def main() -> None:
-    """Run the stages with each number of workers, print tables, and write them as JSON where that is asked for."""
+    """Run the stages with each number of workers, print tables, and write them to the --json file."""
     parser = common.parser(
         __doc__,
         workers={"type": positive, "nargs": "+", "default": [len(os.sched_getaffinity(0))], "metavar": "N"},

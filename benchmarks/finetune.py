@@ -76,7 +76,7 @@ def cola(folder: Path, tokenizer: Path, count: int) -> finetuning.Examples:
         ) from error
 
 
-def ours(folder: Path, given: finetuning.Examples, asked: Finetuning, seed: int, threads: int) -> dict:
+def ours(folder: Path, given: finetuning.Examples, tuning: Finetuning, seed: int, threads: int) -> dict:
     """One run of ours."""
     torch.set_num_threads(threads)
     here = machine.detect()
@@ -84,10 +84,10 @@ def ours(folder: Path, given: finetuning.Examples, asked: Finetuning, seed: int,
     encoder = export.load(folder)
     head = "native" if layouts.transformers_model(encoder.architecture) else "tanh"
     train = finetuning.keep_used(encoder, {"train": given})["train"]
-    classifier = Classifier(encoder, CLASSES, asked.dropout, seed, head)
-    outcome = finetuning.finetune(classifier, train, asked, here, seed, lambda *_: None)
+    classifier = Classifier(encoder, CLASSES, tuning.dropout, seed, head)
+    outcome = finetuning.finetune(classifier, train, tuning, here, seed, lambda *_: None)
     return {
-        "examples": outcome.steps * asked.batch_size,
+        "examples": outcome.steps * tuning.batch_size,
         "begin": begin,
         "end": time.monotonic(),
         "cpu_seconds": time.process_time() - cpu,
@@ -98,7 +98,7 @@ def ours(folder: Path, given: finetuning.Examples, asked: Finetuning, seed: int,
 def theirs(
     folder: Path,
     given: finetuning.Examples,
-    asked: Finetuning,
+    tuning: Finetuning,
     seed: int,
     threads: int,
     strategy: str,
@@ -118,7 +118,7 @@ def theirs(
     config = transformers.AutoConfig.from_pretrained(folder, num_labels=CLASSES)
     for name in (*names, "attention_probs_dropout_prob"):
         if hasattr(config, name):
-            setattr(config, name, asked.dropout)
+            setattr(config, name, tuning.dropout)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, config=config)
 
     def collate(rows: list[dict]) -> dict:
@@ -137,11 +137,11 @@ def theirs(
     with tempfile.TemporaryDirectory() as out:
         arguments = transformers.TrainingArguments(
             output_dir=out,
-            num_train_epochs=asked.epochs,
-            per_device_train_batch_size=asked.batch_size,
-            learning_rate=asked.learning_rate,
+            num_train_epochs=tuning.epochs,
+            per_device_train_batch_size=tuning.batch_size,
+            learning_rate=tuning.learning_rate,
             lr_scheduler_type="cosine",
-            warmup_steps=asked.warmup,  # below 1: a fraction
+            warmup_steps=tuning.warmup,  # below 1: a fraction
             adam_beta1=finetuning.BETAS[0],
             adam_beta2=finetuning.BETAS[1],
             adam_epsilon=finetuning.EPS,
@@ -167,7 +167,7 @@ def theirs(
         scores = None if unseen is None else trainer.predict(rows(unseen)).predictions
     return {
         "scores": scores,
-        "examples": trainer.state.global_step * asked.batch_size,
+        "examples": trainer.state.global_step * tuning.batch_size,
         "begin": begin,
         "end": end,
         "cpu_seconds": time.process_time() - cpu,
@@ -175,12 +175,12 @@ def theirs(
     }
 
 
-def turn(name: str, folder: Path, train: finetuning.Examples, asked: Finetuning, seeds: int) -> dict:
+def turn(name: str, folder: Path, train: finetuning.Examples, tuning: Finetuning, seeds: int) -> dict:
     """All seeds once, of ours or of a peer's, in processes of their own."""
     cores, cuda = len(os.sched_getaffinity(0)), machine.detect().device.type == "cuda"
     at_once = min(cores, seeds) if name in (OURS, SEVERAL) and not cuda else 1
     threads = max(1, cores // at_once)
-    work = [(folder, train, asked, seed, threads) for seed in range(seeds)]
+    work = [(folder, train, tuning, seed, threads) for seed in range(seeds)]
     with multiprocessing.get_context("spawn").Pool(at_once) as pool:
         if name == OURS:
             runs = pool.starmap(ours, work, chunksize=1)
@@ -219,7 +219,7 @@ def model(given: argparse.Namespace, folder: Path) -> Bert:
 
 
 def main() -> None:
-    """Measure, print the table, and write it as JSON where that is asked for."""
+    """Measure, print the table, and write it as JSON where that is tuning for."""
     parser = common.parser(
         __doc__,
         recipe={"default": "pocket-modern", "help": "whose model"},
@@ -236,16 +236,16 @@ def main() -> None:
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     given.peers = given.peers and common.installed("transformers", "accelerate")
-    asked = Finetuning(epochs=given.epochs)
+    tuning = Finetuning(epochs=given.epochs)
     with tempfile.TemporaryDirectory() as folder, common.input_errors(parser):
         here, encoder = machine.detect(), model(given, Path(folder))
         if given.data and not given.tokenizer:
             raise InputError("--data holds text; give the tokenizer.json of a pretrained model as --tokenizer.")
         examples = cola(given.data, given.tokenizer, given.examples) if given.data else None
         train = examples or synthetic(given.examples, encoder.vocabulary)
-        finetuning.steps_of(len(train), asked)
+        finetuning.steps_of(len(train), tuning)
         names = (OURS, *STRATEGIES) if given.peers else (OURS,)
-        work = Path(folder), train, asked, given.seeds
+        work = Path(folder), train, tuning, given.seeds
         turns = common.take_turns({name: name for name in names}, given.rounds, lambda name: turn(name, *work), RATE)
     fields = tuple(field for field in turns[0][0] if field != RATE)
     rows = [{"name": n} | common.medians(done, turns[0], RATE, fields) for n, done in zip(names, turns, strict=True)]
@@ -253,7 +253,7 @@ def main() -> None:
     tokens = {"examples": len(train), "tokens": len(train.tokens), "different_tokens": len(np.unique(train.tokens))}
     print(
         f"{', '.join(about.values())}; {len(train):,} examples of {train.lengths.mean():.1f} tokens, "
-        f"{tokens['different_tokens']:,} different ones; {given.seeds} seeds, {asked.epochs} epochs"
+        f"{tokens['different_tokens']:,} different ones; {given.seeds} seeds, {tuning.epochs} epochs"
     )
     print(table(rows))
     common.write_json(given.json, about | tokens | {"rounds": given.rounds, "rows": rows})

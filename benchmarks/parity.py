@@ -56,18 +56,18 @@ def one(engine: str, task: str, seed: int, given: argparse.Namespace) -> float:
     from tasks.glue.tasks import TASKS as GLUE_TASKS
 
     torch.set_num_threads(1)
-    asked = Finetuning(
+    tuning = Finetuning(
         epochs=given.epochs, learning_rate=given.rate, batches="length" if engine == LENGTH else "random", head="native"
     )
-    examples = read(given.data, task, given.model, given.examples, asked.max_tokens)
+    examples = read(given.data, task, given.model, given.examples, tuning.max_tokens)
     unseen = examples["validation"]
     if engine == TRAINER:
-        scores = theirs(given.model, examples["train"], asked, seed, 1, "random", unseen)["scores"]
+        scores = theirs(given.model, examples["train"], tuning, seed, 1, "random", unseen)["scores"]
     else:
         here, encoder = machine.detect(), export.load(given.model)
         known = finetuning.keep_used(encoder, examples)
-        classifier = Classifier(encoder, GLUE_TASKS[task].classes, asked.dropout, seed, asked.head)
-        finetuning.finetune(classifier, known["train"], asked, here, seed, lambda *_: None)
+        classifier = Classifier(encoder, GLUE_TASKS[task].classes, tuning.dropout, seed, tuning.head)
+        finetuning.finetune(classifier, known["train"], tuning, here, seed, lambda *_: None)
         scores = finetuning.predict(classifier, known["validation"], here)
     return metrics.score(GLUE_TASKS[task].metrics[0], unseen.labels, finetuning.predictions(scores))
 

@@ -26,18 +26,18 @@ from model.settings import Architecture
 
 def runs_below(folder: Path) -> dict[str, list[Path]]:
     """The folders of kept runs by recipe, in the order of seeds; runs with other settings are recipes of their own."""
-    found: dict[str, list[tuple[int, Path]]] = {}
+    homes_of: dict[str, list[tuple[int, Path]]] = {}
     for result in sorted(folder.rglob(RESULT)):
         if (result.parent / CHECKPOINT).exists():
             about = json.loads(result.read_text())
             settings = [about["recipe"], about["architecture"], about["training"] | {"seed": None}]
-            found.setdefault(json.dumps(settings), []).append((about["training"]["seed"], result.parent))
-    if not found:
+            homes_of.setdefault(json.dumps(settings), []).append((about["training"]["seed"], result.parent))
+    if not homes_of:
         raise InputError(f"There is no {RESULT} with a {CHECKPOINT} below {folder}. recipes.py keeps them with --keep.")
-    names = [json.loads(settings)[0] for settings in found]
+    names = [json.loads(settings)[0] for settings in homes_of]
     return {
         name if names.count(name) == 1 else f"{name} ({homes[0][1].name})": [home for _, home in sorted(homes)]
-        for name, homes in zip(names, found.values(), strict=True)
+        for name, homes in zip(names, homes_of.values(), strict=True)
     }
 
 
@@ -58,7 +58,7 @@ def score(home: Path, corpus: Corpus, here: machine.Machine) -> dict:
 
 
 def main() -> None:
-    """Score all runs, print the table, and write it as JSON where that is asked for."""
+    """Score all runs, print the table, and write it to the --json file."""
     parser = common.parser(
         __doc__,
         folder={"type": Path, "required": True, "help": "with kept runs, at any depth"},

@@ -33,7 +33,7 @@ CODE_VARIANTS = 64  # that torch.compile keeps of one function: each model is on
 
 def cases(given: argparse.Namespace) -> dict[str, Case]:
     """All cases by name; a recipe's peers follow it."""
-    found = []
+    chosen = []
     for recipe in given.recipe:
         changes: dict = {"batch_ramp": 0.0, "last_mask_fraction": None}  # so that all steps are alike
         changes |= {"batch_size": given.batch} if given.batch else {}
@@ -44,8 +44,8 @@ def cases(given: argparse.Namespace) -> dict[str, Case]:
         for compiled in {"no": [False], "yes": [True], "both": [False, True]}[given.compile]:
             vocabulary = common.entries(recipe, given)
             case = Case(recipe, None, compiled, architecture, training, vocabulary, length, given.steps)
-            found += [case, *map(case.of_peer, PEERS if given.peers else ())]
-    return {case.name: case for case in found}
+            chosen += [case, *map(case.of_peer, PEERS if given.peers else ())]
+    return {case.name: case for case in chosen}
 
 
 def fitting(case: Case, here: machine.Machine, known: dict[str, int]) -> dict:
@@ -92,7 +92,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    """Measure, print the table, and write it as JSON where that is asked for."""
+    """Measure, print the table, and write it to the --json file."""
     parser = common.parser(
         __doc__,
         recipe={"nargs": "+", "default": ["pocket"], "help": "whose model, batch and training"},
@@ -115,10 +115,10 @@ def main() -> None:
             raise InputError("Nothing can be compiled here: CRAM_COMPILE is '0', or there is no C++ compiler.")
         if here.device.type == "cpu":
             machine.keep_heap()
-        found = cases(given)
-        turns = common.take_turns(found, given.rounds, lambda case: fitting(case, here, known), RATE)
+        chosen = cases(given)
+        turns = common.take_turns(chosen, given.rounds, lambda case: fitting(case, here, known), RATE)
     limit = statistics.median(turn["matrix_gflop_per_second"] for done in turns for turn in done)
-    rows = [row(case, done, turns[0], limit) for case, done in zip(found.values(), turns, strict=True)]
+    rows = [row(case, done, turns[0], limit) for case, done in zip(chosen.values(), turns, strict=True)]
     about = common.about(here)
     rounds = f"{given.rounds} rounds of {given.steps} steps"
     print(f"{', '.join(about.values())}: matrix products {limit:,.1f} GFLOP/s; {rounds}")
