@@ -1,48 +1,29 @@
 """The comparison of two filters, against a dictionary in plain Python."""
 
+import itertools
 import json
 import random
 from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from conftest import filtered, write_jsonl
+from test_report import made
 from typer.testing import CliRunner
 
 from flows.cli import tables
 from flows.cli.main import app
 from model import InputError
-from tasks.corpus.parts import SCHEMA, documents_of
+from tasks.corpus.parts import Document, documents_of, table
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
 from tasks.reports.filter_diff import compare
-from tasks.stage import Params, stage
 from tasks.store import Artifact
 
 MEASURES = ("id", "source", "characters", "tokens", "tokens_per_char", "zstd_ratio", "verdict")
 VERDICTS = ("kept", "kept", "incompressible", "too short")
-
-
-class Rows(Params):
-    """Measurements of a filter, a list of rows for each part."""
-
-    parts: list[list[tuple]]
-
-
-@stage(version=1, name="filter")
-def made_up(params: Rows, out: Path) -> dict:
-    """Write measurements, and the text of the documents kept, as a filter does."""
-    for number, rows in enumerate(params.parts):
-        columns = [pa.array(column) for column in zip(*rows, strict=True)]
-        pq.write_table(pa.table(columns, names=MEASURES), out / f"measured-{number:05d}.parquet", row_group_size=5)
-        kept = [(r[0], r[1], text_of(r)) for r in rows if r[-1] == "kept"]
-        pq.write_table(
-            pa.table([list(c) for c in zip(*kept, strict=True)] or [[], [], []], schema=SCHEMA),
-            out / f"part-{number:05d}.parquet",
-        )
-    return {}
+KEYS = itertools.count()
 
 
 def text_of(row: tuple) -> str:
@@ -61,7 +42,14 @@ def random_rows(rng: random.Random, count: int) -> list[tuple]:
 
 
 def in_parts(rows: list[tuple], size: int) -> Artifact:
-    return made_up.fn(Rows(parts=[rows[i : i + size] for i in range(0, len(rows), size)]))
+    """A filter's artifact with these measurements and the texts of the documents kept."""
+    files = {}
+    for number, start in enumerate(range(0, len(rows), size)):
+        of_part = rows[start : start + size]
+        kept = [Document(row[0], row[1], text_of(row)) for row in of_part if row[-1] == "kept"]
+        files[f"measured-{number:05d}.parquet"] = pa.table(list(map(list, zip(*of_part, strict=True))), names=MEASURES)
+        files[f"part-{number:05d}.parquet"] = table(kept)
+    return made(f"filter/{next(KEYS):012d}", {"stage": "filter", "stats": {}}, files)
 
 
 @pytest.fixture(params=range(3))
@@ -220,7 +208,7 @@ def test_what_cannot_be_compared_is_refused(stage_name: str, b: str, named: str,
 
 def test_missing_or_damaged_measurements_are_refused(store: Path):
     rows = [(f"f:{i}", "web", 50, 9, 0.1, 0.1, "kept") for i in range(40)]
-    whole, empty = in_parts(rows, 20), made_up.fn(Rows(parts=[]))
+    whole, empty = in_parts(rows, 20), in_parts([], 20)
     with pytest.raises(InputError, match=empty.name):
         compare(whole, empty)
     other = in_parts(rows[::-1], 20)

@@ -23,11 +23,10 @@ if TYPE_CHECKING:  # importing it takes half a second
     import pandas as pd
 
 ROUGH = (
-    "What a sentence has is found by lists of words and endings, not by a parser, hence roughly; it can have several."
+    "Kinds of sentences are recognized by lists of words and endings, not by a parser, so only roughly. A sentence can be "
+    "of several kinds."
 )
-HINDSIGHT = (
-    "The best cutoff is chosen on the examples that it is scored on: more than any cutoff of a real use would give."
-)
+HINDSIGHT = "The best cutoff is chosen on the same examples that it is scored on, so its score is optimistic."
 SHOWN = 5  # sentences of a kind
 BINS = 6  # of lengths
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
