@@ -21,6 +21,7 @@ if (
 
 # What a comparison reads of report.json; reports have it since version 4.
 NEEDED = ("averages", "scores", "params", "finetuning", "pretraining", "artifacts")
+INCOMPARABLE = "No difference is shown for runs on different data; probes are made from the held-out text of a model."
 
 
 class Run(NamedTuple):
@@ -28,10 +29,6 @@ class Run(NamedTuple):
 
     name: str
     about: dict
-
-    def artifact(self, stage: str) -> str | None:
-        """The artifact of a stage from which the model was made."""
-        return next((name for name in self.about["artifacts"] if name.startswith(f"{stage}/")), None)
 
 
 def compare(
@@ -131,7 +128,7 @@ def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
         f"{'; '.join(escape(run.name) for run in runs)}. Differences are relative to the first run, on the same data.",
         *([items(headline)] if headline else []),
         *(part for protocol in PROTOCOLS for part in glue_section(runs, protocol, glue[glue["protocol"] == protocol])),
-        *probe_section(runs, scores[~scores["glue"]]),
+        *score_section(runs, scores[~scores["glue"]], "Probes (these are not GLUE)"),
         *pretraining(runs),
         *(curve if "heldout.svg" in pictures else []),
         *parameters(runs, glue),
@@ -173,12 +170,16 @@ def all_scores(runs: list[Run]) -> "pd.DataFrame":
     return scores
 
 
-def score_table(runs: list[Run], scores: "pd.DataFrame", averages: Iterable[list] = ()) -> list[str]:
-    """How to read the table, and the table: a row for each number, with the score of each run and its difference."""
+def score_section(
+    runs: list[Run], scores: "pd.DataFrame", title: str, averages: Iterable[list] = (), notes: Iterable[str] = ()
+) -> list[str]:
+    """A table of scores: a row for each number, with the score of each run and its difference to the first."""
     from tasks.reports.common import METRICS
     from tasks.reports.markdown import table
     from tasks.reports.scores import COLUMNS
 
+    if scores.empty:
+        return []
     order = [*COLUMNS, *scores["column"]]
     lines = []
     for name, of_number in sorted(scores.groupby("column", sort=False), key=lambda group: order.index(group[0])):
@@ -187,7 +188,8 @@ def score_table(runs: list[Run], scores: "pd.DataFrame", averages: Iterable[list
         away = of_number.set_index("run")["difference"].reindex(range(1, len(runs)))
         lines.append([name, METRICS[of_number["metric"].iloc[0]], *cells, *map(points, away)])
     header = ["number", "metric", *(run.name for run in runs), *(f"{run.name}, difference" for run in runs[1:])]
-    return [how_to_read(scores), table(header, [*lines, *averages])]
+    why = [INCOMPARABLE] if scores["incomparable"].any() else []
+    return [f"## {title}", how_to_read(scores), table(header, [*lines, *averages]), *notes, *why]
 
 
 def points(difference: float) -> str | None:
@@ -201,8 +203,6 @@ def glue_section(runs: list[Run], protocol: str, scores: "pd.DataFrame") -> list
     from tasks.reports.markdown import Marked, escape
     from tasks.reports.scores import COLUMNS
 
-    if scores.empty:
-        return []
     compared = scores[scores["column"].isin(COLUMNS)].groupby("run")["difference"].count()
     complete = compared.reindex(range(1, len(runs)), fill_value=0) == len(COLUMNS)
     averages = []
@@ -218,23 +218,7 @@ def glue_section(runs: list[Run], protocol: str, scores: "pd.DataFrame") -> list
         for number, run in enumerate(runs)
         for note in partial_notes(scores[scores["run"] == number].to_dict("records"))
     ]
-    if scores["incomparable"].any():
-        notes.append("No difference is shown for runs that were not finetuned and scored on the same data.")
-    return [f"## {TITLES[protocol]}", *score_table(runs, scores, averages), *notes]
-
-
-def probe_section(runs: list[Run], scores: "pd.DataFrame") -> list[str]:
-    """The scores of the probes, which are not part of GLUE and count in no average."""
-    if scores.empty:
-        return []
-    notes = [
-        "No difference is shown for models with different tokenized corpora: probes are made from their held-out text."
-    ]
-    return [
-        "## Probes (these are not GLUE)",
-        *score_table(runs, scores),
-        *(notes if scores["incomparable"].any() else []),
-    ]
+    return score_section(runs, scores, TITLES[protocol], averages, notes)
 
 
 def how_to_read(scores: "pd.DataFrame") -> str:
@@ -265,7 +249,7 @@ def spread(row: dict) -> str:
 
 def all_from_one(runs: list[Run], stage: str) -> bool:
     """Whether all of these were made from one artifact of a stage; False if that is unknown."""
-    names = {run.artifact(stage) for run in runs}
+    names = {next((name for name in run.about["artifacts"] if name.startswith(f"{stage}/")), None) for run in runs}
     return len(names) == 1 and None not in names
 
 
