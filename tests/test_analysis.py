@@ -130,8 +130,8 @@ def test_a_difference_by_chance_has_an_interval_around_zero():
 
 def test_errors_count_both_directions_and_show_the_most_confident():
     margins = np.array([1.0, 3.0, -2.0, 4.0, -0.5, 2.0])  # above 0: acceptable
-    some = predicted([0, 0, 0, 1, 1, 1], np.stack([np.zeros(6), margins], axis=1))
-    accepted, rejected = errors(some, NAMES, shown=1)
+    examples = predicted([0, 0, 0, 1, 1, 1], np.stack([np.zeros(6), margins], axis=1))
+    accepted, rejected = errors(examples, NAMES, shown=1)
     assert accepted == {
         "error": "unacceptable, taken for acceptable", "examples": 2, "of": 3, "rate": 66.67, "share_of_errors": 66.67,
         "margin": 2.0, "most_confident": [{"row": 1, "text": "sentence 1", "margin": 3.0}],
@@ -142,8 +142,8 @@ def test_errors_count_both_directions_and_show_the_most_confident():
 
 def test_errors_of_three_classes_are_those_off_the_diagonal_of_the_confusion_table():
     labels = np.random.default_rng(1).integers(0, 3, 300)
-    some, names = predicted(labels, random_scores(labels, 3, seed=2)), TASKS["mnli"].labels
-    rows, counts = errors(some, names), metrics.confusion(labels, some["prediction"], 3)
+    examples, names = predicted(labels, random_scores(labels, 3, seed=2)), TASKS["mnli"].labels
+    rows, counts = errors(examples, names), metrics.confusion(labels, examples["prediction"], 3)
     assert len(rows) == 6
     for row in rows:
         true, taken = (names.index(name) for name in row["error"].split(", taken for "))
@@ -215,7 +215,7 @@ def test_analyse_describes_the_run_with_the_median_score():
         tables.append(pa.concat_tables([unlabelled, made.take(list(range(59, -1, -1)))]))
     found = analysis.analyse(TASKS["cola"], tables)["validation"]
     assert found["run"] == 2
-    median = analysis.examples(tables[2], TASKS["cola"], "validation")
+    median = analysis.predictions_of(tables[2], TASKS["cola"], "validation")
     assert median["label"].tolist() == labels.tolist(), "in the order of the data"
     assert found["by_length"] == by_length(median, NAMES)
     assert sum(row["examples"] for row in found["seeds"]) == 60
@@ -246,7 +246,7 @@ def test_analyse_takes_pairs_three_classes_and_several_splits():
 def test_what_cannot_be_analysed_is_refused(task: str, split: str, named: str):
     unlabelled = table("test", pa.nulls(2, pa.int64()), np.eye(2), sentence=["a", "b"])
     with pytest.raises(InputError, match=named):
-        analysis.examples(unlabelled, TASKS[task], split)
+        analysis.predictions_of(unlabelled, TASKS[task], split)
 
 
 def stats(seed: int, share: float, score: float, metric: str = "matthews", baseline: float = 0.0, **changes) -> dict:

@@ -98,7 +98,7 @@ def without_manifest(folder: Path, to: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a pretrained model and models finetuned on three tasks; the keys are the names of layouts and tasks."""
+    """A store with a pretrained model and models finetuned on three tasks, whose keys are the names of the tasks."""
     root = tmp_path_factory.mktemp("store")
     pretrained(root / "pretrain" / "modern")
     for task in LABELS:
@@ -250,11 +250,11 @@ def test_special_tokens_in_a_text_are_text_as_they_were_in_training(store: Path)
         ("mnli", b"caf\xe9\tb", "byte 0xe9 at position 4"),
         ("mnli", b"\xed\xa0\x80\tb", "byte 0xed at position 1"),  # half a surrogate pair
         ("mnli", "a\té".encode()[:-1], "byte 0xc3 at position 3"),
-        ("mnli", b"one text", "no tab"),
-        ("mnli", b"a\tb\tc", "2 tabs"),
-        ("mnli", b"a\t ", "no text on one side"),
-        ("sst2", b"the\triver", "1 tab,"),
-        ("sst2", b"the\tb\triver", "2 tabs,"),
+        ("mnli", b"one text", "0 tabs;"),
+        ("mnli", b"a\tb\tc", "2 tabs;"),
+        ("mnli", b"a\t ", "not empty"),
+        ("sst2", b"the\triver", "1 tab;"),
+        ("sst2", b"the\tb\triver", "2 tabs;"),
     ],
 )
 def test_a_line_that_cannot_be_answered_is_named_after_the_answers_before_it(
@@ -304,7 +304,7 @@ def test_an_unknown_task_takes_its_number_of_texts_from_the_first_line(models: P
     folder, pair = without_manifest(models / "finetune" / "mnli", tmp_path / "copy"), b"a map\tthe river\n"
     known, _ = run("predict", models / "finetune" / "mnli", given=pair)
     assert run("predict", folder, given=b"\n" + pair)[0] == ["", *known]
-    assert "Line 2 has no tab" in refused("predict", folder, given=pair + b"a map")[1]
+    assert "Line 2 has 0 tabs" in refused("predict", folder, given=pair + b"a map")[1]
     printed, error = refused("predict", folder, given=b"a map\n" + pair)
     assert len(printed) == 1
     assert error.startswith("Line 2 has 1 tab")
@@ -499,7 +499,7 @@ def test_a_pipe_gets_an_answer_before_the_next_line_is_written(process, store: P
     assert (running.returncode, out) == (1, b"")
     model, error = err.splitlines()
     assert model.startswith(b"Model: finetune/mnli,")
-    assert error.startswith(b"cram: Line 7 has no tab")
+    assert error.startswith(b"cram: Line 7 has 0 tabs")
 
 
 def test_a_reader_of_only_the_first_answers_sees_no_traceback(process, store: Path):
@@ -520,7 +520,7 @@ def test_a_terminal_gets_a_prompt_and_continues_after_a_mistake(process):
     assert next_line(running.stderr).startswith("Model: finetune/mnli")
     assert next_line(running.stderr).startswith("Enter two texts per line")
     os.write(keyboard, b"no tab\n")
-    assert next_line(running.stderr).startswith("cram: Line 1 has no tab")
+    assert next_line(running.stderr).startswith("cram: Line 1 has 0 tabs")
     os.write(keyboard, b"a map\tthe river\n")
     assert next_line(running.stdout).split("\t")[0] in LABELS["mnli"]
     os.write(keyboard, b"\x04")

@@ -200,8 +200,8 @@ def print_filters(a: "Artifact", b: "Artifact", samples: int) -> None:
 
     if a.manifest["inputs"]["corpus"] != b.manifest["inputs"]["corpus"]:
         console.print(
-            "\nThe two filters read different inputs. Documents are matched by id and source, so some may exist in only one "
-            "of the inputs."
+            "\nThe two filters read different inputs. Documents are matched by id and source, so some may exist in "
+            "only one of the inputs."
         )
     compared = compare(a, b, samples)
     console.print("\n[bold]documents[/]")

@@ -106,7 +106,7 @@ def read(report: "Artifact") -> dict:
         missing = ["pretraining.heldout"]
     if missing:
         raise InputError(
-            f"{report.name} is from an older version of cram: its report.json has no {missing[0]}. Run its recipe again."
+            f"{report.name} is of an older version of cram: its report.json has no {missing[0]}. Run its recipe again."
         )
     return about
 
@@ -139,8 +139,8 @@ def text(runs: list[Run], pictures: Sequence[str] = ()) -> str:
 def all_scores(runs: list[Run]) -> "pd.DataFrame":
     """The scores with pretraining on all of the training data: a row for each, with the fields of report.json.
 
-    Added are `run` (its index), `glue` (False for a probe), `difference` (to the first run's score, in points; NaN unless
-    it was measured on the same data) and `incomparable` (the first run has a score, but on other data).
+    Added are `run` (its index), `glue` (False for a probe), `difference` (to the first run's score, in points; NaN
+    unless it was measured on the same data) and `incomparable` (the first run has a score, but on other data).
     """
     import pandas as pd
 
@@ -287,8 +287,8 @@ def pretraining(runs: list[Run]) -> list[str]:
         notes.append(f"\\* These numbers can't be compared: {why}.")
     if text:
         notes.append(
-            "± is the standard error over documents. Runs on the same documents share most of it, so smaller differences "
-            "can be real."
+            "± is the standard error over documents. Runs on the same documents share most of it, so smaller "
+            "differences can be real."
         )
     return ["## Pretraining", table(["", *(run.name for run in runs)], lines), *notes]
 

@@ -58,8 +58,8 @@ def model_folder(stage: str, name: str) -> Path:
         given, slash, key = name.rpartition("/")
         if slash and given != stage:
             raise InputError(
-                f"There is no folder {name!r}.{elsewhere(stage, key, given) if given else ''} Give a folder with a model, "
-                f"{stage}/KEY, a key, the start of one, or `latest`; `cram ls {stage}` lists the artifacts."
+                f"There is no folder {name!r}.{elsewhere(stage, key, given) if given else ''} Give a folder with a "
+                f"model, {stage}/KEY, a key, the start of one, or `latest`; `cram ls {stage}` lists the artifacts."
             )
         kept = with_model(stage) if key == "latest" else []
         artifact = kept[-1] if kept else find(stage, key)
@@ -67,8 +67,8 @@ def model_folder(stage: str, name: str) -> Path:
     manifest = read_json(folder / MANIFEST)
     if manifest.get("stage", stage) != stage:
         raise InputError(
-            f"{title} was made by the stage {manifest['stage']}; expected a model of the stage {stage}. `cram ls {stage}` "
-            "lists them."
+            f"{title} was made by the stage {manifest['stage']}; expected a model of the stage {stage}. "
+            f"`cram ls {stage}` lists them."
         )
     if stage == "finetune" and manifest and not (folder / export.CONFIG).exists():
         kept = ", ".join(f"{a.key} ({a.manifest['params'].get('task')})" for a in with_model(stage)[-8:]) or "none yet"
@@ -93,8 +93,8 @@ def read_lines(file: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
             number += len(lines)
         if len(rest) > LONGEST_LINE:
             raise InputError(
-                f"Line {number} is longer than {LONGEST_LINE // 10**6} MB; expected one text per line. Check that this is "
-                "a text file."
+                f"Line {number} is longer than {LONGEST_LINE // 10**6} MB; expected one text per line. Check that this "
+                "is a text file."
             )
     if rest:
         yield [(number, rest.rstrip(b"\r\n"))]
@@ -111,8 +111,8 @@ def decode(line: bytes, where: str) -> str:
         return line.decode()
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{where} is not UTF-8: byte {line[error.start]:#x} at position {error.start + 1}. Convert the file to UTF-8 "
-            "(`iconv`)."
+            f"{where} is not UTF-8: byte {line[error.start]:#x} at position {error.start + 1}. Convert the file to "
+            "UTF-8 (`iconv`)."
         ) from error
 
 
@@ -121,8 +121,8 @@ def tokenizer_for(folder: Path, bert: Bert) -> Tokenizer:
     tokenizer = load_tokenizer(folder)
     if tokenizer.get_vocab_size() != bert.vocabulary:
         raise InputError(
-            f"{folder} has a tokenizer of {tokenizer.get_vocab_size():,} entries, but a model of {bert.vocabulary:,}. Copy "
-            "both from the same artifact."
+            f"{folder} has a tokenizer of {tokenizer.get_vocab_size():,} entries, but a model of {bert.vocabulary:,}. "
+            "Copy both from the same artifact."
         )
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -151,8 +151,8 @@ class Labeller:
         names = config.get("id2label", {number: f"LABEL_{number}" for number in numbers})  # transformers' usual names
         if not isinstance(names, dict) or set(names) != set(numbers):
             raise InputError(
-                f"id2label in {folder / export.CONFIG} does not match the {saved.classes} classes of the model. Copy both "
-                "files from the same artifact."
+                f"id2label in {folder / export.CONFIG} does not match the {saved.classes} classes of the model. Copy "
+                "both files from the same artifact."
             )
         self.labels = [str(names[number]) for number in numbers]
         task = params.get("task")
@@ -187,19 +187,13 @@ class Labeller:
             self.empty += 1
             return ()
         parts = tuple(text.split("\t"))
-        if self.texts is None:
-            self.texts = min(2, len(parts))
-        if self.texts == 1:
-            if len(parts) > 1:
-                why = "as in the first line" if self.guessed else "as the task takes"
-                raise InputError(
-                    f"Line {number} has {counted(len(parts) - 1, 'tab')}, which separates texts; expected one text per line, "
-                    f"{why}. Use spaces instead."
-                )
-            return parts
-        if len(parts) != 2 or not all(map(str.strip, parts)):
-            problem = {1: "no tab", 2: "no text on one side of its tab"}.get(len(parts), f"{len(parts) - 1} tabs")
-            raise InputError(f"Line {number} has {problem}; expected two texts, separated by one tab.")
+        self.texts = self.texts or min(2, len(parts))
+        if len(parts) != self.texts or not all(map(str.strip, parts)):
+            expected = {1: "one text per line, without tabs", 2: "two texts that are not empty, separated by one tab"}
+            why = ", as in the first line" if self.guessed else ""
+            raise InputError(
+                f"Line {number} has {counted(len(parts) - 1, 'tab')}; expected {expected[self.texts]}{why}."
+            )
         return parts
 
     def scores(self, inputs: list[tuple[str, ...]]) -> np.ndarray:
@@ -253,7 +247,7 @@ class Filler:
         self.filled = self.unknown = 0  # texts
 
     def __call__(self, text: str, top: int, where: str) -> list[list[tuple[str, float]]]:
-        """For each [MASK], the `top` tokens with their probabilities, most likely first. `where`: the text, in errors."""
+        """For each [MASK], the `top` tokens with their probabilities, best first. `where`: its name in errors."""
         encoding = self.tokenizer.encode(text)
         ids = torch.tensor(encoding.ids, device=self.device)
         if MASK not in ids:

@@ -67,7 +67,7 @@ def params(
         str | None, typer.Argument(help="Print only this stage's parameters.", autocompletion=stage_names)
     ] = None,
 ) -> None:
-    """List parameters with the values they take, their defaults and descriptions. Set them with `cram run --override`."""
+    """List parameters with their values, defaults and descriptions. Set them with `cram run --override`."""
     check_stages([stage] if stage else [])
     from flows.recipes import STAGES, Recipe
 

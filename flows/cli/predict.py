@@ -30,9 +30,9 @@ def predict(
         str,
         typer.Argument(
             metavar="FILE",
-            help="UTF-8 file with one text per line, or two separated by a tab for tasks on pairs. Default: `-`, standard "
-            "input. An empty line gives an empty line. Texts that are too long are truncated, and their number is printed "
-            "at the end.",
+            help="UTF-8 file with one text per line, or two separated by a tab for tasks on pairs. Default: `-`, "
+            "standard input. An empty line gives an empty line. Long texts are truncated, and their number is "
+            "printed at the end.",
         ),
     ] = "-",
     scores: Annotated[bool, typer.Option("--scores", help="Also print the probability of every class.")] = False,
@@ -162,8 +162,8 @@ def opened(name: str) -> BinaryIO:
 def answer_lines(file: BinaryIO, answers: Callable[[Lines], Iterable[str]], expected: str, size: int = 0) -> None:
     """Print the answers to the lines of a file as they arrive.
 
-    If the lines come from a terminal, print `expected` first, and continue after a line that can't be answered. If `size`
-    is known (bytes; 0: unknown) and the answers don't go to a terminal, show a progress bar.
+    If the lines come from a terminal, print `expected` first, and continue after a line that can't be answered. If
+    `size` is known (bytes; 0: unknown) and the answers don't go to a terminal, show a progress bar.
     """
     from flows.cli.inference import read_lines
     from tasks.workers.progress import Progress

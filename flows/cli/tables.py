@@ -1,7 +1,7 @@
 """Output of commands: tables that fit the terminal, JSON, paths, and text without markup.
 
-Tables are rich's where rows can be one line each. `cram ls` prints lines of its own, since a rich table can't continue a
-row across its columns; and rich formats values as Python, not as JSON.
+Tables are rich's where rows can be one line each. `cram ls` prints lines of its own, since a rich table can't continue
+a row across its columns; and rich formats values as Python, not as JSON.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Error analysis of a classification task: by length, by phenomenon, by cutoff, by seed, by share of the training data.
 
 It was made for CoLA, the task where crammed models do worst. All but the learning curve take the predictions of any
-classification task as a DataFrame, see `examples`. Results are lists of rows that JSON can hold. Scores and shares are in
-percent; intervals are 95 %, by resampling the examples.
+classification task as a DataFrame (see `predictions_of`). Results are lists of rows that JSON can hold. Scores and
+shares are in percent; intervals are 95 %, by resampling the examples.
 """
 
 import itertools
@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # importing it takes half a second
     import pandas as pd
 
 ROUGH = (
-    "Kinds of sentences are recognized by lists of words and endings, not by a parser, so only roughly. A sentence can be "
-    "of several kinds."
+    "Kinds of sentences are recognized by lists of words and endings, not by a parser, so only roughly. A sentence can "
+    "be of several kinds."
 )
 HINDSIGHT = "The best cutoff is chosen on the same examples that it is scored on, so its score is optimistic."
 SHOWN = 5  # sentences of a kind
@@ -36,7 +36,7 @@ def _words(*listed: str) -> re.Pattern:
     return re.compile(rf"\b(?:{'|'.join(' '.join(listed).split())})\b", re.IGNORECASE)
 
 
-# The phenomena by which papers group CoLA's sentences (Warstadt and Bowman, arXiv 1901.03438), as far as words show them.
+# The phenomena by which papers group CoLA's sentences (Warstadt and Bowman, arXiv 1901.03438), as far as words show.
 KINDS: dict[str, re.Pattern] = {
     "question": re.compile(r"\?[\"'”’)\s]*$", re.MULTILINE),
     "wh-word (question or relative clause)": _words(
@@ -46,8 +46,8 @@ KINDS: dict[str, re.Pattern] = {
         "that whether if because although though while unless until since before after"
     ),
     "to and a verb": re.compile(
-        r"\bto (?!the\b|an?\b|my\b|your\b|his\b|her\b|its\b|our\b|their\b|th(?:is|at|ese|ose|em)\b|him\b|me\b|us\b|it\b|"
-        r"you\b|wh|what\b|all\b|every|each\b|some|any|no\b|one\b|\w+(?:ing|self|selves)\b)[a-z]"
+        r"\bto (?!the\b|an?\b|my\b|your\b|his\b|her\b|its\b|our\b|their\b|th(?:is|at|ese|ose|em)\b|him\b|me\b|us\b|"
+        r"it\b|you\b|wh|what\b|all\b|every|each\b|some|any|no\b|one\b|\w+(?:ing|self|selves)\b)[a-z]"
     ),
     "modal verb or have": re.compile(
         r"\b(?:can|could|will|would|shall|should|may|might|must|ought|have|has|had|cannot|having)(?:n['’]t)?\b|"
@@ -60,8 +60,8 @@ KINDS: dict[str, re.Pattern] = {
     "passive": re.compile(
         r"(?:\b(?:am|is|are|was|were|be|been|being|gets?|got|getting)|n['’]t)(?: (?:not|also|never|always|\w+ly))* "
         r"(?!(?:need|indeed|speed|seed|red|bed|feed|even|often|then|when|seven|children|women|men|open|golden)\b)"
-        r"(?:\w+(?:ed|en|wn|ght)|put|cut|hit|sent|told|sold|said|made|paid|kept|held|left|lost|met|built|read|done|gone|"
-        r"found|sung|hurt|shot|fed|led|won|begun|felt|heard|laid|meant|set|shut|struck|swum|torn|worn|born)\b",
+        r"(?:\w+(?:ed|en|wn|ght)|put|cut|hit|sent|told|sold|said|made|paid|kept|held|left|lost|met|built|read|done|"
+        r"gone|found|sung|hurt|shot|fed|led|won|begun|felt|heard|laid|meant|set|shut|struck|swum|torn|worn|born)\b",
         re.IGNORECASE,
     ),
     "and, or, but (coordination)": _words("and or but nor"),
@@ -83,8 +83,8 @@ KINDS: dict[str, re.Pattern] = {
 OTHERS = "none of these (a verb and its arguments, for the most part)"
 
 
-def examples(table: pa.Table, task: Task, split: str) -> "pd.DataFrame":
-    """The labelled predictions of one run on one split, from the table of predictions.parquet, in the order of the data.
+def predictions_of(table: pa.Table, task: Task, split: str) -> "pd.DataFrame":
+    """The labelled predictions of one run on one split, from the table of predictions.parquet, in order of the data.
 
     Columns: text (for pairs, both texts with " | " between them), label, prediction (class numbers), scores (of the
     classes, before softmax). Raises InputError for a regression task or a split without labels.
@@ -113,7 +113,7 @@ def analyse(task: Task, tables: Sequence[pa.Table]) -> dict[str, dict]:
     """
     found = {}
     for split in task.validation:
-        runs = [examples(table, task, split) for table in tables]
+        runs = [predictions_of(table, task, split) for table in tables]
         scores = [metrics.score(task.metrics[0], run["label"].to_numpy(), run["prediction"].to_numpy()) for run in runs]
         median = int(np.argsort(scores, kind="stable")[(len(runs) - 1) // 2])
         found[split] = {
@@ -128,16 +128,16 @@ def analyse(task: Task, tables: Sequence[pa.Table]) -> dict[str, dict]:
     return found
 
 
-def describe(some: "pd.DataFrame", names: Sequence[str]) -> dict:
+def describe(examples: "pd.DataFrame", names: Sequence[str]) -> dict:
     """The columns that tables of examples share: how many, Matthews with its interval, accuracy, and shares of classes.
 
     For two classes, only the shares of the second are given ("acceptable", "predicted acceptable").
     """
-    labels, predictions = some["label"].to_numpy(), some["prediction"].to_numpy()
+    labels, predictions = examples["label"].to_numpy(), examples["prediction"].to_numpy()
     classes = _shown(names)
     columns = ["matthews", "interval", "accuracy"]
     columns += [f"{prefix}{name}" for name in classes.values() for prefix in ("", "predicted ")]
-    if not len(some):
+    if not len(examples):
         return {"examples": 0} | dict.fromkeys([*columns, "note"])
     numbers = [
         round(metrics.score("matthews", labels, predictions), 2),
@@ -146,7 +146,7 @@ def describe(some: "pd.DataFrame", names: Sequence[str]) -> dict:
         *(_percent(values == number) for number in classes for values in (labels, predictions)),
         metrics.note("matthews", labels, predictions),
     ]
-    return {"examples": len(some)} | dict(zip([*columns, "note"], numbers, strict=True))
+    return {"examples": len(examples)} | dict(zip([*columns, "note"], numbers, strict=True))
 
 
 def _shown(names: Sequence[str]) -> dict[int, str]:
@@ -158,16 +158,16 @@ def _percent(chosen: np.ndarray) -> float:
     return round(100 * float(np.mean(chosen)), 2)
 
 
-def by_length(some: "pd.DataFrame", names: Sequence[str], bins: int = BINS) -> list[dict]:
+def by_length(examples: "pd.DataFrame", names: Sequence[str], bins: int = BINS) -> list[dict]:
     """A row for each range of lengths in words, with about as many examples in each, and one for all."""
-    words = some["text"].map(lambda text: len(WORD.findall(text)))
+    words = examples["text"].map(lambda text: len(WORD.findall(text)))
     ends = np.unique(np.quantile(words, np.arange(1, bins + 1) / bins, method="inverted_cdf"))
     rows = []
     for _, lengths in words.groupby(np.searchsorted(ends, words)):
         fewest, most = lengths.min(), lengths.max()
         name = f"{fewest} to {most}" if fewest < most else f"{fewest}"
-        rows.append({"words": name, **describe(some.loc[lengths.index], names)})
-    return [*rows, {"words": "all", **describe(some, names)}]
+        rows.append({"words": name, **describe(examples.loc[lengths.index], names)})
+    return [*rows, {"words": "all", **describe(examples, names)}]
 
 
 def kinds_of(text: str) -> list[str]:
@@ -175,21 +175,21 @@ def kinds_of(text: str) -> list[str]:
     return [kind for kind, pattern in KINDS.items() if pattern.search(text)] or [OTHERS]
 
 
-def by_kind(some: "pd.DataFrame", names: Sequence[str]) -> list[dict]:
+def by_kind(examples: "pd.DataFrame", names: Sequence[str]) -> list[dict]:
     """A row for each kind of sentence, the lowest score first, and one for all.
 
     `difference` is Matthews of these minus that of all others, with an interval: if that contains 0, there may be no
     difference. `example` is the sentence of this kind with the fewest other kinds.
     """
-    kinds = some["text"].map(kinds_of)
+    kinds = examples["text"].map(kinds_of)
     listed, rows = kinds.explode(), []
     for kind in (*KINDS, OTHERS):
         chosen = listed.index[listed == kind]
-        example = some["text"][kinds[chosen].map(len).idxmin()] if len(chosen) else None
-        row = {"kind": kind, **describe(some.loc[chosen], names)}
-        rows.append(row | _difference(some.loc[chosen], some.drop(chosen)) | {"example": example})
+        example = examples["text"][kinds[chosen].map(len).idxmin()] if len(chosen) else None
+        row = {"kind": kind, **describe(examples.loc[chosen], names)}
+        rows.append(row | _difference(examples.loc[chosen], examples.drop(chosen)) | {"example": example})
     rows.sort(key=lambda row: np.inf if row["matthews"] is None else row["matthews"])
-    whole = describe(some, names) | {"difference": None, "difference_interval": None, "example": None}
+    whole = describe(examples, names) | {"difference": None, "difference_interval": None, "example": None}
     return [*rows, {"kind": "all", **whole}]
 
 
@@ -206,23 +206,23 @@ def _difference(*groups: "pd.DataFrame") -> dict:
     }
 
 
-def _margins(some: "pd.DataFrame") -> np.ndarray:
+def _margins(examples: "pd.DataFrame") -> np.ndarray:
     """(n,) scores of the predicted class minus those of the true one, before softmax."""
-    scores = np.stack(some["scores"]).astype(float)
-    every = np.arange(len(some))
-    return scores[every, some["prediction"]] - scores[every, some["label"]]
+    scores = np.stack(examples["scores"]).astype(float)
+    every = np.arange(len(examples))
+    return scores[every, examples["prediction"]] - scores[every, examples["label"]]
 
 
-def errors(some: "pd.DataFrame", names: Sequence[str], shown: int = SHOWN) -> list[dict]:
+def errors(examples: "pd.DataFrame", names: Sequence[str], shown: int = SHOWN) -> list[dict]:
     """A row for each pair of true and predicted class: how many errors, out of how many, and the most confident ones.
 
     A margin is the score of the predicted class minus that of the true one, before softmax; `margin` is their median.
     """
-    wrong = some.assign(margin=_margins(some))[some["label"] != some["prediction"]]
+    wrong = examples.assign(margin=_margins(examples))[examples["label"] != examples["prediction"]]
     rows = []
     for true, predicted in itertools.permutations(range(len(names)), 2):
         these = wrong[(wrong["label"] == true) & (wrong["prediction"] == predicted)]
-        of = int((some["label"] == true).sum())
+        of = int((examples["label"] == true).sum())
         rows.append(
             {
                 "error": f"{names[true]}, taken for {names[predicted]}",
@@ -237,33 +237,32 @@ def errors(some: "pd.DataFrame", names: Sequence[str], shown: int = SHOWN) -> li
     return rows
 
 
-def _sentences(some: "pd.DataFrame", shown: int, labels: dict[int, str]) -> list[dict]:
+def _sentences(examples: "pd.DataFrame", shown: int, labels: dict[int, str]) -> list[dict]:
     """The sentences with the largest margins, with the names of their labels if these are given."""
     return [
         {"row": int(row), "text": text}
         | ({"label": labels[label]} if labels else {})
         | {"margin": round(float(margin), 3)}
-        for row, text, label, margin in some.nlargest(shown, "margin")[["text", "label", "margin"]].itertuples()
+        for row, text, label, margin in examples.nlargest(shown, "margin")[["text", "label", "margin"]].itertuples()
     ]
 
 
-def cutoffs(some: "pd.DataFrame", names: Sequence[str]) -> list[dict]:
+def cutoffs(examples: "pd.DataFrame", names: Sequence[str]) -> list[dict]:
     """Whether a two-class model orders examples badly or only has the wrong cutoff: its scores at three cutoffs.
 
     The cutoff is on the second class's score minus the first's, before softmax; the model's own is 0. `auc` is the
-    probability in percent that an example of the second class is ranked above one of the first, whatever the cutoff (None
-    if there is only one class).
+    probability in percent that an example of the second class is ranked above one of the first, whatever the cutoff
+    (None if there is only one class).
     """
     import pandas as pd
     from sklearn.metrics import roc_auc_score
 
-    labels = some["label"]
-    margins = np.diff(np.stack(some["scores"]).astype(float))[:, 0]
+    labels = examples["label"]
+    margins = np.diff(np.stack(examples["scores"]).astype(float))[:, 0]
     by_margin = pd.crosstab(margins, labels.to_numpy()).reindex(columns=[0, 1], fill_value=0)
-    accepted = np.vstack(
-        [by_margin[::-1].cumsum()[::-1], [0, 0]]
-    )  # (cutoffs, 2): of each class, at the cutoff or above
-    possible = np.append(by_margin.index, np.nextafter(margins.max(), np.inf))  # the last accepts nothing
+    # (cutoffs, 2): how many of each class are at the cutoff or above; the last cutoff is above all of them.
+    accepted = np.vstack([by_margin[::-1].cumsum()[::-1], [0, 0]])
+    possible = np.append(by_margin.index, np.nextafter(margins.max(), np.inf))
     of_class = accepted[0]
     best = np.argmax(metrics.from_counts("matthews", np.stack([of_class - accepted, accepted], axis=-1)))
     even = np.argmin(np.abs(accepted.sum(axis=1) - of_class[1]))
@@ -277,7 +276,7 @@ def cutoffs(some: "pd.DataFrame", names: Sequence[str]) -> list[dict]:
         {
             "cutoff": name,
             "at": round(float(at), 3),
-            **describe(some.assign(prediction=above.astype(int)), names),
+            **describe(examples.assign(prediction=above.astype(int)), names),
             "auc": auc,
         }
         for name, (at, above) in chosen.items()
@@ -290,10 +289,10 @@ def seeds_agreement(runs: "Sequence[pd.DataFrame]", names: Sequence[str], shown:
     What no seed gets right is the model's error, not chance. Each row shows the examples with the largest mean margins.
     """
     right = sum((run["prediction"] == run["label"]).astype(int) for run in runs)
-    some = runs[0].assign(right=right, margin=np.mean([_margins(run) for run in runs], axis=0))
+    examples = runs[0].assign(right=right, margin=np.mean([_margins(run) for run in runs], axis=0))
     rows = []
     for count in range(len(runs), -1, -1):
-        these = some[some["right"] == count]
+        these = examples[examples["right"] == count]
         shares = {
             name: _percent(these["label"] == number) if len(these) else None for number, name in _shown(names).items()
         }
@@ -301,7 +300,7 @@ def seeds_agreement(runs: "Sequence[pd.DataFrame]", names: Sequence[str], shown:
             {
                 "right": f"{count} of {len(runs)}",
                 "examples": len(these),
-                "share": round(100 * len(these) / len(some), 2),
+                "share": round(100 * len(these) / len(examples), 2),
                 **shares,
                 "most_wrong": _sentences(these, shown if count < len(runs) else 0, dict(enumerate(names))),
             }

@@ -70,7 +70,7 @@ def sources(both: "pd.DataFrame") -> list[dict]:
 
 
 def changes(both: "pd.DataFrame") -> list[dict]:
-    """The documents that only one filter kept, by the verdicts of both: first those that A kept, the most frequent first."""
+    """The documents that only one filter kept, by the verdicts of both: those of A first, then by frequency."""
     verdicts = both[["A verdict", "B verdict"]].fillna(NOT_GIVEN).set_axis(["A", "B"], axis=1)
     by_a = verdicts["A"] == KEPT
     verdicts["characters"] = both["A characters"].where(by_a, both["B characters"])
