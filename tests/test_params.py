@@ -1,18 +1,16 @@
-"""`cram params` says what the classes of the parameters say."""
+"""`cram params` lists what the classes of the parameters define."""
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from flows.cli.params import parameters, takes
-from flows.recipes import STAGES, Recipe, limits
+from flows.cli.params import parameters
+from flows.recipes import STAGES, Recipe
 from model import InputError
 
 
@@ -38,14 +36,6 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_default(stage
         assert row.takes, f"{stage}.{name}"
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_limits_are_those_of_the_schema(stage: str):
-    schemas = type(getattr(Recipe(), stage)).model_json_schema()["properties"]
-    for row in parameters(stage):
-        if row.name in schemas and "anyOf" not in schemas[row.name] and "oneOf" not in schemas[row.name]:
-            assert limits(schemas[row.name]) in row.takes
-
-
 @pytest.mark.parametrize(
     ("stage", "name", "takes", "default"),
     [
@@ -61,14 +51,9 @@ def test_the_limits_are_those_of_the_schema(stage: str):
         ("finetune", "modern.rte.start", "one of pretrained, mnli", "mnli"),
     ],
 )
-def test_what_a_field_takes_is_told_in_words(stage: str, name: str, takes: str, default: str):
+def test_the_values_that_a_field_takes_are_in_words(stage: str, name: str, takes: str, default: str):
     [row] = (row for row in parameters(stage) if row.name == name)
     assert (row.takes, row.default) == (takes, default)
-
-
-@pytest.mark.parametrize("kind", [dict, dict[str, Any], list, tuple[int, str], Path, Any, bytes | None])
-def test_a_field_of_any_type_can_be_told(kind: object):
-    assert takes(TypeAdapter(kind).json_schema())
 
 
 def test_the_table_has_a_line_for_each_parameter_of_the_stages_asked_for():
@@ -85,7 +70,6 @@ def test_the_table_has_a_line_for_each_parameter_of_the_stages_asked_for():
 
 
 def test_an_unknown_stage_is_refused_with_the_one_that_is_meant():
-    problem = CliRunner().invoke(app, ["params", "tokenise"]).exception
-    assert isinstance(problem, InputError)
-    assert "tokenise" in str(problem)
-    assert "Did you mean tokenize?" in str(problem)
+    error = CliRunner().invoke(app, ["params", "tokenise"]).exception
+    assert isinstance(error, InputError)
+    assert "'tokenise'. Did you mean tokenize?" in str(error)

@@ -1,6 +1,6 @@
-"""What commands have in common: the names of recipes and stages, in help and completion, and checks of arguments.
+"""Shared parts of the commands: names of recipes and stages, in help and completion, and checks of arguments.
 
-Names are completed without importing recipes, which takes seconds.
+Completion doesn't import the recipes, since that takes seconds.
 """
 
 import ast
@@ -21,10 +21,10 @@ STAGES_THERE = "Stages, in order: {stages}."
 
 
 class WithNames(TyperCommand):
-    """A command whose help lists the recipes and stages, which are slow to import and so for the help only."""
+    """A command whose help lists the recipes and stages. They are slow to import, so only the help does it."""
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:
-        """Fill the names into the epilog."""
+        """Insert the names into the epilog."""
         from flows.recipes import RECIPES, STAGES
 
         self.epilog = self.epilog.format(recipes=", ".join(RECIPES), stages=", ".join(STAGES))
@@ -32,21 +32,21 @@ class WithNames(TyperCommand):
 
 
 def recipe_names() -> list[str]:
-    """For completion."""
+    """The recipes, for completion."""
     from flows.deltas import DELTAS
 
     return list(DELTAS)
 
 
 def stage_names() -> list[str]:
-    """For completion: the fields of Recipe from its source, since importing it takes seconds."""
+    """The stages, for completion: the fields of Recipe, read from its source."""
     module = ast.parse(Path(__file__).parents[1].joinpath("recipes.py").read_text())
     recipe = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Recipe")
     return [node.target.id for node in recipe.body if isinstance(node, ast.AnnAssign)]
 
 
 def check_stages(names: list[str]) -> None:
-    """Raise InputError if one of these is not the name of a stage."""
+    """Raise InputError if one of these names no stage."""
     from flows.recipes import STAGES, did_you_mean
 
     if wrong := [name for name in names if name not in STAGES]:
@@ -64,10 +64,10 @@ def check_store() -> None:
 
 
 def say_where_artifacts_go() -> None:
-    """Name the store where it depends on the working directory: cram was installed elsewhere than in a checkout."""
+    """Print the store's path if it depends on the working directory, because cram is not installed from a checkout."""
     if not IN_CHECKOUT and not os.environ.get("CRAM_ARTIFACTS"):
         console.print(
-            f"Artifacts are kept in {escape(str(HOME / 'artifacts'))}, in the working directory, because cram is not "
-            "installed from a checkout. CRAM_ARTIFACTS names another place.",
+            f"Artifacts are stored in {escape(str(HOME / 'artifacts'))}, in the working directory, because cram is not "
+            "installed from a checkout. Set CRAM_ARTIFACTS to store them elsewhere.",
             style="dim", soft_wrap=True, highlight=False,
         )  # fmt: skip

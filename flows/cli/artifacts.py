@@ -1,4 +1,4 @@
-"""`cram ls`, `cram show` and `cram diff`: what the store has, what led to it, and what two artifacts differ in."""
+"""`cram ls`, `cram show` and `cram diff`: the artifacts of the store, their origin, and how two of them differ."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +11,10 @@ from flows.summary import age, brief_duration, counts, flat, relative, size
 from model import InputError
 from tasks.text.printable import printable
 
-if TYPE_CHECKING:  # importing it imports Prefect, whose settings `main` makes first
+if TYPE_CHECKING:  # importing it imports Prefect, and `main` has to set that up first
     from tasks.store import Artifact
 
-# What ls, show and diff read of a manifest.
+# The parts of a manifest that ls, show and diff read.
 NEEDED = {"params": dict, "inputs": dict, "finished": str, "seconds": int | float, "environment": dict}
 
 
@@ -31,17 +31,18 @@ def ls(
 
     damaged, rows, details = [], [], []
     for name in [stage] if stage else STAGES:
-        found = {}
+        manifests = []
         for artifact in artifacts(name):
             try:
-                found[artifact.name] = read_about(artifact)
+                about = read_about(artifact)
             except InputError as error:
                 damaged.append(str(error))
-        for title, about in found.items():
+                continue
+            manifests.append(about)
             took = brief_duration(about["seconds"])
             result = counts(about["stats"]).removesuffix(" kept")  # to fit into 80 columns
-            rows.append((title, age(about["finished"]), total(about), took, result))
-        details += differences([*found.values()])
+            rows.append((artifact.name, age(about["finished"]), total(about), took, result))
+        details += differences(manifests)
     if rows:
         print_listing(("artifact", "age", "size", "time", "result"), rows, details)
     elif not damaged:
@@ -57,7 +58,7 @@ def ls(
 
 
 def read_about(artifact: "Artifact") -> dict:
-    """An artifact's manifest. Raises InputError if it lacks anything that a stage writes there."""
+    """An artifact's manifest. Raises InputError if a part of it is missing."""
     about = artifact.manifest
     if missing := [name for name, kind in NEEDED.items() if not isinstance(about.get(name), kind)]:
         raise InputError(
@@ -68,7 +69,7 @@ def read_about(artifact: "Artifact") -> dict:
 
 
 def total(manifest: dict) -> str:
-    """The size of an artifact's files."""
+    """The total size of an artifact's files."""
     return size(sum(file["bytes"] for file in manifest["files"]))
 
 
@@ -105,39 +106,38 @@ def show(
             say(printable(f"  {name}: {value}"))
     stats = dict(about["stats"])
     rows = stats.pop("table", [])
-    told = without_rows(stats, {str(next(iter(row.values()))) for row in rows}) if rows else stats
+    shown = without_rows(stats, {str(next(iter(row.values()))) for row in rows}) if rows else stats
     console.print("\n[bold]stats[/]")
-    say(laid_out(told))
+    say(laid_out(shown))
     (print_scores if stage == "report" else print_rows)(rows)
-    if told != stats:
+    if shown != stats:
         console.print(f"\nAll statistics: {shorten(found.path)}/stats.json", soft_wrap=True, highlight=False)
 
 
 def without_rows(value: Any, rows: set[str]) -> Any:
-    """Statistics without those of single rows of the table; those of the row `all` stay."""
+    """Statistics without the numbers that the table shows by row; those of the row `all` stay."""
     if not isinstance(value, dict):
         return value
-    told = {name for name, inner in value.items() if isinstance(inner, dict) and set(inner) <= rows}
-    sums = {
-        name: {"all": inner["all"]} for name, inner in value.items() if name in told - {"by_source"} and "all" in inner
-    }
-    return {
-        name: sums.get(name) or without_rows(inner, rows)
-        for name, inner in value.items()
-        if name in sums or name not in told
-    }
+    shown = {}
+    for name, inner in value.items():
+        if not isinstance(inner, dict) or not set(inner) <= rows:
+            shown[name] = without_rows(inner, rows)
+        elif "all" in inner and name != "by_source":
+            shown[name] = {"all": inner["all"]}
+    return shown
 
 
 def brief(value: str) -> str:
-    """A value short enough for a list."""
+    """A value, shortened to fit into a list."""
     return value if len(value) <= 24 else f"{value[:20]}…"
 
 
 def differences(manifests: list[dict]) -> list[str]:
-    """For each artifact of a stage, the params and inputs in which not all are the same."""
-    found = [flat(m["params"]) | {f"from {k}": v for k, v in flat(m["inputs"]).items()} for m in manifests]
-    names = [name for name in dict.fromkeys(n for f in found for n in f) if len({f.get(name) for f in found}) > 1]
-    return [printable(", ".join(f"{name}={brief(f[name])}" for name in names if name in f)) for f in found]
+    """For each artifact of a stage, the params and inputs that are not the same for all."""
+    values = [flat(m["params"]) | {f"from {k}": v for k, v in flat(m["inputs"]).items()} for m in manifests]
+    every = dict.fromkeys(name for own in values for name in own)
+    names = [name for name in every if len({own.get(name) for own in values}) > 1]
+    return [printable(", ".join(f"{name}={brief(own[name])}" for name in names if name in own)) for own in values]
 
 
 def diff(
@@ -153,25 +153,25 @@ def diff(
     check_store()
     from tasks.store import find
 
-    found = {"A": find(stage, a), "B": find(stage, b)}
-    if found["A"] == found["B"]:
+    pair = [find(stage, a), find(stage, b)]
+    if pair[0] == pair[1]:
         raise InputError(
-            f"A and B are both {found['A'].name}; expected two different artifacts. `cram ls {stage}` lists them."
+            f"A and B are both {pair[0].name}; expected two different artifacts. `cram ls {stage}` lists them."
         )
-    manifests = {name: read_about(artifact) for name, artifact in found.items()}
-    for name, artifact in found.items():
-        finished = escape(printable(manifests[name]["finished"]))
-        console.print(f"{name}: [bold]{escape(printable(artifact.name))}[/]  finished {finished}", highlight=False)
-    about = [flat({key: m.get(key) for key in ("version", "params", "inputs")}) for m in manifests.values()]
+    manifests = [read_about(artifact) for artifact in pair]
+    for side, artifact, about in zip("AB", pair, manifests, strict=True):
+        finished = escape(printable(about["finished"]))
+        console.print(f"{side}: [bold]{escape(printable(artifact.name))}[/]  finished {finished}", highlight=False)
+    made_with = [flat({name: about.get(name) for name in ("version", "params", "inputs")}) for about in manifests]
     console.print("\n[bold]differing parameters and inputs[/]")
-    print_rows(differing(*about) or [{"": "none"}])
+    print_rows(differing(*made_with) or [{"": "none"}])
     if stage == "filter":
-        print_filters(*found.values(), samples)
+        print_filters(*pair, samples)
         return
     console.print("\n[bold]differing statistics[/]")
-    stats = [flat({k: v for k, v in m["stats"].items() if k != "table"}) for m in manifests.values()]
+    stats = [flat({name: value for name, value in about["stats"].items() if name != "table"}) for about in manifests]
     if stage == "report":  # the tables of other stages repeat their statistics
-        stats = [own | scores(m["stats"]["table"]) for own, m in zip(stats, manifests.values(), strict=True)]
+        stats = [own | scores(about["stats"]["table"]) for own, about in zip(stats, manifests, strict=True)]
     print_rows(differing(*stats) or [{"": "none"}])
     if stage == "report":
         say(f"\nFor spread and cost: cram compare {a} {b}")
@@ -179,13 +179,13 @@ def diff(
 
 def scores(rows: list[dict]) -> dict[str, str]:
     """A report's scores by task and setting. Reports of older versions have neither protocols nor shares."""
-    found = {}
+    by_setting = {}
     for row in rows:
-        what = [row["task"], row["metric"], row.get("protocol", "cramming")]
-        what += [] if row["pretrained"] else ["not pretrained"]
-        what += [] if row.get("share", 1) == 1 else [f"{100 * row['share']:g} % of the data"]
-        found[", ".join(what)] = str(row["score"])
-    return found
+        setting = [row["task"], row["metric"], row.get("protocol", "cramming")]
+        setting += [] if row["pretrained"] else ["not pretrained"]
+        setting += [] if row.get("share", 1) == 1 else [f"{100 * row['share']:g} % of the data"]
+        by_setting[", ".join(setting)] = str(row["score"])
+    return by_setting
 
 
 def differing(a: dict[str, str], b: dict[str, str]) -> list[dict]:
@@ -200,17 +200,18 @@ def print_filters(a: "Artifact", b: "Artifact", samples: int) -> None:
 
     if a.manifest["inputs"]["corpus"] != b.manifest["inputs"]["corpus"]:
         console.print(
-            "\nThe two filters read different inputs. Documents are matched by id, so some may exist in only one of the inputs."
+            "\nThe two filters read different inputs. Documents are matched by id and source, so some may exist in "
+            "only one of the inputs."
         )
-    found = compare(a, b, samples)
+    compared = compare(a, b, samples)
     console.print("\n[bold]documents[/]")
-    print_rows(found["sources"])
+    print_rows(compared["sources"])
     console.print("\n[bold]documents that only one of them keeps, by both verdicts[/]")
-    print_rows(found["changes"] or [{"": "none"}])
-    for name, what in (("dropped", "that A keeps and B drops"), ("added", "that B keeps and A drops")):
-        if found[name]:
-            console.print(f"\n[bold]sample documents {what}[/]")
-        for sample in found[name]:
+    print_rows(compared["changes"] or [{"": "none"}])
+    for name, which in (("dropped", "that A keeps and B drops"), ("added", "that B keeps and A drops")):
+        if compared[name]:
+            console.print(f"\n[bold]sample documents {which}[/]")
+        for sample in compared[name]:
             verdicts = "; ".join(
                 f"{x}: {sample[f'{x} tokens_per_char']} tokens per character, {sample[f'{x} verdict']}" for x in "AB"
             )

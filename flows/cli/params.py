@@ -13,12 +13,12 @@ from flows.cli.tables import console
 if TYPE_CHECKING:  # importing it takes a third of a second
     from pydantic import BaseModel
 
-KINDS = {"string": "text", "boolean": "true or false"}  # what isn't called as in JSON Schema
+KINDS = {"string": "text", "boolean": "true or false"}  # other types keep their names in JSON Schema
 LONGEST_DEFAULT = 30  # characters on a line
 
 
 class Parameter(NamedTuple):
-    """A parameter of a stage; the name of a nested one is dotted."""
+    """A parameter of a stage; nested ones have dotted names."""
 
     name: str
     takes: str
@@ -27,7 +27,7 @@ class Parameter(NamedTuple):
 
 
 def takes(schema: dict) -> str:
-    """Which values a field takes, in words, from its JSON schema: a type with its range, or choices."""
+    """The values that a field takes, in words, from its JSON schema: a type with its range, or choices."""
     from flows.recipes import limits
 
     if several := schema.get("anyOf") or schema.get("oneOf"):
@@ -42,7 +42,7 @@ def takes(schema: dict) -> str:
 
 
 def described(model: "type[BaseModel]", defaults: dict[str, Any], path: str = "") -> Iterator[Parameter]:
-    """The parameters of a model, those of nested models too. `defaults`: all values that it has by default."""
+    """The parameters of a model and of nested models. `defaults`: their default values."""
     from flows.recipes import in_words, level
 
     schemas = model.model_json_schema()["properties"]
@@ -55,7 +55,7 @@ def described(model: "type[BaseModel]", defaults: dict[str, Any], path: str = ""
 
 
 def parameters(stage: str) -> list[Parameter]:
-    """The parameters of a stage. The defaults of the classes are those of crammed-bert."""
+    """The parameters of a stage, with the defaults of the recipe crammed-bert."""
     from flows.recipes import Recipe
 
     params = getattr(Recipe(), stage)
@@ -67,7 +67,7 @@ def params(
         str | None, typer.Argument(help="Print only this stage's parameters.", autocompletion=stage_names)
     ] = None,
 ) -> None:
-    """List parameters with the values they take, their defaults and descriptions. Set them with `cram run --override`."""
+    """List parameters with their values, defaults and descriptions. Set them with `cram run --override`."""
     check_stages([stage] if stage else [])
     from flows.recipes import STAGES, Recipe
 

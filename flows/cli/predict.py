@@ -1,10 +1,10 @@
-"""The commands that use trained models: cram predict, cram fill. Slow imports are inside the functions."""
+"""The commands that use trained models: `cram predict` and `cram fill`."""
 
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -30,9 +30,9 @@ def predict(
         str,
         typer.Argument(
             metavar="FILE",
-            help="UTF-8 file with one text per line, or two separated by a tab for tasks on pairs. Default: standard "
-            "input, as for `-`. An empty line gives an empty line. Texts that are too long are truncated, and their number "
-            "is printed at the end.",
+            help="UTF-8 file with one text per line, or two separated by a tab for tasks on pairs. Default: `-`, "
+            "standard input. An empty line gives an empty line. Long texts are truncated, and their number is "
+            "printed at the end.",
         ),
     ] = "-",
     scores: Annotated[bool, typer.Option("--scores", help="Also print the probability of every class.")] = False,
@@ -41,7 +41,7 @@ def predict(
     """Label texts with a finetuned model. Prints one line per text: label and probability, or the score for STS-B."""
     from flows.cli.inference import Labeller, model_folder
 
-    with opened(file) as lines:
+    with opened(file) as texts:
         folder = model_folder("finetune", model)
         labeller = Labeller(folder)
         if scores and labeller.regression:
@@ -49,24 +49,24 @@ def predict(
         tell([f"Model: {describe(folder, 'finetune')}"])
         expected = {1: "Enter one text per line", 2: "Enter two texts per line, separated by a tab"}
         answer_lines(
-            lines,
-            lambda some: (labelled(answer, scores, as_json) for answer in labeller(some)),
+            texts,
+            lambda lines: (labelled(answer, scores, as_json) for answer in labeller(lines)),
             expected.get(labeller.texts, "Enter one text per line, or two separated by a tab"),
-            size=0 if file == "-" else os.fstat(lines.fileno()).st_size,
+            size=0 if file == "-" else os.fstat(texts.fileno()).st_size,
         )
     tell(labeller.notes())
 
 
 def describe(folder: Path, stage: str) -> str:
-    """Which model a folder holds: artifact, task and seed, the recipe (if there is a report on it), and age."""
+    """The model in a folder: its artifact, task and seed, recipe (if there is a report on it) and age."""
     from flows.cli.inference import read_json
     from tasks.store import MANIFEST, artifacts
 
     about = read_json(folder / MANIFEST)
     if not about:
         return f"folder {folder}"
-    facts = [name := f"{about.get('stage', stage)}/{about.get('key', folder.name)}"]
-    with suppress(AttributeError, TypeError):  # files that something else wrote; the model itself may be good
+    facts = [name := f"{stage}/{about.get('key', folder.name)}"]
+    with suppress(AttributeError, TypeError):  # other programs' files; the model itself may be good
         if stage == "finetune":
             facts.append(f"task {about['params'].get('task')}, seed {about['params'].get('seed')}")
         reports = (read_json(report.path / "report.json") for report in reversed(artifacts("report")))
@@ -99,7 +99,7 @@ def fill(
         str,
         typer.Argument(
             metavar="TEXT",
-            help="Text with one or more [MASK]. Default: one text per line from standard input, as for `-`; empty lines are "
+            help="Text with one or more [MASK]. Default: `-`, one text per line from standard input; empty lines are "
             "skipped.",
         ),
     ] = "-",
@@ -120,79 +120,73 @@ def fill(
 
     def answers(lines: Lines) -> Iterator[str]:
         for number, line in lines:
-            if (given := decode(line, f"Line {number}")).strip():
-                yield from filled(given, filler(given, top, f"Line {number}"), as_json)
+            if (masked := decode(line, f"Line {number}")).strip():
+                yield from filled(masked, filler(masked, top, f"Line {number}"), as_json)
 
     if text == "-":
-        with opened("-") as lines:
-            answer_lines(lines, answers, "Enter one text with [MASK] per line")
+        with opened("-") as texts:
+            answer_lines(texts, answers, "Enter one text with [MASK] per line")
     else:
-        given = decode(os.fsencode(text), "The text")
-        write(filled(given, filler(given, top, "The text"), as_json))
+        masked = decode(os.fsencode(text), "The text")
+        write(filled(masked, filler(masked, top, "The text"), as_json))
     tell(filler.notes())
 
 
 def filled(text: str, masks: list[list[tuple[str, float]]], as_json: bool) -> list[str]:
     """The tokens for each [MASK] as lines of output."""
     if as_json:
-        found = [[{"token": token, "probability": round(share, 6)} for token, share in mask] for mask in masks]
-        return [as_object({"text": text, "masks": found})]
+        tokens = [[{"token": token, "probability": round(share, 6)} for token, share in mask] for mask in masks]
+        return [as_object({"text": text, "masks": tokens})]
     return ["\t".join(f"{printable(token)} {share:.4f}" for token, share in mask) for mask in masks]
 
 
 def as_object(answer: dict) -> str:
-    r"""JSON on one line. The control characters that JSON leaves as they are become \uXXXX too, which means the same."""
+    r"""JSON on one line; control characters that JSON would leave unescaped become \uXXXX, which means the same."""
     return printable(json.dumps(answer, ensure_ascii=False))
 
 
-@contextmanager
-def opened(name: str) -> Iterator[BinaryIO]:
-    """A file, or standard input for `-`."""
+def opened(name: str) -> BinaryIO:
+    """A file, or standard input for `-`. Raises InputError if it can't be read."""
     if name == "-":
         if sys.stdin is None:
             raise InputError("Standard input is closed. Name a file, or pipe the texts to this command.")
-        yield sys.stdin.buffer
-        return
-    if not name:
-        raise InputError("The file name is empty. Name a file, or use `-` for standard input.")
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(Path(name).open("rb"))
-        except OSError as error:
-            raise InputError(
-                f"{name} can't be read: {error.strerror}. Expected a file with one text per line."
-            ) from error
-        yield file
+        return sys.stdin.buffer
+    try:
+        return Path(name).open("rb")
+    except OSError as error:
+        raise InputError(
+            f"{name!r} can't be read: {error.strerror}. Expected a file with one text per line."
+        ) from error
 
 
 def answer_lines(file: BinaryIO, answers: Callable[[Lines], Iterable[str]], expected: str, size: int = 0) -> None:
-    """Print the answers to the lines of a file as they come.
+    """Print the answers to the lines of a file as they arrive.
 
-    At a terminal, print `expected` first, and continue after a line that can't be answered. If `size` is known (bytes; 0:
-    unknown) and the answers don't go to the terminal, show a progress bar.
+    If the lines come from a terminal, print `expected` first, and continue after a line that can't be answered. If
+    `size` is known (bytes; 0: unknown) and the answers don't go to a terminal, show a progress bar.
     """
     from flows.cli.inference import read_lines
     from tasks.workers.progress import Progress
 
-    typed, some = file.isatty(), []
+    typed, lines = file.isatty(), []
     if typed:
         print(f"{expected}; end with Ctrl-D.", file=sys.stderr)
     with Progress("predict", total=size, unit="B") if size and not sys.stdout.isatty() else nullcontext() as bar:
-        for some in read_lines(file):
+        for lines in read_lines(file):
             try:
-                write(answers(some))
+                write(answers(lines))
             except InputError as error:
                 if not typed:
                     raise
                 tell([f"cram: {error}"])
             if bar:
                 bar.update(file.tell() - bar.count)
-    if not some:
+    if not lines:
         tell(["The input is empty; no answers."])
 
 
 def write(lines: Iterable[str]) -> None:
-    """Print lines at once, in UTF-8 like the input, whatever the locale; also those that come before an error."""
+    """Print lines in UTF-8 like the input, whatever the locale, and flush them, also those before an error."""
     try:
         for line in lines:
             sys.stdout.buffer.write(line.encode() + b"\n")

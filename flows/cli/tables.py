@@ -1,4 +1,8 @@
-"""What commands print: tables that fit the terminal, JSON, paths, and text in which nothing is markup."""
+"""Output of commands: tables that fit the terminal, JSON, paths, and text without markup.
+
+Tables are rich's where rows can be one line each. `cram ls` prints lines of its own, since a rich table can't continue
+a row across its columns; and rich formats values as Python, not as JSON.
+"""
 
 import json
 import sys
@@ -14,23 +18,23 @@ from flows.summary import relative, telling
 from tasks.text.printable import printable
 
 LINE = 120  # characters of JSON on one line
-ROOM = 40  # characters that ls needs for what differs beside the other columns; with fewer it stands below them
+ROOM = 40  # characters that ls needs for a column of differences; with fewer, differences are below each row
 console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # a pipe has no width
 
 
 def say(text: str) -> None:
-    """Print text that may have brackets, which are not markup, as one paragraph a line."""
+    """Print text, without reading brackets as markup and without breaking lines."""
     console.print(printable(text, lines=True), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_rows(rows: list[dict]) -> None:
-    """Print rows as a table, or as several that repeat the first column if the terminal is too narrow for one."""
+    """Print rows as a table, or as several that repeat the first column if one would be too wide for the terminal."""
     if not rows:
         return
     rows = [{printable(name): value for name, value in row.items()} for row in rows]
     cells = {name: [cell(row[name]) for row in rows] for name in rows[0] if any(row[name] != "" for row in rows)}
-    most = 2 * console.width // 5  # of a column: a sentence beside the numbers that it is about is folded to this
-    widths = {name: min(most, max(map(len, [*found, *name.split()]), default=0)) for name, found in cells.items()}
+    most = 2 * console.width // 5  # the width of a column; longer cells are folded
+    widths = {name: min(most, max(map(len, [*column, *name.split()]))) for name, column in cells.items()}
     first, *others = cells
     while True:
         chosen, room = [first], console.width - widths[first] - 2
@@ -50,7 +54,7 @@ def print_rows(rows: list[dict]) -> None:
 
 
 def print_scores(rows: list[dict]) -> None:
-    """Print the scores of a report, without the columns that say the usual, and with verdicts below."""
+    """Print the scores of a report, without columns of usual values, and with the verdicts below."""
     names = telling(rows) if rows else []
     if "verdict" in names:
         rows = [row | {"verdict": "†" if row["verdict"] else "", "": row["verdict"]} for row in rows]
@@ -65,14 +69,14 @@ def cell(value: Any) -> str:
 
 
 def print_listing(header: tuple[str, ...], rows: list[tuple[str, ...]], details: list[str]) -> None:
-    """Print aligned rows no wider than the console, their details in a last column or, if there is no room, below each.
+    """Print aligned rows no wider than the console, with details in a last column or, if there is no room, below each.
 
-    All columns but the first and the last of a row hold numbers.
+    All columns of a row but the first and the last hold numbers.
     """
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     beside = console.width - sum(widths) - 2 * len(widths) >= ROOM
-    title = "what differs" if beside and any(details) else ""
+    title = "differences" if beside and any(details) else ""
     for row, detail, style in [(header, title, "bold"), *((*pair, "") for pair in zip(rows, details, strict=True))]:
         start = row[0].ljust(widths[0]) + "".join(
             f"  {cell.rjust(width)}" for cell, width in zip(row[1:-1], widths[1:-1], strict=True)
@@ -85,7 +89,7 @@ def print_listing(header: tuple[str, ...], rows: list[tuple[str, ...]], details:
 
 
 def print_hanging(start: str, text: str, style: str) -> None:
-    """Print text after `start`, its further lines below its first; nothing if both are blank."""
+    """Print text after `start`, with a hanging indent; nothing if both are blank."""
     width, indent = max(console.width, len(start) + 20), " " * len(start)
     wrapped = textwrap.wrap(text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
     for line in wrapped or filter(str.strip, [start]):
@@ -93,12 +97,12 @@ def print_hanging(start: str, text: str, style: str) -> None:
 
 
 def shorten(path: Path) -> str:
-    """The path, relative if it is below the working directory, for `console.print`, which reads brackets as markup."""
+    """The path for `console.print`, relative if it is below the working directory, with markup escaped."""
     return escape(printable(relative(path)))
 
 
 def laid_out(value: Any, indent: str = "") -> str:
-    """JSON, with each value that is short enough on one line."""
+    """JSON in which each value that is short enough is on one line."""
     line = json.dumps(value)
     if len(indent) + len(line) <= LINE or not value or not isinstance(value, dict | list):
         return line
@@ -107,6 +111,5 @@ def laid_out(value: Any, indent: str = "") -> str:
         lines = [f"{inner}{json.dumps(name)}: {laid_out(item, inner)}" for name, item in value.items()]
     else:
         lines = [f"{inner}{laid_out(item, inner)}" for item in value]
-    return "\n".join(
-        ["{" if isinstance(value, dict) else "[", ",\n".join(lines), indent + ("}" if isinstance(value, dict) else "]")]
-    )
+    start, end = "{}" if isinstance(value, dict) else "[]"
+    return "\n".join([start, ",\n".join(lines), indent + end])
