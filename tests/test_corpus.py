@@ -1,12 +1,9 @@
 """Download: subsets, parts, counts, mixtures, and what the key follows."""
 
 import dataclasses
-import errno
-import io
 import json
 import os
 import random
-import sys
 import threading
 import time
 from collections import Counter
@@ -220,27 +217,29 @@ def test_the_key_of_hub_data_follows_its_revision_and_how_it_is_read(monkeypatch
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "field"),
     [
-        {"source": "files"},
-        {"source": "pile", "files": ["a.jsonl"]},
-        {"documents": -1},
-        {"megabytes": -0.1},
-        {"shards": -1},
-        {"part_megabytes": 0},
-        {"max_lost": 1.1},
-        {"damaged": "ignore"},
-        {"source": "the-pile"},
-        {"source": {}},
-        {"source": {"pile": 0}},
-        {"source": {"the-pile": 1}},
-        {"source": {"pile": 1, "files": 1}},
-        {"max_document_megabytes": 0},
-        {"document": 3},
+        ({"source": "files"}, "files"),
+        ({"source": "pile", "files": ["a.jsonl"]}, "files"),
+        ({"source": {"pile": 1, "files": 1}}, "files"),
+        ({"source": "the-pile"}, "source"),
+        ({"source": {}}, "source"),
+        ({"source": {"pile": 0}}, "source"),
+        ({"source": {"the-pile": 1}}, "source"),
+        ({"documents": -1}, "documents"),
+        ({"megabytes": -0.1}, "megabytes"),
+        ({"shards": -1}, "shards"),
+        ({"part_megabytes": 0}, "part_megabytes"),
+        ({"max_lost": 1.1}, "max_lost"),
+        ({"max_document_megabytes": 0}, "max_document_megabytes"),
+        ({"damaged": "ignore"}, "damaged"),
+        ({"document": 3}, "document"),
+        ({"source": "pile-natural", "sets": ["Github"]}, "sets"),
+        ({"source": {"pile-natural": 1, "books": 2}, "sets": ["Github"]}, "sets"),
     ],
 )
-def test_settings_out_of_their_range_are_refused(settings: dict):
-    with pytest.raises(ValidationError):
+def test_settings_out_of_their_range_are_refused(settings: dict, field: str):
+    with pytest.raises(ValidationError, match=rf"\b{field}\b"):
         Download(**settings)
 
 
@@ -313,22 +312,6 @@ def test_an_interrupted_download_resumes_at_its_last_part_and_makes_the_same_byt
             assert sorted(set(written)) == [f"part-{i:05d}.parquet" for i in range(done, count)]
 
 
-def test_the_bytes_do_not_depend_on_how_fast_the_writer_is(store: Path, ugly: Path, tmp_path: Path, monkeypatch):
-    expected = read(ugly, **KEEP).manifest["files"]
-    rng = random.Random(1)
-    for name, slow in (("_write", 1), ("_end", 1), ("_write", 5)):
-        work = getattr(PartWriter, name)
-
-        def slowly(*given: object, work=work, slow: int = slow) -> None:
-            time.sleep(slow * rng.random() / 200)
-            work(*given)
-
-        monkeypatch.setattr(store_module, "ROOT", tmp_path / f"{name} {slow}")
-        with monkeypatch.context() as patch:
-            patch.setattr(PartWriter, name, slowly)
-            assert read(ugly, **KEEP).manifest["files"] == expected
-
-
 def test_a_failure_midway_publishes_nothing_and_leaves_no_litter_behind(store: Path, shards: Path, toy_texts):
     (shards / "toy-3.jsonl.gz").write_bytes(b"\x1f\x8b")
     threads = threading.active_count()
@@ -343,60 +326,21 @@ def test_a_failure_midway_publishes_nothing_and_leaves_no_litter_behind(store: P
     assert {p.name for p in made.path.iterdir()} == {*(p.name for p in parts_of(made)), *others}
 
 
-@pytest.mark.parametrize("full", ["part-00001.parquet", "lost.jsonl", "state.half"])
-def test_after_a_full_disk_a_rerun_resumes(store: Path, ugly: Path, tmp_path: Path, monkeypatch, full: str):
+def test_after_a_full_disk_a_rerun_resumes(store: Path, ugly: Path, tmp_path: Path, monkeypatch):
     whole = read(ugly, **KEEP).manifest
     monkeypatch.setattr(store_module, "ROOT", tmp_path / "full")
-    writer, opened = pq.ParquetWriter, Path.open
-
-    class Full(io.TextIOWrapper):
-        def flush(self) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    writer = pq.ParquetWriter
 
     def open_writer(where: Path, *given: object, **settings: object) -> pq.ParquetWriter:
-        return writer("/dev/full" if Path(where).name == full else where, *given, **settings)
-
-    def open_path(path: Path, mode: str = "r", **settings: object) -> object:
-        if path.name == full == "lost.jsonl" and mode == "a":
-            return Full(opened(path, "ab"))
-        return opened(Path("/dev/full") if path.name == full and mode == "w" else path, mode, **settings)
+        return writer("/dev/full" if Path(where).name == "part-00001.parquet" else where, *given, **settings)
 
     with monkeypatch.context() as patch:
         patch.setattr(pq, "ParquetWriter", open_writer)
-        patch.setattr(Path, "open", open_path)
         with pytest.raises(InputError, match=r"No space left on device: .*CRAM_ARTIFACTS"):
             read(ugly, **KEEP)
     assert artifacts("download") == []
     again = read(ugly, **KEEP).manifest
     assert (again["files"], again["stats"]) == (whole["files"], whole["stats"])
-
-
-def calls_of(folder: Path, documents: int) -> int:
-    """The number of function calls for reading this many tiny documents, in this thread and in those it starts."""
-    folder.mkdir()
-    write_jsonl(folder / "tiny.jsonl", [str(i) for i in range(documents)])
-    calls = [0]
-
-    def count(_frame: object, event: str, _given: object) -> None:
-        calls[0] += event in ("call", "c_call")
-
-    key(folder)  # the file is digested here
-    sys.setprofile(count)
-    threading.setprofile(count)
-    try:
-        made = read(folder)
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-    assert made.stats["documents"] == documents
-    return calls[0]
-
-
-def test_the_work_grows_as_the_number_of_documents_and_no_faster(store: Path, tmp_path: Path):
-    few, some, many = (calls_of(tmp_path / str(n), n) for n in (1_000, 5_000, 20_000))
-    each = (some - few) / 4_000
-    assert 5 < each < 60
-    assert (many - some) / 15_000 == pytest.approx(each, rel=0.05)
 
 
 def local_source(monkeypatch: pytest.MonkeyPatch, name: str, path: Path) -> None:
@@ -464,12 +408,11 @@ def test_a_mixture_does_not_depend_on_the_order_in_which_it_is_written(store: Pa
     assert [d.id.split("/")[0] for d in documents_of(first)][:4] == ["books", "wikipedia"] * 2
 
 
-def test_a_recipe_accepts_a_mixture_and_names_what_is_wrong_with_one():
+def test_a_recipe_accepts_a_mixture_and_names_a_wrong_source():
     mixture = {"wikipedia": 3, "books": 1}
     assert resolve("demo", {"download": {"source": mixture}}).download.weights == {"books": 1, "wikipedia": 3}
-    for wrong, word in (({"boks": 1}, "boks"), ({"books": 0}, "books"), ("x", "'pile'")):
-        with pytest.raises(InputError, match=rf"download\.source.*{word}"):
-            resolve("demo", {"download": {"source": wrong}})
+    with pytest.raises(InputError, match=r"download\.source.*boks"):
+        resolve("demo", {"download": {"source": {"boks": 1}}})
 
 
 def test_files_and_python_docs_may_be_mixed(store: Path, shards: Path, toy_texts):
@@ -509,25 +452,13 @@ def test_the_natural_pile_is_the_pile_without_its_other_sets(store: Path, tmp_pa
     assert set(download.fn(Download(source="pile", sets=["Github"])).stats["by_source"]) == {"Github"}
 
 
-@pytest.mark.parametrize("source", ["pile-natural", {"pile-natural": 1, "books": 2}])
-def test_sets_are_refused_for_a_source_that_stands_for_some(source: str | dict):
-    with pytest.raises(InputError, match=r"^download: .*'pile-natural'.*sets"):
-        resolve("crammed-bert", {"download": {"source": source, "sets": ["Github"]}})
-    assert resolve("crammed-bert", {"download": {"source": source}}).download.sets == []
-
-
-def test_a_long_document_is_whole_and_too_long_a_one_is_lost(store: Path, tmp_path: Path):
+def test_a_document_longer_than_a_part_is_whole_and_too_long_a_one_is_lost(store: Path, tmp_path: Path):
     long = " ".join(map(str, random.Random(0).choices(range(10**6), k=800_000)))
     assert len(long) > parts.ROW_GROUP_CHARACTERS
-    write_jsonl(tmp_path / "a.jsonl", ["short", long, "x" * 20_000, "after"])
+    write_jsonl(tmp_path / "a.jsonl", ["short", long, "after"])
     made = read(tmp_path / "a.jsonl", part_megabytes=4)
-    assert texts_of(made) == ["short", long, "x" * 20_000, "after"]
-    assert made.stats["parts"] == 2
-    made = read(tmp_path / "a.jsonl", max_document_megabytes=0.01, max_lost=0.5)
-    assert texts_of(made) == ["short", "after"]
-    lost = [json.loads(line) for line in (made.path / "lost.jsonl").read_text().splitlines()]
-    assert [(loss["file"], loss["line"]) for loss in lost] == [("a.jsonl", 2), ("a.jsonl", 3)]
-    assert made.stats["lost"] == {"longer than 0.01 MB": 2}
+    assert (texts_of(made), made.stats["parts"]) == (["short", long, "after"], 2)
+    assert texts_of(read(tmp_path / "a.jsonl", max_document_megabytes=0.01, max_lost=0.5)) == ["short", "after"]
 
 
 def test_a_prefix_of_real_shards_is_what_zstandard_and_json_read(store: Path, real_data: Path):

@@ -465,14 +465,6 @@ def test_a_shard_that_is_truncated_on_the_hub_is_refused(online: Hub, monkeypatc
         assert f"{FIRST} is truncated" in refusal(source="pile", **limits)
 
 
-@pytest.mark.parametrize("limits", [{}, {"documents": 1600}])
-def test_a_busy_hub_is_asked_again(online: Hub, limits: dict):
-    online.fails.update({"train": [503, 500], FIRST: [429], f"cdn/datasets/{SECOND}": [503]})
-    assert read(source="pile", **limits) == expected_of(PILE, "toy", limits.get("documents"))
-    assert not online.fails["train"]
-    assert not online.fails[FIRST]
-
-
 @pytest.mark.parametrize("limits", [{}, {"documents": 3990}])
 @pytest.mark.parametrize(
     "faults", [{"fails": {"train": [503] * 99}}, {"fails": {SECOND: [503] * 99}}, {"breaks": {SECOND: 10**6}}]

@@ -187,12 +187,6 @@ def test_any_line_end_and_a_byte_order_mark_are_accepted(suffix: str, end: bytes
         assert (found.texts, found.losses, found.damage) == (texts, [], None)
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_a_first_line_that_ends_in_a_bare_carriage_return_loses_no_others(end: bytes):
-    first, *others = json_lines([f"text {i}" for i in range(50)]).splitlines()
-    assert content(first + b"\r" + end.join(others), "a.jsonl").texts == [f"text {i}" for i in range(50)]
-
-
 def naive_lines(data: bytes, limit: int) -> list[bytes | None]:
     first = re.search(rb"\r\n|\n|\r", data)
     found = re.split(rb"\r\n|\r|\n" if first and first[0] == b"\r" else rb"\n", data)
@@ -220,55 +214,24 @@ def short_of_a_byte(data: bytes) -> bytes:
 
 
 def bit_flipped(data: bytes) -> bytes:
-    changed = bytearray(data)
-    changed[len(data) * 3 // 4] ^= 0x10
-    return bytes(changed)
+    place = len(data) * 3 // 4
+    return data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :]
 
 
 def emptied(data: bytes) -> bytes:
     return b""
 
 
-def prefix_of_gz(data: bytes) -> bytes:
-    return zlib.decompressobj(31).decompress(data)
-
-
-def prefix_of_zst(data: bytes) -> bytes:
-    """What stream_reader, which accepts a truncated file, makes of it."""
-    return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).readall()
-
-
 @pytest.mark.parametrize("harm", [truncated, short_of_a_byte])
-@pytest.mark.parametrize(("suffix", "prefix_of"), [(".jsonl.zst", prefix_of_zst), (".jsonl.gz", prefix_of_gz)])
-def test_all_whole_lines_before_a_truncation_are_found(suffix: str, prefix_of: Callable, harm: Callable):
+@pytest.mark.parametrize("suffix", COMPRESSED)
+def test_all_whole_lines_before_a_truncation_are_found(suffix: str, harm: Callable):
     texts = noise()
     data = harm(packed(json_lines(texts), suffix))
+    unpack = zlib.decompressobj(31) if suffix.endswith(".gz") else zstandard.ZstdDecompressor().decompressobj()
+    whole_lines = unpack.decompress(data).count(b"\n")
     found = content(data, f"a{suffix}")
-    whole_lines = prefix_of(data).count(b"\n")
     assert 1000 < whole_lines <= len(texts)
     assert (found.damage.kind, found.losses, found.texts) == ("truncated", [], texts[:whole_lines])
-
-
-def block_headers(frame: bytes) -> list[int]:
-    """The offsets of the blocks of a zst frame."""
-    places, at, last = [], zstandard.frame_header_size(frame), False
-    while not last:
-        places.append(at)
-        header = int.from_bytes(frame[at : at + 3], "little")
-        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
-        at += 3 + (1 if kind == 1 else size)
-    return places
-
-
-def test_the_lines_before_a_corrupt_place_of_a_zst_file_are_found():
-    texts = noise()
-    lines = json_lines(texts)
-    frame = packed(lines, ".zst")
-    place = block_headers(frame)[3]
-    found = content(frame[:place] + bytes([frame[place] | 0b110]) + frame[place + 1 :], "a.jsonl.zst")  # no such block
-    assert (found.damage.kind, found.losses, found.texts) == ("corrupt", [], texts[: len(found.texts)])
-    two_blocks = lines[: 2 << 17].count(b"\n")
-    assert two_blocks <= len(found.texts) < lines[: 3 << 17].count(b"\n") + 1
 
 
 @pytest.mark.parametrize("suffix", COMPRESSED)
@@ -355,37 +318,18 @@ def test_columns_of_any_kind_are_read():
     assert {loss.reason for loss in found.losses} == {"text is not a string but int"}
 
 
-def test_a_parquet_file_is_not_read_before_it_is_needed():
-    data = parquet(pa.table({"text": noise(5000), "id": range(5000)}), row_group_size=50)
-
-    class Counting(io.BytesIO):
-        count = 0
-
-        def read(self, size: int = -1) -> bytes:
-            found = super().read(size)
-            self.count += len(found)
-            return found
-
-    file = Counting(data)
-    records = formats.read_file(file, "a.parquet", Layout("a", 10**8))
-    next(records)
-    footer = file.count
-    assert footer < len(data) / 4
-    for _ in range(499):
-        next(records)
-    assert file.count - footer < len(data) / 8
-
-
-@pytest.mark.parametrize("column", ["text", "source", "meta"])
-def test_a_parquet_file_with_two_columns_of_a_name_is_refused(store: Path, data: Path, column: str):
-    table = pa.table([["a"], ["b"], ["c"]], names=[column, column, "text" if column != "text" else "source"])
-    pq.write_table(table, data / "twice.parquet")
-    assert re.match(rf"twice\.parquet .*{column}", refusal(data))
-
-
-def test_a_parquet_file_without_a_column_text_is_refused_with_the_columns_it_has(store: Path, data: Path):
-    pq.write_table(pa.table({"content": ["a"], "url": ["b"]}), data / "web.parquet")
-    assert re.match(r"web\.parquet .*content, url", refusal(data))
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (["text", "text", "source"], "text"),
+        (["source", "source", "text"], "source"),
+        (["meta", "meta", "text"], "meta"),
+        (["content", "url", "source"], "content, url"),
+    ],
+)
+def test_parquet_columns_that_are_missing_or_doubled_are_named(store: Path, data: Path, columns: list, words: str):
+    pq.write_table(pa.table([["a"], ["b"], ["c"]], names=columns), data / "a.parquet")
+    assert re.match(rf"a\.parquet .*{words}", refusal(data))
 
 
 @pytest.mark.parametrize(("column", "rows"), [("source", 50), ("source", 100_000), ("meta", 50)])
@@ -482,21 +426,18 @@ def test_too_many_lost_records_are_refused_with_file_and_reason(store: Path, dat
     assert len(documents(data, max_lost=0.03)) == 97
 
 
-@pytest.mark.parametrize(("texts", "lost"), [([], ""), (["", None], "1 x empty text; 1 x text is not a string")])
-def test_a_source_without_any_document_is_refused(store: Path, data: Path, texts: list, lost: str):
-    write_jsonl(data / "a.jsonl", texts)
-    said = refusal(data, max_lost=1)
-    assert "no document" in said
-    assert lost in said
+def test_a_source_without_any_document_is_refused_with_what_was_lost(store: Path, data: Path):
+    write_jsonl(data / "a.jsonl", ["", None])
+    assert "1 x empty text; 1 x text is not a string" in refusal(data, max_lost=1)
 
 
 ROWS = [{"text": f"text {i}"} for i in range(3)]
 FORMATS = {
-    "zstd": lambda data: zstandard.ZstdCompressor().compress(data),
+    "zstd": zstandard.compress,
     "gzip": gzip.compress,
     "bzip2": bz2.compress,
     "xz": lzma.compress,
-    "plain JSON": lambda data: data,
+    "plain JSON": bytes,
     "something else": lambda data: b"text,source\n",
 }
 RIGHT = {".jsonl": "plain JSON", ".jsonl.zst": "zstd", ".json.gz": "gzip", ".parquet": "Parquet"}
@@ -581,27 +522,17 @@ def test_a_document_belongs_to_the_source_it_names_or_else_to_the_family_of_its_
         assert [d.source for d in found.documents] == [source]
 
 
-def test_sets_are_given_by_the_names_of_sources_as_they_are_in_the_files(store: Path, data: Path):
-    write_jsonl(data / "a.jsonl", ["one"], source="two\nlines")
-    assert [d.source for d in documents(data, sets=["two\nlines"])] == ["two\\u000alines"]
-
-
 @pytest.mark.parametrize(
     ("name", "family"),
     [
         ("train-00003-of-00010.jsonl.zst", "train"),
         ("train/00.jsonl.zst", "00"),
         ("en/c4-train.00000-of-01024.json.gz", "c4-train"),
-        ("val.jsonl.zst", "val"),
         ("book_12.txt", "book"),
-        ("2024.parquet", "2024"),
         ("pile7.jsonl", "pile"),
         ("data/train-00000-of-01650-f70471ee3deb09c0.parquet", "train"),
-        ("part-3of5.txt", "part"),
-        ("notes 3.txt", "notes"),
-        ("urllib.request.txt", "urllib.request"),
+        ("notes 3of5.txt", "notes"),
         ("urllib.request-2.json.gz", "urllib.request"),
-        ("proof3.txt", "proof"),
         ("v2.report.txt", "v2.report"),
         (".txt", ".txt"),
     ],
@@ -831,13 +762,6 @@ def test_a_small_file_that_unpacks_to_a_line_of_a_gibibyte_takes_little_memory(t
     expected = [[f"{name}:1", "a", "first"], [name, 2, "longer than 100 MB", ""], [f"{name}:3", "a", "last"]]
     assert json.loads(found) == expected
     assert float(peak) < 600
-
-
-@pytest.mark.parametrize("suffix", [*LINES, ".parquet"])
-def test_a_long_line_and_a_long_word_are_read_whole(suffix: str, data: Path):
-    texts = ["short", "many words é " * 1_500_000, "w" * 5_000_000, "after"]
-    path = write_shard(data / f"a{suffix}", texts)
-    assert content(path.read_bytes(), path.name).texts == texts
 
 
 ODD_NAMES = [
