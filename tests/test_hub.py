@@ -56,7 +56,6 @@ class Hub(ThreadingHTTPServer):
     def __init__(self, files: dict[tuple[str, str], dict[str, bytes]]) -> None:
         super().__init__(("127.0.0.1", 0), HubHandler)
         self.files = files
-        self.address = f"http://127.0.0.1:{self.server_address[1]}"
         self.reset()
 
     def reset(self) -> None:
@@ -135,7 +134,7 @@ class HubHandler(BaseHTTPRequestHandler):
         start = int(parse_qs(url.query).get("cursor", ["0"])[0])
         end, more = start + self.server.page, {}
         if end < len(rows):
-            more["Link"] = f'<{self.server.address}{url.path}?recursive=True&cursor={end}>; rel="next"'
+            more["Link"] = f'<{address_of(self.server)}{url.path}?recursive=True&cursor={end}>; rel="next"'
         self.answer_json(rows[start:end], **more)
 
     def send_file(self, name: str, data: bytes, revision: str) -> None:
@@ -163,12 +162,12 @@ class HubHandler(BaseHTTPRequestHandler):
         server.most_at_once = max(server.most_at_once, server.under_way)
         if server.meet:
             with contextlib.suppress(threading.BrokenBarrierError):
-                server.meet.wait(10)  # until others are requested
+                server.meet.wait(60)  # until others are requested
         self.answer(status, **headers)
         with contextlib.suppress(ConnectionError):
             for at in range(0, len(body), 1 << 16):
                 if name in server.holds and at >= server.holds[name]:
-                    self.connection.settimeout(60)
+                    self.connection.settimeout(600)
                     self.connection.recv(1)  # returns when the client is gone
                     break
                 server.sent[name] += self.wfile.write(body[at : at + (1 << 16)])
@@ -176,6 +175,10 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
+
+
+def address_of(server: ThreadingHTTPServer) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}"
 
 
 @contextlib.contextmanager
@@ -259,8 +262,8 @@ def online(server: Hub, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in [name for name in os.environ if name.lower().endswith("_proxy") or name == "HF_TOKEN"]:
         monkeypatch.delenv(name)
     for name, value in {
-        "ENDPOINT": server.address,
-        "HUGGINGFACE_CO_URL_TEMPLATE": server.address + "/{repo_id}/resolve/{revision}/{filename}",
+        "ENDPOINT": address_of(server),
+        "HUGGINGFACE_CO_URL_TEMPLATE": address_of(server) + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HUB_CACHE": str(tmp_path / "hf"),
         "HF_TOKEN_PATH": str(tmp_path / "token"),
         "DOWNLOAD_CHUNK_SIZE": 1 << 14,
@@ -497,7 +500,7 @@ def test_what_the_hub_does_not_have_gives_one_sentence(online: Hub, monkeypatch:
     monkeypatch.setitem(SOURCES, "pile", replace(pile, pattern="train/[a-z]+"))
     assert "train/00.jsonl.zst" in refusal(source="pile")
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.server_address[1]}")
+        monkeypatch.setattr(constants, "ENDPOINT", address_of(closed))
     assert re.match("monology/pile-uncopyrighted could not be read .*ConnectError.*HF_ENDPOINT", refusal(source="pile"))
 
 
@@ -578,7 +581,7 @@ def test_a_download_ends_when_it_is_no_longer_needed(online: Hub, monkeypatch: p
         while not fetcher.received:
             time.sleep(0.01)
     with pytest.raises(InputError, match="no longer needed"):
-        future.result(timeout=60)
+        future.result(timeout=300)
     assert not [path for path in folder.rglob("*") if path.name.endswith(("zst", "incomplete"))]
 
 
@@ -605,7 +608,7 @@ print(json.dumps([tuple(d) for d in documents_of(made)]))
 
 def start(server: Hub, home: Path, settings: dict) -> subprocess.Popen:
     """`download` in a process of its own, which takes the double for the hub."""
-    own = {"HF_ENDPOINT": server.address, "HF_HOME": str(home / "hf"), "NO_PROXY": "127.0.0.1"}
+    own = {"HF_ENDPOINT": address_of(server), "HF_HOME": str(home / "hf"), "NO_PROXY": "127.0.0.1"}
     own |= {"CRAM_ARTIFACTS": str(home / "artifacts"), "CRAM_DOWNLOADS": "2", "HF_HUB_DOWNLOAD_TIMEOUT": "1000"}
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and not k.lower().endswith("_proxy")}
     command = [sys.executable, "-c", SCRIPT, json.dumps(settings)]
@@ -614,7 +617,7 @@ def start(server: Hub, home: Path, settings: dict) -> subprocess.Popen:
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
@@ -633,13 +636,13 @@ def test_an_interrupted_download_ends_at_once_and_resumes_at_its_last_part(
     drafts = "artifacts/.partial/download-*"
     wait_until(lambda: server.sent[LAST] and list(tmp_path.glob(f"{drafts}/part-00006.parquet")), process)
     process.send_signal(number)
-    process.communicate(timeout=60)  # although the hub holds its answer
+    process.communicate(timeout=300)  # although the hub holds its answer
     assert process.returncode != 0
     assert not (tmp_path / "artifacts" / "download").exists()
     parts = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob(f"{drafts}/part-0000[0-4].parquet")}
     assert len(parts) == 5
     server.reset()
-    out, err = start(server, tmp_path, settings).communicate(timeout=120)
+    out, err = start(server, tmp_path, settings).communicate(timeout=300)
     assert [tuple(row) for row in json.loads(out)] == expected_of(PILE, "toy", documents or None), err
     again = {LAST} if not documents else {LAST, "train/04.jsonl.zst"}  # a subset resumes within a shard
     assert LAST in server.names() <= again, "shards that were read are not fetched again"
