@@ -14,8 +14,7 @@ from model import InputError
 from tasks import store
 from tasks.text.printable import printable
 
-JSON_LINES = (".jsonl", ".json", ".jsonl.zst", ".json.zst", ".jsonl.gz", ".json.gz")
-SUFFIXES = (*JSON_LINES, ".parquet", ".txt")
+SUFFIXES = (".jsonl", ".json", ".jsonl.zst", ".json.zst", ".jsonl.gz", ".json.gz", ".parquet", ".txt")
 # The end of a stem that numbers a shard; on the hub, a digest may follow
 SHARD = re.compile(r"[-_. ]?\d+([-_. ]?of[-_. ]?\d+(-[0-9a-f]{16})?)?$")
 WILD = re.compile(r"[*?[]")  # the characters that make a path a glob
