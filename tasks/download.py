@@ -1,38 +1,34 @@
-"""Download: any source or mixture of them, re-sharded into Parquet parts of fixed text size (columns id, source, text).
+"""Download: any source or mixture of them, as Parquet parts of fixed text size (columns id, source, text).
 
 Reads   local files, the hub, or the documentation of installed packages.
-Writes  part-00000.parquet …, lost.jsonl (file, line and reason of whatever could not be read).
+Writes  part-00000.parquet …, lost.jsonl (file, line and reason of every record that could not be read).
 """
 
 import io
 import json
 import logging
-import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
-from itertools import accumulate, islice
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, NamedTuple
+from typing import Annotated, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from model import InputError
 from model.quantities import counted
-from tasks.corpus import fetch, formats, hub, local, pydocs
-from tasks.corpus.parts import ROW_GROUP_CHARACTERS, Document, Tally, in_order, table, writer
-from tasks.corpus.records import OTHER, Damage, Layout, Loss, source_name
+from tasks.corpus import fetch, hub, local, pydocs
+from tasks.corpus.part_writer import PartWriter
+from tasks.corpus.parts import Document, Tally, in_order
+from tasks.corpus.reader import Reader, Shard
+from tasks.corpus.records import OTHER, Loss, source_name
 from tasks.stage import Params, stage
-from tasks.store import WORK, draft_of, fsync
-from tasks.text.printable import printable
+from tasks.store import WORK, draft_of
 from tasks.workers import pool
 from tasks.workers.progress import Progress
 
 DOCUMENTS_BETWEEN_REPORTS = 256
-MOST_SOURCES = 1000  # every stage counts by source: names beyond so many, as of URLs, are one, OTHER
+MOST_SOURCES = 1000  # every stage counts by source; further names, for example of URLs, are counted as OTHER
 LOST, STATE = "lost.jsonl", "state.json"
 log = logging.getLogger(__name__)
 
@@ -48,24 +44,25 @@ Sources = Annotated[
 
 
 class Download(Params):
-    """Which text to train on. The default is what the paper's final run read: the first 8 million Pile entries."""
+    """Which text to train on. The default is that of the paper's final run: the first 8 million entries of the Pile."""
 
     source: Sources = Field(
         "pile",
-        description="A data set of the hub, python-docs or files; or several with their share of the text, as {wikipedia: 3, books: 1}.",
+        description="A data set of the hub, python-docs or files; or several with their share of the text, "
+        "as {wikipedia: 3, books: 1}.",
     )
     files: list[str] = Field([], description="For source 'files': paths, globs or directories.")
     sets: list[str] = Field([], description="Keep documents of these sets only (as the Pile's 'Wikipedia (en)').")
-    shards: int = Field(0, ge=0, description="Read the first so many shards of a source; 0: all.")
-    documents: int = Field(8_000_000, ge=0, description="Stop after so many documents; 0: no limit.")
-    megabytes: float = Field(0, ge=0, description="Stop after so much UTF-8 text, 10^6 bytes; 0: no limit.")
-    part_megabytes: float = Field(32, gt=0, le=1024, description="Text in a part, 10^6 characters.")
+    shards: int = Field(0, ge=0, description="Number of shards to read of each source; 0: all.")
+    documents: int = Field(8_000_000, ge=0, description="Stop after this many documents; 0: no limit.")
+    megabytes: float = Field(0, ge=0, description="Stop after this much UTF-8 text, 10^6 bytes; 0: no limit.")
+    part_megabytes: float = Field(32, gt=0, le=1024, description="Text per part, 10^6 characters.")
     max_document_megabytes: float = Field(
-        100, gt=0, le=1000, description="Longer lines and texts are lost, 10^6 bytes of UTF-8."
+        100, gt=0, le=1000, description="Longer lines and texts are dropped, 10^6 bytes of UTF-8."
     )
     max_lost: float = Field(0.01, ge=0, le=1, description="Largest fraction of records that may be unreadable.")
     damaged: Literal["refuse", "keep"] = Field(
-        "refuse", description="A truncated or corrupt shard: fail, or keep what stands before the damage."
+        "refuse", description="A truncated or corrupt shard: fail, or keep what precedes the damage."
     )
 
     @model_validator(mode="after")
@@ -77,28 +74,31 @@ class Download(Params):
         return self
 
     @model_validator(mode="after")
-    def _sets_where_there_are_none(self) -> "Download":
-        own = next((name for name in self.weights if self.sets and name in hub.SOURCES and hub.SOURCES[name].sets), "")
-        if own:
+    def _sets_given_twice(self) -> "Download":
+        fixed = {
+            name: hub.SOURCES[name].sets for name in self.weights if name in hub.SOURCES and hub.SOURCES[name].sets
+        }
+        if self.sets and fixed:
+            name, sets = next(iter(fixed.items()))
             raise ValueError(
-                f"source {own!r} stands for sets of its own ({', '.join(hub.SOURCES[own].sets)}), and sets is {self.sets}: "
-                "leave sets out, or take another source, as 'pile'"
+                f"source {name!r} stands for sets of its own ({', '.join(sets)}), and sets is {self.sets}: leave sets "
+                "out, or choose another source, for example 'pile'"
             )
         return self
 
     @property
     def weights(self) -> dict[str, float]:
-        """The sources, in the order of their names, and their shares of the text in any unit."""
+        """The sources by name, with their shares of the text in any unit."""
         return dict(sorted(self.source.items())) if isinstance(self.source, dict) else {self.source: 1.0}
 
     @property
     def limited(self) -> bool:
-        """Whether a limit applies, so that the end of the source need not be fetched."""
+        """Whether reading may stop before the end of a source."""
         return bool(self.documents or self.megabytes)
 
     @classmethod
     def usual(cls) -> dict:
-        """The defaults without what stands for the source's content, which the hub would have to say."""
+        """The defaults, without the identity of the source, for which the hub would be asked."""
         return cls().model_dump(mode="json")
 
     def identity(self) -> dict:
@@ -108,22 +108,8 @@ class Download(Params):
         return about
 
 
-class Shard(NamedTuple):
-    """What is read in one go: its name, and where it is (None: an installed package)."""
-
-    name: str
-    place: Path | hub.File | None
-
-    @property
-    def bytes(self) -> int:
-        """Its size, where that is known before it is read."""
-        if isinstance(self.place, Path):
-            return self.place.stat().st_size
-        return self.place.bytes if self.place else 0
-
-
 def shards(name: str, params: Download) -> list[Shard]:
-    """What of a source to read, in order."""
+    """The shards of a source to read, in order."""
     if name == "files":
         found = [Shard(*file) for file in local.local_files(params.files).items()]
     elif name == "python-docs":
@@ -134,222 +120,18 @@ def shards(name: str, params: Download) -> list[Shard]:
 
 
 def identity_of(name: str, params: Download) -> dict:
-    """What stands for the content of a source in a key."""
+    """What identifies the content of a source in a key."""
     if name == "files":
         return {"files": [[shard.name, local.file_digest(shard.place)] for shard in shards(name, params)]}
     if name == "python-docs":
         return {"packages": pydocs.packages_digest()}
     source = hub.SOURCES[name]
-    about = {"repository": source.repository, "revision": hub.commit(source), "pattern": source.pattern}
-    return about | {"text": source.text, "sets": list(source.sets), "mixed": source.mixed}
-
-
-class Reader:
-    """One source, read in order from where an earlier attempt stopped.
-
-    `at`: how many shards are done with, and how many records of the next one, documents or losses.
-    """
-
-    def __init__(self, name: str, params: Download, work: Path, at: tuple[int, int] = (0, 0)) -> None:
-        self.name, self.params, self.folder = name, params, work / "hub" / name
-        self.hub = hub.SOURCES.get(name)
-        self.shards = shards(name, params)
-        self.starts = [0, *accumulate(shard.bytes for shard in self.shards)]  # of each, in bytes of all
-        self.shard, self.records = at
-        self.spent: list[Path] = []  # files of the hub that were read to their end
-        self.file: BinaryIO | None = None
-        self.digests = {s.name: local.file_digest(s.place) for s in self.shards if isinstance(s.place, Path)}
-        self.opened_at = (0, 0)  # size and time of the file when it was opened
-        self.note: Callable[[str], None] = lambda text: None  # is told what comes from the hub
-
-    def __iter__(self) -> Iterator[Document | Loss]:
-        with ExitStack() as stack:
-            fetcher = None
-            if self.hub and not self.params.limited:
-                wanted = [shard.place for shard in self.shards]
-                fetcher = stack.enter_context(fetch.Fetcher(self.hub, wanted, self.folder))
-            while self.shard < len(self.shards):
-                with closing(self.read(self.shards[self.shard], fetcher)) as records:
-                    for record in islice(records, self.records, None):
-                        self.records += 1
-                        yield record
-                if self.hub:
-                    shard = self.shards[self.shard]
-                    fetch.check_kept(self.hub, shard.place, self.folder / shard.name)
-                    self.spent.append(self.folder / shard.name)
-                self.shard, self.records = self.shard + 1, 0
-
-    def read(self, shard: Shard, fetcher: fetch.Fetcher | None) -> Iterator[Document | Loss]:
-        """The records of one shard."""
-        name, place = shard
-        if place is None:
-            yield from pydocs.package_documents(name)
-            return
-        where = (place.set or self.name) if isinstance(place, hub.File) else local.shard_family(name)
-        layout = Layout(
-            where,
-            round(1e6 * self.params.max_document_megabytes),
-            self.hub.text if self.hub else "text",
-            local=not self.hub or fetcher is not None,
-            keep=self.params.damaged == "keep",
-        )
-        seen = 0
-        with self.open(place, fetcher) as self.file:
-            about = os.fstat(self.file.fileno()) if not self.hub else None
-            self.opened_at = (about.st_size, about.st_mtime_ns) if about else (0, 0)
-            self.check_unchanged()
-            try:
-                with closing(formats.read_file(self.file, name, layout)) as records:
-                    for record in records:
-                        seen += isinstance(record, Document)
-                        yield record
-            except Damage as damage:
-                if self.hub:  # it may have been damaged on its way
-                    fetch.forget(self.folder / name)
-                if self.params.damaged == "refuse":
-                    kept = "train on the documents before the damage" if seen else "go on without it"
-                    raise InputError(
-                        f"{name} is {damage}, after {counted(seen, 'document')}. {damage.cure}, or set "
-                        f"download.damaged to 'keep' to {kept}."
-                    ) from damage
-                if damage.kind == "corrupt" and not layout.local:  # some of what was given may be altered
-                    raise fetch.Tainted(
-                        f"{name} is {damage}. It was read while it came from the hub, and nothing of it is kept. Run "
-                        "again, or read whole shards (download.documents and megabytes 0), which are checked first."
-                    ) from damage
-                yield Loss(name, damage.line or seen + 1, f"{damage.kind} shard")
-            self.check_unchanged()
-        self.file = None
-
-    def check_unchanged(self) -> None:
-        """Raise fetch.Tainted if the local file that is being read is no longer the one whose digest is in the key."""
-        if self.file is None or self.hub or self.shard >= len(self.shards):
-            return
-        name, place = self.shards[self.shard]
-        about = os.fstat(self.file.fileno())
-        same = (about.st_size, about.st_mtime_ns) == self.opened_at and local.file_digest(place) == self.digests[name]
-        if not same:
-            raise fetch.Tainted(
-                f"{printable(str(place))} was changed while it was read. Nothing of this download is kept. Run again, "
-                "and leave the file as it is until the stage has ended."
-            )
-
-    def open(self, place: Path | hub.File, fetcher: fetch.Fetcher | None) -> BinaryIO:
-        """The file of a shard; of one on the hub, no more comes than is read, unless there is a fetcher."""
-        if isinstance(place, Path):
-            return place.open("rb")
-        if fetcher:
-            return fetcher.wait(self.shard, self.note).open("rb")
-        if found := hub.cached(self.hub, place):
-            return found.open("rb")
-        if place.name.endswith(".parquet"):  # is not read from its beginning to its end
-            return io.BufferedReader(fetch.Remote(self.hub, place), fetch.CHUNK)
-        return io.BufferedReader(fetch.Kept(self.hub, place, self.folder / place.name), fetch.CHUNK)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the whole source has been read."""
-        return self.shard == len(self.shards)
-
-    @property
-    def opened(self) -> int:
-        """The number of shards opened so far."""
-        return self.shard + bool(self.records)
-
-    @property
-    def bytes(self) -> int:
-        """Approximate number of bytes read so far."""
-        inside = 0
-        with suppress(ValueError, AttributeError):  # between two files
-            inside = self.file.tell()
-        return min(self.starts[self.shard] + inside, self.starts[-1])
-
-
-class Writer:
-    """Writes documents as parts, in a thread of its own; a context manager.
-
-    A part ends when the caller says so. What the caller then gives as the state of the work is kept in a file, once the
-    part is on disk, so that a rerun goes on from there.
-    """
-
-    def __init__(self, out: Path, state: Path, parts: int) -> None:
-        self.out, self.state, self.parts = out, state, parts
-        self.characters, self.waiting, self.waiting_characters = 0, [], 0
-        self.file: pq.ParquetWriter | None = None
-        self.pool, self.pending = ThreadPoolExecutor(1, thread_name_prefix="write"), deque()
-        self.failed = False
-
-    def __enter__(self) -> "Writer":
-        return self
-
-    def __exit__(self, failure: type | None, *_: object) -> None:
-        self.pool.shutdown(cancel_futures=bool(failure))
-        if self.file is not None:  # half a part, which a rerun writes anew
-            with suppress(OSError):
-                self.file.close()
-            self.file.is_open = False  # else it tries again when it is collected
-
-    def write(self, document: Document) -> None:
-        """Add a document to the part."""
-        self.waiting.append(document)
-        self.characters += len(document.text)
-        self.waiting_characters += len(document.text)
-        if self.waiting_characters >= ROW_GROUP_CHARACTERS:
-            self._flush()
-
-    def end_part(self, state: dict, spent: list[Path]) -> None:
-        """End the part, if it has anything; keep the state, and forget files of the hub that it is past."""
-        self._flush()
-        self.parts += bool(self.characters)
-        self.characters = 0
-        self._do(self._end, json.dumps(state | {"parts": self.parts}), spent)
-
-    def wait(self) -> None:
-        """Until all is written."""
-        while self.pending:
-            self.pending.popleft().result()
-
-    def _flush(self) -> None:
-        if self.waiting:
-            self._do(self._write, self.out / f"part-{self.parts:05d}.parquet", table(self.waiting))
-            self.waiting, self.waiting_characters = [], 0
-
-    def _do(self, work: Callable, *given: object) -> None:
-        self.pending.append(self.pool.submit(self._try, work, *given))
-        while len(self.pending) > 2:  # row groups that wait are held in memory
-            future: Future = self.pending.popleft()
-            future.result()
-
-    def _try(self, work: Callable, *given: object) -> None:
-        if self.failed:  # what follows must not be taken for whole
-            return
-        try:
-            work(*given)
-        except BaseException:
-            self.failed = True
-            raise
-
-    def _write(self, path: Path, rows: pa.Table) -> None:
-        if self.file is None:
-            self.file = writer(path)
-        self.file.write_table(rows)
-
-    def _end(self, state: str, spent: list[Path]) -> None:
-        if self.file is not None:
-            self.file.close()
-            fsync(Path(self.file.where))
-            self.file = None
-        half = self.state.with_suffix(".half")
-        half.write_text(state)
-        fsync(self.out / LOST)
-        fsync(half)
-        half.replace(self.state)
-        for path in spent:
-            fetch.forget(path)
+    identity = {"repository": source.repository, "revision": hub.commit(source), "pattern": source.pattern}
+    return identity | {"text": source.text, "sets": list(source.sets), "mixed": source.mixed}
 
 
 class Reading:
-    """What has been read so far, of each source and in all, and whether that is enough."""
+    """Counts what was read and lost, by source and in total, and knows when a limit is reached."""
 
     def __init__(self, params: Download, lost: Path, state: dict) -> None:
         self.params, self.tally = params, Tally()
@@ -362,7 +144,7 @@ class Reading:
         self.lost.truncate(state.get("lost", 0))
 
     def state(self) -> dict:
-        """All of it as JSON."""
+        """All counts as JSON."""
         self.lost.flush()
         return {
             "documents": self.tally.documents,
@@ -375,7 +157,7 @@ class Reading:
         }
 
     def lose(self, loss: Loss) -> None:
-        """Record what could not be read."""
+        """Record something that could not be read."""
         self.reasons.setdefault(loss.reason, Counter())[loss.file] += 1
         self.lost.write(json.dumps(loss._asdict()) + "\n")
 
@@ -388,14 +170,13 @@ class Reading:
     @property
     def enough(self) -> bool:
         """Whether a limit is reached."""
-        limits = self.params
+        documents, megabytes = self.params.documents, self.params.megabytes
         return bool(
-            (limits.documents and self.count.total() >= limits.documents)
-            or (limits.megabytes and self.bytes.total() >= 1e6 * limits.megabytes)
+            (documents and self.count.total() >= documents) or (megabytes and self.bytes.total() >= 1e6 * megabytes)
         )
 
     def finish(self, what: str) -> dict:
-        """The counts, once it is sure that what was lost is little."""
+        """The counts. Raises InputError if no document was read, or if more was lost than `max_lost` allows."""
         counts = self.tally.counts()
         lost = {reason: files.total() for reason, files in sorted(self.reasons.items())}
         shown = "; ".join(f"{n:,} x {reason}" for reason, n in lost.items()) or "nothing"
@@ -411,20 +192,21 @@ class Reading:
         if total > self.params.max_lost * seen:
             reason, files = max(self.reasons.items(), key=lambda item: item[1].total())
             raise InputError(
-                f"{total:,} of {counted(seen, 'record')} in {what} are unreadable ({shown}), more than download.max_lost "
-                f"allows ({self.params.max_lost:.1%}). Most of '{reason}' is in {files.most_common(1)[0][0]}. Repair the files, or "
-                f"raise download.max_lost. All are listed in {self.lost.name}."
+                f"{total:,} of {counted(seen, 'record')} in {what} are unreadable ({shown}), more than "
+                f"download.max_lost allows ({self.params.max_lost:.1%}). Most of '{reason}' is in "
+                f"{files.most_common(1)[0][0]}. Repair the files, or raise download.max_lost. All are listed in "
+                f"{self.lost.name}."
             )
         return {**counts, "bytes": self.bytes.total(), "lost": lost}
 
 
 def in_turn(readers: dict[str, Reader], reading: Reading, weights: dict[str, float]) -> Iterator[tuple[str, Document]]:
-    """The next document, each time of the source whose text is furthest behind its share, until all have ended.
+    """Documents with their sources: always the next one of the source whose text is furthest behind its share.
 
-    The caller counts each in `reading` before it asks for the next. Ties go to the first by name.
+    The caller counts each document in `reading` before it asks for the next. Ties go to the first source by name.
     """
     with ExitStack() as stack:
-        left = {name: stack.enter_context(closing(kept(reader, reading))) for name, reader in readers.items()}
+        left = {name: stack.enter_context(closing(wanted(reader, reading))) for name, reader in readers.items()}
         while left:
             name = min(left, key=lambda source: reading.bytes[source] / weights[source])
             document = next(left[name], None)
@@ -433,11 +215,11 @@ def in_turn(readers: dict[str, Reader], reading: Reading, weights: dict[str, flo
                 continue
             del left[name]
             if left:
-                log.warning("%s has ended; %s go on.", name, ", ".join(left))
+                log.warning("%s is exhausted; continuing with %s.", name, ", ".join(left))
 
 
-def kept(reader: Reader, reading: Reading) -> Iterator[Document]:
-    """The documents of a source that belong to the sets asked for; what is lost is recorded."""
+def wanted(reader: Reader, reading: Reading) -> Iterator[Document]:
+    """The documents of a source that belong to the requested sets; losses and other sets are counted."""
     sets = set(map(source_name, reading.params.sets or (reader.hub.sets if reader.hub else ())))
     prefix = f"{reader.name}/" if len(reading.params.weights) > 1 else ""  # files of two sources may have one name
     with closing(iter(reader)) as records:
@@ -451,78 +233,87 @@ def kept(reader: Reader, reading: Reading) -> Iterator[Document]:
 
 
 def counted_as(source: str, counts: Counter) -> str:
-    """The name that a source is counted by: its own, or OTHER where there are MOST_SOURCES others."""
+    """The name under which a source is counted: its own, or OTHER after the first MOST_SOURCES names."""
     return source if source in counts or len(counts) < MOST_SOURCES else OTHER
 
 
 def measure(params: Download, readers: dict[str, Reader], reading: Reading) -> tuple[Callable[[], float], float, str]:
-    """How far the work is, what that is at its end, and in which unit: bytes wherever their number is known."""
+    """The progress so far as a function, the total and the unit, which is bytes wherever their number is known."""
     if params.megabytes:
         return lambda: reading.bytes.total(), 1e6 * params.megabytes, "B"
     if params.documents:
         return lambda: reading.count.total(), params.documents, "doc"
     if size := sum(reader.starts[-1] for reader in readers.values()):
         return lambda: sum(reader.bytes for reader in readers.values()), size, "B"
-    return (
-        lambda: sum(reader.shard for reader in readers.values()),
-        sum(len(r.shards) for r in readers.values()),
-        "package",
-    )
+    packages = sum(len(reader.shards) for reader in readers.values())
+    return lambda: sum(reader.shard for reader in readers.values()), packages, "package"
 
 
-def write_all(params: Download, readers: dict[str, Reader], reading: Reading, parts: Writer) -> None:
-    """Read until it is enough, and write it."""
+def write_all(params: Download, readers: dict[str, Reader], reading: Reading, parts: PartWriter) -> None:
+    """Read until a limit or the end is reached, and write the documents as parts."""
 
     def end_part() -> None:
         for reader in readers.values():
-            reader.check_unchanged()  # before anything is kept for a rerun
+            reader.check_unchanged()  # before a rerun may rely on it
         at = {name: (reader.shard, reader.records) for name, reader in readers.items()}
-        spent = [path for reader in readers.values() for path in reader.spent]
-        parts.end_part(reading.state() | {"at": at}, spent)
+        parts.end_part(reading.state() | {"at": at}, [path for reader in readers.values() for path in reader.spent])
         for reader in readers.values():
             reader.spent.clear()
 
+    def report() -> None:
+        bar.update(done() - bar.count, counted(reading.count.total(), "document"))
+
     done, total, unit = measure(params, readers, reading)
     with (
-        closing(reading.lost),  # or what it holds back would be written after a rerun in this process has begun
+        closing(reading.lost),  # or its buffer would be written after a rerun in this process has begun
         Progress("download", total, unit) as bar,
         parts,
         closing(in_turn(readers, reading, params.weights)) as documents,
     ):
         for reader in readers.values():
             reader.note = lambda text: bar.update(0, text)
-        while not reading.enough and (found := next(documents, None)):
-            reading.take(*found)
-            parts.write(found[1])
+        while not reading.enough and (item := next(documents, None)):
+            name, document = item
+            reading.take(name, document)
+            parts.write(document)
             if parts.characters >= 1e6 * params.part_megabytes:
                 end_part()
             if not reading.count.total() % DOCUMENTS_BETWEEN_REPORTS:
-                bar.update(done() - bar.count, counted(reading.count.total(), "document"))
+                report()
         end_part()
         parts.wait()
-        bar.update(done() - bar.count, counted(reading.count.total(), "document"))
+        report()
 
 
 @stage(version=4, resumes=True)
 def download(params: Download, out: Path) -> dict:
     """Read the source and write it as parts; count what was read and what was lost, and where."""
     pool.prepare()  # the stages that follow work on parts
-    (out / WORK).mkdir(exist_ok=True)
-    file = out / WORK / STATE
-    state = json.loads(file.read_text()) if file.exists() else {"parts": 0, "at": {}}
-    for part in in_order(out)[state["parts"] :]:  # written after the state was kept
+    work = out / WORK
+    work.mkdir(exist_ok=True)
+    saved = work / STATE
+    state = json.loads(saved.read_text()) if saved.exists() else {"parts": 0, "at": {}}
+    for part in in_order(out)[state["parts"] :]:  # written after the state was saved
         part.unlink()
-    reading, writer = Reading(params, out / LOST, state), Writer(out, file, state["parts"])
-    readers = {name: Reader(name, params, out / WORK, state["at"].get(name, (0, 0))) for name in params.weights}
+    reading, parts = Reading(params, out / LOST, state), PartWriter(out, out / LOST, saved, state["parts"])
+    options = {
+        "whole": not params.limited,
+        "limit": round(1e6 * params.max_document_megabytes),
+        "keep": params.damaged == "keep",
+    }
+    readers = {
+        name: Reader(name, shards(name, params), work / "hub" / name, state["at"].get(name, (0, 0)), **options)
+        for name in params.weights
+    }
     try:
         if draft_of(download.target(params)) != out:
-            raise fetch.Tainted("The files in download.files were changed since this stage began. Run again.")
-        write_all(params, readers, reading, writer)
-    except fetch.Tainted:  # what was written of it must not stay
-        file.unlink(missing_ok=True)
+            raise fetch.Tainted("The files in download.files changed after this stage began. Run again.")
+        write_all(params, readers, reading, parts)
+    except fetch.Tainted:  # a rerun must not resume from what was written
+        saved.unlink(missing_ok=True)
         raise
     what = ", ".join(params.files) if params.source == "files" else " and ".join(params.weights)
-    stats = {"shards": sum(r.opened for r in readers.values()), "parts": writer.parts, **reading.finish(what)}
+    stats = {"shards": sum(r.opened for r in readers.values()), "parts": parts.parts, **reading.finish(what)}
     if reading.other_sets:
         stats["other_sets"] = dict(reading.other_sets.most_common())
     if len(readers) > 1:
@@ -531,7 +322,7 @@ def download(params: Download, out: Path) -> dict:
 
 
 def share(reader: Reader, reading: Reading) -> dict:
-    """What became of one source of a mixture."""
+    """The statistics of one source of a mixture."""
     weights, name = reading.params.weights, reader.name
     return {
         "documents": reading.count[name],

@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from model import InputError
-from tasks import download as corpus_module
 from tasks import filter as filter_module
 from tasks import measure as measure_module
 from tasks import store as store_module
+from tasks.corpus import part_writer
 from tasks.corpus.parts import batches, documents_of, parts_of, unit_hash
 from tasks.download import Download, download
 from tasks.filter import Filter, drop_incompressible, reasons, verdicts
@@ -121,7 +121,7 @@ def test_measures_are_those_of_the_saved_tokenizer_on_each_document_alone(corpus
 
 def test_a_measure_does_not_depend_on_the_part_or_batch_a_document_is_in(store: Path, folder: Path, monkeypatch):
     whole = filtered(corpus_of(folder, part_megabytes=1024), 700)
-    monkeypatch.setattr(corpus_module, "ROW_GROUP_CHARACTERS", 5_000)
+    monkeypatch.setattr(part_writer, "ROW_GROUP_CHARACTERS", 5_000)
     split = filtered(corpus_of(folder, part_megabytes=0.03), 700)
     assert (whole.stats["parts"], whole.stats["table"]) == (1, split.stats["table"])
     assert split.stats["parts"] > 2

@@ -1,6 +1,6 @@
-"""The Hugging Face hub: the data sets that a recipe can name, what files they have, and its own cache.
+"""The Hugging Face hub: the data sets that a recipe can name, their files, and the cache of the hub's own client.
 
-A data set is read at a fixed commit.
+A data set is always read at a fixed commit.
 """
 
 import fcntl
@@ -8,74 +8,62 @@ import hashlib
 import json
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from model import InputError
 from tasks import store
 
-ATTEMPTS = 2  # at a file that comes with a wrong digest
-REVISIONS = ".revisions.json"  # in the store: commits of data sets that have none in the table below
+ATTEMPTS = 2  # downloads of a file that arrives with a wrong digest
+REVISIONS = ".revisions.json"  # in the store: commits of the data sets that have none in the table below
+OWN_TEXT = "use local files (see tasks/README.md, 'Your own text')"
+COMMON_CRAWL = "ODC-BY, and the terms of Common Crawl"
 log = logging.getLogger(__name__)
-
-
-OWN_TEXT = "use files that lie here (see tasks/README.md, 'Your own text')"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set on the hub, and which of its files to read how.
+    """A data set on the hub, and how its files are read.
 
-    `revision` is a commit; empty, it is the newest when the source is first used here, and that one from then on.
-    `pattern` matches the paths of its shards; what a group named `set` in it matches is where their text belongs.
+    `revision` is a commit. If it is empty, the newest commit at first use is taken and kept from then on.
+    `pattern` matches the paths of the shards. If it has a group named `set`, that is the set of the shard's documents.
     """
 
     repository: str
     revision: str
     pattern: str
-    folder: str = ""  # that they lie in; nothing else is listed
+    folder: str = ""  # of the shards; nothing else is listed
     text: str = "text"  # the field or column with the text
-    sets: tuple[str, ...] = ()  # keep what belongs to these only
-    mixed: bool = False  # read the shards in an order that has nothing to do with their names
+    sets: tuple[str, ...] = ()  # keep only documents of these sets
+    mixed: bool = False  # read the shards in a fixed order that is unrelated to their names
     licence: str = ""
-    about: str = ""
-    instead: str = OWN_TEXT  # advice for when the hub does not give it
+    instead: str = OWN_TEXT  # advice if the hub doesn't provide it
 
 
+PILE = Source(
+    "monology/pile-uncopyrighted",
+    "3be90335b66f24456a5d6659d9c8d208c0357119",
+    r"train/\d+\.jsonl\.zst",
+    "train",
+    licence="those of its parts; the parts under copyright were taken out",
+)
 SOURCES = {
-    "pile": Source(
-        "monology/pile-uncopyrighted",
-        "3be90335b66f24456a5d6659d9c8d208c0357119",
-        r"train/\d+\.jsonl\.zst",
-        "train",
-        licence="those of its parts; the parts under copyright were taken out",
-        about="The Pile in its own layout, as far as the hub still has it.",
-    ),
+    "pile": PILE,
     "pile-deduplicated": Source(
         "EleutherAI/the_pile_deduplicated",
         "fcbfcfde4222cbb1acd1d33bad0be250ee14b1bb",
         r"data/train-\d+-of-\d+-[0-9a-f]+\.parquet",
         "data",
         licence="those of its parts, some of which are under copyright",
-        about="The whole Pile without near duplicates, shuffled; it does not say what came from where.",
     ),
-    "pile-natural": Source(
-        "monology/pile-uncopyrighted",
-        "3be90335b66f24456a5d6659d9c8d208c0357119",
-        r"train/\d+\.jsonl\.zst",
-        "train",
-        sets=("Gutenberg (PG-19)", "Books3", "Wikipedia (en)"),
-        licence="as the Pile",
-        about="Books and encyclopedia of the Pile. Books3 is under copyright, so that the hub's copy has none of it.",
-    ),
+    "pile-natural": replace(PILE, sets=("Gutenberg (PG-19)", "Books3", "Wikipedia (en)"), licence="as the Pile"),
     "c4": Source(
         "allenai/c4",
         "1588ec454efa1a09f29cd18ddd04fe05fc8653a2",
         r"en/c4-train\..*\.json\.gz",
         "en",
-        licence="ODC-BY, and the terms of Common Crawl",
-        about="English web pages of 2019, cleaned by rules.",
+        licence=COMMON_CRAWL,
     ),
     "oscar": Source(
         "oscar-corpus/OSCAR-2301",
@@ -84,7 +72,6 @@ SOURCES = {
         "en_meta",
         text="content",
         licence="CC0 for the packaging, and the terms of Common Crawl; access has to be asked for",
-        about="English web pages of late 2022, not deduplicated. The commit is the newest when first used.",
     ),
     "wikipedia": Source(
         "wikimedia/wikipedia",
@@ -92,7 +79,6 @@ SOURCES = {
         r"20231101\.en/train-\d+-of-\d+\.parquet",
         "20231101.en",
         licence="CC-BY-SA-3.0 and GFDL",
-        about="The articles of English Wikipedia in November 2023, without markup.",
     ),
     "books": Source(
         "emozilla/pg19",
@@ -100,22 +86,19 @@ SOURCES = {
         r"data/train-\d+-of-\d+-[0-9a-f]+\.parquet",
         "data",
         licence="public domain in the USA; the collection is Apache-2.0",
-        about="PG-19: 28,602 books of Project Gutenberg from before 1919, in place of BookCorpus, which is gone.",
     ),
     "fineweb-edu": Source(
         "HuggingFaceFW/fineweb-edu",
         "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
         r"sample/10BT/\d+_\d+\.parquet",
         "sample/10BT",
-        licence="ODC-BY, and the terms of Common Crawl",
-        about="Web pages that a classifier found educational; the random sample of 10 billion tokens.",
+        licence=COMMON_CRAWL,
     ),
     "climbmix": Source(
         "karpathy/climbmix-400b-shuffle",
         "915333b4f8b8684f39aeaafea600fea6f43fb703",
         r"shard_\d+\.parquet",
         licence="MIT; the data set it was made from, nvidia/Nemotron-ClimbMix, is CC-BY-NC-4.0",
-        about="A mixture of web text chosen by training small models on clusters of it; 400 billion tokens, shuffled.",
     ),
     "common-pile": Source(
         "common-pile/comma_v0.1_training_dataset",
@@ -123,7 +106,6 @@ SOURCES = {
         r"(?P<set>[^/]+)/[^/]+\.jsonl\.gz",
         mixed=True,
         licence="public domain or open licences only",
-        about="The Common Pile v0.1 as Comma was trained on it: 31 sets, from wikimedia to stackv2_edu, told by folder.",
     ),
 }
 
@@ -133,12 +115,18 @@ class File(NamedTuple):
 
     name: str
     bytes: int
-    digest: str  # SHA-256 (64 hex digits), or of a small file git's own (40)
+    digest: str  # SHA-256 (64 hex digits), or git's own digest of a small file (40)
     set: str = ""
+
+    def hasher(self) -> Any:
+        """A hash object of the kind of `digest`, ready for the bytes of the file."""
+        if len(self.digest) == 64:
+            return hashlib.sha256()
+        return hashlib.sha1(b"blob %d\0" % self.bytes, usedforsecurity=False)
 
 
 def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> InputError:
-    """The sentence for a hub that can't be reached or doesn't give what is asked for."""
+    """What to tell the user if the hub can't be reached or refuses."""
     status = getattr(getattr(problem, "response", None), "status_code", None)
     if status in (401, 403):
         return InputError(
@@ -146,28 +134,28 @@ def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> Input
             f"https://huggingface.co/datasets/{repository}, make a token at https://huggingface.co/settings/tokens and "
             f"set HF_TOKEN to it; or {'use another source' if instead == OWN_TEXT else instead}."
         )
-    said = (str(problem).strip() or "no answer").splitlines()[0].rstrip(".:")
+    reason = (str(problem).strip() or "no answer").splitlines()[0].rstrip(".:")
     return InputError(
-        f"{repository} could not be read from the Hugging Face hub: {type(problem).__name__}: {said}. "
+        f"{repository} could not be read from the Hugging Face hub: {type(problem).__name__}: {reason}. "
         f"Check the network, HF_ENDPOINT and HF_TOKEN; or {instead}."
     )
 
 
 def commit(source: Source) -> str:
-    """The commit at which the source is read: its own, or the newest when it was first used with this store."""
+    """The commit at which the source is read: its own, or the newest at the first use with this store."""
     if source.revision:
         return source.revision
     path, lock = store.ROOT / REVISIONS, store.ROOT / ".locks" / "revisions"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        found = json.loads(path.read_text()) if path.exists() else {}
-        if source.repository not in found:
-            found[source.repository] = _newest(source.repository)
+        commits = json.loads(path.read_text()) if path.exists() else {}
+        if source.repository not in commits:
+            commits[source.repository] = _newest(source.repository)
             half = path.with_suffix(".half")
-            half.write_text(json.dumps(found, indent=2) + "\n")
+            half.write_text(json.dumps(commits, indent=2) + "\n")
             half.replace(path)
-    return found[source.repository]
+    return commits[source.repository]
 
 
 def _newest(repository: str) -> str:
@@ -177,50 +165,51 @@ def _newest(repository: str) -> str:
         sha = HfApi().dataset_info(repository).sha
     except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
         raise error(repository, problem) from problem
-    log.info("%s is read at its newest commit, %s, from now on (%s).", repository, sha, store.ROOT / REVISIONS)
+    log.info("From now on, %s is read at its newest commit, %s (%s).", repository, sha, store.ROOT / REVISIONS)
     return sha
 
 
 def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:
-    """The shards of a source, in the order in which they are read; only those of `sets` where it tells them by path."""
+    """The shards of a source in reading order; only those of `sets` if the paths of the shards name sets."""
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
-    about = {"repo_type": "dataset", "revision": commit(source), "recursive": True}
+    options = {"repo_type": "dataset", "revision": commit(source), "recursive": True}
     try:
         entries = [
             entry
-            for entry in HfApi().list_repo_tree(source.repository, source.folder or None, **about)
+            for entry in HfApi().list_repo_tree(source.repository, source.folder or None, **options)
             if isinstance(entry, RepoFile)
         ]
     except Exception as problem:
         raise error(source.repository, problem, source.instead) from problem
-    matches = [(entry, match) for entry in entries if (match := re.fullmatch(source.pattern, entry.path))]
-    if not matches:
+    shards = [
+        File(e.path, e.size, e.lfs.sha256 if e.lfs else e.blob_id, match.groupdict().get("set", ""))
+        for e in entries
+        if (match := re.fullmatch(source.pattern, e.path))
+    ]
+    if not shards:
         others = ", ".join(sorted(entry.path for entry in entries)[:5])
         raise InputError(f"{source.repository} has no file like {source.pattern}, but {others or 'none at all'}.")
-    found = [
-        File(e.path, e.size, e.lfs.sha256 if e.lfs else e.blob_id, match.groupdict().get("set", ""))
-        for e, match in matches
-    ]
-    told = sorted({file.set for file in found if file.set})
-    if sets and told:
-        found = [file for file in found if file.set in sets]
-        if not found:
-            raise InputError(f"{source.repository} has no set {', '.join(sets)}. Those it has: {', '.join(told)}.")
-    return sorted(found, key=lambda f: (hashlib.sha256(f.name.encode()).digest() if source.mixed else b"", f.name))
+    known = sorted({shard.set for shard in shards if shard.set})
+    if sets and known:
+        shards = [shard for shard in shards if shard.set in sets]
+        if not shards:
+            raise InputError(f"{source.repository} has no set {', '.join(sets)}. Its sets: {', '.join(known)}.")
+    return sorted(shards, key=lambda f: (hashlib.sha256(f.name.encode()).digest() if source.mixed else b"", f.name))
 
 
 def digest(path: Path, like: str) -> str:
-    """The digest of a file, of the kind of this one."""
+    """The digest of a local file, of the same kind as `like`."""
     if len(like) == 64:
         return store.digest(path)
-    data = path.read_bytes()  # a small file
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    hasher = File(path.name, path.stat().st_size, like).hasher()
+    hasher.update(path.read_bytes())
+    return hasher.hexdigest()
 
 
 def cached(source: Source, file: File) -> Path | None:
-    """The file in the cache of the hub's own client (as `hf download` leaves it), if it is there and whole."""
+    """The file in the cache of the hub's own client, where `hf download` puts it; None if absent or damaged."""
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(source.repository, file.name, revision=commit(source), repo_type="dataset")
@@ -228,28 +217,29 @@ def cached(source: Source, file: File) -> Path | None:
         return None
     if digest(Path(path), file.digest) == file.digest:
         return Path(path)
-    log.warning("%s does not have the hub's digest; it comes anew.", path)
+    log.warning("%s does not have the hub's digest; it is downloaded again.", path)
     return None
 
 
-def bring(source: Source, file: File) -> Path:
-    """The file in the cache of the hub's own client, brought there if need be; for what is small and used again."""
+def bring(source: Source, file: File, **options: Any) -> Path:
+    """Download a file unless it is present, and check its digest; `options` are those of `hf_hub_download`.
+
+    Raises InputError if the hub does not deliver it, and OSError if the disk is full.
+    """
     from huggingface_hub import hf_hub_download
 
-    about = {"repo_type": "dataset", "revision": commit(source)}
-    for again in range(ATTEMPTS):
+    options |= {"repo_type": "dataset", "revision": commit(source)}
+    for attempt in range(ATTEMPTS):
         try:
-            path = Path(hf_hub_download(source.repository, file.name, force_download=bool(again), **about))
+            path = Path(hf_hub_download(source.repository, file.name, force_download=attempt > 0, **options))
         except Exception as problem:
+            if store.machine_problem(problem):
+                raise
             raise error(source.repository, problem, source.instead) from problem
         if digest(path, file.digest) == file.digest:
             return path
-    raise wrong_digest(source, file)
-
-
-def wrong_digest(source: Source, file: File) -> InputError:
-    """The sentence for a file that comes with a digest which is not the hub's, however often."""
-    return InputError(
-        f"{file.name} of {source.repository} came {ATTEMPTS} times with a digest that is not the hub's ({file.digest[:12]}…). "
-        "Check HF_ENDPOINT and what lies between here and the hub, and run again."
+        log.warning("%s arrived with a wrong digest.", file.name)
+    raise InputError(
+        f"{file.name} of {source.repository} arrived {ATTEMPTS} times with a digest that is not the hub's "
+        f"({file.digest[:12]}…). Check HF_ENDPOINT and any proxy on the way to the hub, and run again."
     )

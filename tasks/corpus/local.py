@@ -1,4 +1,4 @@
-"""Local files: which ones a path, a directory or a glob stands for, in which order, and their digests."""
+"""Local files: those that a path, a directory or a glob stands for, in order, and their digests."""
 
 import errno
 import fnmatch
@@ -14,71 +14,67 @@ from model import InputError
 from tasks import store
 from tasks.text.printable import printable
 
-JSON_LINES = (".jsonl", ".json", ".jsonl.zst", ".json.zst", ".jsonl.gz", ".json.gz")
-SUFFIXES = (*JSON_LINES, ".parquet", ".txt")
-# how the stem of a file ends that is one shard of several; those of the hub may have a digest too
+SUFFIXES = (".jsonl", ".json", ".jsonl.zst", ".json.zst", ".jsonl.gz", ".json.gz", ".parquet", ".txt")
+# The end of a stem that numbers a shard; on the hub, a digest may follow
 SHARD = re.compile(r"[-_. ]?\d+([-_. ]?of[-_. ]?\d+(-[0-9a-f]{16})?)?$")
-WILD = re.compile(r"[*?[]")  # what makes a glob of a path
+WILD = re.compile(r"[*?[]")  # the characters that make a path a glob
 NAMED = 3  # files that a warning names
 log = logging.getLogger(__name__)
 
 
 def suffix_of(name: str) -> str:
-    """How a file's name ends, in lower case: the last suffix alone."""
+    """The last suffix of a file's name, in lower case."""
     return Path(name).suffix.lower()
 
 
 def is_read(path: Path) -> bool:
-    """Does its name end as those of files that cram reads, in capitals or not?"""
+    """Whether a file's name ends as those of files that cram reads, in capitals or not."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def shard_family(name: str) -> str:
-    """A file's name without its suffix and the number of its shard, `train` for `train-00003-of-00010.jsonl.zst`."""
+    """A file's name without suffix and shard number, for example `train` for `train-00003-of-00010.jsonl.zst`."""
     whole = Path(name).name
     stem = next((whole[: -len(suffix)] for suffix in SUFFIXES if whole.lower().endswith(suffix)), whole)
     return SHARD.sub("", stem) or stem or whole
 
 
-def status(path: Path) -> os.stat_result | None:
-    """What the system says of a path or of what it leads to; None of a broken link. Raises InputError where it may not."""
+def unreadable(path: Path, error: OSError) -> InputError:
+    """The message for a file or folder that the system refuses to read."""
+    return InputError(
+        f"{printable(str(error.filename or path))} can't be read: {os.strerror(error.errno)}. Expected a file that you "
+        "may read, in folders that you may enter; change their rights, or name another."
+    )
+
+
+def status(path: Path | str, follow: bool = True) -> os.stat_result | None:
+    """The status of a path, or of a link's target; None if there is none. Raises InputError if access is denied."""
     try:
-        return path.stat()
+        return os.stat(path) if follow else os.lstat(path)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
             return None
-        raise unreadable(path, error) from error
-
-
-def is_folder(path: Path) -> bool:
-    """Is it a folder, or a link to one?"""
-    about = status(path)
-    return about is not None and stat.S_ISDIR(about.st_mode)
-
-
-def is_there(path: str) -> bool:
-    """Is there anything of this name, be it a broken link?"""
-    try:
-        os.lstat(path)
-    except PermissionError as error:
         raise unreadable(Path(path), error) from error
-    except (OSError, ValueError):
-        return False
-    return True
 
 
-def listed(folder: Path) -> list[str]:
+def is_folder(path: Path | str) -> bool:
+    """Whether a path is a folder or a link to one."""
+    found = status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def listed(folder: Path | str) -> list[str]:
     """The names in a folder, in order."""
     try:
         return sorted(os.listdir(folder))
     except OSError as error:
-        raise unreadable(folder, error) from error
+        raise unreadable(Path(folder), error) from error
 
 
 def walk(top: Path, hidden: bool = True) -> Iterator[tuple[Path, list[Path]]]:
-    """A folder and all below it, each once and with what it holds but folders.
+    """A folder and all folders below it, each once and with its files.
 
-    Links are followed after all that can be reached without them, so that they change no name and lead in no circle.
+    Links are followed after everything that can be reached without them, so that they change no name, and circles end.
     """
     seen, folders, links = set(), [top], []
     while folders or links:
@@ -96,36 +92,37 @@ def walk(top: Path, hidden: bool = True) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def expand(pattern: str) -> list[str]:
-    """What a glob matches, in order.
+    """The paths that a glob matches, in order.
 
-    As Python's glob, which is silent about folders that it may not read, and goes in circles with links.
+    As Python's glob, which would ignore folders that can't be read and follow circles of links.
     """
-    found = ["/" if pattern.startswith("/") else ""]
+    paths = ["/" if pattern.startswith("/") else ""]
     for part in pattern.lstrip("/").split("/"):
         if not WILD.search(part):
-            found = [path for folder in found if is_there(path := os.path.join(folder, part))]
+            paths = [path for folder in paths if status(path := os.path.join(folder, part), follow=False)]
             continue
-        folders = [folder for folder in found if is_folder(Path(folder))]
+        folders = [folder for folder in paths if is_folder(folder or ".")]
         if part == "**":
-            found = [str(below) for folder in folders for below, _ in walk(Path(folder), hidden=False)]
+            paths = [str(below) for folder in folders for below, _ in walk(Path(folder), hidden=False)]
         else:
-            found = [
+            paths = [
                 os.path.join(folder, name)
                 for folder in folders
-                for name in fnmatch.filter(listed(Path(folder)), part)
+                for name in fnmatch.filter(listed(folder or "."), part)
                 if part.startswith(".") or not name.startswith(".")
             ]
-    return sorted(set(found))
+    return sorted(set(paths))
 
 
 def expect_file(path: Path) -> None:
     """Raise InputError for a broken link, a pipe or a device."""
-    about = status(path)
-    if about is None:
+    found = status(path)
+    if found is None:
         raise InputError(
-            f"{printable(str(path))} is a broken link, to {printable(os.readlink(path))}. Expected a file; correct the link or delete it."
+            f"{printable(str(path))} is a broken link, to {printable(os.readlink(path))}. Expected a file; correct the "
+            "link or delete it."
         )
-    if not stat.S_ISREG(about.st_mode):
+    if not stat.S_ISREG(found.st_mode):
         raise InputError(
             f"{printable(str(path))} is not a regular file (a pipe, socket or device?). Save its output to a file "
             "and give that file."
@@ -133,54 +130,56 @@ def expect_file(path: Path) -> None:
 
 
 @functools.cache
-def warn_once(told: str) -> None:
-    """Log a warning that was not given yet: the files are looked for when a run is planned, and when it reads them."""
-    log.warning(told)
+def warn_once(warning: str) -> None:
+    """Log a warning once, although files are listed when a run is planned and again when it reads them."""
+    log.warning(warning)
+
+
+def matches(pattern: str) -> tuple[list[Path], list[Path]]:
+    """The files that a path, glob or directory stands for, and those that a directory holds besides."""
+    path = os.path.expanduser(pattern)
+    # A file may have brackets in its name
+    paths = [Path(p) for p in ([path] if status(path, follow=False) else expand(path))]
+    folders = [p for p in paths if is_folder(p)]
+    inner = [p for folder in folders for p in sorted(p for _, files in walk(folder) for p in files)]
+    files = [p for p in paths if p not in folders] + [p for p in inner if is_read(p)]
+    if not files:
+        what = "holds no file that cram reads" if paths else "matches nothing"
+        raise InputError(f"{pattern!r} {what}. Expected files that end in {', '.join(SUFFIXES)}. Check download.files.")
+    for file in files:
+        expect_file(file)
+        if not is_read(file):
+            raise InputError(f"{file} is of a kind that cram doesn't read. Expected {', '.join(SUFFIXES)}.")
+    return files, [p for p in inner if not is_read(p)]
 
 
 def local_files(patterns: Iterable[str]) -> dict[str, Path]:
-    """The files that paths, globs and directories mean, by a name that doesn't depend on where they lie.
+    """The files that paths, globs and directories stand for, by names that don't depend on where they are.
 
-    What directories hold besides is warned of. Raises InputError for all that is named or lies in them and can't be read.
+    Warns of other files in directories. Raises InputError for files and folders that can't be read.
     """
-    found: list[Path] = []
     ignored: set[Path] = set()
+    once: dict[tuple[str, str], Path] = {}  # by folder and name, so that a link to a folder doesn't double its files
+    real = functools.cache(os.path.realpath)
     for pattern in patterns:
-        named = os.path.expanduser(pattern)  # a file may have brackets in its name
-        matches = [Path(m) for m in ([named] if is_there(named) else expand(named))]
-        folders = [m for m in matches if is_folder(m)]
-        inner = [p for m in folders for p in sorted(p for _, files in walk(m) for p in files)]
-        files = [m for m in matches if m not in folders] + [p for p in inner if is_read(p)]
-        if not files:
-            what = "matches nothing" if not matches else "holds no file that cram reads"
-            raise InputError(
-                f"{pattern!r} {what}. Expected files that end in {', '.join(SUFFIXES)}. Check download.files."
-            )
-        for path in files:
-            expect_file(path)
-        found += files
-        ignored.update(p for p in inner if not is_read(p))
-    if wrong := [p for p in found if not is_read(p)]:
-        raise InputError(f"{wrong[0]} is of a kind that cram doesn't read. Expected {', '.join(SUFFIXES)}.")
+        files, others = matches(pattern)
+        ignored.update(others)
+        for path in map(Path, map(os.path.abspath, files)):
+            # Under its own name, not that of a link's target, which in the hub's cache is a digest
+            once.setdefault((real(path.parent), path.name), path)
     if ignored:
-        some = ", ".join(printable(str(p)) for p in sorted(ignored)[:NAMED]) + ", …" * (len(ignored) > NAMED)
+        examples = ", ".join(printable(str(p)) for p in sorted(ignored)[:NAMED]) + ", …" * (len(ignored) > NAMED)
         warn_once(
             "Ignoring files with unsupported extensions in the directories of download.files: "
-            f"{len(ignored):,} ({some})."
+            f"{len(ignored):,} ({examples})."
         )
-    real = functools.cache(os.path.realpath)
-    once: dict[tuple[str, str], Path] = {}  # by folder and name: a link to a folder doesn't make two of its files
-    for path in found:  # under its own name, not what links to files point to: the hub's cache names that by digest
-        path = Path(os.path.abspath(path))
-        once.setdefault((real(path.parent), path.name), path)
-    found = list(once.values())
-    base = Path(os.path.commonpath([p.parent for p in found]))
-    named = {printable(str(p.relative_to(base))): p for p in found}
-    if len(named) < len(set(found)):
+    base = Path(os.path.commonpath([path.parent for path in once.values()]))
+    by_name = {printable(str(path.relative_to(base))): path for path in once.values()}
+    if len(by_name) < len(once):
         raise InputError(
             "Two of the files have names that differ only in characters that can't be printed. Rename one."
         )
-    return named
+    return by_name
 
 
 @functools.cache
@@ -188,21 +187,13 @@ def _digest(path: Path, *_: int) -> str:
     return store.digest(path)
 
 
-def unreadable(path: Path, error: OSError) -> InputError:
-    """What to say of a file or folder that the system doesn't let us read."""
-    return InputError(
-        f"{printable(str(error.filename or path))} can't be read: {os.strerror(error.errno)}. Expected a file that you may read, in folders that you may "
-        "enter; change their rights, or name another."
-    )
-
-
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file; computed again only when its size, time or inode changes.
+    """The SHA-256 of a file; computed again only if its size, time or inode changes.
 
-    Raises InputError where it can't be read.
+    Raises InputError if it can't be read.
     """
     try:
-        about = path.stat()
-        return _digest(path, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+        found = path.stat()
+        return _digest(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
     except OSError as error:
         raise unreadable(path, error) from error

@@ -1,4 +1,4 @@
-"""Reading Parquet shards a few rows at a time, however much a page or a dictionary unpacks to."""
+"""Reading Parquet shards in little memory, however much a page or a dictionary unpacks to."""
 
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -11,10 +11,10 @@ from tasks.corpus.parts import Document
 from tasks.corpus.records import LONGEST_NAME, Damage, Layout, Loss, check, exceeds, source_of
 from tasks.text.printable import printable
 
-ROWS = 64  # of a Parquet file read at once, at most
-# bytes that the values of so many rows may take: a dictionary holds a value once, however many rows have it
+ROWS = 64  # rows read at once, at most
+# Bytes that the values of these rows may take: a dictionary holds a value once, however many rows have it
 UNPACKED = 1 << 28
-NAMES = 1 << 24  # bytes of the names of sources in a row group, besides LONGEST_NAME a row
+NAMES = 1 << 24  # bytes of the source names in a row group, beyond LONGEST_NAME per row
 PARQUET = {
     "page_checksum_verification": True,
     "buffer_size": 1 << 20,
@@ -23,7 +23,7 @@ PARQUET = {
 
 
 def read_parquet(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document | Loss]:
-    """The documents of a Parquet file: a column of texts, and source or meta.pile_set_name where there is one."""
+    """The documents of a Parquet file: a column of texts, and `source` or meta.pile_set_name if present."""
     row = 0
     try:
         table = pq.ParquetFile(file, **PARQUET)
@@ -44,15 +44,16 @@ def read_parquet(file: BinaryIO, name: str, layout: Layout) -> Iterator[Document
 
 
 def names_of(schema: pa.Schema, name: str, text: str) -> list[str]:
-    """The columns to read: the text, and those that name a document's source. Raises InputError unless there is one text."""
+    """The columns to read: text and source. Raises InputError if the text is missing or a name occurs twice."""
     if text not in schema.names:
         raise InputError(
             f"{name} has the columns {', '.join(map(printable, schema.names))}; expected one named {text}. Rename "
-            "yours."
+            "the column with the text."
         )
     if twice := [column for column in (text, "source", "meta") if schema.names.count(column) > 1]:
         raise InputError(
-            f"{name} has {schema.names.count(twice[0])} columns named {twice[0]}; expected one. Drop or rename others."
+            f"{name} has {schema.names.count(twice[0])} columns named {twice[0]}; expected one. Drop or rename the "
+            "others."
         )
     meta = schema.field("meta").type if "meta" in schema.names else None
     of_meta = meta is not None and pa.types.is_struct(meta) and meta.get_field_index("pile_set_name") >= 0
@@ -60,7 +61,7 @@ def names_of(schema: pa.Schema, name: str, text: str) -> list[str]:
 
 
 def rows_at_once(file: BinaryIO, about: pq.FileMetaData, name: str, columns: list[str]) -> int:
-    """How many rows take little memory. Raises InputError where the names of sources would take much."""
+    """How many rows can be read at once in little memory. Raises InputError if the source names alone need much."""
     largest = 1
     for group in map(about.row_group, range(about.num_row_groups)):
         for chunk in map(group.column, range(group.num_columns)):
@@ -71,7 +72,7 @@ def rows_at_once(file: BinaryIO, about: pq.FileMetaData, name: str, columns: lis
             if chunk.path_in_schema != columns[0] and beyond > NAMES:
                 raise InputError(
                     f"The column {chunk.path_in_schema} of {name} holds {beyond / 1e6:,.0f} MB in a row group of "
-                    f"{group.num_rows:,} rows; expected names of sources, of at most {LONGEST_NAME} characters. Drop or "
+                    f"{group.num_rows:,} rows; expected source names of at most {LONGEST_NAME} characters. Drop or "
                     "rename the column."
                 )
             largest = max(largest, held)
@@ -79,11 +80,11 @@ def rows_at_once(file: BinaryIO, about: pq.FileMetaData, name: str, columns: lis
 
 
 def dictionary_bytes(file: BinaryIO, chunk: pq.ColumnChunkMetaData) -> int:
-    """The size of a dictionary once it is unpacked, which only the header of its page says (Thrift's compact protocol)."""
+    """The unpacked size of a dictionary, which only the header of its page has (in Thrift's compact protocol)."""
     file.seek(chunk.dictionary_page_offset or 0)
     head = file.read(16)
     numbers, number, shift = [], 0, 0
-    for byte in head[1:]:  # a field's type, then its value: the kind of page, its size unpacked; seven bits a byte
+    for byte in head[1:]:  # fields: type and value, 7 bits per byte; the 2nd is the unpacked size
         number, shift = number | (byte & 0x7F) << shift, shift + 7
         if byte < 0x80:
             numbers, number, shift = [*numbers, number >> 1], 0, 0
@@ -91,7 +92,7 @@ def dictionary_bytes(file: BinaryIO, chunk: pq.ColumnChunkMetaData) -> int:
 
 
 def texts(column: pa.Array) -> Iterator[object]:
-    """The values of a column of texts; bytes where one is not UTF-8."""
+    """The values of a column of texts; a value that is not UTF-8 as bytes."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary)

@@ -1,6 +1,6 @@
-"""The parts of a corpus: Parquet files with the columns id, source and text, through which all stages read and write.
+"""The parts of a corpus: Parquet files with the columns id, source and text. All stages read and write them here.
 
-A part is read a few megabytes at a time: as Arrow tables, or as documents where a stage looks at one text after another.
+A part is read a few megabytes at a time, as Arrow tables or as documents.
 """
 
 import json
@@ -21,14 +21,14 @@ from model import InputError
 from tasks.store import Artifact
 
 SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("text", pa.large_string())])
-ROW_GROUP_CHARACTERS = 4_000_000  # what a reader of a part holds in memory at once
-TOTAL = "all"  # the row of all sources together, in tables by source
+ROW_GROUP_CHARACTERS = 4_000_000  # that a reader of a part holds in memory
+TOTAL = "all"  # the row of the total in tables by source
 DIGEST_RANGE = 2**64
-SAMPLES, SAMPLE_CHARACTERS = 20, 300  # documents shown of many; characters of each
+SAMPLES, SAMPLE_CHARACTERS = 20, 300  # number of sample documents; characters shown of each
 
 
 class Document(NamedTuple):
-    """One text of a corpus: where it was read, the source it is counted under, the text."""
+    """One text of a corpus: where it was read, the source under which it is counted, the text."""
 
     id: str
     source: str
@@ -43,7 +43,7 @@ def table(documents: list[Document]) -> pa.Table:
 
 
 def parts_of(corpus: Artifact) -> list[Path]:
-    """The parts of a corpus that its manifest lists, in order. Raises InputError if the corpus is absent or incomplete."""
+    """The parts in a corpus's manifest, in order. Raises InputError if the corpus is absent or incomplete."""
     names = [file["path"] for file in corpus.manifest["files"]]
     return by_number(corpus.path / name for name in names if re.fullmatch(r"part-\d+\.parquet", name))
 
@@ -64,7 +64,7 @@ def writer(out: Path) -> pq.ParquetWriter:
 
 
 def tables(part: Path, columns: tuple[str, ...] = tuple(SCHEMA.names)) -> Iterator[pa.Table]:
-    """The row groups of a part, a few megabytes each. Raises InputError where the file or its UTF-8 is damaged."""
+    """The row groups of a part, a few megabytes each. Raises InputError if the file or its UTF-8 is damaged."""
     try:
         with pq.ParquetFile(part) as file:
             for group in range(file.num_row_groups):
@@ -103,7 +103,7 @@ def documents_at(part: Path, rows: list[int]) -> list[Document]:
 
 
 def strings(column: pa.ChunkedArray) -> tuple[np.ndarray, memoryview]:
-    """Texts as one run of UTF-8 bytes, and where they begin and end: text i is `data[offsets[i]:offsets[i + 1]]`."""
+    """The texts as consecutive UTF-8 bytes with their offsets: text i is `data[offsets[i]:offsets[i + 1]]`."""
     array = column.combine_chunks()
     if not len(array):
         return np.zeros(1, dtype=np.int64), memoryview(b"")
@@ -113,7 +113,7 @@ def strings(column: pa.ChunkedArray) -> tuple[np.ndarray, memoryview]:
 
 
 def views(column: pa.ChunkedArray) -> Iterator[memoryview]:
-    """The UTF-8 bytes of each text, not copied."""
+    """The UTF-8 bytes of each text, without a copy."""
     offsets, data = strings(column)
     return (data[start:end] for start, end in pairwise(offsets.tolist()))
 
@@ -130,7 +130,7 @@ class Tally:
         self.characters[document.source] += len(document.text)
 
     def counts(self) -> dict:
-        """As JSON, the largest source first."""
+        """The counts as JSON, the largest source first."""
         by_source = {s: {"documents": n, "characters": self.characters[s]} for s, n in self.documents.most_common()}
         return {
             "documents": self.documents.total(),
@@ -140,7 +140,7 @@ class Tally:
 
 
 def count(tally: Tally, table: pa.Table, characters: pa.ChunkedArray | None = None) -> None:
-    """Add the documents of a table to a tally, with these numbers of characters in place of all that they have."""
+    """Add the documents of a table to a tally, with these numbers of characters instead of the whole lengths."""
     characters = pc.utf8_length(table["text"]) if characters is None else characters
     grouped = pa.table({"source": table["source"], "characters": characters}).group_by("source", use_threads=False)
     sums = grouped.aggregate([("characters", "count"), ("characters", "sum")])
@@ -161,16 +161,16 @@ def add_up(results: list[dict]) -> dict:
 
 
 def row_name(source: str) -> str:
-    """The name of a source in a table by source: in quotes where it is TOTAL or begins with a quote, else unchanged."""
+    """The name of a source in tables by source: quoted if it is TOTAL or begins with a quote."""
     return json.dumps(source, ensure_ascii=False) if source == TOTAL or source.startswith('"') else source
 
 
 def smallest(samples: list[tuple]) -> list[tuple]:
-    """The SAMPLES samples with the smallest digests (their first field), in order; of equal digests the earliest."""
+    """The SAMPLES samples with the smallest digests (their first field), in order; of equal digests the first one."""
     by_digest = {sample[0]: sample for sample in reversed(samples)}
     return [by_digest[digest] for digest in sorted(by_digest)[:SAMPLES]]
 
 
 def unit_hash(text: str, salt: int = 0) -> float:
-    """A number in [0, 1) that depends on the text alone: below p for a fraction p of all texts."""
+    """A number in [0, 1) that depends only on the text and is below p for a fraction p of all texts."""
     return xxhash.xxh3_64_intdigest(text.encode(errors="surrogatepass"), seed=salt) / DIGEST_RANGE

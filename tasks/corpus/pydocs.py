@@ -1,4 +1,4 @@
-"""The documentation of the Python packages that are installed, as documents."""
+"""The documentation of the installed Python packages, as documents."""
 
 import ast
 import functools
@@ -20,7 +20,7 @@ SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
 
 @functools.cache
 def installed() -> dict[str, metadata.Distribution]:
-    """The packages of this environment by normalised name, but for cram itself."""
+    """The packages of this environment by normalised name, except for cram itself."""
     named = {
         re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d for d in metadata.distributions() if d.metadata["Name"]
     }
@@ -28,7 +28,7 @@ def installed() -> dict[str, metadata.Distribution]:
 
 
 def packages_digest() -> str:
-    """What stands for the content of `python-docs` in a key: every package and its version, and Python's."""
+    """What identifies the content of `python-docs` in a key: the versions of all packages and of Python."""
     about = [f"{name}=={d.version}" for name, d in installed().items()] + [sysconfig.get_python_version()]
     return hashlib.sha256("\n".join(about).encode()).hexdigest()
 
@@ -36,7 +36,7 @@ def packages_digest() -> str:
 def package_documents(name: str) -> Iterator[Document | Loss]:
     """Description, licences, text files and docstrings of one installed package."""
     distribution = installed()[name]
-    # parsed here, since `distribution.metadata` moves the description where importlib_metadata has been imported
+    # Parsed here, because `distribution.metadata` drops the description once importlib_metadata has been imported
     about = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     if (description := str(message_from_string(about).get_payload() or "")).strip():
         yield Document(f"{name}/METADATA", "readmes", description)
@@ -59,7 +59,7 @@ def package_documents(name: str) -> Iterator[Document | Loss]:
 
 
 def docstrings(code: str, label: str) -> Iterator[Document | Loss]:
-    """The docstrings of a module, its classes and functions, each a document."""
+    """The docstrings of a module, its classes and functions, one document each."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's code
