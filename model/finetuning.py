@@ -70,7 +70,7 @@ class Examples:
 def memory(weights: int, tokens: int, values: int, machine: Machine) -> int:
     """Bytes that training takes.
 
-    `weights`: bytes of the model's weights; `tokens`: of a batch, at most; `values`: of its states, layers times hidden.
+    `weights`: bytes of the model's weights; `tokens`: most tokens in a batch; `values`: of its states, layers x hidden.
     """
     return MOMENTS * weights + tokens * values * BYTES_A_VALUE[machine.dtype.itemsize]
 

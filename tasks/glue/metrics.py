@@ -123,7 +123,7 @@ def from_counts(metric: str, counts: np.ndarray) -> np.ndarray:
 
 
 def _centred(values: np.ndarray) -> np.ndarray:
-    """The values minus their mean: SciPy warns if values far from zero differ little, and correlations stay the same."""
+    """The values minus their mean, with the same correlations: SciPy warns if values far from zero differ little."""
     values = np.asarray(values, dtype=float)
     return values - values.mean()
 
