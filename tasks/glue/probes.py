@@ -3,8 +3,10 @@
 They stand in for GLUE where it is not available: they show whether pretraining taught anything, and nothing more.
 """
 
+import functools
 import itertools
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -60,34 +62,27 @@ class Others:
         return self.pool[index if index < self.start else index + self.end - self.start]
 
 
-def word_order(own: list[str], others: Others, random: np.random.Generator) -> list[tuple]:
-    """Sentences, half of them with the words between the first and the last in random order."""
-    examples = []
-    for sentence in own:
-        words = sentence.split()
-        intact = int(random.integers(2))
-        if not intact:
-            inner = random.permutation(len(words) - 2) + 1
-            words = [words[0], *(words[i] for i in inner), words[-1]]
-            if words == sentence.split():
-                continue
-        examples.append((" ".join(words), intact))
-    return examples
+def shuffled(words: list[str], others: Others, random: np.random.Generator) -> list[str]:
+    """The words with those between the first and the last in random order."""
+    inner = random.permutation(len(words) - 2) + 1
+    return [words[0], *(words[i] for i in inner), words[-1]]
 
 
-def odd_word(own: list[str], others: Others, random: np.random.Generator) -> list[tuple]:
-    """Sentences, half of them with one word replaced by a word of another document."""
+def one_replaced(words: list[str], others: Others, random: np.random.Generator) -> list[str]:
+    """The words with one replaced by a word of another document."""
+    place, other = int(random.integers(len(words) - 1)), others[random.integers(len(others))].split()
+    word = other[random.integers(len(other) - 1)]
+    return words if word.lower() == words[place].lower() else [*words[:place], word, *words[place + 1 :]]
+
+
+def altered(change: Callable, own: list[str], others: Others, random: np.random.Generator) -> list[tuple]:
+    """Sentences, half of them changed; those that the change leaves as they are, are left out."""
     examples = []
     for sentence in own:
-        words = sentence.split()
-        intact = int(random.integers(2))
-        if not intact:
-            place, other = int(random.integers(len(words) - 1)), others[random.integers(len(others))].split()
-            word = other[random.integers(len(other) - 1)]
-            if word.lower() == words[place].lower():
-                continue
-            words[place] = word
-        examples.append((" ".join(words), intact))
+        words, intact = sentence.split(), int(random.integers(2))
+        given = words if intact else change(words, others, random)
+        if intact or given != words:
+            examples.append((" ".join(given), intact))
     return examples
 
 
@@ -100,7 +95,11 @@ def neighbours(own: list[str], others: Others, random: np.random.Generator) -> l
     return examples
 
 
-MAKERS = {"word-order": word_order, "odd-word": odd_word, "neighbours": neighbours}
+MAKERS = {
+    "word-order": functools.partial(altered, shuffled),
+    "odd-word": functools.partial(altered, one_replaced),
+    "neighbours": neighbours,
+}
 
 
 def make(task: str, pretrained: Artifact) -> dict[str, pa.Table]:
