@@ -1,4 +1,4 @@
-"""Metrics: parity with naive ones from the formulas, undefined ones, bootstrap intervals, the averages."""
+"""Metrics: parity of libraries and formulas, undefined ones, bootstrap intervals, the averages."""
 
 import math
 from collections import Counter
@@ -10,40 +10,7 @@ from tasks.glue import metrics
 from tasks.glue.metrics import baseline, bootstrap, confusion, measure, note, official_average, paper_average, score
 from tasks.glue.tasks import TASKS
 
-CLASSIFICATION, REGRESSION = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
-
-
-def naive(metric: str, labels: list, predictions: list) -> float:
-    """A metric from its formula, in plain Python; 0 where it divides by zero."""
-    pairs = list(zip(labels, predictions, strict=True))
-    if metric == "accuracy":
-        return 100 * sum(y == p for y, p in pairs) / len(pairs)
-    if metric == "spearman":
-        return naive_correlation([naive_ranks(labels)], [naive_ranks(predictions)])
-    if metric == "pearson":
-        return naive_correlation([labels], [predictions])
-    if metric == "f1":
-        true_positives = pairs.count((1, 1))
-        below = 2 * true_positives + pairs.count((0, 1)) + pairs.count((1, 0))
-        return 100 * 2 * true_positives / below if below else 0.0
-    # Matthews of any number of classes: the correlation of one-hot labels and predictions
-    classes = set(labels) | set(predictions)
-    return naive_correlation(*([[value == k for value in values] for k in classes] for values in (labels, predictions)))
-
-
-def naive_correlation(ys: list[list], ps: list[list]) -> float:
-    """The correlation, in percent, of two matrices, each a list of columns."""
-    ys, ps = ([[v - math.fsum(column) / len(column) for v in column] for column in columns] for columns in (ys, ps))
-
-    def product(a: list, b: list) -> float:
-        return math.fsum(x * y for column, other in zip(a, b, strict=True) for x, y in zip(column, other, strict=True))
-
-    below = math.sqrt(product(ys, ys) * product(ps, ps))
-    return 100 * product(ys, ps) / below if below > 1e-9 else 0.0
-
-
-def naive_ranks(values: list) -> list[float]:
-    return [sum(v < own for v in values) + (sum(v == own for v in values) + 1) / 2 for own in values]
+REGRESSION = ("pearson", "spearman")
 
 
 def drawn(random: np.random.Generator, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -60,17 +27,32 @@ def drawn(random: np.random.Generator, metric: str) -> tuple[np.ndarray, np.ndar
 
 
 @pytest.mark.parametrize("metric", metrics.NAMES)
-def test_a_metric_equals_its_formula_on_random_and_degenerate_predictions(metric: str):
+def test_the_libraries_score_as_the_formulas_for_resamples_do(metric: str):
     random, undefined = np.random.default_rng(3), 0
     for _ in range(400):
         labels, predictions = drawn(random, metric)
-        wanted = naive(metric, labels.tolist(), predictions.astype(float).tolist())
-        assert score(metric, labels, predictions) == pytest.approx(wanted, abs=1e-5), (labels, predictions)
-        if metric in CLASSIFICATION:
-            by_counts = metrics.from_counts(metric, confusion(labels, predictions))
-            assert by_counts == pytest.approx(wanted, abs=1e-9)
-        undefined += note(metric, labels, predictions) is not None
+        if metric in REGRESSION:
+            formula = metrics.CORRELATIONS[metric](labels[None], predictions[None])[0]
+        else:
+            formula = metrics.from_counts(metric, confusion(labels, predictions))
+        undefined += (without := note(metric, labels, predictions)) is not None
+        assert score(metric, labels, predictions) == pytest.approx(formula, abs=1e-5), (labels, predictions)
+        assert formula == 0 or not without
     assert undefined == 0 if metric == "accuracy" else 20 < undefined < 380, "both kinds were tried"
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "predictions", "expected"),
+    [
+        ("accuracy", [0, 1, 1, 2], [0, 1, 2, 2], 75),
+        ("f1", [1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 1], 100 * 2 * 3 / (2 * 3 + 1 + 1)),
+        ("matthews", [1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 1], 100 * (3 * 1 - 1 * 1) / math.sqrt(4 * 4 * 2 * 2)),
+        ("pearson", [1, 2, 3], [1, 2, 9], 100 * 8 / math.sqrt(2 * 38)),
+        ("spearman", [1, 2, 3, 3], [1, 5, 9, 4], 100 * 3 / math.sqrt(4.5 * 5)),
+    ],
+)
+def test_a_metric_is_what_its_definition_gives(metric: str, labels: list, predictions: list, expected: float):
+    assert score(metric, np.array(labels), np.array(predictions)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
