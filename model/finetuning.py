@@ -19,28 +19,25 @@ from model.settings import Finetuning
 
 BETAS, EPS = (0.9, 0.98), 1e-6  # AdamW's, as GLUE_sane
 POOL = 64  # batches whose examples are sorted by length together
-HELD_BACK = 10  # for early choice, one of so many training examples
+HELD_BACK = 10  # choose: best holds back one of ten training examples
 PREDICTED = 64  # examples at a time
 REPORTED = 20  # steps between two reports
-MOMENTS = 4  # times the weights: they, their gradients, and AdamW's two moments, in fp32
-# kept of each value of the states for the backward pass, by the bytes of one: 70 to 81 and 137 measured on a CPU, 16 x 768
+MOMENTS = 4  # copies of the weights in fp32: the weights, their gradients, and AdamW's two moments
+# kept for the backward pass, for each value of the states, by its bytes; measured on a CPU, 16 x 768: 70 to 81, and 137
 BYTES_A_VALUE = {2: 90, 4: 150}
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Token ids of all inputs, with [CLS] and [SEP], one after the other; where each ends; and the labels.
+    """The encoded inputs of a split and their labels."""
 
-    Labels are class numbers, or floats for regression.
-    """
-
-    tokens: np.ndarray
-    ends: np.ndarray
-    labels: np.ndarray
+    tokens: np.ndarray  # ids of all inputs with [CLS] and [SEP], one input after the other
+    ends: np.ndarray  # of each input in `tokens`
+    labels: np.ndarray  # class numbers, or floats for regression
 
     @classmethod
     def of(cls, inputs: list[list[int]], labels: np.ndarray) -> "Examples":
-        """From a list of each input's ids."""
+        """Examples from the ids of each input."""
         ends = np.cumsum([len(ids) for ids in inputs], dtype=np.int64)
         return cls(np.concatenate([np.empty(0, np.int64), *inputs]).astype(np.int32), ends, labels)
 
@@ -53,16 +50,16 @@ class Examples:
         return np.diff(self.ends, prepend=0)
 
     def input(self, row: int) -> np.ndarray:
-        """The ids of one."""
+        """The ids of one input."""
         return self.tokens[self.ends[row] - self.lengths[row] : self.ends[row]]
 
     def take(self, rows: np.ndarray) -> "Examples":
-        """These alone, in this order."""
+        """The examples `rows`, in that order."""
         parts = [self.input(row) for row in rows]
         return Examples(np.concatenate([self.tokens[:0], *parts]), np.cumsum(self.lengths[rows]), self.labels[rows])
 
     def batch(self, rows: np.ndarray, device: torch.device) -> tuple[Tensor, bool]:
-        """The inputs of `rows` as (B, S), as long as the longest of them; and whether others are padded."""
+        """The inputs `rows` as (B, S), padded to the longest of them; and whether any is padded."""
         lengths = self.lengths[rows]
         padded = np.full((len(rows), lengths.max()), PAD, dtype=np.int64)
         for line, row in zip(padded, rows, strict=True):
@@ -71,21 +68,21 @@ class Examples:
 
 
 def memory(weights: int, tokens: int, values: int, machine: Machine) -> int:
-    """Bytes that a model of so many bytes of weights takes in training, with batches of so many tokens at most.
+    """Bytes that training takes.
 
-    `values`: of its states, layers times hidden.
+    `weights`: bytes of the model's weights; `tokens`: most tokens in a batch; `values`: of its states, layers x hidden.
     """
     return MOMENTS * weights + tokens * values * BYTES_A_VALUE[machine.dtype.itemsize]
 
 
 def to_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """Without waiting for what the device still has to do."""
+    """Copy to the device, without waiting for the work that is queued there."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def keep_used(bert: Bert, splits: dict[str, Examples]) -> dict[str, Examples]:
-    """Keep the embeddings of the tokens in these splits alone, and give the splits in their numbers."""
+    """Drop the embeddings of tokens that are in none of these splits. Returns the splits with the new token numbers."""
     used = np.zeros(bert.vocabulary, dtype=bool)
     used[PAD] = True
     for examples in splits.values():
@@ -107,43 +104,74 @@ def batches(lengths: np.ndarray, settings: Finetuning, shuffle: np.random.Genera
 
 
 def steps_of(count: int, settings: Finetuning) -> int:
-    """Steps of a run on so many training examples. Raises InputError if they are too few for one."""
+    """The number of steps on `count` training examples. Raises InputError if there are too few for one step."""
     held = count // HELD_BACK if settings.choose == "best" else 0
     trained = count - held
     if trained < settings.batch_size:
         raise InputError(
             f"The task has {counted(trained, 'training example')}, fewer than one batch of {settings.batch_size}. "
-            "Give more, or lower "
-            "finetune.batch_size."
+            "Give more, or lower finetune.batch_size."
         )
     if settings.choose == "best" and not held:
         raise InputError(
-            f"The task has {counted(count, 'training example')}, of which no tenth can be held back to choose an "
-            "epoch by. Give more, or set "
-            "finetune.choose to 'last'."
+            f"The task has {counted(count, 'training example')}, too few to hold back a tenth to choose an epoch by. "
+            "Give more, or set finetune.choose to 'last'."
         )
     return settings.epochs * (trained // settings.batch_size)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did."""
+    """How training went."""
 
     steps: int
-    seconds: float  # of training, without those of scoring for an early choice
+    seconds: float  # of training, without scoring for choose: best
     examples_per_second: float
     chosen_epoch: int  # counted from 1
-    epochs: list[dict]  # of each: epoch, mean loss, and with an early choice the score
+    epochs: list[dict]  # each with epoch, mean loss, and for choose: best the score
 
 
 def loss_of(classifier: nn.Module, examples: Examples, rows: np.ndarray, machine: Machine) -> Tensor:
-    """The mean loss of a batch: cross-entropy in nats, or with one class of output, which means regression, squared error."""
+    """The mean loss of a batch: cross-entropy in nats, or for regression (one output) the squared error."""
     with machine.autocast():
         scores = classifier(*examples.batch(rows, machine.device))
     scores, labels = scores.float(), examples.labels[rows]
     if scores.shape[1] == 1:
         return F.mse_loss(scores[:, 0], to_device(labels.astype(np.float32), machine.device))
     return F.cross_entropy(scores, to_device(labels.astype(np.int64), machine.device))
+
+
+class Steps:
+    """The steps of a run: takes them, counts them, and reports the loss of every twentieth and the last."""
+
+    def __init__(
+        self, classifier: Classifier, settings: Finetuning, machine: Machine, count: int, report: Callable
+    ) -> None:
+        self.settings, self.machine, self.report, self.count, self.taken = settings, machine, report, count, 0
+        self.model: nn.Module = classifier
+        if machine.compiles_always:  # else not: at pocket size on CPUs no step is faster, and compiling takes 100 s
+            torch.compiler.reset()  # an earlier run's graphs don't fit this one, but count as attempts to compile it
+            self.model = torch.compile(classifier, dynamic=True)
+        self.adamw = optimizer.adamw(classifier, settings.learning_rate, BETAS, EPS, settings.weight_decay)
+        self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
+        self.multiplier = schedules.SHAPES[settings.schedule]
+
+    def take(self, train: Examples, rows: np.ndarray) -> Tensor:
+        """Train on the examples `rows`. Returns the loss, detached; raises InputError if it is not finite."""
+        self.taken += 1
+        optimizer.set_rates([self.adamw], self.multiplier(self.settings, self.taken / self.count))
+        loss = loss_of(self.model, train, rows, self.machine)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.adamw)
+        self.scaler.update()
+        self.adamw.zero_grad()
+        if self.taken % REPORTED == 0 or self.taken == self.count:
+            value = loss.item()
+            if not math.isfinite(value):
+                place = f"step {self.taken} of {self.count}"
+                raise InputError(f"The loss is {value} at {place}. Lower finetune.learning_rate.")
+            self.report(self.taken * self.settings.batch_size, f"loss {value:.3f}")
+        return loss.detach()
 
 
 def finetune(
@@ -157,66 +185,50 @@ def finetune(
 ) -> Outcome:
     """Train encoder and head on one task, in place.
 
-    `report` gets the examples done and a note; `score`, which an early choice needs, labels and predictions: class numbers, or
-    floats for regression. Raises InputError for too few examples, and for a loss that is no number.
+    `report` gets the number of examples done and a note. `score` is needed for choose: best; it gets labels and
+    predictions (class numbers, or floats for regression). Raises InputError for too few examples and for a loss that is
+    not finite.
     """
-    steps, shuffle, held = steps_of(len(train), settings), np.random.default_rng(seed), None
+    count, shuffle, held = steps_of(len(train), settings), np.random.default_rng(seed), None
     if settings.choose == "best":
         held_rows, rows = np.split(shuffle.permutation(len(train)), [len(train) // HELD_BACK])
         held, train = train.take(held_rows), train.take(rows)
     if machine.device.type == "cpu":
         keep_heap()
     classifier.to(machine.device)
-    forward: nn.Module = classifier
-    if machine.compiles_always:  # else not: at pocket size on CPUs no step is faster, and compiling takes 100 s
-        torch.compiler.reset()  # an earlier run's graphs don't fit this one, but count as attempts to compile it
-        forward = torch.compile(classifier, dynamic=True)
-    adamw = optimizer.adamw(classifier, settings.learning_rate, BETAS, EPS, settings.weight_decay)
-    scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
+    steps = Steps(classifier, settings, machine, count, report)
     torch.manual_seed(seed)  # dropout
-    step, seconds, epochs, chosen, weights = 0, 0.0, [], settings.epochs, {}
+    seconds, epochs, chosen, best, weights = 0.0, [], settings.epochs, -math.inf, {}
     for epoch in range(1, settings.epochs + 1):
         began, total = time.perf_counter(), torch.zeros((), device=machine.device)
         classifier.train()
         for rows in batches(train.lengths, settings, shuffle):
-            step += 1
-            optimizer.set_rates([adamw], schedules.SHAPES[settings.schedule](settings, step / steps))
-            loss = loss_of(forward, train, rows, machine)
-            scaler.scale(loss).backward()
-            scaler.step(adamw)
-            scaler.update()
-            adamw.zero_grad()
-            total += loss.detach()
-            if step % REPORTED == 0 or step == steps:
-                value = loss.item()
-                if not math.isfinite(value):
-                    raise InputError(f"The loss is {value} at step {step} of {steps}. Lower finetune.learning_rate.")
-                report(step * settings.batch_size, f"loss {value:.3f}")
-        epochs.append({"epoch": epoch, "loss": total.item() * settings.epochs / steps})
+            total += steps.take(train, rows)
+        epochs.append({"epoch": epoch, "loss": total.item() * settings.epochs / count})
         seconds += time.perf_counter() - began
         if held is not None:
-            found = score(held.labels, predictions(predict(classifier, held, machine)))
-            if not weights or found > max(each["score"] for each in epochs[:-1]):
-                chosen, weights = epoch, {name: value.clone() for name, value in classifier.state_dict().items()}
-            epochs[-1]["score"] = found
+            epochs[-1]["score"] = reached = score(held.labels, predictions(predict(classifier, held, machine)))
+            if reached > best:
+                best, chosen = reached, epoch
+                weights = {name: value.clone() for name, value in classifier.state_dict().items()}
     if weights:
         classifier.load_state_dict(weights)
-    return Outcome(steps, seconds, steps * settings.batch_size / seconds, chosen, epochs)
+    return Outcome(count, seconds, count * settings.batch_size / seconds, chosen, epochs)
 
 
 def predictions(scores: np.ndarray) -> np.ndarray:
-    """From scores (n, classes) to class numbers; of one class, the number itself."""
+    """Class numbers from scores (n, classes); for regression (one output), the scores themselves."""
     return scores[:, 0] if scores.shape[1] == 1 else scores.argmax(axis=1)
 
 
 def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.ndarray:
-    """The scores (n, classes) of all examples, fp32, in their order; computed by length, so that little is padded."""
+    """The scores (n, classes) of all examples, fp32, in their order. Batches are sorted by length to pad little."""
     order = np.argsort(examples.lengths, kind="stable")
     classifier.to(machine.device).eval()
-    found = [torch.empty(0, classifier.classes, device=machine.device)]
+    outputs = [torch.empty(0, classifier.classes, device=machine.device)]
     with torch.inference_mode(), machine.autocast():
         for start in range(0, len(order), PREDICTED):
-            found.append(classifier(*examples.batch(order[start : start + PREDICTED], machine.device)).float())
+            outputs.append(classifier(*examples.batch(order[start : start + PREDICTED], machine.device)).float())
     scores = np.empty((len(order), classifier.classes), dtype=np.float32)
-    scores[order] = torch.cat(found).cpu().numpy()
+    scores[order] = torch.cat(outputs).cpu().numpy()
     return scores

@@ -202,28 +202,32 @@ HeadName = Literal["tanh", "native"]
 
 
 class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """How to finetune on one task. The defaults are the reference's GLUE_sane, its rules' one setting for all tasks."""
+    """How to finetune on one task. The defaults are the reference's GLUE_sane, one setting for all tasks by the rules."""
 
     epochs: int = Field(5, ge=1, le=20, description="Passes over the training data.")
-    batch_size: int = Field(16, ge=1, description="Examples a step; a last, smaller batch is left out of each epoch.")
+    batch_size: int = Field(16, ge=1, description="Examples per step; each epoch drops a smaller last batch.")
     learning_rate: float = Field(4e-5, gt=0, le=1, description="Its peak.")
     schedule: Literal["cosine", "linear"] = Field(
-        "cosine", description="How the rate falls to zero at the end: half a cosine, or a line."
+        "cosine", description="How the rate falls to zero at the end: along half a cosine, or a line."
     )
-    warmup: float = Field(0.1, ge=0, lt=1, description="Fraction of this task's own steps in which the rate rises.")
-    weight_decay: float = Field(0.0, ge=0, le=1, description="On matrices, the embedding's too; decoupled.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="In the encoder and the head.")
-    max_tokens: int = Field(128, ge=8, description="Longer inputs are cut.")
+    warmup: float = Field(
+        0.1, ge=0, lt=1, description="Fraction of the task's steps in which the rate rises from zero."
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, le=1, description="Of AdamW, decoupled; on matrices, including the embedding."
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout probability in the encoder and the head.")
+    max_tokens: int = Field(128, ge=8, description="Longest input in tokens; longer inputs are cut.")
     head: HeadName = Field(
         "tanh",
-        description="What is between the state of [CLS] and the scores. tanh: dense to 1024, tanh, the reference's. native: that "
-        "of transformers' model of this layout, so that transformers loads the finetuned model.",
+        description="Layers between the state of [CLS] and the scores. tanh: dense to 1024 and tanh, as the reference. "
+        "native: those of transformers' model of this layout, so that transformers loads the finetuned model.",
     )
     choose: Literal["last", "best"] = Field(
         "last",
-        description="Which epoch's model is kept. best: that which scores best on a tenth of the training data, drawn by the seed "
-        "and not trained on.",
+        description="Epoch whose model is kept. best: the one with the best score on a tenth of the training data, which "
+        "is drawn by the seed and not trained on.",
     )
     batches: Literal["length", "random"] = Field(
-        "length", description="length: of inputs that are about as long, so that little is padded; in random order."
+        "length", description="length: batches of inputs of similar length, in random order, which need little padding."
     )

@@ -62,6 +62,34 @@ def parameters(stage: str) -> list[Parameter]:
     return list(described(type(params), params.model_dump(mode="json")))
 
 
+def is_cell(row: Parameter) -> bool:
+    """Whether a parameter is a cell of a table, as `modern.rte.epochs` is."""
+    return row.name.count(".") == 2
+
+
+def without_cells(rows: list[Parameter]) -> list[Parameter]:
+    """The parameters with each column of a table in place of its cells."""
+    shown: dict[str, Parameter] = {}
+    for row in rows:
+        if is_cell(row):
+            table, _, column = row.name.split(".")
+            row = row._replace(name=f"{table}.TASK.{column}", default="see below")
+        shown.setdefault(row.name, row)
+    return list(shown.values())
+
+
+def table_of(cells: list[Parameter]) -> Table:
+    """The defaults of a table's cells."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in cells:
+        line, column = row.name.rsplit(".", 1)
+        lines.setdefault(line, {})[column] = row.default
+    table = Table("defaults", *next(iter(lines.values())), box=None, header_style="bold")
+    for line, defaults in lines.items():
+        table.add_row(line, *defaults.values())
+    return table
+
+
 def params(
     stage: Annotated[
         str | None, typer.Argument(help="Print only this stage's parameters.", autocompletion=stage_names)
@@ -77,6 +105,9 @@ def params(
         table = Table("parameter", "takes", "default", "description", box=None, header_style="bold")
         table.columns[0].no_wrap = True
         table.columns[2].max_width = LONGEST_DEFAULT
-        for row in parameters(name):
+        rows = parameters(name)
+        for row in without_cells(rows):
             table.add_row(*map(escape, row))
         console.print(table)
+        if cells := [row for row in rows if is_cell(row)]:
+            console.print(table_of(cells))

@@ -21,47 +21,48 @@ NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 
 def named(rows: np.ndarray, word: str = "row", first: int = 1) -> str:
-    """Rows by number, where the mask has them: "row 3", "rows 3, 8, 9, 11, 12 and 40 more"."""
-    found = np.flatnonzero(rows)
-    numbered, more = [f"{i + first:,}" for i in found[:FEW]], len(found) - FEW
-    if more > 0:
-        return f"{word}s {', '.join(numbered)} and {more:,} more"
-    return f"{word}s {', '.join(numbered[:-1])} and {numbered[-1]}" if len(numbered) > 1 else f"{word} {numbered[0]}"
+    """The rows where a mask is true, in words: "row 3", "rows 3, 8, 9, 11, 12 and 40 more"."""
+    places = np.flatnonzero(rows)
+    numbers = [f"{place + first:,}" for place in places[:FEW]]
+    if len(places) == 1:
+        return f"{word} {numbers[0]}"
+    last = f"{len(places) - FEW:,} more" if len(places) > FEW else numbers.pop()
+    return f"{word}s {', '.join(numbers)} and {last}"
 
 
-def mask(found: pa.ChunkedArray) -> np.ndarray:
-    """Arrow's answer for every row; where it has none, False."""
-    return pc.fill_null(found, False).to_numpy()
+def mask(answers: pa.ChunkedArray) -> np.ndarray:
+    """Arrow's answer for every row, with False for null."""
+    return pc.fill_null(answers, False).to_numpy()
 
 
 def check_utf8(text: pa.ChunkedArray, name: str, where: str) -> None:
-    """Raise InputError unless all of a column is UTF-8, which Arrow takes on trust."""
+    """Raise InputError if a column is not UTF-8, which Arrow doesn't check when it reads."""
     try:
         text.validate(full=True)
-    except pa.ArrowInvalid as error:
+    except pa.ArrowInvalid:  # it doesn't name the row
         for row, value in enumerate(text, 1):
             try:
                 str(value.as_buffer() or b"", "utf-8")
-            except UnicodeDecodeError as problem:
+            except UnicodeDecodeError as error:
                 raise InputError(
-                    f"{where}: {name} of row {row:,} is not UTF-8 ({problem.reason}). Write it as UTF-8."
+                    f"{where}: {name} of row {row:,} is not UTF-8 ({error.reason}). Correct it."
                 ) from error
         raise
 
 
 def check_columns(names: list[str], needed: list[str], where: str) -> None:
-    """Raise InputError unless a file has the needed columns, and no two of the same name."""
+    """Raise InputError unless a file has the needed columns, and each name once."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise InputError(f"{where} has the column {twice[0]} twice. Take one of them away.")
+        raise InputError(f"{where} has the column {twice[0]} twice. Remove one of them.")
     if missing := [name for name in needed if name not in names]:
         raise InputError(
-            f"{where} has no column {', '.join(missing)}; its columns are {', '.join(names)}. Expected "
-            f"{', '.join(needed)}, as in {HUB_GLUE.repository}; correct it."
+            f"{where} has no column {', '.join(missing)}; its columns are {', '.join(names)}. "
+            f"Expected {', '.join(needed)}, as in {HUB_GLUE.repository}; correct it."
         )
 
 
 def decoded(data: bytes, where: str) -> str:
-    """The text of a TSV file, its lines ended by \\n. Raises InputError for what is not UTF-8, naming the line."""
+    """The text of a TSV file with \\n as line end. Raises InputError if it is not UTF-8, naming the line."""
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -69,31 +70,32 @@ def decoded(data: bytes, where: str) -> str:
         raise InputError(f"{where} is not UTF-8 (line {line}: {error.reason}). Write it as UTF-8.") from error
 
 
-def check_fields(text: str, where: str) -> tuple[list[str], int]:
-    """The names in the first line of a TSV file, and the number of its rows.
+def split_fields(text: str, where: str) -> tuple[list[str], pa.Array]:
+    """The names in the first line of a TSV file, and the fields of all further lines, one after the other.
 
-    Raises InputError for lines with more or fewer fields: pandas fills up short ones and names one long one.
+    Raises InputError for lines with more or fewer fields than names.
     """
     header, _, body = text.partition("\n")
     names = [name.strip() for name in header.split("\t")]
     if not body:
-        return names, 0
+        return names, pa.array([], pa.large_string())
     lines = pc.split_pattern(pa.array([body.removesuffix("\n")], pa.large_string()), "\n").flatten()
-    fields = pc.add(pc.count_substring(lines, "\t"), 1)
-    wrong = pc.not_equal(fields, len(names)).to_numpy(zero_copy_only=False)
+    fields = pc.split_pattern(lines, "\t")
+    counts = pc.list_value_length(fields).to_numpy()
+    wrong = counts != len(names)
     if wrong.any():
         raise InputError(
             f"{where}: {named(wrong, 'line', 2)} should have {len(names)} fields, as the first line "
-            f"({', '.join(names)}), but the "
-            f"first of them has {fields[int(np.argmax(wrong))]}. Correct them; a sentence can't have tabs or line ends."
+            f"({', '.join(names)}), but the first of them has {counts[wrong][0]}. Correct them; a sentence can't have "
+            "tabs or line ends."
         )
-    return names, len(lines)
+    return names, fields.flatten()
 
 
 def check_order(table: pa.Table, where: str, before: int) -> None:
-    """Raise InputError if a file of a test split numbers its rows, but not as the leaderboard does: from 0, in order.
+    """Raise InputError if a file of a test split numbers its rows in another order than the leaderboard: 0, 1, 2 …
 
-    `before`: the rows of the files before it.
+    `before`: the number of rows in the files before it.
     """
     for name in (name for name in PLACES if name in table.column_names):
         given = table[name]
@@ -103,13 +105,12 @@ def check_order(table: pa.Table, where: str, before: int) -> None:
             raise InputError(
                 f"{where} is not in the order in which the leaderboard counts: the {name} of row {row + 1:,} is "
                 f"{given[row].as_py()!r}; expected {before + row}. Sort the rows by {name}, get the file again, "
-                "or take the column "
-                "away if it counts something else."
+                "or remove the column if it counts something else."
             )
 
 
 def numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The values of a column, or what its texts say, as float64; null where one is no number."""
+    """A column of numbers, or of text that says numbers, as float64; null where a value is no number."""
     kind = column.type
     if pa.types.is_large_string(kind):
         text = pc.utf8_trim_whitespace(column)
@@ -121,7 +122,10 @@ def numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, dict[str, int], list[str]]:
-    """The rows that have sentences, the number left out by reason, and warnings; only training rows are left out."""
+    """The rows to use, the number of rows without a sentence by reason, and warnings.
+
+    Only training rows are left out. Raises InputError for null in other splits, and for columns that aren't text.
+    """
     texts = [name for name in table.column_names if name != LABEL]
     null, blank = np.zeros(len(table), dtype=bool), np.zeros(len(table), dtype=bool)
     for name in texts:
@@ -131,45 +135,40 @@ def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, d
         sizes = pc.fill_null(pc.utf8_length(column), 0).to_numpy()
         if (long := sizes > MOST_CHARACTERS).any():
             raise InputError(
-                f"{where}: {name} of {named(long)} is no sentence: the first has {sizes[long][0]:,} "
-                f"characters; expected "
-                f"{MOST_CHARACTERS:,} at most. Correct or drop it."
+                f"{where}: {name} of {named(long)} is no sentence: the first has {sizes[long][0]:,} characters; "
+                f"expected {MOST_CHARACTERS:,} at most. Correct or drop it."
             )
         null |= mask(pc.is_null(column))
         blank |= mask(pc.match_substring_regex(column, BLANK))
     blank &= ~null
     if null.any() and not train:
         raise InputError(
-            f"{where} has no {' or '.join(texts)} (null) in {named(null)}; expected text in every row that "
-            "is scored. Correct it."
+            f"{where} has no {' or '.join(texts)} (null) in {named(null)}; "
+            "expected text in every row that is scored. Correct it."
         )
     without = null | blank
     if not without.any():
         return table, {}, []
     if not train:
-        warning = f"{where}: a sentence is empty in {named(blank)}; no row that is scored is left out."
+        warning = f"{where}: a sentence is empty in {named(blank)}; these rows are scored all the same."
         return table, {"empty": int(blank.sum())}, [warning]
     counts = {reason: int(rows.sum()) for reason, rows in (("null", null), ("empty", blank)) if rows.any()}
     reasons = " and ".join(f"{count:,} {reason}" for reason, count in counts.items())
-    return (
-        table.filter(pa.array(~without)),
-        counts,
-        [f"{where}: left out {named(without)}, without a sentence ({reasons})."],
-    )
+    warning = f"{where}: left out {named(without)}, without a sentence ({reasons})."
+    return table.filter(pa.array(~without)), counts, [warning]
 
 
 def check_share(counts: Counter, rows: int, where: str, notes: list[str]) -> None:
-    """Raise InputError for a split with too many rows without a sentence, counted by reason; `notes` name them."""
+    """Raise InputError if too many rows of a split have no sentence. `counts`: by reason; `notes` name the rows."""
     if counts.total() > MOST_WITHOUT * rows:
         raise InputError(
             f"{where}: {counts.total():,} of {counted(rows, 'row')} without a sentence; expected at most "
-            f"{MOST_WITHOUT:.0%}. "
-            f"Correct the file or get it again. {' '.join(notes)}"
+            f"{MOST_WITHOUT:.0%}. Correct the file or get it again. {' '.join(notes)}"
         )
 
 
 def checked_labels(column: pa.ChunkedArray, task: Task, where: str, tsv: bool) -> pa.ChunkedArray:
-    """The labels as float64. Text may be names of classes, and in a TSV file numbers too."""
+    """The labels as float64. Text may be names of classes and, in a TSV file, numbers."""
     kind, given = column.type, column
     if pa.types.is_large_string(kind) and (task.labels or tsv):
         column = pc.utf8_trim_whitespace(column)
@@ -200,20 +199,19 @@ def checked_labels(column: pa.ChunkedArray, task: Task, where: str, tsv: bool) -
 
 
 def expected(task: Task) -> str:
-    """What a label can be."""
+    """The allowed labels, in words."""
     numbers = [f"{number} ({label})" for number, label in enumerate(task.labels)]
     return f"{', '.join(numbers[:-1])} or {numbers[-1]}" if numbers else "a number from 0 to 5"
 
 
 def checked_classes(table: pa.Table, name: str, split: str) -> list[str]:
-    """Warnings about the classes and the size of a split. Raises InputError where all its labels are the same."""
+    """Warnings about the classes and the size of a split. Raises InputError if all its labels are the same."""
     task, labels = TASKS[name], pc.unique(table[LABEL]).to_pylist()
     if split in task.test:
         if len(table) == task.test[split]:
             return []
-        return [
-            f"{name}/{split} has {counted(len(table), 'row')}, not the {task.test[split]:,} that the leaderboard takes."
-        ]
+        size = counted(len(table), "row")
+        return [f"{name}/{split} has {size}, not the {task.test[split]:,} that the leaderboard takes."]
     if len(labels) == 1:
         raise InputError(
             f"{name}/{split}: every label is {labels[0]}; expected different ones, {expected(task)}. Get it again."
@@ -223,7 +221,7 @@ def checked_classes(table: pa.Table, name: str, split: str) -> list[str]:
 
 
 def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int], list[str]]:
-    """Count training rows that repeat earlier texts, and those in each other split; and warn of them."""
+    """Count training rows whose texts occur in an earlier one, and in each other split; and the warnings about them."""
     texts = {split: joined(table, task in SYMMETRIC) for split, table in tables.items()}
     either = ", in either order" if task in SYMMETRIC else ""
     train, notes, shared = texts["train"], [], {}
@@ -231,25 +229,22 @@ def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int
     values, labels = np.unique(tables["train"][LABEL].to_numpy(), return_inverse=True)
     several = np.bincount(np.unique(codes * len(values) + labels) // len(values)) > 1  # a code has several labels
     if several.any():
-        notes.append(
-            f"{task}/train: {counted(int(several[codes].sum()), 'row')} with texts that occur there with another "
-            "label too."
-        )
+        rows = counted(int(several[codes].sum()), "row")
+        notes.append(f"{task}/train: {rows} with texts that occur there with another label too.")
     for split in list(tables)[1:]:
         in_both = pc.is_in(train, value_set=texts[split]).to_numpy(zero_copy_only=False)
         shared[split] = int(in_both.sum())
         if shared[split]:
             seen = pc.sum(pc.is_in(texts[split], value_set=train)).as_py()
             notes.append(
-                f"{task}: training rows that stand in {split} too{either}: {shared[split]:,} ({named(in_both)}); "
-                f"{seen:,} of its "
-                f"{counted(len(tables[split]), 'row')} seen in training, so the score is optimistic."
+                f"{task}: training rows that occur in {split} too{either}: {shared[split]:,} ({named(in_both)}); "
+                f"{seen:,} of its {counted(len(tables[split]), 'row')} seen in training, so the score is optimistic."
             )
     return len(codes) - len(several), shared, notes
 
 
 def joined(table: pa.Table, symmetric: bool) -> pa.Array:
-    """The stripped texts of each row as one string; if symmetric, a pair and its reverse give the same."""
+    """The stripped texts of each row as one string, the same for a pair and its reverse if `symmetric`."""
     texts = [table[name].cast(pa.large_string()) for name in table.column_names if name != LABEL]
     texts = [pc.utf8_trim_whitespace(text) for text in texts]
     if symmetric:

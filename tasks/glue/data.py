@@ -1,10 +1,9 @@
-"""GLUE's data: finding the files of a task's splits, and reading them with `datasets`.
+"""GLUE's data: finding the files of a task's splits, and reading them.
 
-They come from the hub (nyu-mll/glue at a fixed commit, through the cache that `load_dataset` uses too) or from a folder
-with the same columns (Parquet or TSV); probes are made of a pretrained artifact's held-out documents.
+They come from the hub (nyu-mll/glue at a fixed commit, in the cache that `load_dataset` uses too) or from a folder with
+the same columns (Parquet or TSV). Probes are made from the held-out documents of a pretrained artifact.
 """
 
-import csv
 import errno
 import functools
 import logging
@@ -25,15 +24,7 @@ from tasks.glue import checks, probes
 from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, PLACES, TASKS, evaluation_splits, splits_of
 from tasks.store import Artifact
 
-HUB_SECONDS = 10  # for the hub to say that it is there
-TSV = {  # pandas' options: a tab parts two fields and \n two lines, all else is text, "NA" and blank lines too
-    "sep": "\t",
-    "header": 0,
-    "quoting": csv.QUOTE_NONE,
-    "na_filter": False,
-    "skip_blank_lines": False,
-    "lineterminator": "\n",
-}
+HUB_SECONDS = 10  # to wait for an answer of the hub
 log = logging.getLogger(__name__)
 
 
@@ -44,14 +35,14 @@ class Data:
     tables: dict[str, pa.Table]  # by split, train first, then validation, then test; the task's texts and the label
     notes: list[str]  # warnings
     left_out: dict[str, dict[str, int]]  # rows that are not in the tables, by split and reason
-    shared: dict[str, int]  # by split, the training rows whose texts stand in it too (in either order, if SYMMETRIC)
-    duplicates: int  # training rows whose texts stood in one before (likewise)
+    shared: dict[str, int]  # training rows whose texts occur in another split too (in either order, if SYMMETRIC)
+    duplicates: int  # training rows whose texts occur in an earlier training row (likewise)
 
 
 def read(data: str, task: str, test: bool = False, pretrained: Artifact | None = None) -> Data:
-    """Fetch, read and check a task's data; the test splits too if asked for. `pretrained`: what probes are made of.
+    """Fetch, read and check a task's data, with its test splits if `test`. Probes are made from `pretrained`.
 
-    Raises InputError for what can't be trained on or scored.
+    Raises InputError for data that can't be trained on or scored.
     """
     tables, notes, left_out = {}, [], {}
     if data == "probes" and test:
@@ -68,7 +59,7 @@ def read(data: str, task: str, test: bool = False, pretrained: Artifact | None =
 
 
 def identity(data: str, task: str, test: bool = False) -> dict:
-    """What the data is, for a key: digests of local files, or the hub's revision, in place of where it is."""
+    """What identifies the data in a key, wherever it lies: digests of local files, or the hub's revision."""
     if data == "probes":
         return {"probes": probes.VERSION}
     if data == HUB_GLUE.repository:
@@ -77,18 +68,19 @@ def identity(data: str, task: str, test: bool = False) -> dict:
     return {split: [local.file_digest(path) for path in paths] for split, paths in files.items()}
 
 
-# Where the files are
+# Finding the files
 
 
 def find_splits(data: str, task: str, test: bool = False) -> dict[str, list[Path]]:
-    """The files of each split of a task, brought from the hub if that is where they are."""
+    """The files of each split of a task, fetched if they are on the hub."""
     if data == HUB_GLUE.repository:
-        return hub_splits(task, test)
+        files = hub_files(tuple((task, split) for split in splits_of(task, test)))
+        return {split: [path] for (_, split), path in files.items()}
     return local_splits(Path(data).expanduser(), task, test)
 
 
 def split_files(folder: Path, task: str, split: str) -> list[Path]:
-    """The files of one split in a local GLUE folder: one, or Parquet shards. None where there are none.
+    """The files of one split in a local GLUE folder: one file, Parquet shards, or none.
 
     Raises InputError for missing shards, for a split that is there twice, and for folders that can't be read.
     """
@@ -100,43 +92,41 @@ def split_files(folder: Path, task: str, split: str) -> list[Path]:
     if len(own) + bool(shards) > 1:
         raise InputError(
             f"{folder / task} has {' and '.join(path.name for path in (*own, *shards[:1]))}. "
-            f"Expected {split} once, as one "
-            "file or in Parquet shards; take the others away."
+            f"Expected {split} once, as one file or as Parquet shards; remove the others."
         )
-    expected = {int(found[1]) for path in shards if (found := re.search(r"-of-(\d+)$", path.stem))}
+    expected = {int(match[1]) for path in shards if (match := re.search(r"-of-(\d+)$", path.stem))}
     if expected and expected != {len(shards)}:
         raise InputError(
-            f"{folder / task} has {len(shards)} of {max(expected)} shards of {split}, "
-            f"from {shards[0].name} to {shards[-1].name}. "
-            "Expected as many as their names say; get them all, and no others."
+            f"{folder / task} has {len(shards)} of {max(expected)} shards of {split}, from {shards[0].name} to "
+            f"{shards[-1].name}. Expected as many as their names say; get the missing ones, or remove others."
         )
     return own or shards
 
 
 def local_splits(folder: Path, task: str, test: bool = False) -> dict[str, list[Path]]:
-    """The files of each split of a task in a local GLUE folder. Raises InputError where one is missing."""
-    found = {split: split_files(folder, task, split) for split in splits_of(task, test)}
-    if missing := next((split for split, files in found.items() if not files), None):
+    """The files of each split of a task in a local GLUE folder. Raises InputError if a split is missing."""
+    files = {split: split_files(folder, task, split) for split in splits_of(task, test)}
+    if missing := next((split for split, paths in files.items() if not paths), None):
         try:
             present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
         except OSError as error:
             raise local.unreadable(folder, error) from error
-        mend = "leave finetune.test false" if missing in TASKS[task].test else f"leave {task} out of finetune.tasks"
+        advice = "leave finetune.test false" if missing in TASKS[task].test else f"leave {task} out of finetune.tasks"
         raise InputError(
-            f"{folder} has no {task}/{missing}.parquet, {task}/{missing}-*.parquet or "
-            f"{task}/{missing}.tsv (folders there: "
-            f"{present or 'none'}). Expected the data of {HUB_GLUE.repository}; correct finetune.data, or {mend}."
+            f"{folder} has no {task}/{missing}.parquet, {task}/{missing}-*.parquet or {task}/{missing}.tsv (folders "
+            f"there: {present or 'none'}). Expected the data of {HUB_GLUE.repository}; correct finetune.data, "
+            f"or {advice}."
         )
-    return found
+    return files
 
 
 def hub_name(task: str, split: str) -> str:
-    """The path on the hub of a split, which is one file at that commit."""
+    """The path of a split on the hub, where each is one file at that commit."""
     return f"{task}/{split}-00000-of-00001.parquet"
 
 
 def cached(task: str, split: str) -> Path | None:
-    """A split's file in the cache of the hub's client, if it is there and whole: it is named by its digest."""
+    """A split's file in the cache of the hub's client, if it is complete: the cache names a file by its digest."""
     from huggingface_hub import try_to_load_from_cache
 
     about = {"repo_type": "dataset", "revision": HUB_GLUE.revision}
@@ -157,73 +147,60 @@ def hub_problem() -> str:
     return ""
 
 
-# Not by load_dataset(repository, task): without a network it takes the revision that it prepared last, whichever it is.
+# Not load_dataset(repository, task): without a network it takes the revision that it prepared last, whichever it is.
 @functools.cache  # asked once before the model is trained, and not again by the runs a day later
-def hub_splits(task: str, test: bool = False) -> dict[str, list[Path]]:
-    """The files of each split of a task from the hub, brought here; what is in the cache needs no network."""
-    found = {split: [path] for split in splits_of(task, test) if (path := cached(task, split))}
-    for split in splits_of(task, test):
-        if split not in found:
-            if problem := hub_problem():
-                raise InputError(problem)
-            source = replace(HUB_GLUE, pattern=rf"{task}/{split}-\d+-of-\d+\.parquet", folder=task)
-            found[split] = [hub.bring(source, file) for file in hub.files(source)]
-    return {split: found[split] for split in splits_of(task, test)}
+def hub_files(wanted: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Path]:
+    """The files of splits (task, split): from the cache without a network, or fetched. Raises InputError."""
+    files = {one: path for one in wanted if (path := cached(*one))}
+    names = {hub_name(*one): one for one in wanted if one not in files}
+    if names:
+        if problem := hub_problem():
+            raise InputError(problem)
+        for file in hub.files(replace(HUB_GLUE, pattern="|".join(map(re.escape, names)))):
+            files[names.pop(file.name)] = hub.bring(HUB_GLUE, file)
+    if names:
+        raise InputError(f"{HUB_GLUE.repository} on the hub lacks {', '.join(names)}. To go on, {HUB_GLUE.instead}.")
+    return {one: files[one] for one in wanted}
+
+
+@functools.cache  # the answer enters a key, so it must stay the same throughout a run
+def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
+    """All validation and test splits from the hub; with only some of them the next run would have another key.
+
+    Empty, with a warning, if one can't be had. If the hub can't be reached at all, the stages that need it report that.
+    """
+    wanted = tuple((task, split) for task in (*GLUE, "wnli") for split in evaluation_splits(task))
+    try:
+        files = hub_files(wanted)
+    except InputError as error:
+        if not hub_problem():
+            missing = ", ".join(f"{task}/{split}" for task, split in wanted if not cached(task, split))
+            log.warning("%s Not at hand, so decontamination is skipped: %s.", error, missing)
+        return {}
+    return {one: [path] for one, path in files.items()}
 
 
 def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, list[Path]]]:
-    """The files at hand of the validation and test splits of GLUE tasks, by task and split.
+    """The available files of the validation and test splits of GLUE tasks, by task and split.
 
-    From the hub: all, or none where not all can be had. From a folder: those in it, where test splits
-    and whole tasks may be missing. Raises InputError for a folder that has none.
+    From the hub: all or none. From a folder: those in it, where test splits and whole tasks may be missing.
+    Raises InputError for a folder that has none.
     """
-    folder, found = Path(data).expanduser(), {}
+    folder, files = Path(data).expanduser(), {}
     for task in (name for name in TASKS if name in tasks):
-        files = {
-            split: hub_evaluation().get((task, split), [])
-            if data == HUB_GLUE.repository
-            else split_files(folder, task, split)
-            for split in evaluation_splits(task)
-        }
-        if at_hand := {split: paths for split, paths in files.items() if paths}:
-            found[task] = at_hand
-    if not found and data != HUB_GLUE.repository:
+        if data == HUB_GLUE.repository:
+            splits = {split: hub_evaluation().get((task, split)) for split in evaluation_splits(task)}
+        else:
+            splits = {split: split_files(folder, task, split) for split in evaluation_splits(task)}
+        if available := {split: paths for split, paths in splits.items() if paths}:
+            files[task] = available
+    if not files and data != HUB_GLUE.repository:
         raise InputError(
-            f"{folder} {'holds no' if folder.is_dir() else 'is no directory with'} <task>/validation.parquet "
-            f"or <task>/test.parquet "
-            f"(or .tsv) of {', '.join(tasks)}. Expected the files of {HUB_GLUE.repository}; "
+            f"{folder} {'has no' if folder.is_dir() else 'is no directory with'} <task>/validation.parquet or "
+            f"<task>/test.parquet (or .tsv) of {', '.join(tasks)}. Expected the files of {HUB_GLUE.repository}; "
             "correct finetune.data (or decontaminate.data)."
         )
-    return found
-
-
-@functools.cache  # the answer enters a key, so it must stay the same while a run lasts
-def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
-    """All validation and test splits from the hub, brought here if need be; none if not all can be, with a warning.
-
-    Only some of them would give another key the next time. Where the hub can't be reached, the stages that need it
-    report that (`hub_problem`).
-    """
-    wanted = [(task, split) for task in (*GLUE, "wnli") for split in evaluation_splits(task)]
-    found = {about: [path] for about in wanted if (path := cached(*about))}
-    if len(found) == len(wanted):
-        return found
-    if hub_problem():
-        return {}
-    names = {hub_name(*about): about for about in wanted}
-    reason = f"{HUB_GLUE.repository} on the hub lacks files."
-    try:
-        for file in hub.files(replace(HUB_GLUE, pattern="|".join(map(re.escape, names)))):
-            found[names[file.name]] = [hub.bring(HUB_GLUE, file)]
-    except InputError as problem:
-        reason = problem
-    if len(found) == len(wanted):
-        return found
-    missing = [f"{task}/{split}" for task, split in wanted if (task, split) not in found] if found else ["all of it"]
-    log.warning(
-        "%s Not at hand, so that no sentence of GLUE is looked for in the text: %s.", reason, ", ".join(missing)
-    )
-    return {}
+    return files
 
 
 # Reading them
@@ -232,16 +209,14 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
 def read_file(path: Path, where: str, needed: Iterable[str] = (), optional: Iterable[str] = ()) -> pa.Table:
     """Read columns of a Parquet or TSV file, all text as large_string; optional columns only if they are there.
 
-    `where` is the file's name in messages. Raises InputError, naming the row or line, for what can't be read.
+    `where` is the file's name in messages. Raises InputError for damaged files, naming the row or line where it can.
     """
     from datasets.exceptions import DatasetGenerationError
 
     try:
         if not path.stat().st_size:
             raise InputError(f"{where} is empty. Get it again.")
-        with tempfile.TemporaryDirectory(prefix="cram-glue-") as scratch:
-            read = read_tsv if path.suffix == ".tsv" else read_parquet
-            return read(path, where, list(needed), list(optional), Path(scratch))
+        return (read_tsv if path.suffix == ".tsv" else read_parquet)(path, where, [*needed], [*optional])
     except PermissionError as error:
         raise local.unreadable(path, error) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError, DatasetGenerationError) as error:
@@ -249,75 +224,66 @@ def read_file(path: Path, where: str, needed: Iterable[str] = (), optional: Iter
         if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise InputError(
                 f"{tempfile.gettempdir()} has no room for a copy of {where}. "
-                "Make some, or set TMPDIR to another directory."
+                "Free some space, or set TMPDIR to another directory."
             ) from error
         kind = "TSV" if path.suffix == ".tsv" else "Parquet"
-        raise InputError(f"{where} is no {kind} file that can be read: {cause}. Get it again.") from error
+        raise InputError(f"{where} is no readable {kind} file: {str(cause).rstrip('.')}. Get it again.") from error
 
 
-def read_parquet(path: Path, where: str, needed: list[str], optional: list[str], scratch: Path) -> pa.Table:
-    """Read columns of a Parquet file, as `read_file` says; all text is checked to be UTF-8."""
+def read_parquet(path: Path, where: str, needed: list[str], optional: list[str]) -> pa.Table:
+    """Read columns of a Parquet file with `datasets`, by way of an Arrow copy that is deleted again; see `read_file`.
+
+    Columns have the types of the file: with its ClassLabel, `datasets` would refuse labels without naming a row.
+    """
+    from datasets import Dataset, Features, disable_progress_bars, logging
+
     with pq.ParquetFile(path) as file:
         fields, rows = list(file.schema_arrow), file.metadata.num_rows
     checks.check_columns([field.name for field in fields], needed, where)
     schema = pa.schema([(field.name, plain(field.type)) for field in fields if field.name in (*needed, *optional)])
-    link = scratch / "split.parquet"  # `datasets` takes names for patterns, and "::" for a chain of file systems
-    link.symlink_to(path.absolute())
-    table = load("from_parquet", link, where, schema, rows, columns=schema.names)
+    if not rows or not schema.names:
+        return schema.empty_table()
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)  # its errors are raised too, and they name the link
+    try:
+        features = Features.from_arrow_schema(schema)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        kinds = ", ".join(f"{field.name}: {field.type}" for field in schema)
+        raise InputError(
+            f"{where} has columns of a type that can't be read ({kinds}). Write text or numbers."
+        ) from error
+    with tempfile.TemporaryDirectory(prefix="cram-glue-") as scratch:
+        link = Path(scratch) / "split.parquet"  # `datasets` takes names for patterns, and "::" for a chain of systems
+        link.symlink_to(path.absolute())
+        options = {"features": features, "columns": schema.names, "cache_dir": scratch, "keep_in_memory": True}
+        dataset = Dataset.from_parquet(str(link), **options)  # load_dataset reports to a server, even of local files
+    table = dataset.with_format("arrow")[:].replace_schema_metadata()
+    if len(table) != rows:
+        raise InputError(f"{where} has {counted(rows, 'row')}, of which {len(table):,} could be read. Get it again.")
     for field in table.schema:
         if pa.types.is_large_string(field.type):
             checks.check_utf8(table[field.name], field.name, where)
     return table
 
 
-def read_tsv(path: Path, where: str, needed: list[str], optional: list[str], scratch: Path) -> pa.Table:
-    """Read columns of a TSV file, as `read_file` says: all are text, named by the first line; quotes mean nothing."""
-    text = checks.decoded(path.read_bytes(), where)
-    names, rows = checks.check_fields(text, where)
-    checks.check_columns(names, needed, where)
-    schema = pa.schema([(name, pa.large_string()) for name in names if name in (*needed, *optional)])
-    copy = scratch / "split.tsv"
-    copy.write_text(text, encoding="utf-8", newline="")
-    return load("from_csv", copy, where, schema, rows, names=names, usecols=schema.names, **TSV)
-
-
 def plain(kind: pa.DataType) -> pa.DataType:
-    """The type of a column; large_string for all kinds of text, encoded by dictionary or not."""
+    """The type of a column; large_string for all kinds of text, dictionary-encoded or not."""
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    text = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)
-    return pa.large_string() if text else kind
+    return pa.large_string() if value in (pa.string(), pa.large_string(), pa.string_view()) else kind
 
 
-def load(reader: str, path: Path, where: str, schema: pa.Schema, rows: int, **options: object) -> pa.Table:
-    """Read the columns of a file with Dataset.from_parquet or Dataset.from_csv, by way of an Arrow copy beside it.
-
-    `schema` has the types: a file's own (ClassLabel) refuse labels without naming a row; of TSV pandas guesses them.
-    Raises InputError for types that `datasets` does not have, and where fewer rows are read than the file has.
-    """
-    from datasets import Dataset, Features, disable_progress_bars, logging
-
-    if not rows or not schema.names:
-        return schema.empty_table()
-    disable_progress_bars()
-    logging.set_verbosity(logging.CRITICAL)  # its errors are raised too, and the path in them is that of the copy
-    features = Features()
-    for field in schema:
-        try:
-            features.update(Features.from_arrow_schema(pa.schema([field])))
-        except (NotImplementedError, TypeError, ValueError) as error:
-            raise InputError(f"{where} has {field.type} in the column {field.name}. Write text or numbers.") from error
-    own = {"features": features, "cache_dir": str(path.parent), "keep_in_memory": True}
-    # not load_dataset, which counts its calls at a server, those for local files too
-    table = getattr(Dataset, reader)(str(path), **own, **options).with_format("arrow")[:]
-    if len(table) != rows:
-        raise InputError(f"{where} has {counted(rows, 'row')}, of which {len(table):,} could be read. Get it again.")
-    return table.replace_schema_metadata()
+def read_tsv(path: Path, where: str, needed: list[str], optional: list[str]) -> pa.Table:
+    """Read columns of a TSV file, all as text, named by the first line; quotes are characters. See `read_file`."""
+    names, fields = checks.split_fields(checks.decoded(path.read_bytes(), where), where)
+    checks.check_columns(names, needed, where)
+    wanted = {name: number for number, name in enumerate(names) if name in (*needed, *optional)}
+    return pa.table({name: fields[number :: len(names)] for name, number in wanted.items()})
 
 
 def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict[str, int], list[str]]:
     """Read and check a split: the task's texts and the label; the rows left out, by reason; and warnings.
 
-    In training data, rows without a sentence are left out. Raises InputError for what can't be trained on or scored.
+    Training rows without a sentence are left out. Raises InputError for data that can't be trained on or scored.
     """
     task, test, rows, tables, counts, notes = TASKS[name], split in TASKS[name].test, 0, [], Counter(), []
     needed, optional = (task.columns, PLACES) if test else ((*task.columns, LABEL), ())

@@ -18,7 +18,7 @@ NAMES = {
     "pearson": "Pearson correlation",
     "spearman": "Spearman correlation",
 }
-COLUMNS = {  # of the paper's tables, in their order: task and validation split; the task's first metric is the score
+COLUMNS = {  # of the paper's tables, in order: task and validation split; the score is the task's first metric
     "MNLI m": ("mnli", "validation_matched"),
     "MNLI mm": ("mnli", "validation_mismatched"),
     "SST-2": ("sst2", "validation"),
@@ -30,7 +30,7 @@ COLUMNS = {  # of the paper's tables, in their order: task and validation split;
     "CoLA": ("cola", "validation"),
 }
 INTERVAL = (2.5, 97.5)  # percentiles
-DRAWN_AT_ONCE = 1 << 15  # examples; what is made of them stays in a processor's cache
+DRAWN_AT_ONCE = 1 << 15  # examples, so that arrays fit in a processor's cache
 
 
 def score(metric: str, labels: np.ndarray, predictions: np.ndarray) -> float:
@@ -51,7 +51,7 @@ def score(metric: str, labels: np.ndarray, predictions: np.ndarray) -> float:
 
 
 def note(metric: str, labels: np.ndarray, predictions: np.ndarray) -> str | None:
-    """A sentence that says why a metric is undefined, and so reported as 0; None if it is not."""
+    """Why a metric is undefined, and therefore reported as 0; None if it is defined."""
     undefined = f"{NAMES[metric]} is undefined and reported as 0"
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     if wrong := int(np.count_nonzero(~np.isfinite(predictions))):
@@ -68,7 +68,7 @@ def note(metric: str, labels: np.ndarray, predictions: np.ndarray) -> str | None
 
 
 def baseline(metric: str, labels: np.ndarray, train_labels: np.ndarray, task: Task) -> float:
-    """The best score on these labels that one answer to all gives: a class, or the mean of the training labels."""
+    """The best score of a constant answer: one class for all examples, or the mean of the training labels."""
     constants = [train_labels.mean()] if task.classes == 1 else range(task.classes)
     return max(score(metric, labels, np.full(len(labels), constant)) for constant in constants)
 
@@ -84,18 +84,24 @@ def resampled(
     metric: str, labels: np.ndarray, predictions: np.ndarray, resamples: int = 1000, seed: int = 0
 ) -> np.ndarray:
     """The scores (resamples,) of examples drawn with replacement; 0 where a draw leaves the metric undefined."""
+    from scipy import stats
+
     random, labels, predictions = np.random.default_rng(seed), np.asarray(labels), np.asarray(predictions)
-    if not np.isfinite(predictions).all():
+    if note(metric, labels, predictions):
         return np.zeros(resamples)
-    if metric in ("pearson", "spearman"):
-        return _resampled_correlations(metric, labels, predictions, resamples, random)
+    if metric in CORRELATIONS:
+        pairs = (labels, predictions) if metric == "spearman" else (_centred(labels), _centred(predictions))
+        options = {"paired": True, "vectorized": True, "method": "percentile", "n_resamples": resamples, "rng": random}
+        batch = max(1, DRAWN_AT_ONCE // len(labels))
+        return stats.bootstrap(pairs, CORRELATIONS[metric], batch=batch, **options).bootstrap_distribution
+    # Resampling rows is the same as drawing confusion tables, which takes 3 ms on QQP where SciPy takes 0.6 s.
     counts = confusion(labels, predictions)
     drawn = random.multinomial(len(labels), counts.ravel() / len(labels), size=resamples)
     return from_counts(metric, drawn.reshape(resamples, *counts.shape))
 
 
 def confusion(labels: np.ndarray, predictions: np.ndarray, classes: int = 2) -> np.ndarray:
-    """How often each class (row) was taken for each (column); of more classes if there are labels beyond those."""
+    """Counts by true class (row) and predicted class (column); larger than `classes` if a label is."""
     labels, predictions = np.asarray(labels).astype(int), np.asarray(predictions).astype(int)
     classes = max(classes, labels.max(initial=0) + 1, predictions.max(initial=0) + 1)
     return np.bincount(labels * classes + predictions, minlength=classes**2).reshape(classes, classes)
@@ -117,45 +123,32 @@ def from_counts(metric: str, counts: np.ndarray) -> np.ndarray:
 
 
 def _centred(values: np.ndarray) -> np.ndarray:
-    """Pearson's correlation stays the same, and SciPy does not warn of values that lie close together far from zero."""
+    """The values minus their mean, with the same correlations: SciPy warns if values far from zero differ little."""
     values = np.asarray(values, dtype=float)
     return values - values.mean()
 
 
-def _resampled_correlations(
-    metric: str, labels: np.ndarray, predictions: np.ndarray, resamples: int, random: np.random.Generator
-) -> np.ndarray:
-    if metric == "spearman":
-        x, y = (np.unique(values, return_inverse=True)[1] for values in (labels, predictions))
-    else:
-        x, y = _centred(labels), _centred(predictions)
-    found, at_once = [], max(1, DRAWN_AT_ONCE // len(x))
-    for start in range(0, resamples, at_once):
-        rows = random.integers(len(x), size=(min(at_once, resamples - start), len(x)))
-        drawn = (x[rows], y[rows])
-        found.append(_correlations(*map(_ranks, drawn) if metric == "spearman" else drawn))
-    return np.concatenate(found)
-
-
-def _ranks(places_RN: np.ndarray) -> np.ndarray:
-    """The rank of each value among those of its row, ties sharing the mean of theirs; values are 0, 1, 2 …"""
-    rows, kinds = len(places_RN), places_RN.max() + 1
-    counts = np.bincount((places_RN + kinds * np.arange(rows)[:, None]).ravel(), minlength=rows * kinds)
-    counts_RK = counts.reshape(rows, kinds)
-    return np.take_along_axis(counts_RK.cumsum(axis=1) - (counts_RK - 1) / 2, places_RN, axis=1)
-
-
-def _correlations(x_RN: np.ndarray, y_RN: np.ndarray) -> np.ndarray:
-    """Pearson's of each row, in percent; 0 for rows where x or y is constant."""
-    varies = (np.ptp(x_RN, axis=1) > 0) & (np.ptp(y_RN, axis=1) > 0)
-    x_RN, y_RN = (values - values.mean(axis=1, keepdims=True) for values in (x_RN, y_RN))
-    covariance, *variances = (np.einsum("rn,rn->r", a, b) for a, b in ((x_RN, y_RN), (x_RN, x_RN), (y_RN, y_RN)))
+def _pearson(x_RN: np.ndarray, y_RN: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Pearson's correlation (R,) of each resample, in percent; 0 where x or y is constant."""
+    varies = (np.ptp(x_RN, axis) > 0) & (np.ptp(y_RN, axis) > 0)
+    x_RN, y_RN = (values - values.mean(axis, keepdims=True) for values in (x_RN, y_RN))
+    covariance, *variances = (np.einsum("...n,...n", a, b) for a, b in ((x_RN, y_RN), (x_RN, x_RN), (y_RN, y_RN)))
     spread = np.sqrt(variances[0]) * np.sqrt(variances[1])
-    return 100 * np.divide(covariance, spread, out=np.zeros(len(spread)), where=varies & (spread > 0))
+    return 100 * np.divide(covariance, spread, out=np.zeros_like(spread), where=varies & (spread > 0))
+
+
+def _spearman(x_RN: np.ndarray, y_RN: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Spearman's correlation (R,) of each resample, in percent; 0 where x or y is constant."""
+    from scipy.stats import rankdata
+
+    return _pearson(rankdata(x_RN, axis=axis), rankdata(y_RN, axis=axis))
+
+
+CORRELATIONS = {"pearson": _pearson, "spearman": _spearman}  # for whole arrays of resamples
 
 
 def measure(task: Task, labels: np.ndarray, predictions: np.ndarray, train_labels: np.ndarray) -> dict:
-    """The report on predictions: metrics, their intervals, notes, the majority baseline's metrics, confusion.
+    """Metrics of predictions with intervals and notes, the metrics of the majority baseline, and the confusion table.
 
     The confusion table has true classes as rows and predicted ones as columns; it is None for a regression.
     """
@@ -177,7 +170,7 @@ def beats(about: Mapping, metric: str) -> bool:
 
 
 def verdict(task: Task) -> str:
-    """What a score is that doesn't beat the majority baseline."""
+    """The words for a score that doesn't beat the majority baseline."""
     constant = "the mean" if task.classes == 1 else "the most frequent class"
     return f"no better than always answering {constant}"
 
@@ -189,14 +182,14 @@ def paper_average(scores: Mapping[str, float | None]) -> float | None:
 
 
 def official_average(metrics: Mapping[str, Mapping[str, float]]) -> float | None:
-    """GLUE's own average, without WNLI: over eight tasks, after that of a task's two metrics and that of MNLI m and mm.
+    """GLUE's own average over eight tasks, without WNLI: first over the metrics of a task, then over MNLI m and mm.
 
-    `metrics` holds all metrics of each of COLUMNS, by name. None if one is missing.
+    `metrics`: all metrics by name, for each of COLUMNS. None if one is missing.
     """
     of_task: dict[str, list[float]] = {}
     for column, (task, _) in COLUMNS.items():
-        found = [metrics.get(column, {}).get(metric) for metric in TASKS[task].metrics]
-        if None in found:
+        values = [metrics.get(column, {}).get(metric) for metric in TASKS[task].metrics]
+        if None in values:
             return None
-        of_task.setdefault(task, []).append(statistics.mean(found))
+        of_task.setdefault(task, []).append(statistics.mean(values))
     return statistics.mean(statistics.mean(means) for means in of_task.values())

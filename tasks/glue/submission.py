@@ -1,7 +1,7 @@
 """Submission: predictions of GLUE's test splits in the leaderboard's format, one file for each, and all of them zipped.
 
-The format (gluebenchmark.com/faq): tab-separated, a header, rows numbered from 0 in the test file's order; classes by name
-for MNLI, QNLI and RTE, 0 or 1 for the others, and numbers from 0 to 5 for STS-B.
+The format (gluebenchmark.com/faq): tab-separated, a header, rows numbered from 0 in the test file's order; classes by
+name for MNLI, QNLI and RTE, 0 or 1 for the others, and numbers from 0 to 5 for STS-B.
 """
 
 import io
@@ -27,20 +27,19 @@ FILES = {  # by task and split, in the leaderboard's order of tasks
     ("rte", "test"): "RTE.tsv",
     ("wnli", "test"): "WNLI.tsv",
 }
-DIAGNOSTIC = (
-    "AX.tsv"  # 1,104 pairs for MNLI's model, which are no task here; the leaderboard wants the file all the same
-)
+DIAGNOSTIC = "AX.tsv"  # 1,104 pairs for MNLI's model: no task of cram, but the leaderboard requires the file
 NAMED = ("mnli", "qnli", "rte")  # tasks whose classes are written by name
 ARCHIVE = "submission.zip"
-LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same predictions make the same bytes
+LONG_AGO = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that the same predictions give the same bytes
 
 
 def write(folder: Path, predictions: Mapping[str, Mapping[str, Sequence]]) -> dict:
-    """Write the files of what was predicted, by task and test split in the order of the data, and submission.zip.
+    """Write a file for each test split, and submission.zip.
 
-    Predictions are class numbers, or of STS-B numbers. Returns `files` that were written, those of the leaderboard's
-    eleven that are `missing`, and a `note` that says so (None if none is). Raises InputError, and writes nothing, for
-    tasks or splits that the leaderboard lacks, row counts other than the official ones, and values that are no classes.
+    `predictions`: by task and split, in the order of the data; class numbers, or for STS-B scores. Returns the `files`
+    written, those of the leaderboard's eleven that are `missing`, and a `note` about these (None if none is missing).
+    Raises InputError and writes nothing for unknown tasks or splits, other row counts than the official ones, and
+    values that are no classes.
     """
     texts = {}
     for task, splits in predictions.items():
@@ -67,32 +66,33 @@ def write(folder: Path, predictions: Mapping[str, Mapping[str, Sequence]]) -> di
 
 
 def rows(task: str, split: str, values: np.ndarray) -> str:
-    """The text of one file. Raises InputError for what the leaderboard would refuse."""
+    """The text of one file. Raises InputError for predictions that the leaderboard would refuse."""
     about, where = TASKS[task], f"The predictions of {task} {split}"
     if values.shape != (official := about.test[split],):
-        found = counted(len(values), "row") if values.ndim == 1 else f"the shape {values.shape}"
+        size = counted(len(values), "row") if values.ndim == 1 else f"the shape {values.shape}"
         raise InputError(
-            f"{where} have {found}, but the official test split has {official:,} rows. Predict it whole, in its order."
+            f"{where} have {size}, but the official test split has {official:,} rows. Predict all of it, in order."
         )
     allowed = np.isfinite(values) if about.classes == 1 else np.isin(values, np.arange(about.classes))
     if not allowed.all():
         row, wanted = int(np.argmin(allowed)), "a number" if about.classes == 1 else f"0 to {about.classes - 1}"
         raise InputError(f"{where} have {values[row]} in row {row}; expected {wanted}. Finetune it again.")
     if about.classes == 1:
-        told = [f"{value:.3f}" for value in np.clip(values, 0, 5) + 0.0]  # not -0.000
+        answers = [f"{value:.3f}" for value in np.clip(values, 0, 5) + 0.0]  # not -0.000
     elif task in NAMED:
-        told = [about.labels[int(value)] for value in values]
+        answers = [about.labels[int(value)] for value in values]
     else:
-        told = [str(int(value)) for value in values]
-    return "index\tprediction\n" + "".join(f"{row}\t{value}\n" for row, value in enumerate(told))
+        answers = [str(int(value)) for value in values]
+    return "index\tprediction\n" + "".join(f"{row}\t{value}\n" for row, value in enumerate(answers))
 
 
 def why_incomplete(missing: list[str]) -> str | None:
-    """What to do about files that the leaderboard wants and that are not there."""
+    """What to do about missing files; None if none is missing."""
     if not missing:
         return None
+    verb = "is" if len(missing) == 1 else "are"
     return (
-        f"The leaderboard takes eleven files at once, and {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: "
-        "finetune on those tasks with test: true, or add files of the same format with any valid label in every row "
-        f"({DIAGNOSTIC}, the diagnostic set, is never written here: it has 1,104 rows with MNLI's labels)."
+        f"The leaderboard takes eleven files at once; {', '.join(missing)} {verb} missing. Finetune on those tasks "
+        "with test: true, or add files of the same format with any valid label in every row. cram never writes "
+        f"{DIAGNOSTIC}, the diagnostic set of 1,104 rows with MNLI's labels."
     )

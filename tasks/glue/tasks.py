@@ -11,19 +11,19 @@ HUB_GLUE = hub.Source(
     instead="set finetune.data to a directory with GLUE's files (see tasks/README.md, 'GLUE')",
 )  # fmt: skip
 LABEL = "label"
-PLACES = ("idx", "index")  # what the hub and GLUE's own files call the column that numbers the rows
+PLACES = ("idx", "index")  # the column that numbers the rows, on the hub and in GLUE's own files
 Protocol = Literal["cramming", "modern"]
 PROTOCOLS = get_args(Protocol)
-MOST_EPOCHS = 5  # that the rules of the game allow
+MOST_EPOCHS = 5  # by the rules of protocol cramming
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task: what its examples are, how they are scored, and how many there are in the official splits."""
+    """A task: its examples, its metrics, and the sizes of the official splits."""
 
     title: str  # as in papers
     columns: tuple[str, ...]  # the texts of an example
-    labels: tuple[str, ...]  # names of the classes, by number, as on the hub; none: a score from 0 to 5
+    labels: tuple[str, ...]  # names of the classes, as on the hub; empty: the label is a number from 0 to 5
     metrics: tuple[str, ...]  # the first is the score
     train: int  # examples; 0 where there is no official split
     validation: dict[str, int]
@@ -39,37 +39,27 @@ ONE, TWO, QUESTIONS = ("sentence",), ("sentence1", "sentence2"), ("question1", "
 ENTAILED = ("entailment", "not_entailment")
 TASKS: dict[str, Task] = {
     "cola": Task(
-        "CoLA", ONE, ("unacceptable", "acceptable"), ("matthews",), 8551, {"validation": 1043}, {"test": 1063}
-    ),
-    "sst2": Task("SST-2", ONE, ("negative", "positive"), ("accuracy",), 67349, {"validation": 872}, {"test": 1821}),
+        "CoLA", ONE, ("unacceptable", "acceptable"), ("matthews",),
+        8551, {"validation": 1043}, {"test": 1063}),
+    "sst2": Task(
+        "SST-2", ONE, ("negative", "positive"), ("accuracy",),
+        67349, {"validation": 872}, {"test": 1821}),
     "mrpc": Task(
-        "MRPC", TWO, ("not_equivalent", "equivalent"), ("f1", "accuracy"), 3668, {"validation": 408}, {"test": 1725}
-    ),
-    "stsb": Task("STS-B", TWO, (), ("pearson", "spearman"), 5749, {"validation": 1500}, {"test": 1379}),
+        "MRPC", TWO, ("not_equivalent", "equivalent"), ("f1", "accuracy"),
+        3668, {"validation": 408}, {"test": 1725}),
+    "stsb": Task(
+        "STS-B", TWO, (), ("pearson", "spearman"),
+        5749, {"validation": 1500}, {"test": 1379}),
     "qqp": Task(
-        "QQP",
-        QUESTIONS,
-        ("not_duplicate", "duplicate"),
-        ("f1", "accuracy"),
-        363846,
-        {"validation": 40430},
-        {"test": 390965},
-    ),
+        "QQP", QUESTIONS, ("not_duplicate", "duplicate"), ("f1", "accuracy"),
+        363846, {"validation": 40430}, {"test": 390965}),
     "mnli": Task(
-        "MNLI",
-        ("premise", "hypothesis"),
-        ("entailment", "neutral", "contradiction"),
-        ("accuracy",),
-        392702,
-        {"validation_matched": 9815, "validation_mismatched": 9832},
-        {"test_matched": 9796, "test_mismatched": 9847},
-    ),
-    "qnli": Task(
-        "QNLI", ("question", "sentence"), ENTAILED, ("accuracy",), 104743, {"validation": 5463}, {"test": 5463}
-    ),
+        "MNLI", ("premise", "hypothesis"), ("entailment", "neutral", "contradiction"), ("accuracy",),
+        392702, {"validation_matched": 9815, "validation_mismatched": 9832}, {"test_matched": 9796, "test_mismatched": 9847}),
+    "qnli": Task("QNLI", ("question", "sentence"), ENTAILED, ("accuracy",), 104743, {"validation": 5463}, {"test": 5463}),
     "rte": Task("RTE", TWO, ENTAILED, ("accuracy",), 2490, {"validation": 277}, {"test": 3000}),
     "wnli": Task("WNLI", TWO, ENTAILED[::-1], ("accuracy",), 635, {"validation": 71}, {"test": 146}),
-}
+}  # fmt: skip
 TASKS |= {
     name: Task(name, columns, probes.LABELS[name], ("accuracy",), 0, {"validation": 0}, {})
     for name, columns in probes.COLUMNS.items()
@@ -77,12 +67,12 @@ TASKS |= {
 TaskName = Literal[
     "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "word-order", "odd-word", "neighbours"
 ]
-SYMMETRIC = ("mrpc", "stsb", "qqp")  # how alike two texts are doesn't depend on which comes first
+SYMMETRIC = ("mrpc", "stsb", "qqp")  # similarity of two texts: their order doesn't matter
 GLUE = ("mnli", "sst2", "stsb", "rte", "qnli", "qqp", "mrpc", "cola")  # the order of the paper's tables
 
 
 def splits_of(task: str, test: bool) -> list[str]:
-    """The names of a task's splits: train, validation, and test if asked for."""
+    """The names of a task's splits: train, validation, and if `test` also test."""
     about = TASKS[task]
     return ["train", *about.validation, *(about.test if test else ())]
 
