@@ -55,8 +55,8 @@ def partial_notes(rows: Iterable[dict]) -> list[Marked]:
                 for split, (have, official) in row["examples"].items()
             )
             notes.append(
-                f"\\* {escape(row['column'])} is on partial data: {sizes}. It enters no average, and it doesn't compare "
-                "with published scores."
+                f"\\* {escape(row['column'])} is on partial data: {sizes}. "
+                "It enters no average, and it doesn't compare with published scores."
             )
     return [Marked(note) for note in notes]
 
@@ -85,3 +85,6 @@ def settings_rows(params: Sequence[dict]) -> list[dict]:
         shown = {NAMES.get(task, task): v if isinstance(v, str) else f"{v:g}" for task, v in of_task.items()}
         rows.append({"setting": code(name), **shown})
     return rows
+
+
+HELPERS = {"mark": WEAK, "marked": marked, "metric_names": METRICS, "short": short, "task_names": NAMES}

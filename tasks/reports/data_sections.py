@@ -2,7 +2,6 @@
 
 from model.quantities import counted
 from tasks.reports.common import stage_of
-from tasks.reports.scores import NAMES
 
 RULE_WORDS = 13  # in a row, that a document has in common with downstream data: appendix C of the GPT-3 paper
 HELD_OUT, MEASURED = "held out", "of these, measured for the held-out loss"  # rows of the funnel
@@ -63,26 +62,6 @@ def filtered(lineage: dict[str, dict]) -> dict:
     return {"filtered": rows, "threshold": manifest["params"].get("max_tokens_per_char")}
 
 
-def vocabulary(lineage: dict[str, dict]) -> dict:
-    """What the vocabulary contains and how it is used; its entries by kind."""
-    manifest, tokens = stage_of(lineage, "vocabulary"), stage_of(lineage, "tokenize")
-    if manifest is None:
-        return {"vocabulary": [], "entries_by_kind": []}
-    stats, learned = manifest["stats"], manifest["stats"]["trained_on"]
-    rows = [
-        ["trained on", f"{counted(learned['documents'], 'document')}, {counted(learned['characters'], 'character')}"],
-        ["entries", f"{stats['entries']:,} ({manifest['params'].get('model', 'wordpiece')})"],
-        ["words or their beginnings", stats["whole_words"]],
-        ["continuations", stats["continuations"]],
-        ["never used in that text", stats.get("unused")],
-        ["different words", learned.get("different_words")],
-    ]
-    if tokens:
-        rows.append(["characters per token", f"{tokens['stats']['characters_per_token']:.2f}"])
-        rows.append(["unknown tokens", tokens["stats"]["unknown_tokens"]])
-    return {"vocabulary": [row for row in rows if row[1] is not None], "entries_by_kind": stats.get("table", [])}
-
-
 def contamination(lineage: dict[str, dict]) -> dict:
     """Whether the corpus was searched for text of the downstream data, and what was found."""
     manifest = stage_of(lineage, "decontaminate")
@@ -93,21 +72,6 @@ def contamination(lineage: dict[str, dict]) -> dict:
     content = {name: stats.get(name) for name in names}
     content["dropped"] = stats["dropped"]["contaminated"]["documents"]
     return {name: value for name, value in content.items() if value is not None}
-
-
-def contaminated(contamination: dict) -> dict:
-    """The tasks whose sentences occur in the corpus, and a row for each task that was searched for."""
-    tasks = contamination.get("tasks", {})
-    rows = [
-        {
-            "task": NAMES[name], "splits": ", ".join(counts["splits"]), "sentences": counts["sentences"],
-            "too short": counts["too_short"], "n-grams": counts["ngrams"],
-            "sentences found": counts["sentences_found"], "in documents": counts["documents"],
-        }
-        for name, counts in tasks.items()
-    ]  # fmt: skip
-    found_for = [f"{row['task']} {row['in documents']:,}" for row in rows if row["in documents"]]
-    return {"contaminated": rows, "found_for": found_for, "removal": removal(contamination)}
 
 
 def removal(contamination: dict) -> str | None:
@@ -124,4 +88,9 @@ def text_sections(lineage: dict[str, dict]) -> dict:
     """What the templates of reports and cards say of the training text in common."""
     content = contamination(lineage)
     columns = {name: name for name in ("stage", *COUNTS)}
-    return {"funnel": funnel(lineage), "funnel_columns": columns, "contamination": content} | contaminated(content)
+    return {
+        "funnel": funnel(lineage),
+        "funnel_columns": columns,
+        "contamination": content,
+        "removal": removal(content),
+    }

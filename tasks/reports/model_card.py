@@ -1,4 +1,4 @@
-"""The model cards: the README.md of a model's folder, as the Hugging Face hub reads it, of pretrained and finetuned models.
+"""Model cards of pretrained and finetuned models: the README.md of their folders, as the Hugging Face hub reads it.
 
 Cards are made from the manifests of everything that led to the model. The hub shows the scores in their head.
 """
@@ -12,16 +12,17 @@ from model.settings import Architecture
 from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict
 from tasks.glue.tasks import TASKS, Task
-from tasks.reports.common import METRICS, WEAK, marked, stage_of
+from tasks.reports import common
+from tasks.reports.common import METRICS, WEAK, stage_of
 from tasks.reports.data_sections import text_sections
-from tasks.reports.markdown import Marked, code, render
-from tasks.reports.scores import NAMES, chosen
+from tasks.reports.markdown import code, render
+from tasks.reports.scores import NAMES, chosen, is_partial_run
 from tasks.reports.training_sections import nats
 
 LONG = 100  # characters of a list in a table
 FINETUNING = (  # settings that a card shows
-    "epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "dropout", "max_tokens", "choose", "batches",
-    "seed",
+    "epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "dropout", "max_tokens", "choose",
+    "batches", "seed",
 )  # fmt: skip
 GLUE = "nyu-mll/glue"
 HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}  # names on the hub
@@ -37,10 +38,11 @@ def assembled(template: str, values: dict, head: dict, results: list[dict]) -> s
 
 
 def result(task: str, split: str, metric: str, value: float, how: str) -> dict:
-    """A score on a task of GLUE, for the head of a card."""
+    """The arguments of an EvalResult: a score on a task of GLUE."""
     return {
         "task_type": "text-classification", "dataset_type": GLUE, "dataset_name": f"GLUE {NAMES[task]}",
-        "dataset_config": task, "dataset_split": split, "metric_type": HUB_METRICS.get(metric, metric), "metric_value": value,
+        "dataset_config": task, "dataset_split": split,
+        "metric_type": HUB_METRICS.get(metric, metric), "metric_value": value,
         "metric_name": f"{METRICS[metric]} times 100, {how}",
     }  # fmt: skip
 
@@ -87,14 +89,14 @@ def recipe(about: dict, lineage: dict[str, dict]) -> dict:
 def sources(lineage: dict[str, dict]) -> list[dict]:
     """The sources of the text, with their terms."""
     corpus = stage_of(lineage, "download")
-    found = []
+    listed = []
     for name, place in (corpus["params"].get("sources", {}) if corpus else {}).items():
         if name in hub.SOURCES:
-            found.append({"name": name, **place, "terms": hub.SOURCES[name].licence})
+            listed.append({"name": name, **place, "terms": hub.SOURCES[name].licence})
         else:
             own = {"files": f"local files ({len(place.get('files', []))})", "python-docs": "docs of Python packages"}
-            found.append({"name": name, "repository": None, "place": own.get(name, "not on the hub")})
-    return found
+            listed.append({"name": name, "repository": None, "place": own.get(name, "not on the hub")})
+    return listed
 
 
 def card(about: dict, lineage: dict[str, dict], rows: Iterable[dict] = (), protocols: Iterable[dict] = ()) -> str:
@@ -114,27 +116,13 @@ def card(about: dict, lineage: dict[str, dict], rows: Iterable[dict] = (), proto
         "mask_token": "[MASK]",
         "datasets": repositories or None,
     }
-    values = recipe(about, lineage) | text_sections(lineage) | {
+    values = common.HELPERS | recipe(about, lineage) | text_sections(lineage) | {
         "transformers_class": name and f"{name}ForMaskedLM", "why_not": why_not_transformers(architecture),
         "leaves_out_biases": name == "ModernBert" and (architecture.norm_bias or architecture.bias),
         "environment": about["environment"], "sources": text, "length": tokens and tokens["params"].get("length"),
-        "protocols": protocols, "pictures": (), "mark": WEAK,
+        "protocols": protocols, "pictures": (),
     }  # fmt: skip
     return assembled("card", values, head, results(rows))
-
-
-def validation_rows(validation: dict[str, dict]) -> list[dict]:
-    """A row for each split and metric of a finetuned model."""
-    rows = []
-    for split, of_split in validation.items():
-        here, official = of_split["examples"], of_split["official_examples"]
-        for metric, value in of_split["metrics"].items():
-            rows.append({
-                "split": split, "metric": METRICS[metric], "score": marked(value, False, beats(of_split, metric)),
-                "95 % interval": of_split["intervals"][metric], "majority": float(of_split["majority"][metric]),
-                "examples": f"{here:,} of {official:,}" if official else here,
-            })  # fmt: skip
-    return rows
 
 
 def notes(task: Task, stats: dict) -> list[str]:
@@ -143,23 +131,6 @@ def notes(task: Task, stats: dict) -> list[str]:
     is_weak = not all(beats(of_split, metric) for of_split in splits for metric in of_split["metrics"])
     of_scores = [note for of_split in splits for note in of_split["notes"]]
     return [*([f"{WEAK} {verdict(task).capitalize()}."] if is_weak else []), *of_scores, *stats["data"]["notes"]]
-
-
-def training(params: dict, stats: dict) -> dict:
-    """What a finetuned model was initialized from and trained on, and its settings."""
-    begun = (
-        "a model of this pretraining that was finetuned on MNLI"
-        if params["start"] == "mnli"
-        else "the pretrained model"
-    )
-    used, official = stats["train_examples"], stats["official_train_examples"]
-    trained_on = f"{used:,} of {official:,} training examples" if official else counted(used, "training example")
-    settings = {name: params[name] for name in FINETUNING} | {"head": stats["head"]}
-    return {
-        "begun": begun if params["pretrained"] else "random weights, without pretraining",
-        "trained_on": trained_on + (f", of which {params['share']:.0%} were used" if params["share"] < 1 else ""),
-        "settings": [[code(k), Marked(v) if isinstance(v, str) else f"{v:g}"] for k, v in settings.items()],
-    }
 
 
 def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
@@ -178,16 +149,17 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
         "tags": ["cram", params["task"], "pretrained-from-scratch" if params["pretrained"] else "not-pretrained"],
         "datasets": [repository] if repository else None,
     }
-    values = training(params, stats) | {
+    values = common.HELPERS | {
         "task": task, "params": params, "stats": stats, "parameters": pretrained["stats"]["parameters"],
-        "pair": len(task.columns) > 1, "lineage": list(lineage), "transformers_class": name,
+        "pair": len(task.columns) > 1, "lineage": lineage, "transformers_class": name, "beats": beats,
         "why_not": export.why_not_transformers_classifier(architecture, stats["head"]),
-        "scores": validation_rows(stats["validation"]), "notes": notes(task, stats),
+        "shown_settings": FINETUNING, "notes": notes(task, stats),
     }  # fmt: skip
-    complete = params["task"] in NAMES and stats["validation"].items()
+    share = f", {params['share']:.0%} of the training data" if params["share"] < 1 else ""
     scores = [
-        result(params["task"], split, metric, float(value), f"seed {params['seed']}")
-        for split, of_split in complete or () if of_split["examples"] == of_split["official_examples"]
+        result(params["task"], split, metric, float(value), f"seed {params['seed']}{share}")
+        for split, of_split in stats["validation"].items()
         for metric, value in of_split["metrics"].items()
-    ]  # fmt: skip
+        if params["task"] in NAMES and not is_partial_run(stats)
+    ]
     return assembled("finetuned_card", values, head, scores)

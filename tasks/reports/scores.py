@@ -31,50 +31,34 @@ def _row(*values: float) -> dict[str, float]:
     return dict(zip(COLUMNS, values, strict=True))
 
 
-V1 = "arXiv 2212.14034v1, as quoted by others"
+V1, FINAL = "arXiv 2212.14034v1, as quoted by others", "the authors' final version, as quoted by others"
+RELEASED, AGAIN = "the model card of JonasGeiping/crammed-bert", "He and Hofmann 2023, arXiv 2311.01906, tables 1 and 2"
+CONDITIONED = {"SST-2": 92.5, "RTE": 55.6, "QNLI": 91.1, "QQP": 87.4, "MRPC": 86.3, "CoLA": 53.7}
+MOSAIC = {"SST-2": 92.46, "STS-B": 89.27, "RTE": 81.36, "QNLI": 90.74, "QQP": 90.29, "MRPC": 90.03, "CoLA": 55.11}
 PUBLISHED: dict[str, list[Published]] = {
     "cramming": [
         Published("BERT-base, fully trained", _row(83.2, 83.4, 91.9, 86.7, 59.2, 90.6, 87.7, 89.3, 56.5), 80.9, V1),
         Published("RoBERTa-base, fully trained", _row(86.6, 86.4, 93.7, 90.4, 77.3, 92.1, 88.3, 91.4, 60.2), 85.1, V1),
         Published("BERT-base, no pretraining", _row(34.1, 34.1, 79.9, 17.8, 47.3, 50.0, 68.6, 77.9, 0.0), 45.5, V1),
         Published("crammed BERT, A6000, v1", _row(83.9, 84.1, 92.2, 84.6, 53.8, 89.5, 87.3, 87.5, 44.5), 78.6, V1),
-        Published(
-            "crammed BERT, A6000, as released (best of 5 runs)",
-            _row(84.1, 84.6, 92.0, 87.4, 58.5, 90.2, 87.5, 88.9, 53.3),
-            80.7,
-            "the model card of JonasGeiping/crammed-bert",
-        ),
-        Published("crammed BERT, A6000, final", {}, 80.4, "the authors' final version, as quoted by others"),
-        Published("crammed BERT, A4000, final", {}, 79.2, "the authors' final version, as quoted by others"),
-        Published(
-            "crammed BERT, 2080 Ti, run again",
-            _row(81.2, 81.6, 89.9, 87.6, 56.3, 88.9, 87.1, 88.3, 49.4),
-            78.9,
-            "He and Hofmann 2023, arXiv 2311.01906, tables 1 and 2",
-        ),
-        Published(
-            "conditioned embeddings, 1 GPU, 24 hours",
-            {"SST-2": 92.5, "RTE": 55.6, "QNLI": 91.1, "QQP": 87.4, "MRPC": 86.3, "CoLA": 53.7},
-            79.7,
-            "arXiv 2505.12789, as quoted by others",
-        ),
+        Published("crammed BERT, A6000, as released (best of 5 runs)",
+                  _row(84.1, 84.6, 92.0, 87.4, 58.5, 90.2, 87.5, 88.9, 53.3), 80.7, RELEASED),
+        Published("crammed BERT, A6000, final", {}, 80.4, FINAL),
+        Published("crammed BERT, A4000, final", {}, 79.2, FINAL),
+        Published("crammed BERT, 2080 Ti, run again",
+                  _row(81.2, 81.6, 89.9, 87.6, 56.3, 88.9, 87.1, 88.3, 49.4), 78.9, AGAIN),
+        Published("conditioned embeddings, 1 GPU, 24 hours", CONDITIONED, 79.7,
+                  "arXiv 2505.12789, as quoted by others"),
     ],
     "modern": [
-        Published(
-            "MosaicBERT-Base, 70,000 steps (8 A100)",
-            {"SST-2": 92.46, "STS-B": 89.27, "RTE": 81.36, "QNLI": 90.74, "QQP": 90.29, "MRPC": 90.03, "CoLA": 55.11},
-            84.28,
-            "its model card, five seeds; MNLI 84.95",
-            8,
-        ),
+        Published("MosaicBERT-Base, 70,000 steps (8 A100)", MOSAIC, 84.28, "its model card, five seeds; MNLI 84.95", 8),
         Published("MosaicBERT-Base, 1.13 hours of 8 A100", {}, 79.6, "arXiv 2312.17482", 8),
         Published("BERT-base, run by MosaicML", {}, 83.3, "the README of mosaicml/examples", 8),
-        Published(
-            "NexteraBERT 220M, 13 billion tokens, one GPU", {}, 85.45, "the README of Rikka-Botan/NexteraBERT", 8
-        ),
+        Published("NexteraBERT 220M, 13 billion tokens, one GPU", {}, 85.45,
+                  "the README of Rikka-Botan/NexteraBERT", 8),
         Published("ModernBERT-base, 2 trillion tokens", {}, 88.4, "the model card of Ettin", 8),
     ],
-}
+}  # fmt: skip
 
 
 def column(task: str, split: str) -> str:
@@ -116,7 +100,7 @@ def setting(run: Artifact) -> dict:
 
 
 def middle(members: list[Artifact], split: str | None = None) -> Artifact:
-    """The run with the median score, of an even number the lower of the two in the middle; over all splits if none is named."""
+    """The run with the median score (of an even number, the lower of two), on one split or over all of them."""
 
     def score(run: Artifact) -> tuple[float, int]:
         stats = run.stats
@@ -132,8 +116,15 @@ def present(stats: dict) -> int:
 
 
 def is_partial(task: str, sizes: Iterable[Sequence[int]]) -> bool:
-    """Whether a task of GLUE has other numbers of examples than the official ones; `sizes`: pairs (present, official)."""
+    """Whether a task of GLUE has unofficial numbers of examples; `sizes`: pairs (present, official)."""
     return task in NAMES and any(have != official for have, official in sizes)
+
+
+def is_partial_run(stats: dict) -> bool:
+    """Whether a run was trained or scored on a part of the official data."""
+    splits = stats["validation"].values()
+    sizes = [(of_split["examples"], of_split["official_examples"]) for of_split in splits]
+    return is_partial(stats["task"], [(present(stats), stats["official_train_examples"]), *sizes])
 
 
 def gather(grouped: dict[tuple, list[Artifact]]) -> list[dict]:
@@ -224,7 +215,7 @@ def averages(rows: list[dict]) -> dict[str, float | None]:
 
 
 def average_by_seed(rows: list[dict]) -> list[float]:
-    """The paper's average of each seed that has all nine numbers, in ascending order; none where a number is missing."""
+    """The paper's average of each seed that has all nine numbers, in ascending order."""
     complete = {row["column"]: row["by_seed"] for row in rows if not row["partial"]}
     if any(name not in complete for name in COLUMNS):
         return []
@@ -247,7 +238,7 @@ def start(run: Artifact) -> str:
 
 
 def pretrained_of(runs: list[Artifact]) -> tuple[str, dict[str, dict]]:
-    """The name of the one pretrained artifact that all runs go back to, and the manifests that led to it with its own."""
+    """The one pretrained artifact that all runs go back to: its name, and the manifests up to its own."""
     names = {start(run) for run in runs}
     if len(names) > 1:
         raise InputError(

@@ -1,4 +1,4 @@
-"""What the page says of scores: rows of tables, and what there is to note about them. The words are in the templates."""
+"""Scores for the page: rows of tables, and what to note about them. The sentences are in the templates."""
 
 from collections.abc import Iterable, Sequence
 
@@ -69,7 +69,7 @@ def protocol_sections(rows: list[dict], title: str, params: dict[str, list[dict]
             "weak": weak_notes(ours[True]), "weak_without": weak_notes(ours[False]),
             "seed_averages": average_by_seed(own), "missing": missing, "incomplete": partial,
             "partial_notes": partial_notes(own), "wnli": [row["score"] for row in own if row["task"] == "wnli"],
-            "details": detail_rows([*ours[True], *ours[False]]), "notes": data_notes([*ours[True], *ours[False]]),
+            "rows": [*ours[True], *ours[False]], "notes": data_notes([*ours[True], *ours[False]]),
             "settings": settings_rows([run for run in runs if run["task"] in NAMES]),
         })  # fmt: skip
     return sections
@@ -98,26 +98,6 @@ def score_table(title: str, ours: dict[bool, list[dict]], published: Sequence[Pu
 
 def _sources(published: Sequence[Published]) -> list[str]:
     return list(dict.fromkeys(row.source for row in published))
-
-
-def detail_rows(rows: list[dict]) -> list[dict]:
-    """A row for each metric of each score, with its spread over seeds and its bootstrap interval."""
-    return [
-        {
-            "number": marked(row["column"], row["partial"]),
-            "metric": METRICS[metric],
-            "median": marked(spread["median"], False, spread["interval"][0] > row["majority"][metric]),
-            "range of seeds": spread["range"] if row["seeds"] > 1 else None,
-            "95 % interval": spread["interval"],
-            "majority": float(row["majority"][metric]),
-            "seeds": row["seeds"],
-            "train": row["examples"]["train"][0],
-            "validation": row["examples"]["validation"][0],
-            "start": label(row["pretrained"]),
-        }
-        for row in rows
-        for metric, spread in row["metrics"].items()
-    ]
 
 
 def data_notes(rows: list[dict]) -> list[str]:

@@ -1,10 +1,8 @@
-"""What reports say of pretraining and of how everything was made: loss over the run, artifacts, software."""
+"""What reports say of training: the held-out loss, finetuning runs, software and machines."""
 
 from tasks.reports.common import marked
 from tasks.reports.markdown import Marked, code
-from tasks.reports.scores import NAMES, is_partial, label, present
-
-LAST_STEP = 1.001  # a budget ends with the step in which it is spent
+from tasks.reports.scores import NAMES, is_partial_run, label
 
 
 def nats(held: dict, unit: str) -> str:
@@ -13,39 +11,16 @@ def nats(held: dict, unit: str) -> str:
     return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
 
-def evaluations(stats: dict) -> list[list]:
-    """Share of the budget, step, tokens, hours and held-out losses of each evaluation during the run."""
-    return [
-        [f"{e['fraction']:.0%}", e["step"], e["tokens"], f"{e['seconds'] / 3600:.3f}", f"{e['heldout_loss']:.4f}",
-         f"{e['heldout_nats_per_byte']:.4f}"]
-        for e in stats["evaluations"]
-    ]  # fmt: skip
-
-
-def _link(name: str) -> Marked:
-    return Marked(f"[{name}](../../{name}/)")
-
-
-def led_here(lineage: dict[str, dict]) -> list[list]:
-    """Artifact, version, seconds and time of all that led to the model."""
-    return [
-        [_link(name), manifest.get("version"), manifest.get("seconds"),
-         manifest.get("finished", "")[:19].replace("T", " ") or None]
-        for name, manifest in lineage.items()
-    ]  # fmt: skip
-
-
 def run_rows(manifests: dict[str, dict]) -> list[dict]:
     """A row for each finetuning run."""
     rows = []
     for name, manifest in manifests.items():
         stats, params = manifest["stats"], manifest["params"]
         scores = ", ".join(f"{of_split['metrics'][stats['metric']]:.1f}" for of_split in stats["validation"].values())
-        sizes = [(present(stats), stats["official_train_examples"])]
-        sizes += [(of_split["examples"], of_split["official_examples"]) for of_split in stats["validation"].values()]
         rows.append({
-            "artifact": _link(name), "protocol": stats["protocol"], "task": NAMES.get(stats["task"], stats["task"]),
-            "seed": stats["seed"], "score": marked(scores, is_partial(stats["task"], sizes)),
+            "artifact": Marked(f"[{name}](../../{name}/)"), "protocol": stats["protocol"],
+            "task": NAMES.get(stats["task"], stats["task"]),
+            "seed": stats["seed"], "score": marked(scores, is_partial_run(stats)),
             "start": label(stats["pretrained"], stats["share"]) + (" (MNLI)" if params["start"] == "mnli" else ""),
             "epoch": f"{stats['chosen_epoch']} of {params['epochs']}", "steps": stats["steps"],
             "examples/s": round(stats["examples_per_second"]), "seconds": stats["seconds_of_training"],
@@ -61,7 +36,8 @@ def environments(manifests: dict[str, dict]) -> list[dict]:
             system, machine = known.get("machine", {}), manifest.get("stats", {}).get("machine", {})
             columns[name] = known["packages"] | {
                 "Python": known["python"], "system": system.get("system"), "cores": system.get("cores"),
-                "device": machine.get("device"), "precision": machine.get("dtype"), "commit of cram": code(known["commit"]),
+                "device": machine.get("device"), "precision": machine.get("dtype"),
+                "commit of cram": code(known["commit"]),
             }  # fmt: skip
     packages = dict.fromkeys(p for m in manifests.values() for p in m.get("environment", {}).get("packages", ()))
     labels = ["Python", *packages, "system", "cores", "device", "precision", "commit of cram"]
