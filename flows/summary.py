@@ -64,7 +64,7 @@ def counts(stats: dict) -> str:
     A new stage needs no entry here. Older versions may have other statistics under the same names.
     """
     with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return next((tell(stats) for name, tell in BY_NAME.items() if name in stats), "")
+        return next((summarize(stats) for name, summarize in BY_NAME.items() if name in stats), "")
     return ""
 
 

@@ -110,8 +110,8 @@ def server():
 
 def test_nothing_on_the_page_asks_a_network_whatever_the_data_says(browser, server, store):
     url, asked = server
-    told = HOSTILE.format(url=url)
-    _, _, folder = written([finetuned("cola", 50.0, notes=(told,))], title=told)
+    hostile = HOSTILE.format(url=url)
+    _, _, folder = written([finetuned("cola", 50.0, notes=(hostile,))], title=hostile)
     text = browser((folder / "report.html").read_text())
     assert not asked
     assert "document.title='taken'&lt;/script&gt;" in text

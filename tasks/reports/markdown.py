@@ -1,6 +1,6 @@
 """Markdown, in which reports and cards are written: Jinja templates, with tables by pandas.
 
-Whatever a template or a table inserts is escaped, unless it is `Marked`: text from data is shown as it is.
+All that a template or a table inserts is escaped unless it is `Marked`, so that text from data is shown literally.
 """
 
 import functools
