@@ -1,4 +1,4 @@
-"""What the page of a Prefect run shows of an artifact: its tables, pictures and Markdown."""
+"""Tables, pictures and Markdown of artifacts on the page of a Prefect run."""
 
 import base64
 import re
@@ -22,7 +22,7 @@ DESCRIPTIONS = {  # by the key of the Prefect artifact
     "report": "The report: scores beside published ones, rules, budget, data funnel. report.html has the figures too.",
     "report-readme": "Model card of the pretrained model, with its scores.",
 }
-COLUMNS = {  # of tables that are too wide for the page; a table without these is shown whole
+COLUMNS = {  # to show of tables that are too wide for the page
     "measure-table": ("source", "documents", *(f"tokens_per_char, {q}" for q in ("5%", "50%", "95%"))),
     "filter-table": ("source", "documents", "kept", "kept, % of documents", "median tokens_per_char"),
 }
@@ -31,7 +31,7 @@ HEAD = re.compile(r"\A---\n.*?\n---\n+", re.DOTALL)  # YAML at the head of a mod
 
 
 def described(key: str, artifact: Artifact) -> str:
-    """What a Prefect artifact shows, and how to see the artifact behind it."""
+    """The description of a Prefect artifact, with the command that shows the artifact behind it."""
     return f"{DESCRIPTIONS.get(key, f'Made by the stage {artifact.stage}.')} Details: cram show {artifact.name}"
 
 
@@ -47,7 +47,7 @@ def cell(name: str, value: object) -> str:
 
 
 def table(key: str, rows: list[dict]) -> list[dict[str, str]]:
-    """The rows of a table as text, without columns that are too many or say the usual in every row."""
+    """The rows of a table as text, without columns that are too many or have their usual value in every row."""
     chosen = [name for name in COLUMNS.get(key, ()) if name in rows[0]] or list(rows[0])
     return [{name: cell(name, row[name]) for name in telling(rows, chosen)} for row in rows]
 
@@ -58,7 +58,7 @@ def markdown(path: Path) -> str:
 
 
 def parts(artifact: Artifact) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What of an artifact belongs on the page of the Prefect run: the key of each part, and a call that puts it there."""
+    """The parts of an artifact for the page of the Prefect run: the key of each, and a call that puts it there."""
     from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
     stage = artifact.stage
@@ -69,12 +69,12 @@ def parts(artifact: Artifact) -> Iterator[tuple[str, Callable[[], object]]]:
         key, data = f"{stage}-{path.stem}", base64.b64encode(path.read_bytes()).decode()
         url = f"data:image/png;base64,{data}"
         yield key, partial(create_image_artifact, url, key=key, description=described(key, artifact))
-    for path in sorted(artifact.path.glob("*.md") if stage != "finetune" else []):  # of many runs
+    for path in sorted(artifact.path.glob("*.md") if stage != "finetune" else []):  # of which a run has many
         key = stage if path.stem == stage else f"{stage}-{path.stem.lower()}"
         yield key, partial(create_markdown_artifact, markdown(path), key=key, description=described(key, artifact))
 
 
 def show(artifact: Artifact) -> None:
-    """Have the reporter put the tables, pictures and texts of an artifact on the page of the run; of a cached one too."""
+    """Have the reporter put the parts of an artifact, cached or not, on the page of the run."""
     for key, call in parts(artifact):
         reporter.send(f"{key} of {artifact.name}", call)

@@ -1,6 +1,6 @@
-"""What listings, logs and messages say of an artifact: its most telling numbers, age, size and path.
+"""Summaries of artifacts for listings, logs and messages: the most telling numbers, age, size and path.
 
-Imports nothing slow, so that every command can use it.
+It imports nothing slow, so that every command can use it.
 """
 
 import json
@@ -15,13 +15,13 @@ from model.quantities import counted
 from tasks.text.printable import printable
 
 SHOWN_TASKS = 3  # of a report without an average
-# what most rows of a table of scores say
+# values that most rows of a table of scores have
 USUAL = {"verdict": "", "protocol": "cramming", "pretrained": True, "share": 1.0, "partial data": False}
 WEAK = " (≤ baseline)"  # of a score that is no better than always answering the most frequent class
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that suits them."""
+    """A number of bytes in a suitable unit."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}"
@@ -30,7 +30,7 @@ def size(count: float) -> str:
 
 
 def brief_duration(seconds: float) -> str:
-    """Seconds in the unit that suits them."""
+    """Seconds in a suitable unit."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
@@ -47,7 +47,7 @@ def age(when: str) -> str:
 
 
 def telling(rows: list[dict], names: Iterable[str] = ()) -> list[str]:
-    """Of these columns of a table, or of all, those that don't say the usual in every row."""
+    """The columns (of these, or of all) that don't have their usual value in every row."""
     return [name for name in names or rows[0] if name not in USUAL or any(row[name] != USUAL[name] for row in rows)]
 
 
@@ -59,12 +59,12 @@ def relative(path: Path) -> Path:
 
 
 def counts(stats: dict) -> str:
-    """The most telling numbers of a stage's statistics; empty if they have none of the names known here.
+    """The most telling numbers of a stage's statistics, chosen by their names; empty if none of the names is known.
 
-    Stages are told apart by what they count, so that a new stage needs no entry. Older versions counted other things.
+    A new stage needs no entry here. Older versions may have other statistics under the same names.
     """
     with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return next((tell(stats) for name, tell in BY_NAME.items() if name in stats), "")
+        return next((summarize(stats) for name, summarize in BY_NAME.items() if name in stats), "")
     return ""
 
 
@@ -114,7 +114,6 @@ BY_NAME: dict[str, Callable[[dict], str]] = {
 def flat(value: Any, path: str = "") -> dict[str, str]:
     """Nested dicts as {dotted path: text}."""
     if isinstance(value, dict):
-        return {
-            k: v for name, inner in value.items() for k, v in flat(inner, f"{path}.{name}" if path else name).items()
-        }
+        inner = (flat(of_name, f"{path}.{name}" if path else name) for name, of_name in value.items())
+        return {name: text for part in inner for name, text in part.items()}
     return {path: json.dumps(value) if not isinstance(value, str) else printable(value)}

@@ -33,7 +33,7 @@ KEYS: dict[str, dict[str, str]] = {
         "tokenize": "265d272af42f",
         "pretrain": "069f79ce958d",
         "finetune": "7296de6ca8cf",
-        "report": "374415558a0e",
+        "report": "c385d2e02bb0",
     },
     "pocket": {
         "download": "8e733b748fa8",
@@ -45,7 +45,7 @@ KEYS: dict[str, dict[str, str]] = {
         "tokenize": "bdb01bc36fc1",
         "pretrain": "a50e31c90142",
         "finetune": "caeafabcb7ef",
-        "report": "532e37aa6b79",
+        "report": "0d8ac8ef5887",
     },
     "crammed-bert": {
         "download": "8e733b748fa8",
@@ -57,7 +57,7 @@ KEYS: dict[str, dict[str, str]] = {
         "tokenize": "94ddeffa7563",
         "pretrain": "25642c815210",
         "finetune": "1a6cb5ec6e24",
-        "report": "89527e0f73c3",
+        "report": "1d9b060bf802",
     },
 }
 # Stage and file, all parts as one: digest of rows, array or bytes

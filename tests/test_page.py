@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from conftest import store_of_its_own
-from test_report import BERT, finetuned, with_scores, written
+from test_report import BERT, MODEL, finetuned, lineage, rows_of, with_scores, written
 
 from tasks.reports.markdown import Marked, code, escape, table
 from tasks.reports.page import page
@@ -42,19 +42,13 @@ def browser(tmp_path_factory):
     names = ("chromium", "chromium-browser", "google-chrome")
     program = next(filter(None, map(shutil.which, names)), None)
     if program is None:
-        pytest.skip(f"there is no browser here: none of {', '.join(names)} is on the path")
+        pytest.skip(f"no browser: none of {', '.join(names)} is on the path")
 
     def look(text: str, dark: bool = False) -> str:
         folder = tmp_path_factory.mktemp("browser")
         (folder / "page.html").write_text(text)
         scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-        command = [
-            program,
-            *FLAGS,
-            scheme,
-            f"--user-data-dir={folder / 'profile'}",
-            "--window-size=1400,1000",
-        ]
+        command = [program, *FLAGS, scheme, f"--user-data-dir={folder / 'profile'}", "--window-size=1400,1000"]
         done = subprocess.run([*command, f"file://{folder / 'page.html'}"], capture_output=True, text=True, timeout=300)
         assert "<html" in done.stdout, done.stderr[-2000:]
         return done.stdout
@@ -62,14 +56,10 @@ def browser(tmp_path_factory):
     return look
 
 
-def framed(text: str, size: tuple[int, int]) -> str:
-    """A document that shows the page in a frame of this size, and measures it."""
-    return FRAME.format(width=size[0], height=size[1], page=html.escape(text))
-
-
-def measured(text: str) -> dict:
-    """What the document found."""
-    return json.loads(html.unescape(re.search("<title>(.*?)</title>", text)[1]))
+def measured(browser, text: str, size: tuple[int, int], dark: bool = False) -> dict:
+    """What a page measures in a frame of this size."""
+    shown = browser(FRAME.format(width=size[0], height=size[1], page=html.escape(text)), dark)
+    return json.loads(html.unescape(re.search("<title>(.*?)</title>", shown)[1]))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +72,7 @@ def report_page(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize(("size", "dark"), [(PHONE, False), (DESKTOP, True)], ids=["light telephone", "dark desktop"])
 def test_the_page_fits_the_screen_and_its_tables_scroll_by_themselves(browser, report_page, size, dark):
-    found = measured(browser(framed(report_page, size), dark))
+    found = measured(browser, report_page, size, dark)
     assert found["needed"] == found["width"]
     assert size[0] - 20 <= found["width"] <= size[0]  # a scroll bar for the length may take some
     assert found["outside"] == 0
@@ -94,40 +84,34 @@ def test_the_page_fits_the_screen_and_its_tables_scroll_by_themselves(browser, r
 
 def test_a_page_too_wide_would_be_noticed(browser, report_page):
     wide = report_page.replace("<main>", '<main><p style="width: 700px; max-width: none">x</p>')
-    assert measured(browser(framed(wide, PHONE)))["needed"] > PHONE[0]
-
-
-class Asked(BaseHTTPRequestHandler):
-    """Counts what it is asked for."""
-
-    paths: list[str]
-
-    def do_GET(self) -> None:
-        self.paths.append(self.path)
-        self.send_response(404)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
+    assert measured(browser, wide, PHONE)["needed"] > PHONE[0]
 
 
 @pytest.fixture
 def server():
-    """A server that a page might ask, its address, and what it was asked for."""
+    """The address of a server that a page might ask, and the paths that it was asked for."""
     paths: list[str] = []
-    served = ThreadingHTTPServer(("127.0.0.1", 0), type("Here", (Asked,), {"paths": paths}))
-    thread = threading.Thread(target=served.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{served.server_port}/", paths
-    served.shutdown()
-    thread.join()
-    served.server_close()
+
+    class Asked(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Asked) as served:
+        thread = threading.Thread(target=served.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{served.server_port}/", paths
+        served.shutdown()
+        thread.join()
 
 
 def test_nothing_on_the_page_asks_a_network_whatever_the_data_says(browser, server, store):
     url, asked = server
-    told = HOSTILE.format(url=url)
-    _, _, folder = written([finetuned("cola", 50.0, notes=(told,))], title=told)
+    hostile = HOSTILE.format(url=url)
+    _, _, folder = written([finetuned("cola", 50.0, notes=(hostile,))], title=hostile)
     text = browser((folder / "report.html").read_text())
     assert not asked
     assert "document.title='taken'&lt;/script&gt;" in text
@@ -137,71 +121,78 @@ def test_nothing_on_the_page_asks_a_network_whatever_the_data_says(browser, serv
 
 
 class Tags(HTMLParser):
-    """Collects tags and their attributes."""
+    """Collects tags with their attributes, and text."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.found: list[tuple[str, dict]] = []
+        self.text = ""
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
         self.found.append((tag, dict(attrs)))
 
-
-def tags(text: str) -> list[tuple[str, dict]]:
-    """Those of a page."""
-    parser = Tags()
-    parser.feed(text)
-    return parser.found
+    def handle_data(self, data: str) -> None:
+        self.text += data
 
 
-def test_the_page_is_one_file_without_scripts(report_page):
-    found = tags(report_page)
+def test_the_page_is_one_file_without_scripts_and_with_words_for_pictures(report_page):
+    found = Tags(report_page).found
     names = [name for name, _ in found]
     assert not {"script", "link", "img", "iframe", "object", "video", "audio"} & set(names)
     assert not [about for _, about in found if "src" in about or any(name.startswith("on") for name in about)]
-    links = [about["href"] for name, about in found if name == "a"]
-    assert all(link.startswith(("#", "../../")) for link in links)
-    assert names.count("svg") >= 3
-    assert names.count("table") == names.count("thead") > 10
-    ids = {about["id"] for name, about in found if name in ("h1", "h2", "h3")}
-    assert {link[1:] for link in links if link.startswith("#")} <= ids
     assert "url(" not in report_page.split("</style>")[0]
-
-
-def test_no_id_stands_twice(report_page):
-    found = [about["id"] for _, about in tags(report_page) if "id" in about]
-    assert len(set(found)) == len(found) > 20
-
-
-def test_every_picture_has_words_for_those_who_cannot_see_it(report_page):
-    pictures = [about for name, about in tags(report_page) if name == "svg"]
+    assert names.count("table") == names.count("thead") > 10
+    pictures = [about for name, about in found if name == "svg"]
+    assert len(pictures) >= 3
     assert all(about["role"] == "img" and about["aria-label"] for about in pictures)
+    ids = [about["id"] for _, about in found if "id" in about]
+    assert len(set(ids)) == len(ids) > 20
+    links = [about["href"] for name, about in found if name == "a"]
+    assert links
+    assert {link[0] for link in links} == {"#"}
+    assert {link[1:] for link in links} <= {about["id"] for name, about in found if name == "h2"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "*a* _b_ __c__ `d`",
-        "[a](b) ![a](b) <b>",
-        "a|b \\| c",
-        "&amp; &lt;",
-        "# a",
-        "~~a~~",
-        HOSTILE,
-        "a\nb",
-        "snake_case_name",
-        "\\",
-    ],
-)
+MARKUP = [
+    "*a* _b_ __c__ `d`",
+    "[a](b) ![a](b) <b>",
+    "a|b \\| c",
+    "&amp; &lt;",
+    "# a",
+    "~~a~~",
+    HOSTILE,
+    "a\nb",
+    "a_b_c",
+    "\\",
+]
+
+
+@pytest.mark.parametrize("text", MARKUP)
 def test_text_from_data_is_shown_as_it_is(text):
     shown = page(f"# {escape(text)}\n\n" + table(["a", "b"], [[text, code(text)]]), "x")
-    flat = " ".join(text.split())
-    parser = Tags()
-    texts: list[str] = []
-    parser.handle_data = texts.append
-    parser.feed(shown.split("<main>")[1])
-    assert "".join(texts).count(flat) == 3
-    assert {name for name, _ in parser.found} <= {"h1", "div", "table", "thead", "tbody", "tr", "th", "td", "code"}
+    body = Tags(shown.split("<main>")[1])
+    assert body.text.count(" ".join(text.split())) == 3
+    assert {name for name, _ in body.found} <= {"h1", "div", "table", "thead", "tbody", "tr", "th", "td", "code"}
+
+
+def test_templates_escape_what_they_insert_for_markdown_and_html(store):
+    hostile = HOSTILE.format(url="http://example.org/") + "\x1b[31m"
+    model = lineage()
+    model[MODEL]["stats"]["machine"]["device"] = hostile
+    for about in model.values():
+        if about["stage"] == "filter":
+            about["stats"]["table"][1]["source"] = hostile
+        if about["stage"] == "decontaminate":
+            about["stats"] |= {"checked": False, "why": hostile}
+    runs = [finetuned("cola", 50.0, model=model, notes=(hostile,))]
+    markdown, _, folder = written(runs, title=hostile)
+    text = (folder / "report.html").read_text()
+    plain = " ".join(hostile.replace("\x1b", "\\u001b").split())
+    assert Tags(text.split("<main>")[1]).text.count(plain) >= 8
+    assert not {"script", "img"} & {name for name, _ in Tags(text.split("<main>")[1]).found}
+    assert "<script" not in text
+    assert "\x1b" not in markdown + text
 
 
 def test_a_picture_that_is_not_given_is_its_words():
@@ -216,9 +207,11 @@ def test_a_picture_that_is_not_given_is_its_words():
     assert "<?xml" not in shown
 
 
-def test_columns_of_numbers_stand_to_the_right():
-    text = table(["name", "a", "b", "c"], [["x", 1.25, "12 %", "y"], ["z", None, "1,000", "2"]])
-    assert text.splitlines()[1] == "| --- | ---: | ---: | --- |"
-    assert text.splitlines()[2:] == ["| x | 1.2 | 12 % | y |", "| z | – | 1,000 | 2 |"]
-    assert table(["a"], []) == "| a |\n| --- |"
+def test_columns_of_numbers_stand_to_the_right_and_missing_values_are_dashes():
+    text = table(["name", "a", "b", "c"], [["x", 1.25, "12 %", "y"], ["z", None, 1000, (1.0, 2.5)]])
+    assert rows_of(text) == {
+        "name": ["a", "b", "c"], ":" + "-" * 7: ["----:", "------:", ":" + "-" * 11],
+        "x": ["1.2", "12 %", "y"], "z": ["–", "1,000", "1.0 to 2.5"],
+    }  # fmt: skip
+    assert rows_of(table(["a"], [])) == {"a": [], "-----": []}
     assert escape(Marked("*a*")) == "*a*"
