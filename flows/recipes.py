@@ -80,11 +80,6 @@ def merge(base: dict, delta: dict, model: type[BaseModel] = Recipe) -> dict:
     return merged
 
 
-def whole(delta: dict) -> Recipe:
-    """The paper's recipe with the changes in `delta`. Raises ValidationError for invalid ones."""
-    return Recipe.model_validate(merge(Recipe().model_dump(), delta))
-
-
 def limits(schema: dict) -> str:
     """The range or the choices of a field, in words, from its JSON schema; empty if it takes any value of its type."""
     if several := schema.get("anyOf"):
@@ -162,7 +157,7 @@ def resolve(name: str, override: dict) -> Recipe:
             f'override is {override!r}; expected an object like {{"filter": {{"max_tokens_per_char": 0.25}}}}.'
         )
     try:
-        recipe = whole(merge(DELTAS[name], override))
+        recipe = Recipe.model_validate(merge(Recipe().model_dump(), merge(DELTAS[name], override)))
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
     if unread := recipe.finetune.unread(without_empty(override).get("finetune", {})):

@@ -140,7 +140,7 @@ def serve(listening: int) -> None:
 
 
 @contextmanager
-def prefect_server(default: str, say: Callable[[str], None]) -> Iterator[None]:
+def prefect_server(default: str) -> Iterator[None]:
     """Have Prefect use the running server, or else a temporary one, for as long as a run takes.
 
     `default`: the server's address if PREFECT_API_URL is not set. Raises InputError if another program answers there.
@@ -154,7 +154,7 @@ def prefect_server(default: str, say: Callable[[str], None]) -> Iterator[None]:
     with signals_as_exceptions():
         try:
             if url is None:
-                say("No Prefect server answers; starting a temporary one.")
+                log.info("No Prefect server answers; starting a temporary one.")
                 server = Server()
                 server.wait()
             has_ended = server.has_ended if server else lambda: False

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from unittest.mock import patch
@@ -350,6 +351,24 @@ def test_finetuning_runs_that_start_from_a_failed_one_are_not_begun(tiny: dict, 
         flow(plan.run, name="finetune only")()
     assert plan.made[steps["independent"]] in artifacts("finetune")
     assert plan.made[steps["needs it"]] not in artifacts("finetune")
+
+
+def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(tiny: dict, first, four: dict, monkeypatch):
+    monkeypatch.setenv("CRAM_FINETUNES", "2")
+    begun, member_run = [], finetunes.Member.run
+
+    def interrupted(self, work, arguments, report, label):
+        begun.append(label)
+        if len(begun) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return member_run(self, work, arguments, report, label)
+
+    monkeypatch.setattr(finetunes.Member, "run", interrupted)
+    longer = four | {"finetune": four["finetune"] | {"epochs": 5, "learning_rate": 5e-4}}
+    with pytest.raises(KeyboardInterrupt):
+        run(longer)
+    assert len(begun) == 2
+    assert not set(finetuned(longer).values()) & set(artifacts("finetune"))
 
 
 def test_a_model_of_an_older_version_is_refused_before_it_is_finetuned(store: Path):

@@ -51,7 +51,7 @@ def other_program() -> Iterator[str]:
 
 def test_another_program_at_the_given_address_is_refused(other_program: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_API_URL", other_program)
-    with pytest.raises(InputError, match="PREFECT_API_URL"), prefect_server("", print):
+    with pytest.raises(InputError, match="PREFECT_API_URL"), prefect_server(""):
         pass
     assert what_answers("http://127.0.0.1:1/api") == "nothing"
 

@@ -227,7 +227,7 @@ def test_stopped_and_killed_runs_free_the_slot_and_the_next_one_resumes(env, tmp
 def check_ending(done: subprocess.CompletedProcess, model: Path, again: subprocess.CompletedProcess) -> None:
     """A run ends with scores, filled-in blanks and the path of the page; a cached rerun with the same ones."""
     lines = done.stdout.strip().splitlines()
-    assert lines[0].split() == ["task", "metric", "score", "majority", "class"]
+    assert lines[0].split() == ["task", "metric", "score", "majority"]
     assert lines[1].startswith(" neighbours")
     assert [line.count("%") for line in lines if "%" in line] == [3, 3, 3]
     assert f"pretrain/{model.name}:" in done.stdout

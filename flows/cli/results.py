@@ -54,7 +54,7 @@ def print_score_table(table: list[dict]) -> None:
             "score": row["score"],
             "": "†" if row["verdict"] else "",
             "without pretraining": untrained.get(comparable(row), ""),
-            "majority class": row["majority"],
+            "majority": row["majority"],
         }
         for row in table
         if row["pretrained"]

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.arguments import check_stages, check_store, recipe_names, say_where_artifacts_go, stage_names
-from flows.cli.tables import console
 from flows.server import prefect_server
 from flows.services import SERVER
 from model import InputError
@@ -103,7 +102,7 @@ def run(
     say_where_artifacts_go()
     planned(recipe, changes, lasts[0], used, again).check()  # report user errors before a server starts
     log_to_terminal()
-    with prefect_server(SERVER, lambda sentence: console.print(sentence, style="dim", markup=False, soft_wrap=True)):
+    with prefect_server(SERVER):
         made = cram(recipe=recipe, override=changes, until=lasts[0], use=used, refresh=again)
     for artifact in made:
         print_results(artifact)
