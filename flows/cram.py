@@ -1,14 +1,11 @@
 """The flow: from raw text to a GLUE table. Read it top to bottom; each line is a stage, an artifact and a cache."""
 
-import logging
-import re
-
 from prefect import flow
 
 from flows.flow_runs import register
+from flows.logs import configure
 from flows.plan import Plan, Step
 from flows.recipes import Override, RecipeName, StageName, Use, resolve, without_empty
-from model import InputError
 from tasks.decontaminate import decontaminate
 from tasks.deduplicate import deduplicate
 from tasks.download import download
@@ -22,33 +19,14 @@ from tasks.tokenize import tokenize
 from tasks.vocabulary import train_vocabulary
 from tasks.workers.progress import SECONDS_AT_THE_END, reporter
 
-
-class OneSentence(logging.Filter):
-    """Shows a user's error as one sentence in the log; tracebacks are for bugs."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Drop what says an InputError again, and its traceback."""
-        said, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
-        if isinstance(error, InputError):
-            record.msg, record.args, record.exc_info = str(error), (), None
-            record.input_error, again = True, getattr(error, "told", False)
-            error.told = True  # by the task; the flow fails of it too
-            return not again
-        record.msg, record.args = re.sub(r"(?s)(Finished in state \w+\().*InputError: .*", r"\1)", said), ()
-        return True
-
-
-for name in ("prefect.flow_runs", "prefect.task_runs"):
-    logging.getLogger(name).addFilter(OneSentence())
-for name in ("flows", "tasks", "model"):  # Prefect's setting extra_loggers sends them on, but leaves their level alone
-    logging.getLogger(name).setLevel(logging.INFO)
+configure()
 
 
 def planned(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
-    """The stages in their order, each with its parameters and with what it reads. Nothing runs yet."""
+    """The stages in their order, each with its parameters and the steps that it reads. Nothing runs yet."""
     r = resolve(recipe, override)
     plan = Plan(until, use, refresh)
-    if not {"tokenize", "pretrain", "finetune"} & set(use):  # else their model says it
+    if not {"tokenize", "pretrain", "finetune"} & set(use):  # else the length of the given artifact counts
         r.check_lengths(until)
     corpus = plan(download, r.download)
     unique = plan(deduplicate, r.deduplicate, corpus)
@@ -58,10 +36,10 @@ def planned(recipe: str, override: dict, until: str, use: dict[str, str], refres
     words = plan(train_vocabulary, r.vocabulary, kept)
     sequences = plan(tokenize, r.tokenize, kept, words)
     bert = plan(pretrain, r.pretrain, sequences)
-    runs: list[Step] = []
-    for run, first in r.finetune.runs():  # protocol modern: some start from the run on MNLI
-        runs.append(plan(finetune, run, bert if first is None else runs[first]))
-    plan(report, r.report, runs)
+    finetuned: list[Step] = []
+    for params, start in r.finetune.runs():  # protocol modern: some start from the run on MNLI
+        finetuned.append(plan(finetune, params, bert if start is None else finetuned[start]))
+    plan(report, r.report, finetuned)
     return plan
 
 
@@ -83,7 +61,7 @@ def cram(
         refresh: Stages to run again though they are cached.
     """
     plan = planned(recipe, override, until, use, refresh)
-    plan.tell_unused(without_empty(override))
+    plan.warn_of_unused(without_empty(override))
     try:
         return plan.run()
     finally:

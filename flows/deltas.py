@@ -1,13 +1,13 @@
-"""Every recipe, as what it differs in from the paper's final recipe, `crammed-bert`, whose params are the stages' defaults.
+"""Every recipe, as its changes to the paper's final recipe, `crammed-bert`, whose params are the stages' defaults.
 
-Imports settings only, so that a machine with nothing but torch can train by a recipe too.
+Imports settings only, so that a machine that has only torch can train by a recipe too.
 """
 
 from model.settings import Architecture, Training
 
-# Parts of more than one recipe. "The reference" is the implementation that the paper published, whose settings are named.
-# BookCorpus is gone, hence PG-19; BERT had 2,500 million words of Wikipedia and 800 million of books. The reference kept 35
-# million sequences (bookcorpus-wikipedia), which is about what 20 GB give.
+# Parts of several recipes. "The reference" is the implementation that was published with the paper.
+# BookCorpus is no longer available, hence PG-19. BERT had 2.5 billion words of Wikipedia and 0.8 of books. The
+# reference kept 35 million sequences (bookcorpus-wikipedia), about as many as 20 GB give.
 WIKIPEDIA_AND_BOOKS = {
     "download": {"source": {"wikipedia": 3, "books": 1}, "documents": 0, "megabytes": 20_000},
     "filter": {"max_tokens_per_char": None},
@@ -36,7 +36,7 @@ ORIGINAL_TRAINING = {  # bert-original, but for its schedule
     "dropout": 0.1,
     "mask_fraction": 0.15,
 }
-MINIMAL_TRAINING = {  # bert-base of the reference, with the schedule that its ablation gave it
+MINIMAL_TRAINING = {  # bert-base of the reference, with the schedule of its ablation
     "learning_rate": 5e-4,
     "schedule": "cosine",
     "warmup": 0.06,
@@ -45,33 +45,33 @@ MINIMAL_TRAINING = {  # bert-base of the reference, with the schedule that its a
     "mask_fraction": 0.15,
 }
 POLYNOMIAL = {"schedule": "polynomial", "warmup": 0.01}  # BERT's line to zero: it rises for 10,000 of a million steps
-# What a day of the paper's A6000 sees of that line in the reference's bert-original, whose rate goes by micro-batches:
-# it rises for 80,000 of them and falls until the 8 millionth. With 256 sequences each and 42 % of the card's peak, a day
-# has some 253,000, so the rate rises for 31 % of the day and ends at 98 % of its peak. (It rises for 10 to 14 % on the
-# paper's smaller cards, with micro-batches of 32 and 64.) The cooldown is no longer than a few steps, as good as none.
+# The part of that line that the reference's bert-original reaches in a day of the paper's A6000. Its rate goes by
+# micro-batches: it rises for 80,000 of them and falls until the 8 millionth. With 256 sequences each and 42 % of the
+# card's peak, a day has about 253,000, so the rate rises for 31 % of the day and ends at 98 % of its peak. (On its
+# smaller cards, with micro-batches of 32 and 64, it rises for 10 to 14 %.) The cooldown is only a few steps.
 UNFINISHED = {"schedule": "trapezoid", "warmup": 0.31, "cooldown": 1e-4}
 COSINE = {"schedule": "cosine", "warmup": 0.06}
 
-# What each differs in from the paper's final recipe, but for its title, which is its name
+# The changes of each to the paper's final recipe, without the title, which is the recipe's name.
 NAMED: dict[str, dict] = {
     "crammed-bert": {},
-    # The paper's first version (December 2022: c5, o3, C4) has the same layout. Its release read 25 million documents and
-    # dropped those with 0.25 tokens a character, as here; its text says 20 million and 0.3. It filtered first, by ALBERT's
-    # vocabulary, and then cut repeated passages, all of them; here the first copy stays. Its batch grew for 300,000
-    # micro-batches, however long that was: about a 2080 Ti's day, in micro-batches of 96. Its masks are 20 of 128 tokens.
+    # The paper's first version (December 2022: c5, o3, C4) has the same layout. Its release read 25 million documents
+    # and dropped those with 0.25 tokens per character, as here; its text says 20 million and 0.3. It filtered first, by
+    # ALBERT's vocabulary, and then cut all copies of repeated passages; here the first copy stays. Its batch grew for
+    # 300,000 micro-batches, whatever their time: about a 2080 Ti's day, in micro-batches of 96. Its masks: 20 of 128.
     "crammed-bert-v1": {
         "download": {"source": "c4", "documents": 25_000_000},
         "deduplicate": {"methods": ["substring"]},
         "filter": {"max_tokens_per_char": 0.25},
         "pretrain": {"batch_size": 4096, "batch_ramp": 1, "mask_fraction": 0.15625},
     },
-    # BERT within the budget, as the paper ran it. As everywhere, the vocabulary head is computed at masked positions
-    # only, for the same loss at 19 % fewer operations.
+    # BERT within the budget, as the paper ran it. Here, as in all recipes, the vocabulary head is computed at masked
+    # positions only: the same loss with 19 % fewer operations.
     "bert-base": WIKIPEDIA_AND_BOOKS | {"pretrain": BERT | ORIGINAL_TRAINING | UNFINISHED},
     # The same with BERT's schedule scaled to the budget: a fairer and much stronger baseline
     "bert-base-annealed": WIKIPEDIA_AND_BOOKS | {"pretrain": BERT | ORIGINAL_TRAINING | POLYNOMIAL},
-    # BERT itself, without next-sentence prediction: a million steps of 256 sequences of 512 tokens, which no day holds. BERT
-    # had 128 tokens a sequence for the first nine tenths of the steps.
+    # BERT itself, without next-sentence prediction: a million steps of 256 sequences of 512 tokens, which take days.
+    # BERT had 128 tokens per sequence in the first nine tenths of the steps.
     "bert-original": WIKIPEDIA_AND_BOOKS
     | {
         "vocabulary": {"entries": 30_522},
@@ -98,20 +98,20 @@ NAMED: dict[str, dict] = {
             "mask_fraction": 0.15,
         }
     },
-    # The rows of the paper's ablation: one part put back to BERT's, or to the least change with which it still trains
+    # The rows of the paper's ablation: one part reverted to BERT's, or to the smallest change from BERT's that trains
     "data-reverted": WIKIPEDIA_AND_BOOKS,
-    # The reference's bert-original exempts parameters named LayerNorm from weight decay, which is what transformers' BERT
-    # calls its norms; crammed-bert's are named norm1, norm2 … and decay. Adam adds the decay to the gradient, and on a gain
-    # of 1 it is 0.01 beside a gradient of about 0.001, so gains fall by nearly the full rate at every step: from 1 to a
-    # tenth in some 13,000 of the 140,000 steps of an A6000's day. That is the likely reason why the row fails in the paper.
+    # The reference's bert-original exempts parameters named LayerNorm from weight decay. These are the norms of
+    # transformers' BERT; those of crammed-bert are named norm1, norm2 … and decay. Adam adds decay to gradients.
+    # On a gain of 1 it is 0.01, and the gradient is about 0.001, so gains fall by nearly the full rate at every step:
+    # from 1 to a tenth in about 13,000 of the 140,000 steps of an A6000's day. Probably the paper's row fails for that.
     "training-reverted": {"pretrain": ORIGINAL_TRAINING | COSINE | {"decay_norms": True}},
     "minimal-training": {"pretrain": MINIMAL_TRAINING | {"batch_size": 1536}},
     "minimal-training-large-batch": {"pretrain": MINIMAL_TRAINING},
     "architecture-reverted": {"pretrain": BERT},
     "minimal-architecture": {"pretrain": {"architecture": BERT_LAYER | {"layers": 12}}},  # crammed-bert-simple
     "architecture-and-training-reverted": {"pretrain": BERT | ORIGINAL_TRAINING | COSINE},
-    # Past the paper: transformers' ModernBERT with global attention only, as deep and wide as crammed-bert; Muon. Rates, batch
-    # and depth were the best of a few at pocket size.
+    # Beyond the paper: transformers' ModernBERT with global attention only, as deep and wide as crammed-bert; Muon.
+    # Rates, batch and depth were the best of a few at pocket size.
     "modern": {
         "pretrain": {
             "architecture": {
@@ -137,7 +137,7 @@ NAMED: dict[str, dict] = {
 }
 POCKET_HEAD = 64  # values of an attention head, as in BERT
 
-# Offline, in a few minutes: the documentation of installed packages, and probes in place of GLUE
+# Offline and in a few minutes: the documentation of installed packages, and probes in place of GLUE.
 DEMO = {
     "download": {"source": "python-docs", "documents": 0, "megabytes": 12, "part_megabytes": 4},
     "measure": {"vocabulary_entries": 4096, "sample_megabytes": 5},
@@ -161,18 +161,18 @@ DEMO = {
 
 
 def nearest(value: float, unit: int) -> int:
-    """The multiple of `unit` nearest to a value, one at least."""
+    """The multiple of `unit` that is nearest to a value, at least one unit."""
     return unit * max(1, round(value / unit))
 
 
 def pocket(delta: dict) -> dict:
     """The delta of the same recipe for two CPU cores and twenty minutes.
 
-    A quarter of the blocks (two at least) and a third of the width, in heads of 64; feed-forward layers as wide as before
-    relative to it (in multiples of 6, which all activations take); a 128th of the batch (16 at least); rates four times as
-    high for the short run, but not Muon's, which were found at this size. Sequences in random order, since such a run is far
-    less than an epoch and would see the junk at the head of the sort only; and one seed in finetuning, at 2e-4, since with
-    the rules' 4e-5 so small a model hardly leaves the majority class.
+    A quarter of the blocks (at least two) and a third of the width, in heads of 64. Feed-forward layers keep their
+    relative width (in multiples of 6, which all activations accept). A 128th of the batch (at least 16). Four
+    times the rates, for the short run, except Muon's, which were found at this size. Sequences in random order:
+    such a run is far shorter than an epoch and would only see the junk at the head of the sort. One seed in finetuning,
+    at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the majority class.
     """
     given = delta.get("pretrain", {})
     architecture = Architecture(**given.get("architecture", {}))
@@ -200,7 +200,7 @@ def pocket(delta: dict) -> dict:
 
 
 def _deltas() -> dict[str, dict]:
-    """Every recipe's delta by name, with its title: those above, a pocket one of each, and the demo."""
+    """The changes of every recipe, with its title: those above, a pocket recipe for each, and the demo."""
     pockets = {"pocket" if name == "crammed-bert" else f"pocket-{name}": pocket(delta) for name, delta in NAMED.items()}
     return {name: delta | {"report": {"title": name}} for name, delta in (NAMED | pockets | {"demo": DEMO}).items()}
 

@@ -1,11 +1,15 @@
-"""A plan: which stages a run needs. Nothing runs before the plan is whole, so a stage given makes others needless."""
+"""A plan: the stages that a run needs. Nothing runs until it is complete, so a given artifact makes stages needless."""
 
 import logging
 from dataclasses import dataclass
 
 from prefect import Task
+from prefect.exceptions import UnfinishedRun
 from prefect.futures import PrefectFuture, as_completed
+from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.callables import get_call_parameters
 
+from flows.logs import running
 from flows.pages import show
 from flows.summary import brief_duration, counts, relative
 from model import InputError
@@ -16,18 +20,18 @@ from tasks.store import Artifact, find, refresh, verify
 from tasks.text.printable import printable
 from tasks.workers import finetunes, pool
 
-SEVERAL = "finetune"  # the stage with many runs, that don't wait for each other
+SEVERAL = "finetune"  # the stage with many runs, which don't wait for each other
 log = logging.getLogger(__name__)
 
 
 def as_list(given: "Step | list[Step]") -> "list[Step]":
-    """One step or several as several."""
+    """One step or several as a list."""
     return given if isinstance(given, list) else [given]
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A stage to be run with these params on what other steps make."""
+    """A stage to run with these params on the artifacts of other steps."""
 
     task: Task
     params: Params
@@ -38,23 +42,33 @@ class Step:
         """The stage's name."""
         return self.task.name
 
+    @property
+    def title(self) -> str:
+        """The stage's name, with the task and seed of a finetuning run."""
+        return f"{self.stage} {self.params.label()}".strip()
 
-def before(step: Step) -> set[Step]:
-    """What has to be made before a step."""
-    return {each for given in step.inputs for each in as_list(given)}
+    @property
+    def upstream(self) -> "set[Step]":
+        """The steps whose artifacts it reads."""
+        return {step for given in self.inputs for step in as_list(given)}
 
 
 class Plan:
-    """Collects steps; `run` carries out those that the last stage needs."""
+    """Collects steps; `run` carries out those that the last stage needs.
+
+    `until`: the last stage; `use`: keys of artifacts by stage, to take in place of running it; `again`: stages to
+    run though they are cached.
+    """
 
     def __init__(self, until: str, use: dict[str, str], again: list[str]) -> None:
         self.until, self.again, self.steps = until, set(again), []
-        self.made: dict[Step, Artifact] = {}  # where what each needed step makes belongs
-        self.anew: set[Step] = set()  # run again though cached
+        self.made: dict[Step, Artifact] = {}  # the artifact of each needed step, made or not
+        self.anew: set[Step] = set()  # needed steps that run though they are cached
         self.given = {
-            name: list(dict.fromkeys(find(name, key.strip()) for key in keys.split(","))) for name, keys in use.items()
+            stage: list(dict.fromkeys(find(stage, key.strip()) for key in keys.split(",")))
+            for stage, keys in use.items()
         }
-        if several := [name for name, found in self.given.items() if len(found) > 1 and name != "finetune"]:
+        if several := [stage for stage, artifacts in self.given.items() if len(artifacts) > 1 and stage != SEVERAL]:
             raise InputError(
                 f"use names several artifacts of {several[0]}; expected one, since only finetune takes several."
             )
@@ -65,45 +79,41 @@ class Plan:
         self.steps.append(step)
         return step
 
-    def tell_unused(self, changed: dict[str, dict]) -> None:
-        """Warn of overridden stages that this run doesn't reach."""
+    def warn_of_unused(self, changed: dict[str, dict]) -> None:
+        """Log a warning if this run doesn't reach an overridden stage."""
         reached = {step.stage for step in self.needed()}
-        unused = [name for name in changed if name not in reached]
-        if "decontaminate" in reached and set(changed.get("finetune", ())) <= {
-            "data"
-        }:  # it looks for what stands there
-            unused = [name for name in unused if name != "finetune"]
+        unused = [stage for stage in changed if stage not in reached]
+        if "decontaminate" in reached and set(changed.get("finetune", ())) <= {"data"}:  # which decontaminate reads
+            unused = [stage for stage in unused if stage != "finetune"]
         if unused:
             log.warning("This run doesn't reach %s; overrides of it have no effect.", ", ".join(unused))
 
     def needed(self) -> list[Step]:
-        """The steps that have to be looked at, in order; fails if `use` or `again` names a stage that is not reached."""
-        wanted = [step for step in self.steps if step.stage == self.until and self.until not in self.given]
-        found, reached = [], {self.until}
+        """The steps that the last stage needs, in order.
 
-        def visit(step: Step) -> None:
-            reached.add(step.stage)
-            if step in found or step.stage in self.given:
-                return
-            for given in step.inputs:
-                for each in as_list(given):
-                    visit(each)
-            found.append(step)
-
-        for step in wanted:
-            visit(step)
-        for what, names in (("use", set(self.given)), ("refresh", self.again)):
-            if unreached := names - reached:
+        Raises InputError if `use` or `refresh` names a stage that this run doesn't reach.
+        """
+        needed, reached = [], {self.until}
+        wanted = {step for step in self.steps if step.stage == self.until}
+        for step in reversed(self.steps):
+            if step in wanted:
+                reached.add(step.stage)
+                if step.stage not in self.given:
+                    needed.insert(0, step)
+                    wanted |= step.upstream
+        for option, stages in (("use", set(self.given)), ("refresh", self.again)):
+            if unreached := stages - reached:
+                start = f" and starts from {', '.join(sorted(self.given))}" if self.given else ""
                 raise InputError(
-                    f"{what} names {', '.join(sorted(unreached))}, which this run doesn't reach: it ends after {self.until}"
-                    f"{' and starts from ' + ', '.join(sorted(self.given)) if self.given else ''}. Remove it from {what}."
+                    f"{option} names {', '.join(sorted(unreached))}, which this run doesn't reach: it ends after "
+                    f"{self.until}{start}. Remove it from {option}."
                 )
         if both := self.again & set(self.given):
             raise InputError(f"{', '.join(sorted(both))} is in both use and refresh. Choose one.")
-        return found
+        return needed
 
     def arguments(self, step: Step) -> list[Artifact | list[Artifact]]:
-        """What the step is given: the artifacts that other steps make, or those given in their place."""
+        """The artifacts that a step reads: those that other steps make, or those given in their place."""
 
         def resolved(given: "Step | list[Step]") -> Artifact | list[Artifact]:
             if isinstance(given, list):
@@ -113,17 +123,17 @@ class Plan:
         return [resolved(given) for given in step.inputs]
 
     def check(self) -> None:
-        """Raise InputError for what can be known to be wrong before any stage runs: a day of training must not end at it."""
+        """Raise InputError for every mistake that can be known before a stage runs, and not after a day of training."""
         finetunes.asked()
         pool.workers()
-        left = set()
         if self.until == "report":
             for artifact in self.given.get("pretrain", []):
                 refuse_older(artifact.name, artifact.stats)
+        left = set()
         for step in self.needed():
             self.made[step] = step.task.target(step.params, *self.arguments(step))
-            if step.stage in self.again or self.anew & before(step):
-                self.anew.add(step)  # and what follows
+            if step.stage in self.again or self.anew & step.upstream:
+                self.anew.add(step)
             if not self.is_made(step):
                 step.params.check()
                 left.add(step.stage)
@@ -133,108 +143,131 @@ class Plan:
             machine.detect()
 
     def is_made(self, step: Step) -> bool:
-        """Whether there is nothing to do for a step."""
+        """Whether a step has nothing to do."""
         return step not in self.anew and step.task.is_made(step.params, *self.arguments(step))
 
     def run(self) -> list[Artifact]:
         """Carry out what is needed; returns the artifacts of the last stage."""
-        given = [artifact for found in self.given.values() for artifact in found]
+        given = [artifact for artifacts in self.given.values() for artifact in artifacts]
         for artifact in given:
             verify(artifact)
         self.check()
-        runs = [step for step in self.made if step.stage == SEVERAL]
+        several = [step for step in self.made if step.stage == SEVERAL]
         for step in self.made:
             if step.stage != SEVERAL:
                 self.carry_out(step)
-            elif step is runs[0]:  # all that they need was made before, and what needs them comes after
-                self.carry_out_together(runs)
+            elif step is several[0]:  # the steps before it are done, and none of them needs the steps after it
+                self.carry_out_several(several)
         if given:
             log.info("Existing artifacts used: %s", ", ".join(artifact.name for artifact in given))
         return self.given.get(self.until) or [a for step, a in self.made.items() if step.stage == self.until]
 
     def carry_out(self, step: Step) -> None:
-        """Make what a step makes, unless it is there."""
+        """Make a step's artifact, unless it is cached."""
         cached = self.is_made(step)
         if step in self.anew:
             refresh(self.made[step])
-        self.settle(step, step.task(step.params, *self.arguments(step)), cached)
+        with running(step.title):
+            artifact = step.task(step.params, *self.arguments(step))
+        self.settle(step, artifact, cached)
 
-    def settle(self, step: Step, made: Artifact, cached: bool = False) -> None:
-        """Log what a step made, check that it is what was planned, and show it on the page of the run."""
-        log.info(result_line(step, made, cached))
-        if made != (planned := self.made[step]):
-            what = f"{step.stage}{f' of {step.params.label()}' if step.params.label() else ''}"
+    def settle(self, step: Step, artifact: Artifact, cached: bool = False) -> None:
+        """Log a step's result, check that it is the planned artifact, and show it on the page of the run."""
+        log.info(result_line(step, artifact, cached))
+        if artifact != (planned := self.made[step]):
             raise InputError(
-                f"The input files of {what} changed during this run: it made {made.name}, but {planned.name} was planned. "
-                "Run again, and don't change the files before it ends."
+                f"The input files of {step.title} changed during this run: it made {artifact.name}, but {planned.name} "
+                "was planned. Run again, and don't change the files before it ends."
             )
-        show(made)
+        show(artifact)
 
-    def carry_out_together(self, steps: list[Step]) -> None:
-        """The same of steps that may go on side by side, as many as the machine has room for. If one fails, the others don't."""
+    def carry_out_several(self, steps: list[Step]) -> None:
+        """Carry out finetuning runs, as many at a time as the machine has room for. If one fails, the others go on."""
         cached = [step for step in steps if self.is_made(step)]
-        left, problems = [step for step in steps if step not in cached], {}
         for step in cached:
             self.carry_out(step)
-        wanted = len(left)
-        count = finetunes.at_once(wanted, self.memory(left))
-        if count > 1:
-            with finetunes.several(count, sum(step.params.examples() for step in left), wanted):
-                self.side_by_side(left, count, problems)
-        else:
-            while step := next((step for step in left if not before(step) & set(problems)), None):
-                left.remove(step)
-                try:
-                    self.carry_out(step)
-                except Exception as error:
-                    problems[step] = error
+        left = [step for step in steps if step not in cached]
+        count = finetunes.at_once(len(left), self.memory(left))
+        problems = self.side_by_side(left, count) if count > 1 else self.one_by_one(left)
         if problems:
-            raise failed(list(problems.values()), wanted, len(left))
+            raise failed(problems, len(left))
 
-    def memory(self, runs: list[Step]) -> int:
+    def memory(self, steps: list[Step]) -> int:
         """Bytes that the largest of these finetuning runs takes."""
-        if not runs:
+        if not steps:
             return 0
         from model import machine
 
         here = machine.detect()
-        return max(step.params.memory(self.arguments(step)[0], here) for step in runs)
+        return max(step.params.memory(self.arguments(step)[0], here) for step in steps)
 
-    def side_by_side(self, left: list[Step], count: int, problems: dict[Step, Exception]) -> None:
-        """Carry out so many steps at a time; those that can't begin since another has failed stay in `left`."""
-        running: dict[PrefectFuture, Step] = {}
-        while True:
-            ready = [step for step in left if not before(step) & {*left, *running.values(), *problems}]
-            for step in ready[: count - len(running)]:
-                left.remove(step)
-                if step in self.anew:
-                    refresh(self.made[step])
-                running[step.task.submit(step.params, *self.arguments(step))] = step
-            if not running:
-                return
-            ended = next(as_completed(list(running)))
-            step = running.pop(ended)
+    def one_by_one(self, steps: list[Step]) -> "dict[Step, Exception | None]":
+        """Carry out steps in order. Returns the failed ones with their errors; None for one that needs a failed one."""
+        problems = {}
+        for step in steps:
+            if step.upstream & set(problems):
+                problems[step] = None
+                continue
             try:
-                self.settle(step, ended.result())
+                self.carry_out(step)
+            except Exception as error:
+                problems[step] = error
+        return problems
+
+    def side_by_side(self, steps: list[Step], count: int) -> "dict[Step, Exception | None]":
+        """Carry out steps, `count` at a time, in threads of Prefect's task runner; returns the same as `one_by_one`.
+
+        On Ctrl-C, `several` first ends the processes that do the work, so that the threads end at once.
+        """
+        problems, futures = {}, {}
+        examples = sum(step.params.examples() for step in steps)
+        with ThreadPoolTaskRunner(count) as runner, finetunes.several(count, examples, len(steps)), running(SEVERAL):
+            # those that wait for others come last: a waiting one has a thread, too
+            for step in sorted(steps, key=lambda step: bool(step.upstream & set(steps))):
+                futures[step] = self.submit(step, runner, [futures[each] for each in step.upstream if each in futures])
+            try:
+                self.settle_each(futures, problems)
+            finally:
+                for future in futures.values():
+                    future.wrapped_future.cancel()  # on Ctrl-C those that have not begun
+        return problems
+
+    def settle_each(self, futures: dict[Step, PrefectFuture], problems: "dict[Step, Exception | None]") -> None:
+        """Settle steps as they end; put those that failed into `problems`."""
+        steps = {future: step for step, future in futures.items()}
+        for future in as_completed(list(steps)):
+            step = steps[future]
+            try:
+                self.settle(step, future.result())
+            except UnfinishedRun:  # another failed that it needs
+                problems[step] = None
             except Exception as error:
                 problems[step] = error
 
+    def submit(self, step: Step, runner: ThreadPoolTaskRunner, upstream: list[PrefectFuture]) -> PrefectFuture:
+        """Queue a step; Prefect does not begin it if one of these others fails."""
+        if step in self.anew:
+            refresh(self.made[step])
+        parameters = get_call_parameters(step.task.fn, (step.params, *self.arguments(step)), {})
+        return runner.submit(step.task, parameters, wait_for=upstream)
 
-def failed(problems: list[Exception], runs: int, left_out: int) -> Exception:
-    """One error for all: the sentences of user errors, each once; or else the first bug."""
-    if bugs := [problem for problem in problems if not isinstance(problem, InputError)]:
+
+def failed(problems: "dict[Step, Exception | None]", wanted: int) -> Exception:
+    """One error for all failed runs: the first bug, or else the sentences of user errors, each once."""
+    errors = [error for error in problems.values() if error]
+    if bugs := [error for error in errors if not isinstance(error, InputError)]:
         return bugs[0]
-    if runs == 1:
-        return problems[0]
-    others = f", and {counted(left_out, 'run')} that start from them were not begun" if left_out else ""
-    sentences = " ".join(dict.fromkeys(map(str, problems)))
-    return InputError(f"{len(problems)} of {runs} finetuning runs failed{others}; the others are kept. {sentences}")
+    if wanted == 1:
+        return errors[0]
+    not_begun = len(problems) - len(errors)
+    others = f", and {counted(not_begun, 'run')} that start from them were not begun" if not_begun else ""
+    sentences = " ".join(dict.fromkeys(map(str, errors)))
+    return InputError(f"{len(errors)} of {wanted} finetuning runs failed{others}; the others are kept. {sentences}")
 
 
-def result_line(step: Step, made: Artifact, cached: bool) -> str:
+def result_line(step: Step, artifact: Artifact, cached: bool) -> str:
     """A stage's counts, seconds and path, for the log."""
-    about = made.manifest
-    took = "cached" if cached else brief_duration(about["seconds"])
-    facts = [took, counts(about["stats"])] if cached else [counts(about["stats"]), took]
-    name = f"{step.stage} {step.params.label()}".strip()
-    return printable(f"{name}: {', '.join(filter(None, [*facts, str(relative(made.path))]))}")
+    about = artifact.manifest
+    duration = "cached" if cached else brief_duration(about["seconds"])
+    facts = [duration, counts(about["stats"])] if cached else [counts(about["stats"]), duration]
+    return printable(f"{step.title}: {', '.join(filter(None, [*facts, str(relative(artifact.path))]))}")

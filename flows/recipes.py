@@ -1,4 +1,4 @@
-"""Recipes: named sets of all parameters. What each differs in from the paper's final recipe is in deltas.py."""
+"""Recipes: named sets of all parameters. deltas.py has the changes of each from the paper's final recipe."""
 
 import difflib
 import functools
@@ -42,7 +42,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     report: Report = Report()
 
     def check_lengths(self, until: str) -> None:
-        """Raise InputError where the model or finetuning is asked for what sequences of that length can't give."""
+        """Raise InputError if the model or finetuning needs sequences of another length."""
         last = STAGES.index(until)
         if last >= STAGES.index("pretrain") and self.tokenize.length % (halved := 2**self.pretrain.architecture.funnel):
             raise InputError(
@@ -52,8 +52,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             )
         if last >= STAGES.index("finetune") and self.finetune.max_tokens > self.tokenize.length:
             raise InputError(
-                f"finetune.max_tokens is {self.finetune.max_tokens}, but the model takes at most {self.tokenize.length} tokens "
-                "(tokenize.length). Lower it."
+                f"finetune.max_tokens is {self.finetune.max_tokens}, but the model takes at most "
+                f"{self.tokenize.length} tokens (tokenize.length). Lower it."
             )
 
 
@@ -71,7 +71,7 @@ def level(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def merge(base: dict, delta: dict, model: type[BaseModel] = Recipe) -> dict:
-    """What `base` says of a model's fields, with what `delta` says in its place, level by level. A mixture is a value."""
+    """A model's fields in `base`, overridden by those in `delta`, level by level. A mixture of sources is one value."""
     merged = dict(base)
     for name, value in delta.items():
         inner = level(model.model_fields[name]) if name in model.model_fields else None
@@ -80,13 +80,8 @@ def merge(base: dict, delta: dict, model: type[BaseModel] = Recipe) -> dict:
     return merged
 
 
-def whole(delta: dict) -> Recipe:
-    """The recipe that differs from the paper's in `delta`. Raises ValidationError where there can't be one."""
-    return Recipe.model_validate(merge(Recipe().model_dump(), delta))
-
-
 def limits(schema: dict) -> str:
-    """What a field takes, in words, from its JSON schema: a range or choices; empty if anything of its type."""
+    """The range or the choices of a field, in words, from its JSON schema; empty if it takes any value of its type."""
     if several := schema.get("anyOf"):
         return " or ".join(filter(None, map(limits, several)))
     if schema.get("type") == "array":
@@ -100,29 +95,29 @@ def limits(schema: dict) -> str:
 
 
 def in_words(value: Any) -> str:
-    """The value of a field as text: a string as it is, a number of thousands with separators, all else as JSON."""
+    """The value of a field as text: strings unquoted, integers with separators, all else as JSON."""
     return f"{value:,}" if type(value) is int else value if isinstance(value, str) else json.dumps(value)
 
 
 def _for_the_form(default: Any, schema: dict) -> None:
-    """Make a field's JSON schema one with which Prefect's form sends nothing unless the user sets the field.
+    """Change a field's JSON schema so that Prefect's form sends the field only if the user sets it.
 
-    Of a boolean its form shows a switch, and sends false; of choices it shows a list, which may stay empty.
-    The form doesn't show ranges, so that the description names them, and the default of the paper's recipe too.
+    For a boolean the form has a switch and sends false; for choices it has a list, which may stay empty. The form shows
+    no ranges and no defaults, so the description names the range and the value in the paper's recipe.
     """
     if schema.get("type") == "boolean":
         del schema["type"]
         schema["enum"] = [True, False]
-    if "oneOf" in schema:  # the form knows anyOf alone
+    if "oneOf" in schema:  # unknown to the form
         schema["anyOf"] = schema.pop("oneOf")
     value = in_words(default)
     usual = f"in crammed-bert: {value}" if 0 < len(value) <= LONGEST_DEFAULT else ""
-    if told := "; ".join(filter(None, (limits(schema), usual))):
-        schema["description"] = f"{schema.get('description', '')} {told[0].upper()}{told[1:]}.".strip()
+    if facts := "; ".join(filter(None, (limits(schema), usual))):
+        schema["description"] = f"{schema.get('description', '')} {facts[0].upper()}{facts[1:]}.".strip()
 
 
 def _partial(model: type[BaseModel], base: dict) -> type:
-    """A typed dict of the model's fields, each of which may be left out, nested ones too. `base`: their defaults."""
+    """A typed dict of the model's fields, all of them optional, nested ones too. `base`: their defaults."""
     fields = {}
     for name, info in model.model_fields.items():
         nested = level(info)
@@ -135,20 +130,20 @@ def _partial(model: type[BaseModel], base: dict) -> type:
     return partial
 
 
-# What of a recipe to change: Prefect refuses unknown fields and bad values at submission
+# The changes to a recipe. Prefect refuses unknown fields and bad values at submission.
 Override = _partial(Recipe, Recipe().model_dump(mode="json"))
 Use = TypedDict("Use", dict.fromkeys(STAGES, str), total=False)
 Use.__pydantic_config__ = ConfigDict(extra="forbid")
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
-    """A question about a misspelt name, followed by a space; empty if no name is similar."""
+    """A question with the most similar name, followed by a space; empty if no name is similar."""
     close = difflib.get_close_matches(str(name), names, 1)
     return f"Did you mean {close[0]}? " if close else ""
 
 
 def without_empty(override: dict) -> dict:
-    """An override without the levels that set nothing: Prefect's form sends these for fields that were cleared."""
+    """An override without empty levels, which Prefect's form sends for cleared fields."""
     levels = {name: without_empty(value) if isinstance(value, dict) else value for name, value in override.items()}
     return {name: value for name, value in levels.items() if value != {}}
 
@@ -162,24 +157,25 @@ def resolve(name: str, override: dict) -> Recipe:
             f'override is {override!r}; expected an object like {{"filter": {{"max_tokens_per_char": 0.25}}}}.'
         )
     try:
-        found = whole(merge(DELTAS[name], override))
+        recipe = Recipe.model_validate(merge(Recipe().model_dump(), merge(DELTAS[name], override)))
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
-    if unread := found.finetune.unread(without_empty(override).get("finetune", {})):
+    if unread := recipe.finetune.unread(without_empty(override).get("finetune", {})):
         raise InputError(
             f"finetune.{unread[0]} has no effect: its protocol is not selected. finetune.protocols is "
-            f"{found.finetune.protocols}; add 'modern' to use the fields of finetune.modern, 'cramming' to use the others."
+            f"{recipe.finetune.protocols}; add 'modern' to use the fields of finetune.modern, 'cramming' to use the "
+            "others."
         )
-    data = found.decontaminate.data or found.finetune.data  # of what the model is scored on, the corpus has to be free
-    return found.model_copy(update={"decontaminate": found.decontaminate.model_copy(update={"data": data})})
+    data = recipe.decontaminate.data or recipe.finetune.data  # the corpus must not have the data that scores the model
+    return recipe.model_copy(update={"decontaminate": recipe.decontaminate.model_copy(update={"data": data})})
 
 
 def sentence(problem: dict) -> str:
-    """A pydantic error as a sentence: the field, what was found, what was expected."""
+    """A pydantic error as a sentence: the field, what is wrong, the value."""
     *path, last = problem["loc"] or ("recipe",)
     field = ".".join(map(str, (*path, last)))
     if problem["type"] == "extra_forbidden" and field in MOVED:
-        return f"There is no field {field}: it is now {MOVED[field]}, in a stage of its own before the filter. Override that."
+        return f"There is no field {field}: it is now {MOVED[field]}, of the stage before the filter. Override that."
     if problem["type"] == "extra_forbidden":
         model: type[BaseModel] = Recipe
         for step in path:
@@ -187,8 +183,8 @@ def sentence(problem: dict) -> str:
         meant = did_you_mean(last, model.model_fields)
         return f"There is no field {field}. {meant}{'.'.join(path) or 'A recipe'} has {', '.join(model.model_fields)}."
     message = problem["msg"].removeprefix("Value error, ")
-    found = f" (found {problem['input']!r})" if problem["type"] != "value_error" else ""
-    return f"{field}: {message}{found}."
+    value = f" (found {problem['input']!r})" if problem["type"] != "value_error" else ""
+    return f"{field}: {message}{value}."
 
 
 RECIPES: dict[str, Recipe] = {name: resolve(name, {}) for name in DELTAS}

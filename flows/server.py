@@ -1,4 +1,4 @@
-"""The Prefect server of a run: one that answers, or else a temporary one that ends with the run, however the run ends."""
+"""The Prefect server of a run: the one that answers, or else a temporary one, which ends even with a killed run."""
 
 import http.client
 import logging
@@ -23,16 +23,16 @@ from tasks.home import CODE
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
-START_SECONDS = 120  # for the temporary server to start on a busy machine
-STOP_SECONDS = 5  # for it to end once its run is over
-STATE_SECONDS = 10  # for a server to take the final state of a run
-LATE_SECONDS = 2  # for one that did not answer the reports before it
-DRAIN_SECONDS = 10  # for it to take, at the end of a run, events that have not reached it yet
+START_SECONDS = 600  # limit for the start of the temporary server, which takes minutes on a busy machine
+STOP_SECONDS = 5  # limit for its end, once its run is over
+STATE_SECONDS = 10  # limit for sending the final state of a run
+LATE_SECONDS = 2  # the same if the server did not answer before
+DRAIN_SECONDS = 10  # limit for sending the remaining logs and events of a run
 POLL_SECONDS = 0.1
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent to all processes of a terminal or service
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a terminal or service sends them to all of its processes
 TEMPORARY = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
-QUIET = {"PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL"}  # it complains of being stopped
-untaken: list[Callable[["State"], None]] = []  # called with a final state that the server did not take
+QUIET = {"PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL"}  # else it logs that it is being stopped
+when_untaken: list[Callable[["State"], None]] = []  # called with a final state that the server did not accept
 log = logging.getLogger(__name__)
 
 
@@ -41,7 +41,7 @@ class Stopped(SystemExit):
 
 
 def what_answers(url: str) -> str:
-    """What answers at this address of a Prefect API: `prefect`, `nothing`, or what another program says."""
+    """What answers at the address of a Prefect API: `prefect`, `nothing`, or a description of another answer."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=3) as answer:
             body = answer.read(20)
@@ -57,8 +57,9 @@ def what_answers(url: str) -> str:
 class Server:
     """A temporary Prefect server in a process of its own, on a free port.
 
-    Signals that end a run do not reach it: it ends when its standard input is closed, which the kernel does if nobody else
-    can, and so it takes the last reports of a run that is stopped and never outlives one that is killed.
+    It ignores the signals that end a run, and ends when its standard input is closed, which the kernel does when the
+    run's process is gone. So it receives the last reports of a stopped run, and never outlives a killed one. Prefect's
+    own ephemeral server ends at the terminal's Ctrl-C, before its run does, and outlives a killed run.
     """
 
     def __init__(self) -> None:
@@ -68,15 +69,15 @@ class Server:
             PREFECT_HOME.value().mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"The directory {PREFECT_HOME.value()} (PREFECT_HOME) can't be created: {error.strerror}. Set PREFECT_HOME "
-                "to a directory that you can write."
+                f"The directory {PREFECT_HOME.value()} (PREFECT_HOME) can't be created: {error.strerror}. Set "
+                "PREFECT_HOME to a directory that you can write."
             ) from error
-        searched = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
         settings = get_current_settings().to_environment_variables(exclude_unset=True)
-        own = TEMPORARY | {"PYTHONPATH": searched, "PYTHONSAFEPATH": "1"}
+        own = TEMPORARY | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the server inherits this
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # inherited by the server
             try:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", "flows.server", str(listening.fileno())],
@@ -88,14 +89,14 @@ class Server:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def wait(self) -> None:
-        """Wait until it answers."""
+        """Wait until it answers. Raises InputError if it ends, or does not answer in time."""
         deadline = time.monotonic() + START_SECONDS
         while what_answers(self.url) != "prefect":
             if self.has_ended() or time.monotonic() > deadline:
+                problem = "ended" if self.has_ended() else "did not answer"
                 raise InputError(
-                    f"This run's own Prefect server {'ended' if self.has_ended() else 'did not answer'} within "
-                    f"{START_SECONDS} s of its start. Use a running server (set PREFECT_API_URL), or set PREFECT_HOME to "
-                    "an empty directory; then run again."
+                    f"The temporary Prefect server {problem} within {START_SECONDS} s of its start. Use a running "
+                    "server (set PREFECT_API_URL), or set PREFECT_HOME to an empty directory; then run again."
                 )
             time.sleep(POLL_SECONDS)
 
@@ -104,7 +105,7 @@ class Server:
         return self.process.poll() is not None
 
     def stop(self, patience: float = STOP_SECONDS) -> None:
-        """End it: asked first, then made to."""
+        """End it; kill it if that takes longer than `patience` seconds."""
         self.process.stdin.close()
         try:
             self.process.wait(patience)
@@ -118,7 +119,7 @@ def serve(listening: int) -> None:
     server = None
 
     def watch() -> None:
-        os.read(0, 1)  # nothing is ever sent
+        os.read(0, 1)  # returns at the end of the input; nothing is ever sent
         if server:
             server.should_exit = True
             time.sleep(STOP_SECONDS)
@@ -139,62 +140,76 @@ def serve(listening: int) -> None:
 
 
 @contextmanager
-def prefect_server(default: str, say: Callable[[str], None]) -> Iterator[None]:
+def prefect_server(default: str) -> Iterator[None]:
     """Have Prefect use the running server, or else a temporary one, for as long as a run takes.
 
-    `default`: the address where one is looked for if PREFECT_API_URL is not set.
+    `default`: the server's address if PREFECT_API_URL is not set. Raises InputError if another program answers there.
     """
-    asked = os.environ.get("PREFECT_API_URL")
-    found = what_answers(url := asked or default)
-    if asked and found not in ("prefect", "nothing"):
-        raise InputError(
-            f"PREFECT_API_URL is {asked}, but what answers there is not a Prefect server: {found}. Set it to the address "
-            "of a Prefect server's API, such as http://127.0.0.1:4200/api, or unset it."
-        )
+    url = find_server(default)
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
     from tasks.workers.progress import reporter
 
     server = None
+    with signals_as_exceptions():
+        try:
+            if url is None:
+                log.info("No Prefect server answers; starting a temporary one.")
+                server = Server()
+                server.wait()
+            has_ended = server.has_ended if server else lambda: False
+            with temporary_settings({PREFECT_API_URL: server.url if server else url}), reports_bounded(has_ended):
+                yield
+        except (KeyboardInterrupt, Stopped) as stop:
+            say_stopped(stop)
+            raise
+        finally:
+            if server:
+                server.stop(STOP_SECONDS if reporter.answers else 0)
+
+
+def find_server(default: str) -> str | None:
+    """The address of the running Prefect server: PREFECT_API_URL, or else `default`; None if nothing answers there."""
+    given = os.environ.get("PREFECT_API_URL")
+    answer = what_answers(given or default)
+    if given and answer not in ("prefect", "nothing"):
+        raise InputError(
+            f"PREFECT_API_URL is {given}, but what answers there is not a Prefect server: {answer}. Set it to the "
+            "address of a Prefect server's API, such as http://127.0.0.1:4200/api, or unset it."
+        )
+    return (given or default) if answer == "prefect" else None
+
+
+@contextmanager
+def signals_as_exceptions() -> Iterator[None]:
+    """Raise Stopped on SIGTERM and SIGHUP, whose usual handling would leave checkpoints unwritten."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise Stopped(128 + number)
+
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         for number, handler in handlers.items():
             if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
-                signal.signal(number, leave)  # unhandled, they would leave checkpoints unwritten
-        if found != "prefect":
-            say(f"No Prefect server answers at {url}; this run uses one of its own.")
-            server = Server()
-            server.wait()
-        from prefect.settings import PREFECT_API_URL, temporary_settings
-
-        with (
-            temporary_settings({PREFECT_API_URL: server.url if server else url}),
-            reports_bounded(server.has_ended if server else lambda: False),
-        ):
-            yield
-    except (KeyboardInterrupt, Stopped) as stop:
-        # what is left is short; another interrupt would only change the exit code
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        cause = signal.Signals(stop.code - 128).name if isinstance(stop, Stopped) else "Ctrl-C"
-        with suppress(OSError):  # the terminal may be gone
-            print(
-                f"cram: Stopped by {cause}. Run the same command to continue; finished stages are kept.",
-                file=sys.stderr,
-            )
-        raise
+                signal.signal(number, stop)
+        yield
     finally:
-        if server:
-            server.stop(STOP_SECONDS if reporter.answers else 0)
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def leave(number: int, frame: object) -> NoReturn:
-    """End as this signal would, but by way of what has to be closed."""
-    raise Stopped(128 + number)
+def say_stopped(stop: KeyboardInterrupt | Stopped) -> None:
+    """Print what has stopped the run, and how to resume it."""
+    # The rest is short, and another interrupt would only change the exit code.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    cause = signal.Signals(stop.code - 128).name if isinstance(stop, Stopped) else "Ctrl-C"
+    with suppress(OSError):  # the terminal may be gone
+        print(f"cram: Stopped by {cause}. Run the same command to resume; finished stages are kept.", file=sys.stderr)
 
 
 @contextmanager
 def reports_bounded(has_ended: Callable[[], bool]) -> Iterator[None]:
-    """Have Prefect wait for its server at the end of a run no longer than a bounded time.
+    """Limit the time that Prefect waits for its server at the end of a run; it has no setting for that.
 
     `has_ended`: whether the server is gone for good.
     """
@@ -212,18 +227,16 @@ def reports_bounded(has_ended: Callable[[], bool]) -> Iterator[None]:
         reporter.answers = False  # should the wait be interrupted
         answer = answer_in_time(lambda: propose(client, state, *args, **kwargs), has_ended, seconds)
         if answer is None:
-            for keep in untaken:
-                keep(state)
-            log.warning(
-                "Prefect's server did not take the final state of this run, %s. Its page does not show it.", state.name
-            )
+            for call in when_untaken:
+                call(state)
+            log.warning("Prefect's server did not accept the final state of this run, %s, for its page.", state.name)
             return state  # as if accepted: no result depends on it
         reporter.answers = True
         return answer.result()
 
     flow_engine.propose_state_sync = propose_in_time
     set_api_log_sink(reporter.send_log)
-    # that the server is away is said once, by the reporter
+    # the reporter logs once that the server does not answer
     logging.getLogger("prefect.events.clients").setLevel(logging.ERROR)
     try:
         yield
@@ -234,7 +247,7 @@ def reports_bounded(has_ended: Callable[[], bool]) -> Iterator[None]:
 
 
 def answer_in_time(call: Callable[[], Any], has_ended: Callable[[], bool], seconds: float) -> Future | None:
-    """What call() returns or raises, from a thread of its own; None if there is no answer in time."""
+    """The future of call() in a thread of its own; None if there is no answer in time, or the server refused it."""
     import httpx
     from prefect.exceptions import PrefectException
 
@@ -250,25 +263,22 @@ def answer_in_time(call: Callable[[], Any], has_ended: Callable[[], bool], secon
     deadline = time.monotonic() + seconds
     while not answer.done() and not has_ended() and time.monotonic() < deadline:
         wait([answer], POLL_SECONDS)
-    if not answer.done() or isinstance(
-        answer.exception(), httpx.HTTPError | PrefectException
-    ):  # or the run was deleted
-        return None
-    return answer
+    refused = httpx.HTTPError | PrefectException  # such as for a run that was deleted
+    return None if not answer.done() or isinstance(answer.exception(), refused) else answer
 
 
 def drain(seconds: float) -> None:
-    """Send the server what is left of logs and events, if it takes them in time."""
+    """Send the remaining logs and events to the server, within this time."""
     from prefect.events.worker import EventsWorker
 
     from tasks.workers.progress import reporter
 
-    services = tuple(EventsWorker._instances.values())  # of all kinds
+    services = tuple(EventsWorker._instances.values())  # of all clients
     try:
         if reporter.flush(seconds):
             EventsWorker.drain_all(timeout=seconds)
     finally:
-        for service in services:  # Prefect would wait for them again, without limit, when the interpreter ends
+        for service in services:  # else Prefect waits for them again, without limit, when the interpreter ends
             service._loop.call_soon_threadsafe(service._done_event.set)
 
 

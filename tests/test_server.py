@@ -1,4 +1,4 @@
-"""The Prefect server of a run: which one is used, and that a temporary one ends with its run."""
+"""The Prefect server of a run: the one that is used, and the end of a temporary one."""
 
 import http.server
 import os
@@ -14,9 +14,10 @@ import pytest
 from prefect.settings import PREFECT_HOME, temporary_settings
 
 from flows.server import Server, prefect_server, what_answers
+from flows.services import has_ended
 from model import InputError
 
-LONG = 120  # seconds for a server to start or end on a busy machine
+LONG = 600  # seconds for a server to end on a busy machine
 HOME = Path(__file__).resolve().parents[1]
 RUN = """
 import time
@@ -31,7 +32,7 @@ time.sleep(600)
 
 @pytest.fixture
 def other_program() -> Iterator[str]:
-    """The address of a server that isn't Prefect's."""
+    """The address of a server of another program."""
 
     class Other(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -48,36 +49,28 @@ def other_program() -> Iterator[str]:
         server.shutdown()
 
 
-def runs(pid: int) -> bool:
-    """Whether a process lives."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_something_else_at_the_address_that_was_set_is_refused(other_program: str, monkeypatch: pytest.MonkeyPatch):
+def test_another_program_at_the_given_address_is_refused(other_program: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_API_URL", other_program)
-    with pytest.raises(InputError, match=r"^PREFECT_API_URL is .*hello"), prefect_server("", print):
+    with pytest.raises(InputError, match="PREFECT_API_URL"), prefect_server(""):
         pass
     assert what_answers("http://127.0.0.1:1/api") == "nothing"
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["at once", "when it answers"])
+@pytest.mark.parametrize("waits", [False, True], ids=["while it starts", "when it answers"])
 def test_the_server_of_a_killed_run_ends(tmp_path: Path, waits: bool):
     env = os.environ | {"PREFECT_HOME": str(tmp_path / "new" / "home")}
     run = subprocess.Popen([sys.executable, "-c", RUN.format(waits=waits)], env=env, cwd=HOME, stdout=subprocess.PIPE)
     server = int(run.stdout.readline())
-    assert runs(server)
+    assert not has_ended(server)
     run.kill()
     run.wait()
     deadline = time.monotonic() + LONG
-    while runs(server):
+    while not has_ended(server):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_a_server_takes_no_signals_that_are_meant_for_its_run():
+def test_a_server_ignores_signals_that_end_its_run():
     server = Server()
     try:
         server.wait()
@@ -89,7 +82,7 @@ def test_a_server_takes_no_signals_that_are_meant_for_its_run():
     assert server.has_ended()
 
 
-def test_a_home_of_prefect_that_can_not_be_made_is_refused_by_its_name(tmp_path: Path):
+def test_a_home_of_prefect_that_cannot_be_created_is_refused(tmp_path: Path):
     (tmp_path / "file").touch()
     with (
         temporary_settings({PREFECT_HOME: tmp_path / "file" / "home"}),

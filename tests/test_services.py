@@ -1,4 +1,4 @@
-"""Server, worker and deployment as processes: what the form sends, and runs that lose their process."""
+"""Server, worker and deployment as processes: the form, cancelled runs, and runs that lose their process."""
 
 import json
 import os
@@ -13,13 +13,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
+import pyarrow.parquet as pq
 import pytest
 from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
-from test_cli import HOME, cram, tiny, user_after_up
+from safetensors import safe_open
+from test_cli import HOME, await_file, cram, new_user, started, tiny
 from websockets.sync.client import connect
 
 from flows import flow_runs, services
@@ -27,30 +30,29 @@ from flows.cram import planned
 from model import InputError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "about:blank",
-)
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+LONG = 600  # seconds, on a busy machine
 
 
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a user who has run `cram up`."""
-    with user_after_up(tmp_path_factory.mktemp("user")) as (found, printed):
-        program = re.search("^Now: (.*) deployment run", printed, re.MULTILINE)[1].split()[-1]
+    found = new_user(tmp_path_factory.mktemp("user"))
+    up = cram(found, "up")
+    try:
+        assert up.returncode == 0, up.stderr + up.stdout
+        program = re.search("^Now: (.*) deployment run", up.stdout, re.MULTILINE)[1].split()[-1]
         assert (HOME / program).is_file(), "what is printed can be typed"
         yield found
+    finally:
+        cram(found, "down")
 
 
 def ask(env: dict[str, str], path: str, body: dict | None = None, method: str | None = None) -> object:
-    """What the server answers; asked again while its database is busy, as Prefect's client does."""
+    """The answer of the server; asked again while its database is busy, as Prefect's client does."""
     data = None if body is None else json.dumps(body).encode()
     url, header = f"{env['PREFECT_API_URL']}/{path}", {"Content-Type": "application/json"}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONG
     while True:
         try:
             with urllib.request.urlopen(urllib.request.Request(url, data, header, method=method), timeout=60) as answer:
@@ -62,8 +64,8 @@ def ask(env: dict[str, str], path: str, body: dict | None = None, method: str | 
 
 
 def wait(happened: Callable[[], object], what: str) -> object:
-    """What happens, once it does."""
-    deadline = time.monotonic() + 120
+    """Wait until something happens; its value."""
+    deadline = time.monotonic() + LONG
     while not (found := happened()):
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
@@ -72,12 +74,12 @@ def wait(happened: Callable[[], object], what: str) -> object:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Callable[[str], object]]:
-    """A browser without a screen, as a function that evaluates JavaScript in its one page."""
+    """A headless browser, as a function that evaluates JavaScript in its page."""
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)} is on the path")
     process = subprocess.Popen(
-        [program, f"--user-data-dir={folder}", "--remote-debugging-port=0", *FLAGS],
+        [program, f"--user-data-dir={folder}", "--remote-debugging-port=0", *FLAGS, "about:blank"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
@@ -102,11 +104,11 @@ def browser(folder: Path) -> Iterator[Callable[[str], object]]:
 
 
 def steps(recipe: str, override: dict, until: str, use: dict, refresh: list) -> list[tuple]:
-    """All that a run would do: what its keys are made of."""
+    """The stages of a run with their params, which its keys are made of."""
     return [(step.stage, step.params) for step in planned(recipe, override, until, use, refresh).steps]
 
 
-def test_the_untouched_form_runs_the_recipe_to_the_key(env: dict, tmp_path: Path):
+def test_the_untouched_form_submits_the_recipe_unchanged(env: dict, tmp_path: Path):
     ask(env, "work_pools/local", {"is_paused": True}, "PATCH")  # nothing is to run
     deployment = ask(env, "deployments/name/cram/full")["id"]
     page = f"{env['PREFECT_API_URL'].removesuffix('/api')}/deployments/deployment/{deployment}/run"
@@ -135,9 +137,9 @@ def test_the_untouched_form_runs_the_recipe_to_the_key(env: dict, tmp_path: Path
 
 
 def submit(env: dict[str, str], override: str) -> tuple[str, Path]:
-    """Submit a run of hours, wait until it is training; its id and where it trains."""
+    """Submit a run of hours, wait until it is training; its id and the directory of its training."""
     deployment = ask(env, "deployments/name/cram/full")["id"]
-    parameters = {"override": json.loads(override), "until": "pretrain"}  # of the demo, as none is chosen
+    parameters = {"override": json.loads(override), "until": "pretrain"}  # of the demo, the default
     run = ask(env, f"deployments/{deployment}/create_flow_run", {"parameters": parameters})["id"]
     store = Path(env["CRAM_ARTIFACTS"])
 
@@ -150,35 +152,69 @@ def submit(env: dict[str, str], override: str) -> tuple[str, Path]:
 
 def state(env: dict[str, str], run: str) -> tuple[str, str]:
     """A flow run's state, and its message."""
-    found = ask(env, f"flow_runs/{run}")["state"]
-    return found["type"], found["message"]
+    about = ask(env, f"flow_runs/{run}")["state"]
+    return about["type"], about["message"]
 
 
-def first_step(work: Path) -> int:
-    """The first step that stands in the metrics of a draft."""
-    return json.loads((work / "metrics.jsonl").read_text().splitlines()[0])["step"]
+def rows(work: Path) -> list[dict]:
+    """The complete lines in the metrics of a draft."""
+    return list(map(json.loads, (work / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()))
 
 
-def test_stopped_and_killed_runs_free_the_slot_and_the_next_goes_on_from_the_checkpoint(env, tmp_path, toy_texts):
+def prefect(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
+    """Run a command of Prefect's."""
+    command = [sys.executable, "-m", "prefect", *arguments]
+    return subprocess.run(command, env=env, cwd=HOME, capture_output=True, text=True, timeout=LONG)
+
+
+def test_a_deployed_run_is_validated_completes_and_has_a_page(env: dict, tmp_path: Path, toy_texts: list[str]):
+    run = "deployment", "run", "cram/full"
+    misspelt = prefect(env, *run, "-p", 'override={"filter": {"max_tokens": 1}}')
+    assert misspelt.returncode == 1
+    assert "max_tokens" in misspelt.stdout + misspelt.stderr
+    parameters = ["-p", "recipe=demo", "-p", f"override={tiny(tmp_path, toy_texts)}", "-p", "until=vocabulary"]
+    done = prefect(env, *run, *parameters, "--watch", "--watch-timeout", str(LONG))
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = {path.name for path in Path(env["CRAM_ARTIFACTS"]).iterdir() if not path.name.startswith(".")}
+    assert stages == {"download", "deduplicate", "decontaminate", "measure", "filter", "vocabulary"}
+    assert "filter-table" in {artifact["key"] for artifact in ask(env, "artifacts/filter", {})}
+
+
+def test_a_cancelled_run_leaves_its_checkpoint_and_ends(env: dict, tmp_path: Path, toy_texts: list[str]):
+    run, work = submit(env, tiny(tmp_path, toy_texts, 3600))
+    assert not (work / "checkpoint.safetensors").exists(), "the next one is minutes away"
+    assert prefect(env, "flow-run", "cancel", run).returncode == 0
+    wait((work / "checkpoint.safetensors").exists, "a checkpoint")
+    wait(lambda: state(env, run)[0] == "CANCELLED", "the end of the run")
+    with safe_open(work / "checkpoint.safetensors", "np") as file:
+        assert json.loads(file.metadata()["spent"])["step"] == len(rows(work)) > 0
+    assert not (Path(env["CRAM_ARTIFACTS"]) / "pretrain").exists(), "an unfinished stage is not published"
+    shutil.rmtree(work.parent)  # the next test waits for a draft of its own
+
+
+def test_stopped_and_killed_runs_free_the_slot_and_the_next_one_resumes(env, tmp_path, toy_texts):
     override = tiny(tmp_path, toy_texts, 3600)
     stopped, work = submit(env, override)
-    told = ask(env, f"flow_runs/{stopped}")
-    assert told["name"].startswith("demo-")
-    assert {"demo", "until pretrain"} <= set(told["tags"])
-    assert cram(env, "down").returncode == 0
+    about = ask(env, f"flow_runs/{stopped}")
+    assert about["name"].startswith("demo-")
+    assert {"demo", "until pretrain"} <= set(about["tags"])
+    again = cram(env, "up")
+    assert "Server: answers" in again.stdout
+    assert "Worker: running" in again.stdout
+    pids = [int(path.read_text()) for path in Path(env["PREFECT_HOME"]).glob("*.pid")]
+    down = cram(env, "down")
+    assert (len(pids), down.stdout.count("stopped")) == (2, 2)
+    assert all(map(services.has_ended, pids))
     saved = (work / "checkpoint.safetensors").stat().st_mtime_ns
     assert cram(env, "up").returncode == 0
     kind, message = state(env, stopped)
     assert (kind, bool(message)) == ("CRASHED", True)
-    steps_saved = len((work / "metrics.jsonl").read_text().splitlines())
+    steps_saved = len(rows(work))
     killed, work = submit(env, override)
     worker = int((Path(env["PREFECT_HOME"]) / "worker.pid").read_text())
     assert killed in services.SUBMITTED.findall((Path(env["PREFECT_HOME"]) / "worker.log").read_text())
-    wait(
-        lambda: len((work / "metrics.jsonl").read_text().splitlines()) > steps_saved > 0,
-        "it goes on from the checkpoint",
-    )
-    assert first_step(work) == 1, "the steps of the stopped run are there too"
+    wait(lambda: len(rows(work)) > steps_saved > 0, "it resumes from the checkpoint")
+    assert rows(work)[0]["step"] == 1, "the steps of the stopped run are there too"
     assert (work / "checkpoint.safetensors").stat().st_mtime_ns >= saved
     for pid in (worker, *services.children(worker)):
         os.kill(pid, signal.SIGKILL)
@@ -188,8 +224,53 @@ def test_stopped_and_killed_runs_free_the_slot_and_the_next_goes_on_from_the_che
     assert ask(env, "deployments/name/cram/full")["global_concurrency_limit"]["active_slots"] == 0
 
 
+def check_ending(done: subprocess.CompletedProcess, model: Path, again: subprocess.CompletedProcess) -> None:
+    """A run ends with scores, filled-in blanks and the path of the page; a cached rerun with the same ones."""
+    lines = done.stdout.strip().splitlines()
+    assert lines[0].split() == ["task", "metric", "score", "majority"]
+    assert lines[1].startswith(" neighbours")
+    assert [line.count("%") for line in lines if "%" in line] == [3, 3, 3]
+    assert f"pretrain/{model.name}:" in done.stdout
+    assert lines[-1].startswith("Full report: ")
+    assert Path(lines[-1].removeprefix("Full report: ")).is_file()
+    assert again.stdout == done.stdout
+    for run in (done, again):
+        assert len(run.stderr.splitlines()) <= 20, run.stderr
+
+
+def test_a_killed_run_resumes_from_its_checkpoint_with_the_rest_of_its_budget(
+    env: dict, tmp_path, toy_texts: list[str]
+):
+    seconds = 11  # the first checkpoint comes after 5
+    env = env | {"CRAM_ARTIFACTS": str(tmp_path / "artifacts")}
+    command = ["run", "demo", "--override", tiny(tmp_path, toy_texts, seconds)]
+    store = Path(env["CRAM_ARTIFACTS"])
+    with started(env, tmp_path / "log", *command) as process:
+        await_file(process, store, ".partial/pretrain-*/work/checkpoint.safetensors", tmp_path / "log")
+    assert not (store / "pretrain").exists()
+    [metrics] = store.glob(".partial/pretrain-*/work/metrics.jsonl")
+    whole_lines = metrics.read_text().rpartition("\n")[0].splitlines()
+    before = [(row["step"], row["seconds"]) for row in map(json.loads, whole_lines)]
+    done = cram(env, *command)
+    assert done.returncode == 0, done.stderr + done.stdout
+    (made,) = (p for p in (store / "pretrain").iterdir() if not p.is_symlink())
+    table = pq.read_table(made / "metrics.parquet", columns=["step", "seconds"]).to_pydict()
+    steps, clock = table["step"], table["seconds"]
+    assert steps == list(range(1, len(steps) + 1))
+    kept = sum(a == b for a, b in zip(before, zip(steps, clock, strict=True), strict=False))
+    assert 0 < kept < len(steps), "the steps before the checkpoint are those of the killed run, the others are not"
+    assert before[:kept] == list(zip(steps, clock, strict=True))[:kept]
+    assert all(a < b for a, b in pairwise(clock)), "the clock goes on where it stood at the checkpoint"
+    assert clock[-2] < seconds <= clock[-1], "and runs until the budget is spent once"
+    stats = json.loads((made / "stage.json").read_text())["stats"]
+    assert stats["steps"] == steps[-1]
+    assert clock[-1] - 0.001 <= stats["seconds_on_the_clock"] < clock[-1] + 1, "read again after the last row"
+    assert list((store / ".partial").iterdir()) == []
+    check_ending(done, made, cram(env, *command))
+
+
 class Server:
-    """Knows some flow runs, as Prefect's client does."""
+    """A client of a server with some flow runs."""
 
     def __init__(self, *runs: SimpleNamespace) -> None:
         self.runs = {str(run.id): run for run in runs}
@@ -213,7 +294,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_only_runs_of_this_machine_whose_process_is_gone_are_ended(locks: Path):
+def test_runs_of_this_machine_whose_process_is_gone_are_ended(locks: Path):
     gone, finished, later, cancelled = map(flow_run, (Running(), Completed(), Scheduled(), Cancelling()))
     elsewhere, lives = flow_run(Running(), 2**22), flow_run(Running(), 2**22)
     for run in (gone, finished, later, cancelled, lives):
@@ -236,47 +317,17 @@ def test_only_runs_of_this_machine_whose_process_is_gone_are_ended(locks: Path):
     assert lives.state.type.value == "CRASHED", "once its process has ended"
 
 
-def test_a_run_locks_its_file_for_as_long_as_its_process_lives(locks: Path):
-    name = str(uuid4())
-    run = f"""
-import sys
-from pathlib import Path
-from types import SimpleNamespace as Of
-from prefect.context import FlowRunContext
-from flows import flow_runs
-from contextlib import nullcontext
-from prefect.states import Completed
-from tasks.workers.progress import reporter
-flow_runs.LOCKS = Path({str(locks)!r})
-reporter.send = lambda name, call: print(name, flush=True)
-flow_runs.reports_bounded = lambda has_ended: print("bounded", flush=True) or nullcontext()
-context = Of(flow_run=Of(id={name!r}, name="mine", tags=["own"], deployment_id="of the worker"))
-context.parameters = dict(recipe="pocket", until="filter")
-FlowRunContext.get = lambda: context
-print(flow_runs.register(), flush=True)
-for keep in flow_runs.untaken:
-    keep(Completed())
-print("kept", flush=True)
-input()
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HOME
-    )
-    try:
-        assert [process.stdout.readline() for _ in range(4)] == ["bounded\n", "tags\n", "pocket-mine\n", "kept\n"]
-        assert not flow_runs.is_free(locks / name)
-    finally:
-        process.kill()
-        process.wait()
-    assert flow_runs.is_free(locks / name)
+def test_a_run_whose_server_was_away_gets_the_state_in_which_it_ended(locks: Path, monkeypatch: pytest.MonkeyPatch):
     run = flow_run(Running())
-    run.id = name
+    with (locks / str(run.id)).open("w") as file:
+        monkeypatch.setattr(flow_runs, "_held", [file])
+        flow_runs.remember(Completed())
     [line] = flow_runs.end_abandoned(Server(run), [])
-    assert run.state.type.value == "COMPLETED", "as it ended, though the server did not take that"
+    assert run.state.type.value == "COMPLETED"
     assert "completed" in line
 
 
-def test_a_run_that_the_worker_took_on_and_that_never_began_is_ended_unless_its_process_lives(locks: Path):
+def test_a_run_that_never_began_is_ended_unless_its_process_lives(locks: Path):
     name = str(uuid4())
     run = [sys.executable, "-c", "print(flush=True); input()"]
     child = subprocess.Popen(run, env={"RUN": name}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -291,17 +342,17 @@ def test_a_run_that_the_worker_took_on_and_that_never_began_is_ended_unless_its_
     assert (starting.state.type.value, gone.state.type.value) == ("PENDING", "CRASHED")
 
 
-def test_a_port_that_another_program_has_is_named_at_once_with_that_program(tmp_path: Path, monkeypatch):
+def test_a_port_of_another_program_is_refused_with_its_number(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(services, "STATE", tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(services, "server_answers", lambda url: False)
-        with pytest.raises(InputError, match=rf"{port} .*process {os.getpid()}\).*PREFECT_API_URL="):
+        with pytest.raises(InputError, match=rf"{port} .*PREFECT_API_URL="):
             services.up(f"http://127.0.0.1:{port}/api", print)
     assert not services.is_taken(port)
 
 
-def test_the_worker_log_says_which_runs_the_worker_took_on(tmp_path: Path, monkeypatch):
+def test_the_runs_of_a_worker_are_read_from_its_log(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(services, "STATE", tmp_path)
     assert services.submitted() == []
     name = str(uuid4())

@@ -23,12 +23,12 @@ from model import InputError
 from tasks.home import HOME, STATE
 from tasks.text.printable import printable
 
-SETTINGS = {  # for Prefect, which reads them when it is imported; whatever the user has set comes first
+SETTINGS = {  # of Prefect, which reads them when it is imported; the user's own settings come first
     "PREFECT_HOME": str(HOME / ".prefect"),
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,model",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # else each event that an absent server does not take is printed whole
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # else each event that cannot be sent is printed whole
     "DO_NOT_TRACK": "1",
 }
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -91,7 +91,7 @@ def output_checked() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename or error.errno not in FULL:  # not of what is open already
+        if error.filename or error.errno not in FULL:  # an error of opening another file, not of writing this one
             raise
         problem = error
     finally:

@@ -1,0 +1,110 @@
+"""What a run logs: a user's error as one sentence, and for `cram run` one line per stage on the terminal."""
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prefect.logging.handlers import PrefectConsoleHandler
+from rich.console import Console
+from tqdm import tqdm
+
+from model import InputError
+from tasks.text.printable import printable
+
+PROGRESS = "tasks.workers.progress"  # the logger that reports progress where there is no terminal
+SECONDS_BETWEEN_PROGRESS = 120  # in a file or a pipe
+CLEAR = "\r\x1b[2K"  # the terminal's current line
+STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
+
+
+class OneSentence(logging.Filter):
+    """Shows a user's error as one sentence in the log; tracebacks are for bugs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Drop what repeats an InputError, and its traceback."""
+        message, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
+        if isinstance(error, InputError):
+            record.msg, record.args, record.exc_info = str(error), (), None
+            record.input_error, is_repeated = True, getattr(error, "is_logged", False)
+            error.is_logged = True  # by the task; the flow fails with it too
+            return not is_repeated
+        record.msg, record.args = re.sub(r"(?s)(Finished in state \w+\().*InputError: .*", r"\1)", message), ()
+        return True
+
+
+def configure() -> None:
+    """Set up the logs of a flow run, wherever it runs."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(OneSentence())
+    for name in ("flows", "tasks", "model"):  # Prefect's setting extra_loggers forwards them, but keeps their level
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+class TerminalLog(logging.Handler):
+    """A run's log on standard error. On a terminal, the name of the running stage or its bar stays below the lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        self.console = Console(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        self.running, self.last_progress = "", time.monotonic()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Leave out Prefect's states, errors that the command prints at its end, and frequent progress."""
+        if record.name.startswith("prefect"):
+            states = ("Crash detected!", "Finished in state")
+            is_shown = record.levelno >= logging.WARNING and not record.getMessage().startswith(states)
+            return is_shown and not hasattr(record, "input_error")
+        if record.name == PROGRESS and record.levelno == logging.INFO:
+            if time.monotonic() - self.last_progress < SECONDS_BETWEEN_PROGRESS:
+                return False
+            self.last_progress = time.monotonic()
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record on a line of its own, above the name of the running stage or the bars."""
+        try:
+            line = printable(self.format(record), lines=True)
+            with tqdm.external_write_mode(self.console.file):
+                self._write(CLEAR)
+                self.console.print(line, style=STYLES.get(record.levelno))
+                self._write(self.running)
+        except Exception:
+            self.handleError(record)
+
+    def show_running(self, name: str) -> None:
+        """Put the name of the running stage on the terminal's last line; an empty one clears the line."""
+        with self.lock:
+            self.running = f"{name} …" if name else ""
+            self._write(CLEAR + self.running)
+
+    def _write(self, text: str) -> None:
+        """Write to a terminal only."""
+        if self.console.is_terminal:
+            self.console.file.write(text)
+            self.console.file.flush()
+
+
+def log_to_terminal() -> None:
+    """Show this process's log on standard error as lines of stages, in place of Prefect's format."""
+    root = logging.getLogger()
+    if not any(isinstance(handler, TerminalLog) for handler in root.handlers):
+        for handler in root.handlers:
+            if isinstance(handler, PrefectConsoleHandler):
+                handler.addFilter(lambda record: False)  # Prefect configures the log anew if its handler is gone
+        root.addHandler(TerminalLog())
+
+
+@contextmanager
+def running(name: str) -> Iterator[None]:
+    """Show on the terminal of a `cram run` that a stage is running."""
+    terminals = [handler for handler in logging.getLogger().handlers if isinstance(handler, TerminalLog)]
+    for terminal in terminals:
+        terminal.show_running(name)
+    try:
+        yield
+    finally:
+        for terminal in terminals:
+            terminal.show_running("")
