@@ -96,17 +96,22 @@ class Pretraining:
 
     def run(self, report: Callable[[float, str], None], seconds_between_checkpoints: float | None = None) -> Spent:
         """Train until the budget is spent. `report` gets the fraction spent and a note after each step."""
-        low, high = CHECKPOINT_SECONDS
-        hours = self.training.budget if self.training.budget_unit == "hours" else math.inf
-        usual = min(high, max(low, 360 * hours))
-        self.checkpoint_seconds = usual if seconds_between_checkpoints is None else seconds_between_checkpoints
-        kind = self.machine.device.type
+        if seconds_between_checkpoints is None:
+            low, high = CHECKPOINT_SECONDS
+            hours = self.training.budget if self.training.budget_unit == "hours" else math.inf
+            seconds_between_checkpoints = min(high, max(low, 360 * hours))
+        self.checkpoint_seconds = seconds_between_checkpoints
         self.limit = self.processes.agree(matrix_rate(self.machine.device, self.machine.dtype)) * self.processes.count
         self.clock = Clock(self.spent.seconds)
-        with self.deferred, (self.folder / METRICS).open("a", buffering=1) as file:
-            metrics, scaled = file if self.processes.first else None, self.scaler.is_enabled()
+        with self.deferred, (self.folder / METRICS).open("a", buffering=1) as metrics:
             self.queue = StepQueue(
-                self.clock, self.spent.seconds, metrics, self.deferred, self.limit, scaled, AHEAD[kind]
+                clock=self.clock,
+                finished=self.spent.seconds,
+                metrics=metrics if self.processes.first else None,
+                deferred=self.deferred,
+                limit=self.limit,
+                scaled=self.scaler.is_enabled(),
+                ahead=AHEAD[self.machine.device.type],
             )
             try:
                 self.train(report)

@@ -299,11 +299,8 @@ def test_longer_inputs_and_other_vocabularies_are_refused(hf):
 
 
 JUNK = {  # what is written into config.json, and the field that the error names
-    "unknown axis": ({"architecture": TINY | {"depth": 3}}, "architecture.depth"),
     "a width that heads don't divide": ({"architecture": TINY | {"hidden": 30}}, "hidden 30"),
-    "size a word": ({"vocabulary": "many"}, "vocabulary"),
     "unknown field": ({"width": 5}, "width"),
-    "no length": ({"length": None}, "length"),
     "other classes": ({"classes": 4}, "id2label.*cram.classes"),
     "a head of transformers": ({"head": "native"}, "cram.head"),
     "longer inputs than it takes": ({"max_tokens": 4096}, "max_tokens"),

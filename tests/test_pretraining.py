@@ -650,7 +650,7 @@ def test_on_a_gpu_too_the_step_that_spends_the_budget_is_the_last(tmp_path, devi
 
 
 def test_on_a_gpu_too_schedules_go_by_the_time_at_which_a_step_begins(tmp_path, device):
-    settings = SCHEDULED["trapezoid"] | {"budget": 400 / 3600, "budget_unit": "hours"}
+    settings = TRAPEZOID | {"budget": 400 / 3600, "budget_unit": "hours"}
     run = trained(tmp_path, **settings)
     rows = metrics(tmp_path)
     for row, (begun, ended) in zip(rows, device.steps, strict=True):
@@ -668,18 +668,9 @@ def test_a_gpu_does_not_wait_for_the_host_but_the_host_for_it_once_a_step(tmp_pa
 # Schedules, batches, gradients
 
 
-SCHEDULED = {
-    "triangle": {},
-    "trapezoid": {
-        "schedule": "trapezoid",
-        "warmup": 0.1,
-        "cooldown": 0.4,
-        "floor": 0.1,
-        "mask_fraction": 0.4,
-        "last_mask_fraction": 0.1,
-        "batch_ramp": 0.8,
-    },
-}
+FALLING = {"mask_fraction": 0.4, "last_mask_fraction": 0.1}
+TRAPEZOID = {"schedule": "trapezoid", "warmup": 0.1, "cooldown": 0.4, "floor": 0.1, "batch_ramp": 0.8} | FALLING
+SCHEDULED = {"triangle": {}, "trapezoid": TRAPEZOID}
 
 
 @pytest.mark.parametrize("unit", ["tokens", "flops", "hours"])
@@ -732,30 +723,16 @@ def test_the_rates_and_masks_used_are_those_recorded(tmp_path, monkeypatch, reci
         assert [list(each) for each in used] == ([[pytest.approx(row["lr"] * ratio)]] if recipe == "muon" else [])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"budget": 30 * LENGTH},
-        {"batch_size": 16},
-        {"batch_ramp": 0.0},
-        {"learning_rate": 1e-3},
-        {"weight_decay": 0.5},
-        {"decay_norms": True},
-        {"beta1": 0.5},
-        {"beta2": 0.9},
-        {"adam_eps": 1e-3},
-        {"clip": 0.01},
-        {"dropout": 0.5},
-        {"mask_fraction": 0.5},
-        {"last_mask_fraction": 0.5},
-        {"floor": 0.5},
-        {"seed": 1},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_no_setting_of_training_is_ignored(tmp_path, unstopped, change):
+CHANGES = {"budget": 30 * LENGTH, "batch_size": 16, "batch_ramp": 0.0, "learning_rate": 1e-3, "weight_decay": 0.5}
+CHANGES |= {"decay_norms": True, "beta1": 0.5, "beta2": 0.9, "adam_eps": 1e-3, "clip": 0.01, "dropout": 0.5}
+CHANGES |= {"mask_fraction": 0.5, "last_mask_fraction": 0.5, "floor": 0.5, "seed": 1}
+
+
+@pytest.mark.parametrize("setting", CHANGES)
+def test_no_setting_of_training_is_ignored(tmp_path, unstopped, setting):
     name = "blocks.0.ffn.dense_out.weight"
-    assert states(trained(tmp_path, **change))[name] != unstopped("adamw")[0][name]
+    changed = states(trained(tmp_path, **{setting: CHANGES[setting]}))
+    assert changed[name] != unstopped("adamw")[0][name]
 
 
 @pytest.mark.parametrize(("batch", "micro_batch", "used"), [(6, 4, 3), (7, 5, 1), (8, 100, 8), (8, 8, 8), (1, 4, 1)])
@@ -1199,7 +1176,6 @@ def test_memory_that_does_not_suffice_is_not_taken_for_a_failed_compiler(tmp_pat
 
 
 HOURS, TOKENS, FLOPS = ({"budget_unit": unit} for unit in ("hours", "tokens", "flops"))
-FALLING = {"mask_fraction": 0.4, "last_mask_fraction": 0.1}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
