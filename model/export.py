@@ -181,7 +181,7 @@ def _load(config: dict, weights: Path) -> Bert | Classifier:
 def _saved(config: dict) -> tuple[Saved, str | None]:
     """The description in config.json, and the name of transformers' model if the tensors have its names."""
     if not isinstance(config, dict):
-        raise ValueError(f"{CONFIG} is no JSON object")
+        raise ValueError(f"{CONFIG} is not a JSON object")
     if "cram" not in config:
         raise ValueError(f"{CONFIG} has no key 'cram'")
     saved = described(config["cram"])
