@@ -24,7 +24,7 @@ from watch import Watch
 from model import machine, masking
 from model.bert import Bert, operations
 from model.checkpoint import METRICS
-from model.export import TOKENS
+from model.conversion import TOKENS
 from model.heldout import Heldout
 from model.masking import Corpus
 from model.pretraining import Pretraining
@@ -95,7 +95,7 @@ def ours(case: Case, here: machine.Machine, watch: Watch) -> tuple[nn.Module, fl
         run = Pretraining(bert, case.training, case.corpus(), here, Path(folder))
         run.evaluation_due = lambda fraction: False  # it is off the clock anyway
         step = run.step
-        run.step = lambda *when: (watch.step(), step(*when))
+        run.step = lambda fraction: (watch.step(), step(fraction))
         run.run(lambda fraction, note: watch.end(), seconds_between_checkpoints=math.inf)
         rows = [json.loads(line) for line in (Path(folder) / METRICS).read_text().splitlines()]
     return bert, rows[-1]["seconds"] - rows[WARM_UP - 1]["seconds"], run.model.compiled, run.micro_batch

@@ -1,4 +1,4 @@
-"""Micro-batches: read, masked and on their way to the device before they are asked for."""
+"""Micro-batches, which are read, masked and sent to the device one ahead."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -12,7 +12,7 @@ Batch = tuple[Tensor, Tensor, Tensor]  # tokens (B, S), positions (B, K), labels
 
 
 class Batches:
-    """The corpus in its order, over and over, `size` sequences at a time; the next ones are made on a thread of their own."""
+    """The corpus in order, epoch after epoch, `size` sequences at a time. A thread prepares the next micro-batch."""
 
     def __init__(self, corpus: Corpus, size: int, seed: int, device: torch.device) -> None:
         self.corpus, self.size, self.seed, self.device = corpus, size, seed, device
@@ -20,7 +20,7 @@ class Batches:
         self.next: tuple[tuple[int, int], Future[Batch]] | None = None
 
     def make(self, first: int, masks: int) -> Batch:
-        """Sequences `first` and on, counted over all epochs, with `masks` tokens of each to predict."""
+        """The micro-batch from sequence `first`, counted over all epochs, with `masks` tokens of each to predict."""
         rows = np.arange(first, first + self.size) % len(self.corpus.sequences)
         parts = mask(self.corpus.sequences[rows], first, masks, self.corpus, self.seed)
         tensors = (torch.from_numpy(part) for part in parts)
@@ -29,7 +29,7 @@ class Batches:
         return tuple(tensors)
 
     def take(self, first: int, masks: int, after: int) -> Batch:
-        """The micro-batch of these; then makes the one at `after`, which is likely the next to be taken."""
+        """The same; then starts to make the micro-batch from sequence `after`, which is likely to be taken next."""
         asked, future = self.next or ((-1, -1), None)
         batch = future.result() if asked == (first, masks) else self.make(first, masks)
         self.next = (after, masks), self.thread.submit(self.make, after, masks)

@@ -1,8 +1,8 @@
 """The encoder with every axis of `Architecture`, its vocabulary head and its classification head.
 
 The defaults are the model of "Cramming" (Geiping & Goldstein, arXiv 2212.14034, section 4.2).
-Shapes: B sequences, S tokens each, D hidden, E embedding (D unless factorised), N heads, H = D / N, V vocabulary entries,
-K masked tokens a sequence, M = B * K.
+Shapes: B sequences, S tokens each, D hidden, E embedding (D unless factorised), N heads, H = D / N, V vocabulary
+entries, K masked tokens per sequence, M = B * K.
 """
 
 import math
@@ -17,7 +17,7 @@ from model.quantities import counted
 from model.settings import Architecture, HeadName
 
 INIT_STD = 0.02  # of every weight matrix, as BERT
-HEAD_STREAM = 2**31  # behind all seeds of encoders, or a head would begin with the numbers that its encoder began with
+HEAD_STREAM = 2**31  # beyond all seeds of encoders, so that a head does not start with the same numbers
 ROTARY_BASE = 10_000.0  # Su et al. 2021
 PAD = 0  # the vocabulary fixes [PAD] at 0
 CLASSIFIER_WIDTH = 1024  # of the head on [CLS], as in the reference implementation's GLUE settings
@@ -41,7 +41,7 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class Rotation(nn.Module):
-    """Rotary positions: value i of a head is paired with value i + H / 2 and turned by an angle that grows with position."""
+    """Rotary positions: values i and i + H / 2 of a head are a pair, rotated by an angle proportional to the position."""
 
     def __init__(self, size: int, length: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Rotation(nn.Module):
         self.register_buffer("sines", torch.cat([-sine, sine], dim=1)[:, None, None], persistent=False)
 
     def forward(self, qk_BS2NH: Tensor) -> Tensor:
-        """Queries and keys, turned."""
+        """Queries and keys, rotated."""
         S, kind = qk_BS2NH.shape[1], qk_BS2NH.dtype
         other = qk_BS2NH.roll(qk_BS2NH.shape[-1] // 2, dims=-1)
         return torch.addcmul(qk_BS2NH * self.cosines[:S].to(kind), other, self.sines[:S].to(kind))
@@ -89,7 +89,7 @@ class Embedding(nn.Module):
 
 
 def drop(x: Tensor, probability: float) -> Tensor:
-    """Dropout. On CPUs 16 random bits decide of each value, in a seventh of torch's time; the probability is right to 1e-5."""
+    """Dropout. On CPUs with 16 random bits per value, seven times as fast as torch; the probability is exact to 1e-5."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0.0 < probability < 1.0:
         return F.dropout(x, probability)
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
@@ -107,7 +107,7 @@ class Dropout(nn.Dropout):
 
 
 def attend(q_BNSH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Scaled dot-product attention. Written out on CPUs, where torch's kernel takes four times as long at 128 tokens."""
+    """Scaled dot-product attention; written out on CPUs, where torch's kernel takes four times as long at 128 tokens."""
     if q_BNSH.device.type != "cpu":
         return F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, attn_mask=mask, dropout_p=dropout)
     scores_BNSS = (q_BNSH * q_BNSH.shape[-1] ** -0.5) @ k_BNSH.transpose(-1, -2)
@@ -123,7 +123,7 @@ class Attention(nn.Module):
         super().__init__()
         hidden = architecture.hidden
         self.heads = architecture.heads
-        # three matrices, since Muon treats each as one; used as one
+        # three matrices, since Muon orthogonalises each by itself; multiplied as one
         self.query = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
         self.key = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
         self.value = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
@@ -139,9 +139,9 @@ class Attention(nn.Module):
         return together.view(*x_BSD.shape[:2], len(parts), self.heads, -1)
 
     def forward(self, x_BSD: Tensor, mask: Tensor | None, first: bool = False) -> Tensor:
-        """`mask` (B, 1, 1, S): True where a token may be looked at; None for all. `first`: what the first token sees, (B, 1, D)."""
+        """(B, S, D) to (B, S, D); with `first`, to (B, 1, D). `mask` (B, 1, 1, S): True for visible tokens; None: all."""
         if first:
-            q_BS1NH = self.project(x_BSD[:, :1], self.query)  # not turned, as its angle is 0
+            q_BS1NH = self.project(x_BSD[:, :1], self.query)  # not rotated, as its angle is 0
             k_BS1NH, v_BS1NH = self.project(x_BSD, self.key, self.value).split(1, dim=2)
             k_BS1NH = k_BS1NH if self.rotation is None else self.rotation(k_BS1NH)
         else:
@@ -154,7 +154,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two dense layers; with GEGLU one half of the first's output gates the other."""
+    """Two dense layers; with GEGLU, one half of the first layer's output gates the other."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward layer, each added to what came in, with norms before or after."""
+    """Attention and feed-forward layer, each with a residual connection and a norm before or after."""
 
     def __init__(self, architecture: Architecture, length: int, index: int) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """From states to scores of the vocabulary: transform, projection to the embedding's width, decoder; each if asked for."""
+    """From states to scores of the vocabulary: optional transform and projection to the embedding's width, decoder."""
 
     def __init__(self, architecture: Architecture, vocabulary: int) -> None:
         super().__init__()
@@ -212,13 +212,13 @@ class Head(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if architecture.decoder_bias else None
 
     def forward(self, states: Tensor) -> Tensor:
-        """(..., D) to (..., E): what the decoder is applied to."""
+        """(..., D) to (..., E), the decoder's input."""
         x = states if self.dense is None else self.dense(states)
         return self.norm(F.gelu(x)) if self.transforms else x
 
 
 def initialize(module: nn.Module, generator: torch.Generator) -> None:
-    """Matrices from a normal of deviation 0.02 (the word [PAD]'s row zero), biases zero, norms one."""
+    """Matrices from a normal distribution of deviation 0.02, with zeros for [PAD]; biases zero, norms one."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=INIT_STD, generator=generator)
@@ -244,7 +244,7 @@ class Bert(nn.Module):
         self.blocks = nn.ModuleList(Block(architecture, length, index) for index in range(different))
         self.norm = norm(architecture, architecture.hidden) if architecture.final_norm else nn.Identity()
         self.head = Head(architecture, vocabulary)
-        self.kept: tuple[Tensor, Tensor] | None = None  # ids, and all rows, where not all of the embedding is there
+        self.kept: tuple[Tensor, Tensor] | None = None  # ids of `keep_tokens`, and all rows of the embedding
         self.dropout = Dropout(0.0)
         initialize(self, torch.Generator().manual_seed(seed))
         if architecture.zero_outputs:
@@ -254,7 +254,7 @@ class Bert(nn.Module):
                     nn.init.zeros_(block.ffn.dense_out.weight)
 
     def set_dropout(self, probability: float) -> None:
-        """Dropout after embedding and branches and on attention weights."""
+        """Set dropout after embedding and branches and on attention weights."""
         for part in self.modules():
             if isinstance(part, nn.Dropout):
                 part.p = probability
@@ -262,9 +262,9 @@ class Bert(nn.Module):
                 part.dropout = probability
 
     def keep_tokens(self, ids: Tensor) -> None:
-        """Keep the embeddings of these ids (sorted, [PAD] first) alone; from now on a token is its place among them.
+        """Keep only the embeddings of these ids (sorted, [PAD] first); from now on, tokens are places among them.
 
-        For the encoder alone, not its vocabulary head. The optimizer would spend as much on rows without a gradient.
+        The vocabulary head can't be used then. It saves the optimizer's work on rows that get no gradient.
         """
         rows = self.embedding.word.weight.detach()
         self.kept = ids, rows
@@ -272,7 +272,7 @@ class Bert(nn.Module):
         self.vocabulary = len(ids)
 
     def restore_tokens(self) -> None:
-        """Undo `keep_tokens`: all rows are there again, those that were kept as they are now."""
+        """Undo `keep_tokens`: restore all rows, with the trained values of those that were kept."""
         ids, rows = self.kept
         tuned = self.embedding.word.weight.detach()
         rows = rows.to(tuned.device).index_copy(0, ids.to(tuned.device), tuned)
@@ -280,13 +280,13 @@ class Bert(nn.Module):
         self.vocabulary, self.kept = len(rows), None
 
     def encode(self, tokens_BS: Tensor, padded: bool = False, first: bool = False) -> Tensor:
-        """(B, S) token ids to (B, S, D) states. `padded`: [PAD] occurs, and is not to be looked at.
+        """(B, S) token ids to (B, S, D) states. `padded`: mask [PAD].
 
-        `first`: to the state of the first token, (B, 1, D); the last block computes no other.
+        With `first`, only the state of the first token, (B, 1, D); the last block computes no other.
         """
         S = tokens_BS.shape[1]
-        if short := -S % 2**self.architecture.funnel:  # to halve a task's inputs, which are of any length
-            tokens_BS, padded = F.pad(tokens_BS, (0, short), value=PAD), True
+        if missing := -S % 2**self.architecture.funnel:  # a task's inputs have any length
+            tokens_BS, padded = F.pad(tokens_BS, (0, missing), value=PAD), True
         seen_BS = tokens_BS != PAD if padded else None
         x_BSD = self.dropout(self.embedding(tokens_BS))
         longer: list[tuple[Tensor, Tensor | None]] = []
@@ -312,20 +312,20 @@ class Bert(nn.Module):
         return F.linear(self.head(states), self.decoder, self.head.bias)
 
     def forward(self, tokens_BS: Tensor, positions_BK: Tensor, labels_BK: Tensor) -> Tensor:
-        """The mean cross-entropy, nats, at the masked positions. The head is computed there and nowhere else."""
+        """The mean cross-entropy, nats, at the masked positions. The head is computed only there."""
         states_BSD = self.encode(tokens_BS)
         states_BKD = states_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, states_BSD.shape[-1]))
         scores_MV = self.logits(states_BKD.flatten(0, 1))
         return F.cross_entropy(scores_MV.float(), labels_BK.flatten())
 
     def losses(self, tokens_BS: Tensor, places_M: Tensor, labels_M: Tensor, padded: bool = False) -> Tensor:
-        """The cross-entropy (M,), nats, at each of these places, which are numbered through the whole batch."""
+        """The cross-entropy (M,), nats, at these places, which are numbered through the whole batch."""
         scores_MV = self.logits(self.encode(tokens_BS, padded).flatten(0, 1)[places_M])
         return F.cross_entropy(scores_MV.float(), labels_M, reduction="none")
 
 
 def halve(x_BSD: Tensor, seen_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The means of neighbours in pairs, of those that are no padding; and which pairs have such a one."""
+    """The mean of each pair of neighbours, without padding, and whether a pair has a token that is not padding."""
     B, S, D = x_BSD.shape
     pairs = x_BSD.view(B, S // 2, 2, D)
     if seen_BS is None:
@@ -336,7 +336,7 @@ def halve(x_BSD: Tensor, seen_BS: Tensor | None) -> tuple[Tensor, Tensor | None]
 
 
 def operations(architecture: Architecture, vocabulary: int, length: int, masks: int) -> float:
-    """Floating-point operations a token of the corpus, forward and backward: matrix products and attention, nothing else.
+    """Floating-point operations per token, forward and backward, of matrix products and attention.
 
     `masks` tokens of each sequence of `length` go through the head. Reading the embedding is free.
     """
@@ -353,7 +353,7 @@ def operations(architecture: Architecture, vocabulary: int, length: int, masks: 
 
 
 class ClassifierHead(nn.Module):
-    """Dense, tanh (EuroBERT: GELU), dropout, and dense to the scores; ModernBERT's has only the last two."""
+    """Dense, tanh (EuroBERT: GELU), dropout and dense to the scores; ModernBERT's has only the last two."""
 
     def __init__(self, hidden: int, classes: int, dropout: float, seed: int, layout: str | None = None) -> None:
         super().__init__()
@@ -374,7 +374,7 @@ class Classifier(nn.Module):
     """The encoder with a head on the state of [CLS].
 
     "tanh" is the reference's GLUE head, 1024 wide. "native" is that of transformers' model of the layout, as wide as
-    the encoder; ModernBERT's begins with the pretrained transform of its vocabulary head. InputError if there is none.
+    the encoder; ModernBERT's begins with the pretrained transform. InputError if transformers has no such model.
     """
 
     def __init__(self, bert: Bert, classes: int, dropout: float, seed: int, head: HeadName = "tanh") -> None:
@@ -387,14 +387,14 @@ class Classifier(nn.Module):
         self.classifier = ClassifierHead(bert.architecture.hidden, classes, dropout, seed, self.layout)
 
     def scores(self, states_BD: Tensor) -> Tensor:
-        """(B, classes) of the states of [CLS]."""
+        """(B, D) states of [CLS] to (B, classes) scores."""
         return self.classifier(self.bert.head(states_BD) if self.layout == "ModernBert" else states_BD)
 
     def forward(self, tokens_BS: Tensor, padded: bool = True) -> Tensor:
-        """(B, S) token ids to (B, classes) scores. `padded`: with [PAD] at the ends."""
+        """(B, S) token ids to (B, classes) scores. `padded`: mask [PAD]."""
         states_BD = self.bert.encode(tokens_BS, padded, first=True)[:, 0]
         if self.training:
             return self.scores(states_BD)
-        # in bf16 one answer in a hundred is a tie of classes
+        # not in bf16, where one prediction in a hundred is a tie of classes
         with torch.autocast(states_BD.device.type, enabled=False):
             return self.scores(states_BD.float())

@@ -1,4 +1,4 @@
-"""What a run needs to go on where it was: weights, optimizers, and how much is spent."""
+"""Checkpoints: weights, optimizers and how much of the budget is spent."""
 
 import json
 import os
@@ -19,28 +19,28 @@ CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 
 @dataclass
 class Spent:
-    """Where a run is: all that a checkpoint holds besides weights and optimizers.
+    """The progress of a run: all that a checkpoint holds besides weights and optimizers.
 
-    Masks and dropout are drawn anew from the seed and the number of the sequence, so its number is the state of the random
-    numbers too. A checkpoint lies between two steps, so there are no half-summed gradients.
+    Masks and dropout are drawn from the seed and the number of the sequence, so that number is also the state of the
+    random numbers. A checkpoint lies between two steps, so there are no half-summed gradients.
     """
 
     step: int = 0
     seconds: float = 0.0  # on the clock, held-out evaluation not counted
-    tokens: int = 0  # trained on
+    tokens: int = 0
     operations: float = 0.0  # floating-point operations for these tokens
     sequence: int = 0  # the next to be read, counted over all epochs; more than tokens / length if some were skipped
-    micro_batch: int = 0  # sequences; a resumed run keeps it on the same device, so that it rounds alike
-    device: str = ""  # on which that micro-batch was chosen
-    compilations: int = 0  # of the forward and backward pass that succeeded
-    compile_seconds: float = 0.0  # on the clock, spent on compiling, failures included
-    skipped: list[dict] = field(default_factory=list)  # where the loss was no number
-    scaler: dict = field(default_factory=dict)  # of fp16 gradients
+    micro_batch: int = 0  # sequences; a resumed run keeps it on the same device, so that sums are rounded alike
+    device: str = ""  # for which that micro-batch was chosen
+    compilations: int = 0  # successful, of the forward and backward pass
+    compile_seconds: float = 0.0  # on the clock, failures included
+    skipped: list[dict] = field(default_factory=list)  # batches whose loss was not finite
+    scaler: dict = field(default_factory=dict)  # state of the scale of fp16 gradients
     evaluations: list[dict] = field(default_factory=list)
 
 
 def fsync(path: Path) -> None:
-    """Force a file, or the names in a directory, to disk; a file that isn't there yet has nothing to lose."""
+    """Force a file, or the names in a directory, to disk. A missing file is ignored."""
     if path.exists():
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -50,18 +50,18 @@ def fsync(path: Path) -> None:
 
 
 def write(folder: Path, tensors: dict[str, Tensor], spent: str) -> None:
-    """Put all that is needed to go on into one file, in one step: a crash or a full disk leaves the old one."""
+    """Replace the checkpoint in one step: a crash or a full disk leaves the old one."""
     half = folder / f"{CHECKPOINT}.half"
     try:
         save_file(tensors, half, metadata={"spent": spent})
-        for path in (half, folder / METRICS):  # the rows of its steps are there if it is
+        for path in (half, folder / METRICS):  # a checkpoint on disk implies the rows of its steps
             fsync(path)
         half.replace(folder / CHECKPOINT)
         fsync(folder)
     except (OSError, SafetensorError) as error:
         raise InputError(
-            f"No checkpoint can be written to {folder} ({error}). Free space or grant access there, then run again: the run goes "
-            "on from its last checkpoint, which is kept."
+            f"No checkpoint can be written to {folder} ({error}). Free space or grant access there, then run again. "
+            "The run resumes from its last checkpoint, which is kept."
         ) from error
     finally:
         half.unlink(missing_ok=True)
@@ -78,10 +78,10 @@ def tensors_of(bert: Bert, optimizers: list[torch.optim.Optimizer]) -> dict[str,
 
 
 class Writer:
-    """Writes checkpoints beside training, one at a time: copies the tensors, then writes the copies on its own thread.
+    """Writes checkpoints during training, one at a time: copies the tensors, then writes the copies on its own thread.
 
     A failed write raises InputError in the next call of `save`, `check` or `wait`. The copies take as much memory as a
-    checkpoint takes on disk and are kept for the next one.
+    checkpoint takes on disk and are reused for the next one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,7 +91,7 @@ class Writer:
         self.writing: Future[None] | None = None
 
     def save(self, bert: Bert, optimizers: list[torch.optim.Optimizer], spent: Spent) -> None:
-        """Copy what a run needs to go on and start writing it. Waits for the write before to end."""
+        """Copy the state of a run and start writing it. Waits for the previous write to end."""
         self.wait()
         before, self.copies = self.copies, {}
         for name, value in tensors_of(bert, optimizers).items():
@@ -107,21 +107,21 @@ class Writer:
             self.wait()
 
     def wait(self) -> None:
-        """Until the last checkpoint is on disk. Raises InputError if it could not be written."""
+        """Wait until the last checkpoint is on disk. Raises InputError if it could not be written."""
         if self.writing:
             written = self.writing
-            written.exception()  # waits; a signal in here leaves the write to be waited for
+            written.exception()  # waits; after a signal in here, `wait` can be called again
             self.writing = None
             written.result()
 
     def close(self) -> None:
-        """End the thread when the last checkpoint is written, and give the memory of the copies back."""
+        """End the thread once the last checkpoint is written, and free the copies."""
         self.thread.shutdown()
         self.copies.clear()
 
 
 def restore(folder: Path, bert: Bert, optimizers: list[torch.optim.Optimizer]) -> Spent | None:
-    """Load the checkpoint, if there is one."""
+    """Load the checkpoint, if there is one. Raises InputError if it can't be read or belongs to another model."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None
@@ -138,26 +138,26 @@ def restore(folder: Path, bert: Bert, optimizers: list[torch.optim.Optimizer]) -
             optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
     except (OSError, SafetensorError, TypeError, KeyError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"{path} is no checkpoint that can be read ({' '.join(str(error).split())}), so the run can't go on from it. "
-            "Delete it, or refresh the pretrain stage, to train from the start."
+            f"{path} is damaged or belongs to another model ({' '.join(str(error).split())}), so the run can't resume "
+            "from it. Delete it, or refresh the pretrain stage, to train from the start."
         ) from error
     return spent
 
 
 def cut_metrics(folder: Path, steps: int) -> None:
-    """Leave the metrics of the first so many steps alone."""
+    """Keep the metrics of the first `steps` steps only."""
     (folder / METRICS).touch()
     rows = (folder / METRICS).read_bytes().splitlines(keepends=True)[:steps]
-    os.truncate(folder / METRICS, sum(map(len, rows)))  # in one step: killed here, nothing is lost
+    os.truncate(folder / METRICS, sum(map(len, rows)))  # in one step, so that a kill loses nothing
 
 
 def line(row: dict) -> str:
-    """What a progress bar says of a step."""
+    """The note of a step in a progress bar."""
     return f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
 
 
 def last_row(folder: Path) -> dict | None:
-    """The metrics of the last step that another process has written whole, if there is one."""
+    """The last complete row of the metrics that another process is writing, if there is one."""
     path = folder / METRICS
     rows = path.read_bytes().split(b"\n") if path.exists() else []
     return json.loads(rows[-2]) if len(rows) > 1 else None

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from model.machine import Machine
 
 ROUNDS = 7  # each masks another seventh of the tokens, 14.3 %, near the 15 % of most recipes
-SEED = 0  # decides which round masks which token: the same for every run
-BATCH_TOKENS = 64 * 128  # computed at once; the scores of a seventh of them are in memory
+SEED = 0  # of the rounds, the same for every run
+BATCH_TOKENS = 64 * 128  # computed at once, with the scores of a seventh of them in memory
 CURVE_SEQUENCES = 1024  # spread over the text, for the losses over a run
 UNITS = {"token": 0, "character": 1, "byte": 2}  # columns of `Heldout.documents`
 
@@ -20,8 +20,8 @@ UNITS = {"token": 0, "character": 1, "byte": 2}  # columns of `Heldout.documents
 class Heldout:
     """The documents that the loss is measured on.
 
-    sequences  (m, S) token ids: one document after another, each closed by a separator; [PAD] behind the last
-    documents  (d, 3) int64: tokens (separators not counted), characters and UTF-8 bytes of each document
+    sequences  (m, S) token ids: one document after another, each followed by a separator; [PAD] after the last
+    documents  (d, 3) int64: tokens (without separators), characters and UTF-8 bytes of each document
     """
 
     sequences: np.ndarray
@@ -31,12 +31,13 @@ class Heldout:
         length = int(self.documents[:, 0].sum()) + len(self.documents)
         if not length <= self.sequences.size < length + self.sequences.shape[1]:
             raise ValueError(
-                f"{len(self.documents):,} documents have {length:,} tokens, but {self.sequences.shape} sequences hold them"
+                f"{len(self.documents):,} documents have {length:,} tokens, which don't fit sequences of shape "
+                f"{self.sequences.shape}"
             )
 
     @classmethod
     def of_rows(cls, rows: np.ndarray) -> "Heldout":
-        """Sequences that each are one document and end in its separator; a character is taken to be a token."""
+        """Sequences of one document each, which end in its separator; characters and bytes are counted as tokens."""
         return cls(rows, np.full((len(rows), 3), rows.shape[1] - 1, dtype=np.int64))
 
     @property
@@ -56,7 +57,7 @@ class Heldout:
 def rounds_of(owners_BS: np.ndarray, first: int) -> np.ndarray:
     """(B, S): the round in which each token is masked, -1 for never. The rounds share the tokens of a sequence evenly.
 
-    It depends on the number of the sequence, `first` + i, and on the place in it, not on how sequences are batched.
+    They depend on the number of the sequence, `first` + i, and on the place in it, not on how sequences are batched.
     """
     B, S = owners_BS.shape
     counts = -(-S // 4)  # of the Philox generator, each 4 numbers
@@ -75,8 +76,8 @@ def measure(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The loss of each document, nats, and how many of its tokens were predicted: (d,) each.
 
-    All rounds together predict every token once, from a sequence in which it and the others of its round are [MASK]. For less,
-    give the first `rounds` only, or one sequence of `every` few.
+    All rounds together predict every token once, from a sequence in which it and the others of its round are [MASK].
+    Fewer `rounds`, or only each `every`-th sequence, predict fewer tokens.
     """
     sequences, owners, documents = heldout.sequences[::every], heldout.owners()[::every], len(heldout.documents)
     nats_D, predicted_D = np.zeros(documents), np.zeros(documents, dtype=np.int64)
@@ -90,9 +91,9 @@ def measure(
             for number in range(rounds):
                 chosen_M = np.flatnonzero(rounds_BS == number)
                 losses_M = _losses(bert, tokens_BS, torch.from_numpy(chosen_M), mask_id, machine, padded)
-                found_M = owners_BS.ravel()[chosen_M]
-                nats_D += np.bincount(found_M, losses_M.double().cpu().numpy(), minlength=documents)
-                predicted_D += np.bincount(found_M, minlength=documents)
+                owners_M = owners_BS.ravel()[chosen_M]
+                nats_D += np.bincount(owners_M, losses_M.double().cpu().numpy(), minlength=documents)
+                predicted_D += np.bincount(owners_M, minlength=documents)
     bert.train(was_training)
     return nats_D, predicted_D
 
@@ -100,24 +101,21 @@ def measure(
 def _losses(
     bert: nn.Module, tokens_BS: Tensor, chosen_M: Tensor, mask_id: int, machine: Machine, padded: bool
 ) -> Tensor:
-    """The losses (M,) at the chosen places, numbered through the batch, when all of them are masked."""
+    """The losses (M,) at the chosen places, which are all masked and are numbered through the whole batch."""
     labels_M = tokens_BS.flatten()[chosen_M]
     masked_BS = tokens_BS.flatten().index_fill(0, chosen_M, mask_id).view(tokens_BS.shape)
     return bert.losses(*(part.to(machine.device) for part in (masked_BS, chosen_M, labels_M)), padded=padded)
 
 
 def heldout_loss(bert: nn.Module, heldout: Heldout, mask_id: int, machine: Machine) -> float:
-    """Nats a token, for the curve over a run: of the first round in sequences spread over the text, always the same tokens."""
+    """Nats per token, for the curve over a run: the first round in sequences spread over the text."""
     every = -(-len(heldout.sequences) // CURVE_SEQUENCES)
     nats_D, predicted_D = measure(bert, heldout, mask_id, machine, rounds=1, every=every)
     return float(nats_D.sum() / predicted_D.sum())
 
 
 def ratio(nats_D: np.ndarray, sizes_D: np.ndarray) -> dict[str, float | None]:
-    """Nats over the size of all documents, and its standard error: the jackknife that leaves out one document at a time.
-
-    The error is None where one document is all there is.
-    """
+    """Nats per unit of size, and its standard error by the jackknife over documents; None for a single document."""
     nats, size, D = nats_D.sum(), sizes_D.sum(), len(sizes_D)
     error = None
     if (sizes_D < size).all():
@@ -127,7 +125,7 @@ def ratio(nats_D: np.ndarray, sizes_D: np.ndarray) -> dict[str, float | None]:
 
 
 def summary(heldout: Heldout, nats_D: np.ndarray) -> dict:
-    """What `measure` found in all rounds, in words: nats a token, a character and a byte, and of how much text."""
+    """The result of all rounds: the size of the text, and nats per token, character and byte."""
     totals = heldout.documents.sum(axis=0).tolist()
     return {
         "documents": len(heldout.documents),

@@ -1,7 +1,7 @@
-"""cram's models in transformers: after `import model.hf`, its Auto classes, pipelines and Trainer take every layout.
+"""cram's models in transformers: after `import model.hf`, its Auto classes, pipelines and Trainer accept every layout.
 
 A layout that transformers implements is saved as that model and needs nothing from this file. The others are saved with
-model_type "cram", under cram's own names. No code is read from a model's folder.
+model_type "cram", under cram's own names. No code in a model's folder is executed.
 """
 
 import torch
@@ -23,13 +23,13 @@ from model.bert import PAD, Bert, ClassifierHead, Embedding, Head, Rotation, sin
 from model.export import Saved, SavedClassifier, described
 from model.settings import Architecture
 
-PAPER = {"vocabulary": 32_768, "length": 128}  # of its final model
-OUTPUTS = ("attention.out", "ffn.dense_out")  # each branch's last layer
+PAPER = {"vocabulary": 32_768, "length": 128}  # of the paper's final model
+OUTPUTS = ("attention.out", "ffn.dense_out")  # the last layer of each branch
 
 
 @strict
 class CramConfig(PreTrainedConfig):
-    """config.json of a model under cram's own names; without arguments, that of the paper's final model.
+    """config.json of a model under cram's own names; the default is that of the paper's final model.
 
     `cram`: the fields of `export.Saved` or `export.SavedClassifier`. `dropout`: in training, after the embedding and
     the branches, on attention weights, and in a classifier's head. Raises ValueError, which names the field, if `cram`
@@ -49,7 +49,7 @@ class CramConfig(PreTrainedConfig):
             if self.id2label is not None and len(self.id2label) != saved.classes:
                 raise ValueError(f"id2label has {len(self.id2label)} names, but cram.classes is {saved.classes}")
             if saved.head != "tanh":
-                raise ValueError(f"cram.head is {saved.head!r}; model_type 'cram' has the head 'tanh' alone")
+                raise ValueError(f"cram.head is {saved.head!r}; model_type 'cram' only has the head 'tanh'")
         if sizes := kwargs.keys() & {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"}:
             raise ValueError(
                 f"{min(sizes)} is read from cram; in a folder of another model_type, open it with its own class"
@@ -78,12 +78,12 @@ class CramConfig(PreTrainedConfig):
 
     @property
     def num_hidden_layers(self) -> int:
-        """Blocks, those with shared weights as often as they are used."""
+        """Blocks; those with shared weights are counted as often as they are used."""
         return self.cram["architecture"]["layers"]
 
     @property
     def num_attention_heads(self) -> int:
-        """Of each block."""
+        """Attention heads of each block."""
         return self.cram["architecture"]["heads"]
 
 
@@ -120,7 +120,7 @@ class CramPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initial values of new models and new heads, and the tables of positions, which are in no file."""
+        """Set the initial values of new models and heads, and the tables of positions, which are not stored."""
         super()._init_weights(module)
         if isinstance(module, Rotation):
             length, *_, size = module.cosines.shape
@@ -181,7 +181,7 @@ class CramForMaskedLM(CramPreTrainedModel):
 
 
 class CramForSequenceClassification(CramPreTrainedModel):
-    """A finetuned model with the paper's head (dense to 1024, tanh): scores of classes, or with one class a number."""
+    """A finetuned model with the paper's head (dense to 1024, tanh): scores of classes, or a number for regression."""
 
     described_by = SavedClassifier
 

@@ -6,13 +6,8 @@ from model.settings import Architecture
 
 
 def _needs(a: Architecture) -> dict[str, dict]:
-    """The values of axes with which each model of transformers computes what ours does; other axes may be anything."""
-    every = {
-        "embedding": None,
-        "different_layers": None,
-        "ffn_every": 1,
-        "funnel": 0,
-    }
+    """The values of axes with which each model of transformers computes the same; other axes may have any value."""
+    every = {"embedding": None, "different_layers": None, "ffn_every": 1, "funnel": 0}
     rotary = every | {
         "norm_order": "pre",
         "activation": "geglu",
@@ -50,7 +45,7 @@ def _needs(a: Architecture) -> dict[str, dict]:
 
 
 def _nearest(architecture: Architecture) -> tuple[str, dict]:
-    """The model of transformers that lacks the fewest axes of this layout, and these with the values that it needs."""
+    """The model of transformers that differs in the fewest axes, and these axes with the values that it needs."""
     lacking = {
         name: {axis: value for axis, value in needed.items() if getattr(architecture, axis) != value}
         for name, needed in _needs(architecture).items()
@@ -59,13 +54,13 @@ def _nearest(architecture: Architecture) -> tuple[str, dict]:
 
 
 def transformers_model(architecture: Architecture) -> str | None:
-    """The model of transformers as which this layout is saved, as in `ModernBert`ForMaskedLM; None: there is none."""
+    """The model of transformers that this layout is saved as, such as `ModernBert`; None if there is none."""
     name, lacking = _nearest(architecture)
     return None if lacking else name
 
 
 def why_not_transformers(architecture: Architecture) -> str | None:
-    """The sentence that says what transformers can't express of this layout; None if it can."""
+    """The sentence that says which axes of this layout transformers lacks; None if it has the layout."""
     name, lacking = _nearest(architecture)
     if not lacking:
         return None

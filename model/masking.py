@@ -7,12 +7,12 @@ import numpy as np
 from model.heldout import Heldout
 
 MASKED, RANDOM = 0.8, 0.1  # of the chosen tokens: [MASK], a random token; the rest stays (Devlin et al. 2019)
-WORDS = 4  # of 64 bits, that one count of the Philox generator gives
+WORDS = 4  # 64-bit words per count of the Philox generator
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Packed sequences (n, S) uint16 or uint32 to train on, held-out documents, and what is needed to mask them."""
+    """Packed sequences (n, S), uint16 or uint32, held-out documents, and the vocabulary's numbers for masking."""
 
     sequences: np.ndarray
     heldout: Heldout
@@ -27,7 +27,7 @@ class Corpus:
 
 
 def masks_per_sequence(fraction: float, length: int) -> int:
-    """How many tokens of a sequence are predicted: at least one."""
+    """The number of tokens of a sequence that are predicted: at least one."""
     return max(1, round(fraction * length))
 
 
@@ -36,12 +36,13 @@ def mask(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Choose `count` = K tokens of each sequence for prediction, and hide them.
 
-    Returns the changed tokens (B, S), the chosen positions (B, K) and the ids that stood there (B, K), all int64. Special
-    tokens are never drawn as random ones, and are chosen only where a sequence has fewer than K others.
-    Of each sequence's K, exactly round(0.8 K) become [MASK] and half of the rest random tokens, as in the reference
-    implementation (26, 3 and 3 of 32).
-    What sequence number `first` + i gets depends on that number and `seed` alone: not on the machine, on the size of the
-    micro-batch, or on what was read before, so a resumed run masks as if never stopped.
+    Returns the changed tokens (B, S), the chosen positions (B, K) and the original ids there (B, K), all int64. Special
+    tokens are never drawn as random ones, and are chosen only if a sequence has fewer than K others. Of each sequence's
+    K, exactly round(0.8 K) become [MASK] and half of the rest random tokens, as in the reference implementation (26, 3
+    and 3 of 32).
+
+    The masks of sequence number `first` + i depend only on that number and on `seed`, not on the machine, the size of
+    the micro-batch or what was read before. So a resumed run masks as if it had never stopped.
     """
     B, S = tokens_BS.shape
     masked, random = round(MASKED * count), round(RANDOM * count)
@@ -55,7 +56,7 @@ def mask(
     labels_BK = np.take_along_axis(hidden_BS, positions_BK, axis=1)
     inputs_BK = labels_BK.copy()
     inputs_BK[:, :masked] = corpus.mask_id
-    words = np.uint64(corpus.vocabulary - corpus.specials)  # so few of 2^64 that the remainder is as good as uniform
+    words = np.uint64(corpus.vocabulary - corpus.specials)  # far fewer than 2^64, so the remainder is nearly uniform
     inputs_BK[:, masked : masked + random] = corpus.specials + (draws_BW[:, S : S + random] % words).astype(np.int64)
     np.put_along_axis(hidden_BS, positions_BK, inputs_BK, axis=1)
     return hidden_BS, positions_BK, labels_BK

@@ -1,6 +1,5 @@
 """Parameter groups, the optimizers on them, and their rates. Each group carries its own peak rate, as `peak`."""
 
-from collections import Counter
 from collections.abc import Iterable
 
 from torch import nn
@@ -8,18 +7,18 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer, RAdam
 
 from model.settings import Training
 
-# Adafactor's smallest mean squared gradient, and the smallest RMS of a parameter that its rate goes by (the latter as Shazeer
-# & Stern 2018). For the first, torch's own 1e-7 levels gradients from about 1e-5 down, which rare words have, and their
-# 1e-30 has no square in fp32, so that [PAD]'s gradient of 0 is divided by 0.
+# Adafactor's smallest mean squared gradient, and the smallest RMS of a parameter that its rate is multiplied by (from
+# Shazeer & Stern 2018). As the former, torch's 1e-7 hides gradients below about 1e-5, which rare words have, and the
+# paper's 1e-30 underflows when squared in fp32, so that [PAD]'s gradient of 0 is divided by 0.
 ADAFACTOR_EPS = (1e-18, 1e-3)
 
 
 def groups(
     named: Iterable[tuple[str, nn.Parameter]], peak: float, weight_decay: float, decay_norms: bool = False
 ) -> list[dict]:
-    """The parameters that decay and those that don't: matrices (the tied embedding too), and all others.
+    """The parameters that decay and those that don't: matrices, tied embedding included, and all others.
 
-    With `decay_norms`, norm gains and the position scale decay as well, and only biases don't.
+    With `decay_norms`, everything but biases decays.
     """
     decaying, others = [], []
     for name, parameter in named:
@@ -32,12 +31,12 @@ def groups(
 
 
 def adamw(model: nn.Module, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> AdamW:
-    """AdamW on all of a model."""
+    """AdamW on all parameters of a model."""
     return AdamW(groups(model.named_parameters(), lr, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
 
 
 def muon(bert: nn.Module, training: Training) -> list[Optimizer]:
-    """Muon on the matrices of `bert.blocks`, and AdamW without decay on all the rest: embedding, norms, biases, head."""
+    """Muon on the matrices of `bert.blocks`; AdamW without decay on the rest: embedding, norms, biases, head."""
     matrices = [p for p in bert.blocks.parameters() if p.ndim == 2]
     orthogonal = {id(p) for p in matrices}
     rest = [(name, p) for name, p in bert.named_parameters() if id(p) not in orthogonal]
@@ -61,39 +60,28 @@ def muon(bert: nn.Module, training: Training) -> list[Optimizer]:
 
 
 def optimizers(bert: nn.Module, training: Training) -> list[Optimizer]:
-    """The optimizer of `training` for an encoder with `blocks`; for muon two, of different parameters."""
+    """The optimizer of `training` for an encoder with `blocks`; two for muon, each with its own parameters."""
     lr, betas, eps = training.learning_rate, (training.beta1, training.beta2), training.adam_eps
     all_groups = groups(bert.named_parameters(), lr, training.weight_decay, training.decay_norms)
     match training.optimizer:
         case "adamw":
             chosen = [AdamW(all_groups, lr=lr, betas=betas, eps=eps, fused=True)]
-        case "adam":  # as BERT's paper says: the decay is added to the gradient
+        case "adam":  # as in BERT's paper: the decay is added to the gradient
             chosen = [Adam(all_groups, lr=lr, betas=betas, eps=eps, fused=True)]
         case "radam":
             chosen = [RAdam(all_groups, lr=lr, betas=betas, eps=eps, decoupled_weight_decay=True)]
-        case "adafactor":  # its rate is relative to the RMS of each parameter
+        case "adafactor":  # its rate is multiplied by the RMS of each parameter
             chosen = [Adafactor(all_groups, lr=lr, eps=ADAFACTOR_EPS)]
-        case "sgd":  # Nesterov's form; without momentum torch has none, as there is no difference
+        case "sgd":  # Nesterov's form, which torch refuses without momentum, where it makes no difference
             momentum = training.momentum
             chosen = [SGD(all_groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=True)]
         case "muon":
             chosen = muon(bert, training)
-    check(bert, chosen)
     return chosen
 
 
-def check(model: nn.Module, optimizers: list[Optimizer]) -> None:
-    """Raise RuntimeError unless each parameter is in exactly one group."""
-    times = Counter(id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
-    wrong = [f"{name} in {times[id(p)]}" for name, p in model.named_parameters() if times[id(p)] != 1]
-    if wrong:
-        raise RuntimeError(
-            f"Each parameter has to be in one group of one optimizer, but these are not: {', '.join(wrong)}."
-        )
-
-
 def set_rates(optimizers: list[Optimizer], multiplier: float) -> None:
-    """Use this part of each group's peak rate from the next step on."""
+    """Set each group's rate to this fraction of its peak."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = multiplier * group["peak"]

@@ -1,52 +1,51 @@
-"""What changes while a run spends its budget, as functions of the fraction that is spent, 0 at its start and 1 at its end."""
+"""Learning rate, batch and masked fraction as functions of the fraction of the budget that is spent, from 0 to 1."""
 
 import math
 from collections.abc import Callable
 
 from model.settings import Training
 
-MASK_LEVELS = 5  # of the masked fraction: each has its own shapes, so each is compiled once
-# The reference's batch grows by one micro-batch, as large as the card allows: 512 of 8,192 sequences on the paper's
-# A6000 and 96 or 128 on its smaller cards. Here it grows by a sixteenth on every card; by more if the
-# batch is small, because fewer than 32 sequences leave cores idle.
+MASK_LEVELS = 5  # of the masked fraction; each has its own shapes and is compiled once
+# In the reference implementation the batch grows by one micro-batch, as large as the card allows: 512 of 8,192
+# sequences on the paper's A6000 and 96 or 128 on its smaller cards. Here it grows by a sixteenth on every card, or by
+# more if the batch is small, because fewer than 32 sequences leave cores idle.
 RAMP_LEVELS, RAMP_UNIT = 16, 32
 
 
 def rise(spent: float, over: float) -> float:
-    """From 0 up to 1 within the first fraction `over`, 1 after that."""
+    """Rises from 0 to 1 over the first fraction `over`, then stays 1."""
     return min(1.0, spent / over) if over else 1.0
 
 
 def fall(spent: float, over: float) -> float:
-    """1 until the last fraction `over` begins, then down to 0 at 1, 0 after that."""
+    """Stays 1 until the last fraction `over`, then falls to 0 at 1."""
     return max(0.0, min(1.0, (1.0 - spent) / over))
 
 
 def half_cosine(left: float) -> float:
-    """Half a cosine: 1 where all is left (1), 0 where nothing is (0)."""
+    """Half a cosine: 1 if all is left (1), 0 if nothing is (0)."""
     return 0.5 * (1.0 - math.cos(math.pi * left))
 
 
 def warm_cosine(spent: float, warmup: float) -> float:
-    """From 0 to 1 within the fraction `warmup`, then half a cosine down to 0 at 1."""
+    """Rises from 0 to 1 over the fraction `warmup`, then falls to 0 at 1 on half a cosine."""
     return min(rise(spent, warmup), half_cosine(fall(spent, 1.0 - warmup)))
 
 
 def annealing(spent: float, warmup: float, cycles: int = 4) -> float:
-    """A warm-up, then four half cosines from 1 to 0, one after the other, the last of which ends at 1."""
+    """A warm-up, then four half cosines from 1 to 0, one after the other; the last ends at 1."""
     left = cycles * fall(spent, 1.0 - warmup)
     return min(rise(spent, warmup), half_cosine(left - max(0, math.ceil(left) - 1)))
 
 
 def inverse_sqrt(spent: float, warmup: float, cooldown: float) -> float:
-    """A warm-up, then one over the root of what is spent, and from where that is, a line to 0 at 1."""
+    """A warm-up, then one over the square root of the fraction; in the last `cooldown` multiplied by a line to 0."""
     decaying = max(warmup, min(spent, 1.0 - cooldown))
     return math.sqrt(warmup / decaying) * min(rise(spent, warmup), fall(spent, cooldown))
 
 
-# By name: the rate between 0 and 1 at x, the fraction spent. With a warm-up it is 0 at the start, and so it is for one-cycle
-# and ramp, as in the reference implementation. That is the first step alone, as something is spent by the second; it moves
-# no weight, but fills the optimizer's averages.
+# By name: the rate between 0 and 1 at x, the fraction spent. With a warm-up, and for one-cycle and ramp, the first step
+# has rate 0, as in the reference implementation: it moves no weight but fills the optimizer's averages.
 SHAPES: dict[str, Callable[[Training, float], float]] = {
     "triangle": lambda t, x: min(0.25 + x, 4.0 - 4.0 * x),  # the paper's (section 4.3): its peak is at 0.75
     "one-cycle": lambda t, x: min(rise(x, 0.5), fall(x, 0.5)),
@@ -62,15 +61,15 @@ SHAPES: dict[str, Callable[[Training, float], float]] = {
 
 
 def rate(training: Training, spent: float) -> float:
-    """What the peak rates are multiplied by: the schedule, between `floor` and 1; exactly `floor` from 1 on."""
+    """The factor of the peak rates: the schedule between `floor` and 1, and exactly `floor` from 1 on."""
     shape = SHAPES[training.schedule](training, spent) if spent < 1 else 0.0
     return training.floor + (1.0 - training.floor) * shape
 
 
 def ramp_unit(training: Training) -> int:
-    """Sequences by which the batch grows, a divisor of batch_size; all of batch_size if batch_ramp is 0.
+    """Sequences by which the batch grows, a divisor of batch_size; batch_size itself if batch_ramp is 0.
 
-    The same on every machine: a machine's micro-batch divides it.
+    It is the same on every machine, and a machine's micro-batch divides it.
     """
     if not training.batch_ramp:
         return training.batch_size
@@ -80,16 +79,15 @@ def ramp_unit(training: Training) -> int:
 
 def batch(training: Training, spent: float) -> int:
     """Sequences of a step: from one unit up to batch_size, linear in the budget; batch_size from batch_ramp on."""
-    unit = ramp_unit(training)
     if spent >= training.batch_ramp:
         return training.batch_size
-    return unit * min(
-        training.batch_size // unit, math.floor(training.batch_size * spent / training.batch_ramp / unit) + 1
-    )
+    unit = ramp_unit(training)
+    units = math.floor(training.batch_size * spent / training.batch_ramp / unit) + 1
+    return min(training.batch_size, unit * units)
 
 
 def mask_fraction(training: Training, spent: float) -> float:
-    """Of a sequence's tokens, predicted: mask_fraction, or on the way from it to last_mask_fraction in five equal steps."""
+    """The fraction of tokens to predict: mask_fraction, or from it to last_mask_fraction in five equal steps."""
     first, last = training.mask_fraction, training.last_mask_fraction
     if last is None:
         return first
@@ -98,7 +96,7 @@ def mask_fraction(training: Training, spent: float) -> float:
 
 
 def masks_stay_until(training: Training, spent: float) -> float:
-    """The fraction of the budget at which mask_fraction changes next; 1: not before the end."""
+    """The fraction of the budget at which the masked fraction changes next; 1: not before the end."""
     if training.last_mask_fraction is None:
         return 1.0
     return min(MASK_LEVELS, math.floor(MASK_LEVELS * spent) + 1) / MASK_LEVELS

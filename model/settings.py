@@ -1,4 +1,4 @@
-"""Settings of the architecture, pretraining and finetuning. The defaults are the paper's final recipe. Does not import torch."""
+"""Settings of architecture, pretraining and finetuning. The defaults are the paper's final recipe. Imports no torch."""
 
 from typing import Literal
 
@@ -12,56 +12,41 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     hidden: int = Field(768, ge=2, le=65_536, description="Width of the residual stream.")
     heads: int = Field(12, ge=1, le=1024, description="Attention heads; must divide hidden.")
     intermediate: int = Field(
-        2304,
-        ge=2,
-        le=262_144,
-        description="Inner width of the feed-forward layer. GEGLU has two of two thirds of it in its place, so that it has as "
-        "many parameters: 2304 is two of 1536.",
+        2304, ge=2, le=262_144, description="Inner width of the feed-forward layer; GEGLU has two of two thirds of it."
     )
     activation: Literal["geglu", "gelu", "relu2"] = Field("geglu", description="relu2: the square of ReLU.")
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="All norms.")
     norm_order: Literal["pre", "post"] = Field("pre", description="Before each branch, or after each residual sum.")
     norm_bias: bool = Field(True, description="Norms add a bias; RMSNorm has none.")
-    norm_eps: float = Field(1e-12, gt=0, le=1, description="As BERT; the paper found that it matters little.")
+    norm_eps: float = Field(1e-12, gt=0, le=1, description="As in BERT; the paper found that it matters little.")
     embedding_norm: bool = Field(True, description="Norm after the embedding.")
-    first_norm: bool = Field(
-        True,
-        description="With pre: norm before the first block's attention (wherever that block is repeated); ModernBERT has none.",
-    )
+    first_norm: bool = Field(True, description="With pre: norm before the first attention; ModernBERT has none.")
     final_norm: bool = Field(True, description="Norm after the last block.")
     bias: bool = Field(False, description="Biases of the dense layers, but not of queries, keys and values.")
     qkv_bias: bool = Field(False, description="Biases of queries, keys and values.")
     positions: Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary"] = Field(
-        "scaled-sinusoidal", description="scaled-sinusoidal: times one learned number."
+        "scaled-sinusoidal", description="scaled-sinusoidal: multiplied by one learned number."
     )
     embedding: int | None = Field(
-        None,
-        ge=2,
-        le=65_536,
-        description="Width of the word embedding, projected to hidden (ALBERT); null: hidden itself.",
+        None, ge=2, le=65_536, description="Width of the word embedding, projected to hidden (ALBERT); null: hidden."
     )
     different_layers: int | None = Field(
-        None, ge=1, le=128, description="Blocks with weights of their own, repeated in turn (ALBERT: 1); null: all."
+        None, ge=1, le=128, description="Blocks with their own weights, repeated in turn (ALBERT: 1); null: all."
     )
-    ffn_every: int = Field(1, ge=1, le=128, description="Only each so-many-th block has a feed-forward layer.")
-    funnel: int = Field(
-        0,
-        ge=0,
-        le=8,
-        description="How often the length is halved in the first half of the blocks; restored in the second.",
-    )
+    ffn_every: int = Field(1, ge=1, le=128, description="Only every n-th block has a feed-forward layer.")
+    funnel: int = Field(0, ge=0, le=8, description="Times that the length is halved in the first half of the blocks.")
     head_transform: bool = Field(False, description="Dense, GELU and norm before the vocabulary head, as BERT.")
     decoder_bias: bool = Field(False, description="Bias of the vocabulary head.")
     tied: bool = Field(True, description="The vocabulary head is the word embedding.")
-    zero_outputs: bool = Field(False, description="Each branch's output projection starts at zero, not at random.")
+    zero_outputs: bool = Field(False, description="Each branch's output projection starts at zero.")
 
     @property
     def inner(self) -> int:
-        """Width at which the feed-forward layer's output projection reads."""
+        """Input width of the feed-forward layer's output projection."""
         return self.intermediate * 2 // 3 if self.activation == "geglu" else self.intermediate
 
     def halvings(self) -> list[int]:
-        """How often the length is halved at each block: the blocks are spread evenly over the way down and up again."""
+        """How often the length is halved at each block: each length, down and up again, has about as many blocks."""
         places = (index * (2 * self.funnel + 1) // self.layers for index in range(self.layers))
         return [min(place, 2 * self.funnel - place) for place in places]
 
@@ -70,26 +55,24 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         unique, width = self.different_layers or self.layers, self.embedding or self.hidden
         refused = {
             f"hidden {self.hidden} is not a multiple of heads {self.heads}; make it one": self.hidden % self.heads,
-            f"intermediate {self.intermediate} is not a multiple of 3, which geglu needs to have as many parameters as "
-            "the others; make it one": self.activation == "geglu" and self.intermediate % 3,
+            f"intermediate {self.intermediate} is not a multiple of 3, which geglu needs for as many parameters as the "
+            "others; make it one": self.activation == "geglu" and self.intermediate % 3,
             "norm 'rmsnorm' has no bias; set norm_bias to false too": self.norm == "rmsnorm" and self.norm_bias,
-            "first_norm false is for norm_order 'pre', since 'post' has no such norm to leave out; leave it true": (
+            "first_norm false needs norm_order 'pre', since 'post' has no such norm; leave it true": (
                 self.norm_order == "post" and not self.first_norm
             ),
-            f"the embedding's width {width} is odd, but sinusoidal positions are pairs of sine and cosine; make it even": (
-                self.positions.endswith("sinusoidal") and width % 2
-            ),
+            f"the embedding's width {width} is odd, but sinusoidal positions are pairs of sine and cosine; make it "
+            "even": self.positions.endswith("sinusoidal") and width % 2,
             f"heads are {self.hidden // self.heads} wide, but rotary positions turn pairs; make hidden / heads even": (
                 self.positions == "rotary" and (self.hidden // self.heads) % 2
             ),
-            f"embedding {self.embedding} is hidden itself; leave it null": self.embedding == self.hidden,
-            f"different_layers {unique} is layers itself; leave it null": self.different_layers == self.layers,
+            f"embedding {self.embedding} is equal to hidden; leave it null": self.embedding == self.hidden,
+            f"different_layers {unique} is equal to layers; leave it null": self.different_layers == self.layers,
             f"different_layers {unique} does not divide layers {self.layers}; make it do so": self.layers % unique,
-            f"ffn_every {self.ffn_every} is more than different_layers or layers {unique}, so no block would have a feed-forward "
-            "layer; lower it": self.ffn_every > unique,
-            f"funnel {self.funnel} needs {2 * self.funnel + 1} layers or more to halve and restore, not {self.layers}; lower it": (
-                2 * self.funnel + 1 > self.layers
-            ),
+            f"ffn_every {self.ffn_every} is more than different_layers or layers {unique}, so no block would have a "
+            "feed-forward layer; lower it": self.ffn_every > unique,
+            f"funnel {self.funnel} needs {2 * self.funnel + 1} layers or more to halve and restore, not {self.layers}; "
+            "lower it": 2 * self.funnel + 1 > self.layers,
         }
         if wrong := [sentence for sentence, holds in refused.items() if holds]:
             raise ValueError(wrong[0])
@@ -100,7 +83,7 @@ OptimizerName = Literal["adamw", "adam", "adafactor", "radam", "sgd", "muon"]
 ScheduleName = Literal[
     "triangle", "one-cycle", "cosine", "linear", "trapezoid", "inverse-sqrt", "ramp", "dive", "annealing", "polynomial"
 ]
-# Which of the fields below an optimizer or a schedule reads; the others have to be left as they are.
+# The fields below that an optimizer or a schedule reads; the others must keep their defaults.
 ADAM = {"beta1", "beta2", "adam_eps"}
 READ_BY: dict[str, set[str]] = {
     "adamw": ADAM | {"decay_norms"},
@@ -125,56 +108,42 @@ READ_BY: dict[str, set[str]] = {
 class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """How to pretrain. The defaults are the paper's final recipe (section 4.3 and the released bert-o4)."""
 
-    budget: float = Field(24.0, gt=0, description="What the run may spend, in budget_unit.")
+    budget: float = Field(24.0, gt=0, description="Limit of the run, in budget_unit.")
     budget_unit: Literal["hours", "tokens", "flops"] = Field(
-        "hours",
-        description="hours: the clock, with compilation, data and checkpoints but without held-out evaluation. flops: "
-        "floating-point operations of the forward and backward pass.",
+        "hours", description="hours: without held-out evaluation. flops: floating-point operations of all passes."
     )
-    batch_size: int = Field(8192, ge=1, description="Sequences an optimizer step, from batch_ramp on.")
-    batch_ramp: float = Field(
-        0.6,
-        ge=0,
-        le=1,
-        description="Fraction of the budget over which the batch grows, in steps of a sixteenth of batch_size, or of "
-        "about 32 sequences if those are more; 0: it doesn't grow.",
-    )
+    batch_size: int = Field(8192, ge=1, description="Sequences per optimizer step, from batch_ramp on.")
+    batch_ramp: float = Field(0.6, ge=0, le=1, description="Fraction of the budget over which the batch grows.")
     optimizer: OptimizerName = Field(
         "adamw", description="muon: for the matrices of the blocks, with adamw for everything else."
     )
-    learning_rate: float = Field(1e-3, gt=0, le=100, description="Its peak.")
+    learning_rate: float = Field(1e-3, gt=0, le=100, description="Peak.")
     matrix_learning_rate: float = Field(
         5e-3, gt=0, le=100, description="Muon's peak, scaled to AdamW's size of update (match_rms_adamw)."
     )
-    schedule: ScheduleName = Field("triangle", description="Of the learning rates, over the budget.")
+    schedule: ScheduleName = Field("triangle", description="Learning rates over the budget.")
     warmup: float = Field(0.0, ge=0, lt=1, description="Fraction of the budget in which the rate rises from the floor.")
     cooldown: float = Field(0.5, gt=0, le=1, description="Last fraction of the budget, in which the rate falls.")
-    power: float = Field(1.0, gt=0, le=16, description="Of the polynomial.")
+    power: float = Field(1.0, gt=0, le=16, description="Power of the polynomial.")
     floor: float = Field(0.0, ge=0, lt=1, description="Fraction of the peak below which the rate doesn't fall.")
     weight_decay: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="On matrices, the embedding's too; decoupled but for adam and sgd. Muon: on its own only.",
+        0.01, ge=0, le=1, description="On matrices; decoupled except for adam and sgd. Muon: on its matrices only."
     )
-    decay_norms: bool = Field(
-        False, description="Weight decay on norm gains and the position scale too, so on everything but biases."
-    )
+    decay_norms: bool = Field(False, description="Weight decay on norm gains and the position scale too.")
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the mean gradient.")
     beta2: float = Field(0.98, ge=0, lt=1, description="Decay of the squared gradient.")
     adam_eps: float = Field(1e-12, ge=1e-30, le=1, description="Adam's epsilon.")
-    momentum: float = Field(0.95, ge=0, lt=1, description="Of sgd and muon, Nesterov's.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Nesterov momentum of sgd and muon.")
     clip: float | None = Field(0.5, gt=0, description="Largest global gradient norm; null: none.")
     dropout: float = Field(0.0, ge=0, lt=1, description="After embedding and branches, and on attention weights.")
     mask_fraction: float = Field(0.25, gt=0, lt=1, description="Tokens of a sequence that are predicted.")
     last_mask_fraction: float | None = Field(
-        None, gt=0, lt=1, description="What mask_fraction becomes by the end, in five steps; null: it stays."
+        None, gt=0, lt=1, description="Value of mask_fraction at the end, reached in five steps; null: constant."
     )
     nonfinite: Literal["stop", "skip"] = Field(
-        "stop",
-        description="At a loss that is no number: stop, or skip its batch and go on from the last checkpoint, once.",
+        "stop", description="After a loss that is not a number: stop, or resume once without the batch."
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="Of initialisation, masks and dropout.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of initialisation, masks and dropout.")
 
     @model_validator(mode="after")
     def _everything_is_read(self) -> "Training":
@@ -182,11 +151,11 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         for name in sorted(known - read):
             if getattr(self, name) != (usual := type(self).model_fields[name].default):
                 raise ValueError(
-                    f"{name} is {getattr(self, name)}, but neither optimizer {self.optimizer!r} nor schedule {self.schedule!r} "
-                    f"reads it; leave it at {usual}"
+                    f"{name} is {getattr(self, name)}, but neither optimizer {self.optimizer!r} nor schedule "
+                    f"{self.schedule!r} reads it; leave it at {usual}"
                 )
         if self.schedule == "inverse-sqrt" and not self.warmup:
-            raise ValueError("schedule 'inverse-sqrt' begins where its warm-up ends; set warmup above 0")
+            raise ValueError("schedule 'inverse-sqrt' needs a warm-up; set warmup above 0")
         if self.warmup and "cooldown" in READ_BY[self.schedule] and self.warmup + self.cooldown > 1:
             raise ValueError(
                 f"warmup {self.warmup} and cooldown {self.cooldown} are more than the whole budget; lower one"

@@ -1,13 +1,11 @@
 """Pretrain: masked language modelling from scratch, within a budget.
 
 Reads   sequences, held-out sequences and tokenizer of a tokenize artifact.
-Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   the model, complete in itself, as transformers
-                                       reads it where it has such a model
-        README.md                      the model card
-        metrics.parquet (a row a step), loss.png
-        heldout.npy, heldout_documents.npy, heldout.parquet   what the held-out loss is measured on, so that it can be
-                                       measured again
-        lineage.json                   the manifests of all that led here
+Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   the complete model, for transformers too
+        README.md                       the model card
+        metrics.parquet, loss.png       a row per step, and its plot
+        heldout.npy, heldout_documents.npy, heldout.parquet   the held-out text, so that the loss can be measured again
+        lineage.json                    the manifests of all artifacts that led here
 """
 
 import json
@@ -22,7 +20,6 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from model import InputError
 from model.quantities import counted
 from model.settings import Architecture, Training
 from tasks.reports import plots
@@ -50,24 +47,20 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
 
     def check(self) -> None:
-        """Look at this machine and its settings before a model is discarded for a new one."""
-        from model import machine, memory, pretraining
+        """Check that this machine can train the model, before an old model is discarded."""
+        from model import machine, memory, micro_batch
 
         here = machine.detect()
         count = machine.gpus(here)
-        pretraining.share_of(self, count)
-        shortest = 2**self.architecture.funnel  # vocabulary and length are known later, and need more
+        micro_batch.share_of(self, count)
+        shortest = 2**self.architecture.funnel  # the real vocabulary and length, not yet known, need more
         memory.check_memory(self.architecture, self, vocabulary=1, length=shortest, machine=here, processes=count)
 
 
 def job_of(params: Pretrain, tokens: Artifact, folder: Path) -> "Job":
-    """What to train on which sequences; checkpoint and metrics go to the folder."""
+    """The description of the training run; checkpoint and metrics go to the folder."""
     from model.job import Job
 
-    if not (tokens.path / HELDOUT_DOCUMENTS).exists():
-        raise InputError(
-            f"{tokens.name} was made by an older version of cram: it has no {HELDOUT_DOCUMENTS}. Run its tokenize stage again."
-        )
     return Job(
         architecture=params.architecture,
         training=Training(**params.model_dump(exclude={"architecture"})),
@@ -82,7 +75,7 @@ def job_of(params: Pretrain, tokens: Artifact, folder: Path) -> "Job":
 
 
 def train(job: "Job", here: "Machine", gpus: int) -> "tuple[Pretraining, Spent]":
-    """Train until the budget is spent, from the job's checkpoint if there is one; the loop at its end, and what was spent."""
+    """Train until the budget is spent, from the job's checkpoint if there is one."""
     from model import distributed
 
     shown = 0.0
@@ -95,21 +88,21 @@ def train(job: "Job", here: "Machine", gpus: int) -> "tuple[Pretraining, Spent]"
 
         if gpus > 1:
             distributed.train(job, gpus, report)
-        run = job.pretraining(here)  # after several processes: from where they ended
-        return run, run.run(report)
+        pretraining = job.pretraining(here)  # resumes where several processes ended
+        return pretraining, pretraining.run(report)
 
 
 def with_other_units(evaluations: list[dict], held: dict) -> list[dict]:
     """Evaluations with the loss per character and per byte too, by the ratios of all held-out text."""
+    ratios = {f"heldout_nats_per_{unit}": held["tokens"] / held[f"{unit}s"] for unit in ("character", "byte")}
     return [
-        e | {f"heldout_nats_per_{unit}": round(e["heldout_loss"] * held["tokens"] / held[f"{unit}s"], 6)
-             for unit in ("character", "byte")}
-        for e in evaluations
-    ]  # fmt: skip
+        evaluation | {name: round(evaluation["heldout_loss"] * ratio, 6) for name, ratio in ratios.items()}
+        for evaluation in evaluations
+    ]
 
 
 def statistics(run: "Pretraining", spent: "Spent", steps: dict[str, np.ndarray], held: dict, machine: dict) -> dict:
-    """What stage.json says of a trained model. `steps`: the metrics of each; `machine`: where it was trained."""
+    """The statistics of a trained model in stage.json. `steps`: the columns of metrics; `machine`: its description."""
     return {
         "parameters": sum(p.numel() for p in run.bert.parameters()),
         "steps": spent.step,
@@ -137,9 +130,9 @@ def statistics(run: "Pretraining", spent: "Spent", steps: dict[str, np.ndarray],
 @stage(version=4, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
-    from model import checkpoint, export, machine  # torch: not for every command line
+    from model import checkpoint, export, machine  # here, as they load torch
 
-    work = out / WORK  # checkpoint and metrics, kept until all is published
+    work = out / WORK  # checkpoint and metrics, kept until the artifact is published
     work.mkdir(exist_ok=True)
     job, here = job_of(params, tokens, work), machine.detect()
     gpus = machine.gpus(here)
@@ -147,8 +140,8 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     export.save(run.bert, out)
     for file in (*FILES, HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
-    led_here = lineage(tokens)
-    (out / LINEAGE).write_text(json.dumps(led_here, indent=2) + "\n")
+    manifests = lineage(tokens)
+    (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n")
     metrics = pyarrow.json.read_json(work / checkpoint.METRICS)
     pq.write_table(metrics, out / "metrics.parquet")
     steps = {name: metrics[name].to_numpy() for name in metrics.column_names}
@@ -157,28 +150,28 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     plots.loss_curve(steps, stats["evaluations"], out / "loss.png")
     about = {"stage": "pretrain", "params": params.identity(), "stats": stats}
     about |= {"usual": params.usual(), "environment": environment()}
-    (out / CARD).write_text(card(about, led_here))
+    (out / CARD).write_text(card(about, manifests))
     return stats
 
 
 def measured_on(folder: Path, model: "Bert", here: "Machine") -> dict:
-    """The loss of a model on all tokens of the measured documents in a folder of the tokenize or pretrain stage.
+    """The held-out loss of a model on all tokens of the measured documents in a tokenize or pretrain artifact.
 
-    Nats per token, character and UTF-8 byte, each with its standard error over documents; counts of documents, tokens,
-    characters and bytes; and the digest of the documents.
+    Nats per token, character and UTF-8 byte, each with its standard error over documents; the number of documents,
+    tokens, characters and bytes; and the digest of the documents.
     """
     from model import heldout
 
     text = pq.read_table(folder / HELDOUT_TEXT, columns=["text", "measured"])
     text = text.filter(pc.is_valid(text["measured"])).sort_by("measured")["text"]
-    given = heldout.Heldout(np.load(folder / HELDOUT), np.load(folder / HELDOUT_DOCUMENTS))
-    log.info("Measuring the held-out loss on %s.", counted(given.tokens, "token"))
-    nats_D, _ = heldout.measure(model.to(here.device), given, MASK, here)
-    return heldout.summary(given, nats_D) | {"digest": digest_of(one.as_py() for one in text)}
+    documents = heldout.Heldout(np.load(folder / HELDOUT), np.load(folder / HELDOUT_DOCUMENTS))
+    log.info("Measuring the held-out loss on %s.", counted(documents.tokens, "token"))
+    nats_D, _ = heldout.measure(model.to(here.device), documents, MASK, here)
+    return heldout.summary(documents, nats_D) | {"digest": digest_of(one.as_py() for one in text)}
 
 
 def measure_heldout(pretrained: Artifact) -> dict:
-    """`heldout` of the statistics of a pretrained artifact, measured again from the files in it alone."""
+    """The statistics `heldout` of a pretrained artifact, measured again from its files alone."""
     from model import export, machine
 
     return measured_on(pretrained.path, export.load(pretrained.path), machine.detect())

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import store_of_its_own, toy_tokens
 
-from model import InputError, distributed, machine, pretraining, processes, schedules
+from model import InputError, distributed, machine, pretraining, processes
 from model.job import Job
 from tasks import store as store_module
 from tasks.finetune import Finetune, finetune
@@ -45,10 +45,6 @@ def assert_measured_again(bert: Artifact) -> None:
         assert found[name] == (pytest.approx(value, abs=1e-6) if name.startswith("nats_per_") else value)
 
 
-def test_the_exported_model_gives_the_same_heldout_loss_again(made):
-    assert_measured_again(made["pretrain"])
-
-
 def test_the_model_learned_and_its_record_is_complete(made):
     bert: Artifact = made["pretrain"]
     metrics = pq.read_table(bert.path / "metrics.parquet").to_pydict()
@@ -59,6 +55,8 @@ def test_the_model_learned_and_its_record_is_complete(made):
     assert last["heldout_loss"] < first["heldout_loss"] - 0.5
     assert (bert.path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not list(bert.path.rglob("checkpoint*"))
+    config = json.loads((bert.path / "config.json").read_text())
+    assert config["cram"]["vocabulary"] == made["tokens"].stats["entries"] == 400
 
 
 def test_the_held_out_loss_is_that_of_all_tokens_per_token_character_and_byte(made):
@@ -93,23 +91,6 @@ def test_the_pretrained_artifact_is_complete_in_itself(made, tmp_path: Path, mon
     assert list(json.loads((again.path / LINEAGE).read_text()))[-1] == bert.name
 
 
-def test_the_tokenizer_loads_from_the_pretrained_artifact_with_transformers(made):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(made["pretrain"].path)
-    ids = tokenizer("The river.", "A map.")["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids)[0] == "[CLS]"
-    assert ids.count(tokenizer.sep_token_id) == 2
-    assert tokenizer.mask_token_id == 4
-    assert tokenizer.pad_token_id == 0
-
-
-def test_the_vocabulary_entries_are_the_models(made):
-    config = json.loads((made["pretrain"].path / "config.json").read_text())
-    assert config["cram"]["vocabulary"] == 400
-    assert np.load(made["tokens"].path / "sequences.npy", mmap_mode="r").max() < 400
-
-
 def test_a_failure_while_the_model_is_published_costs_no_training(made, monkeypatch):
     again = TINY.model_copy(update={"seed": 5})
     with monkeypatch.context() as patch:
@@ -125,58 +106,6 @@ def test_a_failure_while_the_model_is_published_costs_no_training(made, monkeypa
     assert not steps
     assert bert.stats["tokens"] >= 30_000
     assert_measured_again(bert)
-
-
-def test_a_budget_that_is_spent_before_the_first_step_is_told(made):
-    with pytest.raises(InputError, match="spent before the first step"):
-        pretrain.fn(TINY.model_copy(update={"budget": 1e-12, "budget_unit": "hours"}), made["tokens"])
-
-
-def test_sequences_of_an_older_version_are_told(made, tmp_path: Path, monkeypatch):
-    tokens = made["tokens"]
-    monkeypatch.setattr(store_module, "ROOT", tmp_path)
-    shutil.copytree(made["root"] / "artifacts" / tokens.name, tmp_path / tokens.name)
-    (tokens.path / "heldout_documents.npy").unlink()
-    about = json.loads((tokens.path / "stage.json").read_text())
-    about["files"] = [file for file in about["files"] if file["path"] != "heldout_documents.npy"]
-    (tokens.path / "stage.json").write_text(json.dumps(about))
-    with pytest.raises(InputError, match=f"{tokens.name} was made by an older version of cram"):
-        pretrain.fn(TINY, tokens)
-
-
-def test_a_corpus_smaller_than_a_batch_is_told(made):
-    with pytest.raises(InputError, match=r"fewer than one batch of 65,536"):
-        pretrain.fn(TINY.model_copy(update={"batch_size": 65_536}), made["tokens"])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"budget": 20_000},
-        {"batch_size": 16},
-        {"batch_ramp": 0.0},
-        {"learning_rate": 1e-3},
-        {"weight_decay": 0.5},
-        {"beta1": 0.5},
-        {"beta2": 0.9},
-        {"adam_eps": 1e-3},
-        {"clip": 0.01},
-        {"mask_fraction": 0.5},
-        {"seed": 1},
-        {"architecture": {"layers": 1, "hidden": 32, "heads": 4, "intermediate": 48}},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_no_setting_of_pretraining_is_ignored(made, monkeypatch, change: dict):
-    from safetensors.numpy import load_file
-
-    monkeypatch.setattr(schedules, "RAMP_UNIT", 2)  # so that the batch has room to grow
-    base = TINY.model_dump() | {"budget": 6_000}
-    weights = []
-    for delta in ({}, change):
-        bert = pretrain.fn(Pretrain(**(base | delta)), made["tokens"])
-        weights.append(load_file(bert.path / "model.safetensors")["blocks.0.ffn.dense_out.weight"])
-    assert not np.array_equal(*weights)
 
 
 def losses(pretrained: Artifact) -> tuple[list[float], list[float]]:
@@ -225,8 +154,8 @@ def listening(pids: list[int]) -> set[str]:
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
-def small_job(folder: Path) -> Job:
-    """A job without an end, and its corpus."""
+def endless_job(folder: Path) -> Job:
+    """A job whose budget is never spent, and its corpus."""
     rows = np.random.default_rng(0).integers(5, 40, (60, 16)).astype(np.uint16)
     np.save(folder / "rows.npy", rows)
     np.save(folder / "documents.npy", np.full((len(rows), 3), 15))
@@ -244,7 +173,7 @@ def small_job(folder: Path) -> Job:
 
 
 def test_a_process_that_waits_for_the_others_ends_when_its_parent_is_gone(tmp_path):
-    (tmp_path / "job.json").write_text(small_job(tmp_path).model_dump_json())
+    (tmp_path / "job.json").write_text(endless_job(tmp_path).model_dump_json())
     command = [sys.executable, "-m", "model.distributed", str(tmp_path / "job.json"), str(tmp_path)]
     environment = processes.environment(0, 2) | {"PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as first:  # and no second
@@ -260,7 +189,7 @@ def test_processes_that_train_together_listen_on_the_loopback_interface_only_and
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("CRAM_MICRO_BATCH", "2")
-    job = small_job(tmp_path)
+    job = endless_job(tmp_path)
     started: list[int] = []
 
     def look_and_stop(fraction: float, note: str) -> None:
@@ -279,13 +208,13 @@ def test_processes_that_train_together_listen_on_the_loopback_interface_only_and
 
 def test_a_model_that_no_memory_holds_is_refused_before_anything_is_discarded():
     sizes = {"layers": 128, "hidden": 65_536, "heads": 1024, "intermediate": 196_608}
-    with pytest.raises(InputError, match=r"pretrain\.architecture \(layers 128, hidden 65536"):
+    with pytest.raises(InputError, match=r"pretrain\.architecture"):
         Pretrain(architecture=sizes).check()
     TINY.check()
 
 
-def test_what_ends_several_processes_is_told_as_one_sentence(made, monkeypatch):
+def test_an_input_error_in_several_processes_is_raised_here(made, monkeypatch):
     monkeypatch.setenv("CRAM_DEVICE", "cpu")
     monkeypatch.setenv("CRAM_GPUS", "2")
-    with pytest.raises(InputError, match="batch_size 7 can't be shared by 2 processes"):
+    with pytest.raises(InputError, match=r"batch_size 7 .* 2 processes"):
         pretrain.fn(TINY.model_copy(update={"seed": 7, "batch_size": 7}), made["tokens"])

@@ -1,0 +1,67 @@
+"""The size of a micro-batch: it divides a process's share of the batch and fits the memory."""
+
+import torch
+from torch import nn
+
+from model import InputError, schedules
+from model.batches import Batches
+from model.checkpoint import Spent
+from model.machine import Machine
+from model.masking import Corpus, masks_per_sequence
+from model.quantities import counted
+from model.settings import Training
+
+SPARE_MEMORY = 0.1  # of a GPU's memory, kept free when the size is chosen
+
+
+def share_of(training: Training, processes: int) -> int:
+    """The sequences of each unit of the batch that one process computes. Raises InputError if they differ."""
+    unit = schedules.ramp_unit(training)
+    if unit % processes:
+        raise InputError(
+            f"pretrain.batch_size {training.batch_size} can't be shared by {processes} processes: it is made of units "
+            f"of {counted(unit, 'sequence')}. Set CRAM_GPUS to a divisor of {unit}."
+        )
+    return unit // processes
+
+
+def choose(model: nn.Module, training: Training, corpus: Corpus, machine: Machine, spent: Spent, share: int) -> int:
+    """Sequences of the largest micro-batch that divides the share and, where the machine probes, fits the memory.
+
+    Since micro-batches divide the unit, all are equally large and one compiled shape serves every step. A run that is
+    resumed on the same device keeps its micro-batch if that still fits, so that its sums are rounded alike.
+    """
+    most = min(share, machine.micro_batch)
+    if machine.probes and spent.device == machine.device_name():
+        most = min(most, spent.micro_batch)
+    sizes = [size for size in range(1, most + 1) if share % size == 0]
+    while machine.probes and len(sizes) > 1 and not fits(model, training, corpus, machine, sizes[-1], not spent.step):
+        sizes.pop()
+    return sizes[-1]
+
+
+def fits(model: nn.Module, training: Training, corpus: Corpus, machine: Machine, size: int, new: bool) -> bool:
+    """Whether a micro-batch can be computed with memory to spare; `new`: the optimizers have no state yet."""
+    fraction = max(training.mask_fraction, training.last_mask_fraction or 0.0)
+    try:
+        compute(model, training, corpus, machine, size, masks_per_sequence(fraction, corpus.length))
+        if machine.device.type != "cuda":
+            return True
+        free, total = torch.cuda.mem_get_info(machine.device)
+        states = 2 * sum(p.numel() * p.element_size() for p in model.parameters()) if new else 0
+        return free > states + SPARE_MEMORY * total
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        if machine.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def compute(model: nn.Module, training: Training, corpus: Corpus, machine: Machine, size: int, masks: int) -> None:
+    """Compute the loss of a micro-batch and its gradient, and discard both."""
+    batch = Batches(corpus, size, training.seed, machine.device).make(0, masks)
+    try:
+        with machine.autocast():
+            model(*batch).backward()
+    finally:
+        model.zero_grad()
