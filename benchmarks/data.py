@@ -112,7 +112,7 @@ def limits(files: list[Path], words: Artifact) -> dict[str, float]:
             tokenizer.encode_batch_fast(texts[start : start + 256], add_special_tokens=False)
 
     learner = Tokenizer(type(tokenizer.model)(unk_token="[UNK]"))
-    learner.normalizer, learner.pre_tokenizer = normalizer, tokenizer.pre_tokenizer
+    learner.normalizer, learner.pre_tokenizer = normalizer(), tokenizer.pre_tokenizer
     trainer = trainers.WordPieceTrainer(vocab_size=tokenizer.get_vocab_size(), show_progress=False)
     training = rate(lambda: learner.train_from_iterator(texts, trainer), size)
     return {READING: reading, TOKENIZERS: rate(encode, size), TRAINING: training}

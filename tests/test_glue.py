@@ -583,7 +583,7 @@ def test_a_split_that_is_there_twice_is_refused(cola: Path, other: str):
 
 
 def test_what_is_looked_for_in_the_text_may_lie_in_tsv_too(cola: Path):
-    from tasks.text.ngrams import sentences
+    from tasks.glue.sentences import sentences
 
     (cola / "cola" / "validation.parquet").unlink()
     paths = {"validation": [write_tsv(cola, "cola", "validation", "label\tsentence", '0\t"One.', "1\tTwo.")]}
