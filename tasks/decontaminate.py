@@ -69,7 +69,7 @@ class Decontaminate(Params):
             return {}, "the probes are made of held-out documents of this corpus"
         if not self.data:
             raise InputError(
-                "decontaminate.data is empty. Expected what finetune.data says: nyu-mll/glue, a directory or probes."
+                "decontaminate.data is empty. Set it, as finetune.data, to nyu-mll/glue, a directory or probes."
             )
         files = glue.evaluation_files(self.data, self.tasks)
         return files, "" if files else (

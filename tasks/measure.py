@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import zstandard
 from pydantic import Field
 
 from model import InputError
-from tasks.corpus.parts import TOTAL, Tally, add_up, batches, parts_of, row_name
+from tasks.corpus.parts import TOTAL, Tally, add_up, parts_of, row_name, tables, views
+from tasks.corpus.parts import count as count_documents
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
 from tasks.text.encoding import encoder_of
@@ -55,21 +57,17 @@ def name_of(part: Path) -> str:
 def measure_part(part: Path, tokenizer_folder: Path, out: Path) -> dict:
     """Write the measures of a part's documents; return the numbers of documents, characters and tokens."""
     encoder, compressor = encoder_of(tokenizer_folder), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-    tally, tokens = Tally(), 0
+    tally, total = Tally(), 0
     with pq.ParquetWriter(out / name_of(part), MEASURES, compression="zstd") as file:
-        for batch in batches(part):
-            rows = []
-            counted = encoder.tokens([d.text for d in batch]).tolist() if batch else []
-            for document, number in zip(batch, counted, strict=True):
-                raw, characters = document.text.encode(errors="surrogatepass"), len(document.text)
-                ratios = number / characters, len(compressor.compress(raw)) / len(raw)
-                tally.add(document)
-                rows.append((document.id, document.source, characters, number, *ratios))
-            columns = list(zip(*rows, strict=True)) or [()] * len(MEASURES)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, MEASURES, strict=True)]
-            file.write_table(pa.table(arrays, schema=MEASURES))
-            tokens += sum(counted)
-    return {"counts": tally.counts(), "tokens": tokens}
+        for table in tables(part):
+            texts, characters = table["text"].to_pylist(), pc.utf8_length(table["text"])
+            tokens = encoder.tokens(texts) if texts else np.zeros(0, dtype=np.int64)
+            compressed = [len(compressor.compress(view)) / len(view) for view in views(table["text"])]
+            columns = [table["id"], table["source"], characters, tokens, tokens / characters.to_numpy(), compressed]
+            file.write_table(pa.table(columns, schema=MEASURES))
+            count_documents(tally, table, characters)
+            total += int(tokens.sum())
+    return {"counts": tally.counts(), "tokens": total}
 
 
 def quantiles(sources: np.ndarray, names: list[str], values: np.ndarray) -> dict:

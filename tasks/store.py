@@ -209,7 +209,7 @@ def draft_of(artifact: Artifact) -> Path:
 class Draft(NamedTuple):
     """Unfinished work of a stage: in progress, or left by a run that ended."""
 
-    artifact: Artifact  # what it would become; its stage is empty if the directory is no stage's
+    artifact: Artifact  # that it becomes; without a stage if no stage made the directory
     bytes: int
     written: str  # ISO date of the last change
     running: bool  # a process is working on it
@@ -226,7 +226,7 @@ class Draft(NamedTuple):
 
 def drafts(stage: str = "") -> list[Draft]:
     """The drafts in the store, of one stage or of all, the most recently written last."""
-    found = []
+    left = []
     for folder in (ROOT / ".partial").glob("*"):
         name, _, key = folder.name.rpartition("-")
         if stage not in ("", name):
@@ -241,8 +241,8 @@ def drafts(stage: str = "") -> list[Draft]:
                     size, written = size + about.st_size * S_ISREG(about.st_mode), max(written, about.st_mtime)
         if written:
             when = datetime.fromtimestamp(written, UTC).isoformat()
-            found.append(Draft(artifact, size, when, is_locked(artifact)))
-    return sorted(found, key=lambda draft: (draft.written, draft.artifact.key))
+            left.append(Draft(artifact, size, when, is_locked(artifact)))
+    return sorted(left, key=lambda draft: (draft.written, draft.artifact.key))
 
 
 def is_locked(artifact: Artifact) -> bool:

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from model import InputError
 from model.quantities import counted
-from tasks.corpus.parts import SCHEMA, Document, batches, parts_of, table, unit_hash
+from tasks.corpus.parts import SCHEMA, parts_of, tables, unit_hash
 from tasks.stage import Params, stage
 from tasks.store import HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT, SEQUENCES, WORK, Artifact
 from tasks.text.encoding import encoder_of
@@ -66,34 +66,31 @@ class Tokenize(Params):
 
 def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
     """Write the sequences of a part, its held-out documents, and their ids."""
-    encoder, train, held, held_documents, held_tokens = encoder_of(tokenizer_folder), [], [], [], []
+    encoder = encoder_of(tokenizer_folder)
+    nothing = np.zeros(0, encoder.type)
+    train, held, documents = [nothing], [nothing], [HELD_SCHEMA.empty_table()]
     counts = {"documents": 0, "characters": 0, "unknown": 0}
-    for batch in batches(part):
-        ids, ends = encoder([d.text for d in batch])
-        is_held = np.array([unit_hash(d.text) < params.heldout_fraction for d in batch], dtype=bool)
+    for table in tables(part):
+        texts, characters = table["text"].to_pylist(), pc.utf8_length(table["text"]).to_numpy()
+        ids, ends = encoder(texts)
+        is_held = np.array([unit_hash(text) < params.heldout_fraction for text in texts], dtype=bool)
         closed = np.insert(ids, ends, SEP)  # a separator after every document
         lengths = np.diff(ends, prepend=0)
         of_held = np.repeat(is_held, lengths + 1)
         train.append(closed[~of_held])
         held.append(closed[of_held])
-        held_tokens += lengths[is_held].tolist()
-        held_here = [document for document, apart in zip(batch, is_held.tolist(), strict=True) if apart]
-        held_documents += held_here
+        apart = table.filter(pa.array(is_held))
+        sizes = (characters[is_held], pc.binary_length(apart["text"]), lengths[is_held])
+        documents.append(pa.table([*apart.columns, *sizes], schema=HELD_SCHEMA))
         counts["unknown"] += int((ids == UNK).sum())
-        counts["documents"] += len(batch) - len(held_here)
-        counts["characters"] += sum(len(d.text) for d in batch) - sum(len(d.text) for d in held_here)
-    ids = np.concatenate([np.zeros(0, encoder.type), *train])
+        counts["documents"] += int((~is_held).sum())
+        counts["characters"] += int(characters[~is_held].sum())
+    ids = np.concatenate(train)
     used = len(ids) // params.length * params.length
     np.save(out / f"{part.stem}.npy", ids[:used].reshape(-1, params.length))
-    np.save(out / f"{part.stem}.held.npy", np.concatenate([np.zeros(0, encoder.type), *held]))
-    pq.write_table(held_table(held_documents, held_tokens), out / f"{part.stem}.held.parquet", compression="zstd")
+    np.save(out / f"{part.stem}.held.npy", np.concatenate(held))
+    pq.write_table(pa.concat_tables(documents), out / f"{part.stem}.held.parquet", compression="zstd")
     return {**counts, "tokens": len(ids), "lost": len(ids) - used}
-
-
-def held_table(documents: list[Document], tokens: list[int]) -> pa.Table:
-    """Held-out documents with their sizes: HELD_SCHEMA."""
-    characters, sizes = [len(d.text) for d in documents], [len(d.text.encode()) for d in documents]
-    return pa.table([*table(documents).columns, characters, sizes, tokens], schema=HELD_SCHEMA)
 
 
 def measured(texts: Iterable[str], characters: int = MEASURED_CHARACTERS) -> np.ndarray:

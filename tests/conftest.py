@@ -150,7 +150,7 @@ def filtered(corpus, entries: int = 400, **settings):
 
 
 def toy_tokens(root: Path, texts: list[str]) -> dict:
-    """The artifacts of the stages from download to tokenize, of texts one of which stands in the corpus twice."""
+    """The artifacts of the stages from download to tokenize, of texts, one of them twice."""
     from tasks.decontaminate import Decontaminate, decontaminate
     from tasks.deduplicate import Deduplicate, deduplicate
     from tasks.tokenize import Tokenize, tokenize

@@ -36,7 +36,7 @@ PLANTED = {
     "mnli": "Nobody at the harbour office could say when the second ferry to the outer islands was due.",
     "rte": "Forty-two émigrés signed the letter which the committee had sent to the mayor last week.",
 }
-SHORT = "Twelve words are not enough to tell that this stood there."
+SHORT = "Twelve words in a row are not enough to find this sentence."
 
 
 def write_split(folder: Path, task: str, split: str, *columns: list[str]) -> Path:
@@ -328,7 +328,7 @@ def test_with_nothing_to_search_for_the_corpus_is_passed_on(store, tmp_path, toy
 ALL_SPLITS = [(task, split) for task in Decontaminate().tasks for split in evaluation_splits(task)]
 
 
-def test_what_the_hub_could_not_give_is_looked_for_another_time(store, tmp_path, data, toy_texts, caplog, monkeypatch):
+def test_once_the_hub_can_be_reached_the_search_is_made(store, tmp_path, data, toy_texts, caplog, monkeypatch):
     corpus, asked = corpus_of(tmp_path, [*toy_texts[:9], PLANTED["cola"]]), Decontaminate(data=HUB_GLUE.repository)
     at_hand: dict = {}
     monkeypatch.setattr(glue, "hub_evaluation", lambda: at_hand)
@@ -350,12 +350,12 @@ from tasks.decontaminate import Decontaminate
 asked = Decontaminate(data="nyu-mll/glue")
 files, why = asked.evaluation()
 asked.check()
-told = {f"{task}/{split}": [p.read_bytes().hex() for p in paths] for task, s in files.items() for split, paths in s.items()}
-print(json.dumps({"files": told, "why": why, "identity": asked.identity()}))
+read = {f"{task}/{split}": [p.read_bytes().hex() for p in paths] for task, of in files.items() for split, paths in of.items()}
+print(json.dumps({"files": read, "why": why, "identity": asked.identity()}))
 """
 
 
-def test_the_hubs_validation_and_test_splits_are_all_brought_once_or_none_is_looked_for(tmp_path: Path):
+def test_all_validation_and_test_splits_come_from_the_hub_or_none_is_searched_for(tmp_path: Path):
     from test_hub import address_of, serving
 
     files = {"README.md": b"#"}
@@ -366,35 +366,29 @@ def test_the_hubs_validation_and_test_splits_are_all_brought_once_or_none_is_loo
     env |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
 
     def ask(**changes: str) -> tuple[dict, str]:
-        home = Path(__file__).resolve().parents[1]
-        done = subprocess.run(
-            [sys.executable, "-c", FROM_HUB], env=env | changes, cwd=home, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
+        options = {"env": env | changes, "cwd": Path(__file__).resolve().parents[1], "timeout": 600}
+        done = subprocess.run([sys.executable, "-c", FROM_HUB], capture_output=True, text=True, check=True, **options)
         return json.loads(done.stdout), done.stderr
 
-    gone = "wnli/validation-00000-of-00001.parquet"  # the last that is asked for
+    gone = "wnli/validation-00000-of-00001.parquet"  # the last that is requested
     with serving({(HUB_GLUE.repository, HUB_GLUE.revision): files}) as server:
         env["HF_ENDPOINT"] = address_of(server)
         server.fails.update({gone: [404] * 9})
-        in_part, told = ask()
+        in_part, warning = ask()
         server.reset()
         first, no_warning = ask()
-    offline, told_offline = ask(HF_HOME=str(tmp_path / "empty"))
-    again, no_warning_again = ask()
+    offline, none_either = ask(HF_HOME=str(tmp_path / "empty"))
+    again, none_again = ask()
     assert list((tmp_path / "hf").rglob("cola/validation-*.parquet")), "some of it is in the cache"
     for unchecked in (in_part, offline):
-        assert unchecked["files"] == {}
-        assert "not at hand" in unchecked["why"]
-        assert unchecked["identity"] == offline["identity"]
-    assert "could not be read from the Hugging Face hub" in told
-    assert re.search(r"Not at hand, .*: (.*)\.", told)[1] == "wnli/validation"
-    assert told_offline == "", "the stage says it, or what needs the data fails of it"
+        assert (unchecked["files"], unchecked["identity"]) == ({}, {"unchecked": unchecked["why"]})
+    assert [f"{t}/{s}" for t, s in ALL_SPLITS if f"{t}/{s}" in warning.replace(gone, "")] == ["wnli/validation"]
+    assert none_either == "", "offline, the stage warns"
+    assert "wnli/validation" not in no_warning + none_again
     assert first["files"] == {f"{t}/{s}": [files[f"{t}/{s}-00000-of-00001.parquet"].hex()] for t, s in ALL_SPLITS}
     assert len(first["files"]) == 20
-    assert first["identity"] != offline["identity"]
+    assert "unchecked" not in first["identity"]
     assert again == first
-    assert "ot at hand" not in no_warning + no_warning_again
 
 
 @pytest.mark.parametrize(

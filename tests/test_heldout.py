@@ -148,7 +148,7 @@ def test_sequences_that_do_not_hold_the_documents_are_refused():
 
 
 class Unigram(nn.Module):
-    """A model whose loss is known exactly: each token costs the same wherever it stands."""
+    """A model whose loss is known exactly: each token costs the same in every place."""
 
     def __init__(self, nats: np.ndarray) -> None:
         super().__init__()

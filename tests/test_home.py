@@ -41,7 +41,7 @@ def test_installed_elsewhere_it_keeps_all_in_the_working_directory_and_says_so(t
     env = {k: v for k, v in os.environ.items() if k not in ("CRAM_ARTIFACTS", "PREFECT_HOME")}
     env |= {"PYTHONPATH": str(site)}
     done = subprocess.run(
-        [sys.executable, "-c", PLACES], env=env, cwd=work, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PLACES], env=env, cwd=work, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     *said, places = done.stdout.splitlines()

@@ -69,7 +69,7 @@ def worker(params: Count, out: Path) -> dict:
 
 @stage(version=1)
 def careless(params: Count, out: Path) -> dict:
-    """Leaves a different file behind in every attempt, and fails in the first."""
+    """Writes a different file in every attempt, and fails in the first."""
     CALLS.append("careless")
     (out / f"attempt-{len(CALLS)}.txt").write_text("x")
     if len(CALLS) == 1:
@@ -127,7 +127,9 @@ def run_slow(root: str) -> None:
 
 def start_slow(store: Path) -> subprocess.Popen:
     code = f"import test_stage; test_stage.run_slow({str(store)!r})"
-    return subprocess.Popen([sys.executable, "-c", f"import conftest; {code}"], cwd=Path(__file__).parent)
+    tests = Path(__file__).parent
+    env = os.environ | {"PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
+    return subprocess.Popen([sys.executable, "-c", code], env=env)
 
 
 def wait_for(pattern: str, store: Path) -> None:

@@ -26,7 +26,7 @@ def naive(texts: list[str], size: int) -> list[str]:
 
 
 def naive_each(texts: list[str], size: int) -> list[str | None]:
-    """Texts without the characters that lie wholly in windows whose bytes stood, and ended, before."""
+    """Texts without the characters that are wholly in windows whose bytes occurred, and ended, before."""
     first: dict[bytes, int] = {}
     begin, left = 0, []
     for text in texts:
@@ -90,7 +90,7 @@ def cut_texts(texts: list[str], folder: Path, size: int) -> list[str]:
 
 
 def fresh(rng: random.Random, words: int) -> str:
-    """Words that stand nowhere else."""
+    """Words that occur nowhere else."""
     return " ".join("".join(rng.choices("abcdefghijklmnopqrstuvwxyzäöü", k=9)) for _ in range(words))
 
 

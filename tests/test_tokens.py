@@ -5,21 +5,21 @@ import math
 import random
 import resource
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import corpus_of, document, filtered
+from conftest import corpus_of, document, filtered, store_of_its_own
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
 from model import InputError
 from tasks import tokenize as tokenize_stage
 from tasks.corpus.parts import SCHEMA, batches, documents_of, parts_of, unit_hash
-from tasks.store import Artifact, artifacts
+from tasks.store import Artifact
 from tasks.text.tokenizer import PAD, SEP, SPECIALS, UNK
 from tasks.tokenize import Tokenize, keys_of, order_of, tokenize, write_array
 from tasks.vocabulary import Vocabulary, train_vocabulary
@@ -37,14 +37,23 @@ def texts() -> list[str]:
     return found
 
 
-@pytest.fixture
-def corpus(store: Path, tmp_path: Path, texts: list[str]) -> Artifact:
-    return corpus_of(tmp_path, texts)
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Iterator[Artifact]:
+    folder = tmp_path_factory.mktemp("corpus")
+    with store_of_its_own(folder / "artifacts"):
+        yield corpus_of(folder, texts)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def words(corpus: Artifact) -> Artifact:
     return train_vocabulary.fn(Vocabulary(entries=300), corpus)
+
+
+@pytest.fixture
+def few_measured(monkeypatch: pytest.MonkeyPatch) -> Tokenize:
+    """Params for which the held-out loss is measured on a few documents only; other ones than those of other tests."""
+    monkeypatch.setattr(tokenize_stage.measured, "__defaults__", (2000,))
+    return PLAIN.model_copy(update={"seed": 1})
 
 
 def sequences_of(made: Artifact) -> list[list[int]]:
@@ -123,9 +132,10 @@ def test_counts_add_up(corpus: Artifact, words: Artifact, texts: list[str]):
     assert stats["entries"] == 300
 
 
-def test_measured_documents_stand_whole_in_the_order_of_their_digests(corpus: Artifact, words: Artifact, monkeypatch):
-    monkeypatch.setattr(tokenize_stage.measured, "__defaults__", (2000,))
-    made = tokenize.fn(PLAIN, corpus, words)
+def test_measured_documents_are_whole_and_in_the_order_of_their_digests(
+    corpus: Artifact, words: Artifact, few_measured
+):
+    made = tokenize.fn(few_measured, corpus, words)
     found, tokenizer = measured_of(made), plain_tokenizer(words)
     assert found == sorted(held_of(made), key=unit_hash)[: len(found)]
     sizes = [len(text) for text in found]
@@ -144,9 +154,8 @@ def test_measured_documents_stand_whole_in_the_order_of_their_digests(corpus: Ar
 
 
 def test_the_same_documents_are_measured_whatever_vocabulary_length_order_parts_and_fraction(
-    corpus: Artifact, words: Artifact, tmp_path: Path, texts: list[str], monkeypatch
+    corpus: Artifact, words: Artifact, tmp_path: Path, texts: list[str], few_measured: Tokenize
 ):
-    monkeypatch.setattr(tokenize_stage.measured, "__defaults__", (2000,))
     shuffled = random.Random(5).sample(texts, len(texts))
     others = [
         ({}, corpus, train_vocabulary.fn(Vocabulary(entries=400), corpus)),
@@ -155,8 +164,8 @@ def test_the_same_documents_are_measured_whatever_vocabulary_length_order_parts_
         ({"heldout_fraction": 0.2}, corpus, words),
         ({}, corpus_of(tmp_path, shuffled, part_megabytes=1), words),
     ]
-    base = tokenize.fn(PLAIN, corpus, words)
-    found = [tokenize.fn(PLAIN.model_copy(update=change), *given) for change, *given in others]
+    base = tokenize.fn(few_measured, corpus, words)
+    found = [tokenize.fn(few_measured.model_copy(update=change), *given) for change, *given in others]
     assert all(measured_of(made) == measured_of(base) for made in found)
     digests = [made.stats["heldout"]["measured"]["digest"] for made in (base, *found)]
     assert len(set(digests)) == 1
@@ -314,7 +323,6 @@ def test_a_corpus_of_less_than_one_sequence_is_refused_with_its_tokens(
         tokenize.fn(PLAIN, nothing, words)
     with pytest.raises(InputError, match="no text left"):
         train_vocabulary.fn(Vocabulary(), nothing)
-    assert artifacts("tokenize") == []
 
 
 def test_a_seed_without_effect_is_a_warning(corpus: Artifact, words: Artifact, caplog):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import unicodedata
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import corpus_of, filtered
+from conftest import corpus_of, filtered, store_of_its_own
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
@@ -84,9 +85,11 @@ def texts(toy_texts: list[str]) -> list[str]:
     return toy_texts + [path.read_text(encoding="utf-8") for path in CODE]
 
 
-@pytest.fixture
-def corpus(store: Path, tmp_path: Path, texts: list[str]) -> Artifact:
-    return corpus_of(tmp_path, texts, part_megabytes=1024)
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Iterator[Artifact]:
+    folder = tmp_path_factory.mktemp("corpus")
+    with store_of_its_own(folder / "artifacts"):
+        yield corpus_of(folder, texts, part_megabytes=1024)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +127,7 @@ def test_fresh_processes_write_the_same_bytes_whatever_the_hash_seed_the_workers
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     made = [train_vocabulary.fn(Vocabulary(model=kind, entries=1000), corpus) for kind in kinds]

@@ -3,7 +3,7 @@
 A document is the set of its runs of five words. In a random order of all hashes, two documents have the same least hash
 with the probability that is their Jaccard similarity (Broder, "On the resemblance and containment of documents", 1997).
 Documents with the same minima in all rows of a band share a bucket and are compared (in a large bucket each with a few
-before it and the first). Those that are similar enough are joined; a cluster is what is joined directly or in a chain.
+before it and the first). Those that are similar enough are joined; all joined in a chain form a cluster.
 
 Works on disk in bounded memory: the sets take 4 bytes a word, the bands 16 bytes each for every document.
 """

@@ -19,10 +19,10 @@ from tasks.text import words
 
 PIECE = 4_000_000  # characters searched at once, which takes ten times their memory
 PENN = re.compile(r" (?=n't\b)|-[lr]rb-(?=\s|$)", re.IGNORECASE)  # in SST-2 and others: "do n't", brackets
-# typographic quotes, dashes, spaces …; not accents that stand alone, nor what is invisible and may stand within a word
+# typographic quotes, dashes, spaces …; not combining accents, nor invisible characters that can be within a word
 SIGNS = re.compile(r"[^\x00-\x7f\w\u0300-\u036f\u00ad\u200b-\u200d\u2060\ufeff]")
 WHITE = re.compile(r"[ \t-\r]")
-GAP = "\0"  # stands for a character that the normaliser leaves out
+GAP = "\0"  # replaces a character that the normaliser drops
 TEXT = pa.string()
 SENTENCE = pa.schema([("task", TEXT), ("split", TEXT), ("row", pa.int64()), ("column", TEXT), ("text", TEXT)])
 WORD = re.compile(f"[a-z0-9](?:{GAP}*[a-z0-9])*")
@@ -104,9 +104,9 @@ def last_words(text: str, start: int, end: int, count: int) -> int:
     size = 64 * count
     while True:
         begin = max(start, end - size)
-        found = words_in(text[begin:end])
-        if len(found) > count:  # one more, since the first may be only part of a word
-            return begin + found[-count].start
+        last = words_in(text[begin:end])
+        if len(last) > count:  # one more, since the first may be only part of a word
+            return begin + last[-count].start
         if begin == start:
             return start
         size *= 8

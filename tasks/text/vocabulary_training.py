@@ -16,7 +16,7 @@ from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 
 from model import InputError
-from tasks.corpus.parts import batches, parts_of, unit_hash
+from tasks.corpus.parts import parts_of, tables, unit_hash
 from tasks.store import Artifact
 from tasks.text import words
 from tasks.text.encoding import portions
@@ -129,8 +129,9 @@ def summed(counts: Iterable[pa.Table]) -> pa.Table:
 def count_part(part: Path, fraction: float, out: Path) -> dict:
     """Write the counts of the words in a fraction of a part's documents, always the same ones."""
     counts, used = [], {"documents": 0, "characters": 0}
-    for batch in batches(part):
-        texts = [d.text for d in batch if fraction >= 1 or unit_hash(d.text, salt=1) < fraction]
+    for table in tables(part, ("text",)):
+        every = table["text"].to_pylist()
+        texts = [text for text in every if fraction >= 1 or unit_hash(text, salt=1) < fraction]
         used["documents"] += len(texts)
         used["characters"] += sum(map(len, texts))
         counts.append(count_words(texts))

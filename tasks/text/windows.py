@@ -61,9 +61,7 @@ def mask(starts: np.ndarray, stops: np.ndarray, size: int) -> np.ndarray:
     return np.repeat(np.arange(len(edges) - 1) % 2 == 1, np.diff(edges))
 
 
-def intervals(chosen: np.ndarray, copies: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Where runs of true values begin and end; if `copies` are given, a run ends where they don't continue by one."""
-    on = chosen[1:] & chosen[:-1]
-    if copies is not None:
-        on &= np.diff(copies) == 1
-    return np.flatnonzero(chosen & ~np.append(False, on)), np.flatnonzero(chosen & ~np.append(on, False)) + 1
+def intervals(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where runs of true values begin and end."""
+    edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
+    return edges[::2], edges[1::2]
