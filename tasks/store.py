@@ -157,7 +157,7 @@ def elsewhere(stage: str, key: str, of: str = "") -> str:
     stages = [folder.name for folder in sorted(ROOT.glob("[!.]*")) if folder.is_dir() and of in ("", folder.name)]
     others = (artifact for name in stages if name != stage for artifact in artifacts(name))
     match = next((artifact for artifact in others if artifact.key.startswith(key)), None)
-    return f" {match.name} is an artifact of the stage {match.stage}." if match else ""
+    return f" {match.name} is of the stage {match.stage}." if match else ""
 
 
 def lock_of(artifact: Artifact) -> Path:

@@ -77,19 +77,14 @@ def careless(params: Count, out: Path) -> dict:
     return {}
 
 
-@stage(version=1, varies=True)
-def wayward(params: Count, out: Path) -> dict:
+def write(params: Count, out: Path) -> dict:
     """Writes another result if CALLS says so, and another description in every run."""
     (out / "numbers.txt").write_text("other" if "other" in CALLS else "same")
     (out / "README.md").write_text(str(time.time_ns()))
     return {"when": time.time_ns()}
 
 
-@stage(version=1)
-def steady(params: Count, out: Path) -> dict:
-    """The same, but not declared as varying."""
-    (out / "numbers.txt").write_text("other" if "other" in CALLS else "same")
-    return {}
+wayward, steady = stage(version=1, varies=True, name="wayward")(write), stage(version=1, name="steady")(write)
 
 
 @stage(version=1)
