@@ -9,8 +9,9 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from itertools import chain, pairwise
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby, islice, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -152,64 +153,51 @@ def sample(document: Document, matches: list[Match], index: Index, task: str) ->
     }
 
 
-class Found:
-    """What a part shares with the sentences: documents by task, n-grams, and the samples with the smallest digests."""
-
-    def __init__(self, index: Index) -> None:
-        self.index, self.documents, self.grams = index, Counter(), set()
-        self.samples: dict[str, list[tuple[int, str, dict]]] = {task: [] for task in index.tasks}
-
-    def add(self, document: Document, matches: list[Match]) -> None:
-        """Count a document, and keep it as a sample of its tasks if its digest is small enough."""
-        grams = {match.gram for match in matches}
-        tasks = {task for gram in grams for task in self.index.tasks_of(gram)}
-        self.grams |= grams
-        self.documents.update([ANY, *tasks])
-        order = xxhash.xxh3_64_intdigest(document.text.encode()), document.id
-        for task in tasks:
-            samples = self.samples[task]
-            if len(samples) < SAMPLES or order < samples[-1][:2]:
-                self.samples[task] = smallest([*samples, (*order, sample(document, matches, self.index, task))])
-
-
-def smallest(samples: list[tuple[int, str, dict]]) -> list[tuple[int, str, dict]]:
-    """The SAMPLES samples whose digests, and of equal ones ids, are smallest."""
-    return sorted(samples, key=lambda sample: tuple(sample[:2]))[:SAMPLES]
+def smallest(samples: Iterable[tuple]) -> list[tuple]:
+    """The SAMPLES of each task (the first field) with the smallest digests and ids (the second and third)."""
+    of_tasks = groupby(sorted(samples, key=itemgetter(0, 1, 2)), key=itemgetter(0))
+    return [sample for _, of_task in of_tasks for sample in islice(of_task, SAMPLES)]
 
 
 def clean_part(part: Path, folder: Path, method: str, out: Path) -> dict:
     """Write a part without what it shares with the sentences indexed in `folder`; return counts and samples."""
-    index = Index(folder)
-    found, kept, dropped, shortened = Found(index), Tally(), Tally(), Counter(documents=0, characters=0)
+    index, kept, dropped, shortened = Index(folder), Tally(), Tally(), Counter(documents=0, characters=0)
+    documents, grams, samples = Counter(), set(), []
     with writer(out / part.name) as file:
         for table in tables(part):
             texts = table["text"].to_pylist()
             keep = np.ones(len(texts), dtype=bool)
             matched = index.find(texts)
             for row, matches in matched.items():
-                found.add(Document(**table.slice(row, 1).to_pylist()[0]), matches)
-                left = cut(texts[row], matches, index) if method == "cut" else ""
+                document = Document(**table.slice(row, 1).to_pylist()[0])
+                own = {match.gram for match in matches}
+                tasks = {task for gram in own for task in index.tasks_of(gram)}
+                grams |= own
+                documents.update([ANY, *tasks])
+                digest = xxhash.xxh3_64_intdigest(document.text.encode())
+                samples += [(task, digest, document.id, sample(document, matches, index, task)) for task in tasks]
+                left = cut(document.text, matches, index) if method == "cut" else ""
                 keep[row] = any(map(str.isalnum, left))
                 if keep[row]:
-                    shortened.update(documents=1, characters=len(texts[row]) - len(left))
+                    shortened.update(documents=1, characters=len(document.text) - len(left))
                     texts[row] = left
+            samples = smallest(samples)
             count(dropped, table.filter(pa.array(~keep)))
             if matched and method == "cut":
-                table = table.set_column(
-                    table.column_names.index("text"), SCHEMA.field("text"), pa.array(texts, pa.large_string())
-                )
+                column = table.column_names.index("text")
+                table = table.set_column(column, SCHEMA.field("text"), pa.array(texts, pa.large_string()))
             rest = table.filter(pa.array(keep))
             count(kept, rest)
             if len(rest):
                 file.write_table(rest)
-    owners = [index.owners_of(gram) for gram in found.grams]
+    owners = [index.owners_of(gram) for gram in grams]
     np.save(folder / f"{part.stem}.found.npy", np.unique(np.concatenate([np.zeros(0, np.int64), *owners])))
     return {
         "kept": kept.counts(),
         "dropped": dropped.counts(),
         "cut": dict(shortened),
-        "documents": dict(found.documents),
-        "samples": found.samples,
+        "documents": dict(documents),
+        "samples": samples,
     }
 
 
@@ -243,7 +231,8 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     tasks = {task: {"splits": list(splits), **counts[task]} for task, splits in files.items()}
     for task, about in tasks.items():
         about |= {"sentences_found": sentences_found[task], "documents": documents[task]}
-    write_samples([result["samples"] for result in results], out / "contaminated.jsonl")
+    samples = smallest(sample for result in results for sample in result["samples"])
+    write_samples(samples, out / "contaminated.jsonl")
     stats = {"parts": len(parts), **add_up([r["kept"] for r in results])}
     stats["dropped"] = {"contaminated": add_up([r["dropped"] for r in results])}
     if params.method == "cut":
@@ -263,12 +252,11 @@ def not_at_hand(files: Splits, tasks: list[str]) -> list[str]:
     return [f"{task}/{split}" for task, split in wanted if split not in files.get(task, {})]
 
 
-def write_samples(of_parts: list[dict[str, list]], path: Path) -> None:
-    """Write the samples of each task with the smallest digests."""
+def write_samples(samples: list[tuple], path: Path) -> None:
+    """Write samples, the tasks in the order of TASKS."""
     with path.open("w", encoding="utf-8") as file:
-        for task in of_parts[0] if of_parts else ():
-            for *_, shown in smallest([sample for samples in of_parts for sample in samples[task]]):
-                file.write(json.dumps(shown, ensure_ascii=False) + "\n")
+        for _, _, _, shown in sorted(samples, key=lambda sample: list(TASKS).index(sample[0])):
+            file.write(json.dumps(shown, ensure_ascii=False) + "\n")
 
 
 def rows(tasks: dict[str, dict], documents: int) -> list[dict]:

@@ -98,7 +98,7 @@ def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
 
 
 def hold(number: int, part: Path, n: int, work: Path) -> dict:
-    """Write which windows of a part have a repeated anchor, as intervals in each chunk; count them."""
+    """Write which windows of each chunk of a part have a repeated anchor, as bits; count them."""
     ends, width = np.load(work / f"{part.stem}.ends.npy"), windows.anchors_in(n)
     everywhere, count = runs_in(work / "repeated", "range-*"), 0
     for chunk, start, size in chunks(ends):
@@ -107,7 +107,7 @@ def hold(number: int, part: Path, n: int, work: Path) -> dict:
         held = np.zeros(size + width - 1, dtype=bool)
         held[place_of(anchors) - start] = True
         held = windows.sliding(np.logical_or, held, width) & windows.whole_windows(ends, start, size, n)
-        save_run(work / f"held/{part.stem}-{chunk:05d}", *windows.intervals(held))
+        sorted_runs.save(work / f"held/{part.stem}-{chunk:05d}.npy", np.packbits(held))
         count += int(held.sum())
     return {"held": count}
 
@@ -119,7 +119,7 @@ def hash_windows(number: int, part: Path, n: int, low: int, high: int, work: Pat
     """
     text, ends, written = work / f"{part.stem}.text", np.load(work / f"{part.stem}.ends.npy"), 0
     for chunk, start, size in chunks(ends):
-        held = windows.mask(*(np.load(work / f"held/{part.stem}-{chunk:05d}.{i}.npy") for i in range(2)), size)
+        held = np.unpackbits(np.load(work / f"held/{part.stem}-{chunk:05d}.npy"), count=size)
         data, keys, places = read_bytes(text, start, size + n - 1), [], []
         for begin in range(0, size, BLOCK):
             at = np.flatnonzero(held[begin : begin + BLOCK])
