@@ -1,15 +1,17 @@
-"""Decontaminate: drop documents, or cut passages out of them, that share long runs of words with GLUE's evaluation data.
+"""Decontaminate: drop documents that share long runs of words with GLUE's evaluation data, or cut those passages.
 
 Reads   the parts of a corpus; the validation and test sentences of the tasks that the model will be scored on.
-Writes  part-00000.parquet …  the same parts without them, in the same order
-        contaminated.jsonl    a few of the documents found for each task: the words shared, and the sentence that has them too
+Writes  part-00000.parquet …  the same parts without those documents or passages, in the same order
+        contaminated.jsonl    a few of the documents found for each task: the shared words, and the sentence with them
 """
 
 import json
 import logging
 import shutil
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby, islice, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -22,31 +24,37 @@ from model import InputError
 from tasks.corpus import local
 from tasks.corpus.parts import SCHEMA, Document, Tally, add_up, count, parts_of, tables, writer
 from tasks.glue import data as glue
+from tasks.glue.sentences import sentences
 from tasks.glue.tasks import HUB_GLUE, TASKS, evaluation_splits
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
-from tasks.text.ngrams import Index, Match, sentences, write_index
+from tasks.text.ngrams import Index, Match, Sentences, write_index
 from tasks.workers.mapping import over_parts
 
-SAMPLES, SAMPLE_CHARACTERS, CONTEXT = 5, 600, 100  # documents of each task; of what they share; on either side of it
+SAMPLES, SAMPLE_CHARACTERS, CONTEXT = 5, 600, 100  # documents of each task; characters shown, and on either side
 ANY = "all"  # the row of all tasks together
+COLUMNS = {
+    "sentences": "sentences", "too short": "too_short", "n-grams": "ngrams", "sentences found": "sentences_found",
+}  # fmt: skip
 EvaluationTask = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
+Splits = dict[str, dict[str, list[Path]]]  # files by task and split
 log = logging.getLogger(__name__)
 
 
 class Decontaminate(Params):
-    """What to do with text that stands in the downstream data too."""
+    """What to do with text that the downstream data has too."""
 
     method: Literal["drop", "cut", "none"] = Field(
         "drop",
-        description="drop: documents that share a run of words with a validation or test sentence; cut: only those words.",
+        description="drop: documents that share a run of words with a validation or test sentence; "
+        "cut: only those words.",
     )
     words: int = Field(
         13, ge=5, le=50, description="Length of such a run, in words (13 as in appendix C of the GPT-3 paper)."
     )
     data: str = Field(
         "",
-        description="The sentences: 'nyu-mll/glue', a directory, or 'probes' (none), as in finetune.data; '': the same.",
+        description="The sentences: 'nyu-mll/glue', a directory, or 'probes' (none); '': those of finetune.data.",
     )
     tasks: list[EvaluationTask] = Field(
         ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"],
@@ -54,15 +62,15 @@ class Decontaminate(Params):
         description="Tasks to look for, as far as data has them.",
     )
 
-    def evaluation(self) -> tuple[dict[str, dict[str, list[Path]]], str]:
-        """The files to look for, by task and split; and where there are none, why."""
+    def evaluation(self) -> tuple[Splits, str]:
+        """The files with the sentences; and if there are none, why. Raises InputError for a folder without any."""
         if self.method == "none":
             return {}, "decontaminate.method is 'none'"
         if self.data == "probes":
             return {}, "the probes are made of held-out documents of this corpus"
         if not self.data:
             raise InputError(
-                "decontaminate.data is empty. Expected what finetune.data says: nyu-mll/glue, a directory or probes."
+                "decontaminate.data is empty. Set it, as finetune.data, to nyu-mll/glue, a directory or probes."
             )
         files = glue.evaluation_files(self.data, self.tasks)
         return files, "" if files else (
@@ -71,11 +79,11 @@ class Decontaminate(Params):
 
     @classmethod
     def usual(cls) -> dict:
-        """The defaults of what is independent of the downstream data."""
+        """The defaults of the parameters that do not depend on the downstream data."""
         return cls().model_dump(mode="json", include={"method", "words"})
 
     def identity(self) -> dict:
-        """Digests of local files, or the splits of the hub's revision; or why nothing is looked for."""
+        """Digests of local files, or the splits of the hub's revision; or why there is nothing to search for."""
         files, why = self.evaluation()
         if why:
             return {"unchecked": why}
@@ -90,32 +98,38 @@ class Decontaminate(Params):
         return {"method": self.method, "words": self.words, "tasks": in_order(self.tasks), "data": about}
 
     def check(self) -> None:
-        """Read the sentences once, so that what is wrong with them is known before the corpus is read."""
-        for task, splits in self.evaluation()[0].items():
-            for paths in splits.values():
-                for _ in sentences(paths, task):
-                    pass
+        """Read the sentences once, so that errors in them are reported before the corpus is read."""
+        for _ in evaluation_sentences(self.evaluation()[0]):
+            pass
+
+
+def evaluation_sentences(files: Splits) -> Iterator[Sentences]:
+    """The sentences in these files. Raises InputError for files without the texts of their task."""
+    for task, splits in files.items():
+        for split, paths in splits.items():
+            for column, row, texts in sentences(paths, task):
+                yield Sentences(task, split, column, row, texts)
 
 
 def merged(matches: list[Match]) -> list[tuple[int, int]]:
-    """The passages that matches cover."""
-    found: list[list[int]] = []
+    """The passages that matches cover, as the places of their first characters and the ends."""
+    passages: list[tuple[int, int]] = []
     for start, end, _ in sorted(matches):
-        if found and start <= found[-1][1]:
-            found[-1][1] = max(end, found[-1][1])
-        else:
-            found.append([start, end])
-    return [(start, end) for start, end in found]
+        if passages and start <= passages[-1][1]:
+            first, last = passages.pop()
+            start, end = first, max(end, last)
+        passages.append((start, end))
+    return passages
 
 
 def without(text: str, matches: list[Match]) -> str:
-    """The text but for the passages that matches cover."""
-    borders = [0, *(border for passage in merged(matches) for border in passage), len(text)]
+    """The text without the passages that matches cover."""
+    borders = [0, *chain.from_iterable(merged(matches)), len(text)]
     return "".join(text[start:end] for start, end in list(pairwise(borders))[::2])
 
 
 def cut(text: str, matches: list[Match], index: Index) -> str:
-    """The text without what it shares, nor what it then shares since the words on both sides of a cut are neighbours now."""
+    """The text without the words it shares, again until none are left: a cut makes the words around it neighbours."""
     while matches:
         text = without(text, matches)
         matches = index.find([text]).get(0, [])
@@ -127,7 +141,7 @@ def sample(document: Document, matches: list[Match], index: Index, task: str) ->
     of_task = [match for match in matches if task in index.tasks_of(match.gram)]
     start, end = merged(of_task)[0]
     owners = (index.sentence(owner) for owner in index.owners_of(min(of_task).gram).tolist())
-    sentence = next(found for found in owners if found["task"] == task)
+    sentence = next(owner for owner in owners if owner["task"] == task)
     return {
         **{name: sentence[name] for name in ("task", "split", "row", "column")},
         "sentence": sentence["text"][:SAMPLE_CHARACTERS],
@@ -139,70 +153,59 @@ def sample(document: Document, matches: list[Match], index: Index, task: str) ->
     }
 
 
-class Found:
-    """What stands in a part and in the sentences: documents by task, n-grams, and the samples whose digests are smallest."""
-
-    def __init__(self, index: Index) -> None:
-        self.index, self.documents, self.grams = index, Counter(), set()
-        self.samples: dict[str, list[tuple[int, str, dict]]] = {task: [] for task in index.tasks}
-
-    def add(self, document: Document, matches: list[Match]) -> None:
-        """Count a document."""
-        grams = {match.gram for match in matches}
-        tasks = {task for gram in grams for task in self.index.tasks_of(gram)}
-        self.grams |= grams
-        self.documents.update([ANY, *tasks])
-        order = xxhash.xxh3_64_intdigest(document.text.encode()), document.id
-        for task in tasks:
-            held = self.samples[task]
-            if len(held) < SAMPLES or order < held[-1][:2]:
-                held.append((*order, sample(document, matches, self.index, task)))
-                self.samples[task] = sorted(held, key=lambda one: one[:2])[:SAMPLES]
+def smallest(samples: Iterable[tuple]) -> list[tuple]:
+    """The SAMPLES of each task (the first field) with the smallest digests and ids (the second and third)."""
+    of_tasks = groupby(sorted(samples, key=itemgetter(0, 1, 2)), key=itemgetter(0))
+    return [sample for _, of_task in of_tasks for sample in islice(of_task, SAMPLES)]
 
 
-def clean_part(part: Path, folder: Path, params: Decontaminate, tasks: list[str], out: Path) -> dict:
+def clean_part(part: Path, folder: Path, method: str, out: Path) -> dict:
     """Write a part without what it shares with the sentences indexed in `folder`; return counts and samples."""
-    index = Index(folder, params.words, tasks)
-    found, kept, dropped, shortened = Found(index), Tally(), Tally(), Counter(documents=0, characters=0)
+    index, kept, dropped, shortened = Index(folder), Tally(), Tally(), Counter(documents=0, characters=0)
+    documents, grams, samples = Counter(), set(), []
     with writer(out / part.name) as file:
         for table in tables(part):
             texts = table["text"].to_pylist()
             keep = np.ones(len(texts), dtype=bool)
             matched = index.find(texts)
             for row, matches in matched.items():
-                found.add(Document(**table.slice(row, 1).to_pylist()[0]), matches)
-                left = cut(texts[row], matches, index) if params.method == "cut" else ""
+                document = Document(**table.slice(row, 1).to_pylist()[0])
+                own = {match.gram for match in matches}
+                tasks = {task for gram in own for task in index.tasks_of(gram)}
+                grams |= own
+                documents.update([ANY, *tasks])
+                digest = xxhash.xxh3_64_intdigest(document.text.encode())
+                samples += [(task, digest, document.id, sample(document, matches, index, task)) for task in tasks]
+                left = cut(document.text, matches, index) if method == "cut" else ""
                 keep[row] = any(map(str.isalnum, left))
                 if keep[row]:
-                    shortened.update(documents=1, characters=len(texts[row]) - len(left))
+                    shortened.update(documents=1, characters=len(document.text) - len(left))
                     texts[row] = left
+            samples = smallest(samples)
             count(dropped, table.filter(pa.array(~keep)))
-            if matched and params.method == "cut":
-                table = table.set_column(
-                    table.column_names.index("text"), SCHEMA.field("text"), pa.array(texts, pa.large_string())
-                )
+            if matched and method == "cut":
+                column = table.column_names.index("text")
+                table = table.set_column(column, SCHEMA.field("text"), pa.array(texts, pa.large_string()))
             rest = table.filter(pa.array(keep))
             count(kept, rest)
             if len(rest):
                 file.write_table(rest)
-    owners = [index.owners_of(gram) for gram in found.grams]
+    owners = [index.owners_of(gram) for gram in grams]
     np.save(folder / f"{part.stem}.found.npy", np.unique(np.concatenate([np.zeros(0, np.int64), *owners])))
     return {
         "kept": kept.counts(),
         "dropped": dropped.counts(),
         "cut": dict(shortened),
-        "documents": dict(found.documents),
-        "samples": found.samples,
+        "documents": dict(documents),
+        "samples": samples,
     }
 
 
-def pass_on(params: Decontaminate, corpus: Artifact, why: str, out: Path) -> dict:
-    """Give the corpus as it is, in copies: damage to one artifact must not be damage to another."""
-    wanted = params.method != "none" and params.data != "probes"
-    unreachable = glue.hub_problem() if wanted and params.data == HUB_GLUE.repository else ""
-    level = logging.WARNING if wanted else logging.INFO
-    log.log(level, "Skipping decontamination: %s. %s", why, unreachable)
-    for part in parts_of(corpus):
+def pass_on(corpus: Artifact, why: str, wanted: bool, out: Path) -> dict:
+    """Copy the corpus unchanged, since there is nothing to search for. `wanted`: the user asked for a search."""
+    problem, level = (glue.hub_problem(), logging.WARNING) if wanted else ("", logging.INFO)
+    log.log(level, "Skipping decontamination: %s. %s", why, problem)
+    for part in parts_of(corpus):  # not linked: damage to one artifact must not damage the other
         shutil.copyfile(part, out / part.name)
     counts = {name: corpus.stats[name] for name in ("parts", *Tally().counts())}
     about = {"checked": False, "why": why}
@@ -211,66 +214,58 @@ def pass_on(params: Decontaminate, corpus: Artifact, why: str, out: Path) -> dic
 
 @stage(version=1, resumes=True)
 def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
-    """Drop or cut what stands in the evaluation data of the tasks too; count it by task, and keep samples."""
+    """Drop or cut text that the tasks' evaluation data has too; count it by task, and keep samples."""
     files, why = params.evaluation()
     if why:
-        return pass_on(params, corpus, why, out)
-    work, found = out / WORK, parts_of(corpus)
-    work.mkdir(exist_ok=True)
-    counts, missing = write_index(files, params.words, work), not_at_hand(files, params.tasks)
-    if missing:
+        return pass_on(corpus, why, params.method != "none" and params.data != "probes", out)
+    if missing := not_at_hand(files, params.tasks):
         log.warning("Skipping tasks whose data is unavailable: %s.", ", ".join(missing))
-    jobs = [(part, work, params, list(files), out) for part in found]
+    work, parts = out / WORK, parts_of(corpus)
+    work.mkdir(exist_ok=True)
+    counts = write_index(evaluation_sentences(files), list(files), params.words, work)
+    jobs = [(part, work, params.method, out) for part in parts]
     results = over_parts(clean_part, jobs, work / "cleaned", "decontaminate")
-    sentences_found = [np.load(work / f"{part.stem}.found.npy") for part in found]
-    of_task = Index(work, params.words, list(files)).sentences_by_task(np.unique(np.concatenate(sentences_found)))
+    owners = [np.load(work / f"{part.stem}.found.npy") for part in parts]
+    sentences_found = Index(work).sentences_by_task(np.unique(np.concatenate(owners)))
     documents = sum((Counter(result["documents"]) for result in results), Counter())
-    for task, about in counts.items():
-        about |= {"sentences_found": of_task[task], "documents": documents[task]}
-    write_samples([result["samples"] for result in results], out / "contaminated.jsonl")
-    stats = {"parts": len(found), **add_up([r["kept"] for r in results])}
+    tasks = {task: {"splits": list(splits), **counts[task]} for task, splits in files.items()}
+    for task, about in tasks.items():
+        about |= {"sentences_found": sentences_found[task], "documents": documents[task]}
+    samples = smallest(sample for result in results for sample in result["samples"])
+    write_samples(samples, out / "contaminated.jsonl")
+    stats = {"parts": len(parts), **add_up([r["kept"] for r in results])}
     stats["dropped"] = {"contaminated": add_up([r["dropped"] for r in results])}
     if params.method == "cut":
         stats["cut"] = {what: sum(r["cut"][what] for r in results) for what in ("documents", "characters")}
     about = {"checked": True, "words": params.words, "documents_found": documents[ANY], "not_at_hand": missing}
-    return {**stats, **about, "tasks": counts, "table": rows(counts, documents[ANY])}
+    return {**stats, **about, "tasks": tasks, "table": rows(tasks, documents[ANY])}
 
 
 def in_order(tasks: list[str]) -> list[str]:
-    """Tasks in one order, each once."""
+    """The tasks in the order of TASKS, each once."""
     return [task for task in TASKS if task in tasks]
 
 
-def not_at_hand(files: dict[str, dict[str, list[Path]]], tasks: list[str]) -> list[str]:
+def not_at_hand(files: Splits, tasks: list[str]) -> list[str]:
     """The evaluation splits of the tasks that are not among the files, as task/split."""
     wanted = [(task, split) for task in in_order(tasks) for split in evaluation_splits(task)]
     return [f"{task}/{split}" for task, split in wanted if split not in files.get(task, {})]
 
 
-def write_samples(of_parts: list[dict[str, list]], path: Path) -> None:
-    """Write the few samples of each task whose digests are smallest."""
+def write_samples(samples: list[tuple], path: Path) -> None:
+    """Write samples, the tasks in the order of TASKS."""
     with path.open("w", encoding="utf-8") as file:
-        for task in of_parts[0] if of_parts else ():
-            order = sorted((tuple(one) for samples in of_parts for one in samples[task]), key=lambda one: one[:2])
-            for _, _, told in order[:SAMPLES]:
-                file.write(json.dumps(told, ensure_ascii=False) + "\n")
+        for _, _, _, shown in sorted(samples, key=lambda sample: list(TASKS).index(sample[0])):
+            file.write(json.dumps(shown, ensure_ascii=False) + "\n")
 
 
-def rows(counts: dict[str, dict], documents: int) -> list[dict]:
-    """The counts as a table, a row a task, the sum first; a document can be found for several tasks."""
-    summed = {"splits": [], "documents": documents}
-    summed |= {
-        what: sum(c[what] for c in counts.values()) for what in ("sentences", "too_short", "ngrams", "sentences_found")
-    }
-    return [
-        {
-            "task": task,
-            "splits": ", ".join(about["splits"]),
-            "sentences": about["sentences"],
-            "too short": about["too_short"],
-            "n-grams": about["ngrams"],
-            "sentences found": about["sentences_found"],
-            "in documents": about["documents"],
-        }
-        for task, about in {ANY: summed, **counts}.items()
-    ]
+def rows(tasks: dict[str, dict], documents: int) -> list[dict]:
+    """The counts as a table: the sum, then a row for each task; a document can be found for several tasks."""
+    table = []
+    for name in (ANY, *tasks):
+        every = name == ANY
+        of = list(tasks.values()) if every else [tasks[name]]
+        row = {"task": name, "splits": "" if every else ", ".join(tasks[name]["splits"])}
+        row |= {column: sum(about[key] for about in of) for column, key in COLUMNS.items()}
+        table.append(row | {"in documents": documents if every else tasks[name]["documents"]})
+    return table

@@ -1,8 +1,8 @@
-"""Deduplicate: whole documents of the same text, documents of nearly the same words, long passages that stood before.
+"""Deduplicate: drop documents of the same text or of nearly the same words; cut long passages that occurred before.
 
 Reads   the parts of a corpus.
 Writes  part-00000.parquet …  the same parts without the duplicates, in the same order
-        duplicates.jsonl      a few of the pairs that each method found: what was kept, and what was dropped or cut for it
+        duplicates.jsonl      a few pairs of each method: what was kept, and what was dropped or cut as its duplicate
 """
 
 import json
@@ -32,6 +32,7 @@ from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
 from tasks.text import minhash, sorted_runs, substrings
 from tasks.text.minhash import MinHash
+from tasks.text.sorted_runs import address, load_range, part_of, place_of, runs_in, save_run
 from tasks.text.substrings import Substring
 from tasks.workers.mapping import over_parts
 
@@ -40,12 +41,12 @@ Method = Literal["exact", "minhash", "substring"]
 
 
 class Deduplicate(Params):
-    """What counts as a duplicate, and what becomes of it. The first copy, in the order of the corpus, always stays."""
+    """What counts as a duplicate, and what is done with it. The first copy in the corpus always stays."""
 
     methods: list[Method] = Field(
         ["exact"],
-        description="exact: drop documents of the same text; minhash: drop those of nearly the same words; substring: cut "
-        "passages that stood before. Each works on what the one before it left; []: keep all.",
+        description="exact: drop documents of the same text; minhash: drop those of nearly the same words; substring: "
+        "cut passages that occurred before. Each works on the output of the one before it; []: keep all.",
     )
     minhash: MinHash = Field(MinHash(), description="Which documents are near-duplicates.")
     substring: Substring = Field(Substring(), description="Which passages are cut.")
@@ -71,21 +72,19 @@ class Deduplicate(Params):
 
 
 def digest_part(number: int, part: Path, work: Path) -> dict:
-    """Write the 128-bit digests of the different texts in a part, and which documents repeat one of them."""
+    """Write the 128-bit digests of the different texts of a part, and which documents repeat one of them."""
     joined = [b"".join(map(xxhash.xxh3_128_digest, views(table["text"]))) for table in tables(part, ("text",))]
     digests = np.frombuffer(b"".join(joined), dtype="<u8").reshape(-1, 2)
     order, first = grouped(digests)
     new = order == first
     sizes = np.diff(np.flatnonzero(new), append=len(order))
-    sorted_runs.save_run(
-        work / f"digests/{part.stem}", *digests[order[new]].T, sorted_runs.address(number, order[new]), sizes
-    )
-    save_drops(work / f"drops/{part.stem}", sorted_runs.address(number, order), sorted_runs.address(number, first))
+    save_run(work / f"digests/{part.stem}", *digests[order[new]].T, address(number, order[new]), sizes)
+    save_drops(work / f"drops/{part.stem}", address(number, order), address(number, first))
     return {"different": int(new.sum())}
 
 
 def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of (n, 2) digests in their order, equal ones as they were; and for each the first that equals it."""
+    """The order that sorts the rows of (n, 2) digests, stable; and for each the first row that equals it."""
     order = np.lexsort((digests[:, 1], digests[:, 0]))
     new = np.ones(len(order), dtype=bool)
     new[1:] = (digests[order[1:]] != digests[order[:-1]]).any(axis=1)
@@ -93,16 +92,15 @@ def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def save_drops(run: Path, addresses: np.ndarray, firsts: np.ndarray) -> None:
-    """Write which documents are not the first of their kind, and the first."""
+    """Write the documents that are not the first of their text, and that first."""
     later = np.flatnonzero(addresses != firsts)
     later = later[np.argsort(addresses[later])]
-    sorted_runs.save_run(run, addresses[later], firsts[later])
+    save_run(run, addresses[later], firsts[later])
 
 
 def match(low: int, high: int, work: Path, out: Path) -> dict:
-    """Of the parts' digests in a range, write which stood before in another part, and where; count how many are the same."""
-    found = sorted_runs.runs(work / "digests", "part-*")
-    *digests, addresses, sizes = sorted_runs.load_range(found, low, high, arrays=4)
+    """Write the documents whose digest (in this range) an earlier part has too, and the first; count their copies."""
+    *digests, addresses, sizes = load_range(runs_in(work / "digests", "part-*"), low, high, arrays=4)
     order, first = grouped(np.stack(digests, axis=1))
     starts = np.flatnonzero(order == first)
     totals = np.add.reduceat(sizes[order], starts) if len(starts) else starts
@@ -110,40 +108,42 @@ def match(low: int, high: int, work: Path, out: Path) -> dict:
     return {"sizes": Counter(totals[totals > 1].tolist())}
 
 
-def find_copies(found: list[Path], work: Path) -> tuple[Counter, dict]:
-    """Find the documents whose text stood before, and write them with the first of that text as runs in work/drops.
+def find_copies(parts: list[Path], work: Path) -> tuple[Counter, dict]:
+    """Find the documents with the text of an earlier one; write them and the first of that text as runs in work/drops.
 
     Returns the sizes of the clusters.
     """
     for name in ("digests", "drops"):
         (work / name).mkdir(parents=True, exist_ok=True)
-    counts = over_parts(digest_part, [(i, p, work) for i, p in enumerate(found)], work / "digested", "digest documents")
+    jobs = [(i, part, work) for i, part in enumerate(parts)]
+    counts = over_parts(digest_part, jobs, work / "digested", "digest documents")
     ranges = enumerate(sorted_runs.ranges(sum(r["different"] for r in counts)))
     jobs = [(*bounds, work, work / f"drops/range-{i:05d}") for i, bounds in ranges]
+    return sum_sizes(over_parts(match, jobs, work / "matched", "find duplicates")), {}
+
+
+def sum_sizes(results: list[dict]) -> Counter:
+    """How many clusters of each size these results have together; in JSON the sizes are text."""
     sizes = Counter()
-    for result in over_parts(match, jobs, work / "matched", "find duplicates"):
-        sizes.update({int(size): n for size, n in result["sizes"].items()})
-    return sizes, {}
+    for result in results:
+        sizes.update({int(size): number for size, number in result["sizes"].items()})
+    return sizes
 
 
 def keep_rest(number: int, part: Path, drops: Path, out: Path) -> dict:
-    """Write the documents of a part that no run in `drops` names; count them, and give samples of the others."""
-    dropped, firsts = sorted_runs.load_range(
-        sorted_runs.runs(drops, "*"), sorted_runs.address(number, 0), sorted_runs.address(number + 1, 0)
-    )
+    """Write the documents of a part that are in no run of `drops`; return counts, and samples of the others."""
+    dropped, firsts = load_range(runs_in(drops, "*"), address(number, 0), address(number + 1, 0))
     order = np.argsort(dropped)
     dropped, firsts = dropped[order], firsts[order]
     kept, gone, samples, start = Tally(), Tally(), [], 0
     with writer(out / part.name) as file:
         for table in tables(part):
-            low, high = np.searchsorted(
-                dropped, [sorted_runs.address(number, row) for row in (start, start + len(table))]
-            )
-            rows = sorted_runs.place_of(dropped[low:high]) - start
-            marks = np.ones(len(table), dtype=bool)
-            marks[rows] = False
+            low, high = np.searchsorted(dropped, [address(number, row) for row in (start, start + len(table))])
+            rows = place_of(dropped[low:high]) - start
+            is_kept = np.ones(len(table), dtype=bool)
+            is_kept[rows] = False
             rest, others = (
-                (table.filter(pa.array(marks)), table.take(pa.array(rows))) if len(rows) else (table, table[:0])
+                (table.filter(pa.array(is_kept)), table.take(pa.array(rows))) if len(rows) else (table, table[:0])
             )
             if len(rest):
                 file.write_table(rest)
@@ -157,19 +157,19 @@ def keep_rest(number: int, part: Path, drops: Path, out: Path) -> dict:
 
 
 def distribution(sizes: Counter) -> dict:
-    """How many clusters there are, how large they are, and the largest."""
-    spread: Counter = Counter()
+    """The number of clusters, the size of the largest, and how many there are by size."""
+    spread: Counter = Counter()  # by power of two
     for size, number in sizes.items():
         spread[(size - 1).bit_length()] += number
     named = {"2" if p == 1 else f"{2 ** (p - 1) + 1}-{2**p}": spread[p] for p in sorted(spread)}
     return {"number": sizes.total(), "largest": max(sizes, default=0), "sizes": named}
 
 
-def pairs(method: str, params: Deduplicate, samples: list[tuple], found: list[Path]) -> list[dict]:
-    """Samples as rows that a person can read: the document kept, the one dropped, and how similar they are."""
+def pairs(method: str, params: Deduplicate, samples: list[tuple], parts: list[Path]) -> list[dict]:
+    """Samples for people to read: the document kept, the one dropped, and how similar they are."""
     rows = []
     for _, *addresses in samples:
-        [first], [other] = (documents_at(found[sorted_runs.part_of(a)], [sorted_runs.place_of(a)]) for a in addresses)
+        [first], [other] = (documents_at(parts[part_of(a)], [place_of(a)]) for a in addresses)
         row = {"method": method}
         if method == "minhash":
             row["jaccard"] = round(minhash.similarity(first.text, other.text, params.minhash.words), 4)
@@ -179,31 +179,30 @@ def pairs(method: str, params: Deduplicate, samples: list[tuple], found: list[Pa
     return rows
 
 
-def drop(method: str, params: Deduplicate, found: list[Path], out: Path, work: Path) -> dict:
-    """Drop whole documents by a method, and say which."""
-    sizes, compared = find_copies(found, work) if method == "exact" else minhash.find(params.minhash, found, work)
-    jobs = [(i, part, work / "drops", out) for i, part in enumerate(found)]
+def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
+    """Drop the documents that a method finds; return counts and samples."""
+    sizes, compared = find_copies(parts, work) if method == "exact" else minhash.find(params.minhash, parts, work)
+    jobs = [(i, part, work / "drops", out) for i, part in enumerate(parts)]
     results = over_parts(keep_rest, jobs, work / "kept", "drop duplicates")
-    samples = smallest([s for result in results for s in result["samples"]])
+    samples = smallest([sample for result in results for sample in result["samples"]])
     return {
         "kept": add_up([r["kept"] for r in results]),
         "dropped": add_up([r["dropped"] for r in results]),
         "stats": {"clusters": distribution(sizes), **compared},
-        "samples": pairs(method, params, samples, found),
+        "samples": pairs(method, params, samples, parts),
     }
 
 
-def cut(params: Deduplicate, found: list[Path], out: Path, work: Path) -> dict:
-    """Cut the passages that stood before, and say which."""
-    results = substrings.cut(params.substring, found, out, work)
-    sizes, rows = Counter(), []
-    for result in results:
-        sizes.update({int(size): number for size, number in result["sizes"].items()})
-    for _, copy, shift, other, place, size, text in smallest([s for result in results for s in result["samples"]]):
-        first = substrings.first_copy(copy, params.substring.bytes, found, work) + shift
-        row, byte = substrings.row_and_byte(first, found, work)
-        [there] = documents_at(found[sorted_runs.part_of(first)], [row])
-        [here] = documents_at(found[sorted_runs.part_of(other)], [sorted_runs.place_of(other)])
+def cut(params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
+    """Cut repeated passages; return counts and samples."""
+    results, rows = substrings.cut(params.substring, parts, out, work), []
+    samples = smallest([sample for result in results for sample in result["samples"]])
+    for _, copy, before, other, place, size, text in samples:
+        first = substrings.first_copy(copy, parts, work) + before
+        part = parts[part_of(first)]
+        row, byte = substrings.row_and_byte(place_of(first), part, work)
+        [there] = documents_at(part, [row])
+        [here] = documents_at(parts[part_of(other)], [place_of(other)])
         places = {"kept": (there, byte), "cut": (here, place)}
         named = {what: {"id": d.id, "source": d.source, "byte": at} for what, (d, at) in places.items()}
         rows.append({"method": "substring", **named, "bytes": size, "text": text})
@@ -211,7 +210,7 @@ def cut(params: Deduplicate, found: list[Path], out: Path, work: Path) -> dict:
     return {
         "kept": counts["kept"],
         "dropped": counts["dropped"],
-        "stats": {"cut": counts["cut"], "passages": distribution(sizes)},
+        "stats": {"cut": counts["cut"], "passages": distribution(sum_sizes(results))},
         "samples": rows,
     }
 
@@ -219,10 +218,10 @@ def cut(params: Deduplicate, found: list[Path], out: Path, work: Path) -> dict:
 @stage(version=2, resumes=True)
 def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
     """Apply the methods one after the other; count what each dropped or cut, by source."""
-    found, work, results = parts_of(corpus), out / WORK, {}
+    parts, work, results = parts_of(corpus), out / WORK, {}
     work.mkdir(exist_ok=True)
     if not params.methods:
-        jobs = [(i, part, work / "nothing", out) for i, part in enumerate(found)]
+        jobs = [(i, part, work / "nothing", out) for i, part in enumerate(parts)]
         kept = add_up([result["kept"] for result in over_parts(keep_rest, jobs, work / "kept", "copy documents")])
     for method in params.methods:
         here, done = work / method, work / f"{method}.json"
@@ -230,18 +229,20 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
         if not done.exists():
             written.mkdir(exist_ok=True)
             here.mkdir(exist_ok=True)
-            whole = method != "substring"
-            result = drop(method, params, found, written, here) if whole else cut(params, found, written, here)
+            if method == "substring":
+                result = cut(params, parts, written, here)
+            else:
+                result = drop(method, params, parts, written, here)
             done.with_suffix(".half").write_text(json.dumps(result))
             done.with_suffix(".half").replace(done)
         results[method] = json.loads(done.read_text())
         kept = results[method]["kept"]
-        shutil.rmtree(here, ignore_errors=True)  # as large as the text, or more
-        found = [written / part.name for part in found]
+        shutil.rmtree(here, ignore_errors=True)  # as large as the text, or larger
+        parts = [written / part.name for part in parts]
     with (out / "duplicates.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for r in results.values() for row in r["samples"])
     return {
-        "parts": len(found),
+        "parts": len(parts),
         **kept,
         "dropped": {REASONS[method]: result["dropped"] for method, result in results.items()},
         **{method: result["stats"] for method, result in results.items()},

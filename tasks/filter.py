@@ -3,13 +3,15 @@
 Reads   the parts of a corpus, and their measures.
 Writes  part-00000.parquet …      the documents kept, in order
         measured-00000.parquet …  the measures of every document, and its verdict: `kept`, or why it was dropped
-        sources.parquet           the table of the statistics, a row a source
+        sources.parquet           the statistics as a table with a row for each source
         histogram.png, dropped.jsonl (samples of what was dropped, by source and reason)
 """
 
 import json
-from collections.abc import Iterator
-from itertools import zip_longest
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import groupby, islice, zip_longest
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ import xxhash
 from pydantic import Field, model_validator
 
 from model import InputError
-from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, tables, views, writer
+from tasks.corpus.parts import TOTAL, add_up, parts_of, row_name, tables, views, writer
 from tasks.measure import MEASURES, RATIOS, name_of
 from tasks.reports import plots
 from tasks.stage import Params, stage
@@ -33,7 +35,7 @@ MEASURED = MEASURES.append(pa.field("verdict", pa.string()))
 
 
 class Filter(Params):
-    """Which documents are dropped. A measure that is null is only recorded."""
+    """Which documents are dropped. A measure without a limit is only recorded."""
 
     max_tokens_per_char: float | None = Field(
         0.3,
@@ -57,42 +59,40 @@ class Filter(Params):
         return self
 
 
+def rules(params: Filter) -> list[tuple[str, str, np.ufunc, float]]:
+    """Why documents are dropped, in the order of checking: reason, measure, comparison with the limit, limit."""
+    every = (
+        ("too short", "characters", np.less, params.min_characters or None),
+        ("too long", "characters", np.greater, params.max_characters),
+        ("no tokens", "tokens", np.equal, 0),  # no text is left without accents and non-ASCII characters
+        ("incompressible", "tokens_per_char", np.greater_equal, params.max_tokens_per_char),
+        ("incompressible by zstd", "zstd_ratio", np.greater_equal, params.max_zstd_ratio),
+    )
+    return [rule for rule in every if rule[-1] is not None]
+
+
 def reasons(params: Filter) -> list[str]:
-    """Why a document can be dropped with these params, in the order in which they are checked."""
-    asked = {
-        "too short": params.min_characters,
-        "too long": params.max_characters,
-        "no tokens": True,  # nothing is left of it once accents and all but ASCII are gone
-        "incompressible": params.max_tokens_per_char,
-        "incompressible by zstd": params.max_zstd_ratio,
-    }
-    return [reason for reason, limit in asked.items() if limit]
+    """The reasons for which these params can drop a document."""
+    return [reason for reason, *_ in rules(params)]
 
 
 def verdicts(measures: pa.Table, params: Filter) -> np.ndarray:
     """(documents,) `kept`, or the first reason why a document is dropped."""
-    characters, tokens, *ratios = (measures[name].to_numpy() for name in ("characters", "tokens", *RATIOS))
-    found = {
-        "too short": characters < params.min_characters,
-        "too long": characters > (params.max_characters or np.inf),
-        "no tokens": tokens == 0,
-        "incompressible": ratios[0] >= (params.max_tokens_per_char or np.inf),
-        "incompressible by zstd": ratios[1] >= (params.max_zstd_ratio or np.inf),
-    }
-    return np.select(list(found.values()), list(found), KEPT)
+    dropped = [compare(measures[name].to_numpy(), limit) for _, name, compare, limit in rules(params)]
+    return np.select(dropped, reasons(params), KEPT)
 
 
 def mismatch(part: Path, measures: Path) -> InputError:
     """The error for measures that are not those of a part."""
     names = ("/".join(path.parts[-3:]) for path in (measures, part))
     return InputError(
-        "{} does not have the documents of {} in their order, so it was measured on another corpus. Leave --use measure "
-        "out, or name the artifact that was measured on this corpus.".format(*names)
+        "{} does not have the documents of {} in their order, so it was measured on another corpus. Leave out "
+        "--use measure, or name the artifact that was measured on this corpus.".format(*names)
     )
 
 
 def aligned(part: Path, measures: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """The row groups of a part, each with the measures of its documents. Raises InputError where they are of others."""
+    """The row groups of a part, each with the measures of its documents. Raises InputError if those are of others."""
     for table, about in zip_longest(tables(part), tables(measures, tuple(MEASURES.names))):
         if table is None or about is None or len(table) != len(about):
             raise mismatch(part, measures)
@@ -102,72 +102,69 @@ def aligned(part: Path, measures: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
         yield table, about
 
 
+def smallest(samples: Iterable[list]) -> list[list]:
+    """The SAMPLES of each source and reason with the smallest digests (fields 0, 1, 2); of equal ones the earliest."""
+    kinds = groupby(sorted(samples, key=itemgetter(0, 1, 2)), key=itemgetter(0, 1))
+    return [sample for _, of_kind in kinds for sample in islice(of_kind, SAMPLES)]
+
+
 def sampled(dropped: pa.Table) -> list[list]:
-    """The few documents of each source and reason with the smallest digests: source, reason, digest, id, ratios, text."""
-    digests = np.array([xxhash.xxh3_64_intdigest(view) for view in views(dropped["text"])], dtype=np.uint64)
-    groups = [dropped[name].combine_chunks().dictionary_encode().indices.to_numpy() for name in ("source", "verdict")]
-    order = np.lexsort((digests, *groups))
-    ranked = np.stack(groups)[:, order]
-    first = np.append(True, (ranked[:, 1:] != ranked[:, :-1]).any(axis=0))[: len(order)]
-    places = np.arange(len(order))
-    chosen = order[places - np.maximum.accumulate(np.where(first, places, 0)) < SAMPLES]
-    rows = dropped.take(chosen)
-    rows = rows.append_column("begins", pc.utf8_slice_codeunits(rows["text"], 0, SAMPLE_CHARACTERS))
-    columns = (rows[name].to_pylist() for name in ("source", "verdict", "id", *RATIOS, "begins"))
-    named = zip(*columns, digests[chosen].tolist(), strict=True)
-    return [[source, reason, digest, *others] for source, reason, *others, digest in named]
-
-
-def smallest(samples: list[list]) -> list[list]:
-    """Of samples in the order of the corpus, the few of each source and reason whose digests are smallest."""
-    found: dict[tuple[str, str], list] = {}
-    for sample in sorted(samples, key=lambda sample: sample[:3]):
-        of_kind = found.setdefault((sample[0], sample[1]), [])
-        if len(of_kind) < SAMPLES:
-            of_kind.append(sample)
-    return [sample for of_kind in found.values() for sample in of_kind]
+    """Samples of dropped documents: source, reason, digest, id, ratios, the beginning of the text."""
+    digests = [xxhash.xxh3_64_intdigest(view) for view in views(dropped["text"])]
+    kinds = (dropped[name].to_pylist() for name in ("source", "verdict"))
+    chosen = smallest(zip(*kinds, digests, range(len(digests)), strict=True))
+    rows = dropped.take([place for *_, place in chosen])
+    begins = pc.utf8_slice_codeunits(rows["text"], 0, SAMPLE_CHARACTERS)
+    columns = (column.to_pylist() for column in (*(rows[name] for name in ("id", *RATIOS)), begins))
+    return [[*kind, *others] for (*kind, _), *others in zip(chosen, *columns, strict=True)]
 
 
 def filter_part(part: Path, measures: Path, params: Filter, out: Path) -> dict:
-    """Write the documents of a part that are kept, and every document's verdict; return counts and samples."""
-    tallies = {name: Tally() for name in (KEPT, *reasons(params))}
-    samples, tokens = [], 0
+    """Write the documents of a part that are kept, and every document's verdict; return samples of the others."""
+    samples = []
     with (
         writer(out / part.name) as kept_file,
         pq.ParquetWriter(out / name_of(part), MEASURED, compression="zstd") as measured_file,
     ):
         for table, about in aligned(part, measures):
-            ruling = verdicts(about, params)
-            about = about.append_column(MEASURED.field("verdict"), pa.array(ruling, pa.string()))
+            about = about.append_column(MEASURED.field("verdict"), pa.array(verdicts(about, params), pa.string()))
             measured_file.write_table(about)
-            for name, tally in tallies.items():
-                of_kind = about.filter(pa.array(ruling == name))
-                count(tally, of_kind, of_kind["characters"])
-                tokens += pc.sum(of_kind["tokens"]).as_py() or 0 if name == KEPT else 0
-            is_kept = pa.array(ruling == KEPT)
+            is_kept = pc.equal(about["verdict"], KEPT)
             if len(kept := table if pc.all(is_kept).as_py() else table.filter(is_kept)):
                 kept_file.write_table(kept)
             if len(kept) < len(table):
                 dropped = about.append_column("text", table["text"]).filter(pc.invert(is_kept))
                 samples = smallest([*samples, *sampled(dropped)])
-    return {"counts": {name: tally.counts() for name, tally in tallies.items()}, "tokens": tokens, "samples": samples}
+    return {"samples": samples}
+
+
+def counts_by_verdict(measured: pa.Table) -> tuple[dict[str, dict], int]:
+    """Documents and characters by verdict and source, as `Tally.counts`; and the tokens of the documents kept."""
+    columns = [("characters", "count"), ("characters", "sum"), ("tokens", "sum")]
+    by_source: dict[str, dict] = {}
+    tokens = Counter()
+    for row in measured.group_by(["verdict", "source"], use_threads=False).aggregate(columns).to_pylist():
+        counts = {"documents": row["characters_count"], "characters": row["characters_sum"]}
+        by_source.setdefault(row["verdict"], {})[row["source"]] = counts
+        tokens[row["verdict"]] += row["tokens_sum"]
+    return {verdict: add_up([{"by_source": of}]) for verdict, of in by_source.items()}, tokens[KEPT]
 
 
 def rows(seen: dict, kept: dict, dropped: dict, medians: dict) -> list[dict]:
-    """The statistics as a table, a row a source, the total first."""
-    found = []
+    """The statistics as a table: a row for all sources, then one for each."""
+    table, nothing = [], {"documents": 0, "characters": 0}
     for source in (None, *seen["by_source"]):
-
-        def of(counts: dict, what: str, source: str | None = source) -> int:
-            return counts[what] if source is None else counts["by_source"].get(source, {}).get(what, 0)
-
+        counts = (
+            of if source is None else of["by_source"].get(source, nothing) for of in (seen, kept, *dropped.values())
+        )
+        every, own, *gone = counts
         name = TOTAL if source is None else row_name(source)
-        row = {"source": name, "documents": of(seen, "documents"), "kept": of(kept, "documents")}
-        row |= {reason: of(counts, "documents") for reason, counts in dropped.items()}
-        row |= {"characters": of(seen, "characters"), "characters kept": of(kept, "characters")}
-        row["kept, % of documents"] = round(100 * row["kept"] / max(1, row["documents"]), 1)
-        found.append(row | {f"median {measure}": values[name]["50%"] for measure, values in medians.items()})
-    return found
+        row = {"source": name, "documents": every["documents"], "kept": own["documents"]}
+        row |= {reason: of["documents"] for reason, of in zip(dropped, gone, strict=True)}
+        row |= {"characters": every["characters"], "characters kept": own["characters"]}
+        row["kept, % of documents"] = round(100 * own["documents"] / max(1, every["documents"]), 1)
+        table.append(row | {f"median {measure}": values[name]["50%"] for measure, values in medians.items()})
+    return table
 
 
 def write_samples(samples: list[list], out: Path) -> None:
@@ -186,10 +183,14 @@ def drop_incompressible(params: Filter, corpus: Artifact, measures: Artifact, ou
     if missing := [job for job in jobs if not job[1].exists()]:
         raise mismatch(*missing[0][:2])
     results = over_parts(filter_part, jobs, out / WORK / "filtered", "filter")
-    counts = {name: add_up([r["counts"][name] for r in results]) for name in (KEPT, *reasons(params))}
-    kept, seen = counts.pop(KEPT), add_up([c for r in results for c in r["counts"].values()])
-    write_samples(smallest([sample for r in results for sample in r["samples"]]), out)
-    measured = pq.read_table(sorted(out.glob("measured-*.parquet")), columns=["tokens_per_char", "verdict"])
+    write_samples(smallest([sample for result in results for sample in result["samples"]]), out)
+    names = ["source", "verdict"]
+    columns = [*names, "characters", "tokens", "tokens_per_char"]
+    files = sorted(out.glob("measured-*.parquet"))
+    measured = pq.read_table(files, columns=columns, read_dictionary=names).unify_dictionaries()
+    counts, tokens = counts_by_verdict(measured)
+    seen, nothing = add_up(list(counts.values())), add_up([])
+    kept, dropped = counts.get(KEPT, nothing), {reason: counts.get(reason, nothing) for reason in reasons(params)}
     plots.ratio_histogram(
         measured["tokens_per_char"].to_numpy(),
         pc.equal(measured["verdict"], KEPT).to_numpy(),
@@ -197,17 +198,14 @@ def drop_incompressible(params: Filter, corpus: Artifact, measures: Artifact, ou
         out / "histogram.png",
     )
     about = measures.stats
-    by_source = rows(seen, kept, counts, about["quantiles"])
+    by_source = rows(seen, kept, dropped, about["quantiles"])
     pq.write_table(pa.Table.from_pylist(by_source), out / "sources.parquet")
     return {
         "parts": len(jobs),
         **kept,
         "seen": seen,
-        "dropped": counts,
+        "dropped": dropped,
         "quantiles": about["quantiles"],
-        "measured_with": {
-            "vocabulary_entries": about["vocabulary_entries"],
-            "tokens_kept": sum(r["tokens"] for r in results),
-        },
+        "measured_with": {"vocabulary_entries": about["vocabulary_entries"], "tokens_kept": tokens},
         "table": by_source,
     }

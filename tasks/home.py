@@ -1,4 +1,4 @@
-"""Where cram keeps artifacts and Prefect's data: in its checkout, or in the working directory where it has none."""
+"""Where cram keeps artifacts and Prefect's data: in its checkout, or in the working directory if there is none."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Measure: how well a WordPiece vocabulary, and zstd, compress each document; `filter` decides from it.
+"""Measure: how well a WordPiece vocabulary, and zstd, compress each document; `filter` drops documents by these ratios.
 
 Reads   the parts of a corpus.
-Writes  measured-00000.parquet …  id, source, characters, tokens and both ratios of every document; row groups as in the part
+Writes  measured-00000.parquet …  id, source, characters, tokens, both ratios of every document; row groups of the part
         tokenizer.json            the vocabulary it measured with, trained on a fixed sample of its input
 """
 
@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import zstandard
 from pydantic import Field
 
 from model import InputError
-from tasks.corpus.parts import TOTAL, Tally, add_up, batches, parts_of, row_name
+from tasks.corpus.parts import TOTAL, Tally, add_up, parts_of, row_name, tables, views
+from tasks.corpus.parts import count as count_documents
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
 from tasks.text.encoding import encoder_of
@@ -39,10 +41,10 @@ MEASURES = pa.schema(
 
 
 class Measure(Params):
-    """What documents are measured with. Any change measures all of them again; thresholds are the filter's."""
+    """The measuring vocabulary. Any change measures all documents again; thresholds are parameters of the filter."""
 
     vocabulary_entries: int = Field(
-        32_768, ge=256, le=65_536, description="Of the measuring vocabulary; fewer where the text gives fewer."
+        32_768, ge=256, le=65_536, description="Of the measuring vocabulary; fewer if the text gives fewer."
     )
     sample_megabytes: float = Field(100, gt=0, description="Text to train that vocabulary on, 10^6 characters.")
 
@@ -53,27 +55,23 @@ def name_of(part: Path) -> str:
 
 
 def measure_part(part: Path, tokenizer_folder: Path, out: Path) -> dict:
-    """Write the measures of a part's documents; return how many documents, characters and tokens there are."""
+    """Write the measures of a part's documents; return the numbers of documents, characters and tokens."""
     encoder, compressor = encoder_of(tokenizer_folder), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-    tally, tokens = Tally(), 0
+    tally, total = Tally(), 0
     with pq.ParquetWriter(out / name_of(part), MEASURES, compression="zstd") as file:
-        for batch in batches(part):
-            rows = []
-            counted = encoder.tokens([d.text for d in batch]).tolist() if batch else []
-            for document, number in zip(batch, counted, strict=True):
-                raw, characters = document.text.encode(errors="surrogatepass"), len(document.text)
-                ratios = number / characters, len(compressor.compress(raw)) / len(raw)
-                tally.add(document)
-                rows.append((document.id, document.source, characters, number, *ratios))
-            columns = list(zip(*rows, strict=True)) or [()] * len(MEASURES)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, MEASURES, strict=True)]
-            file.write_table(pa.table(arrays, schema=MEASURES))
-            tokens += sum(counted)
-    return {"counts": tally.counts(), "tokens": tokens}
+        for table in tables(part):
+            texts, characters = table["text"].to_pylist(), pc.utf8_length(table["text"])
+            tokens = encoder.tokens(texts) if texts else np.zeros(0, dtype=np.int64)
+            compressed = [len(compressor.compress(view)) / len(view) for view in views(table["text"])]
+            columns = [table["id"], table["source"], characters, tokens, tokens / characters.to_numpy(), compressed]
+            file.write_table(pa.table(columns, schema=MEASURES))
+            count_documents(tally, table, characters)
+            total += int(tokens.sum())
+    return {"counts": tally.counts(), "tokens": total}
 
 
 def quantiles(sources: np.ndarray, names: list[str], values: np.ndarray) -> dict:
-    """Quantiles of a measure by row of the tables: over all documents, and by source, given as indices of its names."""
+    """Quantiles of a measure over all documents and by source; `sources` has the index of each document's name."""
 
     def of(chosen: np.ndarray) -> dict:
         return {f"{q:.0%}": round(float(v), 4) for q, v in zip(QUANTILES, np.quantile(chosen, QUANTILES), strict=True)}
@@ -83,12 +81,13 @@ def quantiles(sources: np.ndarray, names: list[str], values: np.ndarray) -> dict
 
 
 def rows(counts: dict, spread: dict) -> list[dict]:
-    """The measures as a table, a row a source, the total first."""
-    found = []
-    for name, of in ((TOTAL, counts), *((row_name(source), of) for source, of in counts["by_source"].items())):
-        row = {"source": name, "documents": of["documents"], "characters": of["characters"]}
-        found.append(row | {f"{ratio}, {q}": spread[ratio][name][q] for ratio in RATIOS for q in SHOWN})
-    return found
+    """The measures as a table: a row for all sources, then one for each."""
+    by_name = {TOTAL: counts, **{row_name(source): of for source, of in counts["by_source"].items()}}
+    return [
+        {"source": name, "documents": of["documents"], "characters": of["characters"]}
+        | {f"{ratio}, {q}": spread[ratio][name][q] for ratio in RATIOS for q in SHOWN}
+        for name, of in by_name.items()
+    ]
 
 
 @stage(version=1, resumes=True)
@@ -96,21 +95,21 @@ def measure(params: Measure, corpus: Artifact, out: Path) -> dict:
     """Train the measuring vocabulary, and measure every document."""
     if not corpus.stats["documents"]:
         raise InputError(
-            "There is no document to measure: the stage before dropped them all. Loosen the settings of deduplicate "
-            "and decontaminate, or give more text (download)."
+            "There is no document to measure: the stages before dropped all of them. Loosen the settings of "
+            "deduplicate and decontaminate, or give more text (download)."
         )
-    if not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is whole
+    if not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is complete
         counts, _ = count(corpus, params.sample_megabytes, out / WORK, "count words of a sample")
         save_tokenizer(train(counts, params.vocabulary_entries), out)
     jobs = [(part, out, out) for part in parts_of(corpus)]
     results = over_parts(measure_part, jobs, out / WORK / "measured", "measure")
     counts = add_up([r["counts"] for r in results])
-    measured = pq.read_table(  # few different sources, and as plain text more than Arrow joins
-        sorted(out.glob("measured-*.parquet")), columns=["source", *RATIOS], read_dictionary=["source"]
-    )
+    # a dictionary, since all sources as plain text can be more than Arrow joins
+    files, columns = sorted(out.glob("measured-*.parquet")), ["source", *RATIOS]
+    measured = pq.read_table(files, columns=columns, read_dictionary=["source"])
     sources = measured["source"].unify_dictionaries().combine_chunks()
-    places, names = sources.indices.to_numpy(), sources.dictionary.to_pylist()
-    spread = {ratio: quantiles(places, names, measured[ratio].to_numpy()) for ratio in RATIOS}
+    indices, names = sources.indices.to_numpy(), sources.dictionary.to_pylist()
+    spread = {ratio: quantiles(indices, names, measured[ratio].to_numpy()) for ratio in RATIOS}
     return {
         "parts": len(jobs),
         **counts,

@@ -48,16 +48,16 @@ class Params(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """What a stage's output depends on, other than its input artifacts."""
 
     def identity(self) -> dict:
-        """What enters the key. A stage that reads files puts their digests in place of their paths."""
+        """What enters the key. A stage that reads files replaces their paths with their digests."""
         return self.model_dump(mode="json")
 
     @classmethod
     def usual(cls) -> dict:
-        """The defaults, in the form of `identity`: what a model card compares with. Empty where a field has none."""
+        """The defaults in the form of `identity`, which a model card compares with. Empty if a field has none."""
         return {} if any(field.is_required() for field in cls.model_fields.values()) else cls().identity()
 
     def check(self) -> None:
-        """Raise InputError for what can be known to be wrong before any stage of a run begins."""
+        """Raise InputError for errors that can be detected before any stage of a run begins."""
 
     def label(self) -> str:
         """A suffix for the name of the task run in Prefect, for stages that run several times in one flow run."""
@@ -65,21 +65,15 @@ class Params(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 def target(stage: str, version: int, params: Params, inputs: dict) -> tuple[Artifact, dict]:
-    """Where the stage's output for these arguments belongs, and all that determines it."""
-    about = {
-        "stage": stage,
-        "version": version,
-        "params": params.identity(),
-        "inputs": {
-            name: [a.name for a in given] if isinstance(given, list) else given.name for name, given in inputs.items()
-        },
-    }
+    """The artifact that the stage makes of these arguments, and all that determines its key."""
+    names = {name: [a.name for a in given] if isinstance(given, list) else given.name for name, given in inputs.items()}
+    about = {"stage": stage, "version": version, "params": params.identity(), "inputs": names}
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
     return Artifact(stage=stage, key=key), {"stage": stage, "version": version, "key": key, **about}
 
 
 def inputs_of(arguments: dict) -> dict:
-    """Of a stage's arguments, its input artifacts."""
+    """The input artifacts among a stage's arguments."""
     return {name: given for name, given in arguments.items() if name != "params"}
 
 
@@ -99,13 +93,13 @@ def environment() -> dict:
 
 
 def show_as_cached() -> None:
-    """Have Prefect call the running task's outcome `Cached`: its transaction was committed by an earlier run."""
-    if transaction := get_transaction():  # none in a plain call
+    """Have Prefect show the running task as `Cached`, as if an earlier run had committed its transaction."""
+    if transaction := get_transaction():  # there is none in a plain call
         transaction.state = TransactionState.COMMITTED
 
 
 class Stage:
-    """How a function fn(params, *inputs, out) -> stats makes artifacts; what the task of `stage` calls."""
+    """Makes artifacts with a function fn(params, *inputs, out) -> stats."""
 
     def __init__(self, fn: Callable[..., dict], name: str, version: int, resumes: bool, varies: bool) -> None:
         self.fn, self.name, self.version, self.resumes, self.varies = fn, name, version, resumes, varies
@@ -124,16 +118,16 @@ class Stage:
         return target(self.name, self.version, arguments["params"], inputs_of(arguments))
 
     def target(self, *args, **kwargs) -> Artifact:
-        """The artifact for these arguments, made or not."""
+        """The artifact for these arguments, whether or not it exists."""
         return self.planned(self.bind(*args, **kwargs))[0]
 
     def is_made(self, *args, **kwargs) -> bool:
-        """Whether that artifact is complete and was made from the inputs as they are now."""
+        """Whether that artifact is complete and was made from the present contents of the inputs."""
         arguments = self.bind(*args, **kwargs)
         return is_made(self.planned(arguments)[0], inputs_of(arguments))
 
     def run(self, *args, **kwargs) -> Artifact:
-        """The artifact for these arguments; it is made if it is absent."""
+        """The artifact for these arguments, made if it is absent."""
         arguments = self.bind(*args, **kwargs)
         artifact, about = self.planned(arguments)
         inputs = inputs_of(arguments)
@@ -142,7 +136,7 @@ class Stage:
             show_as_cached()
             return artifact
         with disk_errors_as_input_errors(self.name), held(inputs), locked(artifact):
-            if not is_made(artifact, inputs):  # else another process made it while we waited
+            if not is_made(artifact, inputs):  # another process may have made it while this one waited
                 self.make(artifact, about, arguments)
         return artifact
 
@@ -169,9 +163,9 @@ class Stage:
 def stage(version: int, resumes: bool = False, name: str = "", varies: bool = False) -> Callable[[Callable], Task]:
     """Make fn(params, *inputs, out) -> stats a cached Prefect task from (params, *inputs) to an Artifact.
 
-    `resumes`: the function continues from what a killed attempt left in `out`; else `out` is emptied first.
-    `varies`: two runs may write different files, as training does; a new run then also reruns what was made from the old one.
-    `name`: that of the directory under artifacts/, where the function's own name won't do.
+    `resumes`: the function continues from what a killed attempt left in `out`; otherwise `out` is emptied first.
+    `varies`: two runs can write different files, as training does; a new run then also reruns the stages after it.
+    `name`: that of the directory under artifacts/, if it is not the function's.
     A plain call without Prefect is `fn.fn(params, *inputs)`.
     """
 

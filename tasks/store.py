@@ -1,4 +1,4 @@
-"""The artifact store: artifacts/<stage>/<key>/, complete directories that some stage wrote and nobody changes again.
+"""The artifact store: artifacts/<stage>/<key>/, complete directories that a stage wrote and nobody changes again.
 
 The directory is the only record of a result: Prefect keeps none of its own, so nothing in a copied artifact is ever
 executed, and deleting the directory makes the stage run again.
@@ -27,34 +27,34 @@ from pydantic import BaseModel
 from model import InputError
 from tasks.home import HOME
 
-# files that several stages read: the tokens, and the manifests of all that led to a model
+# files that several stages read: the tokens, and the manifests of all inputs of a model
 SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
-HELDOUT_DOCUMENTS = "heldout_documents.npy"
-LINEAGE = "lineage.json"
+HELDOUT_DOCUMENTS, LINEAGE = "heldout_documents.npy", "lineage.json"
 ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()  # bound at import
 MANIFEST, STATS = "stage.json", "stats.json"
 # suffixes of files that describe the run, such as its date or speed, and not the result
 TELLING = (".md", ".html", ".svg", ".png", STATS, LINEAGE, "metrics.parquet")
-WORK = "work"  # in a draft: what a rerun goes on from; not published, and deleted when all else is
+WORK = "work"  # in a draft: what a rerun resumes from; never published
 MACHINE_ERRORS = (
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOLCK,
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR,
+    errno.ENOLCK,
 )  # fmt: skip
-RESUMING: set[str] = set()  # names of the stages that go on from a draft
-SETTLED = 2_000_000_000  # ns; a file that changed less long ago may change again without a new time stamp
+RESUMING: set[str] = set()  # names of the stages that resume from a draft
+SETTLED = 2_000_000_000  # ns; a file that changed more recently can change again without a new time stamp
 known_digests: dict[tuple[int, int, int, int], str] = {}  # of unchanged files, by device, inode, size and change time
-hashing = threading.Lock()  # stages that run in several threads read a common input once
+hashing = threading.Lock()  # stages in several threads hash a common input once
 log = logging.getLogger(__name__)
 
 
 class Artifact(BaseModel, frozen=True):
-    """A directory that some stage wrote: complete, and never changed again."""
+    """A directory that a stage wrote: complete, and never changed again."""
 
     stage: str
     key: str
 
     @property
     def path(self) -> Path:
-        """Where its files are."""
+        """The directory."""
         return ROOT / self.stage / self.key
 
     @property
@@ -64,14 +64,13 @@ class Artifact(BaseModel, frozen=True):
 
     @property
     def manifest(self) -> dict:
-        """What stage.json says of it."""
-        found = read_manifest(self)
-        if found is None:
+        """The contents of stage.json. Raises InputError if the artifact is absent or incomplete."""
+        manifest, problem = inspect(self)
+        if manifest is None:
             raise InputError(
-                f"No complete artifact {self.name} in {ROOT}: {damage(self)}. Run the stage again, or copy the whole directory "
-                "here."
+                f"No complete artifact {self.name} in {ROOT}: {problem}. Run the stage again, or copy it here."
             )
-        return found
+        return manifest
 
     @property
     def stats(self) -> dict:
@@ -79,103 +78,98 @@ class Artifact(BaseModel, frozen=True):
         return self.manifest["stats"]
 
 
-def read_manifest(artifact: Artifact) -> dict | None:
-    """The manifest of a finished artifact, or None when it is absent or its files do not have their sizes."""
-    try:
-        found = json.loads((artifact.path / MANIFEST).read_text())
-        there = {file["path"]: (artifact.path / file["path"]).stat() for file in found["files"]}
-        whole = all(
-            S_ISREG(there[f["path"]].st_mode) and there[f["path"]].st_size == f["bytes"] for f in found["files"]
-        )
-        return found if whole and isinstance(found["stats"], dict) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def damage(artifact: Artifact) -> str:
-    """For an error: why `read_manifest` returns None."""
+def inspect(artifact: Artifact) -> tuple[dict | None, str]:
+    """The manifest of a complete artifact and an empty string; or None and what is missing."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        for file in json.loads((artifact.path / MANIFEST).read_text())["files"]:
+        manifest = json.loads((artifact.path / MANIFEST).read_text())
+        for file in manifest["files"]:
             path = artifact.path / file["path"]
             if not path.is_file() or path.stat().st_size != file["bytes"]:
-                return (
-                    f"{file['path']} is missing, or its size is not the {file['bytes']:,} bytes that {MANIFEST} gives"
-                )
-    return f"its {MANIFEST} is missing or can't be read"
+                return None, f"{file['path']} is missing, or its size is not the {file['bytes']:,} bytes in {MANIFEST}"
+        if isinstance(manifest["stats"], dict):
+            return manifest, ""
+    return None, f"its {MANIFEST} is missing or can't be read"
+
+
+def read_manifest(artifact: Artifact) -> dict | None:
+    """The manifest of a complete artifact; None if it is absent or a file does not have its recorded size."""
+    return inspect(artifact)[0]
+
+
+def flat(inputs: dict) -> list[Artifact]:
+    """A stage's input artifacts, each once; an argument can be a list of them."""
+    given = (each if isinstance(each, list) else [each] for each in inputs.values())
+    return list(dict.fromkeys(artifact for some in given for artifact in some))
 
 
 def contents(inputs: dict) -> dict[str, str]:
-    """Digests of what a stage's input artifacts hold, by name: of those that may hold other things when they are made again."""
-    found = {}
-    for given in inputs.values():
-        for artifact in given if isinstance(given, list) else [given]:
-            about = read_manifest(artifact) or {}
-            if about.get("varies"):
-                held = sorted((f["path"], f["sha256"]) for f in about["files"] if not f["path"].endswith(TELLING))
-                found[artifact.name] = hashlib.sha256(json.dumps(held).encode()).hexdigest()
-    return found
+    """Digests of the contents of a stage's inputs, by name: only of those that can differ when they are made again."""
+    digests = {}
+    for artifact in flat(inputs):
+        manifest = read_manifest(artifact) or {}
+        if manifest.get("varies"):
+            files = sorted((f["path"], f["sha256"]) for f in manifest["files"] if not f["path"].endswith(TELLING))
+            digests[artifact.name] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    return digests
 
 
 def is_made(artifact: Artifact, inputs: dict) -> bool:
-    """Whether it is complete, and was made from these inputs as they are now."""
-    found = read_manifest(artifact)
-    if found is None or "made_from" not in found:  # earlier versions did not record it
-        return found is not None
-    return found["made_from"] == contents(inputs)
+    """Whether the artifact is complete and was made from the present contents of these inputs."""
+    manifest, now = read_manifest(artifact), contents(inputs)
+    return manifest is not None and manifest.get("made_from", now) == now  # earlier versions did not record it
 
 
 def artifacts(stage: str) -> list[Artifact]:
     """The complete artifacts of a stage, the newest last."""
-    folders = [p for p in (ROOT / stage).glob("*") if p.is_dir() and not p.is_symlink()]
-    found = [(read_manifest(a), a) for a in (Artifact(stage=stage, key=p.name) for p in folders)]
-    complete = [(about.get("finished", ""), artifact.key, artifact) for about, artifact in found if about]
-    return [artifact for _, _, artifact in sorted(complete, key=lambda entry: entry[:2])]
+    folders = [path for path in (ROOT / stage).glob("*") if path.is_dir() and not path.is_symlink()]
+    manifests = {artifact: read_manifest(artifact) for artifact in (Artifact(stage=stage, key=p.name) for p in folders)}
+    complete = [artifact for artifact, manifest in manifests.items() if manifest]
+    return sorted(complete, key=lambda artifact: (manifests[artifact].get("finished", ""), artifact.key))
 
 
 def find(stage: str, name: str) -> Artifact:
-    """The artifact that `name` means: `latest`, a key, or the beginning of one."""
-    found = artifacts(stage)
-    if not found:
+    """The artifact named by `latest`, a key, or the beginning of one. Raises InputError if there is not exactly one."""
+    complete = artifacts(stage)
+    if not complete:
         raise InputError(
-            f"There are no artifacts of {stage} in {ROOT} yet. Make one with `cram run RECIPE --until {stage}`, copy one "
-            f"there, or set CRAM_ARTIFACTS to where there are some.{elsewhere(stage, name)}"
+            f"There are no artifacts of {stage} in {ROOT} yet. Make one with `cram run RECIPE --until {stage}`, copy "
+            f"one there, or set CRAM_ARTIFACTS to a directory that has some.{elsewhere(stage, name)}"
         )
-    if name == "latest":  # by their manifests: a link is missing where a directory was copied
-        return found[-1]
-    matches = [a for a in found if name and a.key.startswith(name)]
-    if len(matches) != 1:
-        keys = ", ".join(a.key for a in found[-8:])
-        problem = (
-            f"{len(matches)} artifacts of {stage} begin with" if matches else f"No complete artifact of {stage} is"
-        )
-        other = "" if matches else elsewhere(stage, name)
-        raise InputError(f"{problem} {name!r}. Those in {ROOT}: {keys}. Give one of these keys, or `latest`.{other}")
-    return matches[0]
+    if name == "latest":  # from the manifests: the link may not have been copied with the directory
+        return complete[-1]
+    matches = [artifact for artifact in complete if name and artifact.key.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    keys = ", ".join(artifact.key for artifact in complete[-8:])
+    problem, hint = f"{len(matches)} artifacts of {stage} begin with", ""
+    if not matches:
+        problem, hint = f"No complete artifact of {stage} is", elsewhere(stage, name)
+    raise InputError(f"{problem} {name!r}. Those in {ROOT}: {keys}. Give one of these keys, or `latest`.{hint}")
 
 
 def elsewhere(stage: str, key: str, of: str = "") -> str:
-    """A sentence, after a space, for a key of a draft or of another stage (`of`: look in this one alone); empty for others."""
+    """A space and a sentence if the key is that of a draft or of another stage (`of`: only this one); else empty."""
     if not key:
         return ""
     if draft := next((draft for draft in drafts(of or stage) if draft.artifact.key.startswith(key)), None):
-        return f" {draft.describe()}"
-    folders = [folder for folder in sorted(ROOT.glob("[!.]*")) if folder.is_dir() and of in ("", folder.name)]
-    others = (a for folder in folders if folder.name != stage for a in artifacts(folder.name))
-    found = next((a for a in others if a.key.startswith(key)), None)
-    return f" {found.name} is of the stage {found.stage}." if found else ""
+        name, owner = draft.artifact.name, draft.artifact.stage
+        return f" {name} is an unfinished draft ({draft.fate}); `cram ls {owner}` lists drafts."
+    stages = [folder.name for folder in sorted(ROOT.glob("[!.]*")) if folder.is_dir() and of in ("", folder.name)]
+    others = (artifact for name in stages if name != stage for artifact in artifacts(name))
+    match = next((artifact for artifact in others if artifact.key.startswith(key)), None)
+    return f" {match.name} is of the stage {match.stage}." if match else ""
 
 
 def lock_of(artifact: Artifact) -> Path:
-    """The file whose lock a process holds while it makes the artifact."""
+    """The file that a process locks while it makes or reads the artifact."""
     return ROOT / ".locks" / f"{artifact.stage}-{artifact.key}"
 
 
 @contextmanager
 def locked(artifact: Artifact, shared: bool = False) -> Iterator[None]:
-    """Be the only writer of this artifact, or one of its readers (`shared`); the kernel frees the lock of a killed process."""
-    path = lock_of(artifact)
+    """Be the only writer of the artifact, or a reader (`shared`). The kernel frees the lock of a killed process."""
+    path, kind = lock_of(artifact), fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     path.parent.mkdir(parents=True, exist_ok=True)
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with path.open("w") as file:
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
@@ -187,37 +181,37 @@ def locked(artifact: Artifact, shared: bool = False) -> Iterator[None]:
 
 @contextmanager
 def held(inputs: dict) -> Iterator[None]:
-    """Keep a stage's inputs from being discarded while it reads them, and check them first.
+    """Verify a stage's inputs, and keep them from being discarded while it reads them.
 
-    Raises InputError for an input that is absent, or has a file that its manifest does not describe.
-    A process locks inputs before outputs and waits for nothing once it has its output's lock, so two can't wait for each other.
+    Raises InputError for an input that is absent, or has a file that differs from its manifest.
+    A process locks inputs before outputs and waits for nothing once it has its output's lock, so there is no deadlock.
     """
-    given = [a for each in inputs.values() for a in (each if isinstance(each, list) else [each])]
+    given = flat(inputs)
     with ExitStack() as stack:
-        for artifact in dict.fromkeys(given):
+        for artifact in given:
             stack.enter_context(locked(artifact, shared=True))
-        for artifact in dict.fromkeys(given):
+        for artifact in given:
             verify(artifact)
             tidy(artifact)
         try:
             yield
         except Exception:
-            for artifact in dict.fromkeys(given):  # a user may have deleted or changed one: say so instead
+            for artifact in given:  # if the user deleted or changed one meanwhile, that is the error to report
                 verify(artifact)
             raise
 
 
 def draft_of(artifact: Artifact) -> Path:
-    """Where the artifact is made: a stable name, so that a rerun finds what a crash left."""
+    """The directory in which the artifact is made. Its name is stable, so that a rerun finds what a crash left."""
     return ROOT / ".partial" / f"{artifact.stage}-{artifact.key}"
 
 
 class Draft(NamedTuple):
-    """Unfinished work of a stage, under way or left by a run that ended."""
+    """Unfinished work of a stage: in progress, or left by a run that ended."""
 
-    artifact: Artifact  # what it would become; without a stage if the directory is no stage's
+    artifact: Artifact  # that it becomes; without a stage if no stage made the directory
     bytes: int
-    written: str  # when last, an ISO date
+    written: str  # ISO date of the last change
     running: bool  # a process is working on it
 
     @property
@@ -229,30 +223,26 @@ class Draft(NamedTuple):
             return "being deleted, or left by a killed run"
         return "a rerun resumes it" if self.artifact.stage in RESUMING else "a rerun starts over"
 
-    def describe(self) -> str:
-        """A sentence, for someone who looks for a finished artifact."""
-        return (
-            f"{self.artifact.name} is an unfinished draft ({self.fate}); `cram ls {self.artifact.stage}` lists drafts."
-        )
-
 
 def drafts(stage: str = "") -> list[Draft]:
-    """The drafts in the store, of one stage or of all, the last written last."""
-    found = []
+    """The drafts in the store, of one stage or of all, the most recently written last."""
+    left = []
     for folder in (ROOT / ".partial").glob("*"):
         name, _, key = folder.name.rpartition("-")
         if stage not in ("", name):
             continue
-        artifact, total, written = Artifact(stage=name, key=key), 0, 0.0
-        for where, _, files in os.walk(folder):
+        artifact, size, written = Artifact(stage=name, key=key), 0, 0.0
+        for where, _, files in os.walk(
+            folder
+        ):  # unlike rglob it allows for a stage that deletes and publishes meanwhile
             for path in (where, *(os.path.join(where, file) for file in files)):
-                with suppress(OSError):  # a running stage deletes and publishes meanwhile
+                with suppress(OSError):
                     about = os.lstat(path)
-                    total, written = total + about.st_size * S_ISREG(about.st_mode), max(written, about.st_mtime)
+                    size, written = size + about.st_size * S_ISREG(about.st_mode), max(written, about.st_mtime)
         if written:
             when = datetime.fromtimestamp(written, UTC).isoformat()
-            found.append(Draft(artifact, total, when, is_locked(artifact)))
-    return sorted(found, key=lambda draft: (draft.written, draft.artifact.key))
+            left.append(Draft(artifact, size, when, is_locked(artifact)))
+    return sorted(left, key=lambda draft: (draft.written, draft.artifact.key))
 
 
 def is_locked(artifact: Artifact) -> bool:
@@ -262,7 +252,7 @@ def is_locked(artifact: Artifact) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # no such lock, or it can't be read
+    except OSError:  # there is no such lock, or it can't be read
         return False
     return False
 
@@ -277,7 +267,7 @@ def discard(artifact: Artifact) -> None:
 
 
 def point_latest(artifact: Artifact) -> None:
-    """Have the link `latest` of its stage lead to it."""
+    """Point the link `latest` of its stage to the artifact."""
     link = artifact.path.parent / f".latest-{os.getpid()}-{threading.get_ident()}"
     link.unlink(missing_ok=True)
     link.symlink_to(artifact.key)
@@ -285,8 +275,8 @@ def point_latest(artifact: Artifact) -> None:
 
 
 @contextmanager
-def disk_errors_as_input_errors(what: str) -> Iterator[None]:
-    """Raise InputError where the disk is full or access is denied."""
+def disk_errors_as_input_errors(stage: str) -> Iterator[None]:
+    """Raise InputError if the disk is full or access is denied."""
     try:
         yield
     except InputError:
@@ -296,23 +286,23 @@ def disk_errors_as_input_errors(what: str) -> Iterator[None]:
             raise
         paths = (getattr(error, name, None) for name in ("filename2", "filename"))  # the first is the target of a copy
         raise InputError(
-            f"{what} can't continue: {problem}: {next(filter(None, paths), ROOT)}. Free space or grant access there, or set "
-            "CRAM_ARTIFACTS to another directory; then run again."
+            f"{stage} can't continue: {problem}: {next(filter(None, paths), ROOT)}. Free space or grant access there, "
+            "or set CRAM_ARTIFACTS to another directory; then run again."
         ) from error
 
 
 def machine_problem(error: Exception) -> str:
-    """What the disk or the user's rights refused, in the system's words; empty for any other error."""
-    number, said = getattr(error, "errno", None), str(error)
-    if found := re.search(r"\(os error (\d+)\)", said):  # libraries in Rust: safetensors, tokenizers
-        number = int(found[1])
-    if re.fullmatch(r"\d+ requested and \d+ written", said):  # NumPy, which does not tell why
+    """The system's words for an error of the disk or of access rights; empty for any other error."""
+    number, text = getattr(error, "errno", None), str(error)
+    if match := re.search(r"\(os error (\d+)\)", text):  # libraries in Rust: safetensors, tokenizers
+        number = int(match[1])
+    if re.fullmatch(r"\d+ requested and \d+ written", text):  # NumPy, which gives no reason
         number = errno.ENOSPC
     return os.strerror(number) if number in MACHINE_ERRORS else ""
 
 
 def refresh(artifact: Artifact) -> None:
-    """Forget the artifact and any half-made draft of it, so that its stage runs from the start."""
+    """Discard the artifact and its draft, so that its stage runs from the start."""
     with disk_errors_as_input_errors(artifact.stage), locked(artifact):
         discard(artifact)
         shutil.rmtree(draft_of(artifact), ignore_errors=True)
@@ -333,7 +323,7 @@ def verify(artifact: Artifact) -> None:
 
 
 def verify_files(folder: Path, files: list[dict], name: str) -> None:
-    """Raise InputError unless the folder has these files of a manifest, unchanged. `name`: the folder's, for people."""
+    """Raise InputError unless the folder has these files of a manifest, unchanged. `name`: used in the error."""
     for file in files:
         try:
             same = known_digest(folder / file["path"]) == file["sha256"]
@@ -353,58 +343,56 @@ def digest(path: Path) -> str:
 
 
 def known_digest(path: Path) -> str:
-    """The SHA-256 of a file, computed once in this process for as long as the file does not change."""
+    """The SHA-256 of a file, computed once in this process as long as the file does not change."""
     with hashing:
         about = path.stat()
         identity = (about.st_dev, about.st_ino, about.st_size, about.st_ctime_ns)
-        if identity not in known_digests:
-            settled = abs(time.time_ns() - about.st_ctime_ns) > SETTLED
-            found = digest(path)
-            if not settled:
-                return found
-            known_digests[identity] = found
-        return known_digests[identity]
+        if identity in known_digests:
+            return known_digests[identity]
+        settled, sha256 = abs(time.time_ns() - about.st_ctime_ns) > SETTLED, digest(path)
+        if settled:
+            known_digests[identity] = sha256
+        return sha256
 
 
 def publish(draft: Path, artifact: Artifact, about: dict) -> None:
-    """Write the manifest last, force all to disk, rename the draft into place and point `latest` to it."""
-    files = sorted(
-        p for p in draft.rglob("*") if p.is_file() and p != draft / MANIFEST and draft / WORK not in p.parents
-    )
+    """Write the manifest last, force all files to disk, rename the draft into place and point `latest` to it."""
+    manifest = draft / MANIFEST
+    files = sorted(p for p in draft.rglob("*") if p.is_file() and p != manifest and draft / WORK not in p.parents)
     for path in files:
         fsync(path)
     about["files"] = [
         {"path": str(p.relative_to(draft)), "bytes": p.stat().st_size, "sha256": known_digest(p)} for p in files
     ]
-    (draft / MANIFEST).write_text(json.dumps(about, indent=2) + "\n")
-    mode = (draft / MANIFEST).stat().st_mode
+    manifest.write_text(json.dumps(about, indent=2) + "\n")
+    mode = manifest.stat().st_mode
     for path in files:
         if path.stat().st_mode != mode:  # some libraries let nobody else read what they write
             path.chmod(mode)
-    fsync(draft / MANIFEST)
+    fsync(manifest)
     fsync(draft)
     artifact.path.parent.mkdir(parents=True, exist_ok=True)
     discard(artifact)  # a damaged leftover, if there is one
     draft.rename(artifact.path)
     fsync(artifact.path.parent)
     point_latest(artifact)
-    tidy(artifact)  # last: until here a killed stage goes on from its work
+    tidy(artifact)  # last: until here a killed stage resumes from its work
 
 
 def tidy(artifact: Artifact) -> None:
-    """Delete the working files that a run killed right after publication left in an artifact."""
+    """Delete the working files of an artifact whose run was killed right after publication."""
     shutil.rmtree(artifact.path / WORK, ignore_errors=True)
 
 
 def lineage(artifact: Artifact) -> dict[str, dict]:
     """The manifests of the artifact and of all its inputs, first to last; those not on this machine are left out."""
-    found: dict[str, dict] = {}
-    about = read_manifest(artifact)
-    if about is None:
+    manifest = read_manifest(artifact)
+    if manifest is None:
         log.warning("%s is not on this machine; the report will miss it.", artifact.name)
-        return found
-    for given in about["inputs"].values():
+        return {}
+    manifests: dict[str, dict] = {}
+    for given in manifest["inputs"].values():
         for name in given if isinstance(given, list) else [given]:
-            stage_name, key = name.split("/")
-            found |= lineage(Artifact(stage=stage_name, key=key))
-    return found | {artifact.name: {k: v for k, v in about.items() if k != "files"}}
+            stage, key = name.split("/")
+            manifests |= lineage(Artifact(stage=stage, key=key))
+    return manifests | {artifact.name: {k: v for k, v in manifest.items() if k != "files"}}

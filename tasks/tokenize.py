@@ -1,10 +1,10 @@
-"""Tokenize: encode, pack to sequences of fixed length, hold some documents out, sort.
+"""Tokenize: encode, pack into sequences of fixed length, hold some documents out, sort.
 
 Reads   the parts of a corpus, and a vocabulary.
 Writes  sequences.npy     (n, S) uint16, in the order of training (uint32 for more than 65,536 entries)
-        heldout.parquet   the documents that are never trained on (id, source, text, characters, bytes, tokens) and, of those that
-                          the held-out loss is measured on, their place among these (measured)
-        heldout.npy       (m, S), the measured documents one after another, [PAD] behind the last
+        heldout.parquet   the documents that are never trained on: id, source, text, characters, bytes, tokens, and
+                          their place among those that the held-out loss is measured on (measured; null for others)
+        heldout.npy       (m, S), the measured documents one after another, [PAD] after the last
         heldout_documents.npy   (d, 3) int64: tokens, characters and UTF-8 bytes of each measured document
         tokenizer.json, tokenizer_config.json
 """
@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from model import InputError
 from model.quantities import counted
-from tasks.corpus.parts import SCHEMA, Document, batches, parts_of, table, unit_hash
+from tasks.corpus.parts import SCHEMA, parts_of, tables, unit_hash
 from tasks.stage import Params, stage
 from tasks.store import HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT, SEQUENCES, WORK, Artifact
 from tasks.text.encoding import encoder_of
@@ -37,7 +37,7 @@ BLOCK = 1 << 16  # sequences handled at once
 MOST_SEQUENCES = 85_000_000  # the reference's limit
 JOINED, DRAWN = "joined.npy", "drawn.npy"  # all sequences, and those drawn of them, in the order of the corpus
 log = logging.getLogger(__name__)
-MEASURED_CHARACTERS = 2_000_000  # of held-out text that the loss is measured on, at least, if there is as much
+MEASURED_CHARACTERS = 2_000_000  # of held-out text that the loss is measured on, or all if there is less
 SIZES = ("tokens", "characters", "bytes")  # the columns of heldout_documents.npy
 HELD_SCHEMA = pa.schema([*SCHEMA, *((name, pa.int64()) for name in ("characters", "bytes", "tokens"))])
 
@@ -46,86 +46,82 @@ class Tokenize(Params):
     """How text becomes sequences."""
 
     length: int = Field(128, ge=16, le=2048, description="Tokens a sequence.")
-    heldout_fraction: float = Field(0.0005, gt=0, lt=0.5, description="Of documents, never trained on.")
+    heldout_fraction: float = Field(
+        0.0005, gt=0, lt=0.5, description="Fraction of documents that are never trained on."
+    )
     sort: Literal["sentence-length", "unigram", "word-length", "fragments", "random", "none"] = Field(
         "sentence-length",
         description="sentence-length: sequences of short sentences first (most full stops, the released recipe); "
         "unigram: of likely words first (mean log-probability, the paper's text); word-length: of short entries first; "
-        "fragments: of many documents first; random: in random order; none: as in the corpus.",
+        "fragments: of many documents first; random: in random order; none: in the order of the corpus.",
     )
-    descending: bool = Field(False, description="Sort the other way round: long sentences, rare words … first.")
+    descending: bool = Field(False, description="Reverse the order: long sentences, rare words … first.")
     max_sequences: int = Field(
-        MOST_SEQUENCES, ge=1, description="Keep at most so many, drawn evenly before sorting (the reference's limit)."
+        MOST_SEQUENCES,
+        ge=1,
+        description="Keep at most so many, drawn at random before sorting (the reference's limit).",
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="Of the draw of fewer, and of the order where sort is random.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of that draw, and of the order if sort is random.")
 
 
 def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
-    """Write the sequences of a part, the ids of its held-out documents, and these documents."""
-    encoder, train, held, held_documents, held_tokens = encoder_of(tokenizer_folder), [], [], [], []
+    """Write the sequences of a part, its held-out documents, and their ids."""
+    encoder = encoder_of(tokenizer_folder)
+    nothing = np.zeros(0, encoder.type)
+    train, held, documents = [nothing], [nothing], [HELD_SCHEMA.empty_table()]
     counts = {"documents": 0, "characters": 0, "unknown": 0}
-    for batch in batches(part):
-        ids, ends = encoder([d.text for d in batch])
-        is_held = np.array([unit_hash(d.text) < params.heldout_fraction for d in batch], dtype=bool)
-        closed = np.insert(ids, ends, SEP)  # a separator behind every document
+    for table in tables(part):
+        texts, characters = table["text"].to_pylist(), pc.utf8_length(table["text"]).to_numpy()
+        ids, ends = encoder(texts)
+        is_held = np.array([unit_hash(text) < params.heldout_fraction for text in texts], dtype=bool)
+        closed = np.insert(ids, ends, SEP)  # a separator after every document
         lengths = np.diff(ends, prepend=0)
         of_held = np.repeat(is_held, lengths + 1)
         train.append(closed[~of_held])
         held.append(closed[of_held])
-        held_tokens += lengths[is_held].tolist()
+        apart = table.filter(pa.array(is_held))
+        sizes = (characters[is_held], pc.binary_length(apart["text"]), lengths[is_held])
+        documents.append(pa.table([*apart.columns, *sizes], schema=HELD_SCHEMA))
         counts["unknown"] += int((ids == UNK).sum())
-        for document, apart in zip(batch, is_held.tolist(), strict=True):
-            if apart:
-                held_documents.append(document)
-            else:
-                counts["documents"] += 1
-                counts["characters"] += len(document.text)
-    ids = np.concatenate([np.zeros(0, encoder.type), *train])
-    whole = len(ids) // params.length * params.length
-    np.save(out / f"{part.stem}.npy", ids[:whole].reshape(-1, params.length))
-    np.save(out / f"{part.stem}.held.npy", np.concatenate([np.zeros(0, encoder.type), *held]))
-    pq.write_table(held_table(held_documents, held_tokens), out / f"{part.stem}.held.parquet", compression="zstd")
-    return {**counts, "tokens": len(ids), "lost": len(ids) - whole}
-
-
-def held_table(documents: list[Document], tokens: list[int]) -> pa.Table:
-    """Held-out documents with their sizes: HELD_SCHEMA."""
-    characters, bytes_ = [len(d.text) for d in documents], [len(d.text.encode()) for d in documents]
-    found = table(documents)
-    for name, column in (("characters", characters), ("bytes", bytes_), ("tokens", tokens)):
-        found = found.append_column(name, pa.array(column, pa.int64()))
-    return found
+        counts["documents"] += int((~is_held).sum())
+        counts["characters"] += int(characters[~is_held].sum())
+    ids = np.concatenate(train)
+    used = len(ids) // params.length * params.length
+    np.save(out / f"{part.stem}.npy", ids[:used].reshape(-1, params.length))
+    np.save(out / f"{part.stem}.held.npy", np.concatenate(held))
+    pq.write_table(pa.concat_tables(documents), out / f"{part.stem}.held.parquet", compression="zstd")
+    return {**counts, "tokens": len(ids), "lost": len(ids) - used}
 
 
 def measured(texts: Iterable[str], characters: int = MEASURED_CHARACTERS) -> np.ndarray:
-    """The places of the documents that the held-out loss is measured on, in its order.
+    """The indices of the documents that the held-out loss is measured on, in the order of their digests.
 
-    It is the order of their digests, and ends with the document that makes it so many characters. So it depends on the texts
-    alone: not on the vocabulary, on the length of sequences, or on how the corpus is ordered and divided into parts.
+    The last is the one that completes so many characters. So the choice depends on the texts alone: not on the
+    vocabulary, on the length of sequences, or on the order and the parts of the corpus.
     """
     keys = [(unit_hash(text), len(text), hashlib.sha256(text.encode()).digest()) for text in texts]
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
-    total = np.cumsum([keys[place][1] for place in order])
+    total = np.cumsum([keys[index][1] for index in order])
     return order[: np.searchsorted(total, characters) + 1]
 
 
 def digest_of(texts: Iterable[str]) -> str:
-    """Of the measured documents in their order: the same for the same text alone."""
-    found = hashlib.sha256()
+    """A digest of the measured documents in their order."""
+    digest = hashlib.sha256()
     for text in texts:
-        found.update(hashlib.sha256(text.encode()).digest())
-    return found.hexdigest()
+        digest.update(hashlib.sha256(text.encode()).digest())
+    return digest.hexdigest()
 
 
-def hold_out(found: list[str], work: Path, length: int, out: Path) -> dict:
-    """Write the held-out documents of all parts, and the sequences of those that are measured; how much both are."""
-    held = pa.concat_tables(pq.read_table(work / f"{stem}.held.parquet", schema=HELD_SCHEMA) for stem in found)
+def hold_out(stems: list[str], work: Path, length: int, out: Path) -> dict:
+    """Write the held-out documents of all parts, and the sequences of the measured ones; count both."""
+    held = pa.concat_tables(pq.read_table(work / f"{stem}.held.parquet", schema=HELD_SCHEMA) for stem in stems)
     order = measured(text.as_py() for text in held["text"])
     places = np.full(len(held), -1, dtype=np.int64)
     places[order] = np.arange(len(order))
     column = pa.array(places, pa.int64(), mask=places < 0)
     pq.write_table(held.append_column("measured", column), out / HELDOUT_TEXT, compression="zstd")
-    ids = np.concatenate([np.load(work / f"{stem}.held.npy") for stem in found])
+    ids = np.concatenate([np.load(work / f"{stem}.held.npy") for stem in stems])
     ends = np.cumsum(held["tokens"].to_numpy() + 1)
     documents = [ids[begin:end] for begin, end in zip(np.append(0, ends), ends, strict=False)]
     closed = np.concatenate([np.zeros(0, ids.dtype), *(documents[place] for place in order)])
@@ -148,7 +144,7 @@ def hold_out(found: list[str], work: Path, length: int, out: Path) -> dict:
 
 
 def keys_of(sequences: np.ndarray, sort: str, tokenizer: Tokenizer) -> np.ndarray:
-    """What the sequences are sorted by, smallest first; whole numbers, which don't depend on the order of summing."""
+    """The sort keys of the sequences: integers, so that sums don't depend on their order."""
     entries, length = tokenizer.get_vocab_size(), sequences.shape[1]
 
     def blocks() -> Iterator[np.ndarray]:
@@ -157,7 +153,7 @@ def keys_of(sequences: np.ndarray, sort: str, tokenizer: Tokenizer) -> np.ndarra
             release(sequences)
 
     if sort in ("sentence-length", "fragments"):
-        # all sequences are as long, so the mean length of what a mark ends goes by how few of that mark there are
+        # sequences have the same length, so the more marks, the shorter the sentences or documents
         stops = [place for entry, place in tokenizer.get_vocab().items() if entry in (".", f"{WORD_START}.")]
         marks = np.zeros(entries, dtype=bool)
         marks[stops if sort == "sentence-length" else SEP] = True
@@ -174,7 +170,7 @@ def keys_of(sequences: np.ndarray, sort: str, tokenizer: Tokenizer) -> np.ndarra
 
 
 def order_of(sequences: np.ndarray, params: Tokenize, tokenizer: Tokenizer) -> np.ndarray:
-    """In which order to write the sequences; ties stay in the order of the corpus."""
+    """The order in which to write the sequences; ties stay in the order of the corpus."""
     if params.sort == "random":
         order = np.random.default_rng(params.seed).permutation(len(sequences))
     elif params.sort == "none":
@@ -186,17 +182,17 @@ def order_of(sequences: np.ndarray, params: Tokenize, tokenizer: Tokenizer) -> n
 
 
 def release(array: np.ndarray) -> None:
-    """Take a memory-mapped file out of this process's memory; it stays on disk and in the system's cache."""
+    """Drop the pages of a memory-mapped file from this process's memory; the system may still cache them."""
     if isinstance(array, np.memmap):
         array._mmap.madvise(mmap.MADV_DONTNEED)
 
 
 def write_rows(path: Path, source: Path, order: np.ndarray) -> None:
-    """Write the sequences of a file in an order, a block at a time.
+    """Write the sequences of a file in this order, a block at a time.
 
-    They are read one by one: mapped into memory, each would bring up to 2 MiB of the file around it.
+    They are read one by one: in a memory map, each would load up to 2 MiB of the file around it.
     """
-    mapped = np.load(source, mmap_mode="r")  # for its type, and where it begins
+    mapped = np.load(source, mmap_mode="r")  # for its type and offset
     length, begin, size = mapped.shape[1], mapped.offset, mapped.itemsize * mapped.shape[1]
 
     def blocks() -> Iterator[np.ndarray]:
@@ -210,9 +206,9 @@ def write_rows(path: Path, source: Path, order: np.ndarray) -> None:
 
 
 def write_array(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Write a .npy file of this shape from its consecutive blocks. Raises OSError where the disk is full.
+    """Write a .npy file of this shape from its consecutive blocks. Raises OSError if the disk is full.
 
-    Not through a memory map: where the disk is full, the kernel ends a process that writes into one (SIGBUS).
+    Not through a memory map: the kernel kills a process that writes into one on a full disk (SIGBUS).
     """
     about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     with path.open("wb") as file:
@@ -238,34 +234,33 @@ def gather(files: list[Path], length: int, path: Path) -> np.ndarray:
 def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> dict:
     """Write the training and the held-out sequences; count tokens, and those lost at the ends of parts."""
     copy_tokenizer(words.path, out, params.length)
-    found, work = parts_of(corpus), out / WORK
+    parts, work = parts_of(corpus), out / WORK
     work.mkdir(exist_ok=True)
-    jobs = [(part, out, params, work) for part in found]
+    jobs = [(part, out, params, work) for part in parts]
     results = over_parts(tokenize_part, jobs, work / "done", "tokenize")
     counts = {name: sum(r[name] for r in results) for name in results[0]}
     tokenizer = load_tokenizer(out)
-    joined = gather([work / f"{part.stem}.npy" for part in found], params.length, work / JOINED)
+    joined = gather([work / f"{part.stem}.npy" for part in parts], params.length, work / JOINED)
     if not len(joined):
         raise InputError(
-            f"The corpus gives {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. Give more text "
-            "(download), or a looser filter."
+            f"The corpus gives {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. "
+            "Give more text (download), or a looser filter."
         )
-    kept = joined
-    if params.seed and params.sort != "random" and len(joined) <= params.max_sequences:
+    kept, file = joined, JOINED
+    if len(joined) > params.max_sequences:
+        rng = np.random.default_rng(params.seed)
+        draw = rng.choice(len(joined), params.max_sequences, replace=False, shuffle=False)
+        write_rows(work / DRAWN, work / JOINED, np.sort(draw))
+        kept, file = np.load(work / DRAWN, mmap_mode="r"), DRAWN
+    elif params.seed and params.sort != "random":
         log.warning(
-            "tokenize.seed changes nothing here: all %d sequences are kept, in the order of %r. It is for sort 'random', or "
-            "for a max_sequences of fewer.",
+            "tokenize.seed has no effect: all %d sequences are kept, in the order of %r. It applies to sort 'random' "
+            "and to a smaller max_sequences.",
             len(joined), params.sort,
         )  # fmt: skip
-    if len(joined) > params.max_sequences:
-        draw = np.random.default_rng(params.seed).choice(
-            len(joined), params.max_sequences, replace=False, shuffle=False
-        )
-        write_rows(work / DRAWN, work / JOINED, np.sort(draw))
-        kept = np.load(work / DRAWN, mmap_mode="r")
     order = order_of(kept, params, tokenizer)
-    write_rows(out / SEQUENCES, work / (JOINED if kept is joined else DRAWN), order)
-    held = hold_out([part.stem for part in found], work, params.length, out)
+    write_rows(out / SEQUENCES, work / file, order)
+    held = hold_out([part.stem for part in parts], work, params.length, out)
     return {
         "documents": counts["documents"],
         "characters": counts["characters"],

@@ -1,4 +1,4 @@
-"""Vocabulary: WordPiece, BPE or Unigram, trained from scratch on the corpus; the same bytes from the same corpus every time.
+"""Vocabulary: WordPiece, BPE or Unigram, trained from scratch on the corpus; always the same bytes from a corpus.
 
 Reads   the parts of a corpus.
 Writes  tokenizer.json and tokenizer_config.json, which transformers.AutoTokenizer loads
@@ -23,16 +23,18 @@ from tasks.text.tokenizer import SPECIALS, WORD_START, inner, save_tokenizer
 from tasks.text.vocabulary_training import Model, count, train
 from tasks.workers.pool import library_threads
 
+KINDS = ("letters", "mixed", "digits", "punctuation", "special")  # of entries
+
 
 class Vocabulary(Params):
     """The vocabulary (section 4.1)."""
 
-    model: Model = Field("wordpiece", description="How a word is divided: the paper found all three alike.")
+    model: Model = Field("wordpiece", description="How a word is divided: the paper found no difference.")
     entries: int = Field(
         32_768, ge=256, le=131_072, description="With special tokens. Ids are stored in 16 bits up to 65,536."
     )
     sample_megabytes: float = Field(
-        1000, gt=0, description="Train on the words of so much text, 10^6 characters; of more, a fixed sample is taken."
+        1000, gt=0, description="Text to train on, 10^6 characters; of a larger corpus, a fixed sample."
     )
     min_frequency: int = Field(
         2, ge=1, description="Pairs seen less often are not merged (wordpiece, bpe), in eight million words."
@@ -41,12 +43,12 @@ class Vocabulary(Params):
     @model_validator(mode="after")
     def _no_idle_setting(self) -> "Vocabulary":
         if self.model == "unigram" and self.min_frequency != 2:
-            raise ValueError("min_frequency has no meaning for the model unigram, which merges nothing: leave it out")
+            raise ValueError("min_frequency has no effect on the model unigram, which merges nothing: leave it out")
         return self
 
 
 def kind_of(entry: str) -> str:
-    """What an entry consists of: letters, digits, punctuation, or several of these."""
+    """What an entry consists of: one of KINDS."""
     text = inner(entry)
     if entry in SPECIALS:
         return "special"
@@ -58,78 +60,71 @@ def kind_of(entry: str) -> str:
 
 
 def usage(tokenizer: Tokenizer, counts: pa.Table) -> pa.Table:
-    """Every entry with its kind, and how often it occurs in the words that were counted."""
+    """Every entry with its kind, and how often it occurs in the counted words."""
     ranked, divider = counts.sort_by("count"), Encoder(tokenizer).words
-    found, numbers = ranked["word"].to_pylist(), ranked["count"].to_numpy()
-    # words that occur as often are divided together
-    starts = np.union1d(np.flatnonzero(np.diff(numbers, prepend=0)), np.arange(0, len(found), DIVIDED_AT_ONCE))
-    batches = list(pairwise([*starts.tolist(), len(found)]))
+    words, numbers = ranked["word"].to_pylist(), ranked["count"].to_numpy()
+    # words that occur equally often are divided together
+    starts = np.union1d(np.flatnonzero(np.diff(numbers, prepend=0)), np.arange(0, len(words), DIVIDED_AT_ONCE))
+    batches = list(pairwise([*starts.tolist(), len(words)]))
     times = np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
     with library_threads():
         for i in range(0, len(batches), BATCHES_AT_ONCE):
             some = batches[i : i + BATCHES_AT_ONCE]
-            given = [found[start:end] for start, end in some]
+            given = [words[start:end] for start, end in some]
             divided = divider.encode_batch_fast(given, is_pretokenized=True, add_special_tokens=False)
             ids = [np.array(encoding.ids, dtype=np.int64) for encoding in divided]
             weights = np.repeat([numbers[start] for start, _ in some], [len(of_batch) for of_batch in ids])
             times += np.bincount(np.concatenate(ids), weights, len(times)).astype(np.int64)
-    entries = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    entries = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
     return pa.table(
-        {
-            "id": [place for _, place in entries],
-            "entry": [entry for entry, _ in entries],
-            "kind": [kind_of(entry) for entry, _ in entries],
-            "occurrences": times,
-        }
+        {"id": range(len(entries)), "entry": entries, "kind": [kind_of(e) for e in entries], "occurrences": times}
     )
 
 
 def rows(used: pa.Table) -> list[dict]:
-    """Entries by kind as a table: how many, how many of these hardly occur, and their share of all tokens."""
-    entries, total = used.to_pylist(), max(1, sum(used["occurrences"].to_pylist()))
-    found = []
-    for kind in dict.fromkeys(("letters", "mixed", "digits", "punctuation", "special")):
-        times = [e["occurrences"] for e in entries if e["kind"] == kind]
-        found.append(
+    """The entries as a table, a row for each kind: how many, how many are rare, and their share of all tokens."""
+    kinds, occurrences = np.array(used["kind"].to_pylist()), used["occurrences"].to_numpy()
+    table = []
+    for kind in KINDS:
+        times = occurrences[kinds == kind]
+        table.append(
             {
                 "kind": kind,
                 "entries": len(times),
-                "unused": sum(n == 0 for n in times),
-                "in fewer than 100 places": sum(n < 100 for n in times),
-                "% of tokens": round(100 * sum(times) / total, 2),
+                "unused": int((times == 0).sum()),
+                "in fewer than 100 places": int((times < 100).sum()),
+                "% of tokens": round(100 * int(times.sum()) / max(1, int(occurrences.sum())), 2),
             }
         )
-    return found
+    return table
 
 
 @stage(version=3, resumes=True, name="vocabulary")
 def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
-    """Train the vocabulary; fails if the text doesn't give as many entries as asked for."""
+    """Train the vocabulary. Raises InputError if the text doesn't give as many entries as asked for."""
     if not corpus.stats["characters"]:
         raise InputError(
-            "There is no text left to make a vocabulary of: the stages before (deduplicate, decontaminate, filter) dropped all of it. "
+            "There is no text left to train a vocabulary on: deduplicate, decontaminate and filter dropped all of it. "
             "Look at what they dropped (cram show filter), and drop less."
         )
     counts, used = count(corpus, params.sample_megabytes, out / WORK, "count words")
     tokenizer = train(counts, params.entries, params.min_frequency, params.model)
-    found = tokenizer.get_vocab_size()
-    if found != params.entries:
+    size = tokenizer.get_vocab_size()
+    if size != params.entries:
         raise InputError(
-            f"The corpus of {used['characters']:,} characters gives a vocabulary of {found:,} entries; "
+            f"The corpus of {used['characters']:,} characters gives a vocabulary of {size:,} entries; "
             f"{params.entries:,} were asked for. Give more text (download), or lower vocabulary.entries."
         )
     save_tokenizer(tokenizer, out)
     entries = usage(tokenizer, counts)
     pq.write_table(entries, out / "entries.parquet", compression="zstd")
-    names = [name for name in entries["entry"].to_pylist() if name not in SPECIALS]
-    starts = [
-        name for name in names if (name.startswith(WORD_START) if params.model == "unigram" else name[:2] != "##")
-    ]
+    unigram, names = params.model == "unigram", [n for n in entries["entry"].to_pylist() if n not in SPECIALS]
+    starts = sum(name.startswith(WORD_START) if unigram else not name.startswith("##") for name in names)
     return {
-        "entries": found,
-        "whole_words": len(starts),
-        "continuations": len(names) - len(starts),
-        "unused": sum(n == 0 for n in entries["occurrences"].to_pylist()) - len(SPECIALS),
+        "entries": size,
+        "whole_words": starts,
+        "continuations": len(names) - starts,
+        "unused": int((entries["occurrences"].to_numpy() == 0).sum()) - len(SPECIALS),
         "trained_on": used | {"words": pc.sum(counts["count"]).as_py() or 0, "different_words": len(counts)},
         "table": rows(entries),
     }

@@ -77,6 +77,30 @@ def tiny_override(shard: Path, heldout_fraction: float = 0.3, **pretrain: object
     }
 
 
+def with_duplicates(texts: list[str]) -> list[str]:
+    """The texts in some order, many of them more than once, and some that differ in one character."""
+    rng = random.Random(5)
+    near = [text + " " for text in texts[:40]] + [text.upper() for text in texts[40:60]] + ["x", "X", " x", "x\n"]
+    drawn = rng.choices(texts, k=2 * len(texts)) + near + rng.choices(near, k=20)
+    rng.shuffle(drawn)
+    return drawn
+
+
+def corpus_of(folder: Path, texts: list[str], part_megabytes: float = 0.008, source: str = "toy"):
+    """The artifact of a download of these texts, in many small parts."""
+    from tasks.download import Download, download
+
+    files = [str(write_jsonl(folder / f"{source}.jsonl", texts, source))]
+    return download.fn(Download(source="files", files=files, documents=0, part_megabytes=part_megabytes, max_lost=1))
+
+
+def texts_of(corpus) -> list[str]:
+    """The texts of a corpus, in order."""
+    from tasks.corpus.parts import documents_of
+
+    return [document.text for document in documents_of(corpus)]
+
+
 @contextmanager
 def store_of_its_own(folder: Path) -> Iterator[None]:
     """For the fixtures of a module: `store` is that of a test."""
@@ -89,6 +113,34 @@ def store_of_its_own(folder: Path) -> Iterator[None]:
         store.ROOT = before
 
 
+def bytes_of(made) -> dict[str, str]:
+    """The digests of an artifact's files."""
+    return {file["path"]: file["sha256"] for file in made.manifest["files"]}
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, module, work: str, target, at: int = 2) -> list[tuple]:
+    """Have a stage's job raise KeyboardInterrupt in its call number `at`, with its files cut in half; the calls' arguments.
+
+    `target`: the artifact that the stage makes.
+    """
+    from tasks.store import draft_of
+
+    calls, job, draft = [], getattr(module, work), draft_of(target)
+
+    def interrupted(*arguments) -> dict:
+        calls.append(arguments)
+        before = set(draft.rglob("*"))
+        result = job(*arguments)
+        if len(calls) == at:
+            for file in set(draft.rglob("*")) - before:
+                os.truncate(file, file.stat().st_size // 2)
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(module, work, interrupted)
+    return calls
+
+
 def filtered(corpus, entries: int = 400, **settings):
     """The artifact of a filter, of documents measured with a vocabulary of so many entries."""
     from tasks.filter import Filter, drop_incompressible
@@ -98,15 +150,13 @@ def filtered(corpus, entries: int = 400, **settings):
 
 
 def toy_tokens(root: Path, texts: list[str]) -> dict:
-    """The artifacts of the stages from download to tokenize, of texts one of which stands in the corpus twice."""
+    """The artifacts of the stages from download to tokenize, of texts, one of them twice."""
     from tasks.decontaminate import Decontaminate, decontaminate
     from tasks.deduplicate import Deduplicate, deduplicate
-    from tasks.download import Download, download
     from tasks.tokenize import Tokenize, tokenize
     from tasks.vocabulary import Vocabulary, train_vocabulary
 
-    shard = write_jsonl(root / "toy.jsonl", [*texts, texts[0]])
-    corpus = download.fn(Download(source="files", files=[str(shard)], documents=0))
+    corpus = corpus_of(root, [*texts, texts[0]], part_megabytes=1024)
     clean = decontaminate.fn(Decontaminate(data="probes"), deduplicate.fn(Deduplicate(), corpus))
     kept = filtered(clean, max_tokens_per_char=0.5)
     words = train_vocabulary.fn(Vocabulary(entries=400), kept)

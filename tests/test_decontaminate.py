@@ -8,35 +8,35 @@ import re
 import subprocess
 import sys
 import unicodedata
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import write_jsonl
+from conftest import corpus_of, texts_of
 
 from model import InputError
 from tasks import decontaminate as module
 from tasks import store as store_module
-from tasks.corpus.parts import Document, documents_of, parts_of
-from tasks.decontaminate import Decontaminate, decontaminate, without
+from tasks.corpus.parts import documents_of, parts_of
+from tasks.decontaminate import Decontaminate, decontaminate, evaluation_sentences, without
 from tasks.download import Download, download
 from tasks.glue import data as glue
+from tasks.glue.sentences import sentences
 from tasks.glue.tasks import HUB_GLUE, TASKS, evaluation_splits
-from tasks.store import Artifact, artifacts
+from tasks.store import Artifact
 from tasks.text import ngrams as ngrams_module
 from tasks.text import words
-from tasks.text.ngrams import Index, ngrams, pieces, plain, restored, sentences, words_in, write_index
+from tasks.text.ngrams import Index, ngrams, pieces, plain, restored, words_in, write_index
 
 PLANTED = {
     "cola": "The more books the old librarian's neighbour would lend her, the less she managed to read them.",
+    "sst2": "it 's a film that does n't know what it wants to say and -lrb- worse -rrb- says it twice",
     "mnli": "Nobody at the harbour office could say when the second ferry to the outer islands was due.",
     "rte": "Forty-two émigrés signed the letter which the committee had sent to the mayor last week.",
-    "sst2": "it 's a film that does n't know what it wants to say and -lrb- worse -rrb- says it twice",
 }
-SHORT = "Twelve words are not enough to tell that this stood there."
+SHORT = "Twelve words in a row are not enough to find this sentence."
 
 
 def write_split(folder: Path, task: str, split: str, *columns: list[str]) -> Path:
@@ -61,15 +61,8 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def corpus_of(tmp_path: Path, texts: list[str], source: str = "toy", part_megabytes: float = 0.03) -> Artifact:
-    """A corpus of these texts."""
-    shard = write_jsonl(tmp_path / f"{source}.jsonl", texts, source)
-    asked = Download(source="files", files=[str(shard)], documents=0, part_megabytes=part_megabytes)
-    return download.fn(asked)
-
-
-def texts_of(corpus: Artifact) -> list[str]:
-    return [document.text for document in documents_of(corpus)]
+def samples_of(made: Artifact) -> list[dict]:
+    return [json.loads(line) for line in (made.path / "contaminated.jsonl").read_text().splitlines()]
 
 
 def hit(made: Artifact) -> dict[str, int]:
@@ -90,21 +83,21 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("task", PLANTED)
-def test_a_sentence_is_found_however_it_is_written(store, tmp_path, data, toy_texts: list[str], task: str, way: str):
-    sentence = WAYS[way](PLANTED[task].replace(" n't", "n't").replace("-lrb- worse -rrb-", "(worse)"))
-    texts = [*toy_texts[:20], f"{toy_texts[20]} {sentence} {toy_texts[21]}", *toy_texts[22:30]]
-    made = decontaminate.fn(Decontaminate(data=str(data)), corpus_of(tmp_path, texts))
-    assert texts_of(made) == [*toy_texts[:20], *toy_texts[22:30]]
-    assert hit(made) == {task: 1}
-    assert made.stats["tasks"][task]["sentences_found"] == (2 if task == "rte" else 1)
-    (told,) = [json.loads(line) for line in (made.path / "contaminated.jsonl").read_text().splitlines()]
-    assert (told["task"], told["id"], told["source"]) == (task, "toy.jsonl:21", "toy")
-    assert told["before"] + told["shared"] + told["after"] in texts[20]
-    assert sentence[:10] in told["before"] + told["shared"]
-    split = pq.read_table(data / task / f"{told['split']}.parquet")
-    assert restored(split[told["column"]][told["row"]].as_py()) == told["sentence"]
-    assert [w.word for w in words_in(told["shared"])] == [w.word for w in words_in(told["sentence"])]
+def test_a_sentence_is_found_however_it_is_written(store, tmp_path, data, toy_texts: list[str], way: str):
+    prose = [text.replace(" n't", "n't").replace("-lrb- worse -rrb-", "(worse)") for text in PLANTED.values()]
+    written = [f"{toy_texts[i]} {WAYS[way](text)} {toy_texts[i + 9]}" for i, text in enumerate(prose)]
+    made = decontaminate.fn(Decontaminate(data=str(data)), corpus_of(tmp_path, [*toy_texts[:20], *written]))
+    assert texts_of(made) == toy_texts[:20]
+    assert hit(made) == dict.fromkeys(PLANTED, 1)
+    assert [made.stats["tasks"][task]["sentences_found"] for task in PLANTED] == [1, 1, 1, 2]
+    samples = samples_of(made)
+    assert [(one["task"], one["source"]) for one in samples] == [(task, "toy") for task in PLANTED]
+    for number, (sample, text) in enumerate(zip(samples, written, strict=True)):
+        assert sample["id"] == f"toy.jsonl:{21 + number}"
+        assert sample["before"] + sample["shared"] + sample["after"] in text
+        split = pq.read_table(data / sample["task"] / f"{sample['split']}.parquet")
+        assert restored(split[sample["column"]][sample["row"]].as_py()) == sample["sentence"]
+        assert [w.word for w in words_in(sample["shared"])] == [w.word for w in words_in(sample["sentence"])]
 
 
 def test_sentences_in_the_tokens_of_the_treebank_are_found_as_they_are_and_as_prose(store, tmp_path, data, toy_texts):
@@ -114,17 +107,6 @@ def test_sentences_in_the_tokens_of_the_treebank_are_found_as_they_are_and_as_pr
     assert texts_of(made) == toy_texts[:5]
     about = made.stats["tasks"]["sst2"]
     assert (about["documents"], about["sentences"], about["sentences_found"], about["too_short"]) == (3, 1, 1, 0)
-
-
-@pytest.mark.parametrize("n", [5, 13])
-def test_one_word_fewer_is_not_found(store: Path, tmp_path: Path, data: Path, toy_texts: list[str], n: int):
-    of_cola = [word.word for word in words_in(PLANTED["cola"])]
-    fewer = [" ".join(of_cola[i : i + n - 1]) for i in range(len(of_cola) - n + 2)]
-    enough = [" ".join(of_cola[i : i + n]) for i in range(len(of_cola) - n + 1)]
-    texts = [f"{toy_texts[i]} {run} {toy_texts[i + 50]}" for i, run in enumerate([*fewer, *enough])]
-    made = decontaminate.fn(Decontaminate(data=str(data), words=n), corpus_of(tmp_path, texts))
-    assert texts_of(made) == texts[: len(fewer)]
-    assert hit(made)["cola"] == len(enough)
 
 
 def naive_words(text: str) -> list[str]:
@@ -144,7 +126,7 @@ def random_text(rng: random.Random, count: int) -> str:
     return "".join(rng.choice(("an", "Öl", "by", "Été", "42")) + rng.choice(separators) for _ in range(count))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_it_finds_what_a_set_of_ngrams_finds(store: Path, tmp_path: Path, seed: int):
     rng, n = random.Random(seed), 6
     texts = [random_text(rng, rng.randrange(1, 60)) + f"own{i}" for i in range(150)]
@@ -154,9 +136,8 @@ def test_it_finds_what_a_set_of_ngrams_finds(store: Path, tmp_path: Path, seed: 
     }
     for task, columns in sentences.items():
         write_split(tmp_path / "glue", task, "validation", *columns)
-    made = decontaminate.fn(
-        Decontaminate(data=str(tmp_path / "glue"), words=n), corpus_of(tmp_path, texts, part_megabytes=0.004)
-    )
+    asked = Decontaminate(data=str(tmp_path / "glue"), words=n)
+    made = decontaminate.fn(asked, corpus_of(tmp_path, texts, part_megabytes=0.004))
     found = {task: [naive_ngrams(s, n) for column in columns for s in column] for task, columns in sentences.items()}
     of_text = [naive_ngrams(text, n) for text in texts]
     for task, grams in found.items():
@@ -171,47 +152,27 @@ def test_it_finds_what_a_set_of_ngrams_finds(store: Path, tmp_path: Path, seed: 
     clean = [text for text, own in zip(texts, of_text, strict=True) if not own & every]
     assert texts_of(made) == clean
     assert 0 < len(clean) < len(texts)
-    assert (
-        made.stats["documents_found"] == made.stats["dropped"]["contaminated"]["documents"] == len(texts) - len(clean)
-    )
+    assert made.stats["documents_found"] == len(texts) - len(clean)
+    assert made.stats["dropped"]["contaminated"]["documents"] == len(texts) - len(clean)
 
 
-def test_kept_and_dropped_are_all_that_was_seen(store: Path, tmp_path: Path, data: Path, toy_texts: list[str]):
-    marked = [f"{text} {PLANTED['mnli']}" if i % 7 == 0 else text for i, text in enumerate(toy_texts)]
-    write_jsonl(tmp_path / "a.jsonl", marked[:200], "first")
-    write_jsonl(tmp_path / "b.jsonl", marked[200:], "second")
-    files = [str(tmp_path / "[ab].jsonl")]
-    corpus = download.fn(Download(source="files", files=files, documents=0, part_megabytes=0.03))
-    made = decontaminate.fn(Decontaminate(data=str(data)), corpus)
-    after, dropped = Counter(d.source for d in documents_of(made)), made.stats["dropped"]["contaminated"]
-    assert len(parts_of(made)) == made.stats["parts"] == corpus.stats["parts"] > 2
-    assert made.stats["documents"] == after.total() == 300 - 43
-    assert dropped["documents"] == hit(made)["mnli"] == 43
-    for source in ("first", "second"):
-        assert made.stats["by_source"][source]["documents"] == after[source]
-        for what in ("documents", "characters"):
-            counts = [c["by_source"][source][what] for c in (made.stats, dropped, corpus.stats)]
-            assert counts[0] + counts[1] == counts[2]
-            assert counts[1] > 0
-    row = {r["task"]: r for r in made.stats["table"]}
-    assert row["all"]["in documents"] == row["mnli"]["in documents"] == 43
-    assert (row["all"]["sentences"], row["all"]["too short"], row["mnli"]["splits"]) == (
-        13,
-        8,
-        "validation_matched, test_mismatched",
-    )
-    assert len((made.path / "contaminated.jsonl").read_text().splitlines()) == module.SAMPLES
+def test_the_table_has_a_row_for_each_task_and_the_sum_first(store, tmp_path: Path, data: Path, toy_texts: list[str]):
+    texts = [f"{text} {PLANTED['mnli']}" if i % 7 == 0 else text for i, text in enumerate(toy_texts)]
+    made = decontaminate.fn(Decontaminate(data=str(data)), corpus_of(tmp_path, texts))
+    assert hit(made) == {"mnli": 43}
+    head, *rows = made.stats["table"]
+    assert [head["task"], *(row["task"] for row in rows)] == ["all", *PLANTED]
+    for column in ("sentences", "too short", "n-grams", "sentences found", "in documents"):
+        assert head[column] == sum(row[column] for row in rows)
+    assert (head["sentences"], head["too short"], head["in documents"]) == (13, 8, 43)
+    assert rows[2]["splits"] == "validation_matched, test_mismatched"
+    assert len(samples_of(made)) == module.SAMPLES
 
 
 def test_cutting_takes_the_shared_words_and_leaves_the_rest(store, tmp_path: Path, data: Path, toy_texts: list[str]):
     accented = PLANTED["rte"].replace("last week.", "last weeḱ̀.")  # with accents of its last letter
-    wholes = [
-        toy_texts[0],
-        f"Before: «{PLANTED['cola']}» After.",
-        f"{accented}\nAfter",
-        f"{PLANTED['mnli']} ... _ \n",
-        "…",
-    ]
+    own = [f"Before: «{PLANTED['cola']}» After.", f"{accented}\nAfter", f"{PLANTED['mnli']} ... _ \n", "…"]
+    wholes = [toy_texts[0], *own]
     made = decontaminate.fn(Decontaminate(data=str(data), method="cut"), corpus_of(tmp_path, wholes))
     assert texts_of(made) == [toy_texts[0], "Before: «.» After.", ".\nAfter", "…"]
     assert made.stats["dropped"]["contaminated"]["documents"] == 1, "nothing is left of it"
@@ -229,7 +190,7 @@ def test_what_comes_together_by_a_cut_is_cut_too(store: Path, tmp_path: Path, da
     assert hit(made) == {"mnli": 1}, "the corpus did not have the other"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_after_cutting_nothing_is_found_and_only_shared_words_are_gone(store: Path, tmp_path: Path, seed: int):
     rng, n = random.Random(seed), 6
     texts = [random_text(rng, rng.randrange(1, 90)) + f"own{i}" for i in range(120)]
@@ -242,7 +203,7 @@ def test_after_cutting_nothing_is_found_and_only_shared_words_are_gone(store: Pa
     assert again.stats["documents_found"] == 0
     assert texts_of(again) == texts_of(made)
     assert made.stats["documents"] == len(texts), "each has a word of its own"
-    index = Index(index_of(tmp_path / "glue", n, tmp_path), n, ["cola"])
+    index = index_of(tmp_path / "glue", n, tmp_path)
     for before, after in zip(texts, texts_of(made), strict=True):
         matches = index.find([before]).get(0, [])
         covered = {i for match in matches for i in range(match.start, match.end)}
@@ -251,12 +212,11 @@ def test_after_cutting_nothing_is_found_and_only_shared_words_are_gone(store: Pa
         assert after == once or (index.find([once]) and len(after) < len(once))
 
 
-def index_of(folder: Path, n: int, out: Path) -> Path:
-    """Index the sentences of CoLA in a GLUE folder."""
-    found = out / "index"
-    found.mkdir(exist_ok=True)
-    write_index(glue.evaluation_files(str(folder), ["cola"]), n, found)
-    return found
+def index_of(folder: Path, n: int, out: Path) -> Index:
+    """An index of the sentences of CoLA in a GLUE folder."""
+    files = glue.evaluation_files(str(folder), ["cola"])
+    write_index(evaluation_sentences(files), ["cola"], n, out)
+    return Index(out)
 
 
 def words_of(text: str) -> list[str]:
@@ -284,18 +244,16 @@ def test_words_stand_where_they_are_said_to(seed: int):
         assert [w.word for w in found] == words_of(" ".join(text[w.start : w.end] for w in found))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_long_texts_are_looked_at_in_pieces_that_lose_and_repeat_nothing(tmp_path: Path, monkeypatch, seed: int):
     rng, n = random.Random(seed), (5, 13)[seed % 2]
-    texts = [random_text(rng, rng.randrange(0, 400)) for _ in range(20)] + [
-        "- , " * 90 + random_text(rng, 60),
-        "x" * 500,
-    ]
+    texts = [random_text(rng, rng.randrange(0, 400)) for _ in range(20)]
+    texts += ["- , " * 90 + random_text(rng, 60), "x" * 500]
     of_texts = [naive_words(text) for text in texts[:20] for _ in range(5)]
     starts = [rng.randrange(max(1, len(found) - n)) for found in of_texts]
     runs = [" ".join(found[i : i + n + 1]) for found, i in zip(of_texts, starts, strict=True)]
     write_split(tmp_path / "glue", "cola", "validation", runs)
-    index = Index(index_of(tmp_path / "glue", n, tmp_path), n, ["cola"])
+    index = index_of(tmp_path / "glue", n, tmp_path)
     whole = index.find(texts)
     monkeypatch.setattr(ngrams_module, "PIECE", 97)
     assert index.find(texts) == whole
@@ -347,7 +305,7 @@ def test_the_key_follows_the_sentences_and_not_their_place(store: Path, tmp_path
 
 
 @pytest.mark.parametrize(("change", "why"), [({"data": "probes"}, "probes are made"), ({"method": "none"}, "'none'")])
-def test_with_nothing_to_look_for_the_corpus_is_passed_on(store, tmp_path, toy_texts, caplog, monkeypatch, change, why):
+def test_with_nothing_to_search_for_the_corpus_is_passed_on(store, tmp_path, toy_texts, caplog, change, why):
     corpus = corpus_of(tmp_path, toy_texts)
     asked = Decontaminate(**{"data": "probes"} | change)
     half = store_module.draft_of(decontaminate.target(asked, corpus)) / parts_of(corpus)[0].name
@@ -356,9 +314,8 @@ def test_with_nothing_to_look_for_the_corpus_is_passed_on(store, tmp_path, toy_t
     with caplog.at_level(logging.INFO):
         made = decontaminate.fn(asked, corpus)
     assert [p.read_bytes() for p in parts_of(made)] == [p.read_bytes() for p in parts_of(corpus)]
-    assert not any(p.samefile(q) for p, q in zip(parts_of(made), parts_of(corpus), strict=True)), (
-        "damage to one is not to both"
-    )
+    links = [p.samefile(q) for p, q in zip(parts_of(made), parts_of(corpus), strict=True)]
+    assert not any(links), "damage to one would be damage to both"
     for name in ("parts", "documents", "characters", "by_source"):
         assert made.stats[name] == corpus.stats[name]
     assert made.stats["dropped"] == {"contaminated": {"documents": 0, "characters": 0, "by_source": {}}}
@@ -366,13 +323,12 @@ def test_with_nothing_to_look_for_the_corpus_is_passed_on(store, tmp_path, toy_t
     assert why in made.stats["why"]
     (record,) = [r for r in caplog.records if r.name == "tasks.decontaminate"]
     assert record.levelno == logging.INFO
-    assert why in record.getMessage()
 
 
 ALL_SPLITS = [(task, split) for task in Decontaminate().tasks for split in evaluation_splits(task)]
 
 
-def test_what_the_hub_could_not_give_is_looked_for_another_time(store, tmp_path, data, toy_texts, caplog, monkeypatch):
+def test_once_the_hub_can_be_reached_the_search_is_made(store, tmp_path, data, toy_texts, caplog, monkeypatch):
     corpus, asked = corpus_of(tmp_path, [*toy_texts[:9], PLANTED["cola"]]), Decontaminate(data=HUB_GLUE.repository)
     at_hand: dict = {}
     monkeypatch.setattr(glue, "hub_evaluation", lambda: at_hand)
@@ -394,12 +350,12 @@ from tasks.decontaminate import Decontaminate
 asked = Decontaminate(data="nyu-mll/glue")
 files, why = asked.evaluation()
 asked.check()
-told = {f"{task}/{split}": [p.read_bytes().hex() for p in paths] for task, s in files.items() for split, paths in s.items()}
-print(json.dumps({"files": told, "why": why, "identity": asked.identity()}))
+read = {f"{task}/{split}": [p.read_bytes().hex() for p in paths] for task, of in files.items() for split, paths in of.items()}
+print(json.dumps({"files": read, "why": why, "identity": asked.identity()}))
 """
 
 
-def test_the_hubs_validation_and_test_splits_are_all_brought_once_or_none_is_looked_for(tmp_path: Path):
+def test_all_validation_and_test_splits_come_from_the_hub_or_none_is_searched_for(tmp_path: Path):
     from test_hub import address_of, serving
 
     files = {"README.md": b"#"}
@@ -410,64 +366,63 @@ def test_the_hubs_validation_and_test_splits_are_all_brought_once_or_none_is_loo
     env |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
 
     def ask(**changes: str) -> tuple[dict, str]:
-        home = Path(__file__).resolve().parents[1]
-        done = subprocess.run(
-            [sys.executable, "-c", FROM_HUB], env=env | changes, cwd=home, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
+        options = {"env": env | changes, "cwd": Path(__file__).resolve().parents[1], "timeout": 600}
+        done = subprocess.run([sys.executable, "-c", FROM_HUB], capture_output=True, text=True, check=True, **options)
         return json.loads(done.stdout), done.stderr
 
-    gone = "wnli/validation-00000-of-00001.parquet"  # the last that is asked for
+    gone = "wnli/validation-00000-of-00001.parquet"  # the last that is requested
     with serving({(HUB_GLUE.repository, HUB_GLUE.revision): files}) as server:
         env["HF_ENDPOINT"] = address_of(server)
         server.fails.update({gone: [404] * 9})
-        in_part, told = ask()
+        in_part, warning = ask()
         server.reset()
         first, no_warning = ask()
-    offline, told_offline = ask(HF_HOME=str(tmp_path / "empty"))
-    again, no_warning_again = ask()
+    offline, none_either = ask(HF_HOME=str(tmp_path / "empty"))
+    again, none_again = ask()
     assert list((tmp_path / "hf").rglob("cola/validation-*.parquet")), "some of it is in the cache"
     for unchecked in (in_part, offline):
-        assert unchecked["files"] == {}
-        assert "not at hand" in unchecked["why"]
-        assert unchecked["identity"] == offline["identity"]
-    assert "could not be read from the Hugging Face hub" in told
-    assert re.search(r"Not at hand, .*: (.*)\.", told)[1] == "wnli/validation"
-    assert told_offline == "", "the stage says it, or what needs the data fails of it"
+        assert (unchecked["files"], unchecked["identity"]) == ({}, {"unchecked": unchecked["why"]})
+    assert [f"{t}/{s}" for t, s in ALL_SPLITS if f"{t}/{s}" in warning.replace(gone, "")] == ["wnli/validation"]
+    assert none_either == "", "offline, the stage warns"
+    assert "wnli/validation" not in no_warning + none_again
     assert first["files"] == {f"{t}/{s}": [files[f"{t}/{s}-00000-of-00001.parquet"].hex()] for t, s in ALL_SPLITS}
     assert len(first["files"]) == 20
-    assert first["identity"] != offline["identity"]
+    assert "unchecked" not in first["identity"]
     assert again == first
-    assert "ot at hand" not in no_warning + no_warning_again
 
 
-def test_a_folder_without_sentences_is_told(store: Path, tmp_path: Path, data: Path):
-    with pytest.raises(InputError, match=r"nowhere is no directory with .*finetune\.data"):
-        Decontaminate(data=str(tmp_path / "nowhere")).identity()
-    with pytest.raises(InputError, match=r"holds no <task>/validation\.parquet .*wnli"):
-        Decontaminate(data=str(data), tasks=["wnli"]).identity()
-    with pytest.raises(InputError, match=r"decontaminate\.data is empty"):
-        Decontaminate().identity()
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"data": "nowhere"}, "nowhere"), ({"tasks": ["wnli"]}, "wnli"), ({"data": ""}, "decontaminate.data")],
+)
+def test_a_folder_without_sentences_is_refused(data: Path, change: dict, named: str):
+    with pytest.raises(InputError, match=re.escape(named)):
+        Decontaminate(**{"data": str(data)} | change).identity()
 
 
-def test_what_is_wrong_with_the_sentences_is_told_before_anything_runs(data: Path):
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({"text": ["x"]}, "sentence1"),
+        ({"sentence1": [1], "sentence2": ["x"]}, "int64 in the column sentence1"),
+        (None, "no Parquet file"),
+    ],
+)
+def test_wrong_sentences_are_refused_before_anything_runs(data: Path, table: dict | None, named: str):
+    file = data / "rte" / "test.parquet"
     Decontaminate(data=str(data)).check()
-    pq.write_table(pa.table({"text": ["x"]}), data / "rte" / "test.parquet")
-    with pytest.raises(InputError, match=r"rte/test\.parquet has no column sentence1.*decontaminate\.tasks"):
-        Decontaminate(data=str(data)).check()
-    pq.write_table(pa.table({"sentence1": [1], "sentence2": ["x"]}), data / "rte" / "test.parquet")
-    with pytest.raises(InputError, match=r"int64 in the column sentence1"):
-        Decontaminate(data=str(data)).check()
-    (data / "rte" / "test.parquet").write_bytes(b"PAR1 junk")
-    with pytest.raises(InputError, match=r"rte/test\.parquet is no Parquet file that can be read"):
+    if table:
+        pq.write_table(pa.table(table), file)
+    else:
+        file.write_bytes(b"PAR1 junk")
+    with pytest.raises(InputError, match=rf"rte/test\.parquet .*{named}"):
         Decontaminate(data=str(data)).check()
     Decontaminate(data=str(data), tasks=["cola", "mnli"]).check()
 
 
-def test_splits_that_are_not_there_are_told(store: Path, tmp_path: Path, data: Path, toy_texts: list[str], caplog):
-    made = decontaminate.fn(
-        Decontaminate(data=str(data), tasks=["rte", "cola", "wnli"]), corpus_of(tmp_path, toy_texts[:5])
-    )
+def test_missing_splits_are_listed(store: Path, tmp_path: Path, data: Path, toy_texts: list[str], caplog):
+    asked = Decontaminate(data=str(data), tasks=["rte", "cola", "wnli"])
+    made = decontaminate.fn(asked, corpus_of(tmp_path, toy_texts[:5]))
     assert made.stats["not_at_hand"] == ["cola/test", "rte/validation", "wnli/validation", "wnli/test"]
     assert made.stats["tasks"]["rte"]["splits"] == ["test"]
     assert [r for r in caplog.records if "wnli/test" in r.getMessage()]
@@ -478,49 +433,6 @@ def test_shards_of_a_split_are_read_in_order(tmp_path: Path):
         write_split(tmp_path, "cola", f"test-0000{i}-of-00002", names)
     found = glue.evaluation_files(str(tmp_path), ["cola"])["cola"]["test"]
     assert list(sentences(found, "cola")) == [("sentence", 0, ["a", "b"]), ("sentence", 2, ["c"])]
-
-
-@pytest.fixture
-def contaminated(store: Path, tmp_path: Path, data: Path, toy_texts: list[str]) -> tuple[Decontaminate, Artifact]:
-    """What to ask, and a corpus of several parts with something to find in most."""
-    planted = list(PLANTED.values())
-    texts = [f"{text}\n{planted[i % 4]} {text[:50]}" if i % 5 == 0 else text for i, text in enumerate(toy_texts)]
-    return Decontaminate(data=str(data), method="cut"), corpus_of(tmp_path, texts)
-
-
-def bytes_of(made: Artifact) -> dict:
-    return {file["path"]: file["sha256"] for file in made.manifest["files"]}
-
-
-def test_one_and_two_workers_write_the_same_bytes(contaminated, monkeypatch: pytest.MonkeyPatch):
-    alone = decontaminate.fn(*contaminated)
-    before = bytes_of(alone)
-    assert alone.stats["documents_found"] == 60
-    store_module.refresh(alone)
-    monkeypatch.setenv("CRAM_WORKERS", "2")
-    assert bytes_of(decontaminate.fn(*contaminated)) == before
-    assert len(before) == contaminated[1].stats["parts"] + 2 > 4
-
-
-def test_after_an_interruption_finished_parts_are_not_done_again(contaminated, monkeypatch: pytest.MonkeyPatch):
-    whole = decontaminate.fn(*contaminated)
-    before, calls, of_part = bytes_of(whole), [], module.clean_part
-    store_module.refresh(whole)
-
-    def interrupted(part: Path, *others) -> dict:
-        calls.append(part.name)
-        if len(calls) == 3:
-            (others[-1] / part.name).write_bytes(b"half of it")
-            raise KeyboardInterrupt
-        return of_part(part, *others)
-
-    monkeypatch.setattr(module, "clean_part", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        decontaminate.fn(*contaminated)
-    assert artifacts("decontaminate") == []
-    assert bytes_of(decontaminate.fn(*contaminated)) == before
-    names = [part.name for part in parts_of(contaminated[1])]
-    assert calls == names[:3] + names[2:]
 
 
 def test_real_sentences_are_found_in_real_text_under_their_tasks(store: Path, tmp_path: Path, real_data: Path):
@@ -534,13 +446,9 @@ def test_real_sentences_are_found_in_real_text_under_their_tasks(store: Path, tm
         every = (s for paths in splits.values() for _, _, found in sentences(paths, task) for s in found)
         planted[task] = next(s for s in every if len(naive_words(s)) >= n + 2)
     texts = [f"{d.text}\n{planted[task].upper()}\n{d.text[:99]}" for d, task in zip(real, planted, strict=False)]
-    made = decontaminate.fn(
-        Decontaminate(data=str(folder), method="cut"), corpus_of(tmp_path, [*texts, *(d.text for d in real[20:])])
-    )
+    asked = Decontaminate(data=str(folder), method="cut")
+    made = decontaminate.fn(asked, corpus_of(tmp_path, [*texts, *(d.text for d in real[20:])], part_megabytes=1))
     for task in planted:
         assert made.stats["tasks"][task]["documents"] >= 1
-    told = [json.loads(line) for line in (made.path / "contaminated.jsonl").read_text().splitlines()]
-    assert {sample["task"] for sample in told} == set(planted)
-    assert all(isinstance(d, Document) for d in documents_of(made))
-    again = decontaminate.fn(Decontaminate(data=str(folder), method="cut"), made)
-    assert again.stats["documents_found"] == 0
+    assert {sample["task"] for sample in samples_of(made)} == set(planted)
+    assert decontaminate.fn(asked, made).stats["documents_found"] == 0

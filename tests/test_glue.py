@@ -501,7 +501,7 @@ def test_local_files_of_any_name_are_read_without_a_request_and_leave_nothing_be
 
 
 def test_sentences_for_decontamination_may_lie_in_tsv_too(cola: Path):
-    from tasks.text.ngrams import sentences
+    from tasks.glue.sentences import sentences
 
     (cola / "cola" / "validation.parquet").unlink()
     paths = {"validation": [write_tsv(cola, "cola", "validation", "label\tsentence", '0\t"One.', "1\tTwo.")]}

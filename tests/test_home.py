@@ -21,9 +21,9 @@ from tasks import store
 try:
     services.up("http://127.0.0.1:9/api", print)
 except InputError as error:
-    told = str(error)
+    problem = str(error)
 arguments.say_where_artifacts_go()
-print(json.dumps([str(store.ROOT), str(services.STATE), main.SETTINGS["PREFECT_HOME"], told]))
+print(json.dumps([str(store.ROOT), str(services.STATE), main.SETTINGS["PREFECT_HOME"], problem]))
 """
 
 
@@ -35,18 +35,18 @@ def test_a_checkout_keeps_its_own():
 def test_installed_elsewhere_it_keeps_all_in_the_working_directory_and_says_so(tmp_path: Path):
     site, work = tmp_path / "site-packages", tmp_path / "work"
     work.mkdir()
-    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
-    for package in (pattern.rstrip("*") for pattern in found):
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    for package in (pattern.rstrip("*") for pattern in patterns):
         shutil.copytree(ROOT / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
     env = {k: v for k, v in os.environ.items() if k not in ("CRAM_ARTIFACTS", "PREFECT_HOME")}
     env |= {"PYTHONPATH": str(site)}
     done = subprocess.run(
-        [sys.executable, "-c", PLACES], env=env, cwd=work, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PLACES], env=env, cwd=work, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     *said, places = done.stdout.splitlines()
-    *places, told = json.loads(places)
+    *places, problem = json.loads(places)
     assert places == [str(work / "artifacts"), str(work / ".prefect"), str(work / ".prefect")]
     assert str(work / "artifacts") in "".join(said)
-    assert "checkout" in told
+    assert "checkout" in problem
     assert not list(site.glob("artifacts"))

@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import write_jsonl
-from pydantic import ValidationError
+from conftest import corpus_of, texts_of
 
 from tasks.corpus.parts import documents_of, views
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.download import Download, download
 from tasks.store import Artifact
 from tasks.text import minhash, sorted_runs
 from tasks.text.minhash import MinHash
@@ -23,15 +21,8 @@ from tasks.text.minhash import MinHash
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdfgklmnprst"]
 
 
-def corpus_of(texts: list[str], folder: Path, part_megabytes: float = 0.01) -> Artifact:
-    """A corpus of many small parts."""
-    write_jsonl(folder / "texts.jsonl", texts)
-    files = [str(folder / "texts.jsonl")]
-    return download.fn(Download(source="files", files=files, documents=0, part_megabytes=part_megabytes, max_lost=1))
-
-
 def kept_texts(made: Artifact, **settings: float) -> list[str]:
-    return [d.text for d in documents_of(deduplicate.fn(params(**settings), made))]
+    return texts_of(deduplicate.fn(params(**settings), made))
 
 
 def params(**settings: float) -> Deduplicate:
@@ -80,29 +71,17 @@ def families(seed: int, count: int = 40, size: int = 6) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("least", [0.5, 0.72, 0.9, 1.0])
+@pytest.mark.parametrize(("seed", "least"), [(0, 0.5), (1, 0.72), (2, 0.9), (3, 1.0)])
 def test_with_many_bands_it_keeps_what_a_comparison_of_all_pairs_keeps(
     store, tmp_path, monkeypatch, seed: int, least: float
 ):
-    monkeypatch.setattr(
-        sorted_runs, "ENTRIES", 128
-    )  # so that buckets come from several ranges, and pairs in several blocks
-    monkeypatch.setattr(minhash, "COMPARED", 500)
-    monkeypatch.setattr(minhash, "BLOCK", 100)
-    monkeypatch.setattr(minhash, "SLICE", 7)
+    monkeypatch.setattr(sorted_runs, "ENTRIES", 128)  # so that there are several ranges, blocks and slices
+    for name, value in (("COMPARED", 500), ("BLOCK", 100), ("SLICE", 7)):
+        monkeypatch.setattr(minhash, name, value)
     texts = families(seed, count=25)
-    kept = kept_texts(corpus_of(texts, tmp_path), bands=40, rows=1, jaccard=least)
+    kept = kept_texts(corpus_of(tmp_path, texts), bands=40, rows=1, jaccard=least)
     assert kept == naive(texts, least)
     assert len(texts) * 0.3 < len(kept) < len(texts)
-
-
-def test_with_few_bands_nothing_is_dropped_that_is_not_like_something_kept_before(store: Path, tmp_path: Path):
-    texts = families(9, count=80)
-    kept = kept_texts(corpus_of(texts, tmp_path), bands=4, rows=6)
-    every = naive(texts, 0.72)
-    assert set(every) <= set(kept), "a cluster has its first"
-    assert len(every) < len(kept) < len(texts), "some are missed"
 
 
 def test_pairs_are_found_as_often_as_the_bands_predict(store: Path, tmp_path: Path):
@@ -113,7 +92,7 @@ def test_pairs_are_found_as_often_as_the_bands_predict(store: Path, tmp_path: Pa
         similarity = jaccard(shingles(" ".join(words)), shingles(" ".join(other)))
         chances.append(1 - (1 - similarity**8) ** 14 if similarity >= 0.72 else 0.0)
         texts += [" ".join(words), " ".join(other)]
-    dropped = len(texts) - len(kept_texts(corpus_of(texts, tmp_path, 0.2)))
+    dropped = len(texts) - len(kept_texts(corpus_of(tmp_path, texts, 0.2)))
     deviation = math.sqrt(sum(p * (1 - p) for p in chances))
     assert abs(dropped - sum(chances)) < 4 * deviation
     assert 100 < dropped < 300, "neither all nor none"
@@ -127,7 +106,7 @@ def test_planted_pairs_above_the_threshold_are_dropped_and_below_it_kept(store, 
         texts += [" ".join(words), " ".join(changed(words, rng, changes))]
     similar = [jaccard(shingles(a), shingles(b)) for a, b in zip(texts[::2], texts[1::2], strict=True)]
     assert min(similar) > 0.85 if dropped else max(similar) < 0.72
-    assert kept_texts(corpus_of(texts, tmp_path), bands=30, rows=3) == (texts[::2] if dropped else texts)
+    assert kept_texts(corpus_of(tmp_path, texts), bands=30, rows=3) == (texts[::2] if dropped else texts)
 
 
 def test_a_chain_is_one_cluster_of_which_the_earliest_is_kept(store: Path, tmp_path: Path):
@@ -139,40 +118,44 @@ def test_a_chain_is_one_cluster_of_which_the_earliest_is_kept(store: Path, tmp_p
     assert min(jaccard(shingles(a), shingles(b)) for a, b in pairwise(links)) > 0.8
     assert jaccard(shingles(links[0]), shingles(links[-1])) < 0.6
     rng.shuffle(links)
-    made = deduplicate.fn(params(), corpus_of([*fillers[:5], *links, *fillers[5:]], tmp_path))
-    assert [d.text for d in documents_of(made)] == [*fillers[:5], links[0], *fillers[5:]]
+    made = deduplicate.fn(params(), corpus_of(tmp_path, [*fillers[:5], *links, *fillers[5:]]))
+    assert texts_of(made) == [*fillers[:5], links[0], *fillers[5:]]
     assert made.stats["minhash"]["clusters"] == {"number": 1, "largest": 7, "sizes": {"5-8": 1}}
 
 
-def test_case_white_space_and_punctuation_make_no_difference(store: Path, tmp_path: Path):
-    texts = [
-        "The cat's mat: one, two & three four five_six.",
-        "the CAT s mat\tone-two\n\nthree   four “five_six”…",
-        "the cat s mat one two three four five six",
-    ]
-    assert kept_texts(corpus_of(texts, tmp_path)) == [texts[0], texts[2]]
+GREEK = [f"Το {word} είναι εδώ από το 1999 και θα μείνει για πάντα" for word in ("σπίτι", "δέντρο")]
+CHINESE = ["今天天气很好。我们去公园。", "今天天气很好。他们去学校。"]
+KEPT = {  # texts, and which of them are kept
+    "case, white space and punctuation make no difference": (
+        [
+            "The cat's mat: one, two & three four five_six.",
+            "the CAT s mat\tone-two\n\nthree   four “five_six”…",
+            "the cat s mat one two three four five six",
+        ],
+        [0, 2],
+    ),
+    "fewer than five words: all are compared; without words a document is similar to none": (
+        ["a b", "a", "A!", "b a", "a b.", "a b c d", "a b c d e", "a b c d e f", "a b c d", "...", "?", "...", "b"],
+        [0, 1, 3, 5, 6, 7, 9, 10, 11, 12],
+    ),
+    "words beyond ASCII": (
+        [*GREEK, *CHINESE, "In 1999", "café au lait", "cafe au lait", GREEK[0].upper(), "今天天气很好 我们去公园"],
+        [0, 1, 2, 3, 4, 5, 6],
+    ),
+}
 
 
-def test_tiny_documents_are_alike_when_all_their_words_are(store: Path, tmp_path: Path):
-    texts = ["a b", "a", "A!", "b a", "a b.", "a b c d", "a b c d e", "a b c d e f", "a b c d", "...", "?", "...", "b"]
-    kept = ["a b", "a", "b a", "a b c d", "a b c d e", "a b c d e f", "...", "?", "...", "b"]
-    made = corpus_of(texts, tmp_path)
-    assert [d.text for d in documents_of(made)] == texts
-    assert kept_texts(made) == kept, "a document without words is like no other"
-
-
-def test_texts_beyond_ascii_are_compared_by_their_own_words(store: Path, tmp_path: Path):
-    greek = [f"Το {word} είναι εδώ από το 1999 και θα μείνει για πάντα" for word in ("σπίτι", "δέντρο")]
-    chinese = ["今天天气很好。我们去公园。", "今天天气很好。他们去学校。"]
-    texts = [*greek, *chinese, "In 1999", "café au lait", "cafe au lait", greek[0].upper(), "今天天气很好 我们去公园"]
-    assert kept_texts(corpus_of(texts, tmp_path)) == texts[:7], "only what differs in case and punctuation is dropped"
+@pytest.mark.parametrize("case", KEPT)
+def test_documents_are_compared_by_their_words(store: Path, tmp_path: Path, case: str):
+    texts, kept = KEPT[case]
+    assert kept_texts(corpus_of(tmp_path, texts)) == [texts[i] for i in kept]
 
 
 def test_a_bucket_of_ten_thousand_alike_takes_a_few_comparisons_each(store: Path, tmp_path: Path):
     words = random.Random(5).choices(WORDS, k=40)
     texts = [f"{' '.join(words)} {i}" for i in range(10_000)]
-    made = deduplicate.fn(params(), corpus_of(texts, tmp_path, 0.5))
-    assert [d.text for d in documents_of(made)] == texts[:1]
+    made = deduplicate.fn(params(), corpus_of(tmp_path, texts, 0.5))
+    assert texts_of(made) == texts[:1]
     assert made.stats["minhash"]["clusters"] == {"number": 1, "largest": 10_000, "sizes": {"8193-16384": 1}}
     assert made.stats["minhash"]["compared"] <= 14 * 9 * len(texts)
     assert made.stats["minhash"]["compared"] < len(texts) ** 2 / 50
@@ -181,8 +164,8 @@ def test_a_bucket_of_ten_thousand_alike_takes_a_few_comparisons_each(store: Path
 def test_documents_of_the_same_words_are_compared_with_the_first_only(store: Path, tmp_path: Path):
     words = random.Random(6).choices(WORDS, k=30)
     texts = [" ".join(words) + "." * i for i in range(300)]
-    made = deduplicate.fn(params(), corpus_of(texts, tmp_path, 1))
-    assert [d.text for d in documents_of(made)] == texts[:1]
+    made = deduplicate.fn(params(), corpus_of(tmp_path, texts, 1))
+    assert texts_of(made) == texts[:1]
     assert made.stats["minhash"]["compared"] == 299
 
 
@@ -201,21 +184,6 @@ def hashed_words(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     return minhash.hashed_words(list(views(pa.chunked_array([texts], pa.large_string()))))
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_shingles_are_the_runs_of_words_and_equal_only_where_these_are(n: int):
-    rng = random.Random(n)
-    texts = [" ".join(rng.choices(WORDS[:6], k=rng.choice((0, 1, 2, 4, 5, 6, 30)))) for _ in range(200)]
-    hashed, ends = minhash.shingles(*hashed_words(texts), n)
-    named: dict[int, tuple] = {}
-    for text, start, end in zip(texts, [0, *ends], ends, strict=False):
-        words = text.split()
-        expected = [tuple(words[i : i + n]) for i in range(max(1, len(words) - n + 1))] if words else []
-        assert len(expected) == end - start
-        for number, shingle in zip(hashed[start:end].tolist(), expected, strict=True):
-            assert named.setdefault(number, shingle) == shingle
-    assert len(set(named.values())) == len(named), "the same words have the same hash"
-
-
 def test_the_words_of_a_long_text_are_the_same_piece_by_piece_but_at_the_edges(monkeypatch: pytest.MonkeyPatch):
     rng = random.Random(6)
     texts = [" ".join(rng.choices(WORDS, k=k)) for k in (3, 5000, 0, 1, 700)]
@@ -229,63 +197,8 @@ def test_the_words_of_a_long_text_are_the_same_piece_by_piece_but_at_the_edges(m
     assert piece_ends[0] == 3
 
 
-@pytest.mark.parametrize("block", [1, 3, 64, 10**6])
-def test_minima_are_the_least_of_each_text_in_each_order(monkeypatch: pytest.MonkeyPatch, block: int):
-    monkeypatch.setattr(minhash, "BLOCK", block)
-    rng = np.random.default_rng(block)
-    counts = rng.integers(0, 6, 40)
-    hashed, ends = rng.integers(0, 2**32, counts.sum(), dtype=np.uint32), np.cumsum(counts)
-    found = minhash.minima(hashed, ends, 10)
-    alone = minhash.minima(np.arange(1, 2, dtype=np.uint32), np.array([1]), 10)[
-        :, 0
-    ]  # 1 times the factor of each order
-    for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        for order in range(10):
-            products = [int(h) * int(alone[order]) % 2**32 for h in hashed[start:end]]
-            assert found[order, i] == min(products, default=2**32 - 1)
-    assert len(set(alone.tolist())) == 10
-
-
-def test_the_minima_of_a_document_are_bounded():
-    assert MinHash(bands=minhash.MOST_MINIMA // 64, rows=64).rows == 64
-    with pytest.raises(ValidationError, match=r"256 bands of 9 rows are 2,304 minima .* take fewer bands or rows"):
-        MinHash(bands=256, rows=9)
-
-
-def test_minima_agree_as_often_as_the_sets_overlap():
-    rng = np.random.default_rng(8)
-    for shared in (100, 500, 900):
-        numbers = rng.choice(2**32, 2000 - shared, replace=False).astype(np.uint32)
-        first, second = numbers[:1000], numbers[1000 - shared :]
-        least = minhash.minima(np.concatenate((first, second)), np.array([1000, 2000]), 2000)
-        similarity, agreeing = shared / (2000 - shared), (least[:, 0] == least[:, 1]).mean()
-        assert abs(agreeing - similarity) < 4 * math.sqrt(similarity * (1 - similarity) / 2000)
-
-
-def test_the_jaccard_similarity_of_many_pairs_is_that_of_each():
-    rng = np.random.default_rng(9)
-    sets = [rng.integers(0, 50, rng.integers(1, 60), dtype=np.uint32) for _ in range(200)]
-    sets += [np.array([0, 2**32 - 1], dtype=np.uint32), np.array([2**32 - 1], dtype=np.uint32)]
-    expected = [jaccard(set(a.tolist()), set(b.tolist())) for a, b in zip(sets, sets[::-1], strict=True)]
-    assert minhash.jaccard(sets, sets[::-1]).tolist() == expected
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_clusters_are_what_pairs_connect(seed: int):
-    rng = np.random.default_rng(seed)
-    pairs = rng.integers(0, 60, (40, 2)) * 1000
-    members: dict[int, set[int]] = {}
-    for a, b in pairs.tolist():
-        union = members.get(a, {a}) | members.get(b, {b})
-        members.update(dict.fromkeys(union, union))
-    dropped, kept = minhash.clusters(pairs)
-    assert dropped.tolist() == sorted(a for a, union in members.items() if a != min(union))
-    assert kept.tolist() == [min(members[a]) for a in dropped.tolist()]
-    assert [len(side) for side in minhash.clusters(pairs[:0])] == [0, 0]
-
-
 def test_samples_are_pairs_with_their_similarity(store: Path, tmp_path: Path):
-    made = corpus_of(families(2), tmp_path)
+    made = corpus_of(tmp_path, families(2))
     kept = deduplicate.fn(params(), made)
     texts = {d.id: d.text for d in documents_of(made)}
     rows = [json.loads(line) for line in (kept.path / "duplicates.jsonl").read_text().splitlines()]

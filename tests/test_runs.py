@@ -16,9 +16,9 @@ def test_ascending_is_a_stable_sort(spread: int, count: int):
     assert np.array_equal(sorted_runs.ascending(keys), np.argsort(keys, kind="stable"))
 
 
-@pytest.mark.parametrize("mended", [10**9, 3])
-def test_keys_that_differ_in_their_lowest_bits_only_are_sorted_too(monkeypatch: pytest.MonkeyPatch, mended: int):
-    monkeypatch.setattr(sorted_runs, "MENDED", mended)
+@pytest.mark.parametrize("close", [10**9, 3])
+def test_keys_that_differ_in_their_lowest_bits_only_are_sorted_too(monkeypatch: pytest.MonkeyPatch, close: int):
+    monkeypatch.setattr(sorted_runs, "CLOSE", close)
     rng = np.random.default_rng(0)
     upper = rng.integers(0, 40, 3000, dtype=np.uint64) << np.uint64(58)
     keys = upper + rng.integers(0, 5, 3000, dtype=np.uint64)
@@ -48,7 +48,7 @@ def test_the_ranges_of_runs_are_all_of_them_once(tmp_path: Path, monkeypatch: py
     ranges, found = sorted_runs.ranges(1000), []
     assert len(ranges) == 10
     for low, high in ranges:
-        keys, others = sorted_runs.load_range(sorted_runs.runs(tmp_path, "r*"), low, high)
+        keys, others = sorted_runs.load_range(sorted_runs.runs_in(tmp_path, "r*"), low, high)
         assert ((keys >= low) & (keys <= high - 1)).all()
         assert len(keys) < 200
         found += zip(keys.tolist(), others.tolist(), strict=True)
@@ -59,9 +59,14 @@ def test_no_runs_hold_nothing(tmp_path: Path):
     assert [len(array) for array in sorted_runs.load_range([], 0, 10, arrays=3)] == [0, 0, 0]
 
 
-def test_firsts_are_where_equal_keys_begin():
-    assert sorted_runs.firsts(np.array([4, 4, 5, 7, 7, 7])).tolist() == [0, 0, 2, 3, 3, 3]
-    assert sorted_runs.firsts(np.zeros(0)).tolist() == []
+def test_equal_keys_are_grouped_with_the_address_of_the_first():
+    grouped = sorted_runs.group(np.array([7, 4, 7, 5, 4, 7]), np.arange(10, 16))
+    assert [array.tolist() for array in grouped] == [
+        [4, 4, 5, 7, 7, 7],
+        [11, 14, 13, 10, 12, 15],
+        [11, 11, 13, 10, 10, 10],
+    ]
+    assert [len(array) for array in sorted_runs.group(np.zeros(0), np.zeros(0))] == [0, 0, 0]
 
 
 def test_a_full_disk_is_an_error_that_says_so():
@@ -73,4 +78,4 @@ def test_a_full_disk_is_an_error_that_says_so():
 def test_runs_are_in_the_order_of_their_numbers(tmp_path: Path):
     for name in ("part-99999", "part-100000", "part-00002"):
         sorted_runs.save_run(tmp_path / name, np.arange(3), np.arange(3))
-    assert [run.name for run in sorted_runs.runs(tmp_path, "part-*")] == ["part-00002", "part-99999", "part-100000"]
+    assert [run.name for run in sorted_runs.runs_in(tmp_path, "part-*")] == ["part-00002", "part-99999", "part-100000"]

@@ -2,10 +2,10 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
-import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +41,7 @@ meeting = threading.Barrier(4)
 @stage(version=1)
 def together(params: Count, out: Path) -> dict:
     """Several threads end this at the same moment."""
-    meeting.wait(timeout=30)
+    meeting.wait(timeout=600)
     return {}
 
 
@@ -58,7 +58,7 @@ def slow(params: Count, source: Artifact, out: Path) -> dict:
 
 @stage(version=1, resumes=True)
 def worker(params: Count, out: Path) -> dict:
-    """Keeps in its work what a rerun needs not do again."""
+    """Keeps in its work what a rerun need not do again."""
     (out / WORK).mkdir(exist_ok=True)
     if not (out / WORK / "done").exists():
         CALLS.append("worker")
@@ -69,7 +69,7 @@ def worker(params: Count, out: Path) -> dict:
 
 @stage(version=1)
 def careless(params: Count, out: Path) -> dict:
-    """Leaves a different file behind in every attempt, and fails in the first."""
+    """Writes a different file in every attempt, and fails in the first."""
     CALLS.append("careless")
     (out / f"attempt-{len(CALLS)}.txt").write_text("x")
     if len(CALLS) == 1:
@@ -77,19 +77,14 @@ def careless(params: Count, out: Path) -> dict:
     return {}
 
 
-@stage(version=1, varies=True)
-def wayward(params: Count, out: Path) -> dict:
-    """Holds something else if CALLS says so, and tells something else of every run."""
+def write(params: Count, out: Path) -> dict:
+    """Writes another result if CALLS says so, and another description in every run."""
     (out / "numbers.txt").write_text("other" if "other" in CALLS else "same")
     (out / "README.md").write_text(str(time.time_ns()))
     return {"when": time.time_ns()}
 
 
-@stage(version=1)
-def steady(params: Count, out: Path) -> dict:
-    """The same for a stage of which it is not said."""
-    (out / "numbers.txt").write_text("other" if "other" in CALLS else "same")
-    return {}
+wayward, steady = stage(version=1, varies=True, name="wayward")(write), stage(version=1, name="steady")(write)
 
 
 @stage(version=1)
@@ -125,14 +120,15 @@ def run_slow(root: str) -> None:
     slow.fn(Count(upto=60), count.fn(Count()))
 
 
-def start_slow(store: Path) -> multiprocessing.Process:
-    process = multiprocessing.get_context("spawn").Process(target=run_slow, args=(str(store),))
-    process.start()
-    return process
+def start_slow(store: Path) -> subprocess.Popen:
+    code = f"import test_stage; test_stage.run_slow({str(store)!r})"
+    tests = Path(__file__).parent
+    env = os.environ | {"PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
+    return subprocess.Popen([sys.executable, "-c", code], env=env)
 
 
-def wait_for(pattern: str, store: Path, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(pattern: str, store: Path) -> None:
+    deadline = time.monotonic() + 600
     while not list(store.glob(pattern)):
         assert time.monotonic() < deadline, f"{pattern} did not appear"
         time.sleep(0.01)
@@ -172,15 +168,19 @@ def test_the_key_follows_stage_version_params_and_inputs(store: Path):
     assert keys[0] == target("x", 1, Count(upto=3), {"source": a})[0].key
 
 
-@pytest.mark.parametrize("harm", ["delete", "truncate", "manifest", "folder"])
+@pytest.mark.parametrize("harm", ["delete", "truncate", "junk", "device", "folder"])
 def test_a_damaged_artifact_is_made_again(store: Path, harm: str):
     made = count.fn(Count())
     if harm == "delete":
         (made.path / "numbers.txt").unlink()
     elif harm == "truncate":
         (made.path / "numbers.txt").write_text("0")
-    elif harm == "manifest":
+    elif harm == "junk":
         (made.path / "stage.json").write_text("{ junk")
+    elif harm == "device":  # which must not be read for ever
+        about = json.loads((made.path / "stage.json").read_text())
+        about["files"].append({"path": "/dev/zero", "bytes": 0, "sha256": ""})
+        (made.path / "stage.json").write_text(json.dumps(about))
     else:
         shutil.rmtree(made.path)
     assert read_manifest(made) is None
@@ -207,34 +207,33 @@ def test_latest_points_to_the_newest_and_the_tree_can_be_moved(store: Path, tmp_
     shutil.move(store, tmp_path / "elsewhere")
     monkeypatch.setattr(store_module, "ROOT", tmp_path / "elsewhere")
     assert find("count", "latest") == newest
-    count.fn(Count())
+    left = count.fn(Count())
     assert CALLS == ["count", "count"]
+    refresh(newest)
+    assert find("count", "latest") == left
+    assert (left.path.parent / "latest").resolve() == left.path
+    refresh(left)
+    assert not (left.path.parent / "latest").exists()
 
 
 def test_an_artifact_is_found_by_the_beginning_of_its_key(store: Path):
     made = count.fn(Count())
     assert find("count", made.key[:5]) == made
+    (store / "count" / "latest").unlink()  # as in a store to which artifacts were copied
+    assert find("count", "latest") == made
     for name in ("", "zzz"):
         with pytest.raises(InputError, match=made.key):
             find("count", name)
 
 
 @pytest.mark.parametrize("name", ["latest", "0123"])
-def test_a_stage_without_artifacts_is_told_with_the_command_that_makes_one(store: Path, name: str):
-    with pytest.raises(InputError, match=r"no artifacts of count in .* yet.*`cram run RECIPE --until count`"):
+def test_for_a_stage_without_artifacts_the_error_names_the_command_that_makes_one(store: Path, name: str):
+    with pytest.raises(InputError, match=r"`cram run RECIPE --until count`"):
         find("count", name)
 
 
-def test_refresh_makes_the_stage_run_again(store: Path):
-    made = count.fn(Count())
-    refresh(made)
-    assert read_manifest(made) is None
-    count.fn(Count())
-    assert CALLS == ["count", "count"]
-
-
 @pytest.mark.parametrize("place", [0, 1])
-def test_what_was_made_from_an_input_is_made_again_when_that_now_holds_other_things(store: Path, place: int):
+def test_a_stage_runs_again_when_an_input_that_varies_has_other_contents(store: Path, place: int):
     inputs = [wayward.fn(Count(upto=number)) for number in range(2)]
 
     def follow() -> Artifact:
@@ -242,59 +241,31 @@ def test_what_was_made_from_an_input_is_made_again_when_that_now_holds_other_thi
 
     follow()
     shutil.rmtree(inputs[place].path)
-    assert not follower.is_made(Count(), inputs[0], [inputs[1]]), "it is not known what it will be"
+    assert not follower.is_made(Count(), inputs[0], [inputs[1]]), "the contents of its input are unknown"
     wayward.fn(Count(upto=place))
-    assert follower.is_made(Count(), inputs[0], [inputs[1]]), "the same again, though it tells of another run"
+    assert follower.is_made(Count(), inputs[0], [inputs[1]]), "the same result, though another description"
     follow()
     assert CALLS == ["follower"]
     CALLS.append("other")
     refresh(inputs[place])
     wayward.fn(Count(upto=place))
-    assert find("follower", "latest") == follow()
-    assert CALLS == ["follower", "other", "follower"]
-    follow()
+    assert find("follower", "latest") == follow() == follow()
     assert CALLS == ["follower", "other", "follower"]
 
 
-def test_what_was_made_from_an_input_stays_when_that_is_made_again_by_a_stage_whose_results_do_not_vary(store: Path):
-    inputs = [steady.fn(Count(upto=number)) for number in range(2)]
+@pytest.mark.parametrize("maker", [steady, wayward])
+def test_a_stage_does_not_run_again_if_its_input_does_not_vary_or_its_contents_were_not_recorded(store: Path, maker):
+    inputs = [maker.fn(Count(upto=number)) for number in range(2)]
     made = follower.fn(Count(), inputs[0], inputs[1:])
-    CALLS.append("other")  # as other versions of libraries write other bytes of the same documents
+    if maker is wayward:  # made by an earlier version
+        about = json.loads((made.path / "stage.json").read_text())
+        del about["made_from"]
+        (made.path / "stage.json").write_text(json.dumps(about))
+    CALLS.append("other")
     refresh(inputs[0])
-    steady.fn(Count(upto=0))
+    maker.fn(Count(upto=0))
     assert follower.fn(Count(), inputs[0], inputs[1:]) == made
     assert CALLS == ["follower", "other"]
-
-
-def test_an_artifact_of_a_version_that_did_not_record_its_inputs_contents_counts_as_made(store: Path):
-    inputs = [wayward.fn(Count(upto=number)) for number in range(2)]
-    made = follower.fn(Count(), inputs[0], inputs[1:])
-    about = json.loads((made.path / "stage.json").read_text())
-    del about["made_from"]
-    (made.path / "stage.json").write_text(json.dumps(about))
-    assert follower.is_made(Count(), inputs[0], inputs[1:])
-
-
-def test_latest_leads_to_the_newest_that_is_left(store: Path):
-    old, new = count.fn(Count()), count.fn(Count(upto=4))
-    assert (store / "count" / "latest").resolve() == new.path
-    refresh(new)
-    assert (store / "count" / "latest").resolve() == old.path
-    refresh(old)
-    assert not (store / "count" / "latest").exists()
-
-
-def test_a_store_that_can_not_be_written_is_told_when_a_stage_is_refreshed(store: Path, monkeypatch):
-    made = count.fn(Count())
-
-    def denied(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(store / ".locks"))
-
-    monkeypatch.setattr(Path, "mkdir", denied)
-    with pytest.raises(
-        InputError, match=r"count can't continue: Permission denied: .*\.locks\. Free space or grant access"
-    ):
-        refresh(made)
 
 
 def test_all_files_may_be_read_by_those_who_may_read_the_manifest(store: Path):
@@ -304,11 +275,11 @@ def test_all_files_may_be_read_by_those_who_may_read_the_manifest(store: Path):
     assert modes != {0o600}
 
 
-def test_kill_9_publishes_nothing_and_the_rerun_goes_on_where_it_was(store: Path):
+def test_a_killed_stage_publishes_nothing_frees_its_lock_and_is_resumed(store: Path):
     process = start_slow(store)
     wait_for(".partial/slow-*/20.txt", store)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    process.kill()
+    process.wait()
     assert not (store / "slow").exists()
     draft = next((store / ".partial").glob("slow-*"))
     before = {p.name: p.stat().st_mtime_ns for p in draft.glob("*.txt")}
@@ -320,23 +291,10 @@ def test_kill_9_publishes_nothing_and_the_rerun_goes_on_where_it_was(store: Path
 
 
 def test_two_processes_on_one_key_make_it_once(store: Path):
-    processes = [start_slow(store) for _ in range(2)]
-    for process in processes:
-        process.join(90)
-        assert process.exitcode == 0
+    for process in [start_slow(store) for _ in range(2)]:
+        assert process.wait(600) == 0
     assert len(artifacts("slow")) == 1
     assert sum(p.is_dir() for p in (store / ".partial").iterdir()) == 0
-
-
-def test_the_lock_of_a_killed_process_is_free(store: Path):
-    process = start_slow(store)
-    wait_for(".partial/slow-*/1.txt", store)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    start = time.monotonic()
-    with locked(Artifact(stage="slow", key=next((store / ".partial").glob("slow-*")).name.split("-")[1])):
-        pass
-    assert time.monotonic() - start < 5
 
 
 def test_a_manifest_is_written_last(store: Path, monkeypatch: pytest.MonkeyPatch):
@@ -354,7 +312,7 @@ def test_a_manifest_is_written_last(store: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("place", ["fsync", "known_digest", "discard"])
-def test_what_fails_while_it_is_published_is_not_worked_out_again(store: Path, monkeypatch, place: str):
+def test_work_is_not_repeated_after_a_failure_to_publish(store: Path, monkeypatch, place: str):
     with monkeypatch.context() as patch:
         patch.setattr(store_module, place, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -363,15 +321,6 @@ def test_what_fails_while_it_is_published_is_not_worked_out_again(store: Path, m
     made = worker.fn(Count())
     assert CALLS == ["worker"]
     assert {p.name for p in made.path.iterdir()} == {"stage.json", "stats.json", "result.txt"}
-
-
-def test_a_file_changed_under_its_size_is_found_by_its_digest(store: Path):
-    made = count.fn(Count())
-    verify(made)
-    (made.path / "numbers.txt").write_text("0\n1\n3")
-    assert read_manifest(made) is not None
-    with pytest.raises(InputError, match=r"numbers.txt of count/.*SHA-256"):
-        verify(made)
 
 
 @pytest.mark.parametrize("harm", ["flipped", "truncated", "discarded", "lost while it is read"])
@@ -415,18 +364,18 @@ def test_an_input_is_not_discarded_while_it_is_read_unless_its_reader_was_killed
     with ThreadPoolExecutor(1) as thread:
         discarded = thread.submit(refresh, source)
         if kill:
-            os.kill(process.pid, signal.SIGKILL)
-        discarded.result(90)
+            process.kill()
+        discarded.result(600)
     assert read_manifest(source) is None
     assert len(artifacts("slow")) == (not kill), "the reader had published"
-    process.join(90)
+    process.wait(600)
 
 
 def test_an_artifact_can_be_taken_again_while_another_stage_reads_it(store: Path):
     source = count.fn(Count())
     with locked(source, shared=True), ThreadPoolExecutor(1) as thread:
-        assert thread.submit(count.fn, Count()).result(60) == source
-        assert thread.submit(reader.fn, Count(), source).result(60).stats == {"numbers": 3}
+        assert thread.submit(count.fn, Count()).result(600) == source
+        assert thread.submit(reader.fn, Count(), source).result(600).stats == {"numbers": 3}
 
 
 def test_work_that_a_killed_run_left_in_a_published_artifact_is_deleted_at_the_next_look(store: Path):
@@ -439,9 +388,9 @@ def test_work_that_a_killed_run_left_in_a_published_artifact_is_deleted_at_the_n
     assert CALLS == ["worker", "follower"]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("kind", [OSError, RuntimeError])
-def test_a_disk_that_takes_no_more_is_one_sentence_whichever_library_wrote(store: Path, monkeypatch, number, kind):
+def test_an_error_of_the_disk_is_an_input_error_whichever_library_wrote(store: Path, monkeypatch, number, kind):
     def fail(*_: object) -> None:
         raise OSError(number, "words") if kind is OSError else RuntimeError(f"Error while writing (os error {number})")
 
@@ -450,25 +399,12 @@ def test_a_disk_that_takes_no_more_is_one_sentence_whichever_library_wrote(store
         count.fn(Count())
 
 
-def test_a_manifest_that_names_a_device_is_not_read_for_ever(store: Path):
-    made = count.fn(Count())
-    about = json.loads((made.path / "stage.json").read_text())
-    about["files"].append({"path": "/dev/zero", "bytes": 0, "sha256": ""})
-    (made.path / "stage.json").write_text(json.dumps(about))
-    assert read_manifest(made) is None
-
-
-def test_a_store_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch):
+def test_a_store_that_cannot_be_written_is_an_input_error(tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("no directory")
     monkeypatch.setattr(store_module, "ROOT", tmp_path / "file")
-    with pytest.raises(InputError, match=r"Not a directory.*CRAM_ARTIFACTS"):
-        count.fn(Count())
-
-
-def test_latest_is_found_where_an_artifact_was_copied_without_its_link(store: Path):
-    made = count.fn(Count())
-    (store / "count" / "latest").unlink()
-    assert find("count", "latest") == made
+    for act in (lambda: count.fn(Count()), lambda: refresh(Artifact(stage="count", key="0" * 12))):
+        with pytest.raises(InputError, match=r"Not a directory.*CRAM_ARTIFACTS"):
+            act()
 
 
 def test_no_peak_memory_of_another_stage_is_reported(store: Path):

@@ -1,4 +1,4 @@
-"""Cutting passages that stood before, against a naive search through all windows."""
+"""Cutting repeated passages, against a naive search through all windows."""
 
 import json
 import random
@@ -6,23 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_jsonl
+from conftest import corpus_of, texts_of
 
 from tasks.corpus.parts import documents_of
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.download import Download, download
-from tasks.store import Artifact
-from tasks.text import sorted_runs, substrings
+from tasks.text import sorted_runs, substrings, windows
 from tasks.text.substrings import Substring
 
 SPACE = " \t\n\r\v\f"
-
-
-def corpus_of(texts: list[str], folder: Path, part_megabytes: float = 0.002) -> Artifact:
-    """A corpus of many small parts."""
-    write_jsonl(folder / "texts.jsonl", texts)
-    files = [str(folder / "texts.jsonl")]
-    return download.fn(Download(source="files", files=files, documents=0, part_megabytes=part_megabytes, max_lost=1))
 
 
 def params(size: int) -> Deduplicate:
@@ -35,7 +26,7 @@ def naive(texts: list[str], size: int) -> list[str]:
 
 
 def naive_each(texts: list[str], size: int) -> list[str | None]:
-    """Texts without the characters that lie wholly in windows whose bytes stood, and ended, before."""
+    """Texts without the characters that are wholly in windows whose bytes occurred, and ended, before."""
     first: dict[bytes, int] = {}
     begin, left = 0, []
     for text in texts:
@@ -79,29 +70,27 @@ def random_texts(seed: int, alphabet: str, documents: int = 40) -> list[str]:
 
 
 @pytest.mark.parametrize("alphabet", ["ab", "a", "abc \n", "aé語😀", "語😀", "the of and, \t"])
-@pytest.mark.parametrize("size", [8, 13, 16, 31])
+@pytest.mark.parametrize("size", [8, 13, 31])
 def test_what_is_left_is_what_a_search_through_all_windows_leaves(
     store, tmp_path, monkeypatch, alphabet: str, size: int
 ):
-    monkeypatch.setattr(substrings, "CHUNK", 300)  # so that windows and repeats lie across chunks, blocks and ranges
-    monkeypatch.setattr(substrings, "BLOCK", 64)
-    monkeypatch.setattr(substrings, "COMPARED", 200)
-    monkeypatch.setattr(substrings, "HASHED", 0.1)
+    for name, value in (("CHUNK", 300), ("BLOCK", 64), ("COMPARED", 200), ("HASHED", 0.1)):
+        monkeypatch.setattr(substrings, name, value)  # so that windows and repeats cross chunks, blocks and ranges
     monkeypatch.setattr(sorted_runs, "ENTRIES", 200)
     texts = random_texts(size * 7 + len(alphabet), alphabet)
-    made = corpus_of(texts, tmp_path)
-    before = [d.text for d in documents_of(made)]
+    made = corpus_of(tmp_path, texts, 0.002)
+    before = texts_of(made)
     kept = deduplicate.fn(params(size), made)
-    assert [d.text for d in documents_of(kept)] == naive(before, size)
+    assert texts_of(kept) == naive(before, size)
     assert kept.stats["substring"]["passages"]["number"] > 5
 
 
 def cut_texts(texts: list[str], folder: Path, size: int) -> list[str]:
-    return [d.text for d in documents_of(deduplicate.fn(params(size), corpus_of(texts, folder)))]
+    return texts_of(deduplicate.fn(params(size), corpus_of(folder, texts, 0.002)))
 
 
 def fresh(rng: random.Random, words: int) -> str:
-    """Words that stand nowhere else."""
+    """Words that occur nowhere else."""
     return " ".join("".join(rng.choices("abcdefghijklmnopqrstuvwxyzäöü", k=9)) for _ in range(words))
 
 
@@ -130,7 +119,7 @@ def test_of_each_passage_the_first_copy_stays_and_nothing_else_is_lost(store, tm
 
 def test_what_is_left_has_no_passage_twice_and_a_second_run_cuts_nothing(store, tmp_path, planted):
     _, texts = planted
-    once = deduplicate.fn(params(75), corpus_of(texts, tmp_path))
+    once = deduplicate.fn(params(75), corpus_of(tmp_path, texts, 0.002))
     seen: set[str] = set()
     for document in documents_of(once):
         for piece in document.text.split("\n"):
@@ -139,28 +128,39 @@ def test_what_is_left_has_no_passage_twice_and_a_second_run_cuts_nothing(store, 
             seen.update(windows)
     assert once.stats["substring"]["passages"]["number"] > 50
     twice = deduplicate.fn(params(75), once)
-    assert [d.text for d in documents_of(twice)] == [d.text for d in documents_of(once)]
+    assert texts_of(twice) == texts_of(once)
     assert twice.stats["substring"]["passages"] == {"number": 0, "largest": 0, "sizes": {}}
 
 
-@pytest.mark.parametrize("size", [74, 75, 76])
-def test_passages_are_cut_from_their_length_on(store: Path, tmp_path: Path, rng: random.Random, size: int):
-    passage = "".join(rng.choices("abcdefgh", k=size))
-    left = cut_texts([f"1{passage}2", f"3{passage}4"], tmp_path, 75)
-    assert left == [f"1{passage}2", "3\n4" if size >= 75 else f"3{passage}4"]
+PASSAGE = "q" + "".join(random.Random(1).choices("abcdefgh", k=90)) + "q"
+SHORT = "".join(random.Random(2).choices("abcdefgh", k=74))
+CUTS = {  # texts, and what is left of them; passages of 75 bytes or more are cut
+    "one byte too short": ([f"1{SHORT}2", f"3{SHORT}4"], [f"1{SHORT}2", f"3{SHORT}4"]),
+    "just long enough": ([f"1{SHORT}z2", f"3{SHORT}z4"], [f"1{SHORT}z2", "3\n4"]),
+    # é and è differ in their second byte; three bytes each
+    "no character is broken": (
+        ["éé" + "語" * 30 + "éé", "èè" + "語" * 30 + "èè", "語" * 25, "語" * 24],
+        ["éé" + "語" * 30 + "éé", "èè\nèè", "語" * 24],
+    ),
+    "first or last byte differs": (
+        [f"\U0001f600{PASSAGE}\U0001f600", f"x\U0005f600{PASSAGE}\U0001f601y"],
+        [f"\U0001f600{PASSAGE}\U0001f600", "x\U0005f600\n\U0001f601y"],
+    ),
+    "a newline joins what no white space does": (
+        [PASSAGE, f"1{PASSAGE}2", f"3 {PASSAGE}4", f"5{PASSAGE}\t6", f"{PASSAGE}7", f"8.{PASSAGE}", f"9{PASSAGE} 0"],
+        [PASSAGE, "1\n2", "3 4", "5\t6", "7", "8.", "9 0"],
+    ),
+    "only white space is left": (
+        [PASSAGE, "short", f"\n {PASSAGE} \u00a0", PASSAGE, "short"],
+        [PASSAGE, "short", "short"],
+    ),
+}
 
 
-def test_bytes_are_counted_and_no_character_is_broken(store: Path, tmp_path: Path):
-    ending, other = "é" * 4, "è" * 4  # these differ in the second byte of each character
-    passage = "語" * 30
-    texts = [f"{ending}{passage}{ending}", f"{other}{passage}{other}", passage[:25], "語" * 24]
-    assert cut_texts(texts, tmp_path, 75) == [texts[0], f"{other}\n{other}", "語" * 24]
-
-
-def test_characters_that_differ_in_their_first_or_last_byte_only_stay(store: Path, tmp_path: Path):
-    passage = "".join(random.Random(3).choices("abcdefgh", k=100))
-    texts = [f"\U0001f600{passage}\U0001f600", f"x\U0005f600{passage}\U0001f601y"]
-    assert cut_texts(texts, tmp_path, 75) == [texts[0], "x\U0005f600\n\U0001f601y"]
+@pytest.mark.parametrize("case", CUTS)
+def test_passages_of_enough_bytes_are_cut(store: Path, tmp_path: Path, case: str):
+    texts, left = CUTS[case]
+    assert cut_texts(texts, tmp_path, 75) == left == naive(texts, 75)
 
 
 def test_a_run_of_one_thing_keeps_its_beginning(store: Path, tmp_path: Path):
@@ -172,44 +172,12 @@ def test_a_run_of_one_thing_keeps_its_beginning(store: Path, tmp_path: Path):
     assert len(left[1]) < 200
 
 
-def test_a_newline_joins_what_no_white_space_does(store: Path, tmp_path: Path):
-    passage = "q" + "".join(random.Random(1).choices("abcdefgh", k=90)) + "q"
-    texts = [passage, f"1{passage}2", f"3 {passage}4", f"5{passage}\t6", f"{passage}7", f"8.{passage}", f"9{passage} 0"]
-    assert cut_texts(texts, tmp_path, 75) == [passage, "1\n2", "3 4", "5\t6", "7", "8.", "9 0"]
-
-
-def test_documents_are_dropped_when_only_white_space_is_left(store: Path, tmp_path: Path):
-    passage = "".join(random.Random(2).choices("abcdefgh", k=200))
-    made = corpus_of([passage, "short", f"\n {passage} \u00a0", passage, "short"], tmp_path)
-    kept = deduplicate.fn(params(75), made)
-    assert [d.text for d in documents_of(kept)] == [passage, "short", "short"]
-    assert kept.stats["dropped"]["substring"]["documents"] == 2
-    assert kept.stats["dropped"]["substring"]["characters"] == 404
-    assert kept.stats["substring"]["cut"]["characters"] == 0
-
-
-def test_kept_dropped_and_cut_are_all_that_was_there(store: Path, tmp_path: Path, planted):
-    passages, texts = planted
-    for i in range(2):
-        write_jsonl(tmp_path / f"{i}.jsonl", [*texts[i * 40 : i * 40 + 40], *passages], source=f"toy {i}")
-    files = [str(tmp_path / "?.jsonl")]
-    made = download.fn(Download(source="files", files=files, documents=0, part_megabytes=0.003))
-    stats = deduplicate.fn(params(75), made).stats
-    cut, dropped = stats["substring"]["cut"], stats["dropped"]["substring"]
-    assert cut["characters"] > 1000
-    assert dropped["documents"] > 10
-    for source in ("toy 0", "toy 1"):
-        counts = [c["by_source"].get(source, {}) for c in (stats, dropped, cut)]
-        assert sum(c.get("characters", 0) for c in counts) == made.stats["by_source"][source]["characters"]
-        assert sum(c.get("documents", 0) for c in counts[:2]) == made.stats["by_source"][source]["documents"]
-
-
 def test_hashes_that_collide_by_chance_cut_nothing_that_did_not_stand_before(store, tmp_path, monkeypatch):
-    made = corpus_of(random_texts(3, "abc ", 80), tmp_path)
+    made = corpus_of(tmp_path, random_texts(3, "abc ", 80), 0.002)
     before = {d.id: d.text for d in documents_of(made)}
     fully = dict(zip(before, naive_each(list(before.values()), 13), strict=True))
-    whole = substrings.gram_hashes
-    monkeypatch.setattr(substrings, "gram_hashes", lambda data, n: whole(data, n) << np.uint64(56))
+    whole = windows.gram_hashes
+    monkeypatch.setattr(windows, "gram_hashes", lambda data, n: whole(data, n) << np.uint64(56))
     left = {d.id: d.text for d in documents_of(deduplicate.fn(params(13), made))}
     sizes = [sum(len(text or "") for text in texts.values()) for texts in (fully, left, before)]
     assert sizes[0] < sizes[1] < sizes[2], "some copies are missed, not all"
@@ -220,52 +188,9 @@ def test_hashes_that_collide_by_chance_cut_nothing_that_did_not_stand_before(sto
         )
 
 
-@pytest.mark.parametrize("n", [8, 9, 31, 64, 75, 200])
-def test_every_window_holds_an_anchor_that_depends_on_its_bytes_only(n: int):
-    data = np.random.default_rng(n).integers(97, 99, 3000).astype(np.uint8)
-    at, hashes = substrings.select(data, np.ones(len(data) - n + 1, dtype=bool), n)
-    width = 1 << ((n // 2).bit_length() - 1)
-    by_place = dict(zip(at.tolist(), hashes.tolist(), strict=True))
-    assert len(by_place) < 0.9 * len(data)
-    for start in range(0, len(data) - n + 1, 7):
-        alone, alone_hashes = substrings.select(data[start : start + n].copy(), np.ones(1, dtype=bool), n)
-        assert len(alone) >= 1
-        assert alone.max() < width
-        for place, hashed in zip(alone.tolist(), alone_hashes.tolist(), strict=True):
-            assert by_place[start + place] == hashed
-
-
-def test_windows_that_lie_in_two_documents_have_no_anchors():
-    data = np.random.default_rng(0).integers(97, 123, 500).astype(np.uint8)
-    at, hashes = substrings.select(data, np.zeros(len(data) - 74, dtype=bool), 75)
-    assert len(at) == len(hashes) == 0
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 13, 64, 75, 100])
-def test_runs_of_bytes_have_the_same_hash_exactly_where_they_are_the_same(n: int):
-    data = np.random.default_rng(n).integers(0, 2, 2000).astype(np.uint8)
-    hashed, named = substrings.gram_hashes(data, n).tolist(), {}
-    assert len(hashed) == len(data) - n + 1
-    for i, number in enumerate(hashed):
-        assert named.setdefault(number, data[i : i + n].tobytes()) == data[i : i + n].tobytes()
-    assert len(set(named.values())) == len(named)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_windows_lie_within_one_document(seed: int):
-    rng = np.random.default_rng(seed)
-    ends = np.cumsum(rng.integers(0, 20, 60) + 1)  # each with a separator
-    for start in range(0, int(ends[-1]), 37):
-        size = min(50, int(ends[-1]) - start)
-        expected = [
-            i + 8 < ends[np.searchsorted(ends, i, side="right")] for i in range(start, start + size)
-        ]  # fmt: skip
-        assert substrings.whole_windows(ends, start, size, 8).tolist() == expected
-
-
 def test_samples_say_what_was_cut_and_where_it_stood_first(store: Path, tmp_path: Path, planted):
     _, texts = planted
-    made = corpus_of(texts, tmp_path)
+    made = corpus_of(tmp_path, texts, 0.002)
     kept = deduplicate.fn(params(75), made)
     rows = [json.loads(line) for line in (kept.path / "duplicates.jsonl").read_text().splitlines()]
     whole = {d.id: d.text.encode() for d in documents_of(made)}

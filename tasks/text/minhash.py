@@ -1,11 +1,11 @@
 """MinHash: documents of nearly the same words, found by bands of minima and verified by their true Jaccard similarity.
 
-A document is the set of its runs of five words. The least of their hashes is the same for two documents as often, over
-many orders of the hashes, as their sets overlap (Broder, "On the resemblance and containment of documents", 1997).
-Documents with the same minima in all rows of a band share a bucket and are compared (in a large bucket each with a few before
-it and the first); those whose sets do overlap enough are joined, and all that is joined, directly or in a chain, is a cluster.
+A document is the set of its runs of five words. In a random order of all hashes, two documents have the same least hash
+with the probability that is their Jaccard similarity (Broder, "On the resemblance and containment of documents", 1997).
+Documents with the same minima in all rows of a band share a bucket and are compared (in a large bucket each with a few
+before it and the first). Those that are similar enough are joined; all joined in a chain form a cluster.
 
-Works on disk in bounded memory: the sets take 4 bytes a word, the bands 16 bytes each and document.
+Works on disk in bounded memory: the sets take 4 bytes a word, the bands 16 bytes each for every document.
 """
 
 from collections import Counter
@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, model_validator
 from model.quantities import counted
 from tasks.corpus.parts import tables, views
 from tasks.text import sorted_runs, words
+from tasks.text.sorted_runs import address, ascending, firsts, group, load_range, part_of, place_of, runs_in, save_run
 from tasks.workers.mapping import over_parts
 
 PIECE = 1 << 20  # bytes of text that are split into words at once
@@ -29,7 +30,7 @@ SLICE = 1 << 16  # documents whose minima are held at once
 BLOCK = 1 << 16  # hashes that are multiplied at once: what fits in a core's cache
 COMPARED = 1 << 21  # hashes of the sets that are compared at once
 MOST_MINIMA = 2048  # of a document: 512 MiB for SLICE documents
-NEIGHBOURS = 8  # a document is compared with so many before it in its bucket, and with the bucket's first
+NEIGHBOURS = 8  # before it in its bucket that a document is compared with, besides the bucket's first
 PLAIN = bytes(c if c > 127 or words.KINDS[c] == words.WORD else 32 for c in range(256))
 SIGNS = (b"\xc2", b"\xe2\x80", b"\xe3\x80")  # how U+0080–U+00BF, U+2000–U+203F, U+3000–U+303F begin: punctuation
 SIGN_BYTES = (2, 3, 3)
@@ -48,39 +49,35 @@ class MinHash(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         if self.bands * self.rows > MOST_MINIMA:
             raise ValueError(
                 f"{counted(self.bands, 'band')} of {counted(self.rows, 'row')} are {self.bands * self.rows:,} minima "
-                "of every document, more than "
-                f"the {MOST_MINIMA:,} that a worker has memory for: take fewer bands or rows"
+                f"of every document; a worker has memory for {MOST_MINIMA:,}. Take fewer bands or rows"
             )
         return self
 
 
 def gathered(texts: Iterable[memoryview], most_bytes: int, most: int) -> Iterator[list[memoryview]]:
-    """Texts in lists of at most about so many bytes, or so many texts."""
-    waiting, size = [], 0
+    """Texts in lists of about `most_bytes` bytes and at most `most` texts."""
+    some, size = [], 0
     for text in texts:
-        waiting.append(text)
+        some.append(text)
         size += len(text)
-        if size >= most_bytes or len(waiting) >= most:
-            yield waiting
-            waiting, size = [], 0
-    if waiting:
-        yield waiting
+        if size >= most_bytes or len(some) >= most:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def hashed_words(texts: list[memoryview]) -> tuple[np.ndarray, np.ndarray]:
     """The hashes of the words of UTF-8 texts in lower case, uint64, and where those of each text end.
 
-    Words are runs of ASCII letters, digits and underscores, and of anything beyond ASCII. White space, punctuation and
-    control characters are none. Unlike the vocabulary's, these words keep what is not ASCII: two texts in Greek must not
-    count as equal for the few digits in them.
+    Words are runs of ASCII letters, digits and underscores, and of all beyond ASCII but white space and punctuation.
+    Unlike the vocabulary's, they include what is not ASCII: two texts in Greek are not equal because their digits are.
     """
-    pieces = [
-        text[i : i + PIECE] for text in texts for i in range(0, len(text) or 1, PIECE)
-    ]  # a long text in bounded memory
+    # a long text takes bounded memory
+    pieces = [text[i : i + PIECE] for text in texts for i in range(0, len(text) or 1, PIECE)]
     last = np.cumsum([max(1, -(-len(text) // PIECE)) for text in texts]) - 1
-    found = [_hashed_words(batch) for batch in gathered(pieces, PIECE, len(pieces))]
-    ends = np.cumsum(np.concatenate([counts for _, counts in found]))
-    return np.concatenate([hashed for hashed, _ in found]), ends[last]
+    hashes, counts = zip(*(_hashed_words(batch) for batch in gathered(pieces, PIECE, len(pieces))), strict=True)
+    return np.concatenate(hashes), np.cumsum(np.concatenate(counts))[last]
 
 
 def _hashed_words(texts: list[memoryview]) -> tuple[np.ndarray, np.ndarray]:
@@ -95,14 +92,14 @@ def _hashed_words(texts: list[memoryview]) -> tuple[np.ndarray, np.ndarray]:
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     letters = [None, pa.py_buffer(offsets), pa.py_buffer(plain.translate(None, b" "))]
-    found = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), letters).dictionary_encode()
-    different = np.array([xxhash.xxh3_64_intdigest(word) for word in found.dictionary.to_pylist()], dtype=np.uint64)
+    encoded = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), letters).dictionary_encode()
+    different = np.array([xxhash.xxh3_64_intdigest(word) for word in encoded.dictionary.to_pylist()], dtype=np.uint64)
     ends = np.searchsorted(starts, np.cumsum([len(text) + 1 for text in texts]))
-    return different[found.indices.to_numpy()], np.diff(ends, prepend=0)
+    return different[encoded.indices.to_numpy()], np.diff(ends, prepend=0)
 
 
 def shingles(hashed: np.ndarray, ends: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of all runs of n words, uint32, and where those of each text end; less than n words count as one run."""
+    """Hashes of all runs of n words, uint32, and where those of each text end; fewer than n words count as one run."""
     counts = np.diff(ends, prepend=0)
     wanted = np.where(counts > 0, np.maximum(counts, n), 0)
     if wanted.sum() > len(hashed):
@@ -115,9 +112,9 @@ def shingles(hashed: np.ndarray, ends: np.ndarray, n: int) -> tuple[np.ndarray, 
 
 
 def minima(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
-    """(count, texts) uint32: the least hash of each text in so many orders; the greatest number where it has none."""
-    found = np.full((count, len(ends)), 0xFFFFFFFF, dtype=np.uint32)
-    # multiplying with an odd number puts all numbers in an order of its own
+    """(count, texts) uint32: the least hash of each text in so many orders; the greatest number if it has none."""
+    least = np.full((count, len(ends)), 0xFFFFFFFF, dtype=np.uint32)
+    # to multiply by an odd number permutes all numbers
     factors = np.array(
         [xxhash.xxh3_64_intdigest(b"order %d" % i) & 0xFFFFFFFF | 1 for i in range(count)], dtype=np.uint32
     )
@@ -129,10 +126,10 @@ def minima(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
         block = hashed[begin : begin + BLOCK]
         low, high = np.searchsorted(ends, begin, side="right"), np.searchsorted(starts, begin + len(block))
         texts, edges = some[low:high], np.maximum(starts[low:high] - begin, 0)
-        for row, factor in zip(found, factors, strict=True):
+        for row, factor in zip(least, factors, strict=True):
             np.multiply(block, factor, out=product[: len(block)])
             row[texts] = np.minimum(row[texts], np.minimum.reduceat(product[: len(block)], edges))
-    return found
+    return least
 
 
 def band_keys(least: np.ndarray, bands: int) -> np.ndarray:
@@ -155,7 +152,7 @@ def slices(part: Path) -> Iterator[list[memoryview]]:
 def sketch(number: int, part: Path, params: MinHash, work: Path) -> dict:
     """Write the sets of a part's documents, and the keys of their bands.
 
-    Of documents with the same words in the same order, only the first has keys: the others are to be compared with it.
+    Of documents with the same words in the same order, only the first has keys: the others are compared with it.
     """
     keys, ends, digests = [], [np.zeros(1, dtype=np.int64)], []
     with (work / f"{part.stem}.sets").open("wb") as file:
@@ -167,41 +164,35 @@ def sketch(number: int, part: Path, params: MinHash, work: Path) -> dict:
             file.write(data)
             ends.append(ends_here + ends[-1][-1])
     sorted_runs.save(work / f"{part.stem}.ends.npy", np.concatenate(ends))
-    rows = np.flatnonzero(np.diff(np.concatenate(ends)))  # a document without words is like no other
+    rows = np.flatnonzero(np.diff(np.concatenate(ends)))  # a document without words is similar to none
     digest = np.concatenate([np.zeros(0, dtype=np.uint64), *digests])[rows]
-    order = sorted_runs.ascending(digest)
-    same = order[sorted_runs.firsts(digest[order])]
-    save_pairs(
-        work / f"pairs/same-{part.stem}",
-        sorted_runs.address(number, rows[order]),
-        sorted_runs.address(number, rows[same]),
-    )
-    rows = rows[np.sort(order[order == same])]
+    _, addresses, first = group(digest, address(number, rows))
+    save_pairs(work / f"pairs/same-{part.stem}", addresses, first)
+    addresses = np.sort(addresses[addresses == first])
+    rows = place_of(addresses)
     for band in range(params.bands):
         here = np.concatenate([of_slice[band] for of_slice in keys])[rows] if keys else np.zeros(0, dtype=np.uint64)
-        order = sorted_runs.ascending(here)
-        sorted_runs.save_run(
-            work / f"bands/{band:03d}-{part.stem}", here[order], sorted_runs.address(number, rows[order])
-        )
+        order = ascending(here)
+        save_run(work / f"bands/{band:03d}-{part.stem}", here[order], addresses[order])
     return {"documents": len(rows)}
 
 
 def save_pairs(run: Path, later: np.ndarray, earlier: np.ndarray) -> None:
-    """Write pairs of addresses, those of a document with itself left out."""
+    """Write pairs of addresses, except those of a document with itself."""
     chosen = np.flatnonzero(later != earlier)
     chosen = chosen[np.argsort(later[chosen], kind="stable")]
-    sorted_runs.save_run(run, later[chosen], earlier[chosen])
+    save_run(run, later[chosen], earlier[chosen])
 
 
 def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
-    """Write which documents of a band's buckets are to be compared: all in a bucket, where it is small.
+    """Write which documents of a band's buckets to compare: all pairs of a small bucket.
 
-    In a larger one each is compared with NEIGHBOURS before it and with the first, so that the work grows with the size of a
-    bucket, not its square. Where several clusters share such a bucket, some may then stay apart.
+    In a larger one each is compared with NEIGHBOURS before it and with the first, so that the work grows with the size
+    of the bucket, not with its square. If several clusters share such a bucket, some may then stay apart.
     """
-    keys, addresses = sorted_runs.load_range(sorted_runs.runs(work / "bands", f"{band:03d}-*"), low, high)
-    order = sorted_runs.ascending(keys)
-    first, index, addresses = sorted_runs.firsts(keys[order]), np.arange(len(keys)), addresses[order]
+    keys, addresses = load_range(runs_in(work / "bands", f"{band:03d}-*"), low, high)
+    order = ascending(keys)
+    first, index, addresses = firsts(keys[order]), np.arange(len(keys)), addresses[order]
     pairs = [(at, at - back) for back in range(1, NEIGHBOURS + 1) for at in [index[index - back >= first]]]
     far = index[index - first > NEIGHBOURS]
     later, earlier = (np.concatenate(side) for side in zip(*pairs, (far, first[far]), strict=True))
@@ -210,10 +201,10 @@ def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
 
 
 def candidates(number: int, folder: Path) -> np.ndarray:
-    """(n, 2) addresses: all different pairs whose later document is in this part, with the earlier one."""
+    """(n, 2) addresses, later and earlier: all different pairs whose later document is in this part."""
     pairs = np.zeros((0, 2), dtype=np.int64)
-    for run in sorted_runs.runs(folder, "*"):
-        here = sorted_runs.load_range([run], sorted_runs.address(number, 0), sorted_runs.address(number + 1, 0))
+    for run in runs_in(folder, "*"):
+        here = load_range([run], address(number, 0), address(number + 1, 0))
         if len(here[0]):
             pairs = np.concatenate((pairs, np.stack(here, axis=1)))
             pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
@@ -223,30 +214,27 @@ def candidates(number: int, folder: Path) -> np.ndarray:
 
 def edges_of(addresses: np.ndarray, files: list[Path]) -> np.ndarray:
     """(n, 2): where the sets of these documents, in ascending order, begin and end in the file of their part."""
-    found = np.zeros((len(addresses), 2), dtype=np.int64)
-    for number in np.unique(sorted_runs.part_of(addresses)):
-        here = sorted_runs.part_of(addresses) == number
-        ends, rows = (
-            np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r"),
-            sorted_runs.place_of(addresses[here]),
-        )
-        found[here] = np.stack((ends[rows], ends[rows + 1]), axis=1)
-    return found
+    edges = np.zeros((len(addresses), 2), dtype=np.int64)
+    for number in sorted_runs.parts_of(addresses):
+        here = part_of(addresses) == number
+        ends, rows = np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r"), place_of(addresses[here])
+        edges[here] = np.stack((ends[rows], ends[rows + 1]), axis=1)
+    return edges
 
 
 def read_sets(addresses: np.ndarray, edges: np.ndarray, files: list[Path]) -> list[np.ndarray]:
-    """The sets of these documents."""
-    found = []
-    for number in np.unique(sorted_runs.part_of(addresses)):
+    """The sets of these documents, whose addresses are in ascending order."""
+    sets = []
+    for number in sorted_runs.parts_of(addresses):
         with files[number].open("rb") as file:
-            for start, end in edges[sorted_runs.part_of(addresses) == number].tolist():
+            for start, end in edges[part_of(addresses) == number].tolist():
                 file.seek(4 * start)
-                found.append(np.frombuffer(file.read(4 * (end - start)), dtype=np.uint32))
-    return found
+                sets.append(np.frombuffer(file.read(4 * (end - start)), dtype=np.uint32))
+    return sets
 
 
 def jaccard(first: list[np.ndarray], second: list[np.ndarray]) -> np.ndarray:
-    """Of two lists of sets, uint32 and not empty: how many of the numbers in either of a pair are in both."""
+    """The Jaccard similarity of each pair in two lists of sets, uint32 and not empty."""
     keys = []
     for side, sets in enumerate((first, second)):
         pair = np.repeat(np.arange(len(sets), dtype=np.uint64), [len(numbers) for numbers in sets])
@@ -259,9 +247,9 @@ def jaccard(first: list[np.ndarray], second: list[np.ndarray]) -> np.ndarray:
 
 
 def verify(number: int, files: list[Path], least: float, pairs: Path, out: Path) -> dict:
-    """Compare the pairs whose later document is in this part; write which documents that joins with which earlier ones."""
-    found = candidates(number, pairs)
-    known, index = np.unique(found, return_inverse=True)
+    """Compare the pairs whose later document is in this part; write which documents are joined with an earlier one."""
+    compared = candidates(number, pairs)
+    known, index = np.unique(compared, return_inverse=True)
     edges, index = edges_of(known, files), index.reshape(-1, 2)
     cost = np.cumsum((edges[:, 1] - edges[:, 0])[index].sum(axis=1)) // COMPARED
     similar = [np.zeros(0)]
@@ -269,14 +257,14 @@ def verify(number: int, files: list[Path], least: float, pairs: Path, out: Path)
         needed, at = np.unique(block, return_inverse=True)
         sets = read_sets(known[needed], edges[needed], files)
         similar.append(jaccard(*([sets[i] for i in side] for side in at.reshape(-1, 2).T)))
-    joined = found[np.concatenate(similar) >= least]
-    sorted_runs.save_run(out, *clusters(joined))
-    return {"compared": len(found), "similar": len(joined)}
+    joined = compared[np.concatenate(similar) >= least]
+    save_run(out, *clusters(joined))
+    return {"compared": len(compared), "similar": len(joined)}
 
 
 def clusters(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of (n, 2) addresses that are joined: all but the first of each cluster, ascending, and that first."""
-    from scipy.sparse import coo_matrix  # slow to load, and needed here only
+    """All but the first of each cluster of (n, 2) joined addresses, ascending, and that first."""
+    from scipy.sparse import coo_matrix  # slow to load, and used only here
     from scipy.sparse.csgraph import connected_components
 
     if not len(pairs):
@@ -290,24 +278,24 @@ def clusters(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return known[known != kept], kept[known != kept]
 
 
-def find(params: MinHash, found: list[Path], work: Path) -> tuple[Counter, dict]:
-    """Find the near-duplicates in these parts, and write them with what they are like as the run work/drops/all.
+def find(params: MinHash, parts: list[Path], work: Path) -> tuple[Counter, dict]:
+    """Find the near-duplicates in these parts; write them with the first of their cluster as the run work/drops/all.
 
-    Returns the sizes of the clusters, and counts.
+    Returns the sizes of the clusters, and counts of the pairs compared and similar.
     """
     for name in ("bands", "pairs", "links", "drops"):
         (work / name).mkdir(parents=True, exist_ok=True)
-    jobs = [(i, part, params, work) for i, part in enumerate(found)]
+    jobs = [(i, part, params, work) for i, part in enumerate(parts)]
     sketched = over_parts(sketch, jobs, work / "sketched", "minhash")
     ranges = list(enumerate(sorted_runs.ranges(sum(r["documents"] for r in sketched))))
     jobs = [(b, *r, work, work / f"pairs/{b:03d}-{i:05d}") for b in range(params.bands) for i, r in ranges]
     over_parts(pair_up, jobs, work / "paired", "find pairs")
-    files = [work / f"{part.stem}.sets" for part in found]
-    jobs = [(i, files, params.jaccard, work / "pairs", work / f"links/{p.stem}") for i, p in enumerate(found)]
+    files = [work / f"{part.stem}.sets" for part in parts]
+    jobs = [(i, files, params.jaccard, work / "pairs", work / f"links/{p.stem}") for i, p in enumerate(parts)]
     counts = over_parts(verify, jobs, work / "verified", "compare pairs")
-    links = sorted_runs.load_range(sorted_runs.runs(work / "links", "*"), 0, sorted_runs.address(len(found), 0))
+    links = load_range(runs_in(work / "links", "*"), 0, address(len(parts), 0))
     dropped, kept = clusters(np.stack(links, axis=1))
-    sorted_runs.save_run(work / "drops/all", dropped, kept)
+    save_run(work / "drops/all", dropped, kept)
     sizes = np.unique(kept, return_counts=True)[1] + 1
     return Counter(sizes.tolist()), {name: sum(r[name] for r in counts) for name in ("compared", "similar")}
 

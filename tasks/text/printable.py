@@ -1,8 +1,8 @@
-"""Text that is safe to print, whatever file it comes from."""
+"""Text from any file, made safe to print."""
 
 import re
 
-# C0, DEL, C1, line and paragraph separators, bidirectional overrides, and halves of surrogate pairs, which no stream takes
+# C0, DEL, C1, line and paragraph separators, bidirectional overrides, and surrogates, which no stream accepts
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -11,4 +11,4 @@ def printable(text: object, lines: bool = False) -> str:
 
     `lines`: keep line feeds.
     """
-    return CONTROL.sub(lambda found: found[0] if lines and found[0] == "\n" else f"\\u{ord(found[0]):04x}", str(text))
+    return CONTROL.sub(lambda match: match[0] if lines and match[0] == "\n" else f"\\u{ord(match[0]):04x}", str(text))

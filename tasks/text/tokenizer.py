@@ -1,4 +1,4 @@
-"""The tokenizer: how text becomes tokens of a vocabulary, as transformers.AutoTokenizer loads it."""
+"""The tokenizer: text to tokens of a vocabulary, in files that transformers.AutoTokenizer loads."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ from model import InputError
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their ids are their places
 PAD, UNK, CLS, SEP, MASK = range(len(SPECIALS))
 FILES = ("tokenizer.json", "tokenizer_config.json")
-# what the normaliser leaves, but for white space: printable ASCII without capitals
+# the characters that the normaliser keeps, except white space: printable ASCII without capitals
 ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.ascii_uppercase))
-LONGEST_WORD = 100  # characters; WordPiece makes a longer one [UNK], as in BERT, and none is trained on
-# characters; BPE and Unigram divide longer words too, but in a hundred times their memory: they are not given them
+LONGEST_WORD = 100  # characters; a longer one is [UNK] in WordPiece, as in BERT, and is left out of training
+# characters; BPE and Unigram could divide longer words, but in a hundred times their memory
 LONGEST_DIVIDED = 100_000
-UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # a word that no vocabulary here has
-WORD_START = "▁"  # what Unigram marks the beginning of a word with, as SentencePiece does
+UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # a word that is in no vocabulary
+WORD_START = "▁"  # marks the beginning of a word in Unigram, as in SentencePiece
 
 
 def normalizer() -> normalizers.Normalizer:
@@ -37,12 +37,12 @@ def normalizer() -> normalizers.Normalizer:
 
 
 def marking(model: object) -> list[pre_tokenizers.PreTokenizer]:
-    """What a model wants done to a word before it divides it."""
+    """The pre-tokenizers that a model needs for a single word."""
     return [pre_tokenizers.Metaspace(WORD_START, "always", split=False)] if isinstance(model, Unigram) else []
 
 
 def tokenizer_of(model: WordPiece | BPE | Unigram) -> Tokenizer:
-    """The tokenizer around a model: words and runs of punctuation, each divided; [CLS] A [SEP] B [SEP]."""
+    """The tokenizer of a model: it divides words and runs of punctuation; [CLS] A [SEP] B [SEP]."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), *marking(model)])
@@ -56,7 +56,7 @@ def tokenizer_of(model: WordPiece | BPE | Unigram) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write it as transformers expects it."""
+    """Write the files that transformers expects."""
     (folder / FILES[0]).write_text(tokenizer.to_str(pretty=True))
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIALS, strict=True))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
@@ -65,14 +65,14 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def copy_tokenizer(source: Path, folder: Path, length: int) -> None:
-    """Copy it for models that take so many tokens."""
+    """Copy a tokenizer, for models with sequences of this length."""
     shutil.copyfile(source / FILES[0], folder / FILES[0])
     config = json.loads((source / FILES[1]).read_text()) | {"model_max_length": length}
     (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read it for raw text: a literal [MASK] in a document is text, not the special token."""
+    """Read a tokenizer for raw text: a literal [MASK] in a document is text, not the special token."""
     try:
         tokenizer = Tokenizer.from_file(str(folder / FILES[0]))
     except Exception as error:  # tokenizers raises plain Exception

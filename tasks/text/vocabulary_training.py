@@ -16,7 +16,7 @@ from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 
 from model import InputError
-from tasks.corpus.parts import batches, parts_of, unit_hash
+from tasks.corpus.parts import parts_of, tables, unit_hash
 from tasks.store import Artifact
 from tasks.text import words
 from tasks.text.encoding import portions
@@ -24,21 +24,21 @@ from tasks.text.tokenizer import ALPHABET, LONGEST_WORD, SPECIALS, UNK, tokenize
 from tasks.workers.mapping import over_parts
 from tasks.workers.pool import library_threads, one_library_thread
 
-TRAINING_WORDS = 8_000_000  # the trainers read every word as often as it occurs, so the counts are scaled down to this
-LINE_WORDS = 1000  # given to a trainer at once; SentencePiece skips lines of more than a megabyte
+TRAINING_WORDS = 8_000_000  # trainers read each word as often as it occurs, so counts are scaled down to this total
+LINE_WORDS = 1000  # SentencePiece skips lines of more than a megabyte
 Model = Literal["wordpiece", "bpe", "unigram"]
 
 
 def scaled(counts: pa.Table) -> Iterator[str]:
-    """The words, each as often as it was counted, a line at a time; scaled down where that is more than TRAINING_WORDS.
+    """The words, each as often as it was counted, a line at a time; scaled down to TRAINING_WORDS if there are more.
 
-    A count is rounded up or down by the word's digest, so that rare words keep their share among all of them.
+    The word's digest decides whether its count is rounded up or down, so that rare words keep their share of the total.
     """
     ranked = counts.sort_by("word")
-    found, numbers = ranked["word"].to_pylist(), ranked["count"].to_numpy()
+    different, numbers = ranked["word"].to_pylist(), ranked["count"].to_numpy()
     scale = min(1.0, TRAINING_WORDS / max(1, numbers.sum()))
-    times = (numbers * scale + np.fromiter(map(unit_hash, found), np.float64, len(found))).astype(np.int64)
-    all_words = chain.from_iterable(map(repeat, found, times.tolist()))
+    times = (numbers * scale + np.fromiter(map(unit_hash, different), np.float64, len(different))).astype(np.int64)
+    all_words = chain.from_iterable(map(repeat, different, times.tolist()))
     while line := list(islice(all_words, LINE_WORDS)):
         yield " ".join(line)
 
@@ -52,16 +52,16 @@ def train(counts: pa.Table, entries: int, min_frequency: int = 2, kind: Model = 
 
 
 def _merged(counts: pa.Table, entries: int, min_frequency: int, kind: Model) -> WordPiece | BPE:
-    """WordPiece and BPE, which are trained alike: the most frequent pair becomes an entry, again and again.
+    """WordPiece and BPE, which are trained alike: again and again the most frequent pair becomes an entry.
 
-    The trainer breaks ties by the order in which it meets the characters within words, which differs from run to
-    run; so these are given ids beforehand, as if they were special tokens, and made plain entries afterwards.
+    The trainer breaks ties by the order in which it first sees the characters within words, which differs from run to
+    run. So these characters get ids beforehand, as special tokens, and become plain entries afterwards.
     Nothing depends on the number of threads.
     """
 
-    def lines() -> Iterator[str]:  # to be read by several threads, which count the words in them
+    def lines() -> Iterator[str]:  # several threads count the words in them
         yield from scaled(counts)
-        one_library_thread()  # for the merges: each is too little work for more
+        one_library_thread()  # the merges are too little work for more
 
     wordpiece = kind == "wordpiece"
     learner = Tokenizer(WordPiece(unk_token="[UNK]") if wordpiece else BPE(unk_token="[UNK]"))
@@ -85,7 +85,7 @@ def _merged(counts: pa.Table, entries: int, min_frequency: int, kind: Model) -> 
 
 
 def _unigram(counts: pa.Table, entries: int) -> Unigram:
-    """Unigram, trained by SentencePiece: that of tokenizers gives other scores, and other ties, in every run."""
+    """Unigram, trained by SentencePiece: the trainer in tokenizers gives other scores and ties in every run."""
     from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
     learned = BytesIO()
@@ -94,43 +94,44 @@ def _unigram(counts: pa.Table, entries: int) -> Unigram:
             sentence_iterator=scaled(counts),
             model_writer=learned,
             model_type="unigram",
-            vocab_size=entries - len(SPECIALS) + 3,  # its own <unk>, <s> and </s> give way to ours
+            vocab_size=entries - len(SPECIALS) + 3,  # our special tokens replace its <unk>, <s> and </s>
             hard_vocab_limit=False,
             normalization_rule_name="identity",
             required_chars="".join(ALPHABET),
             character_coverage=1.0,
             max_sentence_length=1 << 20,
-            num_threads=1,  # sums don't depend on how many there are
+            num_threads=1,  # sums would depend on their number
             minloglevel=2,
         )
-    except RuntimeError as error:  # too few words for anything
+    except RuntimeError as error:  # too few words
         raise InputError(
             f"No Unigram vocabulary of {entries:,} entries can be trained on this text: {error}"
         ) from error
-    found = SentencePieceProcessor(model_proto=learned.getvalue())
-    scored = [(found.id_to_piece(i), found.get_score(i)) for i in range(3, found.get_piece_size())]
+    model = SentencePieceProcessor(model_proto=learned.getvalue())
+    scored = [(model.id_to_piece(i), model.get_score(i)) for i in range(3, model.get_piece_size())]
     return Unigram([*((token, 0.0) for token in SPECIALS), *scored], unk_id=UNK)
 
 
 def count_words(texts: list[str]) -> pa.Table:
-    """How often each word that is not too long occurs in the texts: words.COUNTS."""
-    found = pa.concat_tables(words.count(some) for some, _ in portions(texts))
-    return summed([found.filter(pc.less_equal(pc.binary_length(found["word"]), LONGEST_WORD))])
+    """How often each word of at most LONGEST_WORD characters occurs in the texts: words.COUNTS."""
+    counts = pa.concat_tables(words.count(some) for some, _ in portions(texts))
+    return summed([counts.filter(pc.less_equal(pc.binary_length(counts["word"]), LONGEST_WORD))])
 
 
 def summed(counts: Iterable[pa.Table]) -> pa.Table:
     """The sum of counts of words."""
-    found = pa.concat_tables([words.COUNTS.empty_table(), *counts])
-    different = found["word"].combine_chunks().dictionary_encode()  # several times as fast as Arrow's group_by
-    sums = np.bincount(different.indices.to_numpy(), found["count"].to_numpy(), len(different.dictionary))
+    joined = pa.concat_tables([words.COUNTS.empty_table(), *counts])
+    different = joined["word"].combine_chunks().dictionary_encode()  # several times as fast as Arrow's group_by
+    sums = np.bincount(different.indices.to_numpy(), joined["count"].to_numpy(), len(different.dictionary))
     return pa.table([different.dictionary, sums.astype(np.int64)], schema=words.COUNTS)
 
 
 def count_part(part: Path, fraction: float, out: Path) -> dict:
-    """Count the words of a fraction of a part's documents: always the same ones."""
+    """Write the counts of the words in a fraction of a part's documents, always the same ones."""
     counts, used = [], {"documents": 0, "characters": 0}
-    for batch in batches(part):
-        texts = [d.text for d in batch if fraction >= 1 or unit_hash(d.text, salt=1) < fraction]
+    for table in tables(part, ("text",)):
+        every = table["text"].to_pylist()
+        texts = [text for text in every if fraction >= 1 or unit_hash(text, salt=1) < fraction]
         used["documents"] += len(texts)
         used["characters"] += sum(map(len, texts))
         counts.append(count_words(texts))
@@ -139,7 +140,7 @@ def count_part(part: Path, fraction: float, out: Path) -> dict:
 
 
 def count(corpus: Artifact, megabytes: float, work: Path, label: str) -> tuple[pa.Table, dict]:
-    """How often each word occurs in about so much text, 10^6 characters; and how much that was."""
+    """How often each word occurs in a sample of about so much text, 10^6 characters; and the size of the sample."""
     fraction = 1e6 * megabytes / max(1, corpus.stats["characters"])
     work.mkdir(exist_ok=True)
     jobs = [(part, fraction, work / f"{part.stem}.words.parquet") for part in parts_of(corpus)]

@@ -1,7 +1,7 @@
-"""The words of many texts at once, found by array operations: a run of letters, digits and underscores, or of punctuation.
+"""The words of many texts at once, by array operations: runs of letters, digits and underscores, or of punctuation.
 
-They are those of the vocabulary's normaliser and pre-tokenizer (`tasks.vocabulary`), which a test holds for every code
-point. Each different word is then encoded, counted or hashed once, which is several times faster than doing so where it stands.
+They are those of the vocabulary's normaliser and pre-tokenizer (`tokenizer.py`), which a test checks for every code
+point. Each different word is then encoded, counted or hashed once, several times as fast as at every occurrence.
 """
 
 import string
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-SLICE = 1 << 18  # bytes looked at at once: what fits in a core's cache
+SLICE = 1 << 18  # bytes processed at once: what fits in a core's cache
 SPACES = b"\t\n\v\f\r "
 DROPPED = bytes(c for c in range(128) if c < 32 and c not in SPACES) + b"\x7f"
 LOWER = bytes(range(256)).lower()
@@ -48,30 +48,30 @@ def normalise(text: str) -> bytes:
 def split(texts: list[str]) -> Words:
     """The words of the texts, in order. Takes about ten times the memory of the texts."""
     plain = [normalise(text) for text in texts]
-    found, starts = _split(plain)
-    words = found.dictionary_encode()
+    every, starts = _split(plain)
+    words = every.dictionary_encode()
     text_ends = np.cumsum([len(p) + 1 for p in plain], dtype=np.int64)
     return Words(words.dictionary.to_pylist(), words.indices.to_numpy(), np.searchsorted(starts, text_ends))
 
 
 def count(texts: list[str]) -> pa.Table:
-    """How often each word occurs in the texts: COUNTS. Takes as much memory as `split`, but makes no object of a word."""
-    found, _ = _split([normalise(text) for text in texts])
-    return pa.Table.from_arrays(found.value_counts().flatten(), schema=COUNTS)
+    """How often each word occurs in the texts: COUNTS. Takes the memory of `split`, but creates no Python objects."""
+    every, _ = _split([normalise(text) for text in texts])
+    return pa.Table.from_arrays(every.value_counts().flatten(), schema=COUNTS)
 
 
 def _split(plain: list[bytes]) -> tuple[pa.LargeStringArray, np.ndarray]:
-    """Every word of normalised texts, in order, and where it begins in all of them, one byte between two."""
+    """Every word of normalised texts, in order, and its first byte in all of them joined by one byte."""
     joined = b"\n".join([*plain, b""])
     starts, lengths = runs(joined)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    letters = pa.py_buffer(joined.translate(None, SPACES))  # no word holds white space: these are all of them in a row
+    letters = pa.py_buffer(joined.translate(None, SPACES))  # all words, one after another
     return pa.LargeStringArray.from_buffers(len(lengths), pa.py_buffer(offsets), letters), starts
 
 
 def runs(data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Where the words begin, and how long they are: runs of bytes of one kind, but for white space."""
+    """Where the words begin, and their lengths: runs of bytes of one kind, except white space."""
     kinds = np.frombuffer(b"".join((b" ", data, b" ")).translate(KINDS), dtype=np.uint8)
     starts, ends = [], []
     for first in range(0, len(kinds) - 1, SLICE):
@@ -85,7 +85,7 @@ def runs(data: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def hashes(words: Words) -> np.ndarray:
-    """(words,) uint64: the same number for the same word, everywhere."""
+    """(words,) uint64: a hash that depends on the word alone."""
     of_each = [xxhash.xxh3_64_intdigest(word.encode()) for word in words.different]
     return np.array(of_each, dtype=np.uint64)[words.indices]
 
@@ -93,19 +93,19 @@ def hashes(words: Words) -> np.ndarray:
 def grams(hashed: np.ndarray, ends: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """The hashes of all runs of `n` words within a text, uint64, and where those of each text end.
 
-    `hashed` and `ends` are those of the single words. A text of fewer than n words has none.
+    `hashed` and `ends` are those of the single words. A text of fewer than n words has no run.
     """
     last = max(0, len(hashed) - n + 1)
-    found = np.zeros(last, dtype=np.uint64)
+    mixed = np.zeros(last, dtype=np.uint64)
     for i in range(n):  # a polynomial of the words, mod 2^64
-        found *= MULTIPLIER
-        found += hashed[i : last + i]
-    found ^= found >> SHIFT
-    found *= MULTIPLIER
-    found ^= found >> SHIFT
+        mixed *= MULTIPLIER
+        mixed += hashed[i : last + i]
+    mixed ^= mixed >> SHIFT
+    mixed *= MULTIPLIER
+    mixed ^= mixed >> SHIFT
     counts = np.diff(ends, prepend=0)
     whole = np.ones(last, dtype=bool)
-    for back in range(1, n):  # those that begin so near to the end of a text run into the next
+    for back in range(1, n):  # runs that begin this near to the end of a text extend into the next
         at = ends[counts >= back] - back
         whole[at[at < last]] = False
-    return found[whole], np.cumsum(np.maximum(counts - n + 1, 0))
+    return mixed[whole], np.cumsum(np.maximum(counts - n + 1, 0))
