@@ -136,8 +136,8 @@ NAMED: dict[str, dict] = {
 }
 POCKET_HEAD = 64  # values of an attention head, as in BERT
 
-# Offline and in a few minutes: the documentation of installed packages, and probes in place of GLUE. Layout and optimizer
-# are those of `modern`; sizes, batch, rates and masks were the best of twelve trials of one minute on two cores.
+# Offline and in a few minutes: the documentation of installed packages, and probes in place of GLUE. Layout and
+# optimizer are those of `modern`; sizes, batch, rates and masks were the best of twelve trials of a minute's tokens.
 DEMO = {
     "download": {"source": "python-docs", "documents": 0, "megabytes": 12, "part_megabytes": 4},
     "measure": {"vocabulary_entries": 4096, "sample_megabytes": 5},

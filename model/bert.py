@@ -41,7 +41,7 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class Rotation(nn.Module):
-    """Rotary positions: values i and i + H / 2 of a head are a pair, rotated by an angle proportional to the position."""
+    """Rotary positions: values i and i + H / 2 of a head are rotated by an angle proportional to the position."""
 
     def __init__(self, size: int, length: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Embedding(nn.Module):
 
 
 def drop(x: Tensor, probability: float) -> Tensor:
-    """Dropout. On CPUs with 16 random bits per value, seven times as fast as torch; the probability is exact to 1e-5."""
+    """Dropout. On CPUs with 16 random bits per value, seven times as fast as torch; probabilities are exact to 1e-5."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0.0 < probability < 1.0:
         return F.dropout(x, probability)
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
@@ -107,7 +107,7 @@ class Dropout(nn.Dropout):
 
 
 def attend(q_BNSH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Scaled dot-product attention; written out on CPUs, where torch's kernel takes four times as long at 128 tokens."""
+    """Scaled dot-product attention; written out on CPUs, where torch's kernel takes 4 times as long at 128 tokens."""
     if q_BNSH.device.type != "cpu":
         return F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, attn_mask=mask, dropout_p=dropout)
     scores_BNSS = (q_BNSH * q_BNSH.shape[-1] ** -0.5) @ k_BNSH.transpose(-1, -2)
@@ -139,7 +139,7 @@ class Attention(nn.Module):
         return together.view(*x_BSD.shape[:2], len(parts), self.heads, -1)
 
     def forward(self, x_BSD: Tensor, mask: Tensor | None, first: bool = False) -> Tensor:
-        """(B, S, D) to (B, S, D); with `first`, to (B, 1, D). `mask` (B, 1, 1, S): True for visible tokens; None: all."""
+        """(B, S, D) to (B, S, D); with `first`, to (B, 1, D). `mask` (B, 1, 1, S): True for visible tokens."""
         if first:
             q_BS1NH = self.project(x_BSD[:, :1], self.query)  # not rotated, as its angle is 0
             k_BS1NH, v_BS1NH = self.project(x_BSD, self.key, self.value).split(1, dim=2)

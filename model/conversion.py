@@ -16,8 +16,8 @@ TOKENS = {  # the vocabulary fixes their ids; a sequence begins with [CLS] and e
     "sep_token_id": 3,
     "mask_token_id": 4,
 }
-# Names of tensors in transformers, and cram's: '#' is each block, '*' each of weight and bias. Several names on one side
-# are one tensor on the other, joined along the first dimension. Tensors that a layout doesn't have are left out.
+# Names of tensors in transformers, and cram's: '#' is each block, '*' each of weight and bias. Several names on one
+# side are one tensor on the other, joined along the first dimension. Tensors that a layout doesn't have are left out.
 NAMES: dict[str, dict[str, str]] = {
     "ModernBert": {
         "model.embeddings.tok_embeddings.weight": "embedding.word.weight",

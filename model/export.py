@@ -6,8 +6,8 @@ under cram's own names, which transformers reads after `import model.hf`. The sa
 `AutoModelForSequenceClassification`, if they have that model's head. In all cases config.json has a key `cram`, from
 which `load` or `load_classifier` rebuilds the model.
 
-model.safetensors is fp32 and stores a tied vocabulary head once. Classifiers of transformers have no vocabulary head, so
-the encoder of one gets a new head when it is loaded.
+model.safetensors is fp32 and stores a tied vocabulary head once. Classifiers of transformers have no vocabulary head,
+so the encoder of one gets a new head when it is loaded.
 """
 
 import json

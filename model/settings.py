@@ -171,7 +171,7 @@ HeadName = Literal["tanh", "native"]
 
 
 class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """How to finetune on one task. The defaults are the reference's GLUE_sane, one setting for all tasks by the rules."""
+    """How to finetune on one task. The defaults are the reference's GLUE_sane: one setting for all tasks."""
 
     epochs: int = Field(5, ge=1, le=20, description="Passes over the training data.")
     batch_size: int = Field(16, ge=1, description="Examples per step; each epoch drops a smaller last batch.")
@@ -194,8 +194,8 @@ class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     )
     choose: Literal["last", "best"] = Field(
         "last",
-        description="Epoch whose model is kept. best: the one with the best score on a tenth of the training data, which "
-        "is drawn by the seed and not trained on.",
+        description="Epoch whose model is kept. best: the one with the best score on a tenth of the training data, "
+        "which is drawn by the seed and not trained on.",
     )
     batches: Literal["length", "random"] = Field(
         "length", description="length: batches of inputs of similar length, in random order, which need little padding."

@@ -52,8 +52,8 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=Fa
     protocols: list[Protocol] = Field(
         ["cramming"],
         min_length=1,
-        description="cramming: by the paper's rules, one setting for all tasks. modern: settings by task, and RTE, MRPC "
-        "and STS-B start from the model finetuned on MNLI.",
+        description="cramming: by the paper's rules, one setting for all tasks. modern: settings by task, and RTE, "
+        "MRPC and STS-B start from the model finetuned on MNLI.",
     )
     seeds: int = Field(5, ge=1, le=100, description="Runs of each task by protocol cramming; the median is reported.")
     baseline: bool = Field(False, description="Also finetune the same model without pretraining, by protocol cramming.")
@@ -149,7 +149,7 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         return "-".join(filter(None, words))
 
     def check(self) -> None:
-        """Fetch and read the data, before the model is pretrained. Raises InputError for bad data, and logs warnings."""
+        """Fetch and read the data before the model is pretrained. Raises InputError for bad data; logs warnings."""
         if self.data != "probes":
             from model.finetuning import steps_of
 

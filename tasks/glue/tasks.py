@@ -55,8 +55,11 @@ TASKS: dict[str, Task] = {
         363846, {"validation": 40430}, {"test": 390965}),
     "mnli": Task(
         "MNLI", ("premise", "hypothesis"), ("entailment", "neutral", "contradiction"), ("accuracy",),
-        392702, {"validation_matched": 9815, "validation_mismatched": 9832}, {"test_matched": 9796, "test_mismatched": 9847}),
-    "qnli": Task("QNLI", ("question", "sentence"), ENTAILED, ("accuracy",), 104743, {"validation": 5463}, {"test": 5463}),
+        392702, {"validation_matched": 9815, "validation_mismatched": 9832},
+        {"test_matched": 9796, "test_mismatched": 9847}),
+    "qnli": Task(
+        "QNLI", ("question", "sentence"), ENTAILED, ("accuracy",),
+        104743, {"validation": 5463}, {"test": 5463}),
     "rte": Task("RTE", TWO, ENTAILED, ("accuracy",), 2490, {"validation": 277}, {"test": 3000}),
     "wnli": Task("WNLI", TWO, ENTAILED[::-1], ("accuracy",), 635, {"validation": 71}, {"test": 146}),
 }  # fmt: skip
