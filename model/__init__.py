@@ -2,4 +2,4 @@
 
 
 class InputError(ValueError):
-    """An error in the user's input or environment: the message says what was found, what was expected and what to do."""
+    """An error in the user's input or environment; its message says what was found, expected and what to do."""
