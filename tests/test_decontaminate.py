@@ -405,7 +405,7 @@ def test_a_folder_without_sentences_is_refused(data: Path, change: dict, named: 
     [
         ({"text": ["x"]}, "sentence1"),
         ({"sentence1": [1], "sentence2": ["x"]}, "int64 in the column sentence1"),
-        (None, "no Parquet file"),
+        (None, "Parquet"),
     ],
 )
 def test_wrong_sentences_are_refused_before_anything_runs(data: Path, table: dict | None, named: str):

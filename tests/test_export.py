@@ -230,9 +230,9 @@ def test_a_layout_that_transformers_lacks_names_the_axis_and_has_no_classifier_t
     [("modern", "ModernBert"), ("pocket-modern", "ModernBert"), ("bert-base", "Bert"), ("crammed-bert", None)],
 )
 def test_recipes_give_models_that_transformers_has_or_not(recipe, name):
-    from flows.recipes import DELTAS, whole
+    from flows.recipes import RECIPES
 
-    assert transformers_model(whole(DELTAS[recipe]).pretrain.architecture) == name
+    assert transformers_model(RECIPES[recipe].pretrain.architecture) == name
 
 
 def test_the_reason_names_every_axis_with_both_values():

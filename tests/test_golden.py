@@ -30,10 +30,10 @@ KEYS: dict[str, dict[str, str]] = {
         "measure": "f8f7bbba331b",
         "filter": "605a8540e664",
         "vocabulary": "724885f19df5",
-        "tokenize": "265d272af42f",
-        "pretrain": "069f79ce958d",
-        "finetune": "7296de6ca8cf",
-        "report": "c385d2e02bb0",
+        "tokenize": "e494a9166985",
+        "pretrain": "61564872e723",
+        "finetune": "d26a9680ef27",
+        "report": "eea1d9239791",
     },
     "pocket": {
         "download": "8e733b748fa8",
@@ -72,9 +72,9 @@ CONTENT: dict[str, str] = {
     "filter/sources": "3ec22e8d985d",
     "vocabulary/entries": "da9457f8aacd",
     "vocabulary/tokenizer": "8fedac3b6020",
-    "tokenize/heldout": "7985621477c7",
-    "tokenize/heldout_documents": "74efa8eda7cf",
-    "tokenize/sequences": "0c0d70ae82b7",
+    "tokenize/heldout": "9b6e2e6fb1b5",
+    "tokenize/heldout_documents": "760c0a146210",
+    "tokenize/sequences": "da9242345aaf",
     "tokenize/tokenizer": "8fedac3b6020",
 }
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from conftest import ENDS, OBJECTS, SUBJECTS, VERBS, sentence
 
 from flows.cli.inference import Filler, Labeller
-from flows.recipes import DELTAS, whole
+from flows.recipes import RECIPES
 from model import export
 from model.bert import PAD, Bert, Classifier
 from model.settings import Architecture
@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 
 
 def layout(recipe: str, **axes: object) -> Architecture:
-    about = whole(DELTAS[recipe]).pretrain.architecture.model_dump()
+    about = RECIPES[recipe].pretrain.architecture.model_dump()
     return Architecture(**about | TINY | axes)
 
 
@@ -284,7 +284,7 @@ def test_a_new_head_is_drawn_and_dropout_acts_in_training_only(hf, tmp_path: Pat
 
 def test_the_paper_s_model_is_what_a_config_without_arguments_describes(hf):
     config = hf.CramConfig()
-    assert config.architecture == Architecture() == whole(DELTAS["crammed-bert"]).pretrain.architecture
+    assert config.architecture == Architecture() == RECIPES["crammed-bert"].pretrain.architecture
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (768, 16, 12)
     assert (config.vocab_size, config.max_position_embeddings, config.pad_token_id) == (32_768, 128, PAD)
     assert json.loads(config.to_json_string())["cram"] == config.cram
