@@ -1,4 +1,4 @@
-"""A plan: the stages that a run needs. Nothing runs until it is complete, so a given artifact makes stages needless."""
+"""A plan: the stages that a run needs. Nothing runs until it is complete, so stages before a given one are skipped."""
 
 import logging
 from dataclasses import dataclass
@@ -260,7 +260,7 @@ def failed(problems: "dict[Step, Exception | None]", wanted: int) -> Exception:
     if wanted == 1:
         return errors[0]
     not_begun = len(problems) - len(errors)
-    others = f", and {counted(not_begun, 'run')} that start from them were not begun" if not_begun else ""
+    others = f", and {counted(not_begun, 'run')} depending on them did not start" if not_begun else ""
     sentences = " ".join(dict.fromkeys(map(str, errors)))
     return InputError(f"{len(errors)} of {wanted} finetuning runs failed{others}; the others are kept. {sentences}")
 

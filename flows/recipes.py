@@ -175,7 +175,7 @@ def sentence(problem: dict) -> str:
     *path, last = problem["loc"] or ("recipe",)
     field = ".".join(map(str, (*path, last)))
     if problem["type"] == "extra_forbidden" and field in MOVED:
-        return f"There is no field {field}: it is now {MOVED[field]}, of the stage before the filter. Override that."
+        return f"The field {field} has moved to {MOVED[field]}, in the stage before the filter. Override that instead."
     if problem["type"] == "extra_forbidden":
         model: type[BaseModel] = Recipe
         for step in path:

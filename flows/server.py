@@ -229,7 +229,7 @@ def reports_bounded(has_ended: Callable[[], bool]) -> Iterator[None]:
         if answer is None:
             for call in when_untaken:
                 call(state)
-            log.warning("Prefect's server did not accept the final state of this run, %s, for its page.", state.name)
+            log.warning("Prefect's server did not accept the final state, %s; this run's page is outdated.", state.name)
             return state  # as if accepted: no result depends on it
         reporter.answers = True
         return answer.result()

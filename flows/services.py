@@ -206,7 +206,7 @@ def down(say: Callable[[str], None]) -> None:
             stop_worker(pid, say) if name == "worker" else stop([pid], SERVER_SECONDS)
             say(f"{name.capitalize()}: stopped")
         else:
-            say(f"{name.capitalize()}: `up` started none")
+            say(f"{name.capitalize()}: none that `up` started is running")
         (STATE / f"{name}.pid").unlink(missing_ok=True)
         if name == "worker" and server_answers(url):
             settle_runs(url, say)

@@ -17,7 +17,7 @@ from tasks.text.printable import printable
 SHOWN_TASKS = 3  # of a report without an average
 # values that most rows of a table of scores have
 USUAL = {"verdict": "", "protocol": "cramming", "pretrained": True, "share": 1.0, "partial data": False}
-WEAK = " (≤ baseline)"  # of a score that is no better than always answering the most frequent class
+WEAK = " (≤ majority)"  # of a score that is no better than always answering the most frequent class
 
 
 def size(count: float) -> str:

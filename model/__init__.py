@@ -1,4 +1,4 @@
-"""The encoder and its training loops. Needs torch, numpy, safetensors and pydantic, nothing else."""
+"""The encoder and its training loops. Needs torch, numpy, safetensors and pydantic; `hf.py` needs transformers too."""
 
 
 class InputError(ValueError):

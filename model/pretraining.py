@@ -65,7 +65,7 @@ class Pretraining:
         if machine.device.type == "cpu":
             keep_heap()
             if training.optimizer == "muon" and not cpu_has_bf16():
-                log.warning("Muon computes in bf16, which this CPU emulates. Most of the time will go there.")
+                log.warning("Muon computes in bf16, which this CPU emulates; that will take most of the time.")
         self.bert = bert.to(machine.device).train()
         self.bert.set_dropout(training.dropout)
         self.optimizers = optimizer.optimizers(self.bert, training)

@@ -3,9 +3,9 @@
 UNITS = (("hour", 3600), ("minute", 60), ("second", 1))
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """`1 document`, `1,234 documents`; `plural` if it isn't the noun with an s."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+def counted(number: int, noun: str) -> str:
+    """`1 document`, `1,234 documents`."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def duration(seconds: float, digits: int = 3) -> str:

@@ -12,7 +12,7 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     hidden: int = Field(768, ge=2, le=65_536, description="Width of the residual stream.")
     heads: int = Field(12, ge=1, le=1024, description="Attention heads; must divide hidden.")
     intermediate: int = Field(
-        2304, ge=2, le=262_144, description="Inner width of the feed-forward layer; GEGLU has two of two thirds of it."
+        2304, ge=2, le=262_144, description="Inner width of the feed-forward layer; GEGLU has two layers of 2/3 of it."
     )
     activation: Literal["geglu", "gelu", "relu2"] = Field("geglu", description="relu2: the square of ReLU.")
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="All norms.")
@@ -117,7 +117,7 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     optimizer: OptimizerName = Field(
         "adamw", description="muon: for the matrices of the blocks, with adamw for everything else."
     )
-    learning_rate: float = Field(1e-3, gt=0, le=100, description="Peak.")
+    learning_rate: float = Field(1e-3, gt=0, le=100, description="Peak rate.")
     matrix_learning_rate: float = Field(
         5e-3, gt=0, le=100, description="Muon's peak, scaled to AdamW's size of update (match_rms_adamw)."
     )
@@ -171,11 +171,11 @@ HeadName = Literal["tanh", "native"]
 
 
 class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """How to finetune on one task. The defaults are the reference's GLUE_sane: one setting for all tasks."""
+    """How to finetune on one task. The defaults are the release's GLUE_sane: one setting for all tasks."""
 
     epochs: int = Field(5, ge=1, le=20, description="Passes over the training data.")
     batch_size: int = Field(16, ge=1, description="Examples per step; each epoch drops a smaller last batch.")
-    learning_rate: float = Field(4e-5, gt=0, le=1, description="Its peak.")
+    learning_rate: float = Field(4e-5, gt=0, le=1, description="Peak rate.")
     schedule: Literal["cosine", "linear"] = Field(
         "cosine", description="How the rate falls to zero at the end: along half a cosine, or a line."
     )
@@ -186,10 +186,10 @@ class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         0.0, ge=0, le=1, description="Of AdamW, decoupled; on matrices, including the embedding."
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout probability in the encoder and the head.")
-    max_tokens: int = Field(128, ge=8, description="Longest input in tokens; longer inputs are cut.")
+    max_tokens: int = Field(128, ge=8, description="Longest input in tokens; longer inputs are truncated.")
     head: HeadName = Field(
         "tanh",
-        description="Layers between the state of [CLS] and the scores. tanh: dense to 1024 and tanh, as the reference. "
+        description="Layers between the state of [CLS] and the scores. tanh: dense to 1024 and tanh, as in the release. "
         "native: those of transformers' model of this layout, so that transformers loads the finetuned model.",
     )
     choose: Literal["last", "best"] = Field(

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Decontaminate(Params):
-    """What to do with text that the downstream data has too."""
+    """What to do with documents that contain text of the evaluation data."""
 
     method: Literal["drop", "cut", "none"] = Field(
         "drop",
@@ -54,12 +54,12 @@ class Decontaminate(Params):
     )
     data: str = Field(
         "",
-        description="The sentences: 'nyu-mll/glue', a directory, or 'probes' (none); '': those of finetune.data.",
+        description="Where the sentences are: 'nyu-mll/glue' or a directory; 'probes': no search; '': as finetune.data.",
     )
     tasks: list[EvaluationTask] = Field(
         ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"],
         min_length=1,
-        description="Tasks to look for, as far as data has them.",
+        description="Tasks whose sentences are searched for, if data has them.",
     )
 
     def evaluation(self) -> tuple[Splits, str]:

@@ -69,7 +69,7 @@ class Download(Params):
     def _files_with_their_source(self) -> "Download":
         if ("files" in self.weights) != bool(self.files):
             raise ValueError(
-                f"source is {self.source!r} and files is {self.files}: give files exactly when source is 'files'"
+                f"source is {self.source!r} and files is {self.files}: give files if source is 'files', and only then"
             )
         return self
 

@@ -41,7 +41,7 @@ class Filter(Params):
         0.3,
         gt=0,
         le=100,
-        description="Documents with this many tokens a character, or more, are dropped (t in the paper).",
+        description="Documents with at least this many tokens per character are dropped (t in the paper).",
     )
     max_zstd_ratio: float | None = Field(
         None,
@@ -178,7 +178,7 @@ def write_samples(samples: list[list], out: Path) -> None:
 
 @stage(version=3, resumes=True, name="filter")
 def drop_incompressible(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> dict:
-    """Drop documents with too many tokens a character; count and sample what was dropped, by source and reason."""
+    """Drop documents with too many tokens per character; count and sample what was dropped, by source and reason."""
     jobs = [(part, measures.path / name_of(part), params, out) for part in parts_of(corpus)]
     if missing := [job for job in jobs if not job[1].exists()]:
         raise mismatch(*missing[0][:2])

@@ -44,7 +44,7 @@ class Measure(Params):
     """The measuring vocabulary. Any change measures all documents again; thresholds are parameters of the filter."""
 
     vocabulary_entries: int = Field(
-        32_768, ge=256, le=65_536, description="Of the measuring vocabulary; fewer if the text gives fewer."
+        32_768, ge=256, le=65_536, description="Size of the measuring vocabulary; less if the text yields less."
     )
     sample_megabytes: float = Field(100, gt=0, description="Text to train that vocabulary on, 10^6 characters.")
 

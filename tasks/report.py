@@ -178,10 +178,8 @@ def for_leaderboard(grouped: dict[tuple, list[Artifact]], out: Path) -> list[str
             rows = pq.read_table(scores.middle(tested).path / PREDICTIONS).sort_by("row")
             for split in TASKS[task].test:
                 values = rows.filter(pc.equal(rows["split"], split))["prediction"].to_numpy()
-                try:
-                    submission.rows(
-                        task, split, values
-                    )  # a local copy may lack rows; the other tasks are still written
+                try:  # a local copy may lack rows; the other tasks are still written
+                    submission.rows(task, split, values)
                     predictions.setdefault(task, {})[split] = values
                 except InputError as problem:
                     notes.append(str(problem))

@@ -232,9 +232,8 @@ def drafts(stage: str = "") -> list[Draft]:
         if stage not in ("", name):
             continue
         artifact, size, written = Artifact(stage=name, key=key), 0, 0.0
-        for where, _, files in os.walk(
-            folder
-        ):  # unlike rglob it allows for a stage that deletes and publishes meanwhile
+        # unlike rglob, os.walk allows for a stage that deletes and publishes meanwhile
+        for where, _, files in os.walk(folder):
             for path in (where, *(os.path.join(where, file) for file in files)):
                 with suppress(OSError):
                     about = os.lstat(path)
@@ -388,7 +387,7 @@ def lineage(artifact: Artifact) -> dict[str, dict]:
     """The manifests of the artifact and of all its inputs, first to last; those not on this machine are left out."""
     manifest = read_manifest(artifact)
     if manifest is None:
-        log.warning("%s is not on this machine; the report will miss it.", artifact.name)
+        log.warning("%s is not on this machine, so it will be missing from the report.", artifact.name)
         return {}
     manifests: dict[str, dict] = {}
     for given in manifest["inputs"].values():

@@ -34,7 +34,7 @@ from tasks.text.tokenizer import PAD, SEP, SPECIALS, UNK, WORD_START, copy_token
 from tasks.workers.mapping import over_parts
 
 BLOCK = 1 << 16  # sequences handled at once
-MOST_SEQUENCES = 85_000_000  # the reference's limit
+MOST_SEQUENCES = 85_000_000  # the release's limit
 JOINED, DRAWN = "joined.npy", "drawn.npy"  # all sequences, and those drawn of them, in the order of the corpus
 log = logging.getLogger(__name__)
 MEASURED_CHARACTERS = 2_000_000  # of held-out text that the loss is measured on, or all if there is less
@@ -45,7 +45,7 @@ HELD_SCHEMA = pa.schema([*SCHEMA, *((name, pa.int64()) for name in ("characters"
 class Tokenize(Params):
     """How text becomes sequences."""
 
-    length: int = Field(128, ge=16, le=2048, description="Tokens a sequence.")
+    length: int = Field(128, ge=16, le=2048, description="Tokens per sequence.")
     heldout_fraction: float = Field(
         0.0005, gt=0, lt=0.5, description="Fraction of documents that are never trained on."
     )
@@ -59,7 +59,7 @@ class Tokenize(Params):
     max_sequences: int = Field(
         MOST_SEQUENCES,
         ge=1,
-        description="Keep at most so many, drawn at random before sorting (the reference's limit).",
+        description="Keep at most this many sequences, drawn at random before sorting. The default is the release's limit.",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of that draw, and of the order if sort is random.")
 

@@ -29,15 +29,18 @@ KINDS = ("letters", "mixed", "digits", "punctuation", "special")  # of entries
 class Vocabulary(Params):
     """The vocabulary (section 4.1)."""
 
-    model: Model = Field("wordpiece", description="How a word is divided: the paper found no difference.")
+    model: Model = Field("wordpiece", description="How words are divided; the paper found no difference.")
     entries: int = Field(
-        32_768, ge=256, le=131_072, description="With special tokens. Ids are stored in 16 bits up to 65,536."
+        32_768,
+        ge=256,
+        le=131_072,
+        description="Size, with special tokens. Up to 65,536, ids are stored in 16 bits, beyond in 32.",
     )
     sample_megabytes: float = Field(
         1000, gt=0, description="Text to train on, 10^6 characters; of a larger corpus, a fixed sample."
     )
     min_frequency: int = Field(
-        2, ge=1, description="Pairs seen less often are not merged (wordpiece, bpe), in eight million words."
+        2, ge=1, description="Rarer pairs, in eight million words, are not merged (wordpiece and bpe only)."
     )
 
     @model_validator(mode="after")

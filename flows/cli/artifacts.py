@@ -182,7 +182,7 @@ def scores(rows: list[dict]) -> dict[str, str]:
     by_setting = {}
     for row in rows:
         setting = [row["task"], row["metric"], row.get("protocol", "cramming")]
-        setting += [] if row["pretrained"] else ["not pretrained"]
+        setting += [] if row["pretrained"] else ["no pretraining"]
         setting += [] if row.get("share", 1) == 1 else [f"{100 * row['share']:g} % of the data"]
         by_setting[", ".join(setting)] = str(row["score"])
     return by_setting

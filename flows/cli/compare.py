@@ -12,9 +12,8 @@ from flows.cli.tables import console
 from model import InputError
 from tasks.text.printable import printable
 
-if (
-    TYPE_CHECKING
-):  # importing these is slow, and importing the store imports Prefect before the command line has set it up
+# importing these is slow, and importing the store imports Prefect before the command line has set it up
+if TYPE_CHECKING:
     import pandas as pd
 
     from tasks.store import Artifact

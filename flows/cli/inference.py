@@ -222,8 +222,8 @@ class Labeller:
     def notes(self) -> list[str]:
         """Remarks on the answers given so far."""
         cases = {
-            f"exceeded {self.longest} tokens and got truncated": self.truncated,
-            f"{UNKNOWN}; labels for these mean little": self.unknown,
+            f"exceeded {self.longest} tokens and were truncated": self.truncated,
+            f"{UNKNOWN}; their labels mean little": self.unknown,
         }
         of = counted(self.answered, "input")
         notes = [f"{number:,} of {of} {what}." for what, number in cases.items() if number]

@@ -31,7 +31,7 @@ def predict(
         typer.Argument(
             metavar="FILE",
             help="UTF-8 file with one text per line, or two separated by a tab for tasks on pairs. Default: `-`, "
-            "standard input. An empty line gives an empty line. Long texts are truncated, and their number is "
+            "standard input. Empty lines give empty lines. Long texts are truncated, and their number is "
             "printed at the end.",
         ),
     ] = "-",
@@ -182,7 +182,7 @@ def answer_lines(file: BinaryIO, answers: Callable[[Lines], Iterable[str]], expe
             if bar:
                 bar.update(file.tell() - bar.count)
     if not lines:
-        tell(["The input is empty; no answers."])
+        tell(["The input is empty."])
 
 
 def write(lines: Iterable[str]) -> None:

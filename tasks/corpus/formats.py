@@ -115,7 +115,7 @@ def expect_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             head += chunk[:HEAD]
             _refuse_utf_16(head)
             if ARRAY.match(head):
-                raise Damage("a JSON array", "expected one object a line", "Convert it (jq -c '.[]')")
+                raise Damage("a JSON array", "expected one object per line", "Convert it (jq -c '.[]')")
         yield chunk
 
 

@@ -130,8 +130,8 @@ def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> Input
     status = getattr(getattr(problem, "response", None), "status_code", None)
     if status in (401, 403):
         return InputError(
-            f"{repository} is not open to all on the Hugging Face hub ({status}). Accept its terms at "
-            f"https://huggingface.co/datasets/{repository}, make a token at https://huggingface.co/settings/tokens and "
+            f"The Hugging Face hub denies access to {repository} ({status}). Accept its terms at "
+            f"https://huggingface.co/datasets/{repository}, create a token at https://huggingface.co/settings/tokens and "
             f"set HF_TOKEN to it; or {'use another source' if instead == OWN_TEXT else instead}."
         )
     reason = (str(problem).strip() or "no answer").splitlines()[0].rstrip(".:")
@@ -190,7 +190,10 @@ def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:
     ]
     if not shards:
         others = ", ".join(sorted(entry.path for entry in entries)[:5])
-        raise InputError(f"{source.repository} has no file like {source.pattern}, but {others or 'none at all'}.")
+        raise InputError(
+            f"{source.repository} has no file that matches {source.pattern}. Its files: {others or 'none'}. Check "
+            "HF_ENDPOINT."
+        )
     known = sorted({shard.set for shard in shards if shard.set})
     if sets and known:
         shards = [shard for shard in shards if shard.set in sets]

@@ -42,8 +42,8 @@ def shard_family(name: str) -> str:
 def unreadable(path: Path, error: OSError) -> InputError:
     """The message for a file or folder that the system refuses to read."""
     return InputError(
-        f"{printable(str(error.filename or path))} can't be read: {os.strerror(error.errno)}. Expected a file that you "
-        "may read, in folders that you may enter; change their rights, or name another."
+        f"{printable(str(error.filename or path))} can't be read: {os.strerror(error.errno)}. Expected a readable "
+        "file in accessible directories. Change the permissions, or give another path."
     )
 
 

@@ -135,8 +135,8 @@ def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, d
         sizes = pc.fill_null(pc.utf8_length(column), 0).to_numpy()
         if (long := sizes > MOST_CHARACTERS).any():
             raise InputError(
-                f"{where}: {name} of {named(long)} is no sentence: the first has {sizes[long][0]:,} characters; "
-                f"expected {MOST_CHARACTERS:,} at most. Correct or drop it."
+                f"{where}: {name} is too long in {named(long)}: the first has {sizes[long][0]:,} characters; expected "
+                f"at most {MOST_CHARACTERS:,}. Correct or remove these rows."
             )
         null |= mask(pc.is_null(column))
         blank |= mask(pc.match_substring_regex(column, BLANK))
@@ -150,7 +150,7 @@ def checked_texts(table: pa.Table, where: str, train: bool) -> tuple[pa.Table, d
     if not without.any():
         return table, {}, []
     if not train:
-        warning = f"{where}: a sentence is empty in {named(blank)}; these rows are scored all the same."
+        warning = f"{where}: a sentence is empty in {named(blank)}; these rows are still scored."
         return table, {"empty": int(blank.sum())}, [warning]
     counts = {reason: int(rows.sum()) for reason, rows in (("null", null), ("empty", blank)) if rows.any()}
     reasons = " and ".join(f"{count:,} {reason}" for reason, count in counts.items())
@@ -230,15 +230,15 @@ def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int
     several = np.bincount(np.unique(codes * len(values) + labels) // len(values)) > 1  # a code has several labels
     if several.any():
         rows = counted(int(several[codes].sum()), "row")
-        notes.append(f"{task}/train: {rows} with texts that occur there with another label too.")
+        notes.append(f"{task}/train: {rows} whose texts also occur with another label.")
     for split in list(tables)[1:]:
         in_both = pc.is_in(train, value_set=texts[split]).to_numpy(zero_copy_only=False)
         shared[split] = int(in_both.sum())
         if shared[split]:
             seen = pc.sum(pc.is_in(texts[split], value_set=train)).as_py()
             notes.append(
-                f"{task}: training rows that occur in {split} too{either}: {shared[split]:,} ({named(in_both)}); "
-                f"{seen:,} of its {counted(len(tables[split]), 'row')} seen in training, so the score is optimistic."
+                f"{task}: training rows that also occur in {split}{either}: {shared[split]:,} ({named(in_both)}). The model "
+                f"sees {seen:,} of the {len(tables[split]):,} rows of {split} in training, so the score is optimistic."
             )
     return len(codes) - len(several), shared, notes
 

@@ -159,7 +159,7 @@ def hub_files(wanted: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Path
         for file in hub.files(replace(HUB_GLUE, pattern="|".join(map(re.escape, names)))):
             files[names.pop(file.name)] = hub.bring(HUB_GLUE, file)
     if names:
-        raise InputError(f"{HUB_GLUE.repository} on the hub lacks {', '.join(names)}. To go on, {HUB_GLUE.instead}.")
+        raise InputError(f"{HUB_GLUE.repository} on the hub lacks {', '.join(names)}. To continue, {HUB_GLUE.instead}.")
     return {one: files[one] for one in wanted}
 
 
@@ -175,7 +175,7 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
     except InputError as error:
         if not hub_problem():
             missing = ", ".join(f"{task}/{split}" for task, split in wanted if not cached(task, split))
-            log.warning("%s Not at hand, so decontamination is skipped: %s.", error, missing)
+            log.warning("%s Decontamination is skipped, because these splits are unavailable: %s.", error, missing)
         return {}
     return {one: [path] for one, path in files.items()}
 
@@ -227,7 +227,7 @@ def read_file(path: Path, where: str, needed: Iterable[str] = (), optional: Iter
                 "Free some space, or set TMPDIR to another directory."
             ) from error
         kind = "TSV" if path.suffix == ".tsv" else "Parquet"
-        raise InputError(f"{where} is no readable {kind} file: {str(cause).rstrip('.')}. Get it again.") from error
+        raise InputError(f"{where} is not a readable {kind} file: {str(cause).rstrip('.')}. Get it again.") from error
 
 
 def read_parquet(path: Path, where: str, needed: list[str], optional: list[str]) -> pa.Table:

@@ -12,7 +12,7 @@ class TaskSettings(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     epochs: int = Field(ge=1, le=20, description="Passes over the training data.")
     batch_size: int = Field(ge=1, description="Examples per step.")
-    learning_rate: float = Field(gt=0, le=1, description="Its peak.")
+    learning_rate: float = Field(gt=0, le=1, description="Peak rate.")
     weight_decay: float = Field(ge=0, le=1, description="Of AdamW, decoupled; on matrices, including the embedding.")
     seeds: int = Field(ge=1, le=100, description="Number of runs; the median is reported.")
     start: Literal["pretrained", "mnli"] = Field(

@@ -56,7 +56,7 @@ def partial_notes(rows: Iterable[dict]) -> list[Marked]:
             )
             notes.append(
                 f"\\* {escape(row['column'])} is on partial data: {sizes}. "
-                "It enters no average, and it doesn't compare with published scores."
+                "It is left out of the averages and can't be compared with published scores."
             )
     return [Marked(note) for note in notes]
 

@@ -158,10 +158,10 @@ def _percent(chosen: np.ndarray) -> float:
     return round(100 * float(np.mean(chosen)), 2)
 
 
-def by_length(examples: "pd.DataFrame", names: Sequence[str], bins: int = BINS) -> list[dict]:
+def by_length(examples: "pd.DataFrame", names: Sequence[str]) -> list[dict]:
     """A row for each range of lengths in words, with about as many examples in each, and one for all."""
     words = examples["text"].map(lambda text: len(WORD.findall(text)))
-    ends = np.unique(np.quantile(words, np.arange(1, bins + 1) / bins, method="inverted_cdf"))
+    ends = np.unique(np.quantile(words, np.arange(1, BINS + 1) / BINS, method="inverted_cdf"))
     rows = []
     for _, lengths in words.groupby(np.searchsorted(ends, words)):
         fewest, most = lengths.min(), lengths.max()
@@ -283,7 +283,7 @@ def cutoffs(examples: "pd.DataFrame", names: Sequence[str]) -> list[dict]:
     ]
 
 
-def seeds_agreement(runs: "Sequence[pd.DataFrame]", names: Sequence[str], shown: int = SHOWN) -> list[dict]:
+def seeds_agreement(runs: "Sequence[pd.DataFrame]", names: Sequence[str]) -> list[dict]:
     """How many examples all, some and none of the runs get right: a row for each number of runs, all first.
 
     What no seed gets right is the model's error, not chance. Each row shows the examples with the largest mean margins.
@@ -302,7 +302,7 @@ def seeds_agreement(runs: "Sequence[pd.DataFrame]", names: Sequence[str], shown:
                 "examples": len(these),
                 "share": round(100 * len(these) / len(examples), 2),
                 **shares,
-                "most_wrong": _sentences(these, shown if count < len(runs) else 0, dict(enumerate(names))),
+                "most_wrong": _sentences(these, SHOWN if count < len(runs) else 0, dict(enumerate(names))),
             }
         )
     return rows

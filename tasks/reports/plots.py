@@ -79,9 +79,9 @@ def _drawing(path: Path, height: float = 3.2) -> Iterator[tuple["Figure", "Axes"
     path.write_text(re.sub(r' id="[\w.]+_\d+"', "", drawn))
 
 
-def thinned(values: np.ndarray, points: int = POINTS) -> np.ndarray:
-    """The means of so many sections of a curve."""
-    return np.array([part.mean() for part in np.array_split(values, min(points, len(values)))])
+def thinned(values: np.ndarray) -> np.ndarray:
+    """The means of at most POINTS sections of a curve."""
+    return np.array([part.mean() for part in np.array_split(values, min(POINTS, len(values)))])
 
 
 def scores(

@@ -29,7 +29,7 @@ def rules(lineage: dict[str, dict], pretrained: dict, tasks: Iterable[str]) -> l
     no_gpu = one and machine["device"].startswith("CPU")
     return [
         ["masked language modelling from scratch", YES,
-         f"random weights, seed {pretrained['params']['seed']}; cram has no other way"],
+         f"random weights, seed {pretrained['params']['seed']}; cram always trains from scratch"],
         ["no pretrained model or tokenizer", mark(bool(words), UNKNOWN),
          f"the vocabulary was trained on this text ({words})" if words else "the vocabulary's manifest is missing"],
         ["one GPU", mark(one),

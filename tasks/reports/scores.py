@@ -198,8 +198,8 @@ def weak(rows: Iterable[dict]) -> dict[str, list[str]]:
     verdicts: dict[str, list[str]] = {}
     for row in rows:
         if not row["beats_majority"]:
-            baseline = row["majority"][row["metric"]]
-            shown = f"{row['column']} {row['score']:.1f} (baseline {baseline:.1f})"
+            majority = row["majority"][row["metric"]]
+            shown = f"{row['column']} {row['score']:.1f} (majority {majority:.1f})"
             verdicts.setdefault(metrics.verdict(TASKS[row["task"]]), []).append(shown)
     return verdicts
 

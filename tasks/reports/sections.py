@@ -109,8 +109,7 @@ def data_notes(rows: list[dict]) -> list[str]:
         title = NAMES.get(row["task"], row["task"])
         notes += [title + n.removeprefix(row["task"]) if n.startswith(row["task"]) else n for n in row["data_notes"]]
         if row["cut"]:
-            inputs = counted(row["cut"], "input")
-            notes.append(f"{row['column']}: {inputs} longer than the model's limit, and truncated.")
+            notes.append(f"{row['column']}: {counted(row['cut'], 'input')} truncated to the model's limit.")
     return list(dict.fromkeys(notes))
 
 

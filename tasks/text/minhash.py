@@ -39,10 +39,10 @@ SIGN_BYTES = (2, 3, 3)
 class MinHash(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Which documents are near-duplicates of others. The defaults are those of datatrove, made for FineWeb."""
 
-    words: int = Field(5, ge=1, le=100, description="In a run; documents are compared as the sets of their runs.")
-    bands: int = Field(14, ge=1, le=256, description="One of which must agree for documents to be compared.")
-    rows: int = Field(8, ge=1, le=64, description="Minima in a band; with bands, 2048 in all at most.")
-    jaccard: float = Field(0.72, gt=0, le=1, description="Documents at least so similar are joined, if compared.")
+    words: int = Field(5, ge=1, le=100, description="Words per run; documents are compared as sets of such runs.")
+    bands: int = Field(14, ge=1, le=256, description="Number of bands; documents that agree in one are compared.")
+    rows: int = Field(8, ge=1, le=64, description="Minima per band; bands times rows is at most 2048.")
+    jaccard: float = Field(0.72, gt=0, le=1, description="Compared documents at least this similar are joined.")
 
     @model_validator(mode="after")
     def _minima_fit_in_memory(self) -> "MinHash":

@@ -36,7 +36,9 @@ HASHED = 0.25  # fraction of all windows whose hashes are on disk at once, 16 by
 class Substring(BaseModel, frozen=True, extra="forbid"):
     """Which passages are cut."""
 
-    bytes: int = Field(75, ge=8, le=10_000, description="Passages of so many bytes or more (75 in the paper's code).")
+    bytes: int = Field(
+        75, ge=8, le=10_000, description="Passages of at least this many bytes are cut (75 in the release)."
+    )
 
 
 def read_bytes(text: Path, start: int, size: int) -> np.ndarray:

@@ -23,7 +23,7 @@ WORD_START = "▁"  # marks the beginning of a word in Unigram, as in SentencePi
 
 
 def normalizer() -> normalizers.Normalizer:
-    """The reference's: plain quotes, no accents, lower case, printable ASCII only."""
+    """The release's: plain quotes, no accents, lower case, printable ASCII only."""
     return normalizers.Sequence(
         [
             normalizers.Replace("``", '"'),
@@ -76,7 +76,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(folder / FILES[0]))
     except Exception as error:  # tokenizers raises plain Exception
-        raise InputError(f"{folder / FILES[0]} is no tokenizer: {error}. Run its stage again.") from error
+        raise InputError(f"{folder / FILES[0]} is not a tokenizer: {error}. Run its stage again.") from error
     tokenizer.encode_special_tokens = True
     return tokenizer
 

@@ -180,7 +180,7 @@ class Progress:
     def __init__(self, label: str, total: float | None, unit: str = "") -> None:
         self.label, self.total, self.unit = label, total, unit
         self.count, self.note, self.reported = 0.0, "", time.monotonic()
-        style = {"unit_scale": True} if unit in ("B", "tok") else {}
+        style = {"unit_scale": True} if unit == "B" else {}
         if not unit:
             style = {"bar_format": "{l_bar}{bar}| [{elapsed}<{remaining}{postfix}]"}
         self.bar = tqdm(total=total, desc=label, unit=unit, disable=not sys.stderr.isatty(), leave=False, **style)
