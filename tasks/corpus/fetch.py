@@ -6,7 +6,6 @@ a shard is fetched: in order, or for Parquet in blocks. If a connection drops, t
 
 import concurrent.futures
 import io
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from model import InputError
+from model.environment import whole_number
 from tasks.corpus.hub import File, Source, bring, cached, commit, error
 
 CHUNK = 1 << 18  # bytes requested from the client at once
@@ -94,10 +94,7 @@ def opened(source: Source, file: File) -> BinaryIO:
 
 def downloads() -> int:
     """CRAM_DOWNLOADS: how many shards are downloaded at once."""
-    given = os.environ.get("CRAM_DOWNLOADS") or "4"
-    if not (given.isdecimal() and int(given) > 0):
-        raise InputError(f"CRAM_DOWNLOADS is {given!r}; expected a positive whole number, or unset for 4.")
-    return int(given)
+    return whole_number("CRAM_DOWNLOADS", default="4") or 4
 
 
 class Fetcher:
