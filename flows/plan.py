@@ -14,6 +14,7 @@ from flows.pages import show
 from flows.summary import brief_duration, counts, relative
 from model import InputError
 from model.quantities import counted
+from tasks.corpus.fetch import downloads
 from tasks.report import refuse_older
 from tasks.stage import Params
 from tasks.store import Artifact, find, refresh, verify
@@ -126,6 +127,7 @@ class Plan:
         """Raise InputError for every mistake that can be known before a stage runs, and not after a day of training."""
         finetunes.asked()
         pool.workers()
+        downloads()
         if self.until == "report":
             for artifact in self.given.get("pretrain", []):
                 refuse_older(artifact.name, artifact.stats)
@@ -211,7 +213,7 @@ class Plan:
             try:
                 self.carry_out(step)
             except Exception as error:
-                problems[step] = error
+                problems[step] = failure(step, error)
         return problems
 
     def side_by_side(self, steps: list[Step], count: int) -> "dict[Step, Exception | None]":
@@ -242,7 +244,7 @@ class Plan:
             except UnfinishedRun:  # another failed that it needs
                 problems[step] = None
             except Exception as error:
-                problems[step] = error
+                problems[step] = failure(step, error)
 
     def submit(self, step: Step, runner: ThreadPoolTaskRunner, upstream: list[PrefectFuture]) -> PrefectFuture:
         """Queue a step; Prefect does not begin it if one of these others fails."""
@@ -250,6 +252,12 @@ class Plan:
             refresh(self.made[step])
         parameters = get_call_parameters(step.task.fn, (step.params, *self.arguments(step)), {})
         return runner.submit(step.task, parameters, wait_for=upstream)
+
+
+def failure(step: Step, error: Exception) -> Exception:
+    """Log at once that a finetuning run has failed, since the others may go on for hours; returns the error."""
+    log.warning("%s failed: %s", step.title, error)
+    return error
 
 
 def failed(problems: "dict[Step, Exception | None]", wanted: int) -> Exception:

@@ -171,8 +171,12 @@ def has_ended(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started and that live."""
-    lists = Path(f"/proc/{pid}/task").glob("*/children")  # of each of its threads
-    return [child for path in lists for child in map(int, path.read_text().split()) if not has_ended(child)]
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):  # not every kernel has /proc/PID/task/*/children
+        with suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return [child for child in found if not has_ended(child)]
 
 
 def stop(pids: list[int], seconds: float) -> None:

@@ -1,5 +1,6 @@
 """Parameter groups, the optimizers on them, and their rates. Each group carries its own peak rate, as `peak`."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from torch import nn
@@ -77,7 +78,15 @@ def optimizers(bert: nn.Module, training: Training) -> list[Optimizer]:
             chosen = [SGD(all_groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=True)]
         case "muon":
             chosen = muon(bert, training)
+    check(bert, chosen)
     return chosen
+
+
+def check(model: nn.Module, optimizers: list[Optimizer]) -> None:
+    """Raise RuntimeError unless each parameter is in exactly one group of one optimizer."""
+    times = Counter(id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
+    if wrong := [f"{name} in {times[id(p)]}" for name, p in model.named_parameters() if times[id(p)] != 1]:
+        raise RuntimeError(f"Expected each parameter in one group of an optimizer; found {', '.join(wrong)}.")
 
 
 def set_rates(optimizers: list[Optimizer], multiplier: float) -> None:

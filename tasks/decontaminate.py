@@ -224,7 +224,8 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     work.mkdir(exist_ok=True)
     counts = write_index(evaluation_sentences(files), list(files), params.words, work)
     jobs = [(part, work, params.method, out) for part in parts]
-    results = over_parts(clean_part, jobs, work / "cleaned", "decontaminate")
+    # cleaned-2: drafts of earlier versions have samples of another form in `cleaned`
+    results = over_parts(clean_part, jobs, work / "cleaned-2", "decontaminate")
     owners = [np.load(work / f"{part.stem}.found.npy") for part in parts]
     sentences_found = Index(work).sentences_by_task(np.unique(np.concatenate(owners)))
     documents = sum((Counter(result["documents"]) for result in results), Counter())

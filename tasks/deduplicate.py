@@ -198,7 +198,7 @@ def cut(params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
     results, rows = substrings.cut(params.substring, parts, out, work), []
     samples = smallest([sample for result in results for sample in result["samples"]])
     for _, copy, before, other, place, size, text in samples:
-        first = substrings.first_copy(copy, parts, work) + before
+        first = substrings.first_copy(copy, params.substring.bytes, parts, work) + before
         part = parts[part_of(first)]
         row, byte = substrings.row_and_byte(place_of(first), part, work)
         [there] = documents_at(part, [row])

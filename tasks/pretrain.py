@@ -20,6 +20,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from model import InputError
 from model.quantities import counted
 from model.settings import Architecture, Training
 from tasks.reports import plots
@@ -61,6 +62,11 @@ def job_of(params: Pretrain, tokens: Artifact, folder: Path) -> "Job":
     """The description of the training run; checkpoint and metrics go to the folder."""
     from model.job import Job
 
+    if not (tokens.path / HELDOUT_DOCUMENTS).exists():
+        raise InputError(
+            f"{tokens.name} was made by an older version of cram: it has no {HELDOUT_DOCUMENTS}. Run its tokenize "
+            "stage again."
+        )
     return Job(
         architecture=params.architecture,
         training=Training(**params.model_dump(exclude={"architecture"})),

@@ -83,7 +83,7 @@ def test_speed_of_pretraining_with_torch_alone(bare, tmp_path: Path):
     assert tuple(row["name"] for row in rows) == RECIPES
     for row, line in zip(rows, done.stdout.splitlines()[-2:], strict=True):
         assert all(sum(turn[part] for part in PARTS) == pytest.approx(1) for turn in row["turns"])
-        assert all(0 < turn[part] < 1 for turn in row["turns"] for part in PARTS)
+        assert all(turn[part] > 0 for turn in row["turns"] for part in PARTS if part != "overhead")  # the rest may be 0
         speeds = [[turn["tokens_per_second"] for turn in turns] for turns in (row["turns"], first)]
         assert row["tokens_per_second"] == statistics.median(speeds[0])
         assert row["relative"] == statistics.median(ours / other for ours, other in zip(*speeds, strict=True))
@@ -107,7 +107,7 @@ def test_peers_are_measured_and_their_operations_are_those_that_torch_counts(ben
         model(input_ids=torch.from_numpy(tokens), labels=torch.from_numpy(labels)).loss.backward()
     assert counter.get_total_flops() / tokens.size == pytest.approx(case.operations(), rel=1e-3)
     measured = loops.measure(case, loops.machine.Machine(torch.device("cpu"), torch.float32, False, 2))
-    assert all(0 < measured[part] < 1 for part in PARTS)
+    assert all(measured[part] > 0 for part in PARTS if part != "overhead")
     assert (measured["micro_batch"], torch.Tensor.backward.__module__) == (2, "torch._tensor")
 
 

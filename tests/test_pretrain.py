@@ -108,6 +108,18 @@ def test_a_failure_while_the_model_is_published_costs_no_training(made, monkeypa
     assert_measured_again(bert)
 
 
+def test_sequences_of_an_older_version_are_refused(made, tmp_path: Path, monkeypatch):
+    tokens = made["tokens"]
+    monkeypatch.setattr(store_module, "ROOT", tmp_path)
+    shutil.copytree(made["root"] / "artifacts" / tokens.name, tmp_path / tokens.name)
+    (tokens.path / "heldout_documents.npy").unlink()
+    about = json.loads((tokens.path / "stage.json").read_text())
+    about["files"] = [file for file in about["files"] if file["path"] != "heldout_documents.npy"]
+    (tokens.path / "stage.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match=rf"{tokens.name} .*heldout_documents\.npy"):
+        pretrain.fn(TINY, tokens)
+
+
 def losses(pretrained: Artifact) -> tuple[list[float], list[float]]:
     """Of each step, and on held-out text."""
     rows = pq.read_table(pretrained.path / "metrics.parquet")

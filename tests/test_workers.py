@@ -363,10 +363,18 @@ def train(path: Path, number: int, report: Callable[[int, str], None]) -> object
     return number**2, os.getpid()
 
 
+class Strange(Exception):
+    """An error that pickle writes and can't read."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__(f"{found}, not {expected}")
+
+
 ERRORS = {
     "input": InputError("bad data"),
     "disk": OSError(errno.ENOSPC, "No space left on device", "model.safetensors"),
     "bug": KeyError("a bug"),
+    "strange": Strange("this", "that"),
 }
 
 
@@ -402,9 +410,9 @@ def test_runs_have_at_most_so_many_processes_none_of_which_outlives_them(tmp_pat
 
 
 def test_a_killed_or_failed_run_loses_no_other(tmp_path):
-    results = side_by_side(tmp_path, {1: "die", 2: "input", 4: "disk", 5: "bug"}, runs=8)
-    assert [results[number][0] for number in (0, 3, 6, 7)] == [0, 9, 36, 49]
-    killed, wrong, full, bug = (results[number] for number in (1, 2, 4, 5))
+    results = side_by_side(tmp_path, {1: "die", 2: "input", 4: "disk", 5: "bug", 6: "strange"}, runs=8)
+    assert [results[number][0] for number in (0, 3, 7)] == [0, 9, 49]
+    killed, wrong, full, bug, strange = (results[number] for number in (1, 2, 4, 5, 6))
     assert isinstance(killed, InputError)
     assert "'finetune 1' was killed" in str(killed)
     assert "CRAM_FINETUNES=1" in str(killed)
@@ -412,6 +420,8 @@ def test_a_killed_or_failed_run_loses_no_other(tmp_path):
     assert (type(full), full.errno, full.filename) == (OSError, errno.ENOSPC, "model.safetensors")
     assert isinstance(bug, KeyError)
     assert "in train" in str(bug.__cause__), "the traceback of the other process"
+    assert isinstance(strange, RuntimeError)
+    assert "Strange: this, not that" in str(strange), "it is not taken for a killed process"
 
 
 def test_unfinished_runs_end_with_their_pool_and_none_begins_after_it(tmp_path):

@@ -83,7 +83,7 @@ def print_blanks(model: Artifact) -> None:
         for text in BLANKS.get(source_of(model), GENERAL_BLANKS):
             [candidates] = fill(text, CANDIDATES, "The text")
             say(f"  {text}\n      " + "   ".join(f"{token} {share:.0%}" for token, share in candidates))
-    except InputError as problem:  # such as a model of very short texts: the run has succeeded all the same
+    except (InputError, RuntimeError) as problem:  # a model of very short texts, or a full GPU: the run has succeeded
         say(f"  none: {problem}")
 
 

@@ -7,7 +7,8 @@ first copy of a passage stays, except for those parts of it that occurred even b
 
 Works on disk in bounded memory, without a suffix array. Every window contains an anchor: the shorter run of bytes
 within it that has the least hash (Schleimer et al., "Winnowing", 2003). A window can only be repeated if its anchor is.
-The windows with a repeated anchor are hashed; hashes are sorted, by range, and windows with equal ones are compared.
+Where several anchors in a row are at the same distance from their first copies, all bytes between are compared. The
+other windows with a repeated anchor are hashed; hashes are sorted, by range, and windows with equal ones are compared.
 """
 
 import shutil
@@ -36,9 +37,7 @@ HASHED = 0.25  # fraction of all windows whose hashes are on disk at once, 16 by
 class Substring(BaseModel, frozen=True, extra="forbid"):
     """Which passages are cut."""
 
-    bytes: int = Field(
-        75, ge=8, le=10_000, description="Passages of at least this many bytes are cut (75 in the release)."
-    )
+    bytes: int = Field(75, ge=8, le=10_000, description="Passages of so many bytes or more (75 in the paper's code).")
 
 
 def read_bytes(text: Path, start: int, size: int) -> np.ndarray:
@@ -59,7 +58,7 @@ def chunks(ends: np.ndarray) -> list[tuple[int, int, int]]:
 def flatten(number: int, part: Path, n: int, work: Path) -> dict:
     """Write the text of a part as one run of bytes, the ends of its documents, and the anchors of each chunk.
 
-    Of equal anchors in a chunk, only the first is written for `match_anchors`; all of them are written as repeated.
+    Of equal anchors in a chunk, only the first is written with the others to match; all are written as repeated.
     """
     text, ends = work / f"{part.stem}.text", [np.zeros(1, dtype=np.int64)]
     with text.open("wb") as file:
@@ -85,33 +84,85 @@ def flatten(number: int, part: Path, n: int, work: Path) -> dict:
     return counts
 
 
+def save_repeated(run: Path, addresses: np.ndarray, first: np.ndarray, chosen: np.ndarray) -> None:
+    """Write the chosen addresses, in ascending order, and those of the same bytes before them."""
+    addresses, first = addresses[chosen], first[chosen]
+    order = sorted_runs.by_address(addresses)
+    save_run(run, addresses[order], first[order])
+
+
 def save_shared(run: Path, addresses: np.ndarray, first: np.ndarray) -> None:
-    """Write the addresses with the same first as the one before or after them, in ascending order."""
+    """Write the addresses of which several, next to each other, have the same first; that one too."""
     same = first[1:] == first[:-1]
-    shared = addresses[(np.append(same, False) | np.append(False, same))[: len(first)]]
-    save_run(run, shared[sorted_runs.by_address(shared)])
+    save_repeated(run, addresses, first, (np.append(same, False) | np.append(False, same))[: len(first)])
 
 
 def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
-    """Write the addresses of the anchors in a range of hashes that occur in several chunks."""
+    """Write the addresses of the anchors in a range of hashes that occur in several chunks, and the first of each."""
     _, addresses, first = group(*load_range(runs_in(work / "anchors", "*"), low, high))
     save_shared(out, addresses, first)
     return {}
 
 
-def hold(number: int, part: Path, n: int, work: Path) -> dict:
-    """Write which windows of each chunk of a part have a repeated anchor, as bits; count them."""
+def extend(number: int, part: Path, n: int, files: list[Path], work: Path) -> dict:
+    """Write the windows of a part that its anchors show to be repeated, and the others that have a repeated anchor."""
     ends, width = np.load(work / f"{part.stem}.ends.npy"), windows.anchors_in(n)
-    everywhere, count = runs_in(work / "repeated", "range-*"), 0
+    everywhere, left = runs_in(work / "repeated", "range-*"), 0
     for chunk, start, size in chunks(ends):
         bounds = (address(number, start), address(number, start + size + width - 1))
-        [anchors] = load_range([work / f"repeated/{part.stem}-{chunk:05d}", *everywhere], *bounds, arrays=1)
+        anchors, firsts = load_range([work / f"repeated/{part.stem}-{chunk:05d}", *everywhere], *bounds)
+        places = place_of(anchors) - start
         held = np.zeros(size + width - 1, dtype=bool)
-        held[place_of(anchors) - start] = True
+        held[places] = True
         held = windows.sliding(np.logical_or, held, width) & windows.whole_windows(ends, start, size, n)
-        sorted_runs.save(work / f"held/{part.stem}-{chunk:05d}.npy", np.packbits(held))
-        count += int(held.sum())
-    return {"held": count}
+        data = read_bytes(files[number], start, size + n - 1)
+        later = anchors - firsts >= n
+        again, copies = follow(places[later], data, firsts[later], files, n)
+        again &= held
+        starts, stops = windows.intervals(again, copies)
+        edges = [address(number, start + edge) for edge in (starts, stops + n - 1)]
+        save_run(work / f"again/{part.stem}-{chunk:05d}", *edges, copies[starts])
+        starts, stops = windows.intervals(held & ~again)
+        save_run(work / f"held/{part.stem}-{chunk:05d}", starts, stops)
+        left += int((stops - starts).sum())
+    return {"held": left}
+
+
+def follow(
+    places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[Path], n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which windows of `data` are repeated, by comparing bytes around anchors at the same distance from their firsts.
+
+    Both (len(data) - n + 1,): bool, and the address of an earlier copy. Single anchors are left out: most are phrases
+    shorter than a window.
+    """
+    width = windows.anchors_in(n)
+    again = np.zeros(len(data) - n + 1, dtype=bool)
+    copies = np.zeros(len(again), dtype=np.int64)
+    order = np.lexsort((places, firsts - places))
+    places, firsts = places[order], firsts[order]
+    starts = places - np.minimum(np.minimum(places, width - 1), place_of(firsts))
+    stops, distances = np.minimum(places + n, len(data)), firsts - places
+    apart = np.ones(len(places) + 1, dtype=bool)
+    apart[1:-1] = (distances[1:] != distances[:-1]) | (starts[1:] > stops[:-1])
+    edges = np.flatnonzero(apart)
+    several = np.flatnonzero(np.diff(edges) > 1)
+    starts, stops, distances = starts[edges[several]], stops[edges[several + 1] - 1], distances[edges[several]]
+    number = part_of(starts + distances)
+    for other in parts_of(starts + distances):
+        text = np.memmap(files[other], dtype=np.uint8, mode="r")
+        here = np.flatnonzero(number == other)
+        for some in np.split(here, np.flatnonzero(np.diff(np.cumsum(stops[here] - starts[here]) // COMPARED)) + 1):
+            sizes = stops[some] - starts[some]
+            last = np.repeat(np.cumsum(sizes), sizes)
+            at = np.arange(len(last)) + np.repeat(starts[some] - (np.cumsum(sizes) - sizes), sizes)
+            before = at + np.repeat(distances[some], sizes)
+            differing = data[at] != text.take(place_of(before), mode="clip")
+            count = np.concatenate(([0], np.cumsum(differing)))
+            same = np.flatnonzero(count[n:] == count[:-n])
+            same = same[same + n <= last[same]]
+            again[at[same]], copies[at[same]] = True, before[same]
+    return again, copies
 
 
 def hash_windows(number: int, part: Path, n: int, low: int, high: int, work: Path) -> dict:
@@ -121,7 +172,7 @@ def hash_windows(number: int, part: Path, n: int, low: int, high: int, work: Pat
     """
     text, ends, written = work / f"{part.stem}.text", np.load(work / f"{part.stem}.ends.npy"), 0
     for chunk, start, size in chunks(ends):
-        held = np.unpackbits(np.load(work / f"held/{part.stem}-{chunk:05d}.npy"), count=size)
+        held = windows.mask(*(np.load(work / f"held/{part.stem}-{chunk:05d}.{i}.npy") for i in range(2)), size)
         data, keys, places = read_bytes(text, start, size + n - 1), [], []
         for begin in range(0, size, BLOCK):
             at = np.flatnonzero(held[begin : begin + BLOCK])
@@ -132,24 +183,17 @@ def hash_windows(number: int, part: Path, n: int, low: int, high: int, work: Pat
                 places.append(at[inside] + begin + start)
         keys, places = np.concatenate([np.zeros(0, np.uint64), *keys]), np.concatenate([np.zeros(0, np.int64), *places])
         keys, addresses, first = group(keys, address(number, places))
-        new = save_repeated(work / f"same/{part.stem}-{chunk:05d}-{low:016x}", addresses, first, n)
-        save_run(work / f"windows/{part.stem}-{chunk:05d}", keys[new], addresses[new])
-        written += int(new.sum())
+        again = addresses - first >= n
+        save_repeated(work / f"same/{part.stem}-{chunk:05d}-{low:016x}", addresses, first, again)
+        save_run(work / f"windows/{part.stem}-{chunk:05d}", keys[~again], addresses[~again])
+        written += int((~again).sum())
     return {"windows": written}
-
-
-def save_repeated(run: Path, addresses: np.ndarray, first: np.ndarray, n: int) -> np.ndarray:
-    """Write the addresses that are n bytes or more after their first, and that first; return which are not (bool)."""
-    again = addresses - first >= n
-    order = sorted_runs.by_address(addresses[again])
-    save_run(run, addresses[again][order], first[again][order])
-    return ~again
 
 
 def match_windows(low: int, high: int, n: int, work: Path, out: Path) -> dict:
     """Write which windows in a range of hashes have an equal one that ends before they begin, and the first one."""
     _, addresses, first = group(*load_range(runs_in(work / "windows", "*"), low, high))
-    save_repeated(out, addresses, first, n)
+    save_repeated(out, addresses, first, addresses - first >= n)
     return {}
 
 
@@ -170,9 +214,10 @@ def find_cuts(number: int, part: Path, n: int, files: list[Path], work: Path) ->
     ends, found = np.load(work / f"{part.stem}.ends.npy"), [np.zeros((3, 0), dtype=np.int64)]
     everywhere = runs_in(work / "same", "range-*")
     for chunk, start, size in chunks(ends):
-        bounds = (address(number, start), address(number, start + size))
-        own = runs_in(work / "same", f"{part.stem}-{chunk:05d}-*")
-        addresses, copies = load_range([*own, *everywhere], *bounds)
+        name, bounds = f"{part.stem}-{chunk:05d}", (address(number, start), address(number, start + size))
+        *edges, copies = load_range([work / f"again/{name}"], *bounds, arrays=3)
+        found.append(np.stack([*map(place_of, edges), copies]))
+        addresses, copies = load_range([*runs_in(work / "same", f"{name}-*"), *everywhere], *bounds)
         places = place_of(addresses)
         same = equal(places - start, read_bytes(files[number], start, size + n - 1), copies, files, n)
         found.append(np.stack((places[same], places[same] + n, copies[same])))
@@ -259,11 +304,16 @@ def samples(number: int, found: np.ndarray, cuts: np.ndarray, edges: np.ndarray,
     return chosen
 
 
-def first_copy(copy: int, parts: list[Path], work: Path) -> int:
+def first_copy(copy: int, n: int, parts: list[Path], work: Path) -> int:
     """The address of the first of all copies of the window at this address."""
     while True:
-        own = f"{parts[part_of(copy)].stem}-{place_of(copy) // CHUNK:05d}-*"
-        same = [*runs_in(work / "same", own), *runs_in(work / "same", "range-*")]
+        name = f"{parts[part_of(copy)].stem}-{place_of(copy) // CHUNK:05d}"
+        starts, stops, copies = (np.load(work / f"again/{name}.{i}.npy", mmap_mode="r") for i in range(3))
+        i = int(np.searchsorted(starts, copy, side="right")) - 1
+        if i >= 0 and copy + n <= stops[i]:
+            copy += int(copies[i]) - int(starts[i])
+            continue
+        same = [*runs_in(work / "same", f"{name}-*"), *runs_in(work / "same", "range-*")]
         _, before = load_range(same, copy, copy + 1)
         if not len(before):
             return copy
@@ -279,7 +329,7 @@ def row_and_byte(place: int, part: Path, work: Path) -> tuple[int, int]:
 
 def cut(params: Substring, parts: list[Path], out: Path, work: Path) -> list[dict]:
     """Write these parts to `out` without repeated passages; return the counts and samples of each."""
-    for name in ("anchors", "repeated", "held", "windows", "same"):
+    for name in ("anchors", "repeated", "again", "held", "windows", "same"):
         (work / name).mkdir(parents=True, exist_ok=True)
     n, files = params.bytes, [work / f"{part.stem}.text" for part in parts]
     jobs = [(i, part, n, work) for i, part in enumerate(parts)]
@@ -288,10 +338,10 @@ def cut(params: Substring, parts: list[Path], out: Path, work: Path) -> list[dic
     matches = [(*bounds, work, work / f"repeated/range-{bounds[0]:016x}") for bounds in of_anchors]
     over_parts(match_anchors, matches, work / "anchored", "match anchors")
     shutil.rmtree(work / "anchors")
-    jobs = [(i, part, n, work) for i, part in enumerate(parts)]
-    held = over_parts(hold, jobs, work / "marked", "find repeated anchors")
+    jobs = [(i, part, n, files, work) for i, part in enumerate(parts)]
+    extended = over_parts(extend, jobs, work / "extended", "compare passages")
     most = max(1, int(HASHED * sum(r["windows"] for r in flat)))
-    for low, high in ranges(sum(r["held"] for r in held), most):
+    for low, high in ranges(sum(r["held"] for r in extended), most):
         jobs = [(i, part, n, low, high, work) for i, part in enumerate(parts)]
         hashed = over_parts(hash_windows, jobs, work / f"hashed-{low:016x}", "hash passages")
         of_windows = ranges(sum(r["windows"] for r in hashed), low=low, high=high)

@@ -52,5 +52,18 @@ def whole_windows(ends: np.ndarray, start: int, size: int, n: int) -> np.ndarray
     stops = ends[low : high + 1]
     begins = np.concatenate(([start], stops[:-1]))
     last = np.clip(stops - n, begins, start + size)  # the last byte of each is the separator
-    edges = np.concatenate(([start], np.stack((begins, last), axis=1).ravel(), [start + size]))
+    return mask(begins - start, last - start, size)
+
+
+def mask(starts: np.ndarray, stops: np.ndarray, size: int) -> np.ndarray:
+    """(size,) bool: true within these intervals, which are in ascending order and do not overlap."""
+    edges = np.concatenate(([0], np.stack((starts, stops), axis=1).ravel(), [size]))
     return np.repeat(np.arange(len(edges) - 1) % 2 == 1, np.diff(edges))
+
+
+def intervals(chosen: np.ndarray, copies: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Where runs of true values begin and end; if `copies` are given, a run ends where they don't continue by one."""
+    on = chosen[1:] & chosen[:-1]
+    if copies is not None:
+        on &= np.diff(copies) == 1
+    return np.flatnonzero(chosen & ~np.append(False, on)), np.flatnonzero(chosen & ~np.append(on, False)) + 1

@@ -9,8 +9,10 @@ import gc
 import logging
 import multiprocessing
 import os
+import pickle
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -74,7 +76,14 @@ def reporting(work: Callable, arguments: tuple) -> tuple[Any, float, float]:
             last = time.monotonic()
             to_parent.send((examples, note))
 
-    return measured(work, *arguments, report)
+    try:
+        return measured(work, *arguments, report)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # the parent would take it for a killed process
+            raise RuntimeError(traceback.format_exc()) from None
+        raise
 
 
 class Worker(pool.Workers):
