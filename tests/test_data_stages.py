@@ -36,7 +36,7 @@ JOBS = [  # stage, module and function of the job, keys in a range: so few that 
     ("minhash", minhash, "verify", 10**6),
     ("substring", substrings, "flatten", 10**6),
     ("substring", substrings, "match_anchors", 2000),
-    ("substring", substrings, "hold", 10**6),
+    ("substring", substrings, "extend", 10**6),
     ("substring", substrings, "hash_windows", 10**6),
     ("substring", substrings, "match_windows", 5000),
     ("substring", substrings, "cut_part", 10**6),

@@ -125,7 +125,7 @@ FOR_COLA = "0 (unacceptable) or 1 (acceptable)"
         ({"label": [True, False, True]}, ["labels are bool"]),
         ({"label": [1, 1, 1]}, ["every label is 1", FOR_COLA]),
         ({"sentence": [1, 2, 3]}, ["int64", "column sentence"]),
-        ({"sentence": ["a", "b", "x" * 2_000_000]}, ["sentence of row 3", "2,000,000 characters", "100,000"]),
+        ({"sentence": ["a", "b", "x" * 2_000_000]}, ["sentence", "row 3", "2,000,000 characters", "100,000"]),
         ({"sentence": pa.array([], pa.string()), "label": pa.array([], pa.int64())}, ["no rows"]),
         ({"sentence": ["a"] * 4000, "label": [9 if i % 2 else 0 for i in range(4000)]}, ["10 and 1,995 more is 9"]),
     ],
@@ -327,7 +327,7 @@ def test_training_rows_that_are_scored_too_are_counted_and_warned_of(tmp_path: P
     assert data.duplicates == 1
     conflict, shared = data.notes
     check_words(conflict, "mnli/train: 2 rows", "another label")
-    check_words(shared, "validation_matched too: 3 (rows 2, 3 and 4); 2 of its 4 rows")
+    check_words(shared, "validation_matched: 3 (rows 2, 3 and 4)", "2 of the 4 rows")
 
 
 @pytest.mark.parametrize("task", ["stsb", "mrpc", "qqp", "rte"])
@@ -340,11 +340,11 @@ def test_a_pair_the_other_way_round_is_the_same_where_the_order_means_nothing(tm
     data = read(str(tmp_path), task)
     if task == "rte":
         assert (data.shared, data.duplicates) == ({"validation": 1}, 0)
-        check_words(data.notes[0], "validation too: 1 (row 4)")
+        check_words(data.notes[0], "validation: 1 (row 4)")
     else:
         assert (data.shared, data.duplicates) == ({"validation": 3}, 2)
         check_words(data.notes[0], f"{task}/train: 2 rows")
-        check_words(data.notes[1], "in either order: 3 (rows 3, 4 and 5); 2 of its 4 rows")
+        check_words(data.notes[1], "in either order: 3 (rows 3, 4 and 5)", "2 of the 4 rows")
 
 
 def test_repeated_rows_are_counted_as_a_naive_count_does(tmp_path: Path):

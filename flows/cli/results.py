@@ -13,7 +13,7 @@ BLANKS = {
     "python-docs": (
         "By [MASK], the first element is returned.",
         "See the documentation for more [MASK].",
-        "This function returns [MASK] if the value is valid.",
+        "If the argument is [MASK], the default value is used.",
     )
 }
 GENERAL_BLANKS = (
