@@ -9,9 +9,8 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import chain, groupby, islice, pairwise
-from operator import itemgetter
+from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +21,7 @@ from pydantic import Field
 
 from model import InputError
 from tasks.corpus import local
-from tasks.corpus.parts import SCHEMA, Document, Tally, add_up, count, parts_of, tables, writer
+from tasks.corpus.parts import SCHEMA, Document, Tally, add_up, count, parts_of, smallest_of_each, tables, writer
 from tasks.glue import data as glue
 from tasks.glue.sentences import sentences
 from tasks.glue.tasks import HUB_GLUE, TASKS, evaluation_splits
@@ -153,12 +152,6 @@ def sample(document: Document, matches: list[Match], index: Index, task: str) ->
     }
 
 
-def smallest(samples: Iterable[tuple]) -> list[tuple]:
-    """The SAMPLES of each task (the first field) with the smallest digests and ids (the second and third)."""
-    of_tasks = groupby(sorted(samples, key=itemgetter(0, 1, 2)), key=itemgetter(0))
-    return [sample for _, of_task in of_tasks for sample in islice(of_task, SAMPLES)]
-
-
 def clean_part(part: Path, folder: Path, method: str, out: Path) -> dict:
     """Write a part without what it shares with the sentences indexed in `folder`; return counts and samples."""
     index, kept, dropped, shortened = Index(folder), Tally(), Tally(), Counter(documents=0, characters=0)
@@ -181,7 +174,7 @@ def clean_part(part: Path, folder: Path, method: str, out: Path) -> dict:
                 if keep[row]:
                     shortened.update(documents=1, characters=len(document.text) - len(left))
                     texts[row] = left
-            samples = smallest(samples)
+            samples = smallest_of_each(samples, 1, SAMPLES)  # of each task
             count(dropped, table.filter(pa.array(~keep)))
             if matched and method == "cut":
                 column = table.column_names.index("text")
@@ -204,7 +197,7 @@ def clean_part(part: Path, folder: Path, method: str, out: Path) -> dict:
 def pass_on(corpus: Artifact, why: str, wanted: bool, out: Path) -> dict:
     """Copy the corpus unchanged, since there is nothing to search for. `wanted`: the user asked for a search."""
     problem, level = (glue.hub_problem(), logging.WARNING) if wanted else ("", logging.INFO)
-    log.log(level, "Skipping decontamination: %s. %s", why, problem)
+    log.log(level, "Skipping decontamination: %s", f"{why}. {problem}".strip())
     for part in parts_of(corpus):  # not linked: damage to one artifact must not damage the other
         shutil.copyfile(part, out / part.name)
     counts = {name: corpus.stats[name] for name in ("parts", *Tally().counts())}
@@ -232,7 +225,7 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     tasks = {task: {"splits": list(splits), **counts[task]} for task, splits in files.items()}
     for task, about in tasks.items():
         about |= {"sentences_found": sentences_found[task], "documents": documents[task]}
-    samples = smallest(sample for result in results for sample in result["samples"])
+    samples = smallest_of_each((sample for result in results for sample in result["samples"]), 1, SAMPLES)
     write_samples(samples, out / "contaminated.jsonl")
     stats = {"parts": len(parts), **add_up([r["kept"] for r in results])}
     stats["dropped"] = {"contaminated": add_up([r["dropped"] for r in results])}

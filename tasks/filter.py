@@ -9,9 +9,8 @@ Writes  part-00000.parquet …      the documents kept, in order
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import groupby, islice, zip_longest
-from operator import itemgetter
+from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ import xxhash
 from pydantic import Field, model_validator
 
 from model import InputError
-from tasks.corpus.parts import TOTAL, add_up, parts_of, row_name, tables, views, writer
+from tasks.corpus.parts import TOTAL, add_up, parts_of, row_name, smallest_of_each, tables, views, writer
 from tasks.measure import MEASURES, RATIOS, name_of
 from tasks.reports import plots
 from tasks.stage import Params, stage
@@ -102,17 +101,11 @@ def aligned(part: Path, measures: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
         yield table, about
 
 
-def smallest(samples: Iterable[list]) -> list[list]:
-    """The SAMPLES of each source and reason with the smallest digests (fields 0, 1, 2); of equal ones the earliest."""
-    kinds = groupby(sorted(samples, key=itemgetter(0, 1, 2)), key=itemgetter(0, 1))
-    return [sample for _, of_kind in kinds for sample in islice(of_kind, SAMPLES)]
-
-
 def sampled(dropped: pa.Table) -> list[list]:
     """Samples of dropped documents: source, reason, digest, id, ratios, the beginning of the text."""
     digests = [xxhash.xxh3_64_intdigest(view) for view in views(dropped["text"])]
     kinds = (dropped[name].to_pylist() for name in ("source", "verdict"))
-    chosen = smallest(zip(*kinds, digests, range(len(digests)), strict=True))
+    chosen = smallest_of_each(zip(*kinds, digests, range(len(digests)), strict=True), 2, SAMPLES)
     rows = dropped.take([place for *_, place in chosen])
     begins = pc.utf8_slice_codeunits(rows["text"], 0, SAMPLE_CHARACTERS)
     columns = (column.to_pylist() for column in (*(rows[name] for name in ("id", *RATIOS)), begins))
@@ -134,7 +127,7 @@ def filter_part(part: Path, measures: Path, params: Filter, out: Path) -> dict:
                 kept_file.write_table(kept)
             if len(kept) < len(table):
                 dropped = about.append_column("text", table["text"]).filter(pc.invert(is_kept))
-                samples = smallest([*samples, *sampled(dropped)])
+                samples = smallest_of_each([*samples, *sampled(dropped)], 2, SAMPLES)
     return {"samples": samples}
 
 
@@ -183,7 +176,8 @@ def drop_incompressible(params: Filter, corpus: Artifact, measures: Artifact, ou
     if missing := [job for job in jobs if not job[1].exists()]:
         raise mismatch(*missing[0][:2])
     results = over_parts(filter_part, jobs, out / WORK / "filtered", "filter")
-    write_samples(smallest([sample for result in results for sample in result["samples"]]), out)
+    samples = [sample for result in results for sample in result["samples"]]
+    write_samples(smallest_of_each(samples, 2, SAMPLES), out)
     names = ["source", "verdict"]
     columns = [*names, "characters", "tokens", "tokens_per_char"]
     files = sorted(out.glob("measured-*.parquet"))

@@ -33,7 +33,7 @@ def test_an_address_is_a_part_and_a_place_and_sorts_by_both():
     assert (np.diff(addresses) > 0).all()
     mixed = np.random.default_rng(1).permutation(np.tile(addresses, 3))
     assert np.array_equal(mixed[sorted_runs.by_address(mixed)], np.sort(mixed))
-    assert sorted_runs.parts_of(mixed).tolist() == [0, 3, 7000]
+    assert sorted_runs.part_numbers(mixed).tolist() == [0, 3, 7000]
 
 
 def test_the_ranges_of_runs_are_all_of_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

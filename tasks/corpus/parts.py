@@ -6,8 +6,9 @@ A part is read a few megabytes at a time, as Arrow tables or as documents.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -169,6 +170,12 @@ def smallest(samples: list[tuple]) -> list[tuple]:
     """The SAMPLES samples with the smallest digests (their first field), in order; of equal digests the first one."""
     by_digest = {sample[0]: sample for sample in reversed(samples)}
     return [by_digest[digest] for digest in sorted(by_digest)[:SAMPLES]]
+
+
+def smallest_of_each(samples: Iterable[Sequence], kind: int, most: int) -> list[Sequence]:
+    """Of each kind (equal in the first `kind` fields), the `most` samples with the smallest first three fields."""
+    kinds = groupby(sorted(samples, key=itemgetter(0, 1, 2)), key=lambda sample: sample[:kind])
+    return [sample for _, of_kind in kinds for sample in islice(of_kind, most)]
 
 
 def unit_hash(text: str, salt: int = 0) -> float:

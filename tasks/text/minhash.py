@@ -215,7 +215,7 @@ def candidates(number: int, folder: Path) -> np.ndarray:
 def edges_of(addresses: np.ndarray, files: list[Path]) -> np.ndarray:
     """(n, 2): where the sets of these documents, in ascending order, begin and end in the file of their part."""
     edges = np.zeros((len(addresses), 2), dtype=np.int64)
-    for number in sorted_runs.parts_of(addresses):
+    for number in sorted_runs.part_numbers(addresses):
         here = part_of(addresses) == number
         ends, rows = np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r"), place_of(addresses[here])
         edges[here] = np.stack((ends[rows], ends[rows + 1]), axis=1)
@@ -225,7 +225,7 @@ def edges_of(addresses: np.ndarray, files: list[Path]) -> np.ndarray:
 def read_sets(addresses: np.ndarray, edges: np.ndarray, files: list[Path]) -> list[np.ndarray]:
     """The sets of these documents, whose addresses are in ascending order."""
     sets = []
-    for number in sorted_runs.parts_of(addresses):
+    for number in sorted_runs.part_numbers(addresses):
         with files[number].open("rb") as file:
             for start, end in edges[part_of(addresses) == number].tolist():
                 file.seek(4 * start)

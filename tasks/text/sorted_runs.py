@@ -93,7 +93,7 @@ def by_address(addresses: np.ndarray) -> np.ndarray:
     return ascending((part_of(addresses) << place_bits) + place_of(addresses))  # without the unused bits between
 
 
-def parts_of(addresses: np.ndarray) -> np.ndarray:
+def part_numbers(addresses: np.ndarray) -> np.ndarray:
     """The numbers of the parts of these addresses, each once, ascending."""
     return np.flatnonzero(np.bincount(part_of(addresses)))
 

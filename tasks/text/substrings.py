@@ -24,7 +24,17 @@ from pydantic import BaseModel, Field
 
 from tasks.corpus.parts import SAMPLE_CHARACTERS, Tally, count, smallest, strings, tables, views, writer
 from tasks.text import sorted_runs, windows
-from tasks.text.sorted_runs import address, group, load_range, part_of, parts_of, place_of, ranges, runs_in, save_run
+from tasks.text.sorted_runs import (
+    address,
+    group,
+    load_range,
+    part_numbers,
+    part_of,
+    place_of,
+    ranges,
+    runs_in,
+    save_run,
+)
 from tasks.workers.mapping import over_parts
 
 CHUNK = 1 << 22  # windows of a part that are processed together
@@ -149,7 +159,7 @@ def follow(
     several = np.flatnonzero(np.diff(edges) > 1)
     starts, stops, distances = starts[edges[several]], stops[edges[several + 1] - 1], distances[edges[several]]
     number = part_of(starts + distances)
-    for other in parts_of(starts + distances):
+    for other in part_numbers(starts + distances):
         text = np.memmap(files[other], dtype=np.uint8, mode="r")
         here = np.flatnonzero(number == other)
         for some in np.split(here, np.flatnonzero(np.diff(np.cumsum(stops[here] - starts[here]) // COMPARED)) + 1):
@@ -201,7 +211,7 @@ def equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[
     """(windows,) bool: whether the windows at these places of `data` have the bytes at the addresses `firsts`."""
     same = np.zeros(len(places), dtype=bool)
     here = sliding_window_view(data, n)
-    for number in parts_of(firsts):
+    for number in part_numbers(firsts):
         there = sliding_window_view(np.memmap(files[number], dtype=np.uint8, mode="r"), n)
         chosen = np.flatnonzero(part_of(firsts) == number)
         for some in np.split(chosen, range(COMPARED // n, len(chosen), COMPARED // n)):
