@@ -79,9 +79,6 @@ def test_junk_is_dropped_and_prose_stays_in_its_part(corpus: Artifact):
         prose = [d for batch in batches(before) for d in batch if d.source == "prose"]
         assert [d for batch in batches(after) for d in batch] == prose
     assert corpus.stats["parts"] == made.stats["parts"] > 3
-    dropped = made.stats["dropped"]
-    assert {s: c["documents"] for s, c in dropped["incompressible"]["by_source"].items()} == {"base64": 10, "hex": 10}
-    assert {s: c["documents"] for s, c in dropped["no tokens"]["by_source"].items()} == {"foreign": 5}
     assert (made.path / "histogram.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 

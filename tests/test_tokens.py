@@ -20,7 +20,7 @@ from tasks import tokenize as tokenize_stage
 from tasks.corpus.parts import SCHEMA, batches, documents_of, parts_of, unit_hash
 from tasks.store import Artifact, refresh
 from tasks.text.tokenizer import PAD, SEP, SPECIALS, UNK
-from tasks.tokenize import Tokenize, tokenize, write_array
+from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary
 
 LENGTH = 16
@@ -211,36 +211,34 @@ def test_held_out_documents_are_kept_as_they_were(corpus: Artifact, words: Artif
     assert after == before | {"model_max_length": LENGTH}
 
 
-@pytest.mark.parametrize("model", ["bpe", "unigram"])
-def test_full_stops_are_found_whatever_the_model_calls_them(corpus: Artifact, model: str):
-    words = train_vocabulary.fn(Vocabulary(model=model, entries=300), corpus)
-    tokenizer = plain_tokenizer(words)
-    found = sequences_of(tokenized(corpus, words, sort="sentence-length"))
-    stops = [sum(tokenizer.id_to_token(i).lstrip("▁") == "." for i in row) for row in found]
-    assert stops == sorted(stops, reverse=True)
-    assert stops[0] > stops[-1]
-
-
 def sort_keys(plain: list[list[int]], words: Artifact) -> dict[str, Callable[[list[int]], float]]:
     """What each sort sorts sequences by, in plain Python."""
-    tokenizer = plain_tokenizer(words)
-    names = {place: entry for entry, place in tokenizer.get_vocab().items()}
-    stop, counts = tokenizer.token_to_id("."), Counter(token for row in plain for token in row)
+    names = {place: entry for entry, place in plain_tokenizer(words).get_vocab().items()}
+    counts = Counter(token for row in plain for token in row)
     surprise = {token: -math.log((n + 1) / (len(plain) * LENGTH + 300)) for token, n in counts.items()}
     return {
-        "sentence-length": lambda row: -row.count(stop),
+        "sentence-length": lambda row: -sum(names[token] in (".", "▁.") for token in row),
         "unigram": lambda row: math.fsum(surprise[token] for token in row),
         "word-length": lambda row: sum(len(names[t].removeprefix("##")) for t in row if t >= len(SPECIALS)),
         "fragments": lambda row: -row.count(SEP),
     }
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("sort", ["sentence-length", "unigram", "word-length", "fragments"])
-def test_sequences_are_sorted_by_their_key(corpus, words, made: Artifact, monkeypatch, sort: str, sign: int):
+SORTS = ("sentence-length", "unigram", "word-length", "fragments")
+
+
+@pytest.mark.parametrize(
+    ("sort", "sign", "model"),
+    [
+        *((sort, sign, "wordpiece") for sort in SORTS for sign in (1, -1)),
+        *(("sentence-length", 1, model) for model in ("bpe", "unigram")),
+    ],
+)
+def test_sequences_are_sorted_by_their_key(corpus, monkeypatch, sort: str, sign: int, model: str):
     monkeypatch.setattr(tokenize_stage, "BLOCK", 7)
-    rows, plain = sequences_of(tokenized(corpus, words, sort=sort, descending=sign < 0)), sequences_of(made)
-    key = sort_keys(plain, words)[sort]
+    words = train_vocabulary.fn(Vocabulary(model=model, entries=300), corpus)
+    plain = sequences_of(tokenized(corpus, words))
+    rows, key = sequences_of(tokenized(corpus, words, sort=sort, descending=sign < 0)), sort_keys(plain, words)[sort]
     keys = [sign * key(row) for row in rows]
     assert sorted(rows) == sorted(plain)
     assert all(before <= after + 1e-9 for before, after in pairwise(keys))
@@ -259,7 +257,7 @@ def test_without_a_key_the_order_is_that_of_the_corpus_or_of_the_seed(corpus, wo
 
 
 @pytest.mark.parametrize("sort", ["none", "sentence-length"])
-def test_of_too_many_sequences_so_many_are_drawn(corpus: Artifact, words: Artifact, made: Artifact, sort: str):
+def test_of_too_many_sequences_so_many_are_drawn(corpus, words, made: Artifact, sort: str):
     plain, fewer = sequences_of(made), tokenized(corpus, words, max_sequences=60, sort=sort)
     found = sequences_of(fewer)
     assert fewer.stats["sequences"] == len(found) == fewer.stats["tokens"] / LENGTH == 60
@@ -287,13 +285,6 @@ def test_a_seed_without_effect_is_a_warning(corpus: Artifact, words: Artifact, c
     tokenized(corpus, words, seed=3, max_sequences=10)
     tokenized(corpus, words, seed=3, sort="random")
     assert "tokenize.seed" not in caplog.text
-
-
-def test_an_array_is_written_as_numpy_does_without_a_memory_map(tmp_path: Path):
-    for rows in (np.arange(12, dtype=np.uint16).reshape(6, 2), np.zeros((0, 2), np.uint32)):
-        np.save(tmp_path / "expected.npy", rows)
-        write_array(tmp_path / "written.npy", [rows[:4], rows[4:]], rows.shape, rows.dtype)
-        assert (tmp_path / "written.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
 
 
 @pytest.mark.parametrize("limit", [1000, 12_000])

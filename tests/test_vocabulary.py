@@ -30,18 +30,7 @@ from tasks.download import Download, download
 from tasks.store import Artifact, artifacts
 from tasks.text import encoding, vocabulary_training
 from tasks.text.encoding import Encoder, pieces
-from tasks.text.tokenizer import (
-    ALPHABET,
-    CLS,
-    LONGEST_DIVIDED,
-    MASK,
-    PAD,
-    SEP,
-    SPECIALS,
-    UNK,
-    load_tokenizer,
-    tokenizer_of,
-)
+from tasks.text.tokenizer import ALPHABET, CLS, MASK, PAD, SEP, SPECIALS, UNK, load_tokenizer, tokenizer_of
 from tasks.text.vocabulary_training import count, count_words, scaled, summed, train
 from tasks.text.words import COUNTS
 from tasks.vocabulary import Vocabulary, kind_of, train_vocabulary, usage
@@ -179,12 +168,11 @@ def test_transformers_and_tokenizers_load_the_folder_and_encode_as_we_do(
     assert [getattr(theirs, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")] == [0, 1, 2, 3, 4]
     texts = AWKWARD + [random_text(rng, sorted(known), 60) for _ in range(200)]
     assert encode(ours, texts) == [ours.encode(text, add_special_tokens=False).ids for text in texts]
-    [known] = encode(ours, [SENTENCE])
-    assert ours.decode(known) == SENTENCE
-    for text, ids in zip(AWKWARD[:6], encode(ours, AWKWARD[:6]), strict=True):
-        assert theirs(text)["input_ids"] == [CLS, *ids, SEP]
-        assert theirs(text, SENTENCE)["input_ids"] == [CLS, *ids, SEP, *known, SEP]
-    padded = theirs(["a", SENTENCE], padding=True)
+    [sentence, *awkward] = encode(ours, [SENTENCE, *AWKWARD[:6]])
+    assert ours.decode(sentence) == SENTENCE
+    assert theirs(AWKWARD[:6])["input_ids"] == [[CLS, *ids, SEP] for ids in awkward]
+    padded = theirs(["a", SENTENCE], ["the", SENTENCE], padding=True)
+    assert padded["input_ids"][1] == [CLS, *sentence, SEP, *sentence, SEP]
     assert padded["input_ids"][0][-1] == PAD
     assert padded["attention_mask"][0] == [int(token != PAD) for token in padded["input_ids"][0]]
     assert set(padded) == {"input_ids", "attention_mask"}
@@ -270,16 +258,13 @@ def test_a_sample_is_the_same_documents_in_any_order_and_of_about_the_size(store
     for number, order in enumerate((texts, texts[::-1])):
         corpus = corpus_of(tmp_path, order, part_megabytes=0.05)
         megabytes = corpus.stats["characters"] / 4e6
-        counts, used = count(corpus, megabytes, tmp_path / f"some-{number}", "count")
+        counts, used = count(corpus, megabytes, tmp_path / f"{number}", "count")
         assert counter(counts) == counter(count_words(chosen))
         assert used == {"documents": len(chosen), "characters": sum(map(len, chosen))}
         assert 0.8 < used["characters"] / (1e6 * megabytes) < 1.2
-        everything, used = count(corpus, 8 * megabytes, tmp_path / f"all-{number}", "count")
-        assert counter(everything) == counter(count_words(texts))
-        assert used == {name: corpus.stats[name] for name in ("documents", "characters")}
     made = train_vocabulary.fn(Vocabulary(entries=256, sample_megabytes=megabytes), corpus)
     assert (made.path / "tokenizer.json").read_text() == train(counts, 256).to_str(pretty=True)
-    assert made.stats["trained_on"]["documents"] == len(chosen)
+    assert {name: made.stats["trained_on"][name] for name in used} == used
 
 
 def test_counts_are_those_of_a_plain_split_in_pieces_and_batches_too(texts: list[str], monkeypatch):
@@ -317,7 +302,7 @@ def test_tokens_are_counted_as_encoded_and_long_words_by_their_characters(tokeni
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_word_too_long_to_divide_is_unknown_in_every_model(tokenizers: dict[str, Tokenizer], model: str):
-    plain, longest = tokenizers[model], "ab" * (LONGEST_DIVIDED // 2)
+    plain, longest = tokenizers[model], "ab" * 50_000
     [known, unknown, among] = encode(plain, [longest, f"{longest}c", f"the {longest * 50}, the"])
     assert known == plain.encode(longest, add_special_tokens=False).ids
     assert len(unknown) <= 2, "Unigram marks the beginning of a word with an entry of its own"
@@ -335,9 +320,8 @@ def test_the_entries_are_counted_by_their_kind_and_use(made: dict[str, Artifact]
     assert stats["entries"] == 1000 == stats["whole_words"] + stats["continuations"] + len(SPECIALS)
     assert stats["continuations"] == sum(word.startswith("##") for word in words)
     assert stats["unused"] == (entries["occurrences"][5:] == 0).sum()
-    assert {name: stats["trained_on"][name] for name in ("documents", "characters")} == {
-        name: corpus.stats[name] for name in ("documents", "characters")
-    }
+    for counted in ("documents", "characters"):
+        assert stats["trained_on"][counted] == corpus.stats[counted]
     for row in stats["table"]:
         own = entries[entries["kind"] == row["kind"]]["occurrences"]
         assert list(row.values())[1:4] == [len(own), (own == 0).sum(), (own < 100).sum()]
