@@ -14,7 +14,7 @@ from conftest import corpus_of, texts_of, with_duplicates, write_jsonl
 from flows.recipes import resolve
 from model import InputError
 from tasks import store as store_module
-from tasks.corpus.parts import Document, batches, documents_of, parts_of
+from tasks.corpus.parts import batches, documents_of, parts_of
 from tasks.deduplicate import Deduplicate, deduplicate, grouped
 from tasks.download import Download, download
 from tasks.store import Artifact
@@ -33,16 +33,11 @@ def corpus(store: Path, tmp_path: Path, toy_texts: list[str]) -> Artifact:
     return download.fn(Download(source="files", files=[str(tmp_path / "?.jsonl")], documents=0, part_megabytes=0.03))
 
 
-def first_of_each(documents: list[Document]) -> list[Document]:
-    found: dict[str, Document] = {}
-    for document in documents:
-        found.setdefault(document.text, document)
-    return list(found.values())
-
-
 def test_the_first_of_the_documents_of_one_text_is_kept_in_its_place(corpus: Artifact):
-    kept, before = deduplicate.fn(Deduplicate(), corpus), list(documents_of(corpus))
-    assert list(documents_of(kept)) == first_of_each(before)
+    kept, before, firsts = deduplicate.fn(Deduplicate(), corpus), list(documents_of(corpus)), {}
+    for document in before:
+        firsts.setdefault(document.text, document)
+    assert list(documents_of(kept)) == list(firsts.values())
     for part in parts_of(kept):
         here, there = ([d for batch in batches(path) for d in batch] for path in (part, corpus.path / part.name))
         assert set(here) <= set(there), "a document stays in its part"

@@ -37,36 +37,30 @@ def in_lines(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def texts() -> dict[str, list[str]]:
-    """Texts by source: among the prose special tokens, among the hex a word that is too long for the vocabulary."""
-    rng = random.Random(13)
-    return {
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prose, some of it special tokens, and junk, such as a word that is too long for the vocabulary, in mixed order."""
+    rng, path = random.Random(13), tmp_path_factory.mktemp("data") / "mixed.jsonl"
+    texts = {
         "prose": [f"{document(rng, 12)} [MASK] [SEP]", *(document(rng, rng.randint(3, 12)) for _ in range(199))],
         "hex": [rng.randbytes(600).hex(), *(in_lines(rng.randbytes(600).hex()) for _ in range(9))],
         "base64": [in_lines(base64.b64encode(rng.randbytes(600)).decode()) for _ in range(10)],
         "foreign": [f"漢字かな交じり文 {'あいう' * i}。" for i in range(5)],
     }
+    rows = [json.dumps({"text": text, "source": source}) for source in texts for text in texts[source]]
+    rng.shuffle(rows)
+    path.write_text("\n".join(rows))
+    return path
+
+
+def corpus_of(files: Path, part_megabytes: float = 0.02) -> Artifact:
+    return download.fn(Download(source="files", files=[str(files)], documents=0, part_megabytes=part_megabytes))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, list[str]]) -> Path:
-    """All texts in one shard, in a mixed but fixed order."""
-    folder = tmp_path_factory.mktemp("data")
-    rows = [{"text": text, "source": source} for source, of_source in texts.items() for text in of_source]
-    random.Random(1).shuffle(rows)
-    (folder / "mixed.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return folder
-
-
-def corpus_of(folder: Path, part_megabytes: float = 0.02) -> Artifact:
-    return download.fn(Download(source="files", files=[str(folder)], documents=0, part_megabytes=part_megabytes))
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Artifact]:
+def corpus(tmp_path_factory: pytest.TempPathFactory, shard: Path) -> Iterator[Artifact]:
     """The texts in several parts; what tests make of them is kept in one store."""
     with store_of_its_own(tmp_path_factory.mktemp("store")):
-        yield corpus_of(folder)
+        yield corpus_of(shard)
 
 
 def measured(made: Artifact) -> pd.DataFrame:
@@ -125,10 +119,10 @@ def test_measures_are_those_of_the_saved_tokenizer_on_each_document_alone(corpus
     assert made.stats["measured_with"] == {"vocabulary_entries": tokenizer.get_vocab_size(), "tokens_kept": kept}
 
 
-def test_a_measure_does_not_depend_on_the_part_or_batch_a_document_is_in(store: Path, folder: Path, monkeypatch):
-    whole = filtered(corpus_of(folder, part_megabytes=1024), 700)
+def test_a_measure_does_not_depend_on_the_part_or_batch_a_document_is_in(store: Path, shard: Path, monkeypatch):
+    whole = filtered(corpus_of(shard, part_megabytes=1024), 700)
     monkeypatch.setattr(part_writer, "ROW_GROUP_CHARACTERS", 5_000)
-    split = filtered(corpus_of(folder, part_megabytes=0.03), 700)
+    split = filtered(corpus_of(shard, part_megabytes=0.03), 700)
     assert (whole.stats["parts"], whole.stats["table"]) == (1, split.stats["table"])
     assert split.stats["parts"] > 2
     assert measured(whole).equals(measured(split))
@@ -223,16 +217,16 @@ def test_measures_of_other_documents_are_refused(corpus: Artifact, tmp_path: Pat
         list(filter_module.aligned(part, path))
 
 
-def test_measures_of_another_corpus_are_refused(corpus: Artifact, folder: Path):
-    for other in (corpus_of(folder, part_megabytes=1024), corpus_of(folder, part_megabytes=0.03)):
+def test_measures_of_another_corpus_are_refused(corpus: Artifact, shard: Path):
+    for other in (corpus_of(shard, part_megabytes=1024), corpus_of(shard, part_megabytes=0.03)):
         with pytest.raises(InputError, match=corpus.key):
             drop_incompressible.fn(Filter(), corpus, measure.fn(SMALL, other))
 
 
-def test_a_source_may_have_the_name_of_the_total(store: Path, tmp_path: Path, texts):
-    write_jsonl(tmp_path / "a.jsonl", texts["prose"][:150], "all")
-    write_jsonl(tmp_path / "b.jsonl", texts["hex"], "hex")
-    write_jsonl(tmp_path / "c.jsonl", texts["prose"][150:], '"all"')
+def test_a_source_may_have_the_name_of_the_total(store: Path, tmp_path: Path, toy_texts: list[str]):
+    write_jsonl(tmp_path / "a.jsonl", toy_texts[:150], "all")
+    write_jsonl(tmp_path / "b.jsonl", [in_lines(random.Random(i).randbytes(600).hex()) for i in range(10)], "hex")
+    write_jsonl(tmp_path / "c.jsonl", toy_texts[150:200], '"all"')
     corpus = corpus_of(tmp_path / "?.jsonl")
     made, strict = filtered(corpus, 700), filtered(corpus, 700, max_tokens_per_char=0.2)
     rows = [(row["source"], row["documents"], row["kept"]) for row in made.stats["table"]]

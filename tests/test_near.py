@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import corpus_of, texts_of
 
@@ -66,9 +65,7 @@ def families(seed: int, count: int = 40, size: int = 6) -> list[str]:
 
 
 @pytest.mark.parametrize(("seed", "least"), [(0, 0.5), (1, 0.72), (2, 0.9), (3, 1.0)])
-def test_with_many_bands_it_keeps_the_first_of_all_that_a_comparison_of_all_pairs_joins(
-    store, tmp_path, monkeypatch, seed: int, least: float
-):
+def test_many_bands_keep_the_first_of_all_that_a_naive_comparison_joins(store, tmp_path, monkeypatch, seed, least):
     monkeypatch.setattr(sorted_runs, "ENTRIES", 128)  # so that there are several ranges, blocks and slices
     for name, value in (("COMPARED", 500), ("BLOCK", 100), ("SLICE", 7)):
         monkeypatch.setattr(minhash, name, value)
@@ -142,17 +139,6 @@ def test_documents_of_the_same_words_are_compared_with_the_first_only(store: Pat
     made = deduplicate.fn(params(), corpus_of(tmp_path, texts, 1))
     assert texts_of(made) == texts[:1]
     assert made.stats["minhash"]["compared"] == 299
-
-
-def test_pairs_of_a_small_bucket_are_all_and_of_a_large_one_its_neighbours_and_first(tmp_path: Path):
-    (tmp_path / "bands").mkdir()
-    keys = np.repeat(np.array([7, 8, 9], dtype=np.uint64), [9, 1, 30])
-    sorted_runs.save_run(tmp_path / "bands/000-part-00000", keys, np.arange(40))
-    minhash.pair_up(0, 0, 2**64, tmp_path, tmp_path / "pairs")
-    found = set(zip(*(a.tolist() for a in sorted_runs.load_range([tmp_path / "pairs"], 0, 100)), strict=True))
-    small = {(later, earlier) for later in range(9) for earlier in range(later)}
-    large = {(a, b) for a in range(10, 40) for b in range(10, a) if a - b <= 8 or b == 10}
-    assert found == small | large
 
 
 def test_the_words_of_a_long_text_are_the_same_piece_by_piece_but_at_the_edges(monkeypatch: pytest.MonkeyPatch):

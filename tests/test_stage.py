@@ -223,9 +223,7 @@ def test_an_artifact_is_found_by_the_beginning_of_its_key(store: Path):
     ("maker", "place", "recorded", "again"),
     [(wayward, 0, True, True), (wayward, 1, True, True), (wayward, 0, False, False), (steady, 0, True, False)],
 )
-def test_a_stage_runs_again_exactly_when_an_input_that_varies_has_other_contents_than_recorded(
-    store: Path, maker, place: int, recorded: bool, again: bool
-):
+def test_a_stage_runs_again_exactly_when_an_input_that_varies_has_other_contents(store, maker, place, recorded, again):
     inputs = [maker.fn(Count(upto=number)) for number in range(2)]
     given = Count(), inputs[0], inputs[1:]
     made = follower.fn(*given)

@@ -101,9 +101,7 @@ def measured_of(made: Artifact) -> list[str]:
 
 
 @pytest.mark.parametrize("one_each", [False, True])
-def test_sequences_are_the_documents_of_a_part_one_after_the_other_cut_to_length(
-    corpus: Artifact, words: Artifact, texts: list[str], tmp_path: Path, one_each: bool
-):
+def test_sequences_are_the_documents_of_a_part_one_after_the_other(corpus, words, texts, tmp_path, one_each: bool):
     if one_each:  # a document in each part, the first shorter than a sequence
         corpus = corpus_of(tmp_path, ["Short text.", *sorted(texts, key=len)[10::6]], part_megabytes=0.000_01)
     made = tokenized(corpus, words)
@@ -162,9 +160,7 @@ def test_measured_documents_are_whole_and_in_the_order_of_their_digests(corpus, 
     assert all(row["tokens"] == len(tokenizer.encode(row["text"], add_special_tokens=False).ids) for row in rows)
 
 
-def test_the_same_documents_are_measured_whatever_vocabulary_length_order_parts_and_fraction(
-    corpus: Artifact, words: Artifact, tmp_path: Path, texts: list[str], few_measured: dict
-):
+def test_the_measured_documents_depend_on_the_texts_alone(corpus, words, tmp_path: Path, texts, few_measured: dict):
     shuffled = random.Random(5).sample(texts, len(texts))
     others = [
         ({}, corpus, train_vocabulary.fn(Vocabulary(entries=400), corpus)),
@@ -188,9 +184,7 @@ def test_a_first_document_of_more_than_the_limit_is_measured_alone():
     assert tokenize_stage.measured([], 5).tolist() == []
 
 
-def test_documents_held_out_are_about_as_many_as_asked_for_and_chosen_by_their_text_alone(
-    corpus: Artifact, words: Artifact, made: Artifact, tmp_path: Path, texts: list[str]
-):
+def test_as_many_are_held_out_as_asked_for_chosen_by_their_text_alone(corpus, words, made, tmp_path: Path, texts):
     held = set(held_of(made))
     assert 8 <= len(held) <= 35, "of 200, a tenth; within 3 standard deviations"
     rng = random.Random(99)

@@ -109,9 +109,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 
 @pytest.mark.parametrize(("seed", "workers", "threads", "order"), [("0", "1", "0", 1), ("4242", "2", "2", -1)])
-def test_fresh_processes_write_the_same_bytes_whatever_the_hash_seed_the_workers_and_the_order(
-    made: dict[str, Artifact], texts: list[str], seed: str, workers: str, threads: str, order: int
-):
+def test_fresh_processes_write_the_same_bytes_for_any_hash_seed_and_order(made, texts, seed, workers, threads, order):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input=json.dumps([MODELS, texts[::order]]),
@@ -158,9 +156,7 @@ def test_the_most_frequent_word_is_an_entry_of_unigram_however_often_it_occurs(t
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_transformers_and_tokenizers_load_the_folder_and_encode_as_we_do(
-    made: dict[str, Artifact], tokenizers: dict[str, Tokenizer], model: str
-):
+def test_transformers_and_tokenizers_load_the_folder_and_encode_as_we_do(made, tokenizers, model: str):
     ours, theirs = tokenizers[model], AutoTokenizer.from_pretrained(made[model].path)
     known, rng = ours.get_vocab(), random.Random(5)
     assert sorted(known.values()) == list(range(1000))
@@ -332,9 +328,7 @@ def test_the_entries_are_counted_by_their_kind_and_use(made: dict[str, Artifact]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_use_is_that_of_the_encoded_text_however_many_words_are_divided_at_once(
-    tokenizers: dict[str, Tokenizer], texts: list[str], model: str, monkeypatch
-):
+def test_use_is_that_of_the_encoded_text_however_many_words_are_divided_at_once(tokenizers, texts, model, monkeypatch):
     some = [text for text in texts if max(map(len, plain_words(text))) <= 100]
     expected = np.bincount(np.concatenate(encode(tokenizers[model], some)), minlength=1000)
     for divided, batches in ((1 << 12, 32), (3, 2)):
