@@ -13,11 +13,10 @@ from conftest import corpus_of, texts_of, with_duplicates, write_jsonl
 
 from flows.recipes import resolve
 from model import InputError
-from tasks import store as store_module
 from tasks.corpus.parts import batches, documents_of, parts_of
 from tasks.deduplicate import Deduplicate, deduplicate, grouped
 from tasks.download import Download, download
-from tasks.store import Artifact
+from tasks.store import WORK, Artifact
 from tasks.text.minhash import MinHash
 from tasks.text.substrings import Substring
 
@@ -88,7 +87,7 @@ def test_each_method_works_on_what_the_one_before_it_left(corpus: Artifact):
     other = deduplicate.fn(Deduplicate(methods=["minhash", "exact"]), corpus)
     assert other.stats["dropped"]["near-duplicate"]["documents"] > 0
     assert other.stats["dropped"]["duplicate"]["documents"] == 0, "the order is that of the list"
-    assert not (chained.path / store_module.WORK).exists()
+    assert not (chained.path / WORK).exists()
 
 
 def test_samples_show_both_of_a_pair(corpus: Artifact):

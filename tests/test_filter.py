@@ -18,13 +18,11 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from model import InputError
-from tasks import filter as filter_module
-from tasks import measure as measure_module
 from tasks.corpus import part_writer
 from tasks.corpus.parts import batches, documents_of, parts_of, unit_hash
 from tasks.download import Download, download
-from tasks.filter import Filter, drop_incompressible, reasons, verdicts
-from tasks.measure import MEASURES, RATIOS, Measure, measure
+from tasks.filter import Filter, drop_incompressible, filter_part, reasons, verdicts
+from tasks.measure import MEASURES, RATIOS, Measure, measure, measure_part, name_of
 from tasks.reports.filter_diff import compare
 from tasks.store import Artifact
 
@@ -137,7 +135,6 @@ def test_a_measure_does_not_depend_on_the_part_or_batch_a_document_is_in(store: 
         (3, {"max_tokens_per_char": 0.3}, "incompressible"),
         (3, {"max_tokens_per_char": float(np.nextafter(0.3, 1))}, "kept"),
         (0, {}, "no tokens"),
-        (2, {"max_tokens_per_char": None}, "kept"),
         (2, {"max_tokens_per_char": None, "max_zstd_ratio": 0.6}, "kept"),
         (2, {"max_tokens_per_char": None, "max_zstd_ratio": 0.5}, "incompressible by zstd"),
         (2, {"max_tokens_per_char": 0.2, "max_zstd_ratio": 0.5}, "incompressible"),
@@ -193,34 +190,21 @@ def test_a_row_group_without_documents_is_passed_over(tmp_path: Path, corpus: Ar
             file.write_table(table)
     (tmp_path / "out").mkdir()
     for path in (part, other):
-        counts = measure_module.measure_part(path, measure.fn(SMALL, corpus).path, tmp_path)
-        names = [path.name, measure_module.name_of(path)]
-        made = filter_module.filter_part(path, tmp_path / names[1], Filter(), tmp_path / "out")
+        counts = measure_part(path, measure.fn(SMALL, corpus).path, tmp_path)
+        names = [path.name, name_of(path)]
+        made = filter_part(path, tmp_path / names[1], Filter(), tmp_path / "out")
         written.append((counts, made, [pq.read_table(tmp_path / "out" / name).to_pylist() for name in names]))
     assert written[0] == written[1]
 
 
-@pytest.mark.parametrize(
-    ("column", "changed"),
-    [("id", lambda name: f"{name}0"), ("characters", lambda size: size + 1), ("", "fewer rows"), ("", "no row group")],
-)
-def test_measures_of_other_documents_are_refused(corpus: Artifact, tmp_path: Path, column: str, changed):
-    part, path = parts_of(corpus)[1], tmp_path / "measured-00001.parquet"
-    table = pq.read_table(measure.fn(SMALL, corpus).path / path.name)
-    if column:
-        values = pa.array(map(changed, table[column].to_pylist()))
-        table = table.set_column(table.column_names.index(column), column, values)
-    with pq.ParquetWriter(path, table.schema) as file:
-        if changed != "no row group":
-            file.write_table(table[1:] if changed == "fewer rows" else table)
-    with pytest.raises(InputError, match=path.name):
-        list(filter_module.aligned(part, path))
-
-
-def test_measures_of_another_corpus_are_refused(corpus: Artifact, shard: Path):
-    for other in (corpus_of(shard, part_megabytes=1024), corpus_of(shard, part_megabytes=0.03)):
-        with pytest.raises(InputError, match=corpus.key):
-            drop_incompressible.fn(Filter(), corpus, measure.fn(SMALL, other))
+@pytest.mark.parametrize("change", ["one part", "other parts", "other ids", "other text"])
+def test_measures_of_another_corpus_are_refused(corpus: Artifact, shard: Path, tmp_path: Path, change: str):
+    rows = shard.read_text().replace(". ", ".  " if change == "other text" else ". ")
+    other = tmp_path / ("other.jsonl" if change == "other ids" else shard.name)
+    other.write_text(rows)
+    measures = measure.fn(SMALL, corpus_of(other, {"one part": 1024, "other parts": 0.03}.get(change, 0.02)))
+    with pytest.raises(InputError, match=corpus.key):
+        drop_incompressible.fn(Filter(), corpus, measures)
 
 
 def test_a_source_may_have_the_name_of_the_total(store: Path, tmp_path: Path, toy_texts: list[str]):
