@@ -154,9 +154,7 @@ def test_the_verdict_names_the_first_limit_that_a_document_of_ten_characters_rea
 def test_a_filter_may_drop_all_of_which_nothing_is_left_to_measure(store: Path, tmp_path: Path):
     texts = ["漢字", "\N{GRINNING FACE}", "\N{ZERO WIDTH SPACE} \N{COMBINING ACUTE ACCENT}\n¿"]
     made = filtered(corpus_of(write_jsonl(tmp_path / "a.jsonl", texts), part_megabytes=1e-6), 700)
-    assert (
-        made.stats["dropped"]["no tokens"]["documents"] == made.stats["seen"]["documents"] == len(parts_of(made)) == 3
-    )
+    assert made.stats["dropped"]["no tokens"]["documents"] == len(parts_of(made)) == 3
     assert made.stats["documents"] == made.stats["characters"] == 0
     assert measured(made)["tokens_per_char"].tolist() == [0, 0, 0]
     assert made.stats["quantiles"]["tokens_per_char"]["all"]["50%"] == 0
@@ -195,9 +193,8 @@ def test_a_row_group_without_documents_is_passed_over(tmp_path: Path, corpus: Ar
 
 @pytest.mark.parametrize("change", ["one part", "other parts", "other ids", "other text"])
 def test_measures_of_another_corpus_are_refused(corpus: Artifact, shard: Path, tmp_path: Path, change: str):
-    rows = shard.read_text().replace(". ", ".  " if change == "other text" else ". ")
     other = tmp_path / ("other.jsonl" if change == "other ids" else shard.name)
-    other.write_text(rows)
+    other.write_text(shard.read_text().replace("[MASK]", "[MASK]." if change == "other text" else "[MASK]"))
     measures = measure.fn(SMALL, corpus_of(other, {"one part": 1024, "other parts": 0.01}.get(change, 0.02)))
     with pytest.raises(InputError, match=corpus.key):
         drop_incompressible.fn(Filter(), corpus, measures)
