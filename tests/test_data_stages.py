@@ -61,7 +61,7 @@ class Made(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]) -> Iterator[dict[str, Made]]:
-    """All stages on text of two sources in many parts, with duplicates, and a sentence of CoLA in every ninth document."""
+    """All stages on text of two sources in many parts, with duplicates, and a sentence of CoLA in every ninth text."""
     folder = tmp_path_factory.mktemp("stages")
     (folder / "glue" / "cola").mkdir(parents=True)
     pq.write_table(pa.table({"sentence": [PLANTED], "label": [-1]}), folder / "glue" / "cola" / "validation.parquet")

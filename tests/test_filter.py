@@ -36,7 +36,7 @@ def in_lines(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prose, some of it special tokens, and junk, such as a word that is too long for the vocabulary, in mixed order."""
+    """Prose, some of it special tokens, and junk, such as a word too long for the vocabulary, in mixed order."""
     rng, path = random.Random(13), tmp_path_factory.mktemp("data") / "mixed.jsonl"
     texts = {
         "prose": [f"{document(rng, 12)} [MASK] [SEP]", *(document(rng, rng.randint(3, 12)) for _ in range(199))],

@@ -23,7 +23,7 @@ def params(size: int) -> Deduplicate:
 
 
 def naive(texts: list[str], size: int) -> list[str | None]:
-    """Texts without the characters that are wholly in windows whose bytes occurred, and ended, before; None: dropped."""
+    """Texts without the characters that are wholly in windows that occurred, and ended, before; None: dropped."""
     first: dict[bytes, int] = {}
     begin, left = 0, []
     for text in texts:
