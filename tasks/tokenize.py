@@ -143,7 +143,7 @@ def hold_out(stems: list[str], work: Path, length: int, out: Path) -> dict:
     }
 
 
-def keys_of(sequences: np.ndarray, sort: str, tokenizer: Tokenizer) -> np.ndarray:
+def keys_of(sequences: np.memmap, sort: str, tokenizer: Tokenizer) -> np.ndarray:
     """The sort keys of the sequences: integers, so that sums don't depend on their order."""
     entries, length = tokenizer.get_vocab_size(), sequences.shape[1]
 
@@ -169,7 +169,7 @@ def keys_of(sequences: np.ndarray, sort: str, tokenizer: Tokenizer) -> np.ndarra
     return np.concatenate([worth[block].sum(axis=1) for block in blocks()])
 
 
-def order_of(sequences: np.ndarray, params: Tokenize, tokenizer: Tokenizer) -> np.ndarray:
+def order_of(sequences: np.memmap, params: Tokenize, tokenizer: Tokenizer) -> np.ndarray:
     """The order in which to write the sequences; ties stay in the order of the corpus."""
     if params.sort == "random":
         order = np.random.default_rng(params.seed).permutation(len(sequences))
@@ -181,10 +181,9 @@ def order_of(sequences: np.ndarray, params: Tokenize, tokenizer: Tokenizer) -> n
     return order[::-1] if params.descending else order
 
 
-def release(array: np.ndarray) -> None:
+def release(array: np.memmap) -> None:
     """Drop the pages of a memory-mapped file from this process's memory; the system may still cache them."""
-    if isinstance(array, np.memmap):
-        array._mmap.madvise(mmap.MADV_DONTNEED)
+    array._mmap.madvise(mmap.MADV_DONTNEED)
 
 
 def write_rows(path: Path, source: Path, order: np.ndarray) -> None:
@@ -217,7 +216,7 @@ def write_array(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...]
             file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
 
 
-def gather(files: list[Path], length: int, path: Path) -> np.ndarray:
+def gather(files: list[Path], length: int, path: Path) -> np.memmap:
     """The sequences of all parts, one after the other, memory-mapped."""
     arrays = [np.load(file, mmap_mode="r") for file in files]
 

@@ -61,7 +61,7 @@ class Made(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]) -> Iterator[dict[str, Made]]:
-    """All stages on text of two sources in many parts, with duplicates, and a sentence of CoLA in every ninth document."""
+    """All stages on text of two sources in many parts, with duplicates, and a sentence of CoLA in every ninth text."""
     folder = tmp_path_factory.mktemp("stages")
     (folder / "glue" / "cola").mkdir(parents=True)
     pq.write_table(pa.table({"sentence": [PLANTED], "label": [-1]}), folder / "glue" / "cola" / "validation.parquet")
@@ -114,9 +114,7 @@ def test_one_and_two_workers_write_the_same_bytes(stages: dict[str, Made], monke
 
 
 @pytest.mark.parametrize(("name", "module", "job", "entries"), JOBS, ids=[job[2] for job in JOBS])
-def test_after_an_interruption_the_same_bytes_are_written_and_finished_jobs_are_not_repeated(
-    stages: dict[str, Made], monkeypatch: pytest.MonkeyPatch, name: str, module, job: str, entries: int
-):
+def test_an_interruption_changes_no_byte_and_repeats_no_finished_job(stages, monkeypatch, name, module, job, entries):
     monkeypatch.setattr(sorted_runs, "ENTRIES", entries)
     artifact = stages[name].run()
     refresh(artifact)

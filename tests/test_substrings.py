@@ -2,6 +2,8 @@
 
 import json
 import random
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +22,8 @@ def params(size: int) -> Deduplicate:
     return Deduplicate(methods=["substring"], substring=Substring(bytes=size))
 
 
-def naive(texts: list[str], size: int) -> list[str]:
-    """What is left of the texts of which something is."""
-    return [text for text in naive_each(texts, size) if text is not None]
-
-
-def naive_each(texts: list[str], size: int) -> list[str | None]:
-    """Texts without the characters that are wholly in windows whose bytes occurred, and ended, before."""
+def naive(texts: list[str], size: int) -> list[str | None]:
+    """Texts without the characters that are wholly in windows that occurred, and ended, before; None: dropped."""
     first: dict[bytes, int] = {}
     begin, left = 0, []
     for text in texts:
@@ -36,20 +33,23 @@ def naive_each(texts: list[str], size: int) -> list[str | None]:
             if begin + i - first.setdefault(data[i : i + size], begin + i) >= size:
                 cut[i : i + size] = [True] * size
         begin += len(data) + size  # windows in different documents never overlap
-        pieces, at, before = [""], 0, False
+        gone, at = [], 0
         for character in text:
-            end = at + len(character.encode())
-            gone = all(cut[at:end])
-            if not gone and before and pieces[-1]:
-                pieces.append("")
-            if not gone:
-                pieces[-1] += character
-            at, before = end, gone
-        joined = pieces[0]
-        for piece in pieces[1:]:
-            joined += piece if joined[-1] in SPACE or piece[0] in SPACE else "\n" + piece
+            start, at = at, at + len(character.encode())
+            gone.append(all(cut[start:at]))
+        joined = ""
+        for is_gone, run in groupby(zip(text, gone, strict=True), key=itemgetter(1)):
+            piece = "" if is_gone else "".join(character for character, _ in run)
+            if joined and piece and joined[-1] not in SPACE and piece[0] not in SPACE:
+                joined += "\n"
+            joined += piece
         left.append(joined if joined.strip() or not any(cut) else None)
     return left
+
+
+def left_of(texts: list[str], size: int) -> list[str]:
+    """What is left of the texts of which something is."""
+    return [text for text in naive(texts, size) if text is not None]
 
 
 def random_texts(seed: int, alphabet: str, documents: int = 40) -> list[str]:
@@ -71,22 +71,15 @@ def random_texts(seed: int, alphabet: str, documents: int = 40) -> list[str]:
 
 @pytest.mark.parametrize("alphabet", ["ab", "a", "abc \n", "aé語😀", "語😀", "the of and, \t"])
 @pytest.mark.parametrize("size", [8, 13, 31])
-def test_what_is_left_is_what_a_search_through_all_windows_leaves(
-    store, tmp_path, monkeypatch, alphabet: str, size: int
-):
+def test_what_is_left_is_what_a_search_through_all_windows_leaves(store, tmp_path, monkeypatch, alphabet, size: int):
     for name, value in (("CHUNK", 300), ("BLOCK", 64), ("COMPARED", 200), ("HASHED", 0.1)):
         monkeypatch.setattr(substrings, name, value)  # so that windows and repeats cross chunks, blocks and ranges
     monkeypatch.setattr(sorted_runs, "ENTRIES", 200)
     texts = random_texts(size * 7 + len(alphabet), alphabet)
     made = corpus_of(tmp_path, texts, 0.002)
-    before = texts_of(made)
     kept = deduplicate.fn(params(size), made)
-    assert texts_of(kept) == naive(before, size)
+    assert texts_of(kept) == left_of(texts_of(made), size)
     assert kept.stats["substring"]["passages"]["number"] > 5
-
-
-def cut_texts(texts: list[str], folder: Path, size: int) -> list[str]:
-    return texts_of(deduplicate.fn(params(size), corpus_of(folder, texts, 0.002)))
 
 
 def fresh(rng: random.Random, words: int) -> str:
@@ -95,40 +88,26 @@ def fresh(rng: random.Random, words: int) -> str:
 
 
 @pytest.fixture
-def planted(rng: random.Random) -> tuple[list[str], list[str]]:
-    """Passages, and texts that hold each of them many times, among words of their own."""
-    passages = [fresh(rng, rng.randint(8, 60)) for _ in range(12)]
-    texts = []
+def planted(rng: random.Random) -> list[str]:
+    """Texts that have some passages in common, among words of their own."""
+    passages, texts = [fresh(rng, rng.randint(8, 60)) for _ in range(12)], []
     for _ in range(80):
         chosen = rng.choices(passages, k=rng.randint(0, 3))
         texts.append(" ".join([fresh(rng, 5), *(f"{passage} {fresh(rng, 4)}" for passage in chosen)]))
-    return passages, texts
+    return texts
 
 
-def test_of_each_passage_the_first_copy_stays_and_nothing_else_is_lost(store, tmp_path, planted):
-    passages, texts = planted
-    left = cut_texts(texts, tmp_path, 75)
-    assert left == naive(texts, 75)
-    for passage in passages:
-        first = next(i for i, text in enumerate(texts) if passage in text)
-        assert [text.count(passage) for text in left] == [int(i == first) for i in range(len(texts))]
-    for before, after in zip(texts, left, strict=True):
-        own = [word[2:-2] for word in before.split() if not any(word in passage for passage in passages)]
-        assert [word for word in own if word in after] == own, "but for a letter that follows the copies by chance"
-
-
-def test_what_is_left_has_no_passage_twice_and_a_second_run_cuts_nothing(store, tmp_path, planted):
-    _, texts = planted
-    once = deduplicate.fn(params(75), corpus_of(tmp_path, texts, 0.002))
-    seen: set[str] = set()
-    for document in documents_of(once):
-        for piece in document.text.split("\n"):
-            windows = [piece[i : i + 75] for i in range(len(piece) - 74)]
-            assert not seen & set(windows)
-            seen.update(windows)
+def test_what_is_left_has_no_passage_twice_and_a_second_run_cuts_nothing(store, tmp_path, planted: list[str]):
+    once = deduplicate.fn(params(75), corpus_of(tmp_path, planted, 0.002))
+    left, seen = texts_of(once), set()
+    assert left == left_of(planted, 75)
+    for piece in (piece for text in left for piece in text.split("\n")):
+        here = {piece[i : i + 75] for i in range(len(piece) - 74)}
+        assert not seen & here
+        seen |= here
     assert once.stats["substring"]["passages"]["number"] > 50
     twice = deduplicate.fn(params(75), once)
-    assert texts_of(twice) == texts_of(once)
+    assert texts_of(twice) == left
     assert twice.stats["substring"]["passages"] == {"number": 0, "largest": 0, "sizes": {}}
 
 
@@ -154,53 +133,44 @@ CUTS = {  # texts, and what is left of them; passages of 75 bytes or more are cu
         [PASSAGE, "short", f"\n {PASSAGE} \u00a0", PASSAGE, "short"],
         [PASSAGE, "short", "short"],
     ),
+    "a run of one thing keeps its beginning": (
+        ["-" * 500, "start " + "=+" * 400 + " end", "-" * 80],
+        ["-" * 75, "start " + "=+" * 38 + " end"],
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CUTS)
 def test_passages_of_enough_bytes_are_cut(store: Path, tmp_path: Path, case: str):
     texts, left = CUTS[case]
-    assert cut_texts(texts, tmp_path, 75) == left == naive(texts, 75)
-
-
-def test_a_run_of_one_thing_keeps_its_beginning(store: Path, tmp_path: Path):
-    texts = ["-" * 500, "start " + "=+" * 400 + " end", "-" * 80]
-    left = cut_texts(texts, tmp_path, 75)
-    assert left == naive(texts, 75)
-    assert left[0] == "-" * 75
-    assert len(left) == 2
-    assert len(left[1]) < 200
+    made = deduplicate.fn(params(75), corpus_of(tmp_path, texts, 0.002))
+    assert texts_of(made) == left == left_of(texts, 75)
 
 
 def test_hashes_that_collide_by_chance_cut_nothing_that_did_not_stand_before(store, tmp_path, monkeypatch):
     made = corpus_of(tmp_path, random_texts(3, "abc ", 80), 0.002)
-    before = {d.id: d.text for d in documents_of(made)}
-    fully = dict(zip(before, naive_each(list(before.values()), 13), strict=True))
-    whole = windows.gram_hashes
+    before, whole = {d.id: d.text for d in documents_of(made)}, windows.gram_hashes
     monkeypatch.setattr(windows, "gram_hashes", lambda data, n: whole(data, n) << np.uint64(56))
     left = {d.id: d.text for d in documents_of(deduplicate.fn(params(13), made))}
-    sizes = [sum(len(text or "") for text in texts.values()) for texts in (fully, left, before)]
+    fully = [text or "" for text in naive(list(before.values()), 13)]
+    sizes = [sum(map(len, texts)) for texts in (fully, left.values(), before.values())]
     assert sizes[0] < sizes[1] < sizes[2], "some copies are missed, not all"
-    for name, text in fully.items():
+    for name, text in zip(before, fully, strict=True):
         rest = iter(left.get(name, "").replace("\n", ""))
-        assert all(character in rest for character in (text or "").replace("\n", "")), (
-            "all that must stay is there, in order"
-        )
+        assert all(character in rest for character in text.replace("\n", "")), "all that must stay, in order"
 
 
 def test_samples_say_what_was_cut_and_where_it_stood_first(store: Path, tmp_path: Path, planted):
-    _, texts = planted
-    made = corpus_of(tmp_path, texts, 0.002)
+    made = corpus_of(tmp_path, planted, 0.002)
     kept = deduplicate.fn(params(75), made)
     rows = [json.loads(line) for line in (kept.path / "duplicates.jsonl").read_text().splitlines()]
     whole = {d.id: d.text.encode() for d in documents_of(made)}
-    assert len(rows) == 20 or len({row["text"] for row in rows}) == len(rows) > 8
     names = list(whole)
+    assert 8 < len(rows) <= 20
     for row in rows:
         first, other = row["kept"], row["cut"]
-        text = whole[other["id"]][other["byte"] : other["byte"] + row["bytes"]].decode()
-        assert row["text"] == text[:300]
-        start = whole[first["id"]][first["byte"] :]
-        assert start.startswith(text.encode()[:70])
+        data = whole[other["id"]][other["byte"] : other["byte"] + row["bytes"]]
+        assert row["text"] == data.decode()[:300]
+        assert whole[first["id"]][first["byte"] :].startswith(data[:70])
         assert (names.index(first["id"]), first["byte"]) < (names.index(other["id"]), other["byte"])
-        assert not any(text.encode()[:75] in whole[name] for name in names[: names.index(first["id"])])
+        assert not any(data[:75] in whole[name] for name in names[: names.index(first["id"])])

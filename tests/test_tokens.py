@@ -5,7 +5,7 @@ import math
 import random
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,19 +14,24 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import corpus_of, document, filtered, store_of_its_own
 from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
 
 from model import InputError
 from tasks import tokenize as tokenize_stage
 from tasks.corpus.parts import SCHEMA, batches, documents_of, parts_of, unit_hash
-from tasks.store import Artifact
+from tasks.store import Artifact, refresh
 from tasks.text.tokenizer import PAD, SEP, SPECIALS, UNK
-from tasks.tokenize import Tokenize, keys_of, order_of, tokenize, write_array
+from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary
 
 LENGTH = 16
-PLAIN = Tokenize(length=LENGTH, heldout_fraction=0.1, sort="none")
 AWKWARD = ["a [SEP] b [PAD] c [MASK]", "word " + "x" * 101 + " word", "漢字", "Dr. Who... waited. No. 5!", "é\r\n\tü"]
+
+
+def tokenized(corpus: Artifact, words: Artifact, **changes: object) -> Artifact:
+    """The sequences of a corpus, in its order if the changes do not say otherwise."""
+    return tokenize.fn(
+        Tokenize(**{"length": LENGTH, "heldout_fraction": 0.1, "sort": "none", **changes}), corpus, words
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +54,16 @@ def words(corpus: Artifact) -> Artifact:
     return train_vocabulary.fn(Vocabulary(entries=300), corpus)
 
 
+@pytest.fixture(scope="module")
+def made(corpus: Artifact, words: Artifact) -> Artifact:
+    return tokenized(corpus, words)
+
+
 @pytest.fixture
-def few_measured(monkeypatch: pytest.MonkeyPatch) -> Tokenize:
-    """Params for which the held-out loss is measured on a few documents only; other ones than those of other tests."""
+def few_measured(monkeypatch: pytest.MonkeyPatch) -> dict:
+    """Changes with which the held-out loss is measured on a few documents; no other test makes the same artifact."""
     monkeypatch.setattr(tokenize_stage.measured, "__defaults__", (2000,))
-    return PLAIN.model_copy(update={"seed": 1})
+    return {"seed": 1}
 
 
 def sequences_of(made: Artifact) -> list[list[int]]:
@@ -90,52 +100,49 @@ def measured_of(made: Artifact) -> list[str]:
     return [found[place] for place in range(len(found))]
 
 
-def test_sequences_are_the_documents_of_a_part_one_after_the_other_cut_to_length(corpus: Artifact, words: Artifact):
-    made = tokenize.fn(PLAIN, corpus, words)
+@pytest.mark.parametrize("one_each", [False, True])
+def test_sequences_are_the_documents_of_a_part_one_after_the_other(corpus, words, texts, tmp_path, one_each: bool):
+    if one_each:  # a document in each part, the first shorter than a sequence
+        corpus = corpus_of(tmp_path, ["Short text.", *sorted(texts, key=len)[10::6]], part_megabytes=0.000_01)
+    made = tokenized(corpus, words)
     train, lost = packed(corpus, words, set(held_of(made)))
-    assert sequences_of(made) == train
+    array = np.load(made.path / "sequences.npy")
+    assert array.tolist() == train
+    assert (array.dtype, array.shape) == (np.uint16, (len(train), LENGTH))
     assert made.stats["tokens_lost_at_part_ends"] == lost > 0
     assert corpus.stats["parts"] > 3
-    array = np.load(made.path / "sequences.npy", mmap_mode="r")
-    assert (array.dtype, array.shape) == (np.uint16, (len(train), LENGTH))
 
 
-def test_counts_add_up(corpus: Artifact, words: Artifact, texts: list[str]):
-    made = tokenize.fn(PLAIN, corpus, words)
+def test_counts_add_up(made: Artifact, words: Artifact, texts: list[str]):
     stats, held, tokenizer = made.stats, set(held_of(made)), plain_tokenizer(words)
     encoded = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in texts}
-    trained = [text for text in texts if text not in held]
-    assert stats["documents"] == len(trained)
-    assert stats["characters"] == sum(map(len, trained))
-    assert stats["drawn_from"]["tokens"] == sum(len(encoded[text]) + 1 for text in trained)
-    assert stats["drawn_from"]["tokens"] == stats["sequences"] * LENGTH + stats["tokens_lost_at_part_ends"]
-    assert stats["tokens"] == stats["sequences"] * LENGTH
+
+    def sizes(chosen: Iterable[str]) -> dict[str, int]:
+        chosen = list(chosen)
+        tokens = sum(len(encoded[text]) + 1 for text in chosen)
+        return {"documents": len(chosen), "characters": sum(map(len, chosen)), "tokens": tokens}
+
+    trained = sizes(text for text in texts if text not in held)
+    assert {**{name: stats[name] for name in trained}, "tokens": stats["drawn_from"]["tokens"]} == trained
+    assert stats["tokens"] == stats["sequences"] * LENGTH == trained["tokens"] - stats["tokens_lost_at_part_ends"]
     assert stats["sequences"] == stats["drawn_from"]["sequences"] == len(sequences_of(made))
     assert stats["unknown_tokens"] == sum(ids.count(UNK) for ids in encoded.values()) == 1
-    measured = stats["heldout"].pop("measured")
-    assert stats["heldout"] == {
-        "documents": len(held),
-        "characters": sum(map(len, held)),
-        "tokens": sum(len(encoded[text]) + 1 for text in held),
-    }
-    assert measured.pop("digest") == tokenize_stage.digest_of(measured_of(made))
-    assert measured == {
-        "documents": len(held),
-        "characters": sum(map(len, held)),
+    assert stats["heldout"].pop("measured") == {
+        **sizes(held),
         "bytes": sum(len(text.encode()) for text in held),
         "tokens": sum(len(encoded[text]) for text in held),
         "unknown_tokens": sum(encoded[text].count(UNK) for text in held),
         "sequences": len(np.load(made.path / "heldout.npy")),
+        "digest": tokenize_stage.digest_of(measured_of(made)),
     }
-    every = sum(len(ids) + 1 for ids in encoded.values())
-    assert stats["characters_per_token"] == pytest.approx(sum(map(len, texts)) / every, abs=5.1e-5)
+    assert stats["heldout"] == sizes(held)
+    every = sizes(texts)
+    assert stats["characters_per_token"] == pytest.approx(every["characters"] / every["tokens"], abs=5.1e-5)
     assert stats["entries"] == 300
 
 
-def test_measured_documents_are_whole_and_in_the_order_of_their_digests(
-    corpus: Artifact, words: Artifact, few_measured
-):
-    made = tokenize.fn(few_measured, corpus, words)
+def test_measured_documents_are_whole_and_in_the_order_of_their_digests(corpus, words, few_measured: dict):
+    made = tokenized(corpus, words, **few_measured)
     found, tokenizer = measured_of(made), plain_tokenizer(words)
     assert found == sorted(held_of(made), key=unit_hash)[: len(found)]
     sizes = [len(text) for text in found]
@@ -153,9 +160,7 @@ def test_measured_documents_are_whole_and_in_the_order_of_their_digests(
     assert all(row["tokens"] == len(tokenizer.encode(row["text"], add_special_tokens=False).ids) for row in rows)
 
 
-def test_the_same_documents_are_measured_whatever_vocabulary_length_order_parts_and_fraction(
-    corpus: Artifact, words: Artifact, tmp_path: Path, texts: list[str], few_measured: Tokenize
-):
+def test_the_measured_documents_depend_on_the_texts_alone(corpus, words, tmp_path: Path, texts, few_measured: dict):
     shuffled = random.Random(5).sample(texts, len(texts))
     others = [
         ({}, corpus, train_vocabulary.fn(Vocabulary(entries=400), corpus)),
@@ -164,8 +169,8 @@ def test_the_same_documents_are_measured_whatever_vocabulary_length_order_parts_
         ({"heldout_fraction": 0.2}, corpus, words),
         ({}, corpus_of(tmp_path, shuffled, part_megabytes=1), words),
     ]
-    base = tokenize.fn(few_measured, corpus, words)
-    found = [tokenize.fn(few_measured.model_copy(update=change), *given) for change, *given in others]
+    base = tokenized(corpus, words, **few_measured)
+    found = [tokenized(*given, **few_measured, **changes) for changes, *given in others]
     assert all(measured_of(made) == measured_of(base) for made in found)
     digests = [made.stats["heldout"]["measured"]["digest"] for made in (base, *found)]
     assert len(set(digests)) == 1
@@ -179,166 +184,101 @@ def test_a_first_document_of_more_than_the_limit_is_measured_alone():
     assert tokenize_stage.measured([], 5).tolist() == []
 
 
-def test_documents_held_out_are_about_as_many_as_asked_for_and_chosen_by_their_text_alone(
-    corpus: Artifact, words: Artifact, tmp_path: Path, texts: list[str]
-):
-    held = set(held_of(tokenize.fn(PLAIN, corpus, words)))
+def test_as_many_are_held_out_as_asked_for_chosen_by_their_text_alone(corpus, words, made, tmp_path: Path, texts):
+    held = set(held_of(made))
     assert 8 <= len(held) <= 35, "of 200, a tenth; within 3 standard deviations"
     rng = random.Random(99)
-    others = [document(rng, 3) for _ in range(200)]
-    mixed = texts[::-1] + others
+    mixed = texts * 2 + [document(rng, 3) for _ in range(200)]
     rng.shuffle(mixed)
-    more = tokenize.fn(PLAIN.model_copy(update={"sort": "unigram", "length": 32}), corpus_of(tmp_path, mixed, 1), words)
-    assert set(held_of(more)) & set(texts) == held
-    assert set(held_of(more)) - set(texts)
-    fewer = tokenize.fn(PLAIN.model_copy(update={"heldout_fraction": 0.05}), corpus, words)
+    times = Counter(held_of(tokenized(corpus_of(tmp_path, mixed, 1), words, sort="unigram", length=32)))
+    assert {text: times.pop(text) for text in set(texts) & set(times)} == dict.fromkeys(held, 2)
+    assert times, "some of the others too"
+    fewer = tokenized(corpus, words, heldout_fraction=0.05)
     assert set(held_of(fewer)) < held, "a smaller fraction holds out some of the same"
 
 
-def test_equal_texts_are_held_out_together(store: Path, tmp_path: Path, texts: list[str]):
-    corpus = corpus_of(tmp_path, texts * 2)
-    made = tokenize.fn(PLAIN, corpus, train_vocabulary.fn(Vocabulary(entries=300), corpus))
-    assert set(Counter(held_of(made)).values()) == {2}
-
-
-def test_held_out_documents_are_kept_as_they_were(corpus: Artifact, words: Artifact):
-    made = tokenize.fn(PLAIN, corpus, words)
-    table = pq.read_table(made.path / "heldout.parquet")
-    held = set(held_of(made))
+def test_held_out_documents_are_kept_as_they_were(corpus: Artifact, words: Artifact, made: Artifact):
+    table, held = pq.read_table(made.path / "heldout.parquet"), set(held_of(made))
     assert table.select(SCHEMA.names).to_pylist() == [d._asdict() for d in documents_of(corpus) if d.text in held]
     assert (made.path / "tokenizer.json").read_bytes() == (words.path / "tokenizer.json").read_bytes()
     before, after = (json.loads((a.path / "tokenizer_config.json").read_text()) for a in (words, made))
     assert after == before | {"model_max_length": LENGTH}
 
 
-@pytest.mark.parametrize("model", ["bpe", "unigram"])
-def test_full_stops_are_found_whatever_the_model_calls_them(corpus: Artifact, model: str):
-    words = train_vocabulary.fn(Vocabulary(model=model, entries=300), corpus)
-    found = sequences_of(tokenize.fn(PLAIN.model_copy(update={"sort": "sentence-length"}), corpus, words))
-    tokenizer = plain_tokenizer(words)
-    stops = [sum(tokenizer.id_to_token(i).lstrip("▁") == "." for i in row) for row in found]
-    assert stops == sorted(stops, reverse=True)
-    assert stops[0] > stops[-1]
-
-
 def sort_keys(plain: list[list[int]], words: Artifact) -> dict[str, Callable[[list[int]], float]]:
     """What each sort sorts sequences by, in plain Python."""
-    tokenizer = plain_tokenizer(words)
-    names = {place: entry for entry, place in tokenizer.get_vocab().items()}
-    stop, counts = tokenizer.token_to_id("."), Counter(token for row in plain for token in row)
+    names = {place: entry for entry, place in plain_tokenizer(words).get_vocab().items()}
+    counts = Counter(token for row in plain for token in row)
     surprise = {token: -math.log((n + 1) / (len(plain) * LENGTH + 300)) for token, n in counts.items()}
     return {
-        "sentence-length": lambda row: -row.count(stop),
+        "sentence-length": lambda row: -sum(names[token] in (".", "▁.") for token in row),
         "unigram": lambda row: math.fsum(surprise[token] for token in row),
         "word-length": lambda row: sum(len(names[t].removeprefix("##")) for t in row if t >= len(SPECIALS)),
         "fragments": lambda row: -row.count(SEP),
     }
 
 
-@pytest.mark.parametrize("sort", ["sentence-length", "unigram", "word-length", "fragments"])
-def test_sequences_are_sorted_by_their_key(corpus: Artifact, words: Artifact, monkeypatch, sort: str):
-    plain = sequences_of(tokenize.fn(PLAIN, corpus, words))
-    key = sort_keys(plain, words)[sort]
+SORTS = ("sentence-length", "unigram", "word-length", "fragments")
+
+
+@pytest.mark.parametrize(
+    ("sort", "sign", "model"),
+    [
+        *((sort, sign, "wordpiece") for sort in SORTS for sign in (1, -1)),
+        *(("sentence-length", 1, model) for model in ("bpe", "unigram")),
+    ],
+)
+def test_sequences_are_sorted_by_their_key(corpus, monkeypatch, sort: str, sign: int, model: str):
     monkeypatch.setattr(tokenize_stage, "BLOCK", 7)
-    rows = sequences_of(tokenize.fn(PLAIN.model_copy(update={"sort": sort}), corpus, words))
+    words = train_vocabulary.fn(Vocabulary(model=model, entries=300), corpus)
+    plain = sequences_of(tokenized(corpus, words))
+    rows, key = sequences_of(tokenized(corpus, words, sort=sort, descending=sign < 0)), sort_keys(plain, words)[sort]
+    keys = [sign * key(row) for row in rows]
     assert sorted(rows) == sorted(plain)
-    keys = [key(row) for row in rows]
     assert all(before <= after + 1e-9 for before, after in pairwise(keys))
     assert keys[0] < keys[-1]
-    assert sort == "unigram" or rows == sorted(plain, key=key), "ties stay in the order of the corpus"
+    assert sort == "unigram" or rows == sorted(plain, key=lambda row: sign * key(row)), "ties stay as in the corpus"
 
 
-@pytest.fixture(scope="module")
-def letters() -> Tokenizer:
-    """A vocabulary of 40 entries, whose tenth is the full stop; the lengths of the others differ."""
-    entries = [*SPECIALS, *(chr(97 + i) * (1 + i % 7) for i in range(4)), ".", *(f"##{'z' * i}" for i in range(1, 31))]
-    return Tokenizer(WordPiece({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]"))
-
-
-@pytest.mark.parametrize("sort", ["sentence-length", "unigram", "word-length", "fragments"])
-def test_descending_is_the_other_way_round_with_ties_in_order(sort: str, letters: Tokenizer):
-    rows = np.random.default_rng(2).integers(0, 40, size=(300, LENGTH)).astype(np.uint16)
-    keys = keys_of(rows, sort, letters).tolist()
-    order = order_of(rows, Tokenize(sort=sort, descending=True), letters).tolist()
-    assert order == sorted(range(300), key=lambda i: (-keys[i], i))
-    assert keys[order[0]] > keys[order[-1]]
-
-
-def test_without_a_key_the_order_is_that_of_the_corpus_or_of_the_seed(letters: Tokenizer):
-    rows = np.random.default_rng(0).integers(5, 40, size=(200, LENGTH)).astype(np.uint16)
-
-    def order(**settings: object) -> list[int]:
-        return order_of(rows, Tokenize(**settings), letters).tolist()
-
-    assert order(sort="none") == list(range(200)) == order(sort="none", descending=True)[::-1]
-    assert order(sort="random") == order(sort="random") != order(sort="random", seed=1)
-    assert sorted(order(sort="random")) == list(range(200)) != order(sort="random")
+def test_without_a_key_the_order_is_that_of_the_corpus_or_of_the_seed(corpus, words, made: Artifact):
+    plain, drawn = sequences_of(made), tokenized(corpus, words, sort="random")
+    found = sequences_of(drawn)
+    assert sequences_of(tokenized(corpus, words, descending=True)) == plain[::-1]
+    assert sorted(found) == sorted(plain)
+    assert plain != found != sequences_of(tokenized(corpus, words, sort="random", seed=1))
+    refresh(drawn)
+    assert sequences_of(tokenized(corpus, words, sort="random")) == found
 
 
 @pytest.mark.parametrize("sort", ["none", "sentence-length"])
-def test_of_too_many_sequences_so_many_are_drawn(corpus: Artifact, words: Artifact, sort: str):
-    plain = sequences_of(tokenize.fn(PLAIN, corpus, words))
-    limited = PLAIN.model_copy(update={"max_sequences": 60, "sort": sort})
-    made = tokenize.fn(limited, corpus, words)
-    found = sequences_of(made)
-    assert made.stats["sequences"] == len(found) == 60
-    assert made.stats["drawn_from"]["sequences"] == len(plain) > 120
-    assert made.stats["tokens"] == 60 * LENGTH
-    assert made.stats["drawn_from"]["tokens"] == len(plain) * LENGTH + made.stats["tokens_lost_at_part_ends"]
+def test_of_too_many_sequences_so_many_are_drawn(corpus, words, made: Artifact, sort: str):
+    plain, fewer = sequences_of(made), tokenized(corpus, words, max_sequences=60, sort=sort)
+    found = sequences_of(fewer)
+    assert fewer.stats["sequences"] == len(found) == fewer.stats["tokens"] / LENGTH == 60
+    assert fewer.stats["drawn_from"] == made.stats["drawn_from"]
     assert not Counter(map(tuple, found)) - Counter(map(tuple, plain)), "none is drawn twice"
-    other = sequences_of(tokenize.fn(limited.model_copy(update={"seed": 1}), corpus, words))
-    assert sorted(other) != sorted(found)
-    if sort == "none":
-        places = [i for i, row in enumerate(plain) if row in found]
-        assert [row for row in plain if row in found] == found, "in the order of the corpus"
-        assert places[0] < len(plain) / 4 < 3 * len(plain) / 4 < places[-1]
-    else:
-        stop = plain_tokenizer(words).token_to_id(".")
-        stops = [row.count(stop) for row in found]
-        assert stops == sorted(stops, reverse=True)
-    exact = tokenize.fn(PLAIN.model_copy(update={"max_sequences": len(plain)}), corpus, words)
-    assert sequences_of(exact) == plain
+    places = [i for i, row in enumerate(plain) if row in found]
+    assert places[0] < len(plain) / 4 < 3 * len(plain) / 4 < places[-1]
+    drawn, stop = [plain[i] for i in places], plain_tokenizer(words).token_to_id(".")
+    assert found == (drawn if sort == "none" else sorted(drawn, key=lambda row: -row.count(stop)))
+    assert sorted(sequences_of(tokenized(corpus, words, max_sequences=60, sort=sort, seed=1))) != sorted(found)
+    assert sequences_of(tokenized(corpus, words, max_sequences=len(plain))) == plain
 
 
-def test_parts_too_short_for_a_sequence_are_lost_and_counted(store: Path, tmp_path: Path, texts: list[str]):
-    mixed = ["Short text.", *sorted((text for text in texts if len(text) > 10), key=len)[::6]]
-    corpus = corpus_of(tmp_path, mixed, part_megabytes=0.000_01)
-    words = train_vocabulary.fn(Vocabulary(entries=256), corpus)
-    made = tokenize.fn(PLAIN, corpus, words)
-    train, lost = packed(corpus, words, set(held_of(made)))
-    assert sequences_of(made) == train
-    assert made.stats["tokens_lost_at_part_ends"] == lost
-    assert corpus.stats["parts"] == len(mixed)
-    assert len(plain_tokenizer(words).encode(mixed[0]).ids) < LENGTH
-
-
-def test_a_corpus_of_less_than_one_sequence_is_refused_with_its_tokens(
-    corpus: Artifact, words: Artifact, tmp_path: Path
-):
-    few = corpus_of(tmp_path, ["the river"])
+def test_a_corpus_of_less_than_one_sequence_is_refused_with_its_tokens(corpus, words, tmp_path: Path):
     with pytest.raises(InputError, match=r"gives \d tokens, less than one sequence of 16"):
-        tokenize.fn(PLAIN.model_copy(update={"heldout_fraction": 1e-9}), few, words)
-    nothing = filtered(corpus, max_tokens_per_char=0.001)
+        tokenized(corpus_of(tmp_path, ["the river"]), words, heldout_fraction=1e-9)
     with pytest.raises(InputError, match="gives 0 tokens"):
-        tokenize.fn(PLAIN, nothing, words)
-    with pytest.raises(InputError, match="no text left"):
-        train_vocabulary.fn(Vocabulary(), nothing)
+        tokenized(filtered(corpus, max_tokens_per_char=0.001), words)
 
 
 def test_a_seed_without_effect_is_a_warning(corpus: Artifact, words: Artifact, caplog):
-    tokenize.fn(PLAIN.model_copy(update={"seed": 3}), corpus, words)
+    tokenized(corpus, words, seed=3)
     assert "tokenize.seed has no effect" in caplog.text
     caplog.clear()
-    tokenize.fn(PLAIN.model_copy(update={"seed": 3, "max_sequences": 10}), corpus, words)
-    tokenize.fn(PLAIN.model_copy(update={"seed": 3, "sort": "random"}), corpus, words)
+    tokenized(corpus, words, seed=3, max_sequences=10)
+    tokenized(corpus, words, seed=3, sort="random")
     assert "tokenize.seed" not in caplog.text
-
-
-def test_an_array_is_written_as_numpy_does_without_a_memory_map(tmp_path: Path):
-    for rows in (np.arange(12, dtype=np.uint16).reshape(6, 2), np.zeros((0, 2), np.uint32)):
-        np.save(tmp_path / "expected.npy", rows)
-        write_array(tmp_path / "written.npy", [rows[:4], rows[4:]], rows.shape, rows.dtype)
-        assert (tmp_path / "written.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
 
 
 @pytest.mark.parametrize("limit", [1000, 12_000])
@@ -347,6 +287,6 @@ def test_a_file_that_may_not_grow_is_an_input_error(corpus, words, limit: int):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         with pytest.raises(InputError, match="tokenize can't continue"):
-            tokenize.fn(Tokenize(length=32, heldout_fraction=0.3), corpus, words)
+            tokenized(corpus, words, length=32, heldout_fraction=0.3, sort="sentence-length")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
