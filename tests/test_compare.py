@@ -7,12 +7,13 @@ import pytest
 from conftest import store_of_its_own
 from test_report import BERT, HELDOUT, finetuned, lineage, made, rows_of, section, with_scores, written
 
-from flows.cli.compare import NEEDED, compare, named, text
+from flows.cli.compare import NEEDED, Run, compare, named, pretraining, text
 from model import InputError
 from tasks.reports import common
 from tasks.store import Artifact
 
 CRAMMING, MODERN = common.TITLES["cramming"], common.TITLES["modern"]
+ELSEWHERE = HELDOUT | {"digest": "d2"}
 PARAMETERS, NO_DIFFERENCE = "Differing parameters", "No difference is shown"
 
 
@@ -24,9 +25,8 @@ def report_of(runs: list[Artifact], title: str) -> Artifact:
 def variant(key: str, stage_name: str = "tokenize", **params) -> dict[str, dict]:
     """The manifests of another model, made from the same artifacts up to a stage, whose params differ in these."""
     manifests, own = lineage(key), lineage()
-    order = [about["stage"] for about in own.values()]
-    shared = order.index(stage_name)
-    found = dict(list(own.items())[:shared]) | dict(list(manifests.items())[shared:])
+    first = [about["stage"] for about in own.values()].index(stage_name)
+    found = dict([*list(own.items())[:first], *list(manifests.items())[first:]])
     found[f"{stage_name}/00000000000{key}"]["params"] |= params
     return found
 
@@ -34,25 +34,16 @@ def variant(key: str, stage_name: str = "tokenize", **params) -> dict[str, dict]
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> dict[str, Artifact]:
     """Reports of four models."""
+    better = {name: value + 0.5 for name, value in BERT.items()}
+    seven = {name: better[name] for name in BERT if name not in ("QQP", "RTE")}
+    shuffled, elsewhere = variant("c", sort="random"), lineage("d", heldout=ELSEWHERE)
     with store_of_its_own(tmp_path_factory.mktemp("compare") / "artifacts"):
-        better = {name: value + 0.5 for name, value in BERT.items()}
-        few = [
-            run
-            for run in with_scores(better, model=variant("c", sort="random"))
-            if run.stats["task"] not in ("qqp", "rte")
-        ]
-        other = lineage("d", heldout=HELDOUT | {"digest": "d2"})
-        few += [finetuned("rte", 61.0, model=variant("c", sort="random"), have=100)]
-        yield {
-            "a": report_of(
-                [*with_scores(BERT, seeds=3, spread=1.0), finetuned("rte", 80.0, protocol="modern")], "first"
-            ),
-            "b": report_of(with_scores(better, model=variant("b", "pretrain", learning_rate=2e-3)), "second"),
-            "c": report_of(few, "first"),
-            "d": report_of(
-                [finetuned("cola", 50.0, model=other, data={"other": "file"}, learning_rate=1e-4)], "fourth"
-            ),
-        }
+        a = [*with_scores(BERT, seeds=3, spread=1.0), finetuned("rte", 80.0, protocol="modern")]
+        b = with_scores(better, model=variant("b", "pretrain", learning_rate=2e-3))
+        c = [*with_scores(seven, model=shuffled), finetuned("rte", 61.0, model=shuffled, have=100)]
+        d = [finetuned("cola", 50.0, model=elsewhere, data={"other": "file"}, learning_rate=1e-4)]
+        titled = {"a": (a, "first"), "b": (b, "second"), "c": (c, "first"), "d": (d, "fourth")}
+        yield {name: report_of(*runs) for name, runs in titled.items()}
 
 
 def compared(*reports: Artifact) -> str:
@@ -64,7 +55,7 @@ def rows_in(page: str, title: str = CRAMMING) -> dict[str, list[str]]:
     return rows_of(section(page, title))
 
 
-def test_scores_stand_side_by_side_with_spreads_and_differences(reports):
+def test_scores_by_protocol_costs_and_differing_parameters_stand_side_by_side(reports):
     page = compared(reports["a"], reports["b"])
     rows = rows_in(page)
     assert rows["number"] == ["metric", "first", "second", "second, difference"]
@@ -72,14 +63,15 @@ def test_scores_stand_side_by_side_with_spreads_and_differences(reports):
     assert rows["**average of nine**"] == ["", "80.9", "81.4", "+0.5"]
     assert [*rows][2:-2] == list(BERT), "in the order of the paper"
     assert "- **81.4** second, GLUE average of nine" in page
-    assert "A single seed has no spread" in page
-
-
-def test_protocols_are_compared_apart(reports):
-    rows = rows_in(compared(reports["a"], reports["b"]), MODERN)
-    assert rows["RTE"] == ["accuracy", "80.0 (1 seed)", "–", "–"]
-    assert "MNLI m" not in rows
-    assert f"## {MODERN}" not in compared(reports["b"], reports["d"])
+    modern = rows_in(page, MODERN)
+    assert modern["RTE"] == ["accuracy", "80.0 (1 seed)", "–", "–"]
+    assert "MNLI m" not in modern
+    costs = rows_in(page, "Pretraining")
+    expected = {"tokens": "9,000,000,000", "hours on the clock": "23.997", "parameters": "119,589,889"}
+    assert {name: costs[name][0] for name in expected} == expected
+    assert [*rows_in(page, PARAMETERS).items()][2:] == [("`pretrain.learning_rate`", ["`0.001`", "`0.002`"])]
+    rows = rows_in(compared(reports["b"], reports["d"]), PARAMETERS)
+    assert rows["`finetune (cramming).learning_rate`"] == ["`4e-05`", "`0.0001`"]
 
 
 def test_partial_or_other_data_is_marked_and_not_compared(reports):
@@ -95,10 +87,10 @@ def test_partial_or_other_data_is_marked_and_not_compared(reports):
 
 
 def test_an_average_has_a_difference_only_where_all_its_numbers_have(store):
-    better = {name: value + 1 for name, value in BERT.items()}
-    hub, local = report_of(with_scores(BERT), "hub"), report_of(with_scores(better, data={"train": ["a"]}), "local")
-    mixed = [finetuned("rte", better["RTE"], model=lineage("b"), data={"train": ["a"]})]
-    mixed += [run for run in with_scores(better, model=lineage("b")) if run.stats["task"] != "rte"]
+    better, elsewhere = {name: value + 1 for name, value in BERT.items()}, {"train": ["a"]}
+    hub, local = report_of(with_scores(BERT), "hub"), report_of(with_scores(better, data=elsewhere), "local")
+    mixed = with_scores({name: better[name] for name in BERT if name != "RTE"}, model=lineage("b"))
+    mixed += [finetuned("rte", better["RTE"], model=lineage("b"), data=elsewhere)]
     rows = rows_in(compared(hub, local, report_of(mixed, "mixed")))
     assert rows["CoLA"][4:] == ["–", "+1.0"]
     assert rows["RTE"][4:] == ["–", "–"]
@@ -107,11 +99,9 @@ def test_an_average_has_a_difference_only_where_all_its_numbers_have(store):
 
 
 def test_averages_of_the_same_partial_data_are_absent_and_have_no_difference(store):
-    reports = []
-    for key in "ab":
-        runs = [run for run in with_scores(BERT, model=lineage(key)) if run.stats["task"] != "rte"]
-        reports.append(report_of([*runs, finetuned("rte", 61.0, model=lineage(key), have=100)], key))
-    rows = rows_in(compared(*reports))
+    eight, models = {name: BERT[name] for name in BERT if name != "RTE"}, [lineage(key) for key in "ab"]
+    runs = [[*with_scores(eight, model=model), finetuned("rte", 61.0, model=model, have=100)] for model in models]
+    rows = rows_in(compared(report_of(runs[0], "a"), report_of(runs[1], "b")))
     assert rows["RTE"][3] == "+0.0"
     assert rows["**average of nine**"] == ["", "–", "–", "–"]
 
@@ -141,7 +131,6 @@ def test_probes_are_no_glue_and_have_differences_within_one_corpus_only(store):
     assert NO_DIFFERENCE not in compared(*runs[:2])
 
 
-ELSEWHERE = HELDOUT | {"digest": "d2"}
 SAME_VOCABULARY = variant("f", "pretrain")
 SAME_VOCABULARY["pretrain/00000000000f"]["stats"]["heldout"] = ELSEWHERE
 
@@ -159,26 +148,17 @@ SAME_VOCABULARY["pretrain/00000000000f"]["stats"]["heldout"] = ELSEWHERE
     ids=["learning rate", "sequences", "vocabulary", "documents", "documents, one vocabulary", "vocabulary unknown"],
 )
 def test_held_out_losses_are_compared_on_the_same_documents_and_per_token_with_one_vocabulary(
-    model: dict, per_token: bool, per_byte: bool, store
+    model: dict, per_token: bool, per_byte: bool
 ):
-    runs = [report_of([finetuned("cola", 50.0, model=one)], str(n)) for n, one in enumerate((lineage(), model))]
-    page = compared(*runs)
-    rows = rows_in(page, "Pretraining")
-    marks = {True: "", False: "\\*"}
+    runs = [
+        Run(name, {"pretraining": [*manifests.values()][-1]["stats"], "artifacts": [*manifests]})
+        for name, manifests in (("own", lineage()), ("other", model))
+    ]
+    page = "\n\n".join(pretraining(runs))
+    rows, marks = rows_of(page), {True: "", False: "\\*"}
     assert rows["held-out loss, nats per token"] == [f"2.1000 ± 0.0500{marks[per_token]}"] * 2
     assert rows["held-out loss, nats per byte"] == [f"0.4800 ± 0.0120{marks[per_byte]}"] * 2
     assert ("can't be compared" in page) == (not per_token)
-
-
-def test_costs_and_differing_parameters_of_all_stages_are_shown(reports):
-    page = compared(reports["a"], reports["b"])
-    costs = rows_in(page, "Pretraining")
-    expected = {"tokens": "9,000,000,000", "hours on the clock": "23.997", "parameters": "119,589,889"}
-    assert {name: costs[name][0] for name in expected} == expected
-    rows = rows_in(page, PARAMETERS)
-    assert list(rows.items())[2:] == [("`pretrain.learning_rate`", ["`0.001`", "`0.002`"])]
-    rows = rows_in(compared(reports["b"], reports["d"]), PARAMETERS)
-    assert rows["`finetune (cramming).learning_rate`"] == ["`4e-05`", "`0.0001`"]
 
 
 def test_the_command_prints_and_writes_a_page(reports, tmp_path: Path, capsys):
@@ -187,22 +167,19 @@ def test_the_command_prints_and_writes_a_page(reports, tmp_path: Path, capsys):
     assert "second, difference" in printed
     assert "+0.5" in printed
     assert "**" not in printed
-    page = (tmp_path / "page.html").read_text()
-    assert page.count("<table>") == 4
-    assert "<svg" in page  # of losses that can be compared
     compare([reports["a"].key, reports["d"].key, reports["c"].key], tmp_path / "other.html")
-    page = (tmp_path / "other.html").read_text()
-    assert "<svg" not in page
+    page, other = ((tmp_path / name).read_text() for name in ("page.html", "other.html"))
+    assert page.count("<table>") == 4
+    assert ["<svg" in text for text in (page, other)] == [True, False]  # of losses that can be compared
     for name in "ac":  # which have one title
-        assert f"first ({reports[name].key})" in page
+        assert f"first ({reports[name].key})" in other
 
 
 @pytest.mark.parametrize("others", [[], ["KEY", "B"], ["zzz"], ["finetune/c2dc"], ["artifacts/report/KEY"], ["/tmp"]])
 def test_what_is_not_two_reports_is_refused(reports, others: list[str]):
     key = reports["a"].key
     names = [key, *(name.replace("KEY", key).replace("B", reports["b"].key) for name in others)]
-    named_in_error = f"report/{key}" if len(names) != 2 else names[1]
-    with pytest.raises(InputError, match=named_in_error):
+    with pytest.raises(InputError, match=names[1] if len(names) == 2 else f"report/{key}"):
         compare(names)
 
 
@@ -216,17 +193,15 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_printed(
     assert capsys.readouterr().out == ""
 
 
-def test_a_damaged_report_is_refused(store):
-    a, b = (report_of([finetuned("cola", score, model=lineage(key))], key) for key, score in (("a", 50.0), ("b", 60.0)))
-    path = b.path / "report.json"
+def test_a_report_of_an_older_version_or_a_damaged_one_is_refused(store):
+    old = {"title": "old", "average": None, "scores": []}
+    contents = {NEEDED[0]: old, "pretraining.heldout": old | {name: {} for name in NEEDED}}
+    for number, (missing, content) in enumerate(contents.items()):
+        files = {"report.json": json.dumps(content)}
+        artifact = made(f"report/00000000000{number}", {"stage": "report", "stats": {}}, files)
+        with pytest.raises(InputError, match=f"{artifact.name} is of an older version.*{missing}"):
+            named([artifact])
+    path = artifact.path / "report.json"
     path.write_bytes(b"\0" * path.stat().st_size)
-    with pytest.raises(InputError, match=f"report.json of {b.name}"):
-        named([a, b])
-
-
-@pytest.mark.parametrize("names", [(), NEEDED], ids=["no averages", "a held-out loss without units"])
-def test_a_report_of_an_older_version_is_refused(names: tuple[str, ...], store):
-    content = json.dumps({"title": "old", "average": None, "scores": []} | {name: {} for name in names})
-    artifact = made("report/000000000000", {"stage": "report", "stats": {}}, {"report.json": content})
-    with pytest.raises(InputError, match="older version of cram"):
+    with pytest.raises(InputError, match=f"report.json of {artifact.name}"):
         named([artifact])

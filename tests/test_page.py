@@ -11,13 +11,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from conftest import store_of_its_own
-from test_report import BERT, MODEL, finetuned, lineage, rows_of, with_scores, written
+from test_report import BERT, finetuned, lineage, rows_of, with_scores, written
 
 from tasks.reports.markdown import Marked, code, escape, table
 from tasks.reports.page import page
 
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--dump-dom")  # fmt: skip
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--dump-dom",
+    "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--no-first-run",
+)  # fmt: skip
 PHONE, DESKTOP = (390, 844), (1280, 900)
 FRAME = """<!doctype html><html style="color-scheme: light dark"><body style="margin: 0">
 <iframe width="{width}" height="{height}" style="border: 0" srcdoc="{page}"></iframe><script>
@@ -33,7 +35,10 @@ window.onload = () => {{
   }};
   document.title = JSON.stringify(found);
 }};</script></body></html>"""  # a window can't be as narrow as a telephone, a frame can
-HOSTILE = "<script>document.title='taken'</script><img src={url}a.png>![b]({url}b.png)<style>@import '{url}c.css'</style>|`x`|&amp;*"
+HOSTILE = (
+    "<script>document.title='taken'</script><img src={url}a.png>![b]({url}b.png)<style>@import '{url}c.css'</style>"
+    "|`x`|&amp;*"
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +81,12 @@ def test_the_page_fits_the_screen_and_its_tables_scroll_by_themselves(browser, r
     assert found["needed"] == found["width"]
     assert size[0] - 20 <= found["width"] <= size[0]  # a scroll bar for the length may take some
     assert found["outside"] == 0
-    if size == PHONE:
-        assert found["inside"] > 3
     paper, ink = (sum(map(int, re.findall(r"\d+", found[name])[:3])) for name in ("paper", "ink"))
     assert (paper < 100 and ink > 600) if dark else (paper > 700 and ink < 200)
-
-
-def test_a_page_too_wide_would_be_noticed(browser, report_page):
-    wide = report_page.replace("<main>", '<main><p style="width: 700px; max-width: none">x</p>')
-    assert measured(browser, wide, PHONE)["needed"] > PHONE[0]
+    if size == PHONE:
+        assert found["inside"] > 3
+        wide = report_page.replace("<main>", '<main><p style="width: 700px; max-width: none">x</p>')
+        assert measured(browser, wide, PHONE)["needed"] > PHONE[0], "a page too wide would be noticed"
 
 
 @pytest.fixture
@@ -97,15 +99,10 @@ def server():
             paths.append(self.path)
             self.send_error(404)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
     with ThreadingHTTPServer(("127.0.0.1", 0), Asked) as served:
-        thread = threading.Thread(target=served.serve_forever, daemon=True)
-        thread.start()
+        threading.Thread(target=served.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{served.server_port}/", paths
         served.shutdown()
-        thread.join()
 
 
 def test_nothing_on_the_page_asks_a_network_whatever_the_data_says(browser, server, store):
@@ -148,27 +145,15 @@ def test_the_page_is_one_file_without_scripts_and_with_words_for_pictures(report
     assert all(about["role"] == "img" and about["aria-label"] for about in pictures)
     ids = [about["id"] for _, about in found if "id" in about]
     assert len(set(ids)) == len(ids) > 20
-    links = [about["href"] for name, about in found if name == "a"]
+    links = {about["href"] for name, about in found if name == "a"}
     assert links
-    assert {link[0] for link in links} == {"#"}
-    assert {link[1:] for link in links} <= {about["id"] for name, about in found if name == "h2"}
+    assert links <= {f"#{about['id']}" for name, about in found if name == "h2"}
 
 
-MARKUP = [
-    "*a* _b_ __c__ `d`",
-    "[a](b) ![a](b) <b>",
-    "a|b \\| c",
-    "&amp; &lt;",
-    "# a",
-    "~~a~~",
-    HOSTILE,
-    "a\nb",
-    "a_b_c",
-    "\\",
-]
+MARKUP = ["*a* _b_ __c__ `d`", "[a](b) ![a](b) <b>", "a|b \\| c", "&amp; &lt;", "# a", "~~a~~", "a\nb", "a_b_c", "\\"]
 
 
-@pytest.mark.parametrize("text", MARKUP)
+@pytest.mark.parametrize("text", [*MARKUP, HOSTILE])
 def test_text_from_data_is_shown_as_it_is(text):
     shown = page(f"# {escape(text)}\n\n" + table(["a", "b"], [[text, code(text)]]), "x")
     body = Tags(shown.split("<main>")[1])
@@ -179,28 +164,21 @@ def test_text_from_data_is_shown_as_it_is(text):
 def test_templates_escape_what_they_insert_for_markdown_and_html(store):
     hostile = HOSTILE.format(url="http://example.org/") + "\x1b[31m"
     model = lineage()
-    model[MODEL]["stats"]["machine"]["device"] = hostile
-    for about in model.values():
-        if about["stage"] == "filter":
-            about["stats"]["table"][1]["source"] = hostile
-        if about["stage"] == "decontaminate":
-            about["stats"] |= {"checked": False, "why": hostile}
-    runs = [finetuned("cola", 50.0, model=model, notes=(hostile,))]
-    markdown, _, folder = written(runs, title=hostile)
+    stats = {about["stage"]: about["stats"] for about in model.values()}
+    stats["pretrain"]["machine"]["device"] = stats["filter"]["table"][1]["source"] = hostile
+    stats["decontaminate"] |= {"checked": False, "why": hostile}
+    markdown, _, folder = written([finetuned("cola", 50.0, model=model, notes=(hostile,))], title=hostile)
     text = (folder / "report.html").read_text()
-    plain = " ".join(hostile.replace("\x1b", "\\u001b").split())
-    assert Tags(text.split("<main>")[1]).text.count(plain) >= 8
-    assert not {"script", "img"} & {name for name, _ in Tags(text.split("<main>")[1]).found}
+    body = Tags(text.split("<main>")[1])
+    assert body.text.count(" ".join(hostile.replace("\x1b", "\\u001b").split())) >= 8
+    assert not {"script", "img"} & {name for name, _ in body.found}
     assert "<script" not in text
     assert "\x1b" not in markdown + text
 
 
 def test_a_picture_that_is_not_given_is_its_words():
-    shown = page(
-        "![what it shows](http://example.org/a.svg) ![own](a.svg)",
-        "x",
-        {"a.svg": '<?xml version="1.0"?>\n<svg id="a"/>'},
-    )
+    markdown = "![what it shows](http://example.org/a.svg) ![own](a.svg)"
+    shown = page(markdown, "x", {"a.svg": '<?xml version="1.0"?>\n<svg id="a"/>'})
     assert "what it shows" in shown
     assert "example.org" not in shown
     assert '<svg role="img" aria-label="own" id="a"/>' in shown
@@ -208,8 +186,8 @@ def test_a_picture_that_is_not_given_is_its_words():
 
 
 def test_columns_of_numbers_stand_to_the_right_and_missing_values_are_dashes():
-    text = table(["name", "a", "b", "c"], [["x", 1.25, "12 %", "y"], ["z", None, 1000, (1.0, 2.5)]])
-    assert rows_of(text) == {
+    rows = rows_of(table(["name", "a", "b", "c"], [["x", 1.25, "12 %", "y"], ["z", None, 1000, (1.0, 2.5)]]))
+    assert rows == {
         "name": ["a", "b", "c"], ":" + "-" * 7: ["----:", "------:", ":" + "-" * 11],
         "x": ["1.2", "12 %", "y"], "z": ["–", "1,000", "1.0 to 2.5"],
     }  # fmt: skip
