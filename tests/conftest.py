@@ -86,6 +86,33 @@ def with_duplicates(texts: list[str]) -> list[str]:
     return drawn
 
 
+def asked_for(*files: Path | str, **settings: object):
+    """The parameters of a download of local files, or else of the source in `settings`; without a limit of its own."""
+    from tasks.download import Download
+
+    local = {"source": "files", "files": [str(file) for file in files]} if files else {}
+    return Download(**{"documents": 0} | local | settings)
+
+
+def downloaded(*files: Path | str, **settings: object):
+    """The artifact of such a download."""
+    from tasks.download import download
+
+    return download.fn(asked_for(*files, **settings))
+
+
+def refusal(*files: Path | str, **settings: object) -> str:
+    """The one line with which such a download is refused; nothing is published."""
+    from model import InputError
+    from tasks.store import artifacts
+
+    with pytest.raises(InputError) as refused:
+        downloaded(*files, **settings)
+    assert "\n" not in str(refused.value)
+    assert artifacts("download") == []
+    return str(refused.value)
+
+
 def corpus_of(folder: Path, texts: list[str], part_megabytes: float = 0.008, source: str = "toy"):
     """The artifact of a download of these texts, in many small parts."""
     from tasks.download import Download, download
