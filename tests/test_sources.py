@@ -454,6 +454,9 @@ def test_globs_directories_and_links_give_files_in_order_each_once(store: Path, 
     ):
         assert texts_of(downloaded(*(data / pattern for pattern in patterns))) == names, patterns
     assert texts_of(downloaded("~/b-*.jsonl")) == [b1, b2, b3]
+    monkeypatch.chdir(data)
+    relative = [os.path.join(data, path) for path in local.expand("**/*.jsonl")]
+    assert relative == local.expand(f"{data}/**/*.jsonl"), "in the same order"
 
 
 def test_a_path_that_cannot_be_read_is_named(data: Path):

@@ -103,7 +103,8 @@ def expand(pattern: str) -> list[str]:
             continue
         folders = [folder for folder in paths if is_folder(folder or ".")]
         if part == "**":
-            paths = [str(below) for folder in folders for below, _ in walk(Path(folder), hidden=False)]
+            below = (path for folder in folders for path, _ in walk(Path(folder), hidden=False))
+            paths = ["" if path == Path() else str(path) for path in below]  # "./b" would sort before "a/c"
         else:
             paths = [
                 os.path.join(folder, name)
