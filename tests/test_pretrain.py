@@ -112,6 +112,7 @@ def test_two_processes_that_meet_in_a_folder_of_any_name_have_the_losses_of_one_
     meeting = tmp_path / "name with spaces, 100%20"
     meeting.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(meeting))
+    monkeypatch.setattr(distributed, "POLL_SECONDS", 0.1)
     measure, evaluated, runs = pretraining.heldout_loss, [], []
     monkeypatch.setattr(pretraining, "heldout_loss", lambda *about: evaluated.append(1) or measure(*about))
     for gpus, most in ((1, 4), (2, 8)):  # two processes have 4 sequences each
@@ -170,6 +171,7 @@ def test_processes_that_train_together_listen_on_the_loopback_interface_only_and
     monkeypatch, endless
 ):
     monkeypatch.setenv("CRAM_MICRO_BATCH", "2")
+    monkeypatch.setattr(distributed, "POLL_SECONDS", 0.1)
     started: list[int] = []
 
     def look_and_stop(fraction: float, note: str) -> None:
@@ -194,5 +196,6 @@ def test_a_model_that_no_memory_holds_is_refused_before_anything_is_discarded():
 
 def test_an_input_error_in_several_processes_is_raised_here(made, monkeypatch):
     monkeypatch.setenv("CRAM_GPUS", "2")
+    monkeypatch.setattr(distributed, "POLL_SECONDS", 0.1)
     with pytest.raises(InputError, match=r"batch_size 7 .* 2 processes"):
         pretrain.fn(TINY.model_copy(update={"seed": 7, "batch_size": 7}), made["tokens"])

@@ -252,8 +252,7 @@ def forked(*actions: Callable[[], object]) -> list[int | None]:
 
 UPDATE = ("clipping", "update", "end of update", "counting", "row")  # where a signal has to wait
 STOPS = {  # done before and after a call, then raised; seconds between checkpoints; the last step if the call is in UPDATE
-    "error": (stop, nothing, Stop, None, None),
-    "error after checkpoints": (stop, nothing, Stop, 0.0, None),
+    "error": (stop, nothing, Stop, 0.0, None),
     "SIGTERM before": (sending(signal.SIGTERM), nothing, SystemExit, None, 5),
     "SIGINT after": (nothing, sending(signal.SIGINT), KeyboardInterrupt, None, 5),
     "SIGKILL before": (sending(signal.SIGKILL), nothing, None, 0.0, 3),
