@@ -236,7 +236,7 @@ PLACES = {
 
 
 def forked(*actions: Callable[[], object]) -> list[int | None]:
-    """How child processes end that do this: 0, 1 after an error, minus the number of a signal, None after two minutes."""
+    """How child processes end that do this: 0, 1 after an error, minus a signal's number, None after two minutes."""
 
     def work(action: Callable[[], object]) -> None:
         action()
@@ -251,7 +251,7 @@ def forked(*actions: Callable[[], object]) -> list[int | None]:
 
 
 UPDATE = ("clipping", "update", "end of update", "counting", "row")  # where a signal has to wait
-STOPS = {  # done before and after a call, then raised; seconds between checkpoints; the last step if the call is in UPDATE
+STOPS = {  # done before and after a call, then raised; seconds between checkpoints; the step saved if it is in UPDATE
     "error": (stop, nothing, Stop, 0.0, None),
     "SIGTERM before": (sending(signal.SIGTERM), nothing, SystemExit, None, 5),
     "SIGINT after": (nothing, sending(signal.SIGINT), KeyboardInterrupt, None, 5),
