@@ -4,54 +4,36 @@ import numpy as np
 import pytest
 import torch
 
+from model import bert, micro_batch
 from model.batches import Batches
+from model.checkpoint import Spent
 from model.heldout import Heldout
+from model.machine import Machine
 from model.masking import Corpus, mask
+from model.settings import Architecture, Training
 
-SPECIALS, MASK_ID, LENGTH = 5, 4, 12
-CPU = torch.device("cpu")
-
-
-def numbered(sequences: int, kind: type = np.uint16) -> Corpus:
-    """Sequences that hold their own number only."""
-    rows = SPECIALS + np.repeat(np.arange(sequences)[:, None], LENGTH, axis=1).astype(kind)
-    return Corpus(rows, Heldout.of_rows(rows[:0]), SPECIALS + sequences, MASK_ID, SPECIALS)
+SPECIALS, LENGTH = 5, 12
+SMALL = Architecture(layers=1, hidden=16, heads=2, intermediate=48)
 
 
 @pytest.fixture
 def batches():
-    made = Batches(numbered(10), 4, 7, CPU)
+    """Four at a time of ten sequences that hold their own number only."""
+    rows = SPECIALS + np.repeat(np.arange(10)[:, None], LENGTH, axis=1).astype(np.uint16)
+    made = Batches(Corpus(rows, Heldout.of_rows(rows[:0]), SPECIALS + 10, 4, SPECIALS), 4, 7, torch.device("cpu"))
     yield made
     made.close()
-
-
-def original(batch: tuple[torch.Tensor, ...]) -> list[int]:
-    """The numbers of the sequences in a batch, before they were masked."""
-    tokens, positions, labels = batch
-    whole = tokens.scatter(1, positions, labels) - SPECIALS
-    assert (whole == whole[:, :1]).all()
-    return whole[:, 0].tolist()
 
 
 def same(some: tuple, others: tuple) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
-@pytest.mark.parametrize("kind", [np.uint16, np.uint32])
-def test_a_batch_is_the_next_sequences_masked(kind):
-    corpus = numbered(10, kind)
-    made = Batches(corpus, 4, 7, CPU).make(3, 5)
-    assert original(made) == [3, 4, 5, 6]
+def test_a_batch_is_the_next_sequences_masked_and_after_the_last_comes_the_first(batches):
+    made, rows = batches.make(28, 5), batches.corpus.sequences[[8, 9, 0, 1]]
     assert [part.shape for part in made] == [(4, LENGTH), (4, 5), (4, 5)]
     assert {part.dtype for part in made} == {torch.int64}
-    assert same(made, tuple(torch.from_numpy(part) for part in mask(corpus.sequences[3:7], 3, 5, corpus, 7)))
-
-
-def test_sequences_come_again_from_the_first_with_other_masks(batches):
-    taken = [batches.take(first, 5, first + 4) for first in range(0, 40, 4)]
-    assert [number for batch in taken for number in original(batch)] == [number % 10 for number in range(40)]
-    assert original(taken[0]) == original(taken[5]) == [0, 1, 2, 3]
-    assert not torch.equal(taken[0][1], taken[5][1])
+    assert same(made, tuple(torch.from_numpy(part) for part in mask(rows, 28, 5, batches.corpus, 7)))
 
 
 def test_what_is_taken_is_what_is_made_whatever_was_asked_for_before(batches):
@@ -86,13 +68,46 @@ def test_an_error_on_the_thread_is_raised_where_the_batch_is_taken(batches, monk
         batches.take(8, 5, 12)
 
 
-def test_closing_ends_the_thread_and_what_it_was_to_make():
+def test_closing_ends_the_thread(batches):
     before = threading.active_count()
-    made = Batches(numbered(10), 4, 7, CPU)
-    made.make(0, 5)
-    assert threading.active_count() == before  # no thread until a batch is taken
-    made.take(0, 5, 4)
+    batches.take(0, 5, 4)
     assert threading.active_count() == before + 1
-    made.close()
+    batches.close()
     assert threading.active_count() == before
-    made.close()
+
+
+def chosen(batches: Batches, share: int, most: int = 1024, spent: Spent | None = None) -> int:
+    """The size of the micro-batch where the memory is probed."""
+    model = bert.Bert(SMALL, SPECIALS + 10, LENGTH)
+    here = Machine(batches.device, torch.float32, False, most, probes=True)
+    size = micro_batch.choose(model, Training(), batches.corpus, here, spent or Spent(), share)
+    assert all(p.grad is None for p in model.parameters())
+    return size
+
+
+@pytest.mark.parametrize(
+    ("batch", "most", "failures", "used"),
+    [(24, 1024, 3, 6), (24, 1024, 0, 24), (24, 10, 0, 8), (24, 1024, 7, 1), (7, 1024, 1, 1), (24, 1024, 99, 1)],
+)
+def test_the_memory_decides_the_micro_batch_where_it_is_probed(monkeypatch, batches, batch, most, failures, used):
+    left, backward = iter(range(failures)), torch.Tensor.backward
+
+    def limited(loss: torch.Tensor) -> None:
+        backward(loss)
+        if next(left, None) is not None:
+            raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(torch.Tensor, "backward", limited)
+    assert chosen(batches, batch, most) == used
+
+
+@pytest.mark.parametrize(
+    ("device", "holds", "used"),
+    [("same", 8, 4), ("same", 2, 2), ("smaller", 2, 2), ("smaller", 1, 1), ("larger", 8, 8)],
+)
+def test_a_resumed_run_keeps_its_micro_batch_on_the_same_card_and_takes_what_fits_on_another(
+    monkeypatch, batches, device, holds, used
+):
+    monkeypatch.setattr(micro_batch, "fits", lambda *about: about[4] <= holds)
+    monkeypatch.setattr(Machine, "device_name", lambda self: device)
+    assert chosen(batches, 8, spent=Spent(step=3, micro_batch=4, device="same")) == used

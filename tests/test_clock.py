@@ -1,29 +1,13 @@
-from contextlib import suppress
+import io
+import json
 from types import SimpleNamespace
 
-import pytest
+import torch
 
-from model import clock
-from model.clock import Clock, Pace
-
-
-@pytest.fixture
-def time(monkeypatch) -> SimpleNamespace:
-    """A clock that is set by hand."""
-    fake = SimpleNamespace(now=100.0)
-    fake.perf_counter = lambda: fake.now
-    monkeypatch.setattr(clock, "time", fake)
-    return fake
-
-
-def test_the_clock_counts_over_restarts_and_stands_still_where_it_is_paused(time):
-    watch = Clock(before=7.0)
-    time.now += 3
-    with suppress(KeyError), watch.paused():
-        time.now += 50
-        raise KeyError
-    time.now += 2
-    assert watch.seconds() == 12
+from model.clock import Pace
+from model.machine import Reading
+from model.signals import Deferred
+from model.steps import Step, StepQueue
 
 
 def test_queued_steps_end_one_after_the_other_at_the_pace_of_the_last():
@@ -40,3 +24,14 @@ def test_queued_steps_end_one_after_the_other_at_the_pace_of_the_last():
     assert pace.end([(24.0, 4)], now=24.0) == 28.0
     pace.measure(queued=30.0, operations=4, now=42.0)  # nothing was queued from 24 to 30 s
     assert pace.seconds_per_operation == 3.0
+
+
+def test_steps_that_are_collected_together_share_the_time_since_the_last():
+    file, clock = io.StringIO(), SimpleNamespace(seconds=lambda: 8.0)
+    queue = StepQueue(clock, 2.0, file, Deferred(), limit=1e9, scaled=False, ahead=0)
+    for step in range(3):
+        queue.pending.append(Step({"step": step}, Reading(torch.tensor([3.0, 1.0])), 0.0, 128, 1e6))
+    queue.collect(everything=True)
+    rows = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert [row["seconds"] for row in rows] == [4.0, 6.0, 8.0]
+    assert [row["tokens_per_second"] for row in rows] == [64.0] * 3
