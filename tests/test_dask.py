@@ -9,16 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import write_jsonl
-from test_workers import LONG, jobs_in, square, squares, traces, wait_for
+from conftest import bytes_of, corpus_of
+from test_workers import LONG, SQUARES, jobs_in, square, squares, traces, wait_for
 
 from model import InputError
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.download import Download, download
 from tasks.workers import dask_cluster, mapping
 from tasks.workers.mapping import over_parts
 
@@ -60,62 +60,43 @@ class Cluster:
         for part in ("tasks", "model", "tests"):  # a checkout of their own, as on another machine
             shutil.copytree(HERE.parent / part, folder / "cram" / part)
         dask_cluster.edition()  # of now, if someone edits the code meanwhile
-        self.start("dask_scheduler", "--port", "0", "--scheduler-file", str(folder / "scheduler.json"))
-        wait_for((folder / "scheduler.json").exists)
-        wait_for(lambda: (folder / "scheduler.json").read_text().endswith("}"))
-        self.address = json.loads((folder / "scheduler.json").read_text())["address"]
+        about = folder / "scheduler.json"
+        self.start("dask_scheduler", "--port", "0", "--scheduler-file", str(about))
+        wait_for(lambda: about.exists() and about.read_text().endswith("}"))
+        self.address = json.loads(about.read_text())["address"]
 
-    def start(self, what: str, *arguments: str, search: str = "") -> subprocess.Popen:
-        name = f"{what}-{len(self.processes)}"
+    def start(self, what: str, *arguments: str, search: str = "") -> None:
         search = search or f"{self.folder}/cram{os.pathsep}{self.folder}/cram/tests"
-        with (self.folder / f"{name}.log").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"distributed.cli.{what}", "--no-dashboard", *arguments],
-                env=os.environ | {"PYTHONPATH": search, "TMPDIR": str(self.folder)},
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-            )
-        self.processes.append(process)
-        return process
+        env = os.environ | {"PYTHONPATH": search, "TMPDIR": str(self.folder)}
+        command = [sys.executable, "-m", f"distributed.cli.{what}", "--no-dashboard", *arguments]
+        with (self.folder / "log").open("a") as log:
+            self.processes.append(subprocess.Popen(command, env=env, cwd=self.folder, stdout=log, stderr=log))
 
-    def add_workers(self, count: int, search: str = "") -> subprocess.Popen | None:
-        """Start so many; returns the last."""
-        before, process = len(self.workers()), None
-        for _ in range(count):
-            arguments = ("--nthreads", "1", "--no-nanny", "--local-directory", "scratch")
-            process = self.start("dask_worker", self.address, *arguments, search=search)
-        wait_for(lambda: len(self.workers()) == before + count)
-        return process
-
-    def workers(self) -> list[int]:
-        """Process ids of the workers that the scheduler knows."""
+    def have_workers(self, count: int, search: str = "") -> subprocess.Popen:
+        """Start workers until there are so many; returns the process that was started last."""
         with distributed.Client(self.address, set_as_default=False) as client:
-            return list(client.run(os.getpid).values())
-
-    def end(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
+            for _ in range(count - len(client.nthreads())):
+                arguments = ("--nthreads", "1", "--no-nanny", "--local-directory", "scratch")
+                self.start("dask_worker", self.address, *arguments, search=search)
+            client.wait_for_workers(count, timeout=120)
+        return self.processes[-1]
 
 
 @pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    started = Cluster(tmp_path_factory.mktemp("dask"))
-    yield started
-    started.end()
-
-
-@pytest.fixture
-def dask(scheduler: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The cluster, named as a user names it."""
-    monkeypatch.setenv("CRAM_DASK", scheduler.address)
-    return scheduler
+    cluster = Cluster(tmp_path_factory.mktemp("dask"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CRAM_DASK", cluster.address)
+        yield cluster
+    for process in cluster.processes:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
 def two_workers(dask: Cluster) -> Cluster:
-    dask.add_workers(2 - len(dask.workers()))
+    dask.have_workers(2)
     return dask
 
 
@@ -126,39 +107,19 @@ def test_a_cluster_without_workers_is_an_input_error(dask: Cluster, tmp_path: Pa
         squares(square, tmp_path)
 
 
-def test_a_killed_worker_s_part_is_done_by_another_and_no_finished_part_again(two_workers: Cluster, tmp_path: Path):
-    def kill() -> None:
-        wait_for((tmp_path / "victim").exists)
-        wait_for(lambda: len(list((tmp_path / "done").glob("*.json"))) == 7)  # the other worker does what it can
-        os.kill(int((tmp_path / "victim").read_text()), signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    results = over_parts(be_killed, jobs_in(tmp_path, 8), tmp_path / "done", "square")
-    killer.join()
-    assert [r["square"] for r in results] == [n * n for n in range(8)]
-    assert traces(tmp_path) == dict.fromkeys(range(8), 1)
-    assert int((tmp_path / "victim").read_text()) != results[3]["process"]
-    assert os.getpid() not in {r["process"] for r in results}
-    assert {r["threads"] for r in results} == {"1"}
-    assert "IO loop" not in {thread.name for thread in threading.enumerate()}, "the client is closed"
-    assert not list((tmp_path / "done").glob("*.shared"))
-
-
 def test_a_stage_writes_the_same_files_as_on_this_machine(
     two_workers: Cluster, store: Path, tmp_path: Path, toy_texts: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    text = write_jsonl(tmp_path / "toy.jsonl", toy_texts + toy_texts[::3])
     monkeypatch.delenv("CRAM_DASK")
-    corpus = download.fn(Download(source="files", files=[str(text)], documents=0, part_megabytes=0.01))
+    corpus = corpus_of(tmp_path, toy_texts + toy_texts[::3], part_megabytes=0.01)
     assert corpus.stats["parts"] > 10
     here = deduplicate.fn(Deduplicate(), corpus)
-    expected = here.manifest["files"]  # with their digests
+    expected = bytes_of(here)
     here.path.rename(tmp_path / "made here")
     monkeypatch.setenv("CRAM_DASK", two_workers.address)
     there = deduplicate.fn(Deduplicate(), corpus)
     assert there == here, "the place is no part of the key"
-    assert there.manifest["files"] == expected
+    assert bytes_of(there) == expected
     assert there.manifest["peak_memory_mib"]["largest_worker"] > 10
 
 
@@ -166,44 +127,59 @@ def test_an_error_in_a_part_ends_the_work_unchanged_and_finished_parts_are_kept(
     with pytest.raises(InputError, match=r"^part two is bad$"):
         squares(fail, tmp_path)
     finished = {int(p.stem) for p in (tmp_path / "done").glob("*.json")}
-    assert squares(square, tmp_path) == [n * n for n in range(6)]
+    assert squares(square, tmp_path) == SQUARES
     assert all(traces(tmp_path)[number] == 1 for number in finished)
 
 
-def test_a_worker_with_other_versions_is_refused(dask: Cluster, tmp_path: Path, monkeypatch):
-    other = dask_cluster.edition() | {"pyarrow": "1.0", "cram": "0" * 12}
-    monkeypatch.setattr(dask_cluster, "edition", lambda: other)
-    with pytest.raises(InputError, match=r"cram \w+ \(here 0+\), pyarrow [\d.]+ \(here 1.0\)"):
-        squares(square, tmp_path)
-    assert traces(tmp_path) == {}
+def test_a_worker_that_lacks_what_the_work_needs_is_refused(two_workers: Cluster, tmp_path: Path, monkeypatch):
+    def refused(work: Callable, named: str) -> None:
+        with pytest.raises(InputError, match=named):
+            over_parts(work, jobs_in(tmp_path), tmp_path / "done", "square")
 
-
-def test_a_worker_that_does_not_see_the_store_is_refused(dask: Cluster, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(Path, "touch", lambda path: None)  # as if it lay on another disk
-    with pytest.raises(InputError, match=r"The Dask worker tcp://.*doesn't see /"):
-        squares(square, tmp_path)
-    assert traces(tmp_path) == {}
-
-
-def test_a_file_or_module_that_a_worker_lacks_is_named(dask: Cluster, tmp_path: Path, monkeypatch):
-    with pytest.raises(InputError, match=r"doesn't find .*\.nowhere"):
-        squares(read_elsewhere, tmp_path)
+    refused(read_elsewhere, r"doesn't find .*\.nowhere")
     (tmp_path / "only_here.py").write_text("def work(number, folder):\n    return {}\n")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here
 
-    with pytest.raises(InputError, match="No module named 'only_here'"):
-        over_parts(only_here.work, jobs_in(tmp_path), tmp_path / "other", "work")
+    refused(only_here.work, "No module named 'only_here'")
+    other = dask_cluster.edition() | {"pyarrow": "1.0", "cram": "0" * 12}
+    with monkeypatch.context() as patch:
+        patch.setattr(dask_cluster, "edition", lambda: other)
+        refused(square, r"cram \w+ \(here 0+\), pyarrow [\d.]+ \(here 1.0\)")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "touch", lambda path: None)  # as if it lay on another disk
+        refused(square, r"The Dask worker tcp://.*doesn't see /")
+    assert traces(tmp_path) == {}
 
 
-def test_a_worker_without_cram_is_an_input_error(dask: Cluster, tmp_path: Path):
+def test_a_worker_without_cram_is_an_input_error(two_workers: Cluster, tmp_path: Path):
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/__init__.py").write_text("raise ModuleNotFoundError('No module named tasks')")
-    worker = dask.add_workers(1, search=str(tmp_path))
-    with pytest.raises(InputError, match="No module named tasks"):
-        squares(square, tmp_path, 60)
-    worker.kill()
-    wait_for(lambda: worker.poll() is not None)
+    third = two_workers.have_workers(3, search=str(tmp_path))
+    try:
+        with pytest.raises(InputError, match="No module named tasks"):
+            squares(square, tmp_path, 60)
+    finally:
+        third.kill()
+        third.wait()
+
+
+def test_a_killed_worker_s_part_is_done_by_another_and_no_finished_part_again(two_workers: Cluster, tmp_path: Path):
+    def kill() -> None:
+        wait_for((tmp_path / "victim").exists)
+        wait_for(lambda: len(list((tmp_path / "done").glob("*.json"))) == 7)  # the other worker does what it can
+        os.kill(int((tmp_path / "victim").read_text()), signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(kill)
+        results = over_parts(be_killed, jobs_in(tmp_path, 8), tmp_path / "done", "square")
+    assert [r["square"] for r in results] == [n * n for n in range(8)]
+    assert traces(tmp_path) == dict.fromkeys(range(8), 1)
+    assert int((tmp_path / "victim").read_text()) != results[3]["process"]
+    assert os.getpid() not in {r["process"] for r in results}
+    assert all(r["threads"] == ["1", 1] for r in results)
+    assert "IO loop" not in {thread.name for thread in threading.enumerate()}, "the client is closed"
+    assert not list((tmp_path / "done").glob("*.shared"))
 
 
 def test_a_worker_of_many_threads_is_refused(tmp_path: Path, monkeypatch):
@@ -216,9 +192,7 @@ def test_a_worker_of_many_threads_is_refused(tmp_path: Path, monkeypatch):
         dask_cluster.finish_there(b"", str(tmp_path), dask_cluster.edition(), str(tmp_path / "0.json"))
 
 
-@pytest.mark.parametrize(
-    "error", [distributed.KilledWorker("square-3", None, 3), MemoryError()], ids=["killed", "memory"]
-)
+@pytest.mark.parametrize("error", [distributed.KilledWorker("square-3", None, 3), MemoryError()], ids=repr)
 def test_a_part_that_no_worker_survives_is_an_input_error(error: Exception):
     problem = dask_cluster.explained(error, "tcp://somewhere:1", "square")
     assert isinstance(problem, InputError)
@@ -230,11 +204,11 @@ def test_a_scheduler_that_is_lost_half_way_is_an_input_error(dask: Cluster, tmp_
         wait_for(lambda: list(tmp_path.glob("*.begun")))
         dask.processes[0].kill()
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    with pytest.raises(InputError, match=r"scheduler at tcp://.* lost during 'square'"):
-        squares(begin_and_wait, tmp_path)
-    killer.join()
+    dask.have_workers(1)
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(kill)
+        with pytest.raises(InputError, match=r"scheduler at tcp://.* lost during 'square'"):
+            squares(begin_and_wait, tmp_path)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], "tracebacks"
 
 
@@ -242,7 +216,7 @@ def test_a_scheduler_that_is_lost_half_way_is_an_input_error(dask: Cluster, tmp_
     "address", ["tcp://127.0.0.1:1", "nonsense", "tcp://127.0.0.1", "http://127.0.0.1:1", "tls://h:1"]
 )
 def test_an_address_where_no_scheduler_answers_is_refused(tmp_path: Path, monkeypatch, address: str):
-    monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.1)
     monkeypatch.setenv("CRAM_DASK", address)
     before = threading.active_count()
     with pytest.raises(InputError, match=f"CRAM_DASK={address}"):

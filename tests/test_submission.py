@@ -11,6 +11,13 @@ from model import InputError
 from tasks.glue import submission
 from tasks.glue.tasks import TASKS
 
+OFFICIAL = {  # names and rows that the leaderboard takes
+    "CoLA.tsv": 1063, "SST-2.tsv": 1821, "MRPC.tsv": 1725, "STS-B.tsv": 1379, "MNLI-m.tsv": 9796, "MNLI-mm.tsv": 9847,
+    "QNLI.tsv": 5463, "QQP.tsv": 390965, "RTE.tsv": 3000, "WNLI.tsv": 146,
+}  # fmt: skip
+MNLI, ENTAILED = ["entailment", "neutral", "contradiction"], ["entailment", "not_entailment", "entailment"]
+NAMES = {"MNLI-m.tsv": MNLI, "MNLI-mm.tsv": MNLI, "QNLI.tsv": ENTAILED, "RTE.tsv": ENTAILED}  # of the classes 0, 1, 2
+
 
 def predicted(task: str, split: str) -> np.ndarray:
     """Predictions of the official number, all classes among them."""
@@ -29,44 +36,22 @@ def whole(tmp_path_factory) -> tuple[Path, dict]:
     return folder, submission.write(folder, everything())
 
 
-def read(path: Path) -> list[list[str]]:
-    with path.open(newline="") as file:
-        return list(csv.reader(file, delimiter="\t"))
-
-
-OFFICIAL = {  # names and rows that the leaderboard takes
-    "CoLA.tsv": 1063, "SST-2.tsv": 1821, "MRPC.tsv": 1725, "STS-B.tsv": 1379, "MNLI-m.tsv": 9796, "MNLI-mm.tsv": 9847,
-    "QNLI.tsv": 5463, "QQP.tsv": 390965, "RTE.tsv": 3000, "WNLI.tsv": 146,
-}  # fmt: skip
-
-
-def test_every_file_has_its_header_and_its_rows_numbered_from_zero(whole):
+def test_every_file_has_its_rows_numbered_from_zero_and_the_leaderboards_labels(whole):
     folder, _ = whole
     assert {path.name for path in folder.iterdir()} == {*OFFICIAL, "submission.zip"}
     for name, count in OFFICIAL.items():
-        header, *rows = read(folder / name)
+        with (folder / name).open(newline="") as file:
+            header, *rows = csv.reader(file, delimiter="\t")
         assert header == ["index", "prediction"]
-        assert [row[0] for row in rows] == [str(i) for i in range(count)]
+        numbers, labels = zip(*rows, strict=True)
+        assert numbers == tuple(map(str, range(count)))
         assert b"\r" not in (folder / name).read_bytes()
-
-
-@pytest.mark.parametrize("name", [name for name in OFFICIAL if name != "STS-B.tsv"])
-def test_labels_are_written_as_the_leaderboard_wants_them(whole, name: str):
-    labels = {
-        "MNLI": ["entailment", "neutral", "contradiction"],
-        "QNLI.tsv": ["entailment", "not_entailment", "entailment"],
-    }
-    labels["RTE.tsv"] = labels["QNLI.tsv"]
-    assert [row[1] for row in read(whole[0] / name)[1:4]] == labels.get(name.split("-m")[0], ["0", "1", "0"])
-
-
-def test_similarities_are_clipped_and_have_three_decimals(whole):
-    folder, _ = whole
-    values = [row[1] for row in read(folder / "STS-B.tsv")[1:]]
-    assert (values[0], values[-1]) == ("0.000", "5.000")
-    assert all(len(value) == 5 and 0 <= float(value) <= 5 for value in values)
-    wanted = np.clip(predicted("stsb", "test"), 0, 5)
-    assert np.abs(np.array(values, dtype=float) - wanted).max() <= 0.0005 + 1e-9
+        if name == "STS-B.tsv":
+            assert all(len(label) == 5 for label in labels), "three decimals"
+            wanted = np.clip(predicted("stsb", "test"), 0, 5)
+            assert np.array(labels, dtype=float) == pytest.approx(wanted, abs=0.0005 + 1e-9)
+        else:
+            assert list(labels[:3]) == NAMES.get(name, ["0", "1", "0"])
 
 
 def test_the_archive_holds_the_same_files_and_the_same_bytes_each_time(whole, tmp_path: Path):
@@ -80,33 +65,30 @@ def test_the_archive_holds_the_same_files_and_the_same_bytes_each_time(whole, tm
 
 
 def test_missing_files_are_named(whole, tmp_path: Path):
-    _, about = whole
-    assert about["missing"] == ["AX.tsv"]
-    assert "AX.tsv is missing" in about["note"]
+    assert whole[1]["missing"] == ["AX.tsv"]
+    assert "AX.tsv is missing" in whole[1]["note"]
     some = submission.write(tmp_path, {"rte": {"test": predicted("rte", "test")}})
     assert some["files"] == ["RTE.tsv", "submission.zip"]
     assert some["missing"] == [*(name for name in OFFICIAL if name != "RTE.tsv"), "AX.tsv"]
-    assert "WNLI.tsv, AX.tsv are missing" in some["note"]
 
 
 @pytest.mark.parametrize(
-    ("predictions", "words"),
+    ("predictions", "named"),
     [
-        ({"rte": {"test": np.zeros(2999, int)}}, ["rte test", "2,999 rows", "3,000"]),
-        ({"rte": {"test": np.zeros((3000, 2))}}, ["rte test", r"\(3000, 2\)", "3,000"]),
-        ({"rte": {"validation": np.zeros(277, int)}}, ["no rte validation"]),
-        ({"mnli": {"test": np.zeros(9796, int)}}, ["no mnli test;", "mnli test_matched"]),
-        ({"word-order": {"test": np.zeros(10, int)}}, ["no word-order test"]),
-        ({"wnli": {"test": np.full(146, 2)}}, ["wnli test have 2 in row 0", "0 to 1"]),
-        ({"wnli": {"test": np.full(146, 0.5)}}, ["0.5 in row 0"]),
-        ({"stsb": {"test": np.append(np.zeros(1378), np.nan)}}, ["nan in row 1378", "a number"]),
-        ({}, ["no predictions"]),
-        ({"cola": {}}, ["no predictions"]),
+        ({"rte": {"test": np.zeros(2999, int)}}, "rte test .*2,999 rows.* 3,000"),
+        ({"rte": {"test": np.zeros((3000, 2))}}, r"rte test .*\(3000, 2\).* 3,000"),
+        ({"rte": {"validation": np.zeros(277, int)}}, "no rte validation"),
+        ({"mnli": {"test": np.zeros(9796, int)}}, "no mnli test;.* mnli test_matched"),
+        ({"word-order": {"test": np.zeros(10, int)}}, "no word-order test"),
+        ({"wnli": {"test": np.full(146, 2)}}, "wnli test have 2 in row 0.* 0 to 1"),
+        ({"wnli": {"test": np.full(146, 0.5)}}, "0.5 in row 0"),
+        ({"stsb": {"test": np.append(np.zeros(1378), np.nan)}}, "nan in row 1378.* a number"),
+        ({}, "no predictions"),
+        ({"cola": {}}, "no predictions"),
     ],
 )
-def test_what_it_would_refuse_is_refused_and_nothing_written(tmp_path: Path, predictions: dict, words: list[str]):
+def test_what_it_would_refuse_is_refused_and_nothing_written(tmp_path: Path, predictions: dict, named: str):
     good = {"wnli": {"test": predicted("wnli", "test")}} if predictions.get("rte") else {}
-    for word in words:
-        with pytest.raises(InputError, match=word):
-            submission.write(tmp_path / "out", good | predictions)
+    with pytest.raises(InputError, match=named):
+        submission.write(tmp_path / "out", good | predictions)
     assert not (tmp_path / "out").exists()
