@@ -23,9 +23,9 @@ RUN = """
 import time
 from flows.server import Server
 server = Server()
-if {waits}:
+if {answers}:
     server.wait()
-print(server.process.pid, flush=True)
+print(server.process.pid, server.url, flush=True)
 time.sleep(600)
 """
 
@@ -56,36 +56,27 @@ def test_another_program_at_the_given_address_is_refused(other_program: str, mon
     assert what_answers("http://127.0.0.1:1/api") == "nothing"
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["while it starts", "when it answers"])
-def test_the_server_of_a_killed_run_ends(tmp_path: Path, waits: bool):
-    env = os.environ | {"PREFECT_HOME": str(tmp_path / "new" / "home")}
-    run = subprocess.Popen([sys.executable, "-c", RUN.format(waits=waits)], env=env, cwd=HOME, stdout=subprocess.PIPE)
-    server = int(run.stdout.readline())
-    assert not has_ended(server)
+@pytest.mark.parametrize("answers", [False, True], ids=["while it starts", "when it answers"])
+def test_a_server_ignores_signals_that_end_its_run_and_ends_with_a_killed_one(tmp_path: Path, answers: bool):
+    env = os.environ | ({} if answers else {"PREFECT_HOME": str(tmp_path / "new" / "home")})
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN.format(answers=answers)], env=env, cwd=HOME, stdout=subprocess.PIPE
+    )
+    pid, url = run.stdout.readline().decode().split()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(int(pid), number)
+    assert not answers or what_answers(url) == "prefect"
+    assert not has_ended(int(pid))
     run.kill()
     run.wait()
     deadline = time.monotonic() + LONG
-    while not has_ended(server):
+    while not has_ended(int(pid)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_a_server_ignores_signals_that_end_its_run():
-    server = Server()
-    try:
-        server.wait()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            server.process.send_signal(number)
-        assert what_answers(server.url) == "prefect"
-    finally:
-        server.stop()
-    assert server.has_ended()
-
-
 def test_a_home_of_prefect_that_cannot_be_created_is_refused(tmp_path: Path):
     (tmp_path / "file").touch()
-    with (
-        temporary_settings({PREFECT_HOME: tmp_path / "file" / "home"}),
-        pytest.raises(InputError, match="PREFECT_HOME"),
-    ):
+    below_a_file = temporary_settings({PREFECT_HOME: tmp_path / "file" / "home"})
+    with below_a_file, pytest.raises(InputError, match="PREFECT_HOME"):
         Server()
