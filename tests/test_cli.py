@@ -33,10 +33,14 @@ from tasks.store import Artifact, locked
 LONG = 300  # seconds, on a busy machine
 CRAM = ("-m", "flows.cli")
 IMPATIENT = """
-from tasks.workers import progress
-progress.SECONDS_AT_THE_END = 1
-from flows.cli.main import main
-main()
+from flows.cli import main
+app = main.app
+def run():
+    from tasks.workers import progress
+    progress.SECONDS_AT_THE_END = 1
+    app()
+main.app = run
+main.main()
 """
 HOME = Path(__file__).resolve().parents[1]
 
@@ -48,7 +52,7 @@ def cram(env: dict[str, str], *arguments: str, home: Path = HOME) -> subprocess.
 
 def new_user(folder: Path) -> dict[str, str]:
     """The environment of a user whose store is empty and whose server doesn't run."""
-    own = main.SETTINGS | {"CRAM_ARTIFACTS": str(folder / "artifacts"), "PREFECT_HOME": str(folder / "prefect")}
+    own = {"CRAM_ARTIFACTS": str(folder / "artifacts"), "PREFECT_HOME": str(folder / "prefect")}
     with socket.create_server(("127.0.0.1", 0)) as free:
         own["PREFECT_API_URL"] = f"http://127.0.0.1:{free.getsockname()[1]}/api"
     return os.environ | own | {"PREFECT_LOGGING_LEVEL": "INFO"}
@@ -56,8 +60,8 @@ def new_user(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a user with a store and a database that several runs use."""
-    return new_user(tmp_path_factory.mktemp("user"))
+    """The environment of a user with a store that several runs use, and the database of these tests."""
+    return new_user(tmp_path_factory.mktemp("user")) | {"PREFECT_HOME": os.environ["PREFECT_HOME"]}
 
 
 def tiny(tmp_path: Path, texts: list[str], seconds: float = 2) -> str:

@@ -195,13 +195,14 @@ def test_stopped_and_killed_runs_free_the_slot_and_the_next_one_resumes(env, cli
     assert (ended.is_crashed(), bool(ended.message)) == (True, True)
     steps_saved = len(rows(work))
     killed, work = submit(client, env, override)
-    worker = services.running("worker")
     wait(lambda: len(rows(work)) > steps_saved > 0, "it resumes from the checkpoint")
     assert rows(work)[0]["step"] == 1, "the steps of the stopped run are there too"
     assert (work / "checkpoint.safetensors").stat().st_mtime_ns >= saved
     assert services.submitted() == [str(killed)]
-    for pid in (worker, *services.children(worker)):
+    pids = [services.running("worker"), *services.children(services.running("worker"))]
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
+    wait(lambda: all(map(services.has_ended, pids)), "the end of the processes")
     assert client.read_flow_run(killed).state.is_running()
     said = said_by(services.up, url)
     ended = client.read_flow_run(killed).state
