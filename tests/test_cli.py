@@ -26,8 +26,6 @@ from flows.cli.results import print_results, print_score_table
 from flows.cli.run import parse_overrides
 from flows.recipes import RECIPES, STAGES
 from model import InputError
-from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.download import Download, download
 from tasks.store import Artifact, locked
 
 LONG = 300  # seconds, on a busy machine
@@ -236,30 +234,12 @@ def refusal(*arguments: str) -> str:
     return str(error)
 
 
-def test_ls_and_show_list_artifacts_and_their_differences(store: Path, tmp_path: Path, toy_texts: list[str]):
-    assert "No artifacts" in show("ls")
-    shard = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
-    made = [download.fn(Download(source="files", files=[str(shard)], documents=n)) for n in (0, 50)]
-    deduplicate.fn(Deduplicate(), made[1])
-    for artifact, difference in zip(made, ("documents=0", "documents=50"), strict=True):
-        [line] = (row for row in show("ls").splitlines() if artifact.key in row)
-        assert difference in line
-        assert "max_lost" not in line, "the same in both"
-    assert "deduplicate" not in show("ls", "download")
-    assert show("ls", "pretrain").startswith(f"No artifacts of pretrain in {store} ")
-    shown = show("show", f"download/{made[0].key[:6]}")
-    for words in (made[0].key, "toy.jsonl", '"documents": 300'):
-        assert words in shown
-    assert f"corpus: download/{made[1].key}" in show("show", "deduplicate")
-    assert refusal("show", f"deduplicate/{made[0].key}").endswith(f" download/{made[0].key} is of the stage download.")
-
-
 def put(store: Path, stage: str, key: str, stats: dict, **params: object) -> None:
     """An artifact of two hours ago."""
-    finished = (datetime.now(UTC) - timedelta(hours=2)).isoformat(timespec="milliseconds")
-    about = {"stage": stage, "key": key, "params": params, "inputs": {}, "files": [], "stats": stats}
+    about = {"stage": stage, "key": key, "params": params, "inputs": {"corpus": "download/b2"}, "files": []}
+    about |= {"stats": stats, "seconds": 4271.8, "environment": {}}
+    about["finished"] = (datetime.now(UTC) - timedelta(hours=2)).isoformat(timespec="milliseconds")
     (store / stage / key).mkdir(parents=True)
-    about |= {"finished": finished, "seconds": 4271.8, "environment": {}}
     (store / stage / key / "stage.json").write_text(json.dumps(about))
 
 
@@ -271,6 +251,22 @@ def put_damaged(store: Path, stage: str, key: str) -> None:
 def draft(store: Path, name: str) -> None:
     (store / ".partial" / name / "work").mkdir(parents=True)
     (store / ".partial" / name / "work" / "state").write_bytes(bytes(2_000))
+
+
+def test_ls_and_show_list_artifacts_and_their_differences(store: Path):
+    assert show("ls", "pretrain").startswith(f"No artifacts of pretrain in {store} ")
+    for key, documents in (("a1", 0), ("b2", 50)):
+        put(store, "download", key, {"documents": 300}, documents=documents, max_lost=1)
+    put(store, "deduplicate", "c3", {})
+    for key, difference in (("a1", "documents=0"), ("b2", "documents=50")):
+        [line] = (row for row in show("ls").splitlines() if key in row)
+        assert difference in line
+        assert "max_lost" not in line, "the same in both"
+    assert "deduplicate" not in show("ls", "download")
+    for words in ("download/a1", "documents: 0", '"documents": 300'):
+        assert words in show("show", "download/a")
+    assert "corpus: download/b2" in show("show", "deduplicate")
+    assert refusal("show", "deduplicate/a1").endswith(" download/a1 is of the stage download.")
 
 
 def test_a_damaged_manifest_does_not_hide_other_artifacts(store: Path):
@@ -319,15 +315,13 @@ def test_diff_of_reports_shows_the_scores_that_differ(store: Path):
 
 
 def test_show_has_the_numbers_of_each_source_in_the_table_alone(store: Path):
-    stats = {
-        "documents": 7,
-        "quantiles": {"ratio": {"all": [0.25], "prose": [0.125]}},
-        "by_source": {"prose": {"x": 1}},
-    }
+    stats = {"documents": 7, "by_source": {"prose": {"x": 1}}, "measured_with": "x" * 120}
+    stats["quantiles"] = {"ratio": {"all": [0.25], "prose": [0.125]}}
     stats["table"] = [{"source": "all", "documents": 9}, {"source": "prose", "documents": 8}]
     put(store, "filter", "a", stats)
     shown = show("show", "filter")
-    assert '{"documents": 7, "quantiles": {"ratio": {"all": [0.25]}}}' in shown
+    told = json.loads(re.search(r"^\{$.*?^\}$", shown, re.MULTILINE | re.DOTALL)[0])
+    assert told == {"documents": 7, "measured_with": "x" * 120, "quantiles": {"ratio": {"all": [0.25]}}}
     assert [line.split() for line in shown.splitlines() if "prose" in line] == [["prose", "8"]]
     assert f"{store}/filter/a/stats.json" in shown
 
