@@ -1,13 +1,13 @@
 """The Prefect server of a run: the one that is used, and the end of a temporary one."""
 
-import http.server
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -30,29 +30,15 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def other_program() -> Iterator[str]:
-    """The address of a server of another program."""
-
-    class Other(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"<html>hello</html>")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+def test_another_program_at_the_given_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api" / "health").write_text("<html>hello</html>")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/api"
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
+        with pytest.raises(InputError, match="PREFECT_API_URL"), prefect_server(""):
+            pass
         server.shutdown()
-
-
-def test_another_program_at_the_given_address_is_refused(other_program: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PREFECT_API_URL", other_program)
-    with pytest.raises(InputError, match="PREFECT_API_URL"), prefect_server(""):
-        pass
     assert what_answers("http://127.0.0.1:1/api") == "nothing"
 
 

@@ -8,10 +8,6 @@ import pytest
 from model.signals import Deferred
 
 
-class Stopped(BaseException):
-    """What a handler raises."""
-
-
 def handlers() -> list:
     return [signal.getsignal(number) for number in Deferred.SIGNALS]
 
@@ -46,9 +42,9 @@ def test_signals_wait_until_what_is_held_ends_and_are_handled_in_order():
 def test_handlers_are_restored_after_an_error_which_leaves_what_is_held_half_done():
     signal.signal(signal.SIGTERM, lambda *args: None)
     before = handlers()
-    with suppress(Stopped), Deferred() as deferred, deferred.held():
+    with suppress(KeyboardInterrupt), Deferred() as deferred, deferred.held():
         assert not set(before) & set(handlers())
-        raise Stopped
+        raise KeyboardInterrupt
     assert handlers() == before
     assert (deferred.broken, deferred.holding) == (True, False)
 
