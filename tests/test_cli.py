@@ -171,11 +171,10 @@ def started(
     ("send", "sign", "server_gets"),
     [
         (os.killpg, signal.SIGINT, None),
-        (os.kill, signal.SIGHUP, None),
-        (os.killpg, signal.SIGTERM, signal.SIGKILL),
+        (os.kill, signal.SIGTERM, signal.SIGKILL),
         (os.killpg, signal.SIGINT, signal.SIGSTOP),
     ],
-    ids=["Ctrl-C", "its terminal closed", "its server is gone", "its server hangs"],
+    ids=["Ctrl-C", "its server is gone", "its server hangs"],
 )
 def test_a_run_ended_by_a_signal_leaves_a_checkpoint_no_server_and_a_sentence(
     user: dict, override: str, tmp_path: Path, send, sign: int, server_gets: int | None

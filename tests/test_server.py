@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_HOME, temporary_settings
 
-from flows.server import Server, prefect_server, what_answers
+from flows.server import Server, Stopped, prefect_server, signals_as_exceptions, what_answers
 from flows.services import has_ended
 from model import InputError
 
@@ -66,3 +66,11 @@ def test_a_home_of_prefect_that_cannot_be_created_is_refused(tmp_path: Path):
     below_a_file = temporary_settings({PREFECT_HOME: tmp_path / "file" / "home"})
     with below_a_file, pytest.raises(InputError, match="PREFECT_HOME"):
         Server()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_a_run_with_the_shells_code(number: int):
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped) as stopped, signals_as_exceptions():
+        signal.raise_signal(number)
+    assert (stopped.value.code, signal.getsignal(number)) == (128 + number, before)
