@@ -1,34 +1,37 @@
 """The whole flow, through a real Prefect server."""
 
+import base64
 import json
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
 from unittest.mock import patch
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from conftest import tiny_override, write_jsonl
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter
-from prefect.testing.utilities import prefect_test_harness
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter
 
 from flows.cram import cram, planned
 from flows.plan import Plan
 from flows.recipes import STAGES
+from flows.server import prefect_server
 from model import InputError
-from tasks.corpus.parts import documents_of
-from tasks.store import ROOT, Artifact, artifacts, find
+from tasks.store import ROOT, Artifact, artifacts
 from tasks.workers import finetunes
+
+CACHED = dict.fromkeys(STAGES, "Cached")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _server():
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PREFECT_API_URL", raising=False)
+        with prefect_server("http://127.0.0.1:1/api"):  # where none answers, so a temporary one
+            yield
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +57,15 @@ def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
             all_there = len(found) >= settled.call_count and all(r.state and r.state.is_final() for r in found)
             if (found and all_there) or time.monotonic() > deadline:
                 break
-            time.sleep(0.2)
+            time.sleep(0.1)
     return {r.name.split("-")[0]: r.state.name for r in found}, str(flow_run)
+
+
+def made(override: dict, until: str = "report") -> dict[str, Artifact]:
+    """The artifacts of a run, there or not, by stage; those of finetuning runs by task and seed."""
+    plan = planned("demo", override, until, {}, [])
+    plan.check()
+    return {step.params.label() or step.stage: artifact for step, artifact in plan.made.items()}
 
 
 @pytest.fixture(scope="module")
@@ -63,26 +73,52 @@ def first(tiny: dict) -> tuple[dict[str, str], str]:
     return run(tiny)
 
 
-def test_every_stage_runs_once_and_is_then_cached(tiny: dict, first):
+@pytest.fixture(scope="module")
+def stricter(tiny: dict) -> dict:
+    return tiny | {"filter": tiny["filter"] | {"max_tokens_per_char": 0.45}}
+
+
+def test_an_override_reruns_its_stage_and_what_follows_with_a_line_for_each(tiny: dict, first, stricter, caplog):
     assert first[0] == dict.fromkeys(STAGES, "Completed")
-    again, _ = run(tiny)
-    assert again == dict.fromkeys(STAGES, "Cached")
+    states, _ = run(stricter, until="tokenize")
+    before, rerun = STAGES[: STAGES.index("filter")], ("filter", "vocabulary", "tokenize")
+    assert states == dict.fromkeys(before, "Cached") | dict.fromkeys(rerun, "Completed")
+    lines = [r.getMessage() for r in caplog.records if r.name == "flows.plan" and r.levelname == "INFO"]
+    of = made(stricter, "tokenize")
+    kept = of["filter"].stats
+    starts = dict.fromkeys(before, "cached, ") | {
+        "download": "cached, 300 documents, ",
+        "filter": f"{kept['documents']} of {kept['seen']['documents']} documents kept, ",
+        "vocabulary": "400 entries, ",
+        "tokenize": f"{of['tokenize'].stats['sequences']} sequences, ",
+    }
+    for line, (stage, start) in zip(lines, starts.items(), strict=True):
+        assert line.startswith(f"{stage}: {start}")
+        assert line.endswith(f", {of[stage].path}")
 
 
-def test_nothing_in_a_copied_artifact_is_executed(tiny: dict, first, tmp_path: Path):
-    import base64
-    import pickle
-
+def test_a_second_run_is_cached_executes_nothing_in_artifacts_and_has_the_same_page(tiny: dict, first, tmp_path: Path):
     class Payload:
         def __reduce__(self) -> tuple:
             return os.mkdir, (str(tmp_path / "executed"),)
 
     data = base64.encodebytes(pickle.dumps(Payload())).decode()
     record = {"metadata": {"serializer": {"type": "pickle"}, "prefect_version": "3.8.8"}, "result": data}
-    for stage in STAGES:
-        (find(stage, "latest").path / "prefect.json").write_text(json.dumps(record))
-    assert run(tiny)[0] == dict.fromkeys(STAGES, "Cached")
+    of = made(tiny)
+    for artifact in of.values():
+        (artifact.path / "prefect.json").write_text(json.dumps(record))
+    states, second = run(tiny)
+    assert states == CACHED
     assert not (tmp_path / "executed").exists()
+    for flow_run in (first[1], second):
+        own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
+        with get_client(sync_client=True) as client:
+            by_key = {a.key: a for a in client.read_artifacts(artifact_filter=own)}
+        tables, files = {"decontaminate-table", "filter-table", "scores"}, {"filter-histogram", "pretrain-loss"}
+        assert tables | files | {"pretrain-readme", "report"} <= set(by_key)
+        rows = json.loads(by_key["filter-table"].data)
+        assert rows[0]["documents"] == f"{of['filter'].stats['seen']['documents']:,}"
+        assert by_key["pretrain-readme"].data.startswith("# ")
 
 
 def test_no_file_of_an_artifact_names_the_store(first):
@@ -91,93 +127,12 @@ def test_no_file_of_an_artifact_names_the_store(first):
     assert not [p for p in files if str(ROOT) in p.read_text()]
 
 
-def test_the_page_of_a_run_shows_tables_pictures_and_texts_also_of_cached_stages(tiny: dict, first):
-    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
-
-    for _, flow_run in (first, run(tiny)):
-        with get_client(sync_client=True) as client:
-            shown = client.read_artifacts(
-                artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
-            )
-        by_key = {a.key: a for a in shown}
-        tables, files = {"decontaminate-table", "filter-table", "scores"}, {"filter-histogram", "pretrain-loss"}
-        assert tables | files | {"pretrain-readme", "report"} <= set(by_key)
-        rows = json.loads(by_key["filter-table"].data)
-        assert rows[0]["documents"] == f"{find('filter', 'latest').stats['seen']['documents']:,}"
-        assert by_key["pretrain-readme"].data.startswith("# ")
-
-
-def test_each_stage_ends_with_a_line_of_its_result(tiny: dict, first, caplog):
-    changed = tiny | {"filter": tiny["filter"] | {"max_tokens_per_char": 0.44}}
-    run(changed, until="filter")
-    lines = [r.getMessage() for r in caplog.records if r.name == "flows.plan" and r.levelname == "INFO"]
-    assert [line.split(":")[0] for line in lines] == list(STAGES[: STAGES.index("filter") + 1])
-    assert all(line.split(": ")[1].startswith("cached, ") for line in lines[:-1])
-    made = find("filter", "latest")
-    seen, took = made.stats["seen"]["documents"], made.manifest["seconds"]
-    assert lines[-1] == f"filter: {made.stats['documents']} of {seen} documents kept, {took:.1f} s, {made.path}"
-
-
-def test_an_override_reruns_its_stage_and_what_follows_and_nothing_before(tiny: dict, first):
-    changed = tiny | {"filter": tiny["filter"] | {"max_tokens_per_char": 0.45}}
-    states, _ = run(changed)
-    before = STAGES.index("filter")
-    assert states == dict.fromkeys(STAGES[:before], "Cached") | dict.fromkeys(STAGES[before:], "Completed")
-    assert set(run(tiny)[0].values()) == {"Cached"}
-
-
-@pytest.mark.parametrize(
-    ("stage", "harm"), [("filter", "truncate"), ("vocabulary", "delete"), ("pretrain", "truncate")]
-)
-def test_a_damaged_artifact_is_made_again_alone(tiny: dict, first, stage: str, harm: str):
-    run(tiny, refresh=["report"])
-    names = json.loads((find("report", "latest").path / "report.json").read_text())["artifacts"]
-    folder = ROOT / next(name for name in names if name.startswith(stage))
-    file = max((p for p in folder.iterdir() if p.name != "stage.json"), key=lambda p: p.stat().st_size)
-    if harm == "truncate":
-        file.write_bytes(file.read_bytes()[:100])
-    else:
-        file.unlink()
-    states, _ = run(tiny)
-    assert states == dict.fromkeys(STAGES, "Cached") | {stage: "Completed"}
-    assert file.stat().st_size > 100
-
-
-@pytest.mark.parametrize(
-    ("until", "stage", "again"),
-    [
-        ("vocabulary", "vocabulary", ["vocabulary"]),
-        ("report", "tokenize", ["tokenize", "pretrain", "finetune", "report"]),
-    ],
-)
-def test_a_refreshed_stage_and_all_that_depends_on_it_run_again_until_the_last(tiny, first, until, stage, again):
-    states, _ = run(tiny, until=until, refresh=[stage])
-    assert states == dict.fromkeys(STAGES[: STAGES.index(until) + 1], "Cached") | dict.fromkeys(again, "Completed")
-
-
-def test_a_retrained_model_is_finetuned_again_in_a_later_run(tiny: dict, first, monkeypatch):
+def test_what_depends_on_a_refreshed_stage_runs_again_then_or_in_a_later_run(tiny: dict, first, monkeypatch):
     monkeypatch.setenv("CRAM_DTYPE", "bf16")  # other weights under the same key
-    run(tiny, until="pretrain", refresh=["pretrain"])
-    states, _ = run(tiny)
-    assert states == dict.fromkeys(STAGES, "Cached") | dict.fromkeys(("finetune", "report"), "Completed")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("CRAM_DTYPE", "bf61", "CRAM_DTYPE is 'bf61'"),
-        ("CRAM_GPUS", "3", "batch_size 8 can't be shared by 3 processes"),
-        ("CRAM_WORKERS", "none", "CRAM_WORKERS is 'none'"),
-    ],
-)
-def test_a_bad_setting_of_the_machine_is_refused_before_a_model_is_discarded(
-    tiny, first, monkeypatch, name, value, words
-):
-    made = {artifact: artifact.manifest for artifact in artifacts("pretrain")}
-    monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match=words):
-        planned("demo", tiny, "report", {}, ["pretrain"]).run()
-    assert {artifact: artifact.manifest for artifact in artifacts("pretrain")} == made
+    states, _ = run(tiny, until="pretrain", refresh=["tokenize"])
+    again = dict.fromkeys(("tokenize", "pretrain"), "Completed")
+    assert states == dict.fromkeys(STAGES[: STAGES.index("tokenize")], "Cached") | again
+    assert run(tiny)[0] == CACHED | dict.fromkeys(("finetune", "report"), "Completed")
 
 
 def test_a_warning_names_overridden_stages_that_the_run_does_not_reach(tiny: dict, caplog):
@@ -195,27 +150,41 @@ def test_a_given_artifact_makes_the_stages_before_it_needless(tiny, first, tmp_p
     assert set(run(missing, use={stage: artifacts(stage)[0].key})[0]) == following
 
 
+COLA = {"finetune": {"data": "tests", "tasks": ["cola"], "max_tokens": 32}}
+
+
 @pytest.mark.parametrize(
-    ("parameters", "words"),
+    ("parameters", "setting", "words"),
     [
-        ({"use": {"filter": "nothing"}}, "No complete artifact of filter is 'nothing'"),
-        ({"use": {"tokenize": "latest"}, "until": "filter"}, "use names tokenize"),
-        ({"refresh": ["pretrain"], "until": "filter"}, "refresh names pretrain"),
-        ({"use": {"filter": "latest"}, "refresh": ["filter"]}, "both"),
-        ({"override": {"download": {"source": "files", "files": ["gone.jsonl"]}}}, "gone.jsonl"),
-        ({"override": {"finetune": {"data": "tests", "tasks": ["cola"], "max_tokens": 32}}}, "tests"),
+        ({"use": {"filter": "nothing"}}, {}, "No complete artifact of filter is 'nothing'"),
+        ({"use": {"tokenize": "latest"}, "until": "filter"}, {}, "use names tokenize"),
+        ({"refresh": ["pretrain"], "until": "filter"}, {}, "refresh names pretrain"),
+        ({"use": {"filter": "latest"}, "refresh": ["filter"]}, {}, "both"),
+        ({"override": {"download": {"source": "files", "files": ["gone.jsonl"]}}}, {}, "gone.jsonl"),
+        ({"override": COLA}, {}, r"<task>/validation\.parquet"),
+        ({"override": COLA, "use": {"pretrain": "latest"}}, {}, "tests"),
+        ({"refresh": ["pretrain"]}, {"CRAM_DTYPE": "bf61"}, "CRAM_DTYPE is 'bf61'"),
+        ({"refresh": ["pretrain"]}, {"CRAM_GPUS": "3"}, "batch_size 8 can't be shared by 3 processes"),
+        ({"refresh": ["pretrain"]}, {"CRAM_WORKERS": "none"}, "CRAM_WORKERS is 'none'"),
     ],
 )
-def test_errors_in_parameters_are_found_before_anything_runs(tiny: dict, first, parameters: dict, words: str):
-    before = set(ROOT.rglob("*"))
+def test_an_error_of_the_user_is_found_before_anything_runs_or_is_discarded(
+    tiny: dict, first, monkeypatch, parameters: dict, setting: dict, words: str
+):
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in ROOT.rglob("*") if path.is_file()}
+
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    before, given = files(), {"until": "report", "use": {}, "refresh": []} | parameters
     with pytest.raises(InputError, match=words):
-        run(tiny | parameters.get("override", {}), **{k: v for k, v in parameters.items() if k != "override"})
-    assert set(ROOT.rglob("*")) == before
+        planned("demo", **given | {"override": tiny | given.get("override", {})}).run()
+    assert files() == before
 
 
-def test_several_artifacts_are_taken_for_finetuning_only(tiny: dict, first):
-    run(tiny | {"filter": tiny["filter"] | {"max_tokens_per_char": 0.45}}, until="filter")
-    both = ", ".join(a.key for a in artifacts("filter"))
+def test_several_artifacts_are_taken_for_finetuning_only(tiny: dict, first, stricter: dict):
+    run(stricter, until="filter")
+    both = ", ".join(artifact.key for artifact in artifacts("filter"))
     with pytest.raises(InputError, match="several artifacts of filter"):
         planned("demo", tiny, "report", {"filter": both}, [])
 
@@ -256,60 +225,25 @@ def test_files_that_change_during_a_run_end_it_with_an_error(tiny: dict, tmp_pat
         run(tiny | {"download": tiny["download"] | {"files": [str(shard)]}})
 
 
-@pytest.mark.parametrize(
-    ("split", "words"), [("train", r"<task>/validation\.parquet"), ("validation", r"no cola/train\.parquet")]
-)
-def test_a_glue_folder_without_a_split_is_refused_before_anything_runs(tiny, tmp_path, split: str, words: str):
-    (tmp_path / "cola").mkdir()
-    pq.write_table(pa.table({"sentence": ["One."], "label": [1]}), tmp_path / "cola" / f"{split}.parquet")
-    wrong = {"data": str(tmp_path), "tasks": ["cola"], "max_tokens": 32}
-    with pytest.raises(InputError, match=words):
-        planned("demo", tiny | {"finetune": wrong}, "report", {}, []).check()
-
-
-def test_text_of_the_tasks_is_dropped_on_the_way_to_the_model(tiny: dict, first, tmp_path: Path, toy_texts: list[str]):
-    (tmp_path / "cola").mkdir()
-    sentences = [" ".join(toy_texts[3].split()[:16]), " ".join(toy_texts[200].split()[2:18])]
-    pq.write_table(pa.table({"sentence": sentences, "label": [1, 0]}), tmp_path / "cola" / "validation.parquet")
-    given = {"data": str(tmp_path), "tasks": ["cola"], "max_tokens": 32}
-    run(tiny | {"finetune": given}, until="filter")
-    unique, clean, kept = (find(stage, "latest") for stage in ("deduplicate", "decontaminate", "filter"))
-    assert clean.stats["tasks"]["cola"]["sentences_found"] == 2
-    assert clean.stats["documents"] == kept.stats["seen"]["documents"] == unique.stats["documents"] - 2
-    texts = {document.text for document in documents_of(clean)}
-    assert texts == {document.text for document in documents_of(unique)} - {toy_texts[3], toy_texts[200]}
-
-
-def finetuned(override: dict) -> dict[str, Artifact]:
-    """The finetune artifacts that a run makes or has made, by task and seed."""
-    plan = planned("demo", override, "finetune", {}, [])
-    plan.check()
-    return {step.params.label(): artifact for step, artifact in plan.made.items() if step.stage == "finetune"}
-
-
-@pytest.fixture(scope="module")
-def four(tiny: dict) -> dict:
-    """An override that asks for four finetuning runs."""
+@pytest.fixture
+def four(tiny: dict, first, monkeypatch: pytest.MonkeyPatch) -> dict:
+    """An override that asks for four finetuning runs, two at a time."""
+    monkeypatch.setenv("CRAM_FINETUNES", "2")
     return tiny | {"finetune": tiny["finetune"] | {"tasks": ["neighbours", "word-order"], "seeds": 2, "keep": "none"}}
 
 
-def test_finetuning_runs_side_by_side_give_the_same_as_one_by_one(tiny: dict, first, four: dict, monkeypatch):
-    run(four)
-    made = finetuned(four)
-    alone = {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in made.items()}
-    before = {name: artifact.manifest["started"] for name, artifact in made.items()}
-    monkeypatch.setenv("CRAM_FINETUNES", "2")
-    states, _ = run(four, refresh=["finetune"])
-    assert states["finetune"] == "Completed"
-    assert all(artifact.manifest["started"] >= before[name] for name, artifact in made.items())
-    assert {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in made.items()} == alone
+def finetuned(override: dict) -> dict[str, Artifact]:
+    """The finetune artifacts of a run, there or not, by task and seed."""
+    return {name: artifact for name, artifact in made(override).items() if artifact.stage == "finetune"}
+
+
+def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_only_itself(four: dict, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("CRAM_FINETUNES", "1")
+        run(four)
+    runs, begin = finetuned(four), finetunes.Worker.begin
+    alone = {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in runs.items()}
     assert len(alone) == 4
-
-
-def test_a_killed_finetuning_run_loses_only_itself(tiny: dict, first, four: dict, monkeypatch):
-    monkeypatch.setenv("CRAM_FINETUNES", "2")
-    four = four | {"finetune": four["finetune"] | {"learning_rate": 3e-4}}
-    begin = finetunes.Worker.begin
 
     def killed(self, work, arguments):
         if arguments[0].label() == "word-order-0":
@@ -319,14 +253,12 @@ def test_a_killed_finetuning_run_loses_only_itself(tiny: dict, first, four: dict
     with monkeypatch.context() as patch:
         patch.setattr(finetunes.Worker, "begin", killed)
         with pytest.raises(InputError, match=r"1 of 4 .*'finetune word-order-0' was killed"):
-            run(four)
-    made = finetuned(four)
-    lost = made.pop("word-order-0")
-    started = {name: artifact.manifest["started"] for name, artifact in made.items()}
-    assert lost not in artifacts("finetune")
-    assert run(four)[0]["report"] == "Completed"
-    assert lost.manifest["stats"]["task"] == "word-order"
-    assert {name: artifact.manifest["started"] for name, artifact in made.items()} == started
+            run(four, refresh=["finetune"])
+    assert set(runs.values()) - set(artifacts("finetune")) == {runs["word-order-0"]}
+    started = {name: artifact.manifest["started"] for name, artifact in runs.items() if name != "word-order-0"}
+    assert run(four)[0]["report"] == "Cached", "the report of all four is the same"
+    assert {name: runs[name].manifest["started"] for name in started} == started
+    assert {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in runs.items()} == alone
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -334,7 +266,7 @@ def test_finetuning_runs_that_start_from_a_failed_one_are_not_begun(tiny: dict, 
     monkeypatch.setenv("CRAM_FINETUNES", str(count))
     plan = planned("demo", tiny, "finetune", {}, ["finetune"])
     [usual] = [step for step in plan.steps if step.stage == "finetune"]
-    names, train = ("failing", "needs it", "independent"), finetunes.run
+    train = finetunes.run
 
     def fails(work, arguments, examples, label):
         if label.endswith("-7"):
@@ -343,18 +275,16 @@ def test_finetuning_runs_that_start_from_a_failed_one_are_not_begun(tiny: dict, 
 
     monkeypatch.setattr(finetunes, "run", fails)
     plan.steps = [step for step in plan.steps if step.stage not in ("finetune", "report")]
-    steps = {}
-    for name, seed in zip(names, (7, 8, 9), strict=True):
-        start = steps["failing"] if name == "needs it" else usual.inputs[0]
-        steps[name] = plan(usual.task, usual.params.model_copy(update={"seed": seed, "keep": True}), start)
+    failing = plan(usual.task, usual.params.model_copy(update={"seed": 7, "keep": True}), usual.inputs[0])
+    needs_it = plan(usual.task, usual.params.model_copy(update={"seed": 8}), failing)
+    independent = plan(usual.task, usual.params.model_copy(update={"seed": 9}), usual.inputs[0])
     with pytest.raises(InputError, match=r"1 of 3 .*1 run .* seven"):
         flow(plan.run, name="finetune only")()
-    assert plan.made[steps["independent"]] in artifacts("finetune")
-    assert plan.made[steps["needs it"]] not in artifacts("finetune")
+    assert plan.made[independent] in artifacts("finetune")
+    assert plan.made[needs_it] not in artifacts("finetune")
 
 
-def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(tiny: dict, first, four: dict, monkeypatch):
-    monkeypatch.setenv("CRAM_FINETUNES", "2")
+def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monkeypatch):
     begun, begin = [], finetunes.Worker.begin
 
     def interrupted(self, work, arguments):
@@ -372,8 +302,8 @@ def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(tiny: dict, first
 
 
 def test_a_model_of_an_older_version_is_refused_before_it_is_finetuned(store: Path):
-    (store / "pretrain" / "0123456789ab").mkdir(parents=True)
-    manifest = {"files": [], "stats": {"heldout_loss": 5.9}, "params": {}, "inputs": {}}
-    (store / "pretrain" / "0123456789ab" / "stage.json").write_text(json.dumps(manifest))
+    manifest = store / "pretrain" / "0123456789ab" / "stage.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"files": [], "stats": {"heldout_loss": 5.9}, "params": {}, "inputs": {}}))
     with pytest.raises(InputError, match="pretrain/0123456789ab was made by an older version"):
         planned("demo", {}, "report", {"pretrain": "latest"}, []).check()

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +21,19 @@ from tasks.workers.progress import Progress, Reporter
 
 LONG = 60  # seconds: what is waited for comes at once, or the test fails
 HOME = Path(__file__).resolve().parents[1]
+LOGS_BESIDE_A_BAR = """
+import logging, prefect
+from tasks.workers.progress import Progress
+from prefect.logging.configuration import setup_logging
+setup_logging()
+log = logging.getLogger("tasks")
+log.setLevel(logging.INFO)
+with Progress("pretrain", total=1.0) as bar:
+    for i in range(4):
+        bar.update(0.2101851766583347, "loss 3.2")
+        bar.bar.refresh()
+        log.info("line %d is whole", i)
+"""
 
 
 class FakeServer:
@@ -31,13 +44,16 @@ class FakeServer:
         self.asked, self.open = threading.Semaphore(0), threading.Event()
         self.open.set()
 
-    def call(self, what: str) -> None:
+    def call(self, what: object) -> None:
         self.threads.add(threading.current_thread())
         self.asked.release()
         assert self.open.wait(LONG)
         if self.error:
             raise self.error
         self.said.append(what)
+
+    def create_logs(self, batch: list[dict]) -> None:
+        self.call([record["message"] for record in batch])
 
 
 @pytest.fixture
@@ -48,11 +64,12 @@ def server() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def reporter(monkeypatch: pytest.MonkeyPatch) -> Reporter:
+def reporter(monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> Reporter:
     """One whose calls need no client, and that tries again at once."""
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_TRIES", 0.01)
     monkeypatch.setattr(Reporter, "_call", lambda self, call: call())
     monkeypatch.setattr(progress, "reporter", made := Reporter())
+    made.session = "", None, SimpleNamespace(client=server)
     return made
 
 
@@ -93,39 +110,22 @@ def test_an_absent_server_is_logged_once_and_gets_the_newest_when_it_is_back(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_what_the_server_refuses_is_logged_and_not_sent_again(reporter: Reporter, server: FakeServer, caplog):
+def test_what_the_server_refuses_is_logged_and_holds_up_nothing(reporter: Reporter, server: FakeServer, caplog):
     server.error = answered(422)
     reporter.send("artifacts of filter/1", lambda: server.call("table"))
     assert reporter.flush(LONG)
+    reporter.send_log({"message": "refused"})
+    assert reporter.flush(LONG)
     assert reporter.answers
-    [record] = caplog.records
-    assert "artifacts of filter/1" in record.getMessage()
-
-
-def take_logs(reporter: Reporter, create_logs: Callable[[list[dict]], None]) -> None:
-    """Have the reporter send log records to this function."""
-    reporter.session = "", None, SimpleNamespace(client=SimpleNamespace(create_logs=create_logs))
-
-
-def test_log_records_that_the_server_refuses_hold_up_no_others(reporter: Reporter):
-    posted = []
-
-    def create_logs(batch: list[dict]) -> None:
-        if {"message": "refused"} in batch:
-            raise answered(422)
-        posted.extend(batch)
-
-    take_logs(reporter, create_logs)
-    for message in ("refused", "taken"):
-        reporter.send_log({"message": message})
-        assert reporter.flush(LONG)
-    assert posted == [{"message": "taken"}]
+    assert ["artifacts of filter/1" in record.getMessage() for record in caplog.records] == [True, False]
+    server.error = None
+    reporter.send_log({"message": "taken"})
+    assert reporter.flush(LONG)
+    assert server.said == [["taken"]]
 
 
 def test_log_records_wait_for_the_server_in_order(reporter: Reporter, server: FakeServer, monkeypatch):
     monkeypatch.setattr(progress, "LOG_BATCH", 2)
-    posted = []
-    take_logs(reporter, lambda batch: server.call("logs") or posted.extend(batch))
     server.error = httpx.ReadTimeout("no answer")
     for i in range(5):
         reporter.send_log({"message": i, "__payload_size__": 1})
@@ -133,7 +133,8 @@ def test_log_records_wait_for_the_server_in_order(reporter: Reporter, server: Fa
     server.error = None
     reporter.send_log({"message": 5, "__payload_size__": 1})
     assert reporter.flush(LONG) or reporter.flush(LONG)
-    assert posted == [{"message": i} for i in range(6)]
+    assert [message for batch in server.said for message in batch] == list(range(6))
+    assert max(map(len, server.said)) == 2
 
 
 def test_progress_of_a_task_is_created_and_updated_on_the_reporters_thread(reporter, server, monkeypatch):
@@ -150,66 +151,33 @@ def test_progress_of_a_task_is_created_and_updated_on_the_reporters_thread(repor
     assert server.said == []
     server.open.set()
     assert reporter.flush(LONG)
-    assert server.said == [
-        {"progress": 25.0, "key": "pre-train", "description": "Pre train"},
-        (7, {"progress": 100.0}),
-    ]
+    created = {"progress": 25.0, "key": "pre-train", "description": "Pre train"}
+    assert server.said == [created, (7, {"progress": 100.0})]
     assert threading.current_thread() not in server.threads
 
 
-def screen(sent: str) -> list[str]:
-    """The lines of a terminal after this was written to it."""
-    lines, row, column = [[]], 0, 0
-    for times, command, letter in re.findall(r"\x1b\[(\d*)([A-Za-z])|(.)", sent, re.DOTALL):
-        if command == "A":
-            row = max(0, row - int(times or 1))
-        elif letter == "\n":
-            row, column = row + 1, 0
-        elif letter == "\r":
-            column = 0
-        elif letter:
-            lines += [[] for _ in range(row + 1 - len(lines))]
-            lines[row] += " " * (column + 1 - len(lines[row]))
-            lines[row][column] = letter
-            column += 1
-    return ["".join(line).rstrip() for line in lines]
-
-
-@contextmanager
-def terminal() -> Iterator[tuple[int, list[str]]]:
-    """The end of a terminal for a process to write to; afterwards also what it wrote."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (50, 100))
-    sent = []
-    yield theirs, sent
-    os.close(theirs)
-    with open(ours, "rb", buffering=0) as file:
-        try:
-            while some := file.read(4096):
-                sent.append(some.decode())
-        except OSError:  # all is read
-            pass
+def shown(line: str) -> str:
+    """What a terminal shows of a line: after each carriage return it is written over."""
+    cells = ""
+    for part in re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", line).split("\r"):
+        cells = part + cells[len(part) :]
+    return cells.rstrip()
 
 
 def test_a_bar_and_log_lines_leave_each_other_whole():
-    script = """
-import logging, prefect
-from tasks.workers.progress import Progress
-from prefect.logging.configuration import setup_logging
-setup_logging()
-log = logging.getLogger("tasks")
-log.setLevel(logging.INFO)
-with Progress("pretrain", total=1.0) as bar:
-    for i in range(4):
-        bar.update(0.2101851766583347, "loss 3.2")
-        bar.bar.refresh()
-        log.info("line %d is whole", i)
-"""
-    with terminal() as (theirs, sent):
-        env = os.environ | {"PREFECT_LOGGING_LEVEL": "INFO", "TERM": "xterm"}
-        subprocess.run([sys.executable, "-c", script], env=env, cwd=HOME, stderr=theirs, check=True, timeout=LONG)
-    text = "".join(sent)
-    lines = [line for line in screen(text) if line]
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (50, 100))
+    env = os.environ | {"PREFECT_LOGGING_LEVEL": "INFO", "TERM": "xterm"}
+    command = [sys.executable, "-c", LOGS_BESIDE_A_BAR]
+    subprocess.run(command, env=env, cwd=HOME, stderr=theirs, check=True, timeout=LONG)
+    os.close(theirs)
+    sent = b""
+    with suppress(OSError):  # all is read
+        while True:
+            sent += os.read(ours, 4096)
+    os.close(ours)
+    text = sent.decode()
+    lines = [line for line in map(shown, text.split("\r\n")) if line]
     assert [re.fullmatch(r"\d\d:\d\d:\d\d.*line \d is whole", line) is not None for line in lines] == [True] * 4
     assert re.search(r"pretrain: +42%", text)
     assert not re.search(r"0\.\d{4}", text), "no fraction with all of its digits"

@@ -1,19 +1,19 @@
 """The Prefect server of a run: the one that is used, and the end of a temporary one."""
 
-import http.server
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from prefect.settings import PREFECT_HOME, temporary_settings
 
-from flows.server import Server, prefect_server, what_answers
+from flows.server import Server, Stopped, prefect_server, signals_as_exceptions, what_answers
 from flows.services import has_ended
 from model import InputError
 
@@ -23,69 +23,54 @@ RUN = """
 import time
 from flows.server import Server
 server = Server()
-if {waits}:
+if {answers}:
     server.wait()
-print(server.process.pid, flush=True)
+print(server.process.pid, server.url, flush=True)
 time.sleep(600)
 """
 
 
-@pytest.fixture
-def other_program() -> Iterator[str]:
-    """The address of a server of another program."""
-
-    class Other(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"<html>hello</html>")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+def test_another_program_at_the_given_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api" / "health").write_text("<html>hello</html>")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/api"
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
+        with pytest.raises(InputError, match="PREFECT_API_URL"), prefect_server(""):
+            pass
         server.shutdown()
-
-
-def test_another_program_at_the_given_address_is_refused(other_program: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PREFECT_API_URL", other_program)
-    with pytest.raises(InputError, match="PREFECT_API_URL"), prefect_server(""):
-        pass
     assert what_answers("http://127.0.0.1:1/api") == "nothing"
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["while it starts", "when it answers"])
-def test_the_server_of_a_killed_run_ends(tmp_path: Path, waits: bool):
-    env = os.environ | {"PREFECT_HOME": str(tmp_path / "new" / "home")}
-    run = subprocess.Popen([sys.executable, "-c", RUN.format(waits=waits)], env=env, cwd=HOME, stdout=subprocess.PIPE)
-    server = int(run.stdout.readline())
-    assert not has_ended(server)
+@pytest.mark.parametrize("answers", [False, True], ids=["while it starts", "when it answers"])
+def test_a_server_ignores_signals_that_end_its_run_and_ends_with_a_killed_one(tmp_path: Path, answers: bool):
+    env = os.environ | ({} if answers else {"PREFECT_HOME": str(tmp_path / "new" / "home")})
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN.format(answers=answers)], env=env, cwd=HOME, stdout=subprocess.PIPE
+    )
+    pid, url = run.stdout.readline().decode().split()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(int(pid), number)
+    assert not answers or what_answers(url) == "prefect"
+    assert not has_ended(int(pid))
     run.kill()
     run.wait()
     deadline = time.monotonic() + LONG
-    while not has_ended(server):
+    while not has_ended(int(pid)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_a_server_ignores_signals_that_end_its_run():
-    server = Server()
-    try:
-        server.wait()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            server.process.send_signal(number)
-        assert what_answers(server.url) == "prefect"
-    finally:
-        server.stop()
-    assert server.has_ended()
-
-
 def test_a_home_of_prefect_that_cannot_be_created_is_refused(tmp_path: Path):
     (tmp_path / "file").touch()
-    with (
-        temporary_settings({PREFECT_HOME: tmp_path / "file" / "home"}),
-        pytest.raises(InputError, match="PREFECT_HOME"),
-    ):
+    below_a_file = temporary_settings({PREFECT_HOME: tmp_path / "file" / "home"})
+    with below_a_file, pytest.raises(InputError, match="PREFECT_HOME"):
         Server()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_a_run_with_the_shells_code(number: int):
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped) as stopped, signals_as_exceptions():
+        signal.raise_signal(number)
+    assert (stopped.value.code, signal.getsignal(number)) == (128 + number, before)

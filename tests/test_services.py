@@ -9,21 +9,21 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from uuid import uuid4
+from urllib.parse import urlsplit
+from uuid import UUID, uuid4
 
-import pyarrow.parquet as pq
+import httpx
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
 from safetensors import safe_open
-from test_cli import HOME, await_file, cram, new_user, started, tiny
-from websockets.sync.client import connect
+from test_cli import HOME, cram, new_user, tiny
+from websockets.sync.client import ClientConnection, connect
 
 from flows import flow_runs, services
 from flows.cram import planned
@@ -31,6 +31,10 @@ from model import InputError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+SUBMIT = """
+if (window.isShown) [...document.querySelectorAll('button')].filter(b => b.textContent.trim() == 'Submit').map(b => b.click())
+window.isShown = document.body.innerText.includes('norm_bias')
+"""  # once the form has been there for a while, with all of its fields
 LONG = 600  # seconds, on a busy machine
 
 
@@ -45,22 +49,20 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         assert (HOME / program).is_file(), "what is printed can be typed"
         yield found
     finally:
-        cram(found, "down")
+        down = cram(found, "down")
+    assert down.stdout.count("stopped") == 2, down.stderr + down.stdout
 
 
-def ask(env: dict[str, str], path: str, body: dict | None = None, method: str | None = None) -> object:
-    """The answer of the server; asked again while its database is busy, as Prefect's client does."""
-    data = None if body is None else json.dumps(body).encode()
-    url, header = f"{env['PREFECT_API_URL']}/{path}", {"Content-Type": "application/json"}
-    deadline = time.monotonic() + LONG
-    while True:
-        try:
-            with urllib.request.urlopen(urllib.request.Request(url, data, header, method=method), timeout=60) as answer:
-                return json.loads(answer.read() or "null")
-        except urllib.error.HTTPError as error:
-            if error.code != 503 or time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
+@pytest.fixture(scope="module")
+def client(env: dict[str, str]) -> Iterator[SyncPrefectClient]:
+    with SyncPrefectClient(api=env["PREFECT_API_URL"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def override(tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]) -> dict:
+    """The demo on toy text, with an hour of pretraining."""
+    return json.loads(tiny(tmp_path_factory.mktemp("text"), toy_texts, 3600))
 
 
 def wait(happened: Callable[[], object], what: str) -> object:
@@ -72,35 +74,12 @@ def wait(happened: Callable[[], object], what: str) -> object:
     return found
 
 
-@contextmanager
-def browser(folder: Path) -> Iterator[Callable[[str], object]]:
-    """A headless browser, as a function that evaluates JavaScript in its page."""
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)} is on the path")
-    process = subprocess.Popen(
-        [program, f"--user-data-dir={folder}", "--remote-debugging-port=0", *FLAGS, "about:blank"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    try:
-        port = wait(
-            lambda: (folder / "DevToolsActivePort").exists() and (folder / "DevToolsActivePort").read_text(), ""
-        )
-        with urllib.request.urlopen(f"http://127.0.0.1:{port.split()[0]}/json/list") as answer:
-            [page] = [target for target in json.load(answer) if target["type"] == "page"]
-        with connect(page["webSocketDebuggerUrl"], max_size=None) as channel:
-
-            def evaluate(script: str) -> object:
-                asked = {"id": 1, "method": "Runtime.evaluate", "params": {"expression": script, "returnByValue": True}}
-                channel.send(json.dumps(asked))
-                while (answer := json.loads(channel.recv(timeout=60))).get("id") != 1:
-                    pass
-                return answer.get("result", {}).get("result", {}).get("value")  # an error while the page is loaded
-
-            yield evaluate
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+@pytest.fixture
+def paused(client: SyncPrefectClient) -> Iterator[None]:
+    """No flow run begins."""
+    client.update_work_pool("local", WorkPoolUpdate(is_paused=True))
+    yield
+    client.update_work_pool("local", WorkPoolUpdate(is_paused=False))
 
 
 def steps(recipe: str, override: dict, until: str, use: dict, refresh: list) -> list[tuple]:
@@ -108,52 +87,51 @@ def steps(recipe: str, override: dict, until: str, use: dict, refresh: list) -> 
     return [(step.stage, step.params) for step in planned(recipe, override, until, use, refresh).steps]
 
 
-def test_the_untouched_form_submits_the_recipe_unchanged(env: dict, tmp_path: Path):
-    ask(env, "work_pools/local", {"is_paused": True}, "PATCH")  # nothing is to run
-    deployment = ask(env, "deployments/name/cram/full")["id"]
+@pytest.fixture
+def form(env: dict[str, str], client: SyncPrefectClient, tmp_path: Path) -> Iterator[ClientConnection]:
+    """A headless browser that shows the form of the deployment."""
+    program = next(filter(None, map(shutil.which, BROWSERS)), None) or pytest.skip("there is no browser here")
+    deployment = client.read_deployment_by_name("cram/full").id
     page = f"{env['PREFECT_API_URL'].removesuffix('/api')}/deployments/deployment/{deployment}/run"
-    click = "[...document.querySelectorAll('button')].filter(b => b.textContent.trim() == 'Submit').map(b => b.click()).length"
+    command = [program, f"--user-data-dir={tmp_path}", "--remote-debugging-port=0", *FLAGS, page]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        with browser(tmp_path / "profile") as evaluate:
-            evaluate(f"location.href = {json.dumps(page)}")
-            wait(lambda: "norm_bias" in str(evaluate("document.body.innerText")), "the form, with all of its fields")
-            time.sleep(2)  # its fields send what they hold a moment after they are shown
-
-            # A click on a page that is still busy is lost, so click until a run is there.
-            def submitted() -> list[dict]:
-                if not (runs := ask(env, "flow_runs/filter", {})):
-                    evaluate(click)
-                    time.sleep(2)
-                return runs
-
-            wait(submitted, "a flow run")
+        place = tmp_path / "DevToolsActivePort"
+        port = wait(lambda: place.exists() and place.read_text(), "a browser").split()[0]
+        [shown] = [target for target in httpx.get(f"http://127.0.0.1:{port}/json/list").json() if target["url"] == page]
+        with connect(shown["webSocketDebuggerUrl"], max_size=None) as channel:
+            yield channel
     finally:
-        ask(env, "work_pools/local", {"is_paused": False}, "PATCH")
-    runs = ask(env, "flow_runs/filter", {})  # two clicks may both have counted
-    for run in runs:
-        assert run["parameters"]["recipe"] == "demo"
-        assert steps(**run["parameters"]) == steps("demo", {}, "report", {}, [])
-        ask(env, f"flow_runs/{run['id']}", method="DELETE")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
-def submit(env: dict[str, str], override: str) -> tuple[str, Path]:
-    """Submit a run of hours, wait until it is training; its id and the directory of its training."""
-    deployment = ask(env, "deployments/name/cram/full")["id"]
-    parameters = {"override": json.loads(override), "until": "pretrain"}  # of the demo, the default
-    run = ask(env, f"deployments/{deployment}/create_flow_run", {"parameters": parameters})["id"]
+def test_the_untouched_form_submits_the_recipe_unchanged(client: SyncPrefectClient, paused, form: ClientConnection):
+    def submitted() -> list:
+        form.send(json.dumps({"id": 1, "method": "Runtime.evaluate", "params": {"expression": SUBMIT}}))
+        form.recv(timeout=LONG)
+        time.sleep(2)  # the fields send what they hold a moment after they are shown
+        return client.read_flow_runs()
+
+    wait(submitted, "a flow run")
+    for run in client.read_flow_runs():  # two clicks may both have counted
+        assert run.parameters["recipe"] == "demo"
+        assert steps(**run.parameters) == steps("demo", {}, "report", {}, [])
+        client.delete_flow_run(run.id)
+
+
+def submit(client: SyncPrefectClient, env: dict[str, str], override: dict) -> tuple[UUID, Path]:
+    """Submit a run of an hour, wait until it is training; its id and the directory of its training."""
+    deployment = client.read_deployment_by_name("cram/full").id
+    parameters = {"override": override, "until": "pretrain"}  # of the demo, the default
+    run = client.create_flow_run_from_deployment(deployment, parameters=parameters).id
     store = Path(env["CRAM_ARTIFACTS"])
 
     def training() -> list[Path]:
-        begun = ask(env, f"flow_runs/{run}")["state"]["type"] == "RUNNING"
+        begun = client.read_flow_run(run).state.is_running()
         return begun and [p for p in store.glob(".partial/pretrain-*/work/metrics.jsonl") if p.stat().st_size]
 
     return run, wait(training, "training begins")[0].parent
-
-
-def state(env: dict[str, str], run: str) -> tuple[str, str]:
-    """A flow run's state, and its message."""
-    about = ask(env, f"flow_runs/{run}")["state"]
-    return about["type"], about["message"]
 
 
 def rows(work: Path) -> list[dict]:
@@ -161,112 +139,75 @@ def rows(work: Path) -> list[dict]:
     return list(map(json.loads, (work / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()))
 
 
-def prefect(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
-    """Run a command of Prefect's."""
-    command = [sys.executable, "-m", "prefect", *arguments]
-    return subprocess.run(command, env=env, cwd=HOME, capture_output=True, text=True, timeout=LONG)
-
-
-def test_a_deployed_run_is_validated_completes_and_has_a_page(env: dict, tmp_path: Path, toy_texts: list[str]):
-    run = "deployment", "run", "cram/full"
-    misspelt = prefect(env, *run, "-p", 'override={"filter": {"max_tokens": 1}}')
-    assert misspelt.returncode == 1
-    assert "max_tokens" in misspelt.stdout + misspelt.stderr
-    parameters = ["-p", "recipe=demo", "-p", f"override={tiny(tmp_path, toy_texts)}", "-p", "until=vocabulary"]
-    done = prefect(env, *run, *parameters, "--watch", "--watch-timeout", str(LONG))
+def test_a_deployed_run_is_validated_completes_and_has_a_page(env: dict, client: SyncPrefectClient, override: dict):
+    with pytest.raises(httpx.HTTPStatusError, match="max_tokens"):
+        submit(client, env, {"filter": {"max_tokens": 1}})
+    parameters = ["-p", "recipe=demo", "-p", f"override={json.dumps(override)}", "-p", "until=vocabulary"]
+    run = [sys.executable, "-m", "prefect", "deployment", "run", "cram/full", *parameters, "--watch"]
+    done = subprocess.run(run, env=env, cwd=HOME, capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done.stdout + done.stderr
     stages = {path.name for path in Path(env["CRAM_ARTIFACTS"]).iterdir() if not path.name.startswith(".")}
     assert stages == {"download", "deduplicate", "decontaminate", "measure", "filter", "vocabulary"}
-    assert "filter-table" in {artifact["key"] for artifact in ask(env, "artifacts/filter", {})}
+    assert "filter-table" in {artifact.key for artifact in client.read_artifacts()}
 
 
-def test_a_cancelled_run_leaves_its_checkpoint_and_ends(env: dict, tmp_path: Path, toy_texts: list[str]):
-    run, work = submit(env, tiny(tmp_path, toy_texts, 3600))
+def test_a_cancelled_run_leaves_its_checkpoint_and_ends(env: dict, client: SyncPrefectClient, override: dict):
+    run, work = submit(client, env, override)
     assert not (work / "checkpoint.safetensors").exists(), "the next one is minutes away"
-    assert prefect(env, "flow-run", "cancel", run).returncode == 0
+    client.set_flow_run_state(run, Cancelling())
     wait((work / "checkpoint.safetensors").exists, "a checkpoint")
-    wait(lambda: state(env, run)[0] == "CANCELLED", "the end of the run")
+    wait(lambda: client.read_flow_run(run).state.is_cancelled(), "the end of the run")
     with safe_open(work / "checkpoint.safetensors", "np") as file:
         assert json.loads(file.metadata()["spent"])["step"] == len(rows(work)) > 0
     assert not (Path(env["CRAM_ARTIFACTS"]) / "pretrain").exists(), "an unfinished stage is not published"
     shutil.rmtree(work.parent)  # the next test waits for a draft of its own
 
 
-def test_stopped_and_killed_runs_free_the_slot_and_the_next_one_resumes(env, tmp_path, toy_texts):
-    override = tiny(tmp_path, toy_texts, 3600)
-    stopped, work = submit(env, override)
-    about = ask(env, f"flow_runs/{stopped}")
-    assert about["name"].startswith("demo-")
-    assert {"demo", "until pretrain"} <= set(about["tags"])
-    again = cram(env, "up")
-    assert "Server: answers" in again.stdout
-    assert "Worker: running" in again.stdout
-    pids = [int(path.read_text()) for path in Path(env["PREFECT_HOME"]).glob("*.pid")]
-    down = cram(env, "down")
-    assert (len(pids), down.stdout.count("stopped")) == (2, 2)
+@pytest.fixture
+def url(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The server's address, with this process as one of its user's commands; the flow stays deployed as it is."""
+    address, state = env["PREFECT_API_URL"], Path(env["PREFECT_HOME"])
+    for name, value in (env | {"PREFECT_SERVER_API_PORT": str(urlsplit(address).port)}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(services, "STATE", state)
+    monkeypatch.setattr(flow_runs, "LOCKS", state / "runs")
+    monkeypatch.setattr(services, "prefect", lambda *command: None)
+    return address
+
+
+def test_stopped_and_killed_runs_free_the_slot_and_the_next_one_resumes(env, client, override, url: str):
+    def said_by(command: Callable, *arguments: str) -> list[str]:
+        said = []
+        command(*arguments, said.append)
+        return said
+
+    stopped, work = submit(client, env, override)
+    about = client.read_flow_run(stopped)
+    assert about.name.startswith("demo-")
+    assert {"demo", "until pretrain"} <= set(about.tags)
+    assert {f"Server: answers at {url}", "Worker: running"} <= set(said_by(services.up, url))
+    pids = [services.running(name) for name in ("worker", "server")]
+    assert {"Worker: stopped", "Server: stopped"} <= set(said_by(services.down))
     assert all(map(services.has_ended, pids))
     saved = (work / "checkpoint.safetensors").stat().st_mtime_ns
-    assert cram(env, "up").returncode == 0
-    kind, message = state(env, stopped)
-    assert (kind, bool(message)) == ("CRASHED", True)
+    services.up(url, print)
+    ended = client.read_flow_run(stopped).state
+    assert (ended.is_crashed(), bool(ended.message)) == (True, True)
     steps_saved = len(rows(work))
-    killed, work = submit(env, override)
-    worker = int((Path(env["PREFECT_HOME"]) / "worker.pid").read_text())
-    assert killed in services.SUBMITTED.findall((Path(env["PREFECT_HOME"]) / "worker.log").read_text())
+    killed, work = submit(client, env, override)
     wait(lambda: len(rows(work)) > steps_saved > 0, "it resumes from the checkpoint")
     assert rows(work)[0]["step"] == 1, "the steps of the stopped run are there too"
     assert (work / "checkpoint.safetensors").stat().st_mtime_ns >= saved
-    for pid in (worker, *services.children(worker)):
+    assert services.submitted() == [str(killed)]
+    pids = [services.running("worker"), *services.children(services.running("worker"))]
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    assert state(env, killed)[0] == "RUNNING"
-    up = cram(env, "up")
-    assert state(env, killed) == ("CRASHED", flow_runs.GONE), up.stdout + up.stderr
-    assert ask(env, "deployments/name/cram/full")["global_concurrency_limit"]["active_slots"] == 0
-
-
-def check_ending(done: subprocess.CompletedProcess, model: Path, again: subprocess.CompletedProcess) -> None:
-    """A run ends with scores, filled-in blanks and the path of the page; a cached rerun with the same ones."""
-    lines = done.stdout.strip().splitlines()
-    assert lines[0].split() == ["task", "metric", "score", "majority"]
-    assert lines[1].startswith(" neighbours")
-    assert [line.count("%") for line in lines if "%" in line] == [3, 3, 3]
-    assert f"pretrain/{model.name}:" in done.stdout
-    assert lines[-1].startswith("Full report: ")
-    assert Path(lines[-1].removeprefix("Full report: ")).is_file()
-    assert again.stdout == done.stdout
-    for run in (done, again):
-        assert len(run.stderr.splitlines()) <= 20, run.stderr
-
-
-def test_a_killed_run_resumes_from_its_checkpoint_with_the_rest_of_its_budget(
-    env: dict, tmp_path, toy_texts: list[str]
-):
-    seconds = 11  # the first checkpoint comes after 5
-    env = env | {"CRAM_ARTIFACTS": str(tmp_path / "artifacts")}
-    command = ["run", "demo", "--override", tiny(tmp_path, toy_texts, seconds)]
-    store = Path(env["CRAM_ARTIFACTS"])
-    with started(env, tmp_path / "log", *command) as process:
-        await_file(process, store, ".partial/pretrain-*/work/checkpoint.safetensors", tmp_path / "log")
-    assert not (store / "pretrain").exists()
-    [metrics] = store.glob(".partial/pretrain-*/work/metrics.jsonl")
-    whole_lines = metrics.read_text().rpartition("\n")[0].splitlines()
-    before = [(row["step"], row["seconds"]) for row in map(json.loads, whole_lines)]
-    done = cram(env, *command)
-    assert done.returncode == 0, done.stderr + done.stdout
-    (made,) = (p for p in (store / "pretrain").iterdir() if not p.is_symlink())
-    table = pq.read_table(made / "metrics.parquet", columns=["step", "seconds"]).to_pydict()
-    steps, clock = table["step"], table["seconds"]
-    assert steps == list(range(1, len(steps) + 1))
-    kept = sum(a == b for a, b in zip(before, zip(steps, clock, strict=True), strict=False))
-    assert 0 < kept < len(steps), "the steps before the checkpoint are those of the killed run, the others are not"
-    assert before[:kept] == list(zip(steps, clock, strict=True))[:kept]
-    assert all(a < b for a, b in pairwise(clock)), "the clock goes on where it stood at the checkpoint"
-    assert clock[-2] < seconds <= clock[-1], "and runs until the budget is spent once"
-    stats = json.loads((made / "stage.json").read_text())["stats"]
-    assert stats["steps"] == steps[-1]
-    assert clock[-1] - 0.001 <= stats["seconds_on_the_clock"] < clock[-1] + 1, "read again after the last row"
-    assert list((store / ".partial").iterdir()) == []
-    check_ending(done, made, cram(env, *command))
+    wait(lambda: all(map(services.has_ended, pids)), "the end of the processes")
+    assert client.read_flow_run(killed).state.is_running()
+    said = said_by(services.up, url)
+    ended = client.read_flow_run(killed).state
+    assert (ended.is_crashed(), ended.message) == (True, flow_runs.GONE), said
+    assert client.read_deployment_by_name("cram/full").global_concurrency_limit.active_slots == 0
 
 
 class Server:
@@ -294,21 +235,27 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
+@contextmanager
+def living(script: str, *arguments: str, env: dict[str, str] | None = None) -> Iterator[int]:
+    """A Python that has run a script and lives; its process."""
+    command = [sys.executable, "-c", f"{script}; print(flush=True); input()", *arguments]
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    try:
+        yield process.pid
+    finally:
+        process.communicate(b"\n")
+
+
 def test_runs_of_this_machine_whose_process_is_gone_are_ended(locks: Path):
     gone, finished, later, cancelled = map(flow_run, (Running(), Completed(), Scheduled(), Cancelling()))
     elsewhere, lives = flow_run(Running(), 2**22), flow_run(Running(), 2**22)
     for run in (gone, finished, later, cancelled, lives):
         (locks / str(run.id)).touch()
-    hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", hold, str(locks / str(lives.id))], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    holder.stdout.readline()
     server = Server(gone, finished, later, cancelled, elsewhere, lives)
-    try:
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX)"
+    with living(hold, str(locks / str(lives.id))):
         assert len(flow_runs.end_abandoned(server, [])) == 2
-    finally:
-        holder.communicate(b"\n")
     assert {run.state.type.value for run in (lives, elsewhere)} == {"RUNNING"}
     assert (gone.state.type.value, gone.state.message) == ("CRASHED", flow_runs.GONE)
     assert (cancelled.state.type.value, later.state.type.value) == ("CANCELLED", "SCHEDULED")
@@ -329,16 +276,10 @@ def test_a_run_whose_server_was_away_gets_the_state_in_which_it_ended(locks: Pat
 
 def test_a_run_that_never_began_is_ended_unless_its_process_lives(locks: Path):
     name = str(uuid4())
-    run = [sys.executable, "-c", "print(flush=True); input()"]
-    child = subprocess.Popen(run, env={"RUN": name}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    child.stdout.readline()  # until it runs, its environment cannot be read
-    starting, gone = flow_run(Pending(), child.pid), flow_run(Pending(), child.pid)
-    starting.id = name
-    server = Server(starting, gone)
-    try:
-        flow_runs.end_abandoned(server, [str(starting.id), str(gone.id)])
-    finally:
-        child.communicate(b"\n")
+    with living("pass", env={"RUN": name}) as process:
+        starting, gone = flow_run(Pending(), process), flow_run(Pending(), process)
+        starting.id = name
+        flow_runs.end_abandoned(Server(starting, gone), [name, str(gone.id)])
     assert (starting.state.type.value, gone.state.type.value) == ("PENDING", "CRASHED")
 
 
@@ -350,11 +291,3 @@ def test_a_port_of_another_program_is_refused_with_its_number(tmp_path: Path, mo
         with pytest.raises(InputError, match=rf"{port} .*PREFECT_API_URL="):
             services.up(f"http://127.0.0.1:{port}/api", print)
     assert not services.is_taken(port)
-
-
-def test_the_runs_of_a_worker_are_read_from_its_log(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(services, "STATE", tmp_path)
-    assert services.submitted() == []
-    name = str(uuid4())
-    (tmp_path / "worker.log").write_text(f"12:00 | Worker 'a' submitting flow run '{name}'\nAborted '{uuid4()}'\n")
-    assert services.submitted() == [name]

@@ -1,16 +1,19 @@
-"""A new stage is one file, one field of Recipe and one line of the flow; all else follows from these."""
+"""A whole run as processes, killed once, of a checkout with one more stage: one file, one field and one line."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 from conftest import tiny_override, write_jsonl
+from test_cli import HOME, await_file, cram, new_user, started
 
-HOME = Path(__file__).resolve().parents[1]
+from flows.server import Server
+
 STAGE = '''"""Shorten: keep the beginning of long documents."""
 
 from pathlib import Path
@@ -18,10 +21,9 @@ from pathlib import Path
 import pyarrow.compute as pc
 from pydantic import Field
 
-from tasks.corpus.parts import SCHEMA, Tally, add_up, count, parts_of, tables, writer
+from tasks.corpus.parts import SCHEMA, Tally, count, parts_of, tables, writer
 from tasks.stage import Params, stage
-from tasks.store import WORK, Artifact
-from tasks.workers.mapping import over_parts
+from tasks.store import Artifact
 
 
 class Shorten(Params):
@@ -30,82 +32,120 @@ class Shorten(Params):
     max_characters: int = Field(200, gt=0, description="Documents end after so many characters.")
 
 
-def shorten_part(part: Path, params: Shorten, out: Path) -> dict:
-    """Write the beginnings of a part's documents; return how many they are."""
-    tally, column = Tally(), SCHEMA.get_field_index("text")
-    with writer(out / part.name) as file:
-        for table in tables(part):
-            beginnings = pc.utf8_slice_codeunits(table["text"], 0, params.max_characters)
-            table = table.set_column(column, SCHEMA.field("text"), beginnings)
-            file.write_table(table)
-            count(tally, table)
-    return tally.counts()
-
-
 @stage(version=1)
 def shorten(params: Shorten, corpus: Artifact, out: Path) -> dict:
     """Cut documents after so many characters."""
-    jobs = [(part, params, out) for part in parts_of(corpus)]
-    return add_up(over_parts(shorten_part, jobs, out / WORK / "shortened", "shorten"))
+    tally, column = Tally(), SCHEMA.get_field_index("text")
+    for part in parts_of(corpus):
+        with writer(out / part.name) as file:
+            for table in tables(part):
+                beginnings = pc.utf8_slice_codeunits(table["text"], 0, params.max_characters)
+                table = table.set_column(column, SCHEMA.field("text"), beginnings)
+                file.write_table(table)
+                count(tally, table)
+    return tally.counts()
 '''
-FIELD = "    shorten: Shorten = Shorten()\n"
-LINE = "    kept = plan(shorten, r.shorten, kept)\n"  # the stages below read `kept`
+LINES = [  # in a file of flows/, before this text
+    ("recipes.py", "from tasks.tokenize", "from tasks.shorten import Shorten\n"),
+    ("recipes.py", "    vocabulary: Vocabulary", "    shorten: Shorten = Shorten()\n"),
+    ("cram.py", "from tasks.store", "from tasks.shorten import shorten\n"),
+    ("cram.py", "    words = plan(", "    kept = plan(shorten, r.shorten, kept)\n"),  # the stages below read `kept`
+]
 LIMIT = 400  # characters
+SECONDS = 11  # of pretraining; the first checkpoint comes after 5
 
 
-def insert(file: Path, after: str, line: str) -> None:
-    """Insert a line after the one that begins with `after`."""
-    lines = file.read_text().splitlines(keepends=True)
-    [place] = (number for number, known in enumerate(lines, 1) if known.startswith(after))
-    file.write_text("".join([*lines[:place], line, *lines[place:]]))
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the code with one more stage, between the filter and what reads its documents."""
-    copy = tmp_path / "cram"
+    copy = tmp_path_factory.mktemp("checkout")
     for folder in ("flows", "tasks", "model"):
         shutil.copytree(HOME / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "prefect.yaml"):
         shutil.copy(HOME / name, copy)
     (copy / "tasks" / "shorten.py").write_text(STAGE)
-    insert(copy / "flows" / "recipes.py", "from tasks.report import", "from tasks.shorten import Shorten\n")
-    insert(copy / "flows" / "recipes.py", "    filter: Filter", FIELD)
-    insert(copy / "flows" / "cram.py", "from tasks.report import", "from tasks.shorten import shorten\n")
-    insert(copy / "flows" / "cram.py", "    kept = plan(", LINE)
+    for name, place, line in LINES:
+        file = copy / "flows" / name
+        file.write_text(file.read_text().replace(place, line + place))
     return copy
 
 
-def cram(checkout: Path, *arguments: str) -> str:
-    """Run a command with the code of a checkout; its output."""
-    folder = checkout.parent
-    env = {"CRAM_ARTIFACTS": str(folder / "artifacts"), "PREFECT_HOME": str(folder / "prefect")}
-    env |= {"PREFECT_API_URL": "http://127.0.0.1:1/api"}  # where nothing answers
-    command = [sys.executable, "-m", "flows.cli", *arguments]
-    done = subprocess.run(command, env=os.environ | env, cwd=checkout, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a user whose Prefect server runs."""
+    server = Server()
+    try:
+        server.wait()
+        yield new_user(tmp_path_factory.mktemp("user")) | {"PREFECT_API_URL": server.url}
+    finally:
+        server.stop()
 
 
-def test_a_stage_is_added_by_one_file_one_field_and_one_line(checkout: Path, tmp_path: Path, toy_texts: list[str]):
-    changes = tiny_override(
-        write_jsonl(tmp_path / "toy.jsonl", toy_texts), heldout_fraction=0.4, budget=2_000, budget_unit="tokens"
-    )
-    changes["shorten"] = {"max_characters": LIMIT}
-    log = cram(checkout, "run", "demo", "--override", json.dumps(changes))
+def rows_of(metrics: Path) -> list[tuple[int, float]]:
+    """Steps and seconds in the complete lines of the metrics of a draft."""
+    whole_lines = metrics.read_text().rpartition("\n")[0].splitlines()
+    return [(row["step"], row["seconds"]) for row in map(json.loads, whole_lines)]
+
+
+@pytest.fixture(scope="module")
+def whole(checkout: Path, env: dict, tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]) -> SimpleNamespace:
+    """A run that was killed at its first checkpoint, and its rerun."""
+    folder, store = tmp_path_factory.mktemp("run"), Path(env["CRAM_ARTIFACTS"])
+    shard = write_jsonl(folder / "toy.jsonl", toy_texts)
+    changes = tiny_override(shard, heldout_fraction=0.4, budget=SECONDS / 3600) | {"shorten": {"max_characters": LIMIT}}
+    command = ["run", "demo", "--override", json.dumps(changes)]
+    with started(env, folder / "log", *command, home=checkout) as process:
+        await_file(process, store, ".partial/pretrain-*/work/checkpoint.safetensors", folder / "log")
+    assert not (store / "pretrain").exists()
+    [metrics] = store.glob(".partial/pretrain-*/work/metrics.jsonl")
+    before = rows_of(metrics)
+    rerun = cram(env, *command, home=checkout)
+    return SimpleNamespace(store=store, log=(folder / "log").read_text(), before=before, rerun=rerun)
+
+
+def test_a_killed_run_resumes_from_its_checkpoint_with_the_rest_of_its_budget(whole: SimpleNamespace):
+    model = whole.store / "pretrain" / "latest"
+    table = pq.read_table(model / "metrics.parquet", columns=["step", "seconds"]).to_pydict()
+    steps, clock = table["step"], table["seconds"]
+    assert steps == list(range(1, len(steps) + 1))
+    after = list(zip(steps, clock, strict=True))
+    kept = sum(a == b for a, b in zip(whole.before, after, strict=False))
+    assert 0 < kept < len(steps), "the steps before the checkpoint are those of the killed run, the others are not"
+    assert whole.before[:kept] == after[:kept]
+    assert all(a < b for a, b in pairwise(clock)), "the clock goes on where it stood at the checkpoint"
+    assert clock[-2] < SECONDS <= clock[-1], "and runs until the budget is spent once"
+    stats = json.loads((model / "stage.json").read_text())["stats"]
+    assert stats["steps"] == steps[-1]
+    assert clock[-1] - 0.001 <= stats["seconds_on_the_clock"] < clock[-1] + 1, "read again after the last row"
+    assert list((whole.store / ".partial").iterdir()) == []
+
+
+def test_a_run_ends_with_scores_blanks_and_the_path_of_the_report_after_a_short_log(whole: SimpleNamespace):
+    assert whole.rerun.returncode == 0, whole.rerun.stderr
+    lines = whole.rerun.stdout.strip().splitlines()
+    assert lines[0].split() == ["task", "metric", "score", "majority"]
+    assert lines[1].startswith(" neighbours")
+    assert [line.count("%") for line in lines if "%" in line] == [3, 3, 3]
+    assert f"pretrain/{(whole.store / 'pretrain' / 'latest').resolve().name}:" in whole.rerun.stdout
+    assert Path(lines[-1].removeprefix("Full report: ")).is_file()
+    assert len(whole.rerun.stderr.splitlines()) <= 21, whole.rerun.stderr
+
+
+def test_a_stage_is_added_by_one_file_one_field_and_one_line(whole: SimpleNamespace, checkout: Path, env: dict):
     about = {
-        stage: json.loads((tmp_path / "artifacts" / stage / "latest" / "stage.json").read_text())
+        stage: json.loads((whole.store / stage / "latest" / "stage.json").read_text())
         for stage in ("filter", "shorten", "vocabulary", "tokenize")
     }
     name, read, kept = f"shorten/{about['shorten']['key']}", about["filter"]["stats"], about["shorten"]["stats"]
-    assert f" shorten: {kept['documents']:,} documents, " in log
+    assert f" shorten: {kept['documents']:,} documents, " in whole.log
     assert kept["documents"] == read["documents"]
     assert kept["characters"] <= LIMIT * kept["documents"]
     assert kept["characters"] < read["characters"]
     assert {about[stage]["inputs"]["corpus"] for stage in ("vocabulary", "tokenize")} == {name}
-    assert name in cram(checkout, "ls")
-    assert f"max_characters: {LIMIT}" in cram(checkout, "show", "shorten")
-    funnel = json.loads((tmp_path / "artifacts" / "report" / "latest" / "report.json").read_text())["funnel"]
+    shown = cram(env, "show", "shorten", home=checkout).stdout
+    assert name in shown
+    assert f"max_characters: {LIMIT}" in shown
+    funnel = json.loads((whole.store / "report" / "latest" / "report.json").read_text())["funnel"]
     stages = [row["stage"] for row in funnel]
     assert stages[stages.index("filter") + 1] == "shorten"
     assert [row["documents"] for row in funnel if row["artifact"] == name] == [kept["documents"]]
