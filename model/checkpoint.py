@@ -90,6 +90,10 @@ class Writer:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
 
+    def start(self) -> None:
+        """Start the thread: a signal while `save` starts it would let another thread write at the same time."""
+        self.thread.submit(int).result()
+
     def save(self, bert: Bert, optimizers: list[torch.optim.Optimizer], spent: Spent) -> None:
         """Copy the state of a run and start writing it. Waits for the previous write to end."""
         self.wait()

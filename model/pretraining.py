@@ -114,6 +114,7 @@ class Pretraining:
                 ahead=AHEAD[self.machine.device.type],
             )
             try:
+                self.writer.start()
                 self.train(report)
                 self.finish()
             except BaseException as stop:

@@ -229,8 +229,8 @@ PLACES = {
     "writing the row": (json, "dumps", 5),
     "evaluation": (pretraining, "heldout_loss", 4),
     "last evaluation": (pretraining, "heldout_loss", 9),
-    "checkpoint": (checkpoint, "save_file", 2),
-    "end of checkpoint": (Path, "replace", 2),
+    "checkpoint": (checkpoint, "save_file", 1),
+    "end of checkpoint": (Path, "replace", 1),
     "before any checkpoint": (torch.optim.AdamW, "step", 2),
 }
 
