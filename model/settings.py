@@ -189,8 +189,8 @@ class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     max_tokens: int = Field(128, ge=8, description="Longest input in tokens; longer inputs are truncated.")
     head: HeadName = Field(
         "tanh",
-        description="Layers between the state of [CLS] and the scores. tanh: dense to 1024 and tanh, as in the release. "
-        "native: those of transformers' model of this layout, so that transformers loads the finetuned model.",
+        description="Layers between the state of [CLS] and the scores. tanh: dense to 1024 and tanh, as in the "
+        "release. native: those of transformers' model of this layout, so that transformers loads the finetuned model.",
     )
     choose: Literal["last", "best"] = Field(
         "last",

@@ -59,7 +59,8 @@ class Tokenize(Params):
     max_sequences: int = Field(
         MOST_SEQUENCES,
         ge=1,
-        description="Keep at most this many sequences, drawn at random before sorting. The default is the release's limit.",
+        description="Keep at most this many sequences, drawn at random before sorting. "
+        "The default is the release's limit.",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of that draw, and of the order if sort is random.")
 

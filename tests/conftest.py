@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-# A shell's background job ignores Ctrl-C, and one under nohup the end of its terminal; so would every process that a test starts.
+# A shell's background job ignores Ctrl-C, and one under nohup the end of its terminal; so would every process that a
+# test starts.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
@@ -64,7 +65,7 @@ def write_jsonl(path: Path, texts: list, source: str = "toy") -> Path:
 
 
 def tiny_override(shard: Path, heldout_fraction: float = 0.3, **pretrain: object) -> dict:
-    """An override that makes the demo recipe a matter of seconds, on the text of one shard; `pretrain`: its budget and unit."""
+    """An override that makes the demo recipe a matter of seconds, on one shard's text; `pretrain`: budget and unit."""
     layout = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 96}
     return {
         "download": {"source": "files", "files": [str(shard)], "megabytes": 0},

@@ -131,8 +131,8 @@ def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> Input
     if status in (401, 403):
         return InputError(
             f"The Hugging Face hub denies access to {repository} ({status}). Accept its terms at "
-            f"https://huggingface.co/datasets/{repository}, create a token at https://huggingface.co/settings/tokens and "
-            f"set HF_TOKEN to it; or {'use another source' if instead == OWN_TEXT else instead}."
+            f"https://huggingface.co/datasets/{repository}, create a token at https://huggingface.co/settings/tokens "
+            f"and set HF_TOKEN to it; or {'use another source' if instead == OWN_TEXT else instead}."
         )
     reason = (str(problem).strip() or "no answer").splitlines()[0].rstrip(".:")
     return InputError(

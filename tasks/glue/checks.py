@@ -237,8 +237,8 @@ def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int
         if shared[split]:
             seen = pc.sum(pc.is_in(texts[split], value_set=train)).as_py()
             notes.append(
-                f"{task}: training rows that also occur in {split}{either}: {shared[split]:,} ({named(in_both)}). The model "
-                f"sees {seen:,} of the {len(tables[split]):,} rows of {split} in training, so the score is optimistic."
+                f"{task}: training rows that also occur in {split}{either}: {shared[split]:,} ({named(in_both)}). The "
+                f"model sees {seen:,} of the {len(tables[split]):,} rows of {split} in training, so the score is optimistic."
             )
     return len(codes) - len(several), shared, notes
 

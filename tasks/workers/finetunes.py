@@ -40,7 +40,7 @@ def asked() -> int | None:
 
 
 def at_once(runs: int, each: int = BYTES_A_RUN) -> int:
-    """How many of `runs` are trained at a time: CRAM_FINETUNES, or what cores and memory allow at `each` bytes a run."""
+    """How many of `runs` train at a time: CRAM_FINETUNES, or what cores and memory allow at `each` bytes a run."""
     most = asked()
     if most or runs <= 1:
         return min(most or 1, runs)
