@@ -122,6 +122,17 @@ def corpus_of(folder: Path, texts: list[str], part_megabytes: float = 0.008, sou
     return download.fn(Download(source="files", files=files, documents=0, part_megabytes=part_megabytes, max_lost=1))
 
 
+def roughen(module):
+    """Give no parameter of a module a value, like 0 or 1, that could hide a mistake; returns the module."""
+    import torch
+
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return module
+
+
 def texts_of(corpus) -> list[str]:
     """The texts of a corpus, in order."""
     from tasks.corpus.parts import documents_of
@@ -223,6 +234,17 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(store_module, "ROOT", tmp_path / "artifacts")
     return tmp_path / "artifacts"
+
+
+@pytest.fixture
+def transformers(monkeypatch: pytest.MonkeyPatch):
+    """The package, which knows cram's models and looks nothing up on a network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import transformers
+
+    import model.hf  # noqa: F401
+
+    return transformers
 
 
 @pytest.fixture(scope="session")
