@@ -101,8 +101,8 @@ def gpus(here: Machine) -> int:
     count = whole_number("CRAM_GPUS", "one") or 1
     if here.device.type == "cuda" and count > torch.cuda.device_count():
         raise InputError(
-            f"CRAM_GPUS is {count}, but torch finds {torch.cuda.device_count()} GPUs here. Lower it, or unset it to use "
-            "one."
+            f"CRAM_GPUS is {count}, but torch finds {torch.cuda.device_count()} GPUs here. Lower it, or unset it to "
+            "use one."
         )
     return count
 

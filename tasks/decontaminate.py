@@ -53,7 +53,7 @@ class Decontaminate(Params):
     )
     data: str = Field(
         "",
-        description="Source of the sentences: 'nyu-mll/glue' or a directory. 'probes': no search. '': as finetune.data.",
+        description="The sentences: 'nyu-mll/glue' or a directory; 'probes': no search; '': as finetune.data.",
     )
     tasks: list[EvaluationTask] = Field(
         ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"],

@@ -158,7 +158,9 @@ def bytes_of(made) -> dict[str, str]:
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, module, work: str, target, at: int = 2) -> list[tuple]:
-    """Have a stage's job raise KeyboardInterrupt in its call number `at`, with its files cut in half; the calls' arguments.
+    """Have a stage's job raise KeyboardInterrupt in its call number `at`, with its files cut in half.
+
+    Returns the calls' arguments.
 
     `target`: the artifact that the stage makes.
     """

@@ -238,7 +238,8 @@ def repeated(task: str, tables: dict[str, pa.Table]) -> tuple[int, dict[str, int
             seen = pc.sum(pc.is_in(texts[split], value_set=train)).as_py()
             notes.append(
                 f"{task}: training rows that also occur in {split}{either}: {shared[split]:,} ({named(in_both)}). The "
-                f"model sees {seen:,} of the {len(tables[split]):,} rows of {split} in training, so the score is optimistic."
+                f"model sees {seen:,} of the {len(tables[split]):,} rows of {split} in training, so the score is "
+                "optimistic."
             )
     return len(codes) - len(several), shared, notes
 
