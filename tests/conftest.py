@@ -241,7 +241,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def transformers(monkeypatch: pytest.MonkeyPatch):
     """The package, which knows cram's models and looks nothing up on a network."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # it reads the environment at import only
     import transformers
 
     import model.hf  # noqa: F401

@@ -82,6 +82,8 @@ def chosen(batches: Batches, share: int, most: int = 1024, spent: Spent | None =
     here = Machine(batches.device, torch.float32, False, most, probes=True)
     size = micro_batch.choose(model, Training(), batches.corpus, here, spent or Spent(), share)
     assert all(p.grad is None for p in model.parameters())
+    untouched = bert.Bert(SMALL, SPECIALS + 10, LENGTH).state_dict()
+    assert all(torch.equal(value, untouched[name]) for name, value in model.state_dict().items())
     return size
 
 

@@ -165,6 +165,8 @@ def test_two_engines_are_compared_in_welchs_standard_errors(benchmarks):
     ours, others = rng.normal(50, 3, 5).tolist(), rng.normal(51, 1, 5).tolist()
     assert parity.errors(ours, others) == pytest.approx(stats.ttest_ind(ours, others, equal_var=False).statistic)
     assert [parity.errors([1.0, 1.0], [x, x]) for x in (1.0, 2.0)] == [0.0, -np.inf]
+    scores = {(engine, "rte"): [50.0, 52.0] for engine in parity.ENGINES} | {(parity.LENGTH, "rte"): [60.0, 62.0]}
+    assert parity.table(scores, ["rte"]).splitlines()[1].split()[-3:] == ["+7.07", "(far)", "+0.00"]
 
 
 def test_peers_of_finetuning_need_a_layout_that_transformers_has(benchmarks, tmp_path: Path):
@@ -256,6 +258,7 @@ def test_data_of_a_race_is_checked_and_other_data_is_another_run(benchmarks, tmp
 def test_speed_of_the_data_stages(benchmarks, tmp_path: Path, toy_texts: list[str], monkeypatch, capsys):
     for name in ("CRAM_ARTIFACTS", "PREFECT_LOGGING_TO_API_ENABLED", "TOKENIZERS_PARALLELISM"):
         monkeypatch.setenv(name, "")  # the script sets these; here they get their values back
+    monkeypatch.delitem(sys.modules, "data", raising=False)
     text = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
     options = ["--workers", "1", "--entries", "400", "--json", str(tmp_path / "speed.json")]
     monkeypatch.setattr(sys, "argv", ["data.py", str(text), *options])

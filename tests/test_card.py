@@ -160,12 +160,12 @@ def saved(task: str | None, layout: dict, head: str, tokens, folder: Path) -> st
 
 
 def test_the_code_on_the_cards_fills_masks_and_labels_texts(tokens, tmp_path):
-    # those that need cram's package come last, since all run in one process
+    # those that need cram's package come last, since all run in one process, each with its own names
     models = [(None, MODERN, ""), (None, ORIGINAL, ""), ("cola", MODERN, "native"), ("stsb", MODERN, "native"),
               (None, CRAMMED, ""), ("mnli", CRAMMED, "tanh")]  # fmt: skip
     examples = [saved(*model, tokens, tmp_path / str(number)) for number, model in enumerate(models)]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "\n".join(examples)],
+        [sys.executable, "-W", "ignore", "-c", "\n".join(f"exec({example!r}, {{}})" for example in examples)],
         cwd=ROOT, capture_output=True, text=True, timeout=300, env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

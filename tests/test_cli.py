@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from conftest import tiny_override, write_jsonl
+from conftest import corpus_of, filtered, tiny_override, write_jsonl
 from typer.testing import CliRunner
 
 from flows.cli import main, tables
@@ -130,6 +130,17 @@ def test_only_a_full_disk_is_an_error_of_standard_output():
         Path("/nothing/here").read_text()
 
 
+def test_an_input_error_of_a_stage_is_printed_once_and_last(user: dict, tmp_path: Path, toy_texts: list[str]):
+    changes = json.loads(tiny(tmp_path, toy_texts)) | {"vocabulary": {"entries": 60_000}}
+    command = ["run", "demo", "--until", "vocabulary", "--override", json.dumps(changes)]
+    done = subprocess.run([sys.executable, *CRAM, *command], env=user, capture_output=True, text=True, cwd=HOME)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("cram: The corpus of ")
+    assert done.stderr.count("60,000") == 1
+    assert " filter: " in done.stderr
+    assert not re.search("Traceback|hook|InputError", done.stderr + done.stdout)
+
+
 def await_file(process: subprocess.Popen, store: Path, pattern: str, log: Path) -> Path:
     """Wait until a running command has written to a file; the file."""
     deadline = time.monotonic() + LONG
@@ -171,10 +182,11 @@ def started(
     ("send", "sign", "server_gets"),
     [
         (os.killpg, signal.SIGINT, None),
+        (os.kill, signal.SIGTERM, None),
         (os.kill, signal.SIGTERM, signal.SIGKILL),
         (os.killpg, signal.SIGINT, signal.SIGSTOP),
     ],
-    ids=["Ctrl-C", "its server is gone", "its server hangs"],
+    ids=["Ctrl-C", "SIGTERM", "its server is gone", "its server hangs"],
 )
 def test_a_run_ended_by_a_signal_leaves_a_checkpoint_no_server_and_a_sentence(
     user: dict, override: str, tmp_path: Path, send, sign: int, server_gets: int | None
@@ -312,16 +324,17 @@ def test_diff_of_reports_shows_the_scores_that_differ(store: Path):
     assert "cram compare a b" in told
 
 
-def test_show_has_the_numbers_of_each_source_in_the_table_alone(store: Path):
-    stats = {"documents": 7, "by_source": {"prose": {"x": 1}}, "measured_with": "x" * 120}
-    stats["quantiles"] = {"ratio": {"all": [0.25], "prose": [0.125]}}
-    stats["table"] = [{"source": "all", "documents": 9}, {"source": "prose", "documents": 8}]
-    put(store, "filter", "a", stats)
+def test_show_has_the_numbers_of_each_source_in_the_table_alone(store: Path, tmp_path: Path, toy_texts: list[str]):
+    made = filtered(corpus_of(tmp_path, toy_texts, source="prose"), max_tokens_per_char=0.5)
     shown = show("show", "filter")
-    told = json.loads(re.search(r"^\{$.*?^\}$", shown, re.MULTILINE | re.DOTALL)[0])
-    assert told == {"documents": 7, "measured_with": "x" * 120, "quantiles": {"ratio": {"all": [0.25]}}}
-    assert [line.split() for line in shown.splitlines() if "prose" in line] == [["prose", "8"]]
-    assert f"{store}/filter/a/stats.json" in shown
+    assert shown.count("prose") == 1
+    for row in made.stats["table"]:
+        assert [line for line in shown.splitlines() if line.split()[:2] == [row["source"], str(row["documents"])]]
+    stats = json.loads(re.search(r"^\{$.*?^\}$", shown, re.MULTILINE | re.DOTALL)[0])
+    assert stats["seen"] == {name: made.stats["seen"][name] for name in ("documents", "characters")}
+    assert stats["quantiles"]["zstd_ratio"] == {"all": made.stats["quantiles"]["zstd_ratio"]["all"]}
+    assert stats["measured_with"] == made.stats["measured_with"]
+    assert f"{made.path}/stats.json" in shown
 
 
 @pytest.mark.parametrize("width", [80, 200])

@@ -127,6 +127,15 @@ def test_no_file_of_an_artifact_names_the_store(first):
     assert not [p for p in files if str(ROOT) in p.read_text()]
 
 
+def test_a_damaged_model_is_trained_again_to_the_same_contents_so_that_all_else_stays_cached(tiny: dict, first):
+    run(tiny)
+    weights = made(tiny)["pretrain"].path / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:100])
+    assert run(tiny)[0] == dict.fromkeys(STAGES, "Cached") | {"pretrain": "Completed"}
+    assert weights.read_bytes() == content
+
+
 def test_what_depends_on_a_refreshed_stage_runs_again_then_or_in_a_later_run(tiny: dict, first, monkeypatch):
     monkeypatch.setenv("CRAM_DTYPE", "bf16")  # other weights under the same key
     states, _ = run(tiny, until="pretrain", refresh=["tokenize"])
@@ -162,7 +171,7 @@ COLA = {"finetune": {"data": "tests", "tasks": ["cola"], "max_tokens": 32}}
         ({"use": {"filter": "latest"}, "refresh": ["filter"]}, {}, "both"),
         ({"override": {"download": {"source": "files", "files": ["gone.jsonl"]}}}, {}, "gone.jsonl"),
         ({"override": COLA}, {}, r"<task>/validation\.parquet"),
-        ({"override": COLA, "use": {"pretrain": "latest"}}, {}, "tests"),
+        ({"override": COLA, "use": {"pretrain": "latest"}}, {}, r"no cola/train\.parquet"),
         ({"refresh": ["pretrain"]}, {"CRAM_DTYPE": "bf61"}, "CRAM_DTYPE is 'bf61'"),
         ({"refresh": ["pretrain"]}, {"CRAM_GPUS": "3"}, "batch_size 8 can't be shared by 3 processes"),
         ({"refresh": ["pretrain"]}, {"CRAM_WORKERS": "none"}, "CRAM_WORKERS is 'none'"),

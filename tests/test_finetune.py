@@ -95,6 +95,14 @@ def test_runs_are_those_of_each_task_and_seed_and_those_that_others_start_from(a
     assert found == expected
 
 
+def test_a_run_does_not_depend_on_which_others_are_asked_for():
+    few, many = (
+        {run.model_dump_json() for run, _ in Finetune(tasks=tasks, seeds=seeds).runs()}
+        for tasks, seeds in ((["rte"], 2), (["cola", "rte"], 3))
+    )
+    assert few < many
+
+
 def test_one_cell_of_the_modern_protocol_can_be_changed_and_the_others_stay():
     def made(modern: dict) -> Counter[str]:
         asked = {"data": "/glue", "tasks": list(GLUE), "protocols": ["modern"], "modern": modern}

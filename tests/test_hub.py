@@ -230,6 +230,7 @@ def online(server: Hub, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in [name for name in os.environ if name.lower().endswith("_proxy") or name == "HF_TOKEN"]:
         monkeypatch.delenv(name)
     for name, value in {
+        "HF_HUB_OFFLINE": False,
         "ENDPOINT": address_of(server),
         "HUGGINGFACE_CO_URL_TEMPLATE": address_of(server) + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HUB_CACHE": str(tmp_path / "hf"),

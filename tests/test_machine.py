@@ -17,7 +17,7 @@ from model.settings import Architecture, Training
 
 NAMES = ("CRAM_DEVICE", "CRAM_DTYPE", "CRAM_COMPILE", "CRAM_MICRO_BATCH")
 CPU, VOCABULARY, LENGTH = torch.device("cpu"), 50, 16
-COMPILER = "inductor" if shutil.which(os.environ.get("CXX", "g++")) else "aot_eager"
+NO_COMPILER = shutil.which(os.environ.get("CXX", "g++")) is None
 
 
 def equip(monkeypatch, parts: str) -> None:
@@ -137,16 +137,15 @@ def test_bf16_gives_nearly_the_loss_of_fp32():
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own imports
-@pytest.mark.parametrize(("positions", "backend"), [("scaled-sinusoidal", "aot_eager"), ("rotary", COMPILER)])
-def test_the_model_is_one_static_graph_that_compiled_has_the_same_loss_and_gradients(
-    monkeypatch, tmp_path, positions, backend
-):
+@pytest.mark.skipif(NO_COMPILER, reason="there is no C++ compiler")
+@pytest.mark.parametrize("positions", ["scaled-sinusoidal", "rotary"])
+def test_the_model_is_one_static_graph_that_compiled_has_the_same_loss_and_gradients(monkeypatch, tmp_path, positions):
     monkeypatch.undo()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
     architecture = Architecture(layers=1, hidden=32, heads=2, intermediate=96, positions=positions)
     model = bert.Bert(architecture, VOCABULARY, LENGTH)
-    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
     # with AVX2 if the processor has it: to try the compiler on all sets of instructions takes half as long as a model
     with inductor.patch({"compile_threads": 1, "cpp.vec_isa_ok": True, "cpp.simdlen": 256}):
         for seed in range(2):
@@ -154,7 +153,7 @@ def test_the_model_is_one_static_graph_that_compiled_has_the_same_loss_and_gradi
             assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-4)
             one, other = (torch.autograd.grad(loss, [*model.parameters()]) for loss in losses)
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-    assert any(tmp_path.rglob("*.so")) == (backend == "inductor")
+    assert any(tmp_path.rglob("*.so"))
 
 
 def test_the_memory_that_can_be_had_is_what_the_kernel_says(monkeypatch, tmp_path):

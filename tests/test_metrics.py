@@ -40,6 +40,11 @@ def test_the_libraries_score_as_the_formulas_for_resamples_do(metric: str):
             undefined += 1
             assert formula == 0
             assert metrics.NAMES[metric] in why
+            if metric == "f1":
+                assert ("predicted to be of class 1" in why) == (not (predictions == 1).any())
+            else:
+                name, values = ("predictions", predictions) if len({*predictions}) == 1 else ("labels", labels)
+                assert f"{name} are {values[0]:.4g}" in why
             assert bootstrap(metric, labels, predictions) == [0, 0]
     assert undefined == 0 if metric == "accuracy" else 20 < undefined < 380, "both kinds were tried"
 

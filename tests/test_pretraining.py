@@ -459,6 +459,20 @@ def test_a_step_that_is_stopped_is_on_the_clock_and_neither_an_evaluation_nor_a_
     assert trained(tmp_path, **settings).spent.seconds == ended
 
 
+def test_a_resumed_run_has_the_hours_that_were_left_and_the_same_times(tmp_path, clock):
+    settings = seconds_of_budget(100)
+    whole = trained(tmp_path / "whole", **settings)
+    steps = len(metrics(whole.folder))
+    for step in (1, steps // 2, steps - 1):
+        folder = tmp_path / str(step)
+        stopped(folder, step, **settings)
+        clock.now += 10_000  # while nothing runs
+        resumed = trained(folder, **settings)
+        assert outcome(resumed) == outcome(whole)
+        assert metrics(folder) == metrics(whole.folder)
+        assert resumed.spent.seconds == whole.spent.seconds
+
+
 @pytest.mark.parametrize(("budget", "step", "apart"), [(20, 1, 5), (400, 4, 40), (24 * 3600, 300, 600)])
 def test_checkpoints_are_a_tenth_of_the_budget_apart_within_bounds(tmp_path, clock, monkeypatch, budget, step, apart):
     saved, run = [], pretraining.Pretraining

@@ -165,17 +165,16 @@ def test_a_cancelled_run_leaves_its_checkpoint_and_ends(env: dict, client: SyncP
 
 @pytest.fixture
 def url(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """The server's address, with this process as one of its user's commands; the flow stays deployed as it is."""
+    """The server's address, with this process as one of its user's commands."""
     address, state = env["PREFECT_API_URL"], Path(env["PREFECT_HOME"])
     for name, value in (env | {"PREFECT_SERVER_API_PORT": str(urlsplit(address).port)}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(services, "STATE", state)
     monkeypatch.setattr(flow_runs, "LOCKS", state / "runs")
-    monkeypatch.setattr(services, "prefect", lambda *command: None)
     return address
 
 
-def test_stopped_and_killed_runs_free_the_slot_and_the_next_one_resumes(env, client, override, url: str):
+def test_stopped_and_killed_runs_free_the_slot_and_the_next_one_resumes(env, client, override, url: str, monkeypatch):
     def said_by(command: Callable, *arguments: str) -> list[str]:
         said = []
         command(*arguments, said.append)
@@ -186,6 +185,7 @@ def test_stopped_and_killed_runs_free_the_slot_and_the_next_one_resumes(env, cli
     assert about.name.startswith("demo-")
     assert {"demo", "until pretrain"} <= set(about.tags)
     assert {f"Server: answers at {url}", "Worker: running"} <= set(said_by(services.up, url))
+    monkeypatch.setattr(services, "prefect", lambda *command: None)  # the flow stays deployed as it is
     pids = [services.running(name) for name in ("worker", "server")]
     assert {"Worker: stopped", "Server: stopped"} <= set(said_by(services.down))
     assert all(map(services.has_ended, pids))

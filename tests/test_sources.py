@@ -648,6 +648,13 @@ def test_a_folder_or_file_that_may_not_be_read_is_named(data: Path, monkeypatch:
     with pytest.raises(InputError, match=rf"{data}/locked/a\.jsonl .*Permission denied"):
         local.file_digest(data / "locked/a.jsonl")
 
+    def forbidden(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    with pytest.raises(InputError, match=rf"{data}/b\.jsonl .*Permission denied"):
+        local.file_digest(data / "b.jsonl")
+
 
 def test_links_to_folders_are_followed_and_each_folder_is_read_once(data: Path):
     plant(data, "z/a.jsonl", "z/deep/b.jsonl", "../outside/c.jsonl", "../outside/more/d.jsonl")

@@ -89,7 +89,7 @@ def rows_of(metrics: Path) -> list[tuple[int, float]]:
 
 @pytest.fixture(scope="module")
 def whole(checkout: Path, env: dict, tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]) -> SimpleNamespace:
-    """A run that was killed at its first checkpoint, and its rerun."""
+    """A run that was killed at its first checkpoint, its rerun, and another, for which all is cached."""
     folder, store = tmp_path_factory.mktemp("run"), Path(env["CRAM_ARTIFACTS"])
     shard = write_jsonl(folder / "toy.jsonl", toy_texts)
     changes = tiny_override(shard, heldout_fraction=0.4, budget=SECONDS / 3600) | {"shorten": {"max_characters": LIMIT}}
@@ -99,8 +99,8 @@ def whole(checkout: Path, env: dict, tmp_path_factory: pytest.TempPathFactory, t
     assert not (store / "pretrain").exists()
     [metrics] = store.glob(".partial/pretrain-*/work/metrics.jsonl")
     before = rows_of(metrics)
-    rerun = cram(env, *command, home=checkout)
-    return SimpleNamespace(store=store, log=(folder / "log").read_text(), before=before, rerun=rerun)
+    rerun, cached = (cram(env, *command, home=checkout) for _ in range(2))
+    return SimpleNamespace(store=store, log=(folder / "log").read_text(), before=before, rerun=rerun, cached=cached)
 
 
 def test_a_killed_run_resumes_from_its_checkpoint_with_the_rest_of_its_budget(whole: SimpleNamespace):
@@ -128,7 +128,9 @@ def test_a_run_ends_with_scores_blanks_and_the_path_of_the_report_after_a_short_
     assert [line.count("%") for line in lines if "%" in line] == [3, 3, 3]
     assert f"pretrain/{(whole.store / 'pretrain' / 'latest').resolve().name}:" in whole.rerun.stdout
     assert Path(lines[-1].removeprefix("Full report: ")).is_file()
-    assert len(whole.rerun.stderr.splitlines()) <= 21, whole.rerun.stderr
+    assert whole.cached.stdout == whole.rerun.stdout
+    for run in (whole.rerun, whole.cached):
+        assert len(run.stderr.splitlines()) <= 21, run.stderr
 
 
 def test_a_stage_is_added_by_one_file_one_field_and_one_line(whole: SimpleNamespace, checkout: Path, env: dict):

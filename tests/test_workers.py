@@ -22,6 +22,7 @@ import pytest
 from tqdm import tqdm
 
 from model import InputError
+from tasks.corpus import fetch
 from tasks.workers import finetunes, jobs, mapping, pool
 from tasks.workers.jobs import finish
 from tasks.workers.mapping import over_parts
@@ -427,7 +428,10 @@ def test_as_many_workers_and_runs_go_on_at_once_as_asked_for_or_as_cores_and_mem
     assert [finetunes.at_once(runs) for runs in (1, 4, 40)] == [1, 4, 6]
 
 
-@pytest.mark.parametrize(("name", "count"), [("CRAM_WORKERS", workers), ("CRAM_FINETUNES", finetunes.asked)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("CRAM_WORKERS", workers), ("CRAM_FINETUNES", finetunes.asked), ("CRAM_DOWNLOADS", fetch.downloads)],
+)
 def test_a_number_that_is_none_is_refused(monkeypatch, name, count):
     for value in ("0", "-1", "two", "1.5", " ", "²"):
         monkeypatch.setenv(name, value)
