@@ -113,8 +113,9 @@ def test_a_killed_run_resumes_from_its_checkpoint_with_the_rest_of_its_budget(wh
     assert 0 < kept < len(steps), "the steps before the checkpoint are those of the killed run, the others are not"
     assert whole.before[:kept] == after[:kept]
     assert all(a < b for a, b in pairwise(clock)), "the clock goes on where it stood at the checkpoint"
-    assert clock[-2] < SECONDS <= clock[-1], "and runs until the budget is spent once"
     stats = json.loads((model / "stage.json").read_text())["stats"]
+    # the last step may end microseconds before the budget, which is spent when the clock is read again
+    assert clock[-2] < SECONDS <= stats["seconds_on_the_clock"], "and runs until the budget is spent once"
     assert stats["steps"] == steps[-1]
     assert clock[-1] - 0.001 <= stats["seconds_on_the_clock"] < clock[-1] + 1, "read again after the last row"
     assert list((whole.store / ".partial").iterdir()) == []
