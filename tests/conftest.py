@@ -116,10 +116,7 @@ def refusal(*files: Path | str, **settings: object) -> str:
 
 def corpus_of(folder: Path, texts: list[str], part_megabytes: float = 0.008, source: str = "toy"):
     """The artifact of a download of these texts, in many small parts."""
-    from tasks.download import Download, download
-
-    files = [str(write_jsonl(folder / f"{source}.jsonl", texts, source))]
-    return download.fn(Download(source="files", files=files, documents=0, part_megabytes=part_megabytes, max_lost=1))
+    return downloaded(write_jsonl(folder / f"{source}.jsonl", texts, source), part_megabytes=part_megabytes, max_lost=1)
 
 
 def roughen(module):
@@ -160,9 +157,7 @@ def bytes_of(made) -> dict[str, str]:
 def interrupt(monkeypatch: pytest.MonkeyPatch, module, work: str, target, at: int = 2) -> list[tuple]:
     """Have a stage's job raise KeyboardInterrupt in its call number `at`, with its files cut in half.
 
-    Returns the calls' arguments.
-
-    `target`: the artifact that the stage makes.
+    `target`: the artifact that the stage makes. Returns the calls' arguments.
     """
     from tasks.store import draft_of
 

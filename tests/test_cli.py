@@ -132,8 +132,7 @@ def test_only_a_full_disk_is_an_error_of_standard_output():
 
 def test_an_input_error_of_a_stage_is_printed_once_and_last(user: dict, tmp_path: Path, toy_texts: list[str]):
     changes = json.loads(tiny(tmp_path, toy_texts)) | {"vocabulary": {"entries": 60_000}}
-    command = ["run", "demo", "--until", "vocabulary", "--override", json.dumps(changes)]
-    done = subprocess.run([sys.executable, *CRAM, *command], env=user, capture_output=True, text=True, cwd=HOME)
+    done = cram(user, "run", "demo", "--until", "vocabulary", "--override", json.dumps(changes))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("cram: The corpus of ")
     assert done.stderr.count("60,000") == 1
