@@ -79,7 +79,8 @@ class Case:
     def operations(self) -> float:
         """Floating-point operations per token."""
         scored = self.length if self.peer == "BERT" else self.masks
-        return operations(self.architecture, self.vocabulary, self.length, scored)
+        last_states = self.length if self.peer else self.masks
+        return operations(self.architecture, self.vocabulary, self.length, scored, last_states)
 
     def corpus(self) -> Corpus:
         """A batch of random sequences, and a held-out sequence."""

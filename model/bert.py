@@ -5,21 +5,20 @@ Shapes: B sequences, S tokens each, D hidden, E embedding (D unless factorised),
 entries, K masked tokens per sequence, M = B * K.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import InputError
 from model.layouts import transformers_model, why_not_transformers
+from model.positions import Rotation, sinusoids
 from model.quantities import counted
 from model.settings import Architecture, HeadName
 
 INIT_STD = 0.02  # of every weight matrix, as BERT
 HEAD_STREAM = 2**31  # beyond all seeds of encoders, so that a head does not start with the same numbers
-ROTARY_BASE = 10_000.0  # Su et al. 2021
 PAD = 0  # the vocabulary fixes [PAD] at 0
+Chosen = tuple[Tensor, Tensor]  # positions (B, K) and the states there (B, K, D)
 CLASSIFIER_WIDTH = 1024  # of the head on [CLS], as in the reference implementation's GLUE settings
 
 
@@ -28,34 +27,6 @@ def norm(architecture: Architecture, width: int) -> nn.Module:
     if architecture.norm == "rmsnorm":
         return nn.RMSNorm(width, eps=architecture.norm_eps)
     return nn.LayerNorm(width, eps=architecture.norm_eps, bias=architecture.norm_bias)
-
-
-def sinusoids(length: int, width: int) -> Tensor:
-    """Sine and cosine position codes (S, E) of base 10,000 (Vaswani et al. 2017), the pairs interleaved."""
-    positions = torch.arange(length, dtype=torch.float32)[:, None]
-    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
-    codes = torch.zeros(length, width)
-    codes[:, 0::2] = torch.sin(positions * rates)
-    codes[:, 1::2] = torch.cos(positions * rates)
-    return codes
-
-
-class Rotation(nn.Module):
-    """Rotary positions: values i and i + H / 2 of a head are rotated by an angle proportional to the position."""
-
-    def __init__(self, size: int, length: int) -> None:
-        super().__init__()
-        rates = ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
-        angles = torch.arange(length, dtype=torch.float32)[:, None] * rates
-        sine = torch.sin(angles)
-        self.register_buffer("cosines", torch.cos(angles).repeat(1, 2)[:, None, None], persistent=False)
-        self.register_buffer("sines", torch.cat([-sine, sine], dim=1)[:, None, None], persistent=False)
-
-    def forward(self, qk_BS2NH: Tensor) -> Tensor:
-        """Queries and keys, rotated."""
-        S, kind = qk_BS2NH.shape[1], qk_BS2NH.dtype
-        other = qk_BS2NH.roll(qk_BS2NH.shape[-1] // 2, dims=-1)
-        return torch.addcmul(qk_BS2NH * self.cosines[:S].to(kind), other, self.sines[:S].to(kind))
 
 
 class Embedding(nn.Module):
@@ -106,14 +77,19 @@ class Dropout(nn.Dropout):
         return drop(x, self.p) if self.training else x
 
 
-def attend(q_BNSH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+def attend(q_BNKH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """Scaled dot-product attention; written out on CPUs, where torch's kernel takes 4 times as long at 128 tokens."""
-    if q_BNSH.device.type != "cpu":
-        return F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, attn_mask=mask, dropout_p=dropout)
-    scores_BNSS = (q_BNSH * q_BNSH.shape[-1] ** -0.5) @ k_BNSH.transpose(-1, -2)
+    if q_BNKH.device.type != "cpu":
+        return F.scaled_dot_product_attention(q_BNKH, k_BNSH, v_BNSH, attn_mask=mask, dropout_p=dropout)
+    scores_BNKS = (q_BNKH * q_BNKH.shape[-1] ** -0.5) @ k_BNSH.transpose(-1, -2)
     if mask is not None:
-        scores_BNSS = scores_BNSS.masked_fill(~mask, -torch.inf)
-    return drop(scores_BNSS.softmax(dim=-1, dtype=v_BNSH.dtype), dropout) @ v_BNSH
+        scores_BNKS = scores_BNKS.masked_fill(~mask, -torch.inf)
+    return drop(scores_BNKS.softmax(dim=-1, dtype=v_BNSH.dtype), dropout) @ v_BNSH
+
+
+def at(x_BSD: Tensor, positions_BK: Tensor) -> Tensor:
+    """(B, K, D): the states at these positions."""
+    return x_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))
 
 
 class Attention(nn.Module):
@@ -138,19 +114,27 @@ class Attention(nn.Module):
         together = F.linear(x_BSD, torch.cat([part.weight for part in parts]), bias)
         return together.view(*x_BSD.shape[:2], len(parts), self.heads, -1)
 
-    def forward(self, x_BSD: Tensor, mask: Tensor | None, first: bool = False) -> Tensor:
-        """(B, S, D) to (B, S, D); with `first`, to (B, 1, D). `mask` (B, 1, 1, S): True for visible tokens."""
-        if first:
-            q_BS1NH = self.project(x_BSD[:, :1], self.query)  # not rotated, as its angle is 0
-            k_BS1NH, v_BS1NH = self.project(x_BSD, self.key, self.value).split(1, dim=2)
-            k_BS1NH = k_BS1NH if self.rotation is None else self.rotation(k_BS1NH)
-        else:
+    def forward(self, x_BSD: Tensor, mask: Tensor | None, chosen: Chosen | None = None) -> Tensor:
+        """(B, S, D) to (B, S, D), or to (B, K, D) where only K tokens look at all others.
+
+        mask    (B, 1, 1, S): True for visible tokens
+        chosen  the positions (B, K) of the K tokens, and what x_BSD holds there (B, K, D)
+        """
+        if chosen is None:
             qk_BS2NH, v_BS1NH = self.project(x_BSD, self.query, self.key, self.value).split((2, 1), dim=2)
-            qk_BS2NH = qk_BS2NH if self.rotation is None else self.rotation(qk_BS2NH)
-            q_BS1NH, k_BS1NH = qk_BS2NH.split(1, dim=2)
-        q_BNSH, k_BNSH, v_BNSH = (part.squeeze(2).transpose(1, 2) for part in (q_BS1NH, k_BS1NH, v_BS1NH))
-        x_BNSH = attend(q_BNSH, k_BNSH, v_BNSH, mask, self.dropout if self.training else 0.0)
-        return self.out(x_BNSH.transpose(1, 2).flatten(2))
+            q_BK1NH, k_BS1NH = self.rotated(qk_BS2NH).split(1, dim=2)
+        else:
+            positions_BK, x_BKD = chosen
+            q_BK1NH = self.rotated(self.project(x_BKD, self.query), positions_BK)
+            k_BS1NH, v_BS1NH = self.project(x_BSD, self.key, self.value).split(1, dim=2)
+            k_BS1NH = self.rotated(k_BS1NH)
+        q_BNKH, k_BNSH, v_BNSH = (part.squeeze(2).transpose(1, 2) for part in (q_BK1NH, k_BS1NH, v_BS1NH))
+        x_BNKH = attend(q_BNKH, k_BNSH, v_BNSH, mask, self.dropout if self.training else 0.0)
+        return self.out(x_BNKH.transpose(1, 2).flatten(2))
+
+    def rotated(self, x_BSPNH: Tensor, positions_BS: Tensor | None = None) -> Tensor:
+        """Queries or keys with their positions, if these are rotary."""
+        return x_BSPNH if self.rotation is None else self.rotation(x_BSPNH, positions_BS)
 
 
 class FeedForward(nn.Module):
@@ -188,14 +172,19 @@ class Block(nn.Module):
         self.ffn = FeedForward(architecture) if with_ffn else None
         self.dropout = Dropout(0.0)
 
-    def forward(self, x_BSD: Tensor, mask: Tensor | None, first: bool = False) -> Tensor:
-        """(B, S, D) to (B, S, D), or with `first` to (B, 1, D): the first token's."""
+    def forward(self, x_BSD: Tensor, mask: Tensor | None, positions_BK: Tensor | None = None) -> Tensor:
+        """(B, S, D) to (B, S, D), or to (B, K, D): the states at these positions alone."""
         seen_BSD = x_BSD if self.post else self.attention_norm(x_BSD)
-        x_BSD = (x_BSD[:, :1] if first else x_BSD) + self.dropout(self.attention(seen_BSD, mask, first))
+        if positions_BK is None:
+            x = x_BSD + self.dropout(self.attention(seen_BSD, mask))
+        else:
+            x = at(x_BSD, positions_BK)
+            seen = x if self.post else self.attention_norm(x)
+            x = x + self.dropout(self.attention(seen_BSD, mask, (positions_BK, seen)))
         if self.post:
-            x_BSD = self.attention_norm(x_BSD)
-            return x_BSD if self.ffn is None else self.ffn_norm(x_BSD + self.dropout(self.ffn(x_BSD)))
-        return x_BSD if self.ffn is None else x_BSD + self.dropout(self.ffn(self.ffn_norm(x_BSD)))
+            x = self.attention_norm(x)
+            return x if self.ffn is None else self.ffn_norm(x + self.dropout(self.ffn(x)))
+        return x if self.ffn is None else x + self.dropout(self.ffn(self.ffn_norm(x)))
 
 
 class Head(nn.Module):
@@ -279,10 +268,10 @@ class Bert(nn.Module):
         self.embedding.word = nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=PAD)
         self.vocabulary, self.kept = len(rows), None
 
-    def encode(self, tokens_BS: Tensor, padded: bool = False, first: bool = False) -> Tensor:
+    def encode(self, tokens_BS: Tensor, padded: bool = False, positions_BK: Tensor | None = None) -> Tensor:
         """(B, S) token ids to (B, S, D) states. `padded`: mask [PAD].
 
-        With `first`, only the state of the first token, (B, 1, D); the last block computes no other.
+        With positions, only the states there, (B, K, D): the last block computes no others.
         """
         S = tokens_BS.shape[1]
         if missing := -S % 2**self.architecture.funnel:  # a task's inputs have any length
@@ -298,9 +287,14 @@ class Bert(nn.Module):
                 before_BSD, seen_BS = longer.pop()
                 x_BSD = before_BSD + x_BSD.repeat_interleave(2, dim=1)
             mask = None if seen_BS is None else seen_BS[:, None, None, :]
-            last = first and index + 1 == self.architecture.layers
-            x_BSD = self.blocks[index % len(self.blocks)](x_BSD, mask, last)
+            last = index + 1 == self.architecture.layers
+            x_BSD = self.blocks[index % len(self.blocks)](x_BSD, mask, positions_BK if last else None)
         return self.norm(x_BSD)[:, :S]
+
+    def first_states(self, tokens_BS: Tensor, padded: bool) -> Tensor:
+        """The states (B, D) of [CLS], the first token of each sequence."""
+        first_B1 = tokens_BS.new_zeros(len(tokens_BS), 1, dtype=torch.int64)
+        return self.encode(tokens_BS, padded, first_B1)[:, 0]
 
     @property
     def decoder(self) -> Tensor:
@@ -312,9 +306,8 @@ class Bert(nn.Module):
         return F.linear(self.head(states), self.decoder, self.head.bias)
 
     def forward(self, tokens_BS: Tensor, positions_BK: Tensor, labels_BK: Tensor) -> Tensor:
-        """The mean cross-entropy, nats, at the masked positions. The head is computed only there."""
-        states_BSD = self.encode(tokens_BS)
-        states_BKD = states_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, states_BSD.shape[-1]))
+        """The mean cross-entropy, nats, at the masked positions. Last block and head are computed only there."""
+        states_BKD = self.encode(tokens_BS, positions_BK=positions_BK)
         scores_MV = self.logits(states_BKD.flatten(0, 1))
         return F.cross_entropy(scores_MV.float(), labels_BK.flatten())
 
@@ -335,10 +328,13 @@ def halve(x_BSD: Tensor, seen_BS: Tensor | None) -> tuple[Tensor, Tensor | None]
     return (pairs * weights[..., None]).sum(dim=2), seen.any(dim=2)
 
 
-def operations(architecture: Architecture, vocabulary: int, length: int, masks: int) -> float:
+def operations(
+    architecture: Architecture, vocabulary: int, length: int, masks: int, last_states: int | None = None
+) -> float:
     """Floating-point operations per token, forward and backward, of matrix products and attention.
 
-    `masks` tokens of each sequence of `length` go through the head. Reading the embedding is free.
+    `masks` tokens of each sequence of `length` go through the head. For so many tokens, or else for `last_states`, the
+    last block computes states, from keys and values of all. Reading the embedding is free.
     """
     hidden, width = architecture.hidden, architecture.embedding or architecture.hidden
     projection = hidden * width if width != hidden else 0
@@ -347,7 +343,8 @@ def operations(architecture: Architecture, vocabulary: int, length: int, masks: 
         share = 0.5**halvings
         with_ffn = (index % (architecture.different_layers or architecture.layers) + 1) % architecture.ffn_every == 0
         ffn = architecture.inner * (3 if architecture.activation == "geglu" else 2) * hidden if with_ffn else 0
-        total += share * (2 * (4 * hidden**2 + ffn) + 4 * share * length * hidden)
+        asked = share if index + 1 < architecture.layers else (last_states or masks) / length
+        total += 4 * share * hidden**2 + asked * (2 * (2 * hidden**2 + ffn) + 4 * share * length * hidden)
     transform = hidden * width if architecture.head_transform else projection
     return 3 * (total + masks / length * 2 * (transform + width * vocabulary))
 
@@ -392,7 +389,7 @@ class Classifier(nn.Module):
 
     def forward(self, tokens_BS: Tensor, padded: bool = True) -> Tensor:
         """(B, S) token ids to (B, classes) scores. `padded`: mask [PAD]."""
-        states_BD = self.bert.encode(tokens_BS, padded, first=True)[:, 0]
+        states_BD = self.bert.first_states(tokens_BS, padded)
         if self.training:
             return self.scores(states_BD)
         # not in bf16, where one prediction in a hundred is a tie of classes

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from model.bert import INIT_STD, PAD, ROTARY_BASE, Bert
+from model.bert import INIT_STD, PAD, Bert
+from model.positions import ROTARY_BASE
 from model.settings import Architecture
 
 TOKENS = {  # the vocabulary fixes their ids; a sequence begins with [CLS] and ends with [SEP]

@@ -19,8 +19,9 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
-from model.bert import PAD, Bert, ClassifierHead, Embedding, Head, Rotation, sinusoids
+from model.bert import PAD, Bert, ClassifierHead, Embedding, Head
 from model.export import Saved, SavedClassifier, described
+from model.positions import Rotation, sinusoids
 from model.settings import Architecture
 
 PAPER = {"vocabulary": 32_768, "length": 128}  # of the paper's final model
@@ -110,13 +111,11 @@ class CramPreTrainedModel(PreTrainedModel):
         """Raise NotImplementedError: the vocabulary is fixed."""
         raise NotImplementedError(f"The model has a fixed vocabulary of {self.config.vocab_size:,} entries.")
 
-    def encode(self, input_ids: Tensor, attention_mask: Tensor | None, first: bool = False) -> Tensor:
-        """(B, S) to states (B, S, D), or with `first` (B, 1, D). [PAD] is masked, with or without a mask (B, S)."""
+    def padded(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """(B, S) token ids, [PAD] where a mask (B, S) is 0. ValueError if S is more than the model takes."""
         if input_ids.shape[1] > self.bert.length:
             raise ValueError(f"input_ids has {input_ids.shape[1]} tokens; the model takes {self.bert.length}")
-        if attention_mask is not None:
-            input_ids = input_ids.masked_fill(attention_mask == 0, PAD)
-        return self.bert.encode(input_ids, padded=True, first=first)
+        return input_ids if attention_mask is None else input_ids.masked_fill(attention_mask == 0, PAD)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -153,7 +152,7 @@ class CramModel(CramPreTrainedModel):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> BaseModelOutput:
         """(B, S) token ids to last_hidden_state (B, S, D). `token_type_ids` are ignored."""
-        return BaseModelOutput(last_hidden_state=self.encode(input_ids, attention_mask))
+        return BaseModelOutput(last_hidden_state=self.bert.encode(self.padded(input_ids, attention_mask), padded=True))
 
 
 class CramForMaskedLM(CramPreTrainedModel):
@@ -175,7 +174,7 @@ class CramForMaskedLM(CramPreTrainedModel):
 
         `token_type_ids` are ignored.
         """
-        logits = self.bert.logits(self.encode(input_ids, attention_mask))
+        logits = self.bert.logits(self.bert.encode(self.padded(input_ids, attention_mask), padded=True))
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size)
         return MaskedLMOutput(loss=loss, logits=logits)
 
@@ -203,7 +202,7 @@ class CramForSequenceClassification(CramPreTrainedModel):
 
         `token_type_ids` are ignored.
         """
-        logits = self.classifier(self.encode(input_ids, attention_mask, first=True)[:, 0])
+        logits = self.classifier(self.bert.first_states(self.padded(input_ids, attention_mask), padded=True))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 

@@ -133,7 +133,7 @@ def statistics(run: "Pretraining", spent: "Spent", steps: dict[str, np.ndarray],
     }
 
 
-@stage(version=4, resumes=True, varies=True)
+@stage(version=5, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
     from model import checkpoint, export, machine  # here, as they load torch

@@ -334,12 +334,20 @@ def test_each_sequence_of_a_padded_batch_is_classified_as_if_alone(model):
         torch.testing.assert_close(classifier(padded_tokens(*lengths)), alone, rtol=1e-5, atol=1e-5)
 
 
-def test_the_first_state_alone_is_that_among_all(model):
+def test_states_at_chosen_positions_and_their_gradients_are_those_among_all(model):
     tokens = padded_tokens(LENGTH, 11, 6, 1)
-    with torch.no_grad():
-        for given, padded in ((tokens, True), (tokens[:1], False)):
-            alone = model.encode(given, padded, first=True)
-            torch.testing.assert_close(alone, model.encode(given, padded)[:, :1], rtol=1e-5, atol=1e-5)
+    positions = torch.randint(LENGTH, (len(tokens), 5), generator=torch.Generator().manual_seed(0))
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for given, padded in ((tokens, True), (tokens[:1], False)):
+        chosen = positions[: len(given)]
+        alone = model.encode(given, padded, chosen)
+        among_all = model.encode(given, padded).take_along_dim(chosen[:, :, None], 1)
+        torch.testing.assert_close(alone, among_all, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model.first_states(given, padded), model.encode(given, padded)[:, 0])
+        found, expected = (
+            torch.autograd.grad(x.square().sum(), weights, allow_unused=True) for x in (alone, among_all)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 # Blocks that work at a shorter length

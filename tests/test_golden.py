@@ -31,9 +31,9 @@ KEYS: dict[str, dict[str, str]] = {
         "filter": "605a8540e664",
         "vocabulary": "724885f19df5",
         "tokenize": "e494a9166985",
-        "pretrain": "61564872e723",
-        "finetune": "d26a9680ef27",
-        "report": "eea1d9239791",
+        "pretrain": "23332f9a834b",
+        "finetune": "c341c52b1f56",
+        "report": "ffd3b06e4cc0",
     },
     "pocket": {
         "download": "8e733b748fa8",
@@ -43,9 +43,9 @@ KEYS: dict[str, dict[str, str]] = {
         "filter": "e10a961c5df4",
         "vocabulary": "2fd289f9ddb3",
         "tokenize": "bdb01bc36fc1",
-        "pretrain": "a50e31c90142",
-        "finetune": "caeafabcb7ef",
-        "report": "0d8ac8ef5887",
+        "pretrain": "dbdc83c06980",
+        "finetune": "55090b3b6457",
+        "report": "48cc8c2f2513",
     },
     "crammed-bert": {
         "download": "8e733b748fa8",
@@ -55,9 +55,9 @@ KEYS: dict[str, dict[str, str]] = {
         "filter": "8faa69942127",
         "vocabulary": "288c7df2907c",
         "tokenize": "94ddeffa7563",
-        "pretrain": "25642c815210",
-        "finetune": "1a6cb5ec6e24",
-        "report": "1d9b060bf802",
+        "pretrain": "b99fe600a472",
+        "finetune": "6d729cad47f5",
+        "report": "de8c02d275d0",
     },
 }
 # Stage and file, all parts as one: digest of rows, array or bytes

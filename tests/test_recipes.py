@@ -189,7 +189,7 @@ def cells(room: str, section: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", [*FULL, "demo"])
-def test_the_manual_says_how_many_parameters_a_recipe_has_and_operations_its_head_saves(name: str):
+def test_the_manual_says_how_many_parameters_a_recipe_has_and_operations_masked_positions_save(name: str):
     (row,) = [row for row in cells("flows", "Recipes") if row[0] == f"`{name}`"]
     assert re.findall(r"([\d.]+) M", row[1]) == [f"{parameters(name) / 1e6:.1f}"]
     for percent in re.findall(r"(\d+) % fewer operations", row[1]):
