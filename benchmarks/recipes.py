@@ -108,10 +108,14 @@ def changes(texts: list[str], names: list[str]) -> dict[str, dict]:
     return changed
 
 
+def home_of(folder: Path, about: dict) -> Path:
+    """The folder of a run, named by its recipe and a digest of all that identifies it."""
+    return folder / f"{about['recipe']}-{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]}"
+
+
 def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder: Path, keep: bool) -> dict:
     """The result of a run: from the folder, or else trained, from its checkpoint if it was interrupted."""
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
-    home, training = folder / f"{about['recipe']}-{key}", Training(**about["training"])
+    home, training = home_of(folder, about), Training(**about["training"])
     if (home / RESULT).exists():
         return json.loads((home / RESULT).read_text())
     home.mkdir(exist_ok=True)

@@ -41,8 +41,8 @@ def runs_below(folder: Path) -> dict[str, list[Path]]:
     }
 
 
-def score(home: Path, corpus: Corpus, here: machine.Machine) -> dict:
-    """The result of a run with the held-out loss of its last checkpoint, which has to fit the data."""
+def load(home: Path, corpus: Corpus) -> Bert:
+    """The model of a run's last checkpoint. Raises InputError if it does not fit the data."""
     about = json.loads((home / RESULT).read_text())
     bert = Bert(Architecture(**about["architecture"]), corpus.vocabulary, corpus.length)
     try:
@@ -54,7 +54,13 @@ def score(home: Path, corpus: Corpus, here: machine.Machine) -> dict:
             f"{home / CHECKPOINT} is no model for {corpus.vocabulary:,} entries and {corpus.length} tokens, which the "
             f"data has ({' '.join(str(error).split())})."
         ) from error
-    return about | {"heldout": measured(bert.to(here.device), corpus, here)}
+    return bert
+
+
+def score(home: Path, corpus: Corpus, here: machine.Machine) -> dict:
+    """The result of a run with the held-out loss of its last checkpoint."""
+    bert = load(home, corpus).to(here.device)
+    return json.loads((home / RESULT).read_text()) | {"heldout": measured(bert, corpus, here)}
 
 
 def main() -> None:
