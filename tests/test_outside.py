@@ -1,0 +1,109 @@
+"""The benchmark against transformers' own model, tokenizer and Trainer, in miniature."""
+
+import importlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import store_of_its_own, toy_tokens
+from test_benchmarks import FOLDER
+from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
+
+from model import heldout, machine
+from tasks.pretrain import Pretrain, pretrain
+
+TINY = Pretrain(
+    architecture={
+        "layers": 1,
+        "hidden": 32,
+        "heads": 2,
+        "intermediate": 48,
+        "norm_bias": False,
+        "first_norm": False,
+        "positions": "rotary",
+        "head_transform": True,
+    },
+    budget=10_000,
+    budget_unit="tokens",
+    batch_size=8,
+    learning_rate=5e-3,
+)
+
+
+@pytest.fixture(scope="module")
+def outside():
+    """The module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FOLDER)
+        yield importlib.import_module("outside")
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory, toy_texts: list[str]) -> SimpleNamespace:
+    """Our model, the corpus that it read, and a GLUE task."""
+    root = tmp_path_factory.mktemp("outside")
+    with store_of_its_own(root / "artifacts"):
+        made = toy_tokens(root, toy_texts)
+        bert = pretrain.fn(TINY, made["tokens"])
+        folder = root / "glue" / "cola"
+        folder.mkdir(parents=True)
+        rows = [{"sentence": f"{'river' if n % 2 else 'letter'} {n}", "label": n % 2, "idx": n} for n in range(64)]
+        for split in ("train", "validation"):
+            pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+        yield SimpleNamespace(bert=bert, corpus=made["filter"].path, glue=root / "glue", root=root)
+
+
+def test_the_alternative_is_trained_for_the_minutes_measured_and_finetuned_once(outside, ours, monkeypatch, capsys):
+    folder = ours.root / "outside"
+    options = {"pretrained": ours.bert.path, "corpus": ours.corpus, "minutes": 0.05, "rate": 1e-2, "seeds": 2}
+    options |= {"glue": ours.glue, "tasks": "cola", "folder": folder}
+    monkeypatch.setattr("sys.argv", ["outside.py", *(f"--{name}={value}" for name, value in options.items())])
+    outside.main()
+    first = capsys.readouterr().out
+    trained = [json.loads(path.read_text()) for path in folder.glob("*/pretraining.json")]
+    assert len(trained) == 2
+    assert all(3 <= 60 * row["minutes"] < 60 and row["tokens"] == row["steps"] * 8 * 32 for row in trained)
+    uniform = ours.bert.stats["heldout"]["tokens"] * np.log(400) / ours.bert.stats["heldout"]["bytes"]
+    assert all(0 < row["nats_per_byte"] < uniform for row in trained)
+    assert len(list(folder.glob("*/cola.json"))) == 2
+    assert [line.split()[0] for line in first.splitlines()[1:] if line.strip()] == ["nats", "cola"]
+    monkeypatch.setattr(outside, "pretrain", None)
+    monkeypatch.setattr(outside, "finetune", None)
+    outside.main()
+    assert capsys.readouterr().out == first
+
+
+def test_a_model_of_transformers_is_measured_as_ours(outside, ours):
+    """Our own model and vocabulary, opened by transformers, have the loss that our stage has measured."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(ours.bert.path)
+    measured, here = ours.bert.stats["heldout"], machine.detect()
+    found = outside.loss(ours.bert.path, AutoModelForMaskedLM.from_pretrained(ours.bert.path), tokenizer, here, 32)
+    assert found["nats_per_byte"] == pytest.approx(measured["nats_per_byte"]["value"], rel=0.05), "[CLS] is added"
+    held = outside.held_out(ours.bert.path, tokenizer, 32)
+    assert held.documents[:, 1:].sum(axis=0).tolist() == [measured["characters"], measured["bytes"]]
+    begins = held.sequences.ravel() == tokenizer.cls_token_id
+    assert begins.sum() == len(held.documents)
+    assert (held.owners().ravel()[begins] == -1).all()
+
+
+def test_what_is_not_read_by_the_loss_changes_nothing(outside, ours):
+    """All tokens but [CLS], [SEP] and padding are scored, each once."""
+
+    class Fixed(torch.nn.Module):
+        def losses(self, tokens_BS, places_M, labels_M, padded):
+            return torch.ones(len(places_M))
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(ours.bert.path)
+    held = outside.held_out(ours.bert.path, tokenizer, 32)
+    nats_D, _ = heldout.measure(Fixed(), held, tokenizer.mask_token_id, machine.detect())
+    assert nats_D.sum() == ours.bert.stats["heldout"]["tokens"]
+
+
+def test_a_folder_without_a_corpus_is_named(outside, ours, tmp_path: Path):
+    with pytest.raises(outside.InputError, match=str(tmp_path)):
+        outside.texts(tmp_path, ours.bert.path)
