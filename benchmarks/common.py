@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # cram of this checkout
+from model import InputError  # before torch, as it sets how torch's threads wait
 
+# isort: split
 import torch
 from pydantic import ValidationError
 
 from flows.deltas import DELTAS
-from model import InputError, machine
+from model import machine
 from model.settings import Architecture, Training
 
 ENTRIES, LENGTH = 32_768, 128  # of recipes that name none

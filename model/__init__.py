@@ -1,5 +1,13 @@
 """The encoder and its training loops. Needs torch, numpy, safetensors and pydantic; `hf.py` needs transformers too."""
 
+import os
+
+# OpenMP's threads, which torch computes with, spin while they wait for each other. Beside other work on the machine they
+# spin on the cores that the others need: a training of two threads then got a fifth of its share of two cores. Waiting in
+# the kernel after a short while costs nothing on a quiet machine (LOG.md). It has to be set before torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 
 class InputError(ValueError):
     """An error in the user's input or environment; its message says what was found, expected and what to do."""

@@ -1,7 +1,10 @@
 import logging
 import os
 import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 import torch
 from torch._inductor import config as inductor
 
+import model
 from model import InputError, bert, machine, memory
 from model.batches import Batches
 from model.heldout import Heldout
@@ -189,3 +193,36 @@ def test_a_model_fits_if_its_weights_gradients_and_moments_do(monkeypatch, parts
         refused = pytest.raises(InputError, match=f"{needed:,} bytes .* {where} has {there:,} bytes")
         with nullcontext() if there == needed else refused:
             memory.check_memory(Architecture(), Training(), 32_768, 128, machine.detect(), processes)
+
+
+TORCH_LAST = """
+import importlib, os, sys
+from importlib.abc import MetaPathFinder
+
+class Watcher(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        assert name != "torch" or "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ, "torch came first"
+
+sys.meta_path.insert(0, Watcher())
+importlib.import_module(sys.argv[1])
+print("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "found"),
+    [
+        ("model.bert", {}, "True 1000"),
+        ("tasks.finetune", {}, "False 1000"),
+        ("model.hf", {}, "True 1000"),
+        ("model.bert", {"GOMP_SPINCOUNT": "7"}, "True 7"),
+        ("model.bert", {"OMP_WAIT_POLICY": "active"}, "True None"),
+    ],
+)
+def test_threads_of_torch_wait_without_spinning_for_long_unless_the_user_says_how(module, given, found):
+    env = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    program = [sys.executable, "-c", TORCH_LAST, module]
+    done = subprocess.run(
+        program, env=env | given, cwd=Path(model.__file__).parents[1], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == found, done.stderr
