@@ -11,15 +11,21 @@ from model.heldout import UNITS, Heldout, ratio
 from model.pretraining import EVALUATIONS
 
 TENTHS = [number / EVALUATIONS for number in range(EVALUATIONS + 1)]
+AXES = {"tokens": "tokens read", "operations": "operations", "seconds": "seconds of training"}
 
 
-def passes(evaluations: list[dict], loss: float) -> float | None:
-    """The fraction of the budget at which the held-out loss first is so low, by straight lines; or None."""
-    for before, after in pairwise(evaluations):
-        high, low = before["heldout_loss"], after["heldout_loss"]
+def per_byte(run: dict) -> list[float]:
+    """The held-out losses of a run's evaluations, nats per byte, which other vocabularies' are compared with."""
+    ratio = run["heldout"]["tokens"] / run["heldout"]["bytes"]
+    return [evaluation["heldout_loss"] * ratio for evaluation in run["evaluations"]]
+
+
+def passes(run: dict, loss: float, axis: str) -> float | None:
+    """The tokens, operations or seconds at which the held-out loss first is so low, by straight lines; or None."""
+    for (before, high), (after, low) in pairwise(zip(run["evaluations"], per_byte(run), strict=True)):
         if low <= loss:
             part = (high - loss) / (high - low) if high > loss else 0.0
-            return before["fraction"] + part * (after["fraction"] - before["fraction"])
+            return before[axis] + part * (after[axis] - before[axis])
     return None
 
 
@@ -28,27 +34,31 @@ def spread(values: list[float]) -> dict:
     return {"mean": statistics.fmean(values), "deviation": statistics.stdev(values) if len(values) > 1 else None}
 
 
+def passing(runs: list[dict], first: list[dict], axis: str) -> dict:
+    """Where each run passes the end of the first recipe's of the same seed, as a fraction of what that one spent."""
+    fractions = []
+    for run, other in zip(runs, first, strict=True):
+        passed = passes(run, per_byte(other)[-1], axis)
+        fractions.append(None if passed is None else passed / other["evaluations"][-1][axis])
+    there = [fraction for fraction in fractions if fraction is not None]
+    return (spread(there) if there else {}) | {"seeds": len(there), "fractions": fractions}
+
+
 def compare(results: dict[str, list[dict]]) -> dict[str, dict]:
     """Compare recipes with the first one.
 
-    For each recipe: its budget as a fraction of the first one's, the loss at each tenth of it, the fraction of the
-    first one's budget at which it passes that one's last loss, tokens and seconds.
+    For each recipe: the loss at each tenth of its budget (nats per byte), where it passes the first one's last loss,
+    by each axis, and what it spent.
     """
     first = next(iter(results.values()))
-    ends = [run["evaluations"][-1]["heldout_loss"] for run in first]
     compared = {}
     for name, runs in results.items():
-        curves = [[[e[axis] for e in run["evaluations"]] for axis in ("fraction", "heldout_loss")] for run in runs]
-        losses = np.array([np.interp(TENTHS, *curve) for curve in curves])
-        share = runs[0]["training"]["budget"] / first[0]["training"]["budget"]
-        passed = [passes(run["evaluations"], end) for run, end in zip(runs, ends, strict=True)]
-        passed = [fraction and share * fraction for fraction in passed]
-        there = [fraction for fraction in passed if fraction is not None]
+        places = [[evaluation["fraction"] for evaluation in run["evaluations"]] for run in runs]
+        losses = np.array([np.interp(TENTHS, at, per_byte(run)) for at, run in zip(places, runs, strict=True)])
         compared[name] = {
-            "share": share,
-            "heldout_loss": [spread(column) for column in losses.T.tolist()],
-            "passes": (spread(there) if there else {}) | {"seeds": len(there), "fractions": passed},
-            **{what: spread([run[what] for run in runs]) for what in ("tokens", "seconds")},
+            "nats_per_byte": [spread(column) for column in losses.T.tolist()],
+            "passes": {axis: passing(runs, first, axis) for axis in AXES},
+            **{axis: spread([run["evaluations"][-1][axis] for run in runs]) for axis in AXES},
             "runs": runs,
         }
     return compared
@@ -91,14 +101,14 @@ def cell(value: dict, digits: int) -> str:
 def table(comparison: dict) -> str:
     """The comparison as text, with a column for each recipe."""
     recipes, seeds = comparison["recipes"], comparison["seeds"]
-    rows = [["", *recipes], ["budget, of the first's", *(f"{one['share']:.2f}" for one in recipes.values())]]
+    rows = [["nats per byte after", *recipes]]
     for number, tenth in enumerate(TENTHS):
-        rows.append([f"loss at {tenth:.0%} of it", *(cell(one["heldout_loss"][number], 3) for one in recipes.values())])
-    rows.append(["passes the first's end at"])
-    for one in recipes.values():
-        where, count = one["passes"], one["passes"]["seeds"]
-        of = "" if count == seeds else f" ({count} of {seeds})"
-        rows[-1].append(cell(where, 3) + of if count else "never")
+        rows.append([f"{tenth:.0%}", *(cell(one["nats_per_byte"][number], 4) for one in recipes.values())])
+    for axis in AXES:
+        rows.append([f"passes the first's end at, of its {axis}"])
+        for where in (one["passes"][axis] for one in recipes.values()):
+            of = "" if where["seeds"] == seeds else f" ({where['seeds']} of {seeds})"
+            rows[-1].append(cell(where, 3) + of if where["seeds"] else "never")
     rows.append(["tokens", *(cell(one["tokens"], 0) for one in recipes.values())])
     rows.append(["seconds on the clock", *(cell(one["seconds"], 0) for one in recipes.values())])
     about = f"{comparison['budget']:g} {comparison['budget_unit']} on {comparison['machine']['device']}"
@@ -107,20 +117,21 @@ def table(comparison: dict) -> str:
 
 
 def picture(comparison: dict, path: Path) -> None:
-    """Plot the means over the budget, with a band of one deviation to either side."""
+    """Plot the losses of all recipes over tokens, operations and time: the means, and a line for each run."""
     from matplotlib.figure import Figure  # not pyplot: no display
 
-    figure = Figure(figsize=(7, 4))
-    axes = figure.add_subplot()
-    axes.set(
-        xlabel=f"fraction of {comparison['budget']:g} {comparison['budget_unit']}",
-        ylabel="held-out loss, nats per token",
-    )
-    for name, one in comparison["recipes"].items():
-        means, widths = (np.array([e[what] or 0.0 for e in one["heldout_loss"]]) for what in ("mean", "deviation"))
-        places = one["share"] * np.array(TENTHS)
-        axes.plot(places, means, marker="o", markersize=3, label=name)
-        axes.fill_between(places, means - widths, means + widths, alpha=0.2)
-    axes.legend(frameon=False)
+    figure = Figure(figsize=(10, 3.6))
+    panels = figure.subplots(1, len(AXES), sharey=True)
+    for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
+        panel.set_xlabel(label)
+        for number, (name, one) in enumerate(comparison["recipes"].items()):
+            for run in one["runs"]:
+                places = [evaluation[axis] for evaluation in run["evaluations"]]
+                panel.plot(places, per_byte(run), color=f"C{number}", alpha=0.35, linewidth=1)
+            ends = [one[axis]["mean"] * tenth for tenth in TENTHS]
+            means = [value["mean"] for value in one["nats_per_byte"]]
+            panel.plot(ends, means, color=f"C{number}", marker="o", markersize=3, label=name)
+    panels[0].set_ylabel("held-out loss, nats per byte")
+    panels[-1].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -1,15 +1,19 @@
-"""Which recipe reaches a lower held-out loss with the same budget, on the same sequences in the same order?
+"""Which recipe reaches a lower held-out loss with the same budget, on the same text?
 
     python benchmarks/recipes.py --recipe pocket pocket-modern --tokens 1e7 --data TOKENIZE_DIR --folder race
     python benchmarks/recipes.py --recipe pocket b=pocket --set b.learning_rate=0.008 --hours 0.1 --data … --folder race
 
 Needs torch, numpy, safetensors and pydantic; a picture needs matplotlib too. The data is what the tokenize stage
-writes, such as artifacts/tokenize/latest. A seed decides initialisation, masks, dropout and the order of the sequences,
-so the order is the same for all recipes. The first recipe is the baseline: the table says at which fraction of its
-budget each recipe passes its final held-out loss of the same seed. With --set NAME.budget=… another recipe has less (or
-more) to spend, and its schedule ends there. Losses are measured at tenths of a run's own budget, or at the first step
-after, on a part of the held-out tokens, with straight lines between them. At the end all held-out tokens are measured,
-and the difference to the first recipe is given with its standard error over documents.
+writes, such as artifacts/tokenize/latest; --data NAME=DIR gives a recipe another vocabulary's, with the same held-out
+documents. A seed decides initialisation, masks, dropout and the order of the sequences, so recipes with the same data
+read the same in the same order.
+
+The first recipe is the baseline: the table says at which fraction of its tokens, operations and seconds each recipe
+passes its final held-out loss of the same seed, in nats per byte. Seconds compare only on a quiet machine. With --set
+NAME.budget=… another recipe has less (or more) to spend, and its schedule ends there. Losses are measured at tenths of
+a run's own budget, or at the first step after, on a part of the held-out tokens, with straight lines between them. At
+the end all held-out tokens are measured, and the difference to the first recipe is given with its standard error over
+documents.
 
 Results are kept in the folder. A run of the same settings, data, device and threads (OMP_NUM_THREADS) is not repeated,
 and an interrupted run continues. Changes of the code are not noticed: use another folder. With --keep the last
@@ -83,6 +87,23 @@ def identity(corpus: Corpus) -> str:
     return hashlib.sha256(size + rows.tobytes() + held).hexdigest()
 
 
+def corpora(texts: list[str], names: list[str]) -> dict[str, Corpus]:
+    """The data of each recipe, from DIR for all and NAME=DIR for one. Raises InputError if held-out documents differ."""
+    given = {name: folder for name, _, folder in (text.rpartition("=") for text in texts)}
+    if len(given) < len(texts):
+        raise InputError(f"--data names one recipe twice: {', '.join(texts)}. Give each one folder.")
+    if unknown := sorted(given.keys() - {"", *names}):
+        raise InputError(f"--data names {', '.join(unknown)}, which is no recipe here: {', '.join(names)}.")
+    if missing := [name for name in names if name not in given and "" not in given]:
+        raise InputError(f"There is no data for {', '.join(missing)}. Add --data DIR.")
+    folders = {folder: read(Path(folder)) for folder in set(given.values())}
+    chosen = {name: folders[given.get(name, given.get(""))] for name in names}
+    sizes = [corpus.heldout.documents[:, 1:] for corpus in chosen.values()]  # of the text, whatever the vocabulary
+    if not all(np.array_equal(sizes[0], other) for other in sizes):
+        raise InputError("The folders of --data hold out different documents. Tokenize the same corpus.")
+    return chosen
+
+
 def measured(bert: Bert, corpus: Corpus, here: machine.Machine) -> dict:
     """The held-out loss on all tokens, and the nats of each document."""
     nats_D, _ = heldout.measure(bert, corpus.heldout, corpus.mask_id, here)
@@ -150,15 +171,17 @@ def run_all(given: argparse.Namespace) -> dict:
     budget = {"budget": getattr(given, unit), "budget_unit": unit}
     changed = changes(given.set, list(names))
     chosen = {name: common.settings(recipe, budget | changed[name]) for name, recipe in names.items()}
-    corpus, here = read(given.data), machine.detect()
-    where = {"data": identity(corpus), "machine": here.describe(), "torch": torch.__version__}
+    corpus_of, here = corpora(given.data, list(names)), machine.detect()
+    where = {"machine": here.describe(), "torch": torch.__version__}
     results: dict[str, list[dict]] = {name: [] for name in names}
     for seed in range(given.seeds):  # with the recipes in turn, in case the machine changes its speed
         for name, recipe in names.items():
             architecture, training = chosen[name]
             training = training.model_copy(update={"seed": seed})
             about = {"recipe": recipe, "architecture": architecture.model_dump(), "training": training.model_dump()}
-            results[name].append(train(name, about | where, corpus, here, given.folder, given.keep))
+            corpus = corpus_of[name]
+            about |= {"data": identity(corpus)} | where
+            results[name].append(train(name, about, corpus, here, given.folder, given.keep))
     comparison = {"recipes": curves.compare(results), "ends": curves.ends(results, corpus.heldout)}
     return budget | where | {"seeds": given.seeds} | comparison
 
@@ -170,7 +193,7 @@ def main() -> None:
         __doc__,
         recipe={**several, "required": True, "help": "RECIPE, or NAME=RECIPE to give it another name"},
         set={**several, "default": [], "metavar": "NAME.FIELD=VALUE", "help": "change a field of pretrain"},
-        data={"type": Path, "required": True, "help": "a folder of the tokenize stage"},
+        data={**several, "required": True, "metavar": "[NAME=]DIR", "help": "folders of the tokenize stage"},
         seeds={"type": positive, "default": 3, "help": "the number of runs of each"},
         folder={"type": Path, "required": True, "help": "for the results"},
         keep={"action": "store_true", "help": "keep checkpoints, for score.py"},

@@ -273,6 +273,7 @@ class Pretraining:
                     "fraction": min(fraction, 1.0),
                     "step": self.spent.step,
                     "tokens": self.spent.tokens,
+                    "operations": self.spent.operations,
                     "seconds": self.spent.seconds,
                     "heldout_loss": self.processes.agree(loss),
                 }

@@ -206,9 +206,10 @@ def test_an_interrupted_comparison_of_recipes_continues(bare, benchmarks, tmp_pa
     assert "matplotlib is not installed" in bare.said
     for name, runs in losses(comparison).items():
         assert runs[0] != runs[1], "another seed, another run"
-        last, ends = comparison["recipes"][name]["heldout_loss"][-1], [curve[-1] for curve in runs]
+        last, ends = comparison["recipes"][name]["nats_per_byte"][-1], [curve[-1] for curve in runs]
         assert (last["mean"], last["deviation"]) == pytest.approx((np.mean(ends), np.std(ends, ddof=1)))
-    assert comparison["recipes"]["pocket"]["passes"]["seeds"] == 2, "at its own end at the latest"
+    for axis in ("tokens", "operations", "seconds"):
+        assert comparison["recipes"]["pocket"]["passes"][axis]["seeds"] == 2, "at its own end at the latest"
 
 
 def test_kept_runs_are_scored_again(bare, benchmarks, tmp_path: Path):
@@ -220,15 +221,24 @@ def test_kept_runs_are_scored_again(bare, benchmarks, tmp_path: Path):
 
 
 def test_a_recipe_passes_the_firsts_end_where_its_curve_first_has_that_loss(benchmarks):
-    def ran(*losses: float, budget: float) -> dict:
-        evaluations = [{"fraction": i / (len(losses) - 1), "heldout_loss": loss} for i, loss in enumerate(losses)]
-        return {"evaluations": evaluations, "tokens": 1, "seconds": 1.0, "training": {"budget": budget}}
+    def ran(*losses: float, spent: int, tokens: int = 1) -> dict:
+        """A run whose evaluations are evenly spread; its text has one byte."""
+        evaluations = [
+            {"fraction": i / (len(losses) - 1), "heldout_loss": loss}
+            | {axis: spent * i / (len(losses) - 1) * times for axis, times in axes.items()}
+            for i, loss in enumerate(losses)
+        ]
+        return {"evaluations": evaluations, "heldout": {"tokens": tokens, "bytes": 1}}
 
-    first = [ran(3, end, budget=40.0) for end in (1, 2, 2, 2)]
+    axes = {"tokens": 1, "operations": 100, "seconds": 0.1}
+    first = [ran(3, end, spent=40) for end in (1, 2, 2, 2)]
     curves = [(3, 1.5), (3, 1), (3, 1, 2.5, 0.5, 0.5), (2, 1)]
-    compared = benchmarks.curves.compare({"first": first, "other": [ran(*curve, budget=10.0) for curve in curves]})
-    assert compared["first"]["passes"]["mean"] == 1.0
-    assert compared["other"]["passes"]["fractions"] == [None, 0.5 / 4, 0.125 / 4, 0.0]
+    others = [ran(*(loss / 2 for loss in curve), spent=10, tokens=2) for curve in curves]
+    compared = benchmarks.curves.compare({"first": first, "other": others})
+    for axis in axes:
+        assert compared["first"]["passes"][axis]["mean"] == 1.0
+        assert compared["other"]["passes"][axis]["fractions"] == [None, 0.5 / 4, 0.125 / 4, 0.0]
+    assert compared["other"]["nats_per_byte"][0]["mean"] == pytest.approx(np.mean([curve[0] for curve in curves]))
 
 
 @pytest.mark.parametrize(
@@ -253,6 +263,22 @@ def test_data_of_a_race_is_checked_and_other_data_is_another_run(benchmarks, tmp
         recipes.read(data)
     with pytest.raises(InputError, match=r"sequences\.npy"):
         recipes.read(tmp_path)
+
+
+def test_recipes_with_other_vocabularies_read_data_of_their_own(benchmarks, tmp_path: Path):
+    corpora, a, b = benchmarks.recipes.corpora, tokenized(tmp_path / "a"), tokenized(tmp_path / "b")
+    sequences = np.load(a / "sequences.npy")
+    np.save(b / "sequences.npy", sequences[:50])
+    found = corpora([str(a), f"small={b}"], ["pocket", "small"])
+    assert [len(corpus.sequences) for corpus in found.values()] == [120, 50]
+    for wrong, about in (([f"small={b}"], "pocket"), ([str(a), f"other={b}"], "other"), ([str(a), str(b)], "twice")):
+        with pytest.raises(InputError, match=about):
+            corpora(wrong, ["pocket", "small"])
+    documents = np.load(b / "heldout_documents.npy")
+    documents[0, 2] += 1
+    np.save(b / "heldout_documents.npy", documents)
+    with pytest.raises(InputError, match="hold out different documents"):
+        corpora([str(a), f"small={b}"], ["pocket", "small"])
 
 
 def test_speed_of_the_data_stages(benchmarks, tmp_path: Path, toy_texts: list[str], monkeypatch, capsys):
