@@ -23,6 +23,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ from model import InputError, export, heldout, machine
 from model.heldout import Heldout
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerFast, Trainer
 
 ENTRIES = 25_000  # of the course's tokenizer
@@ -90,7 +92,7 @@ def train_tokenizer(documents: list[str], length: int, inputs: list[str]) -> "Pr
     return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=length, model_input_names=inputs, **names)
 
 
-def blocks(documents: list[str], tokenizer: "PreTrainedTokenizerFast", length: int):
+def blocks(documents: list[str], tokenizer: "PreTrainedTokenizerFast", length: int) -> "Dataset":
     """The dataset that run_mlm.py makes: documents with [CLS] and [SEP], joined, in blocks of `length` tokens."""
     from datasets import Dataset
 
@@ -104,6 +106,14 @@ def blocks(documents: list[str], tokenizer: "PreTrainedTokenizerFast", length: i
 
     encoded = Dataset.from_dict({"text": documents}).map(encode, batched=True, remove_columns=["text"])
     return encoded.map(joined, batched=True)
+
+
+@cache
+def prepared(corpus: Path, pretrained: Path, kind: str) -> "tuple[PreTrainedTokenizerFast, Dataset]":
+    """The tokenizer and the blocks, for all seeds."""
+    documents, length = texts(corpus, pretrained), export.load(pretrained).length
+    tokenizer = train_tokenizer(documents, length, INPUTS[kind])
+    return tokenizer, blocks(documents, tokenizer, length)
 
 
 def new_model(kind: str, pretrained: Path, tokenizer: "PreTrainedTokenizerFast") -> nn.Module:
@@ -143,9 +153,8 @@ def pretrain(given: argparse.Namespace, here: machine.Machine, seed: int, home: 
     """Train for the minutes; write model and tokenizer to `home`. Returns the loss and how far training came."""
     from transformers import DataCollatorForLanguageModeling, TrainerCallback, set_seed
 
-    documents, length = texts(given.corpus, given.pretrained), export.load(given.pretrained).length
-    tokenizer = train_tokenizer(documents, length, INPUTS[given.model])
-    data, collator = blocks(documents, tokenizer, length), DataCollatorForLanguageModeling(tokenizer)
+    tokenizer, data = prepared(given.corpus, given.pretrained, given.model)
+    collator, length = DataCollatorForLanguageModeling(tokenizer), tokenizer.model_max_length
     set_seed(seed)
     model = new_model(given.model, given.pretrained, tokenizer)
     begin = None
@@ -270,9 +279,19 @@ def kept(path: Path, make) -> dict:
     return json.loads(path.read_text())
 
 
+def statistics_of(pretrained: Path) -> dict:
+    """What our pretrain stage says of its model. Raises InputError if the folder is none of its."""
+    try:
+        return json.loads((pretrained / "stage.json").read_text())["stats"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{pretrained} is not what the pretrain stage writes ({error}). Give such a folder."
+        ) from error
+
+
 def ours(given: argparse.Namespace) -> tuple[float, dict[str, float]]:
     """Our model's nats per byte, and the scores of its report."""
-    stats = json.loads((given.pretrained / "stage.json").read_text())["stats"]
+    stats = statistics_of(given.pretrained)
     if not given.report:
         return stats["heldout"]["nats_per_byte"]["value"], {}
     rows = json.loads((given.report / "report.json").read_text())["scores"]
@@ -315,8 +334,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=0.0, help="the fraction of the steps in which the rate rises")
     given = parser.parse_args()
     with common.input_errors(parser):
-        clock = json.loads((given.pretrained / "stage.json").read_text())["stats"]["seconds_on_the_clock"]
-        given.minutes = given.minutes or clock / 60
+        given.minutes = given.minutes or statistics_of(given.pretrained)["seconds_on_the_clock"] / 60
         here = machine.detect()
         about = [given.model, given.minutes, given.batch, given.rate, given.warm_up]
         about += [str(folder.resolve()) for folder in (given.pretrained, given.corpus)]

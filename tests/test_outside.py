@@ -104,6 +104,8 @@ def test_what_is_not_read_by_the_loss_changes_nothing(outside, ours):
     assert nats_D.sum() == ours.bert.stats["heldout"]["tokens"]
 
 
-def test_a_folder_without_a_corpus_is_named(outside, ours, tmp_path: Path):
+def test_a_folder_that_is_no_model_or_corpus_is_named(outside, ours, tmp_path: Path):
+    with pytest.raises(outside.InputError, match=str(tmp_path)):
+        outside.statistics_of(tmp_path)
     with pytest.raises(outside.InputError, match=str(tmp_path)):
         outside.texts(tmp_path, ours.bert.path)
