@@ -156,6 +156,7 @@ POCKET = {
     "finetune.seeds": 1,
     "finetune.learning_rate": 2e-4,
 }
+POCKET_EXTRA = {"modern": {"vocabulary.entries": 8192}}
 SCALED = ["batch_size", "learning_rate", "architecture.layers", "architecture.hidden"]
 SCALED += ["architecture.heads", "architecture.intermediate"]
 
@@ -176,7 +177,7 @@ def test_every_recipe_has_a_pocket_recipe_by_the_same_rule(name: str):
     assert small.pretrain.learning_rate == faster * full.pretrain.learning_rate
     found = leaves(small)
     scaled = {field: found[field] for field in (f"pretrain.{field}" for field in SCALED)}
-    assert found == leaves(full) | POCKET | scaled | {"report.title": small_name}
+    assert found == leaves(full) | POCKET | scaled | POCKET_EXTRA.get(name, {}) | {"report.title": small_name}
     assert parameters(small_name) > 5e5, "it can be built"
 
 
