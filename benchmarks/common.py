@@ -118,6 +118,13 @@ def aligned(rows: list[list[str]]) -> str:
     )
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is complete or not there, since a result that is there is not made again."""
+    half = path.with_name(f"{path.name}.half")
+    half.write_text(text)
+    half.replace(path)
+
+
 def write_json(path: Path | None, content: dict) -> None:
     """Write the numbers if a file is given."""
     if path:

@@ -225,10 +225,8 @@ def add(given: argparse.Namespace, here: machine.Machine, part: str, row: dict) 
     """Add a row to the results, in place of one of the same name, and write both files."""
     results, row = read(given), row | {"device": here.device_name(), "torch": torch.__version__}
     results[part] = [*(other for other in results.get(part, []) if name_of(other) != name_of(row)), row]
-    for name, text in (("gpu.json", json.dumps(results, indent=2) + "\n"), ("gpu.md", markdown(results))):
-        half = given.folder / f"{name}.half"
-        half.write_text(text)
-        half.replace(given.folder / name)
+    common.write_whole(given.folder / "gpu.json", json.dumps(results, indent=2) + "\n")
+    common.write_whole(given.folder / "gpu.md", markdown(results))
     print(
         ", ".join(f"{field} {shown(row[field])}" for field in COLUMNS[part] if row.get(field) is not None), flush=True
     )

@@ -20,7 +20,6 @@ seed; what is there is not repeated. Means are over seeds of pretraining and fin
 import argparse
 import hashlib
 import json
-import statistics
 import time
 from collections.abc import Iterable
 from functools import cache
@@ -32,6 +31,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from common import positive
+from curves import cell, spread
 from torch import Tensor, nn
 
 from model import InputError, export, heldout, machine
@@ -273,9 +273,7 @@ def kept(path: Path, make) -> dict:
     """What a file holds, or else what `make` returns, which is written to it."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        half = path.with_suffix(".half")
-        half.write_text(json.dumps(make(), indent=2) + "\n")
-        half.replace(path)
+        common.write_whole(path, json.dumps(make(), indent=2) + "\n")
     return json.loads(path.read_text())
 
 
@@ -300,19 +298,12 @@ def ours(given: argparse.Namespace) -> tuple[float, dict[str, float]]:
     return stats["heldout"]["nats_per_byte"]["value"], {row["task"]: row["score"] for row in chosen}
 
 
-def table(given: argparse.Namespace, losses: list[float], scores: dict[str, list[float]]) -> str:
-    """Both side by side."""
-    loss, our_scores = ours(given)
-    rows = [["", "cram", f"{given.model}, Trainer"], ["nats per byte", f"{loss:.4f}", spread(losses, 4)]]
+def table(model: str, loss: float, our_scores: dict[str, float], losses: list[float], scores: dict) -> str:
+    """Both side by side; of the alternative, the means over its seeds."""
+    rows = [["", "cram", f"{model}, Trainer"], ["nats per byte", f"{loss:.4f}", cell(spread(losses), 4)]]
     for task, values in scores.items():
-        rows.append([task, f"{our_scores[task]:.1f}" if task in our_scores else "–", spread(values, 1)])
+        rows.append([task, f"{our_scores[task]:.1f}" if task in our_scores else "–", cell(spread(values), 1)])
     return common.aligned(rows)
-
-
-def spread(values: list[float], digits: int) -> str:
-    """The mean, with the sample standard deviation of several."""
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{deviation}"
 
 
 def main() -> None:
@@ -334,6 +325,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=0.0, help="the fraction of the steps in which the rate rises")
     given = parser.parse_args()
     with common.input_errors(parser):
+        loss, our_scores = ours(given)  # before hours of training, in case they can't be read
         given.minutes = given.minutes or statistics_of(given.pretrained)["seconds_on_the_clock"] / 60
         here = machine.detect()
         about = [given.model, given.minutes, given.batch, given.rate, given.warm_up]
@@ -350,7 +342,7 @@ def main() -> None:
                 work = (given, here, task, seed, home, home / "finetuning")
                 made = kept(home / f"{task}.json", lambda work=work: finetune(*work))
                 scores.setdefault(task, []).append(made["score"])
-    print(table(given, losses, scores))
+    print(table(given.model, loss, our_scores, losses, scores))
 
 
 if __name__ == "__main__":

@@ -77,8 +77,7 @@ def kept(engine: str, task: str, seed: int, given: argparse.Namespace) -> None:
     path = place(engine, task, seed, given)
     if not path.exists():
         score = one(engine, task, seed, given)
-        path.with_suffix(".half").write_text(json.dumps({"engine": engine, "task": task, "seed": seed, "score": score}))
-        path.with_suffix(".half").replace(path)
+        common.write_whole(path, json.dumps({"engine": engine, "task": task, "seed": seed, "score": score}))
         print(f"{engine}, {task}, seed {seed}: {score:.2f}", file=sys.stderr)
 
 

@@ -45,7 +45,7 @@ from model.pretraining import EVALUATIONS, Pretraining
 from model.settings import Architecture, Training
 
 ROWS = 512  # sequences that enter the digest of the data
-RESULT, HALF = "result.json", "result.json.half"
+RESULT = "result.json"
 FIXED = ("architecture", "budget_unit", "seed")  # what `--set` can't change
 UNITS = ("tokens", "hours", "flops")
 
@@ -155,8 +155,7 @@ def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder:
         raise InputError(f"{name}, seed {training.seed}: {error}") from error
     result = about | {"tokens": spent.tokens, "seconds": spent.seconds, "evaluations": spent.evaluations}
     result["heldout"] = measured(bert, corpus, here)
-    (home / HALF).write_text(json.dumps(result, indent=2) + "\n")
-    (home / HALF).replace(home / RESULT)
+    common.write_whole(home / RESULT, json.dumps(result, indent=2) + "\n")
     if not keep:
         (home / CHECKPOINT).unlink()
     return result
