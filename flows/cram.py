@@ -5,7 +5,7 @@ from prefect import flow
 from flows.flow_runs import register
 from flows.logs import configure
 from flows.plan import Plan, Step
-from flows.recipes import Override, RecipeName, StageName, Use, resolve, without_empty
+from flows.recipes import Override, Recipe, RecipeName, StageName, Use, resolve, without_empty
 from tasks.decontaminate import decontaminate
 from tasks.deduplicate import deduplicate
 from tasks.download import download
@@ -22,12 +22,8 @@ from tasks.workers.progress import SECONDS_AT_THE_END, reporter
 configure()
 
 
-def planned(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
-    """The stages in their order, each with its parameters and the steps that it reads. Nothing runs yet."""
-    r = resolve(recipe, override)
-    plan = Plan(until, use, refresh)
-    if not {"tokenize", "pretrain", "finetune"} & set(use):  # else the length of the given artifact counts
-        r.check_lengths(until)
+def add(plan: Plan, r: Recipe) -> dict[str, Step]:
+    """Add the stages in their order, each with its parameters and the steps that it reads; returns some by name."""
     corpus = plan(download, r.download)
     unique = plan(deduplicate, r.deduplicate, corpus)
     clean = plan(decontaminate, r.decontaminate, unique)
@@ -39,7 +35,16 @@ def planned(recipe: str, override: dict, until: str, use: dict[str, str], refres
     finetuned: list[Step] = []
     for params, start in r.finetune.runs():  # protocol modern: some start from the run on MNLI
         finetuned.append(plan(finetune, params, bert if start is None else finetuned[start]))
-    plan(report, r.report, finetuned)
+    page = plan(report, r.report, finetuned)
+    return {"filter": kept, "tokenize": sequences, "pretrain": bert, "report": page}
+
+
+def planned(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
+    """The plan of a run. Nothing runs yet."""
+    r, plan = resolve(recipe, override), Plan(until, use, refresh)
+    if not {"tokenize", "pretrain", "finetune"} & set(use):  # else the length of the given artifact counts
+        r.check_lengths(until)
+    add(plan, r)
     return plan
 
 

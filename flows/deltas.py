@@ -170,10 +170,20 @@ def nearest(value: float, unit: int) -> int:
     return unit * max(1, round(value / unit))
 
 
+def heads(architecture: Architecture, hidden: int) -> int:
+    """The number of heads at another width: as wide as before, or else about as many times fewer as it is narrower."""
+    width = architecture.hidden // architecture.heads
+    if hidden % width == 0:
+        return hidden // width
+    fitting = (count for count in range(1, hidden + 1) if hidden % count == 0 and hidden // count % 2 == 0)
+    return min(fitting, key=lambda count: abs(count - architecture.heads * hidden / architecture.hidden))
+
+
 def pocket(delta: dict) -> dict:
     """The delta of the same recipe for two CPU cores and twenty minutes.
 
-    A quarter of the blocks (at least two) and a third of the width, in heads of 64. Feed-forward layers keep their
+    A quarter of the blocks (at least two; of different ones, at least one) and a third of the width, in heads of 64, or
+    wider if the recipe's are. Feed-forward layers keep their
     relative width (in multiples of 6, which all activations accept). A 128th of the batch (at least 16). Four
     times the rates, for the short run, except Muon's, which were found at this size. Sequences in random order:
     such a run is far shorter than an epoch and would only see the junk at the head of the sort. One seed in finetuning,
@@ -186,9 +196,11 @@ def pocket(delta: dict) -> dict:
     sizes = {
         "layers": max(2, round(architecture.layers / 4)),
         "hidden": hidden,
-        "heads": hidden // POCKET_HEAD,
+        "heads": heads(architecture, hidden),
         "intermediate": nearest(hidden * architecture.intermediate / architecture.hidden, 6),
     }
+    if architecture.different_layers:
+        sizes["different_layers"] = max(1, round(architecture.different_layers / 4))
     changes = {
         "architecture": given.get("architecture", {}) | sizes,
         "budget": 1 / 3,

@@ -42,7 +42,8 @@ def register() -> str:
     from tasks.workers.progress import reporter
 
     context = FlowRunContext.get()
-    run, recipe, until = context.flow_run, context.parameters["recipe"], context.parameters["until"]
+    run, until = context.flow_run, context.parameters["until"]
+    recipe = Path(context.parameters.get("study") or context.parameters["recipe"]).stem  # or the name of the study
     try:
         LOCKS.mkdir(parents=True, exist_ok=True)
         file = LOCKS.with_name(f"run-{run.id}").open("w")

@@ -20,6 +20,8 @@ DESCRIPTIONS = {  # by the key of the Prefect artifact
     "pretrain-readme": "Model card of the pretrained model: use, recipe, budget, training data, limits.",
     "scores": "Scores by task, the median over seeds. majority: the score of always answering the most frequent class.",
     "report": "The report: scores beside published ones, rules, budget, data funnel. report.html has the figures too.",
+    "study-table": "Losses and costs of the runs of a study, means over seeds.",
+    "study": "The study: losses, differences, costs, what the paper found. study.html has the curves too.",
     "report-readme": "Model card of the pretrained model, with its scores.",
 }
 COLUMNS = {  # to show of tables that are too wide for the page

@@ -1,7 +1,8 @@
-"""A plan: the stages that a run needs. Nothing runs until it is complete, so stages before a given one are skipped."""
+"""A plan: the stages that one run needs, or several. Nothing runs until it is complete, so none runs needlessly."""
 
 import logging
 from dataclasses import dataclass
+from itertools import takewhile
 
 from prefect import Task
 from prefect.exceptions import UnfinishedRun
@@ -30,13 +31,17 @@ def as_list(given: "Step | list[Step]") -> "list[Step]":
     return given if isinstance(given, list) else [given]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Step:
-    """A stage to run with these params on the artifacts of other steps."""
+    """A stage to run with these params on the artifacts of other steps.
+
+    `run`: where a plan has several runs, what distinguishes those that need the step, as ("15 %", "seed 0").
+    """
 
     task: Task
     params: Params
     inputs: tuple["Step | list[Step]", ...]
+    run: tuple[str, ...] = ()
 
     @property
     def stage(self) -> str:
@@ -45,8 +50,8 @@ class Step:
 
     @property
     def title(self) -> str:
-        """The stage's name, with the task and seed of a finetuning run."""
-        return f"{self.stage} {self.params.label()}".strip()
+        """The stage's name, with the task and seed of a finetuning run, and the run that it belongs to."""
+        return " ".join(filter(None, (self.stage, self.params.label(), self.run and f"[{', '.join(self.run)}]")))
 
     @property
     def upstream(self) -> "set[Step]":
@@ -54,15 +59,18 @@ class Step:
         return {step for given in self.inputs for step in as_list(given)}
 
 
+Problems = dict[Step, Exception | None]  # failed steps with their errors; None for one that needs a failed one
+
+
 class Plan:
-    """Collects steps; `run` carries out those that the last stage needs.
+    """Collects steps; `run` carries out those that the last stage needs, `run_each` those of several runs.
 
     `until`: the last stage; `use`: keys of artifacts by stage, to take in place of running it; `again`: stages to
     run though they are cached.
     """
 
     def __init__(self, until: str, use: dict[str, str], again: list[str]) -> None:
-        self.until, self.again, self.steps = until, set(again), []
+        self.until, self.again, self.steps, self.adding = until, set(again), [], ()
         self.made: dict[Step, Artifact] = {}  # the artifact of each needed step, made or not
         self.anew: set[Step] = set()  # needed steps that run though they are cached
         self.given = {
@@ -75,8 +83,13 @@ class Plan:
             )
 
     def __call__(self, task: Task, params: Params, *inputs: "Step | list[Step]") -> Step:
-        """Add a step."""
-        step = Step(task, params, inputs)
+        """Add a step for the run `adding`, unless another run has the same one, which then belongs to both."""
+        for step in self.steps:
+            if (step.task, step.params, step.inputs) == (task, params, inputs):
+                pairs = takewhile(lambda pair: pair[0] == pair[1], zip(step.run, self.adding, strict=False))
+                step.run = tuple(own for own, _ in pairs)
+                return step
+        step = Step(task, params, inputs, self.adding)
         self.steps.append(step)
         return step
 
@@ -125,24 +138,43 @@ class Plan:
 
     def check(self) -> None:
         """Raise InputError for every mistake that can be known before a stage runs, and not after a day of training."""
+        if problems := self.check_each():
+            raise next(iter(problems.values()))
+
+    def check_each(self) -> Problems:
+        """The steps with such a mistake, and those that need them; the others are ready to run."""
         finetunes.asked()
         pool.workers()
         downloads()
         if self.until == "report":
             for artifact in self.given.get("pretrain", []):
                 refuse_older(artifact.name, artifact.stats)
-        left = set()
+        problems: Problems = {}
         for step in self.needed():
-            self.made[step] = step.task.target(step.params, *self.arguments(step))
-            if step.stage in self.again or self.anew & step.upstream:
-                self.anew.add(step)
-            if not self.is_made(step):
-                step.params.check()
-                left.add(step.stage)
-        if SEVERAL in left:
-            from model import machine  # torch: not for every command line
+            try:
+                if not self.is_blocked(step, problems):
+                    self.prepare(step)
+            except InputError as error:
+                problems[step] = error
+        return problems
 
-            machine.detect()
+    def prepare(self, step: Step) -> None:
+        """Find a step's artifact, and check what the step needs if that is to be made."""
+        self.made[step] = step.task.target(step.params, *self.arguments(step))
+        if step.stage in self.again or self.anew & step.upstream:
+            self.anew.add(step)
+        if not self.is_made(step):
+            step.params.check()
+            if step.stage == SEVERAL:
+                from model import machine  # torch: not for every command line
+
+                machine.detect()
+
+    def is_blocked(self, step: Step, problems: Problems) -> bool:
+        """Whether a step needs a failed one; then it is entered into `problems` too."""
+        if blocked := bool(step.upstream & set(problems)):
+            problems[step] = None
+        return blocked
 
     def is_made(self, step: Step) -> bool:
         """Whether a step has nothing to do."""
@@ -183,16 +215,28 @@ class Plan:
             )
         show(artifact)
 
+    def run_each(self) -> Problems:
+        """Carry out the steps of several runs, stage by stage. If one fails, those that don't need it go on."""
+        problems = self.check_each()
+        for stage in dict.fromkeys(step.stage for step in self.steps):
+            steps = [step for step in self.made if step.stage == stage and step not in problems]
+            problems |= self.attempt([step for step in steps if not self.is_blocked(step, problems)])
+        return problems
+
     def carry_out_several(self, steps: list[Step]) -> None:
-        """Carry out finetuning runs, as many at a time as the machine has room for. If one fails, the others go on."""
+        """Carry out finetuning runs. Raises one error for all that failed, when the others have ended."""
+        left = [step for step in steps if not self.is_made(step)]
+        if problems := self.attempt(steps):
+            raise failed(problems, len(left))
+
+    def attempt(self, steps: list[Step]) -> Problems:
+        """Carry out steps of a stage, finetuning runs as many at a time as the machine has room for."""
         cached = [step for step in steps if self.is_made(step)]
         for step in cached:
             self.carry_out(step)
         left = [step for step in steps if step not in cached]
-        count = finetunes.at_once(len(left), self.memory(left))
-        problems = self.side_by_side(left, count) if count > 1 else self.one_by_one(left)
-        if problems:
-            raise failed(problems, len(left))
+        count = finetunes.at_once(len(left), self.memory(left)) if left and left[0].stage == SEVERAL else 1
+        return self.side_by_side(left, count) if count > 1 else self.one_by_one(left)
 
     def memory(self, steps: list[Step]) -> int:
         """Bytes that the largest of these finetuning runs takes."""
@@ -203,20 +247,18 @@ class Plan:
         here = machine.detect()
         return max(step.params.memory(self.arguments(step)[0], here) for step in steps)
 
-    def one_by_one(self, steps: list[Step]) -> "dict[Step, Exception | None]":
-        """Carry out steps in order. Returns the failed ones with their errors; None for one that needs a failed one."""
-        problems = {}
+    def one_by_one(self, steps: list[Step]) -> Problems:
+        """Carry out steps in order; returns the failed ones."""
+        problems: Problems = {}
         for step in steps:
-            if step.upstream & set(problems):
-                problems[step] = None
-                continue
             try:
-                self.carry_out(step)
+                if not self.is_blocked(step, problems):
+                    self.carry_out(step)
             except Exception as error:
                 problems[step] = failure(step, error)
         return problems
 
-    def side_by_side(self, steps: list[Step], count: int) -> "dict[Step, Exception | None]":
+    def side_by_side(self, steps: list[Step], count: int) -> Problems:
         """Carry out steps, `count` at a time, in threads of Prefect's task runner; returns the same as `one_by_one`.
 
         On Ctrl-C, `several` first ends the processes that do the work, so that the threads end at once.
@@ -234,7 +276,7 @@ class Plan:
                     future.wrapped_future.cancel()  # on Ctrl-C those that have not begun
         return problems
 
-    def settle_each(self, futures: dict[Step, PrefectFuture], problems: "dict[Step, Exception | None]") -> None:
+    def settle_each(self, futures: dict[Step, PrefectFuture], problems: Problems) -> None:
         """Settle steps as they end; put those that failed into `problems`."""
         steps = {future: step for step, future in futures.items()}
         for future in as_completed(list(steps)):
@@ -255,12 +297,12 @@ class Plan:
 
 
 def failure(step: Step, error: Exception) -> Exception:
-    """Log at once that a finetuning run has failed, since the others may go on for hours; returns the error."""
+    """Log at once that a step has failed, since the others may go on for hours; returns the error."""
     log.warning("%s failed: %s", step.title, error)
     return error
 
 
-def failed(problems: "dict[Step, Exception | None]", wanted: int) -> Exception:
+def failed(problems: Problems, wanted: int) -> Exception:
     """One error for all failed runs: the first bug, or else the sentences of user errors, each once."""
     errors = [error for error in problems.values() if error]
     if bugs := [error for error in errors if not isinstance(error, InputError)]:

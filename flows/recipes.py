@@ -58,6 +58,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 STAGES = tuple(Recipe.model_fields)
+OTHER_STAGES = ("evaluate", "study")  # no part of a recipe
 # fields that moved when measuring became a stage of its own
 MOVED = {f"filter.{name}": f"measure.{name}" for name in Measure.model_fields}
 StageName = Literal[*STAGES]
@@ -148,16 +149,26 @@ def without_empty(override: dict) -> dict:
     return {name: value for name, value in levels.items() if value != {}}
 
 
-def resolve(name: str, override: dict) -> Recipe:
-    """The recipe of that name with overridden fields. Raises InputError for an unknown name and for invalid fields."""
+def check_name(name: str) -> None:
+    """Raise InputError if there is no recipe of this name."""
     if name not in DELTAS:
         raise InputError(f"There is no recipe {name!r}. {did_you_mean(name, DELTAS)}Recipes: {', '.join(DELTAS)}.")
+
+
+def resolve(name: str, override: dict) -> Recipe:
+    """The recipe of that name with overridden fields. Raises InputError for an unknown name and for invalid fields."""
+    check_name(name)
+    return recipe_of(DELTAS[name], override)
+
+
+def recipe_of(delta: dict, override: dict) -> Recipe:
+    """The recipe of these changes to the paper's, with overridden fields. Raises InputError for invalid fields."""
     if not isinstance(override, dict):
         raise InputError(
             f'override is {override!r}; expected an object like {{"filter": {{"max_tokens_per_char": 0.25}}}}.'
         )
     try:
-        recipe = Recipe.model_validate(merge(Recipe().model_dump(), merge(DELTAS[name], override)))
+        recipe = Recipe.model_validate(merge(Recipe().model_dump(), merge(delta, override)))
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
     if unread := recipe.finetune.unread(without_empty(override).get("finetune", {})):

@@ -149,7 +149,7 @@ def up(url: str, say: Callable[[str], None]) -> None:
     settle_runs(url, say)
     prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
     prefect("--no-prompt", "deploy", "--all")
-    say("Deployed: cram/full")
+    say("Deployed: cram/full, cram/study")
     if running("worker"):
         say("Worker: running")
     else:

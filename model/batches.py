@@ -6,23 +6,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.masking import Corpus, mask
+from model.masking import MASKED, Corpus, mask
 
 Batch = tuple[Tensor, Tensor, Tensor]  # tokens (B, S), positions (B, K), labels (B, K), int64
 
 
 class Batches:
-    """The corpus in order, epoch after epoch, `size` sequences at a time. A thread prepares the next micro-batch."""
+    """The corpus in order, epoch after epoch, `size` sequences at a time. A thread prepares the next micro-batch.
 
-    def __init__(self, corpus: Corpus, size: int, seed: int, device: torch.device) -> None:
-        self.corpus, self.size, self.seed, self.device = corpus, size, seed, device
+    `share`: of the tokens to predict, those that become [MASK].
+    """
+
+    def __init__(self, corpus: Corpus, size: int, seed: int, device: torch.device, share: float = MASKED) -> None:
+        self.corpus, self.size, self.seed, self.device, self.share = corpus, size, seed, device, share
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.next: tuple[tuple[int, int], Future[Batch]] | None = None
 
     def make(self, first: int, masks: int) -> Batch:
         """The micro-batch from sequence `first`, counted over all epochs, with `masks` tokens of each to predict."""
         rows = np.arange(first, first + self.size) % len(self.corpus.sequences)
-        parts = mask(self.corpus.sequences[rows], first, masks, self.corpus, self.seed)
+        parts = mask(self.corpus.sequences[rows], first, masks, self.corpus, self.seed, self.share)
         tensors = (torch.from_numpy(part) for part in parts)
         if self.device.type == "cuda":
             return tuple(tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors)

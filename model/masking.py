@@ -6,7 +6,7 @@ import numpy as np
 
 from model.heldout import Heldout
 
-MASKED, RANDOM = 0.8, 0.1  # of the chosen tokens: [MASK], a random token; the rest stays (Devlin et al. 2019)
+MASKED = 0.8  # of the chosen tokens become [MASK], half of the others random, the rest stays (Devlin et al. 2019)
 WORDS = 4  # 64-bit words per count of the Philox generator
 
 
@@ -32,20 +32,21 @@ def masks_per_sequence(fraction: float, length: int) -> int:
 
 
 def mask(
-    tokens_BS: np.ndarray, first: int, count: int, corpus: Corpus, seed: int
+    tokens_BS: np.ndarray, first: int, count: int, corpus: Corpus, seed: int, share: float = MASKED
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Choose `count` = K tokens of each sequence for prediction, and hide them.
 
     Returns the changed tokens (B, S), the chosen positions (B, K) and the original ids there (B, K), all int64. Special
     tokens are never drawn as random ones, and are chosen only if a sequence has fewer than K others. Of each sequence's
-    K, exactly round(0.8 K) become [MASK] and half of the rest random tokens, as in the reference implementation (26, 3
-    and 3 of 32).
+    K, exactly round(`share` K) become [MASK] and half of the rest random tokens, as in the reference implementation
+    (26, 3 and 3 of 32).
 
     The masks of sequence number `first` + i depend only on that number and on `seed`, not on the machine, the size of
     the micro-batch or what was read before. So a resumed run masks as if it had never stopped.
     """
     B, S = tokens_BS.shape
-    masked, random = round(MASKED * count), round(RANDOM * count)
+    masked = round(share * count)
+    random = min(count - masked, round(round(1 - share, 9) / 2 * count))  # of 0.8 exactly 0.1
     counts = -(-(S + random) // WORDS)
     generator = np.random.Philox(key=seed)
     generator.advance(first * counts)

@@ -83,7 +83,7 @@ class Pretraining:
         share = micro_batch.share_of(training, processes.count)
         fitting = micro_batch.choose(self.bert, training, corpus, machine, self.spent, share)
         self.micro_batch, self.device = processes.least(fitting), machine.device_name()
-        self.batches = Batches(corpus, self.micro_batch, training.seed, machine.device)
+        self.batches = Batches(corpus, self.micro_batch, training.seed, machine.device, training.masked_share)
 
     def restored(self) -> Spent | None:
         """Load the last checkpoint, if there is one: weights, optimizers, gradient scale and metrics as they were."""

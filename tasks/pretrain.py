@@ -47,6 +47,11 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
 
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
 
+    def identity(self) -> dict:
+        """All fields, but masked_share only if it is not the usual one: models from before it was a field keep theirs."""
+        usual = type(self).model_fields["masked_share"].default
+        return self.model_dump(mode="json", exclude={"masked_share"} if self.masked_share == usual else set())
+
     def check(self) -> None:
         """Check that this machine can train the model, before an old model is discarded."""
         from model import machine, memory, micro_batch

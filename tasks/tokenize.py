@@ -114,6 +114,11 @@ def digest_of(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
+def in_sequences(closed: np.ndarray, length: int) -> np.ndarray:
+    """The ids of documents, each with its separator, as sequences; [PAD] after the last."""
+    return np.pad(closed, (0, -len(closed) % length), constant_values=PAD).reshape(-1, length)
+
+
 def hold_out(stems: list[str], work: Path, length: int, out: Path) -> dict:
     """Write the held-out documents of all parts, and the sequences of the measured ones; count both."""
     held = pa.concat_tables(pq.read_table(work / f"{stem}.held.parquet", schema=HELD_SCHEMA) for stem in stems)
@@ -126,7 +131,7 @@ def hold_out(stems: list[str], work: Path, length: int, out: Path) -> dict:
     ends = np.cumsum(held["tokens"].to_numpy() + 1)
     documents = [ids[begin:end] for begin, end in zip(np.append(0, ends), ends, strict=False)]
     closed = np.concatenate([np.zeros(0, ids.dtype), *(documents[place] for place in order)])
-    padded = np.pad(closed, (0, -len(closed) % length), constant_values=PAD).reshape(-1, length)
+    padded = in_sequences(closed, length)
     np.save(out / HELDOUT, padded)
     sizes = np.stack([held[name].to_numpy()[order] for name in SIZES], axis=1)
     np.save(out / HELDOUT_DOCUMENTS, sizes)

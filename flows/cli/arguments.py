@@ -45,13 +45,21 @@ def stage_names() -> list[str]:
     return [node.target.id for node in recipe.body if isinstance(node, ast.AnnAssign)]
 
 
-def check_stages(names: list[str]) -> None:
-    """Raise InputError if one of these names no stage."""
-    from flows.recipes import STAGES, did_you_mean
+def study_names() -> list[str]:
+    """The studies, for completion."""
+    from flows.studies import STUDIES
 
-    if wrong := [name for name in names if name not in STAGES]:
+    return list(STUDIES)
+
+
+def check_stages(names: list[str], others: bool = False) -> None:
+    """Raise InputError if one of these names no stage; `others`: those that are no part of a recipe count too."""
+    from flows.recipes import OTHER_STAGES, STAGES, did_you_mean
+
+    stages = STAGES + (OTHER_STAGES if others else ())
+    if wrong := [name for name in names if name not in stages]:
         raise InputError(
-            f"There is no stage {wrong[0]!r}. {did_you_mean(wrong[0], STAGES)}Stages: {', '.join(STAGES)}."
+            f"There is no stage {wrong[0]!r}. {did_you_mean(wrong[0], stages)}Stages: {', '.join(stages)}."
         )
 
 

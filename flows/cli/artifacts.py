@@ -24,13 +24,13 @@ def ls(
     ] = None,
 ) -> None:
     """List artifacts with their age, size, run time, main result and differing parameters; then unfinished drafts."""
-    check_stages([stage] if stage else [])
+    check_stages([stage] if stage else [], others=True)
     check_store()
-    from flows.recipes import STAGES
+    from flows.recipes import OTHER_STAGES, STAGES
     from tasks.store import ROOT, artifacts, drafts
 
     damaged, rows, details = [], [], []
-    for name in [stage] if stage else STAGES:
+    for name in [stage] if stage else STAGES + OTHER_STAGES:
         manifests = []
         for artifact in artifacts(name):
             try:
@@ -85,7 +85,7 @@ def show(
 ) -> None:
     """Print an artifact's parameters, inputs and statistics."""
     stage, _, key = artifact.partition("/")
-    check_stages([stage])
+    check_stages([stage], others=True)
     check_store()
     from tasks.store import find
 

@@ -1,4 +1,4 @@
-"""The command line: cram run, ls, show, diff, params, compare, predict, fill, up, down."""
+"""The command line: cram run, study, ls, show, diff, params, compare, evaluate, predict, fill, up, down."""
 
 import errno
 import os
@@ -17,6 +17,7 @@ from flows.cli.compare import compare
 from flows.cli.params import params
 from flows.cli.predict import fill, predict
 from flows.cli.run import run
+from flows.cli.study import evaluate, study
 from flows.cli.tables import say
 from flows.services import SERVER
 from model import InputError
@@ -36,15 +37,16 @@ VERSIONS = ("cram", "torch", "prefect")  # packages
 ABOUT = "Pretrain a BERT-class encoder from scratch within a budget, from raw text to GLUE scores."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
 app.command(cls=WithNames, epilog=f"{RECIPES_THERE}\n\n{STAGES_THERE}")(run)
+app.command()(study)
 for command in (ls, show, diff, params):
     app.command(cls=WithNames, epilog=STAGES_THERE)(command)
-for command in (compare, predict, fill):
+for command in (compare, evaluate, predict, fill):
     app.command()(command)
 
 
 @app.command()
 def up() -> None:
-    """Start a Prefect server (unless one is running) and a worker, and deploy the flow as cram/full."""
+    """Start a Prefect server (unless one is running) and a worker, and deploy the flows as cram/full and cram/study."""
     from flows import services
 
     services.up(os.environ.get("PREFECT_API_URL") or SERVER, say)

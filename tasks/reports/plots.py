@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from tasks.reports.law import LossLaw, Runs
+
 KEPT, DROPPED, ACCENT = "#4c78a8", "#e45756", "#54a24b"
 SERIES = (KEPT, DROPPED, ACCENT, "#b279a2", "#f58518", "#72b7b2", "#9d755d", "#8a8a8a")
+STYLES = ("-", "--", ":", "-.")  # of more curves than colours
 INK = "#010203"  # in a drawing: replaced by the colour of the text around it, for dark pages
 DRAWING = {
     "svg.fonttype": "none",  # text stays text
@@ -116,9 +119,11 @@ def lines(
     ticks: Sequence[float] = (),
 ) -> None:
     """Curves (x, y) by name, those in `marked` with their points. `ticks` make x logarithmic."""
-    with _drawing(path) as (figure, axes):
-        for (name, (xs, ys)), colour in zip(curves.items(), SERIES * len(curves), strict=False):
-            shape = {"marker": "o", "markersize": 4} if name in marked else {}
+    with _drawing(path, 3.2 + 0.18 * max(0, len(curves) - 4) / 2) as (figure, axes):
+        for i, (name, (xs, ys)) in enumerate(curves.items()):
+            colour = SERIES[i % len(SERIES)]
+            shape = {"linestyle": STYLES[i // len(SERIES) % len(STYLES)]}
+            shape |= {"marker": "o", "markersize": 4} if name in marked else {}
             axes.plot(xs, ys, color=colour, linewidth=1.4, label=name, **shape)
         axes.set(xlabel=x, ylabel=y)
         if ticks:
@@ -153,3 +158,25 @@ def bars(names: Sequence[str], values: Sequence[float], x: str, path: Path) -> N
         axes.invert_yaxis()
         axes.grid(axis="x", color=INK, alpha=0.15)
         axes.set_axisbelow(True)
+
+
+def law(runs: "Runs", fitted: "LossLaw", laws: "Sequence[LossLaw]", interval: tuple[float, float], path: Path) -> None:
+    """The losses of runs over their operations, and a scaling law for each size; a band for the largest size.
+
+    `laws`: fitted to resamples, `interval`: the band's ends in per cent of them.
+    """
+    sizes = sorted({float(f"{size:.2g}") for size in runs.sizes})
+    near = np.array([min(range(len(sizes)), key=lambda i: abs(sizes[i] - size)) for size in runs.sizes])
+    with _drawing(path, 3.6) as (figure, axes):
+        for i, size in enumerate(sizes):
+            own = runs.take(np.flatnonzero(near == i))
+            tokens = np.geomspace(own.tokens.min() / 2, runs.tokens.max() * 2, 60)
+            colour, label = SERIES[i % len(SERIES)], f"{size / 1e6:.2g} M"
+            axes.plot(own.operations / 1e15, own.losses, "o", color=colour, markersize=4, label=label)
+            axes.plot(6 * size * tokens / 1e15, fitted(size, tokens), color=colour, linewidth=1)
+            if i == len(sizes) - 1 and laws:
+                low, high = np.percentile([one(size, tokens) for one in laws], interval, axis=0)
+                axes.fill_between(6 * size * tokens / 1e15, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.set(xlabel="petaFLOP", ylabel="held-out loss, nats per byte", xscale="log")
+        axes.grid(color=INK, alpha=0.15)
+        figure.legend(frameon=False, loc="outside lower left", ncols=4, fontsize=9, title="operations per token / 6")

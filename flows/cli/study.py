@@ -1,0 +1,114 @@
+"""`cram study` and `cram evaluate`: recipes compared with each other, and a model's loss on another text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.arguments import check_store, recipe_names, say_where_artifacts_go, study_names
+from flows.cli.run import parse_overrides
+from flows.cli.tables import console, print_rows, say, shorten
+from flows.server import prefect_server
+from flows.services import SERVER
+from model import InputError
+
+LASTS = ("pretrain", "report")
+
+
+def study(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Name of a study, or path of a .json or .py file.", autocompletion=study_names),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Recipe that the runs change. Default: the study's own.", autocompletion=recipe_names),
+    ] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JSON", help="Recipe fields to change in all runs. May be repeated; later values win."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds of each run.")] = 1,
+    scale: Annotated[
+        str, typer.Option(help="pocket, day, a budget such as '3e6 tokens', or both. Default: pocket.")
+    ] = "",
+    until: Annotated[str, typer.Option(help="pretrain: compare losses; report: scores too.")] = "pretrain",
+    listed: Annotated[
+        bool, typer.Option("--list", help="Only say what each study holds, and about how long it takes here.")
+    ] = False,
+) -> None:
+    """Run recipes that differ in one respect, and compare them on one page. Shared stages run once."""
+    changes = parse_overrides(override or [])
+    if until not in LASTS:
+        raise InputError(f"--until is {until!r}; a study ends with {' or '.join(LASTS)}.")
+    if listed:
+        list_studies([name] if name else study_names(), recipe, changes, seeds, scale, until)
+        return
+    if name is None:
+        raise InputError(f"Give the name of a study: {', '.join(study_names())}. `cram study --list` describes them.")
+    check_store()
+    from flows.logs import log_to_terminal
+    from flows.study import planned
+    from flows.study import study as run_study
+
+    say_where_artifacts_go()
+    planned(name, recipe, changes, seeds, scale, until)  # report user errors before a server starts
+    log_to_terminal()
+    with prefect_server(SERVER):
+        page = run_study(study=name, recipe=recipe, override=changes, seeds=seeds, scale=scale, until=until)
+    say("")
+    print_rows(page.stats["table"])
+    console.print(f"\nFull page: {shorten(page.path / 'study.html')}", soft_wrap=True, highlight=False)
+
+
+def list_studies(names: list[str], recipe: str | None, override: dict, seeds: int, scale: str, until: str) -> None:
+    """Print what each study holds, how many runs, and about how long their pretraining takes on this machine."""
+    from flows.study import estimate, planned, usual_rate
+
+    rate = usual_rate()
+    for name in names:
+        about, runs = planned(name, recipe, override, seeds, scale, until)
+        console.print(f"[bold]{name}[/]  {estimate(runs, rate)} of pretraining at scale {about.scale or about.recipe}")
+        say(f"  {about.about}" + (f" ({about.paper})" if about.paper else ""))
+        say(f"  Runs: {'; '.join(dict.fromkeys(run.name for run in runs))}\n")
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Pretrained model: pretrain/KEY, a key, or `latest`.")],
+    text: Annotated[
+        str, typer.Argument(help="Text: STAGE/KEY (its held-out text, or a corpus), or a file or directory.")
+    ],
+) -> None:
+    """Measure the loss of a pretrained model on a text, in nats per token, character and byte."""
+    check_store()
+    from tasks.evaluate import Evaluate
+    from tasks.evaluate import evaluate as measure
+    from tasks.store import find
+
+    stage, _, key = model.rpartition("/")
+    if stage not in ("", "pretrain"):
+        raise InputError(f"{model} is no pretrained model; expected pretrain/KEY. `cram ls pretrain` lists them.")
+    found = measure.fn(Evaluate(), find("pretrain", key), text_called(text))
+    print_rows(found.stats["table"])
+    rows = [
+        {"nats per": unit, "value": value["value"], "± over documents": value["standard_error"] or ""}
+        for unit in ("token", "character", "byte")
+        for value in [found.stats[f"nats_per_{unit}"]]
+    ]
+    say("")
+    print_rows(rows)
+    console.print(f"\nevaluate: [bold]{shorten(found.path)}[/]", soft_wrap=True, highlight=False)
+
+
+def text_called(name: str):
+    """The artifact with the text that an argument names; files are read by the download stage."""
+    from flows.recipes import STAGES
+    from tasks.download import Download, download
+    from tasks.store import find
+
+    stage, _, key = name.partition("/")
+    if stage in STAGES and not Path(name).exists():
+        return find(stage, key or "latest")
+    params = Download(source="files", files=[name], documents=0)
+    params.check()
+    return download.fn(params)

@@ -1,0 +1,205 @@
+"""The flow of a study: its runs, on shared cached stages, and the page that compares them."""
+
+import logging
+from pathlib import Path
+from typing import Literal
+
+from prefect import flow
+
+from flows.cram import add
+from flows.deltas import NAMED
+from flows.flow_runs import register
+from flows.logs import running
+from flows.pages import show
+from flows.plan import Plan, Problems, Step, failure, result_line
+from flows.recipes import Override, Recipe, RecipeName, recipe_of, without_empty
+from flows.study_runs import StudyRun, runs_of, scale_of, study_called
+from model import InputError
+from model.quantities import counted, duration
+from tasks.evaluate import Evaluate, evaluate
+from tasks.reports.law import FEWEST
+from tasks.stage import Params
+from tasks.store import Artifact
+from tasks.study import Card, Member, StudyReport, compare_runs
+from tasks.workers.progress import SECONDS_AT_THE_END, reporter
+
+# Dense fp16 or bf16 TFLOP/s: paper, section 4.1, and NVIDIA's data sheet. 42 % of the peak is what the release reached
+# on an A6000 (pytorch issue 96693: 103,200 tokens/s).
+CARDS = {"RTX 2080 Ti": 53.8, "RTX A4000": 88.45, "RTX A6000": 154.8, "H100 or H200": 989.4}
+SHARE_OF_PEAK = 0.42
+USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # for the time that a study takes, before anything has run
+SECONDS_PER_DAY = 86_400
+log = logging.getLogger(__name__)
+
+
+def operations_per_token(recipe: Recipe) -> float:
+    """Floating-point operations per token of a recipe's pretraining, for the vocabulary that it asks for."""
+    from model.bert import operations
+    from model.masking import masks_per_sequence
+
+    length, training = recipe.tokenize.length, recipe.pretrain
+    masks = masks_per_sequence(training.mask_fraction, length)
+    return operations(training.architecture, recipe.vocabulary.entries, length, masks)
+
+
+def seconds_of(recipe: Recipe, rate: float) -> float:
+    """About how long a recipe's pretraining takes; `rate`: operations per second that training reaches here."""
+    amount, unit = recipe.pretrain.budget, recipe.pretrain.budget_unit
+    if unit == "hours":
+        return 3600 * amount
+    return (amount if unit == "flops" else amount * operations_per_token(recipe)) / rate
+
+
+def usual_rate() -> float:
+    """The operations per second that training usually reaches on this machine, from a measurement of a second."""
+    from model import machine
+
+    here = machine.detect()
+    return USUAL_MFU[here.device.type] * machine.matrix_rate(here.device, here.dtype)
+
+
+def estimate(runs: list[StudyRun], rate: float) -> str:
+    """The number of runs, and about how long their pretraining takes at this rate, one after the other."""
+    return f"{counted(len(runs), 'run')}, about {duration(sum(seconds_of(run.recipe, rate) for run in runs), 2)}"
+
+
+def planned(
+    name: str, recipe: str | None, override: dict, seeds: int, scale: str, until: str
+) -> tuple[StudyReport, list[StudyRun]]:
+    """What the page will say of a study, and its runs. Raises InputError for what can't be run."""
+    study = study_called(name)
+    base = recipe or study.recipe
+    if seeds < 1:
+        raise InputError(f"seeds is {seeds}; expected 1 or more.")
+    if seeds > 1 and any("seed" in run.get("pretrain", {}) for run in study.runs.values()):
+        raise InputError("A run of this study sets pretrain.seed, and seeds is above 1. Leave one of them out.")
+    size = scale_of(scale, base)
+    runs = runs_of(study, base, override, seeds, size, until)
+    if study.fit and len(runs) < FEWEST:
+        raise InputError(
+            f"A scaling law needs at least {FEWEST} runs of different sizes and budgets, and study {name} has "
+            f"{len(runs)}. Add runs, or set fit to false."
+        )
+    about = StudyReport(
+        title=f"Study: {Path(name).stem}",
+        **study.model_dump(include={"about", "paper", "fit"}),
+        published={run: found for run, found in study.published.items() if run in study.runs},
+        recipe=base,
+        scale=str(size),
+        cards=cards(base) if study.fit else [],
+    )
+    return about, runs
+
+
+def cards(recipe: str) -> list[Card]:
+    """A day of each card, with the recipe at full size; none for a recipe that has no full size."""
+    if recipe not in NAMED:
+        return []
+    size = operations_per_token(recipe_of(NAMED[recipe], {})) / 6
+    return [
+        Card(name=name, operations=SHARE_OF_PEAK * peak * 1e12 * SECONDS_PER_DAY, size=size)
+        for name, peak in CARDS.items()
+    ]
+
+
+def reason(step: Step, problems: Problems) -> str:
+    """Why a step has no artifact; empty if it has one."""
+    if step not in problems:
+        return ""
+    if error := problems[step]:
+        return str(error)
+    return next(filter(None, (reason(upstream, problems) for upstream in step.upstream)), "")
+
+
+def carry_out(task, params: Params, *inputs: Artifact | list[Artifact], run: tuple[str, ...]) -> Artifact:
+    """Run a stage that follows the plan's, and log its result."""
+    step, cached = Step(task, params, (), run), task.is_made(params, *inputs)
+    with running(step.title):
+        artifact = task(params, *inputs)
+    log.info(result_line(step, artifact, cached))
+    return artifact
+
+
+def with_common_text(members: list[Member], models: dict[str, Artifact]) -> list[Member]:
+    """The members; those whose held-out text is not that of the first model, with their loss on that one."""
+    if not models:
+        return members
+    text, measured = next(iter(models.values())), []
+    digest = text.stats["heldout"]["digest"]
+    for member in members:
+        model = models.get(member.model)
+        if model and model.stats["heldout"]["digest"] != digest:
+            run = member.run, f"seed {member.seed}"
+            try:
+                found = carry_out(evaluate, Evaluate(), model, text, run=run)
+                member = member.model_copy(update={"evaluation": found.name})
+            except Exception as error:
+                failure(Step(evaluate, Evaluate(), (), run), error)
+                member = member.model_copy(update={"model": "", "problem": str(error)})
+        measured.append(member)
+    return measured
+
+
+def carried_out(runs: list[StudyRun], until: str) -> list[Member]:
+    """Carry out all runs, and say what became of each. Raises the first error if none has a result."""
+    plan, steps = Plan(until, {}, []), []
+    for run in runs:
+        plan.adding = run.title
+        steps.append(add(plan, run.recipe))
+    problems, members = plan.run_each(), []
+    for run, of_run in zip(runs, steps, strict=True):
+        model, page = of_run["pretrain"], of_run["report"]
+        why = reason(page if until == "report" else model, problems)
+        members.append(
+            Member(
+                **{"run": run.name, "also": run.also, "seed": run.seed, "changes": run.changes, "problem": why},
+                model="" if model in problems else plan.made[model].name,
+                report="" if until != "report" or page in problems else plan.made[page].name,
+            )
+        )
+    if not any(member.model for member in members):
+        raise next(filter(None, problems.values()))
+    return members
+
+
+def artifacts(names: list[str]) -> list[Artifact]:
+    """The artifacts of these names, each once; empty names are skipped."""
+    parts = (name.split("/") for name in dict.fromkeys(filter(None, names)))
+    return [Artifact(stage=stage, key=key) for stage, key in parts]
+
+
+@flow(name="cram", flow_run_name=register, log_prints=True)
+def study(
+    study: str = "masking",
+    recipe: RecipeName | None = None,
+    override: Override = {},
+    seeds: int = 1,
+    scale: str = "",
+    until: Literal["pretrain", "report"] = "pretrain",
+) -> Artifact:
+    """Run a list of recipes that differ in one respect, and compare them on one page. Shared stages run once.
+
+    Args:
+        study: Name of a study, or the path of a .json or .py file with one.
+        recipe: The recipe that the runs change. Default: that of the study, mostly crammed-bert.
+        override: Changes to all runs, as {"download": {"documents": 1000}}, except to what a run changes itself.
+        seeds: Number of seeds of each run.
+        scale: pocket (the default), day, a budget such as "3e6 tokens", or both: "pocket 3e6 tokens".
+        until: pretrain compares losses; report also finetunes, and compares scores.
+    """
+    about, runs = planned(study, recipe, without_empty(override), seeds, scale, until)
+    for run in {run.name: run for run in runs if run.also}.values():
+        log.info("%s and %s are the same at this scale; they are one run.", run.name, " and ".join(run.also))
+    log.info("Pretraining: %s on this machine, less what is cached.", estimate(runs, usual_rate()))
+    try:
+        members = carried_out(runs, until)
+        members = with_common_text(members, {a.name: a for a in artifacts([member.model for member in members])})
+        given = (artifacts([getattr(one, kind) for one in members]) for kind in ("model", "evaluation", "report"))
+        params = about.model_copy(update={"members": members})
+        page = carry_out(compare_runs, params, *given, run=())
+        show(page)
+        if failed := sum(bool(member.problem) for member in members):
+            log.warning("%s of %s failed; the page says why.", failed, counted(len(members), "run"))
+        return page
+    finally:
+        reporter.flush(SECONDS_AT_THE_END)

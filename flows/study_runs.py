@@ -1,0 +1,217 @@
+"""What a study consists of: its name or file, its size and budget, and the recipe of each of its runs."""
+
+import json
+import math
+import re
+import runpy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, Field, ValidationError
+
+from flows.deltas import NAMED, POCKET_EXTRA, heads, nearest, pocket
+from flows.recipes import DELTAS, Recipe, check_name, did_you_mean, level, merge, recipe_of
+from flows.studies import STUDIES
+from model import InputError
+from model.quantities import budget
+from model.settings import READ_BY, Training
+
+SCALE = re.compile(r"(pocket|day)?\s*(?:(\S+)\s+(hours|tokens|flops))?")
+SCALES = "pocket, day, a budget such as '3e6 tokens', '0.5 hours' or '1e15 flops', or both: 'pocket 3e6 tokens'"
+SELECTED = set().union(*READ_BY.values())  # fields of Training that only some optimizers or schedules read
+RELATIVE = "scale"  # the name of `Multiples` among the changes of a run
+
+
+class Multiples(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """How much larger a run is than it would be otherwise."""
+
+    layers: float = Field(1.0, gt=0, le=64, description="Multiple of the number of blocks.")
+    hidden: float = Field(1.0, gt=0, le=64, description="Multiple of the width, in whole attention heads.")
+    budget: float = Field(1.0, gt=0, le=10_000, description="Multiple of the budget.")
+
+
+class Study(BaseModel, frozen=True, extra="forbid"):
+    """A list of runs. flows/studies.py has those that come with cram."""
+
+    about: str = Field("", description="What it asks.")
+    paper: str = Field("", description="What of the paper it reproduces.")
+    published: dict[str, str] = Field({}, description="Figures or findings of the paper, by run.")
+    recipe: str = Field("crammed-bert", description="The recipe that the runs change.")
+    fit: bool = Field(False, description="Whether to fit a scaling law to the runs.")
+    runs: dict[str, dict[str, Any]] = Field(
+        min_length=1, description="The changes of each run; the first is the one that the others are compared with."
+    )
+
+
+class Scale(NamedTuple):
+    """Size and budget of the runs: `pocket`, `day`, or empty for a recipe with a size of its own."""
+
+    size: str
+    amount: float | None
+    unit: str
+
+    def __str__(self) -> str:
+        of_budget = budget(self.amount, self.unit) if self.amount else ""
+        return ", ".join(filter(None, (self.size, of_budget)))
+
+
+class StudyRun(NamedTuple):
+    """A run: its name, other names for the same run, the number of its seed, its recipe, and the fields it changes."""
+
+    name: str
+    also: tuple[str, ...]
+    seed: int
+    recipe: Recipe
+    changes: dict[str, Any]
+
+    @property
+    def title(self) -> tuple[str, str]:
+        """Name and seed."""
+        return self.name, f"seed {self.seed}"
+
+
+def study_called(name: str) -> Study:
+    """The study of that name, or in that JSON or Python file. Raises InputError for anything else."""
+    if name in STUDIES:
+        return Study(**STUDIES[name])
+    if not name.endswith((".json", ".py")):
+        raise InputError(
+            f"There is no study {name!r}. {did_you_mean(name, STUDIES)}Studies: {', '.join(STUDIES)}; or the path of a "
+            ".json or .py file."
+        )
+    try:
+        content = runpy.run_path(name)["STUDY"] if name.endswith(".py") else json.loads(Path(name).read_text())
+    except KeyError as error:
+        raise InputError(f"{name} has no {error}. Assign the study to it: STUDY = {{'runs': {{...}}}}.") from error
+    except Exception as error:
+        raise InputError(f"{name} can't be read: {type(error).__name__}: {error}. Expected a study.") from error
+    try:
+        return Study.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the study"
+        raise InputError(
+            f"{name}: {where}: {first['msg']}. A study has {', '.join(Study.model_fields)}; runs holds the changes of "
+            "each run by its name."
+        ) from error
+
+
+def scale_of(text: str, recipe: str) -> Scale:
+    """The scale that a text names, for this recipe. Without a size, a recipe of the paper's size becomes pocket."""
+    match = SCALE.fullmatch(text.strip())
+    if not match:
+        raise InputError(f"scale is {text!r}; expected {SCALES}.")
+    size, amount, unit = match[1] or "", None, match[3] or ""
+    if unit:
+        try:
+            amount = float(match[2])
+        except ValueError:
+            amount = math.nan
+        if not 0 < amount < math.inf:
+            raise InputError(f"scale is {text!r}, but {match[2]!r} is no positive number; expected {SCALES}.")
+    if size and recipe not in NAMED:
+        raise InputError(
+            f"Recipe {recipe!r} has a size of its own, and scale is {text!r}. Give only a budget, or one of the recipes "
+            f"{', '.join(NAMED)}."
+        )
+    return Scale(size or ("pocket" if recipe in NAMED else ""), amount, unit)
+
+
+def read_only(training: dict, chosen: dict) -> dict:
+    """Pretraining without fields of the recipe that the run's optimizer, schedule and norms don't read.
+
+    `chosen`: the fields that the run sets itself, which stay.
+    """
+    usual, shape = Training(), training.get("architecture", {})
+    if shape.get("norm_order") == "post" and "first_norm" not in chosen.get("architecture", {}):
+        shape = {name: value for name, value in shape.items() if name != "first_norm"}
+        training = training | {"architecture": shape}
+    read = READ_BY.get(training.get("optimizer", usual.optimizer), SELECTED)
+    read = read | READ_BY.get(training.get("schedule", usual.schedule), SELECTED)
+    return {name: value for name, value in training.items() if name not in SELECTED - read or name in chosen}
+
+
+def delta_of(recipe: str, changes: dict, scale: Scale) -> dict:
+    """The changes to the paper's recipe of a run at this scale. Raises InputError for changes that no recipe takes."""
+    multiples = Multiples.model_validate(changes.get(RELATIVE, {}))
+    own = {stage: fields for stage, fields in changes.items() if stage != RELATIVE}
+    delta = merge((NAMED if recipe in NAMED else DELTAS)[recipe], own)
+    if "pretrain" in delta:
+        delta["pretrain"] = read_only(delta["pretrain"], own.get("pretrain", {}))
+    recipe_of(delta, {})
+    if scale.size == "pocket":
+        order = {"tokenize": own.get("tokenize", {})}  # else that of pocket, which is random
+        delta = merge(merge(POCKET_EXTRA.get(recipe, {}), pocket(delta)), order)
+    if scale.amount:
+        delta = merge(delta, {"pretrain": {"budget": scale.amount, "budget_unit": scale.unit}})
+    return merge(delta, {"pretrain": multiplied(recipe_of(delta, {}), multiples)})
+
+
+def multiplied(recipe: Recipe, by: Multiples) -> dict:
+    """The fields of pretraining that these multiples change."""
+    shape, fields = recipe.pretrain.architecture, {}
+    if by.budget != 1:
+        fields["budget"] = by.budget * recipe.pretrain.budget
+    if (by.layers, by.hidden) != (1, 1):
+        hidden = nearest(by.hidden * shape.hidden, shape.hidden // shape.heads)
+        fields["architecture"] = {
+            "layers": max(1, round(by.layers * shape.layers)),
+            "hidden": hidden,
+            "heads": heads(shape, hidden),
+            "intermediate": nearest(hidden * shape.intermediate / shape.hidden, 6),
+        }
+    return fields
+
+
+def differing(a: dict, b: dict, model: type[BaseModel] = Recipe) -> dict:
+    """The fields of `b`, a model's, that differ from those of `a`, level by level."""
+    found = {}
+    for name, value in b.items():
+        if value != a[name]:
+            inner = level(model.model_fields[name])
+            found[name] = differing(a[name], value, inner) if inner else value
+    return found
+
+
+def flat(changes: dict, path: str = "") -> dict[str, Any]:
+    """Changes by dotted field."""
+    found: dict[str, Any] = {}
+    for name, value in changes.items():
+        nested = isinstance(value, dict) and f"{path}{name}" != "download.source"
+        found |= flat(value, f"{path}{name}.") if nested else {f"{path}{name}": value}
+    return found
+
+
+def runs_of(study: Study, recipe: str, override: dict, seeds: int, scale: Scale, until: str) -> list[StudyRun]:
+    """The runs of a study, each with every seed; runs that are the same at this scale are one.
+
+    The fields in `override` hold for all runs but those that change them.
+    """
+    check_name(recipe)
+    base = delta_of(recipe, {}, scale)
+    usual, made = recipe_of(base, {}).model_dump(), {}
+    first = None
+    for name, changes in study.runs.items():
+        try:
+            own = differing(usual, recipe_of(delta_of(recipe, changes, scale), {}).model_dump())
+            own.pop("report", None)
+            resolved = recipe_of(merge(base, override), own)
+            resolved.check_lengths(until)
+        except (InputError, ValidationError) as error:
+            reason = error.errors()[0] if isinstance(error, ValidationError) else None
+            words = f"{RELATIVE}.{'.'.join(map(str, reason['loc']))}: {reason['msg']}" if reason else error
+            raise InputError(f"Run {name!r} of the study: {words}") from error
+        first = first or resolved.model_dump()
+        key = resolved.model_copy(update={"report": Recipe().report}).model_dump_json()
+        made.setdefault(key, ([], resolved, flat(differing(first, resolved.model_dump()))))[0].append(name)
+    return [
+        StudyRun(names[0], tuple(names[1:]), seed, seeded(resolved, names[0], seed), changes)
+        for names, resolved, changes in made.values()
+        for seed in range(seeds)
+    ]
+
+
+def seeded(recipe: Recipe, title: str, seed: int) -> Recipe:
+    """A recipe with the seed of training moved on by `seed`, and this title."""
+    pretrain = recipe.pretrain.model_copy(update={"seed": recipe.pretrain.seed + seed})
+    return recipe.model_copy(update={"pretrain": pretrain, "report": recipe.report.model_copy(update={"title": title})})

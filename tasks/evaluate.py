@@ -1,0 +1,87 @@
+"""Evaluate: the loss of a pretrained model on another text.
+
+Reads   a pretrain artifact; and a text: the held-out documents of a tokenize or pretrain artifact, or a corpus.
+Writes  documents.parquet   the measured documents: id, source, characters, bytes, tokens, nats
+
+Losses per character and per byte can be compared between models with different vocabularies. Whether a model was
+trained on the text is not checked; held-out documents of one corpus are held out of every other that has them, too.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from model import InputError
+from tasks.corpus.parts import parts_of, row_name, tables
+from tasks.stage import Params, stage
+from tasks.store import HELDOUT_TEXT, Artifact
+from tasks.text.encoding import encoder_of
+from tasks.text.tokenizer import MASK, SEP
+from tasks.tokenize import MEASURED_CHARACTERS, SIZES, digest_of, in_sequences, measured
+
+COLUMNS = ("id", "source", "text")
+
+
+class Evaluate(Params):
+    """How much of the text is read."""
+
+    characters: int = Field(
+        MEASURED_CHARACTERS, ge=1, description="Stop after the document that completes so many, in order of digests."
+    )
+
+
+def texts_of(text: Artifact) -> Iterator[pa.Table]:
+    """The documents of a text, some at a time."""
+    if (held := text.path / HELDOUT_TEXT).exists():
+        yield pq.read_table(held, columns=list(COLUMNS))
+    else:
+        for part in parts_of(text):
+            yield from tables(part, COLUMNS)
+
+
+def chosen(text: Artifact, characters: int) -> pa.Table:
+    """The documents to measure: the same whatever the order and the parts of the text."""
+    order = measured((one.as_py() for table in texts_of(text) for one in table["text"]), characters)
+    if not len(order):
+        raise InputError(f"{text.name} has no documents to measure. Give a corpus, or an artifact with held-out text.")
+    places, picked, first = np.sort(order), [], 0
+    for table in texts_of(text):
+        within = places[(places >= first) & (places < first + len(table))] - first
+        picked.append(table.take(within))
+        first += len(table)
+    return pa.concat_tables(picked).take(np.argsort(np.argsort(order)))
+
+
+@stage(version=1)
+def evaluate(params: Evaluate, model: Artifact, text: Artifact, out: Path) -> dict:
+    """Predict every token of the documents once; nats per token, character and byte, of all and by source."""
+    from model import export, heldout, machine
+
+    documents = chosen(text, params.characters)
+    bert, here = export.load(model.path), machine.detect()
+    ids, ends = encoder_of(model.path)(documents["text"].to_pylist())
+    sizes = (np.diff(ends, prepend=0), pc.utf8_length(documents["text"]), pc.binary_length(documents["text"]))
+    sizes_DU = np.stack([np.asarray(column, dtype=np.int64) for column in sizes], axis=1)
+    held = heldout.Heldout(in_sequences(np.insert(ids, ends, SEP), bert.length), sizes_DU)
+    nats_D, _ = heldout.measure(bert.to(here.device), held, MASK, here)
+    columns = {name: documents[name] for name in COLUMNS[:2]} | dict(zip(SIZES, sizes_DU.T, strict=True))
+    pq.write_table(pa.table(columns | {"nats": nats_D}), out / "documents.parquet", compression="zstd")
+    sources = np.array(list(map(row_name, documents["source"].to_pylist())))
+    rows = [
+        {
+            "source": name,
+            "documents": int(own.sum()),
+            "characters": int(sizes_DU[own, 1].sum()),
+            **{f"nats per {unit}": round(float(nats_D[own].sum() / max(1, sizes_DU[own, i].sum())), 4)
+               for i, unit in enumerate(heldout.UNITS)},
+        }
+        for name in sorted(set(sources))
+        for own in [sources == name]
+    ]  # fmt: skip
+    stats = heldout.summary(held, nats_D) | {"digest": digest_of(one.as_py() for one in documents["text"])}
+    return stats | {"table": rows}

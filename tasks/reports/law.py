@@ -1,0 +1,124 @@
+"""A scaling law: the loss as a function of a model's size and of the tokens that it read, fitted to finished runs.
+
+    L(N, D) = E + A N^-alpha + B D^-beta        (Hoffmann et al. 2022, arXiv 2203.15556, section 3.3)
+
+N is the operations per token / 6: for large models the number of parameters in the blocks; for small ones it also counts
+the vocabulary head and attention, as the budget does. Sizes and tokens are relative to the geometric means of the runs,
+which conditions the fit and leaves its predictions as they are.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PARAMETERS = ("E", "A", "alpha", "B", "beta")
+FEWEST = len(PARAMETERS) + 1  # runs: with as many as parameters, every law fits
+HUBER = 1e-3  # relative residuals beyond it count linearly, as in the paper's appendix D.2
+RESAMPLES = 200
+INTERVAL = (5, 95)  # per cent of the resamples
+TEST_SHARE = 0.25  # of the largest run's operations: the runs that must predict it have no more
+STARTS = [np.array(start) for start in itertools.product((0.3, 0.7), (0.15, 0.5), (0.15, 0.5))]  # E's share, exponents
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Finished runs: operations / 6 per token, tokens and final losses, (n,) each."""
+
+    sizes: np.ndarray
+    tokens: np.ndarray
+    losses: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    def take(self, chosen: np.ndarray) -> "Runs":
+        """Some of the runs."""
+        return Runs(self.sizes[chosen], self.tokens[chosen], self.losses[chosen])
+
+    @property
+    def operations(self) -> np.ndarray:
+        """Operations of each run."""
+        return 6 * self.sizes * self.tokens
+
+
+@dataclass(frozen=True)
+class LossLaw:
+    """A fitted law. `values`: E, A, alpha, B, beta, where A and B belong to the `units` of size and tokens."""
+
+    values: np.ndarray
+    units: tuple[float, float]
+
+    def __call__(self, sizes: Any, tokens: Any) -> Any:
+        """The loss of models of these sizes after so many tokens."""
+        E, A, alpha, B, beta = self.values
+        return E + A * (np.asarray(sizes) / self.units[0]) ** -alpha + B * (np.asarray(tokens) / self.units[1]) ** -beta
+
+
+def can_be_fitted(runs: Runs) -> bool:
+    """Whether there are enough runs, and several sizes and numbers of tokens among them."""
+    return len(set(zip(runs.sizes, runs.tokens, strict=True))) >= FEWEST and all(
+        len(np.unique(values.round(6))) > 1 for values in (np.log(runs.sizes), np.log(runs.tokens))
+    )
+
+
+def fitted(runs: Runs, start: LossLaw | None = None) -> LossLaw:
+    """The law with the smallest Huber loss of relative residuals, from many starts or from a known law."""
+    from scipy.optimize import least_squares
+
+    units = start.units if start else tuple(float(np.exp(np.log(x).mean())) for x in (runs.sizes, runs.tokens))
+    lowest = float(runs.losses.min())
+
+    def residuals(values: np.ndarray) -> np.ndarray:
+        return np.log(LossLaw(values, units)(runs.sizes, runs.tokens) / runs.losses)
+
+    rest = (1 - STARTS[0][0]) * lowest / 2
+    starts = [start.values] if start else [
+        np.array([share * lowest, (1 - share) * lowest / 2, alpha, (1 - share) * lowest / 2, beta])
+        for share, alpha, beta in STARTS
+    ]  # fmt: skip
+    limits = ([0, 0, 0.01, 0, 0.01], [lowest, 100 * rest, 2, 100 * rest, 2])
+    best = min(
+        (
+            least_squares(residuals, np.clip(first, *limits), bounds=limits, loss="huber", f_scale=HUBER)
+            for first in starts
+        ),
+        key=lambda found: found.cost,
+    )
+    return LossLaw(best.x, units)
+
+
+def resampled(runs: Runs, law: LossLaw, seed: int = 0) -> list[LossLaw]:
+    """Laws of as many runs, drawn with replacement; draws that can't be fitted are left out."""
+    rng, laws = np.random.default_rng(seed), []
+    for _ in range(RESAMPLES):
+        drawn = runs.take(rng.integers(len(runs), size=len(runs)))
+        if can_be_fitted(drawn):
+            laws.append(fitted(drawn, law))
+    return laws
+
+
+def predicted(law: LossLaw, laws: list[LossLaw], size: float, tokens: float) -> dict[str, float | None]:
+    """The loss that the law predicts, with the interval of the resampled laws."""
+    among = [float(one(size, tokens)) for one in laws]
+    low, high = np.percentile(among, INTERVAL).tolist() if among else (None, None)
+    return {"loss": float(law(size, tokens)), "low": low, "high": high}
+
+
+def tested(runs: Runs) -> dict[str, Any] | None:
+    """What the small runs predict of the largest; None if too few have a quarter of its operations or less."""
+    largest = int(np.argmax(runs.operations))
+    small = runs.take(np.flatnonzero(runs.operations <= TEST_SHARE * runs.operations[largest]))
+    if not can_be_fitted(small):
+        return None
+    law = fitted(small)
+    size, tokens, measured = runs.sizes[largest], runs.tokens[largest], float(runs.losses[largest])
+    prediction = predicted(law, resampled(small, law), size, tokens)
+    return prediction | {
+        "largest": largest,
+        "runs": len(small),
+        "share": float(small.operations.max() / runs.operations[largest]),
+        "measured": measured,
+        "error": prediction["loss"] / measured - 1,
+    }

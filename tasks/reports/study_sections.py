@@ -1,0 +1,210 @@
+"""The parts of a study's page: the runs with their means and spreads, differences, costs, the scaling law."""
+
+import json
+import math
+from typing import Any
+
+import pandas as pd
+
+from model.quantities import budget, counted
+from tasks.glue.tasks import TASKS
+from tasks.reports.common import short
+from tasks.reports.markdown import Marked, code
+from tasks.reports.scores import COLUMNS
+
+LOSS = "nats_per_byte"
+COSTS = ("tokens", "operations", "seconds", "parameters", "tokens_per_second")
+NOT_SCORES = {
+    "run", "seed", "changes", "problem", "model", "evaluation", "report", "digest", "device", "budget", "budget_unit",
+    "steps", "mfu", "nats_per_byte", "nats_per_character", "nats_per_token", *COSTS,
+}  # fmt: skip
+
+
+def score_columns(rows: pd.DataFrame) -> list[str]:
+    """The columns that hold scores, in the usual order; the average first."""
+    found = [name for name in rows.columns if name not in NOT_SCORES and rows[name].notna().any()]
+    order = ["average", *COLUMNS, *TASKS]
+    return sorted(found, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def spread(values: pd.Series) -> float:
+    """The sample standard deviation; NaN for a single value."""
+    return float(values.std(ddof=1)) if len(values) > 1 else math.nan
+
+
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each run: means over its seeds, deviations, differences to the first run with their standard errors.
+
+    The standard error of a difference of means is that of two independent samples (Welch), NaN unless both runs have
+    several seeds.
+    """
+    lines, base = [], None
+    scores = score_columns(rows)
+    for run, own in rows.groupby("run", sort=False):
+        done = own[own["model"].ne("")]
+        line: dict[str, Any] = {"run": run, "seeds": len(done), "failed": len(own) - len(done)}
+        line |= {"problem": " ".join(dict.fromkeys(filter(None, own["problem"])))}
+        for name in (LOSS, "nats_per_character", *(name for name in COSTS if name in rows), *scores):
+            values = done[name].dropna() if name in done else pd.Series(dtype=float)
+            line |= {name: values.mean() if len(values) else math.nan, f"{name} deviation": spread(values)}
+            if base is not None and (name == LOSS or name in scores):
+                line |= difference(name, line, base)
+        base = line if base is None else base
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def difference(name: str, line: dict, base: dict) -> dict[str, float]:
+    """The difference of a run's mean to the base's, and its standard error."""
+    deviations = [(one[f"{name} deviation"], one["seeds"]) for one in (line, base)]
+    error = math.sqrt(sum(deviation**2 / max(1, seeds) for deviation, seeds in deviations))
+    return {f"{name} difference": line[name] - base[name], f"{name} error": error}
+
+
+def with_spread(value: float, deviation: float, digits: int, sign: str = "") -> str | None:
+    """A number with its deviation or error, if there is one; None for a missing number."""
+    if not math.isfinite(value):
+        return None
+    return f"{value:{sign}.{digits}f}" + (f" ± {deviation:.{digits}f}" if math.isfinite(deviation) else "")
+
+
+def loss_table(lines: list[dict], published: dict[str, str], also: dict[str, list[str]]) -> list[dict]:
+    """The table of losses and costs, a row for each run."""
+    several = any(line["seeds"] > 1 for line in lines)
+    return [
+        {
+            "run": " = ".join([line["run"], *also[line["run"]]]),
+            "seeds": line["seeds"],
+            "nats per byte": with_spread(line[LOSS], line[f"{LOSS} deviation"], 4),
+            "difference" + (" ± error" if several else ""): with_spread(
+                line.get(f"{LOSS} difference", math.nan), line.get(f"{LOSS} error", math.nan), 4, "+"
+            ),
+            **costs(line),
+            **({"the paper": said(published, [line["run"], *also[line["run"]]])} if published else {}),
+        }
+        for line in lines
+    ]
+
+
+def said(published: dict[str, str], names: list[str]) -> str | None:
+    """What the paper says of a run with these names."""
+    return "; ".join(published[name] for name in names if name in published) or None
+
+
+def costs(line: dict) -> dict[str, str | None]:
+    """What a run of these means took."""
+    if not line["seeds"]:
+        return dict.fromkeys(("parameters", "tokens", "petaFLOP", "hours", "tokens/s"))
+    return {
+        "parameters": short(line["parameters"]),
+        "tokens": short(line["tokens"]),
+        "petaFLOP": f"{line['operations'] / 1e15:.3g}",
+        "hours": f"{line['seconds'] / 3600:.3g}",
+        "tokens/s": f"{line['tokens_per_second']:,.0f}",
+    }
+
+
+def score_table(lines: list[dict], scores: list[str]) -> list[dict]:
+    """The table of scores, a row for each run, with the differences of the average or of the only score."""
+    rows = []
+    for line in lines:
+        cells = {name: with_spread(line[name], line[f"{name} deviation"], 1) for name in scores}
+        away = {
+            f"{name}, difference": with_spread(
+                line.get(f"{name} difference", math.nan), line.get(f"{name} error", math.nan), 1, "+"
+            )
+            for name in scores[:1]
+        }
+        rows.append({"run": line["run"], **cells, **away})
+    return rows
+
+
+def notes(rows: pd.DataFrame, lines: list[dict]) -> list[str]:
+    """What to know before comparing the runs."""
+    done, found = rows[rows["model"].ne("")], []
+    if all(line["seeds"] <= 1 for line in lines):
+        found.append("Each run has one seed, so no spread is given: any difference may be chance.")
+    else:
+        found.append(
+            "Means over seeds ± their sample standard deviation; differences to the first run ± the standard error of "
+            "the difference of two independent means."
+        )
+    budgets = {budget(amount, unit) for amount, unit in zip(done["budget"], done["budget_unit"], strict=True)}
+    if len(budgets) > 1:
+        found.append(
+            f"The runs have unequal budgets ({', '.join(sorted(budgets))}), so their final losses don't compare the "
+            "recipes alone. Compare them on the curves."
+        )
+    if done["evaluation"].ne("").any():
+        found.append(
+            "Not all runs have the same held-out text. Those that differ were measured on that of the first run; their "
+            "curves, on their own text, are left out."
+        )
+    if done["device"].nunique() > 1:
+        found.append(f"The runs are from different machines: {', '.join(sorted(set(done['device'])))}.")
+    return found
+
+
+def law_rows(law: dict[str, Any]) -> dict[str, Any]:
+    """The fitted parameters and the predictions as rows of tables."""
+
+    def interval(one: dict) -> str | None:
+        return None if one["low"] is None else f"{one['low']:.4g} to {one['high']:.4g}"
+
+    return {
+        "parameters": [
+            {"parameter": name, "value": f"{one['value']:.4g}", "90 % of resamples": interval(one)}
+            for name, one in law["parameters"].items()
+        ],
+        "predictions": [
+            {"a day of": one["card"], "exaFLOP": f"{one['operations'] / 1e18:.3g}", "tokens": short(one["tokens"]),
+             "nats per byte": f"{one['loss']:.4f}", "90 % of resamples": interval(one)}
+            for one in law["predictions"]
+        ],
+    }  # fmt: skip
+
+
+def for_people(
+    about: dict[str, Any], rows: pd.DataFrame, means: pd.DataFrame, law: dict[str, Any] | None, curves: dict
+) -> dict[str, Any]:
+    """What the template of the page shows. `about`: the params of the study's report."""
+    lines, scores = means.to_dict("records"), score_columns(rows)
+    also = {member["run"]: member["also"] for member in about["members"]}
+    changes = {member["run"]: member["changes"] for member in about["members"]}
+    best = min((line for line in lines if line["seeds"]), key=lambda line: line[LOSS], default=None)
+    return {
+        **about,
+        "runs": counted(len(lines), "run"),
+        "best": best,
+        "losses": loss_table(lines, about["published"], also),
+        "scores": score_table(lines, scores) if scores else [],
+        "notes": notes(rows, lines),
+        "problems": [f"{line['run']}: {line['problem']}" for line in lines if line["problem"]],
+        "changes": [
+            {"run": run, "changed fields": Marked(", ".join(code(f"{k} = {json.dumps(v)}") for k, v in own.items()))}
+            for run, own in changes.items()
+            if own
+        ],
+        "has_curves": bool(curves),
+        "law": law,
+        "law_rows": law_rows(law) if law and "parameters" in law else None,
+        "artifacts": [
+            {"run": row["run"], "seed": row["seed"], "model": row["model"] or None, "report": row["report"] or None}
+            for row in rows.to_dict("records")
+        ],
+    }
+
+
+def brief(means: pd.DataFrame) -> list[dict]:
+    """The rows that the terminal and the page of a Prefect run show; of a problem, the first sentence."""
+    table = []
+    for line in means.to_dict("records"):
+        row = {"run": line["run"], "seeds": line["seeds"]}
+        row["nats per byte"] = with_spread(line[LOSS], line[f"{LOSS} deviation"], 4) or ""
+        away = line.get(f"{LOSS} difference", math.nan), line.get(f"{LOSS} error", math.nan)
+        row["difference"] = with_spread(*away, 4, "+") or ""
+        row |= {name: cost or "" for name, cost in costs(line).items() if name in ("tokens", "hours")}
+        if "average" in line:
+            row["average"] = with_spread(line["average"], line["average deviation"], 1) or ""
+        table.append(row | {"problem": line["problem"].partition(". ")[0]})
+    return table
