@@ -14,7 +14,7 @@ check: install ## format and lint
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 
-up: install ## Prefect server, worker and the deployment cram/full
+up: install ## Prefect server, worker and the deployments cram/full and cram/study
 	$(CRAM) up
 
 down: ## end what `make up` started

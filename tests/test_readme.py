@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from flows.cli.main import app
-from flows.recipes import RECIPES, STAGES, resolve
+from flows.recipes import OTHER_STAGES, RECIPES, STAGES, resolve
 from model.settings import Architecture, Training
 from tasks.deduplicate import REASONS
 from tasks.filter import Filter, reasons
@@ -113,7 +113,7 @@ VARIABLES = {name for path in MODULES for name in re.findall(r"[\"'](CRAM_[A-Z_]
     ("manual", "heading", "names"),
     [
         ("README.md", "The pipeline", STAGES),
-        ("artifacts/README.md", "Files", STAGES),
+        ("artifacts/README.md", "Files", STAGES + OTHER_STAGES),
         ("flows/README.md", "Environment", VARIABLES | {"CRAM_REAL_DATA"} | set(re.findall("CRAM_[A-Z_]+", ALL))),
         ("tasks/README.md", "Sources", choices("download", "source")),
         ("model/README.md", "Architectures", set(Architecture.model_fields)),
@@ -160,11 +160,12 @@ def test_the_tree_names_all_directories():
     assert with_code | {"artifacts", "docs"} == folders
 
 
-def test_the_deployment_and_the_make_commands_of_the_manuals_exist():
-    (deployment,) = yaml.safe_load((HOME / "prefect.yaml").read_text())["deployments"]
-    module, name = deployment["entrypoint"].rsplit(".", 1)
-    deployed = f"{getattr(importlib.import_module(module), name).name}/{deployment['name']}"
-    assert set(re.findall(r"prefect deployment run (\S+)", ALL)) == {deployed}
+def test_the_deployments_and_the_make_commands_of_the_manuals_exist():
+    deployed = set()
+    for deployment in yaml.safe_load((HOME / "prefect.yaml").read_text())["deployments"]:
+        module, name = deployment["entrypoint"].rsplit(".", 1)
+        deployed.add(f"{getattr(importlib.import_module(module), name).name}/{deployment['name']}")
+    assert set(re.findall(r"prefect deployment run (\S+)", ALL)) == deployed
     used = set(re.findall(r"(?:`|^    )make (\w+)", ALL, re.MULTILINE))
     assert used >= {"demo", "test", "up", "down"}
     for target in used:
