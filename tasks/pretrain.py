@@ -48,7 +48,7 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
 
     def identity(self) -> dict:
-        """All fields, but masked_share only if it is not the usual one: models from before it was a field keep theirs."""
+        """All fields; masked_share only if it is not the usual one, so that the keys of older models stay."""
         usual = type(self).model_fields["masked_share"].default
         return self.model_dump(mode="json", exclude={"masked_share"} if self.masked_share == usual else set())
 
