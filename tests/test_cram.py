@@ -21,7 +21,7 @@ from flows.recipes import STAGES
 from flows.server import prefect_server
 from model import InputError
 from tasks.store import ROOT, Artifact, artifacts
-from tasks.workers import finetunes
+from tasks.workers import side_by_side
 
 CACHED = dict.fromkeys(STAGES, "Cached")
 
@@ -250,7 +250,7 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
     with monkeypatch.context() as patch:
         patch.setenv("CRAM_FINETUNES", "1")
         run(four)
-    runs, begin = finetuned(four), finetunes.Worker.begin
+    runs, begin = finetuned(four), side_by_side.Worker.begin
     alone = {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in runs.items()}
     assert len(alone) == 4
 
@@ -260,7 +260,7 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
         return begin(self, work, arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetunes.Worker, "begin", killed)
+        patch.setattr(side_by_side.Worker, "begin", killed)
         with pytest.raises(InputError, match=r"1 of 4 .*'finetune word-order-0' was killed"):
             run(four, refresh=["finetune"])
     assert set(runs.values()) - set(artifacts("finetune")) == {runs["word-order-0"]}
@@ -275,14 +275,14 @@ def test_finetuning_runs_that_start_from_a_failed_one_are_not_begun(tiny: dict, 
     monkeypatch.setenv("CRAM_FINETUNES", str(count))
     plan = planned("demo", tiny, "finetune", {}, ["finetune"])
     [usual] = [step for step in plan.steps if step.stage == "finetune"]
-    train = finetunes.run
+    train = side_by_side.run
 
     def fails(work, arguments, examples, label):
         if label.endswith("-7"):
             raise InputError("seven")
         return train(work, arguments, examples, label)
 
-    monkeypatch.setattr(finetunes, "run", fails)
+    monkeypatch.setattr(side_by_side, "run", fails)
     plan.steps = [step for step in plan.steps if step.stage not in ("finetune", "report")]
     failing = plan(usual.task, usual.params.model_copy(update={"seed": 7, "keep": True}), usual.inputs[0])
     needs_it = plan(usual.task, usual.params.model_copy(update={"seed": 8}), failing)
@@ -294,7 +294,7 @@ def test_finetuning_runs_that_start_from_a_failed_one_are_not_begun(tiny: dict, 
 
 
 def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monkeypatch):
-    begun, begin = [], finetunes.Worker.begin
+    begun, begin = [], side_by_side.Worker.begin
 
     def interrupted(self, work, arguments):
         begun.append(arguments[0].label())
@@ -302,7 +302,7 @@ def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monke
             os.kill(os.getpid(), signal.SIGINT)
         return begin(self, work, arguments)
 
-    monkeypatch.setattr(finetunes.Worker, "begin", interrupted)
+    monkeypatch.setattr(side_by_side.Worker, "begin", interrupted)
     longer = four | {"finetune": four["finetune"] | {"epochs": 5, "learning_rate": 5e-4}}
     with pytest.raises(KeyboardInterrupt):
         run(longer)
