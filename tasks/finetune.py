@@ -311,8 +311,9 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         identity = json.dumps(params.identity()["data"], sort_keys=True)
         inputs = encoded_inputs(identity, params.data, params.task, params.test, params.max_tokens, start)
     work = params, start.path, inputs.examples, out
-    about = work, params.examples(), f"finetune {params.label()}"
-    outcome, raw, head, machine = side_by_side.run(side_by_side.FINETUNE, train, *about)
+    outcome, raw, head, machine = side_by_side.run(
+        side_by_side.FINETUNE, train, work, params.examples(), f"finetune {params.label()}"
+    )
     validation, data = write_scores(params, inputs, raw, out), inputs.data
     lineage = json.loads((start.path / LINEAGE).read_text())
     lineage |= {start.name: {k: v for k, v in start.manifest.items() if k != "files"}}
