@@ -20,7 +20,7 @@ from tasks.report import refuse_older
 from tasks.stage import Params
 from tasks.store import Artifact, find, refresh, verify
 from tasks.text.printable import printable
-from tasks.workers import finetunes, pool
+from tasks.workers import pool, side_by_side
 
 SEVERAL = "finetune"  # the stage with many runs, which don't wait for each other
 log = logging.getLogger(__name__)
@@ -143,7 +143,8 @@ class Plan:
 
     def check_each(self) -> Problems:
         """The steps with such a mistake, and those that need them; the others are ready to run."""
-        finetunes.asked()
+        for kind in side_by_side.KINDS.values():
+            kind.asked()
         pool.workers()
         downloads()
         if self.until == "report":
@@ -230,18 +231,17 @@ class Plan:
             raise failed(problems, len(left))
 
     def attempt(self, steps: list[Step]) -> Problems:
-        """Carry out steps of a stage, finetuning runs as many at a time as the machine has room for."""
+        """Carry out steps of a stage, training runs as many at a time as the machine has room for."""
         cached = [step for step in steps if self.is_made(step)]
         for step in cached:
             self.carry_out(step)
         left = [step for step in steps if step not in cached]
-        count = finetunes.at_once(len(left), self.memory(left)) if left and left[0].stage == SEVERAL else 1
-        return self.side_by_side(left, count) if count > 1 else self.one_by_one(left)
+        kind = side_by_side.KINDS.get(left[0].stage) if len(left) > 1 else None
+        count = side_by_side.at_once(kind, len(left), self.memory(left)) if kind else 1
+        return self.concurrently(kind, left, count) if count > 1 else self.one_by_one(left)
 
     def memory(self, steps: list[Step]) -> int:
-        """Bytes that the largest of these finetuning runs takes."""
-        if not steps:
-            return 0
+        """Bytes that the largest of these training runs takes."""
         from model import machine
 
         here = machine.detect()
@@ -258,14 +258,16 @@ class Plan:
                 problems[step] = failure(step, error)
         return problems
 
-    def side_by_side(self, steps: list[Step], count: int) -> Problems:
-        """Carry out steps, `count` at a time, in threads of Prefect's task runner; returns the same as `one_by_one`.
+    def concurrently(self, kind: side_by_side.Kind, steps: list[Step], count: int) -> Problems:
+        """Carry out training runs, `count` at a time, in threads of Prefect's task runner.
 
-        On Ctrl-C, `several` first ends the processes that do the work, so that the threads end at once.
+        Returns the same as `one_by_one`. On Ctrl-C, `several` first ends the processes that do the work, so that the
+        threads end at once.
         """
         problems, futures = {}, {}
-        examples = sum(step.params.examples() for step in steps)
-        with ThreadPoolTaskRunner(count) as runner, finetunes.several(count, examples, len(steps)), running(SEVERAL):
+        total = sum(step.params.examples() for step in steps) if kind is side_by_side.FINETUNE else len(steps)
+        several = side_by_side.several(kind, count, total, len(steps))
+        with ThreadPoolTaskRunner(count) as runner, several, running(kind.stage):
             # those that wait for others come last: a waiting one has a thread, too
             for step in sorted(steps, key=lambda step: bool(step.upstream & set(steps))):
                 futures[step] = self.submit(step, runner, [futures[each] for each in step.upstream if each in futures])
@@ -293,7 +295,8 @@ class Plan:
         if step in self.anew:
             refresh(self.made[step])
         parameters = get_call_parameters(step.task.fn, (step.params, *self.arguments(step)), {})
-        return runner.submit(step.task, parameters, wait_for=upstream)
+        with side_by_side.titled(step.title):
+            return runner.submit(step.task, parameters, wait_for=upstream)
 
 
 def failure(step: Step, error: Exception) -> Exception:

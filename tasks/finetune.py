@@ -31,7 +31,7 @@ from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
 from tasks.store import LINEAGE, Artifact, read_manifest
 from tasks.text.tokenizer import FILES, load_tokenizer
-from tasks.workers import finetunes
+from tasks.workers import side_by_side
 
 if TYPE_CHECKING:
     from model.finetuning import Examples, Outcome
@@ -164,10 +164,10 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         from model import finetuning
 
         if read_manifest(start) is None:
-            return finetunes.BYTES_A_RUN
+            return side_by_side.BYTES_A_RUN
         weights = (start.path / "model.safetensors").stat().st_size
         tokens, shape = self.batch_size * self.max_tokens, described(start)["architecture"]
-        return finetunes.BYTES_A_RUN + finetuning.memory(weights, tokens, shape["layers"] * shape["hidden"], here)
+        return side_by_side.BYTES_A_RUN + finetuning.memory(weights, tokens, shape["layers"] * shape["hidden"], here)
 
     def finetuning(self) -> Finetuning:
         """The settings of the training loop."""
@@ -311,7 +311,9 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         identity = json.dumps(params.identity()["data"], sort_keys=True)
         inputs = encoded_inputs(identity, params.data, params.task, params.test, params.max_tokens, start)
     work = params, start.path, inputs.examples, out
-    outcome, raw, head, machine = finetunes.run(train, work, params.examples(), f"finetune {params.label()}")
+    outcome, raw, head, machine = side_by_side.run(
+        side_by_side.FINETUNE, train, work, params.examples(), f"finetune {params.label()}"
+    )
     validation, data = write_scores(params, inputs, raw, out), inputs.data
     lineage = json.loads((start.path / LINEAGE).read_text())
     lineage |= {start.name: {k: v for k, v in start.manifest.items() if k != "files"}}

@@ -11,6 +11,7 @@ Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from tasks.stage import Params, environment, stage
 from tasks.store import HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, lineage
 from tasks.text.tokenizer import FILES, MASK, SPECIALS
 from tasks.tokenize import digest_of
-from tasks.workers.progress import Progress
+from tasks.workers import side_by_side
 
 if TYPE_CHECKING:
     from model.bert import Bert
@@ -48,7 +49,7 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
 
     def identity(self) -> dict:
-        """All fields; masked_share only if it is not the usual one, so that the keys of older models stay."""
+        """All fields, but masked_share only if it is not the usual one, so that older models keep their keys."""
         usual = type(self).model_fields["masked_share"].default
         return self.model_dump(mode="json", exclude={"masked_share"} if self.masked_share == usual else set())
 
@@ -61,6 +62,14 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
         micro_batch.share_of(self, count)
         shortest = 2**self.architecture.funnel  # the real vocabulary and length, not yet known, need more
         memory.check_memory(self.architecture, self, vocabulary=1, length=shortest, machine=here, processes=count)
+
+    def memory(self, tokens: Artifact, here: "Machine") -> int:
+        """Bytes that training takes: weights, gradients, optimizer states, the copy for a checkpoint, and the rest."""
+        from model import memory
+
+        length = tokens.manifest["params"]["length"]
+        weights, states = memory.sizes(self.architecture, self, tokens.stats["entries"], length)
+        return side_by_side.BYTES_A_RUN + 3 * weights + 2 * states
 
 
 def job_of(params: Pretrain, tokens: Artifact, folder: Path) -> "Job":
@@ -85,22 +94,29 @@ def job_of(params: Pretrain, tokens: Artifact, folder: Path) -> "Job":
     )
 
 
-def train(job: "Job", here: "Machine", gpus: int) -> "tuple[Pretraining, Spent]":
-    """Train until the budget is spent, from the job's checkpoint if there is one."""
-    from model import distributed
+def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
+    """Train until the budget is spent, from the job's checkpoint if there is one; write the model and its metrics.
 
-    shown = 0.0
-    with Progress("pretrain", total=1.0) as bar:
+    Returns the statistics. `out` has the held-out text already.
+    """
+    from model import checkpoint, distributed, export, machine  # here, as they load torch
 
-        def report(fraction: float, note: str) -> None:
-            nonlocal shown
-            bar.update(min(1.0, fraction) - shown, note)
-            shown = min(1.0, fraction)
+    def spent_so_far(fraction: float, note: str) -> None:
+        report(min(1.0, fraction), note)
 
-        if gpus > 1:
-            distributed.train(job, gpus, report)
-        pretraining = job.pretraining(here)  # resumes where several processes ended
-        return pretraining, pretraining.run(report)
+    here = machine.detect()
+    if (gpus := machine.gpus(here)) > 1:
+        distributed.train(job, gpus, spent_so_far)
+    run = job.pretraining(here)  # resumes where several processes ended
+    spent = run.run(spent_so_far)
+    export.save(run.bert, out)
+    metrics = pyarrow.json.read_json(job.folder / checkpoint.METRICS)
+    pq.write_table(metrics, out / "metrics.parquet")
+    steps = {name: metrics[name].to_numpy() for name in metrics.column_names}
+    held = measured_on(out, run.bert, here)
+    stats = statistics(run, spent, steps, held, here.describe() | {"gpus": gpus})
+    plots.loss_curve(steps, stats["evaluations"], out / "loss.png")
+    return stats
 
 
 def with_other_units(evaluations: list[dict], held: dict) -> list[dict]:
@@ -141,24 +157,14 @@ def statistics(run: "Pretraining", spent: "Spent", steps: dict[str, np.ndarray],
 @stage(version=5, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
-    from model import checkpoint, export, machine  # here, as they load torch
-
     work = out / WORK  # checkpoint and metrics, kept until the artifact is published
     work.mkdir(exist_ok=True)
-    job, here = job_of(params, tokens, work), machine.detect()
-    gpus = machine.gpus(here)
-    run, spent = train(job, here, gpus)
-    export.save(run.bert, out)
+    job = job_of(params, tokens, work)
     for file in (*FILES, HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
+    stats = side_by_side.run(side_by_side.PRETRAIN, train, (job, out), 1.0, "pretrain")
     manifests = lineage(tokens)
     (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n")
-    metrics = pyarrow.json.read_json(work / checkpoint.METRICS)
-    pq.write_table(metrics, out / "metrics.parquet")
-    steps = {name: metrics[name].to_numpy() for name in metrics.column_names}
-    held = measured_on(out, run.bert, here)
-    stats = statistics(run, spent, steps, held, here.describe() | {"gpus": gpus})
-    plots.loss_curve(steps, stats["evaluations"], out / "loss.png")
     about = {"stage": "pretrain", "params": params.identity(), "stats": stats}
     about |= {"usual": params.usual(), "environment": environment()}
     (out / CARD).write_text(card(about, manifests))

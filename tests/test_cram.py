@@ -15,13 +15,13 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter
 
-from flows.cram import cram, planned
-from flows.plan import Plan
-from flows.recipes import STAGES
+from flows.cram import add, cram, planned
+from flows.plan import Plan, Step
+from flows.recipes import STAGES, resolve
 from flows.server import prefect_server
 from model import InputError
 from tasks.store import ROOT, Artifact, artifacts
-from tasks.workers import finetunes
+from tasks.workers import side_by_side
 
 CACHED = dict.fromkeys(STAGES, "Cached")
 
@@ -250,7 +250,7 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
     with monkeypatch.context() as patch:
         patch.setenv("CRAM_FINETUNES", "1")
         run(four)
-    runs, begin = finetuned(four), finetunes.Worker.begin
+    runs, begin = finetuned(four), side_by_side.Worker.begin
     alone = {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in runs.items()}
     assert len(alone) == 4
 
@@ -260,7 +260,7 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
         return begin(self, work, arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetunes.Worker, "begin", killed)
+        patch.setattr(side_by_side.Worker, "begin", killed)
         with pytest.raises(InputError, match=r"1 of 4 .*'finetune word-order-0' was killed"):
             run(four, refresh=["finetune"])
     assert set(runs.values()) - set(artifacts("finetune")) == {runs["word-order-0"]}
@@ -275,14 +275,14 @@ def test_finetuning_runs_that_start_from_a_failed_one_are_not_begun(tiny: dict, 
     monkeypatch.setenv("CRAM_FINETUNES", str(count))
     plan = planned("demo", tiny, "finetune", {}, ["finetune"])
     [usual] = [step for step in plan.steps if step.stage == "finetune"]
-    train = finetunes.run
+    train = side_by_side.run
 
-    def fails(work, arguments, examples, label):
+    def fails(kind, work, arguments, amount, label):
         if label.endswith("-7"):
             raise InputError("seven")
-        return train(work, arguments, examples, label)
+        return train(kind, work, arguments, amount, label)
 
-    monkeypatch.setattr(finetunes, "run", fails)
+    monkeypatch.setattr(side_by_side, "run", fails)
     plan.steps = [step for step in plan.steps if step.stage not in ("finetune", "report")]
     failing = plan(usual.task, usual.params.model_copy(update={"seed": 7, "keep": True}), usual.inputs[0])
     needs_it = plan(usual.task, usual.params.model_copy(update={"seed": 8}), failing)
@@ -294,7 +294,7 @@ def test_finetuning_runs_that_start_from_a_failed_one_are_not_begun(tiny: dict, 
 
 
 def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monkeypatch):
-    begun, begin = [], finetunes.Worker.begin
+    begun, begin = [], side_by_side.Worker.begin
 
     def interrupted(self, work, arguments):
         begun.append(arguments[0].label())
@@ -302,12 +302,44 @@ def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monke
             os.kill(os.getpid(), signal.SIGINT)
         return begin(self, work, arguments)
 
-    monkeypatch.setattr(finetunes.Worker, "begin", interrupted)
+    monkeypatch.setattr(side_by_side.Worker, "begin", interrupted)
     longer = four | {"finetune": four["finetune"] | {"epochs": 5, "learning_rate": 5e-4}}
     with pytest.raises(KeyboardInterrupt):
         run(longer)
     assert len(begun) == 2
     assert not set(finetuned(longer).values()) & set(artifacts("finetune"))
+
+
+def test_pretraining_runs_of_several_recipes_go_side_by_side_and_a_killed_one_loses_only_itself(
+    tiny: dict, first, monkeypatch
+):
+    monkeypatch.setenv("CRAM_TRAININGS", "2")
+
+    def plan_of_three() -> tuple[Plan, list[Step]]:
+        plan = Plan("pretrain", {}, [])
+        for seed in (3, 4, 5):
+            plan.adding = (f"seed {seed}",)
+            add(plan, resolve("demo", tiny | {"pretrain": tiny["pretrain"] | {"seed": seed, "budget": 3_000}}))
+        return plan, [step for step in plan.steps if step.stage == "pretrain"]
+
+    begin, processes = side_by_side.Worker.begin, set()
+
+    def killed(self, work, arguments):
+        processes.add(self)
+        seed = arguments[0].training.seed
+        return self.submit(signal.raise_signal, signal.SIGKILL) if seed == 4 else begin(self, work, arguments)
+
+    plan, steps = plan_of_three()
+    with monkeypatch.context() as patch:
+        patch.setattr(side_by_side.Worker, "begin", killed)
+        problems = flow(plan.run_each, name="three trainings")()
+    assert [str(problems[step]) for step in problems] == [str(problems[steps[1]])]
+    assert "'pretrain [seed 4]' was killed" in str(problems[steps[1]])
+    assert [plan.made[step] in artifacts("pretrain") for step in steps] == [True, False, True]
+    assert 2 <= len(processes) <= 3, "two, and one in place of the killed one"
+    again, steps = plan_of_three()
+    assert flow(again.run_each, name="three trainings")() == {}
+    assert {again.made[step] for step in steps} <= set(artifacts("pretrain"))
 
 
 def test_a_model_of_an_older_version_is_refused_before_it_is_finetuned(store: Path):

@@ -24,7 +24,7 @@ from tasks.glue.tasks import GLUE, TASKS
 from tasks.pretrain import Pretrain, pretrain
 from tasks.store import Artifact
 from tasks.text.tokenizer import load_tokenizer
-from tasks.workers import finetunes
+from tasks.workers import side_by_side
 
 MODERN = {
     "layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "positions": "rotary", "norm_bias": False,
@@ -343,10 +343,10 @@ def test_the_memory_of_a_run_follows_from_its_batch_and_the_model_it_starts_from
     run, start, here = one(data, "cola", batch_size=16), models["papers"], machine.detect()
     weights = (start.path / "model.safetensors").stat().st_size
     more = run.model_copy(update={"batch_size": 32}).memory(start, here) - run.memory(start, here)
-    assert run.memory(start, here) == finetunes.BYTES_A_RUN + 4 * weights + more
+    assert run.memory(start, here) == side_by_side.BYTES_A_RUN + 4 * weights + more
     assert more > 16 * run.max_tokens * 32, "more than a byte for each of a layer's values"
     not_made = Artifact(stage="finetune", key="0" * 12)
-    assert run.memory(not_made, here) == finetunes.BYTES_A_RUN
+    assert run.memory(not_made, here) == side_by_side.BYTES_A_RUN
 
 
 def test_a_model_of_an_earlier_version_is_refused(store: Path):

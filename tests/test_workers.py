@@ -23,10 +23,11 @@ from tqdm import tqdm
 
 from model import InputError
 from tasks.corpus import fetch
-from tasks.workers import finetunes, jobs, mapping, pool
+from tasks.workers import jobs, mapping, pool, side_by_side
 from tasks.workers.jobs import finish
 from tasks.workers.mapping import over_parts
 from tasks.workers.pool import library_threads, one_library_thread, workers
+from tasks.workers.side_by_side import FINETUNE, PRETRAIN
 from tasks.workers.usage import usage
 
 LONG = 600  # seconds: such a part is never waited for
@@ -304,14 +305,14 @@ def train(path: Path, number: int, report: Callable[[int, str], None]) -> object
     return number**2, os.getpid()
 
 
-def set_up_without_torch(reports: Connection, threads: int) -> None:
-    finetunes.to_parent = reports
+def set_up_without_torch(reports: Connection, threads: int, gpu: str | None) -> None:
+    side_by_side.to_parent = reports
 
 
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare each process the seconds that torch takes to load."""
-    monkeypatch.setattr(finetunes, "set_up", set_up_without_torch)
+    monkeypatch.setattr(side_by_side, "set_up", set_up_without_torch)
 
 
 class Strange(Exception):
@@ -332,10 +333,10 @@ ERRORS = {
 def run_one(folder: Path, number: int, asks: str = "") -> tuple[int, int]:
     if asks:
         (folder / str(number)).write_text(asks)
-    return finetunes.run(train, (folder / str(number), number), 10, f"finetune {number}")
+    return side_by_side.run(FINETUNE, train, (folder / str(number), number), 10, f"finetune {number}")
 
 
-def side_by_side(folder: Path, asks: dict[int, str], runs: int) -> list:
+def two_at_a_time(folder: Path, asks: dict[int, str], runs: int) -> list:
     """The results or errors of so many runs, two at a time, with the memory that their processes used."""
 
     def run(number: int) -> object:
@@ -345,14 +346,14 @@ def side_by_side(folder: Path, asks: dict[int, str], runs: int) -> list:
         except Exception as error:
             return error
 
-    with finetunes.several(2, 10 * runs, runs), ThreadPoolExecutor(2) as threads:
+    with side_by_side.several(FINETUNE, 2, 10 * runs, runs), ThreadPoolExecutor(2) as threads:
         return [future.result() for future in [threads.submit(copy_context().run, run, n) for n in range(runs)]]
 
 
 def test_runs_have_at_most_so_many_processes_none_of_which_outlives_them(tmp_path):
-    update = finetunes.Progress.update
-    with mock.patch.object(finetunes.Progress, "update", autospec=True, side_effect=update) as updates:
-        values, pids, peaks = zip(*side_by_side(tmp_path, {0: "bar"}, runs=6), strict=True)
+    update = side_by_side.Progress.update
+    with mock.patch.object(side_by_side.Progress, "update", autospec=True, side_effect=update) as updates:
+        values, pids, peaks = zip(*two_at_a_time(tmp_path, {0: "bar"}, runs=6), strict=True)
     assert values[0] is type(threading.RLock()), "tqdm's own semaphore would outlive a worker that is ended"
     assert list(values[1:]) == SQUARES[1:]
     assert len(set(pids)) <= 2
@@ -367,7 +368,7 @@ def test_runs_have_at_most_so_many_processes_none_of_which_outlives_them(tmp_pat
 
 
 def test_a_killed_or_failed_run_loses_no_other(tmp_path, without_torch):
-    results = side_by_side(tmp_path, {1: "die", 2: "input", 4: "disk", 5: "bug", 6: "strange"}, runs=8)
+    results = two_at_a_time(tmp_path, {1: "die", 2: "input", 4: "disk", 5: "bug", 6: "strange"}, runs=8)
     assert [results[number][0] for number in (0, 3, 7)] == [0, 9, 49]
     killed, wrong, full, bug, strange = (results[number] for number in (1, 2, 4, 5, 6))
     assert isinstance(killed, InputError)
@@ -382,7 +383,7 @@ def test_a_killed_or_failed_run_loses_no_other(tmp_path, without_torch):
 
 def test_unfinished_runs_end_with_their_pool_and_none_begins_after_it(tmp_path, without_torch):
     with ThreadPoolExecutor(1) as thread:
-        with finetunes.several(2, 10, 1) as run_pool:
+        with side_by_side.several(FINETUNE, 2, 10, 1) as run_pool:
             context = copy_context()
             unfinished = thread.submit(copy_context().run, run_one, tmp_path, 0, "wait")
             wait_for((tmp_path / "waiting").exists)
@@ -394,7 +395,7 @@ def test_unfinished_runs_end_with_their_pool_and_none_begins_after_it(tmp_path, 
 
 
 def test_a_process_is_used_again_and_replaced_after_an_error_or_its_death(tmp_path, without_torch):
-    with finetunes.several(1, 40, 4) as run_pool:
+    with side_by_side.several(FINETUNE, 1, 40, 4) as run_pool:
         _, first = run_one(tmp_path, 0)
         assert run_one(tmp_path, 1) == (1, first)
         os.kill(first, signal.SIGKILL)
@@ -407,8 +408,8 @@ def test_a_process_is_used_again_and_replaced_after_an_error_or_its_death(tmp_pa
 
 
 def test_an_error_while_progress_is_shown_is_no_killed_process(tmp_path, monkeypatch, without_torch):
-    monkeypatch.setattr(finetunes.Progress, "update", mock.Mock(side_effect=OSError("the terminal is gone")))
-    with finetunes.several(1, 10, 1), pytest.raises(OSError, match="the terminal is gone"):
+    monkeypatch.setattr(side_by_side.Progress, "update", mock.Mock(side_effect=OSError("the terminal is gone")))
+    with side_by_side.several(FINETUNE, 1, 10, 1), pytest.raises(OSError, match="the terminal is gone"):
         run_one(tmp_path, 0)
 
 
@@ -419,18 +420,23 @@ def test_as_many_workers_and_runs_go_on_at_once_as_asked_for_or_as_cores_and_mem
     assert workers() == len(os.sched_getaffinity(0))
     monkeypatch.setenv("CRAM_WORKERS", "8")
     assert workers() == 8
-    monkeypatch.setattr(machine, "available_memory", lambda: 5 * finetunes.BYTES_A_RUN)
-    assert [finetunes.at_once(runs) for runs in (0, 1, 3, 40)] == [0, 1, 3, 5]
-    assert finetunes.at_once(40, 2 * finetunes.BYTES_A_RUN) == 2
+    monkeypatch.setattr(machine, "available_memory", lambda: 5 * side_by_side.BYTES_A_RUN)
+    assert [side_by_side.at_once(FINETUNE, runs) for runs in (0, 1, 3, 40)] == [0, 1, 3, 5]
+    assert side_by_side.at_once(FINETUNE, 40, 2 * side_by_side.BYTES_A_RUN) == 2
     monkeypatch.setattr(machine, "available_memory", lambda: 0)
-    assert finetunes.at_once(40) == 1
+    assert side_by_side.at_once(FINETUNE, 40) == 1
     monkeypatch.setenv("CRAM_FINETUNES", "6")
-    assert [finetunes.at_once(runs) for runs in (1, 4, 40)] == [1, 4, 6]
+    assert [side_by_side.at_once(FINETUNE, runs) for runs in (1, 4, 40)] == [1, 4, 6]
 
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("CRAM_WORKERS", workers), ("CRAM_FINETUNES", finetunes.asked), ("CRAM_DOWNLOADS", fetch.downloads)],
+    [
+        ("CRAM_WORKERS", workers),
+        ("CRAM_FINETUNES", FINETUNE.asked),
+        ("CRAM_TRAININGS", PRETRAIN.asked),
+        ("CRAM_DOWNLOADS", fetch.downloads),
+    ],
 )
 def test_a_number_that_is_none_is_refused(monkeypatch, name, count):
     for value in ("0", "-1", "two", "1.5", " ", "²"):

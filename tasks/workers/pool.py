@@ -1,4 +1,4 @@
-"""Worker processes of this machine, for parts of a corpus and for finetuning runs.
+"""Worker processes of this machine, for parts of a corpus and for training runs.
 
 They are forked from a server that has imported what they need. None outlives the process that uses them.
 """
@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -36,6 +37,7 @@ PRELOADED = [
     "tasks.tokenize",
     "tasks.vocabulary",
 ]
+SECONDS_TO_SAVE = 300  # for a stopped run to write its checkpoint
 starting = threading.Lock()  # starting a worker changes, for a moment, what it takes over from this process
 
 
@@ -103,14 +105,17 @@ def start_worker(stop: Connection, environment: dict[str, str], set_up: Callable
     """Begin as a worker: take over the environment, then call set_up(*arguments).
 
     Nothing is ever sent through `stop`. When its other end is closed, by the parent or by the parent's death, even by
-    SIGKILL, this process ends.
+    SIGKILL, this process ends; pretraining saves a checkpoint first.
     """
 
     def end_with_parent() -> None:
         wait([stop])
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(SECONDS_TO_SAVE)
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environment | ONE_THREAD)
     # for torch's bars: tqdm's own lock is a semaphore, which such an end would leave behind
@@ -154,6 +159,11 @@ class Workers:
         """The future of work(*arguments). A killed worker raises BrokenProcessPool, here or there."""
         with starting_workers():
             return self.executor.submit(work, *arguments)
+
+    def ask_to_end(self) -> None:
+        """Begin to end all processes, without waiting for them."""
+        with self.ending:
+            self.lifeline.close()
 
     def end(self) -> None:
         """End all processes; unfinished work is given up."""
