@@ -19,6 +19,11 @@ from model.settings import READ_BY, Training
 SCALE = re.compile(r"(pocket|day)?\s*(?:(\S+)\s+(hours|tokens|flops))?")
 SCALES = "pocket, day, a budget such as '3e6 tokens', '0.5 hours' or '1e15 flops', or both: 'pocket 3e6 tokens'"
 SELECTED = set().union(*READ_BY.values())  # fields of Training that only some optimizers or schedules read
+KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them itself
+    "tokenize": {"heldout_fraction", "sort"},
+    "pretrain": {"budget", "budget_unit"},
+    "finetune": {"seeds", "learning_rate"},
+}
 RELATIVE = "scale"  # the name of `Multiples` among the changes of a run
 
 
@@ -140,11 +145,13 @@ def delta_of(recipe: str, changes: dict, scale: Scale) -> dict:
         delta["pretrain"] = read_only(delta["pretrain"], own.get("pretrain", {}))
     recipe_of(delta, {})
     if scale.size == "pocket":
-        order = {"tokenize": own.get("tokenize", {})}  # else that of pocket, which is random
-        delta = merge(merge(POCKET_EXTRA.get(recipe, {}), pocket(delta)), order)
+        delta = merge(POCKET_EXTRA.get(recipe, {}), pocket(delta))
     if scale.amount:
         delta = merge(delta, {"pretrain": {"budget": scale.amount, "budget_unit": scale.unit}})
-    return delta
+    kept = {
+        stage: {name: own[stage][name] for name in names & set(own.get(stage, {}))} for stage, names in KEPT.items()
+    }
+    return merge(delta, kept)
 
 
 def multiplied(recipe: Recipe, by: Multiples) -> dict:
