@@ -208,9 +208,10 @@ def pocket(delta: dict) -> dict:
         "batch_size": max(16, training.batch_size // 128),
         "learning_rate": training.learning_rate * (1 if training.optimizer == "muon" else 4),
     }
-    fewer = {"heldout_fraction": 0.005, "max_sequences": 250_000, "sort": "random"}
+    tokenize = delta.get("tokenize", {})
+    most = min(250_000, tokenize.get("max_sequences", 250_000))
     return delta | {
-        "tokenize": delta.get("tokenize", {}) | fewer,
+        "tokenize": tokenize | {"heldout_fraction": 0.005, "max_sequences": most, "sort": "random"},
         "pretrain": given | changes,
         "finetune": delta.get("finetune", {}) | {"seeds": 1, "learning_rate": 2e-4},
     }

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict
 
@@ -153,6 +153,14 @@ def check_name(name: str) -> None:
     """Raise InputError if there is no recipe of this name."""
     if name not in DELTAS:
         raise InputError(f"There is no recipe {name!r}. {did_you_mean(name, DELTAS)}Recipes: {', '.join(DELTAS)}.")
+
+
+def check_changes(changes: dict) -> None:
+    """Raise InputError unless these are changes to a recipe, each field for itself."""
+    try:
+        TypeAdapter(Override).validate_python(changes)
+    except ValidationError as error:
+        raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
 
 
 def resolve(name: str, override: dict) -> Recipe:

@@ -20,7 +20,7 @@ from tasks.evaluate import Evaluate, evaluate
 from tasks.reports.law import FEWEST
 from tasks.stage import Params
 from tasks.store import Artifact
-from tasks.study import Card, Member, StudyReport, compare_runs
+from tasks.study import SIZES, Card, Member, StudyReport, compare_runs
 from tasks.workers.progress import SECONDS_AT_THE_END, reporter
 
 # Dense fp16 or bf16 TFLOP/s: paper, section 4.1, and NVIDIA's data sheet. 42 % of the peak is what the release reached
@@ -71,14 +71,15 @@ def planned(
     base = recipe or study.recipe
     if seeds < 1:
         raise InputError(f"seeds is {seeds}; expected 1 or more.")
-    if seeds > 1 and any("seed" in run.get("pretrain", {}) for run in study.runs.values()):
-        raise InputError("A run of this study sets pretrain.seed, and seeds is above 1. Leave one of them out.")
     size = scale_of(scale, base)
     runs = runs_of(study, base, override, seeds, size, until)
-    if study.fit and len(runs) < FEWEST:
+    if seeds > 1 and any("seed" in run.get("pretrain", {}) for run in study.runs.values()):
+        raise InputError("A run of this study sets pretrain.seed, and seeds is above 1. Leave one of them out.")
+    sized = {run.name for run in runs if set(run.changes) <= SIZES}
+    if study.fit and len(sized) < FEWEST:
         raise InputError(
-            f"A scaling law needs at least {FEWEST} runs of different sizes and budgets, and study {name} has "
-            f"{len(runs)}. Add runs, or set fit to false."
+            f"A scaling law needs at least {FEWEST} runs that differ in size or budget only, and study {name} has "
+            f"{len(sized)}. Add runs, or set fit to false."
         )
     about = StudyReport(
         title=f"Study: {Path(name).stem}",

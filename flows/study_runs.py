@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, Field, ValidationError
 
 from flows.deltas import NAMED, POCKET_EXTRA, heads, nearest, pocket
-from flows.recipes import DELTAS, Recipe, check_name, did_you_mean, level, merge, recipe_of
+from flows.recipes import DELTAS, Recipe, check_changes, check_name, did_you_mean, level, merge, recipe_of
 from flows.studies import STUDIES
 from model import InputError
 from model.quantities import budget
@@ -19,6 +19,11 @@ from model.settings import READ_BY, Training
 SCALE = re.compile(r"(pocket|day)?\s*(?:(\S+)\s+(hours|tokens|flops))?")
 SCALES = "pocket, day, a budget such as '3e6 tokens', '0.5 hours' or '1e15 flops', or both: 'pocket 3e6 tokens'"
 SELECTED = set().union(*READ_BY.values())  # fields of Training that only some optimizers or schedules read
+KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them itself
+    "tokenize": {"heldout_fraction", "sort"},
+    "pretrain": {"budget", "budget_unit"},
+    "finetune": {"seeds", "learning_rate"},
+}
 RELATIVE = "scale"  # the name of `Multiples` among the changes of a run
 
 
@@ -80,13 +85,13 @@ def study_called(name: str) -> Study:
             ".json or .py file."
         )
     try:
-        content = runpy.run_path(name)["STUDY"] if name.endswith(".py") else json.loads(Path(name).read_text())
-    except KeyError as error:
-        raise InputError(f"{name} has no {error}. Assign the study to it: STUDY = {{'runs': {{...}}}}.") from error
+        content = runpy.run_path(name) if name.endswith(".py") else {"STUDY": json.loads(Path(name).read_text())}
     except Exception as error:
         raise InputError(f"{name} can't be read: {type(error).__name__}: {error}. Expected a study.") from error
+    if "STUDY" not in content:
+        raise InputError(f"{name} has no STUDY. Assign the study to it: STUDY = {{'runs': {{...}}}}.")
     try:
-        return Study.model_validate(content)
+        return Study.model_validate(content["STUDY"])
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the study"
@@ -98,6 +103,7 @@ def study_called(name: str) -> Study:
 
 def scale_of(text: str, recipe: str) -> Scale:
     """The scale that a text names, for this recipe. Without a size, a recipe of the paper's size becomes pocket."""
+    check_name(recipe)
     match = SCALE.fullmatch(text.strip())
     if not match:
         raise InputError(f"scale is {text!r}; expected {SCALES}.")
@@ -133,18 +139,19 @@ def read_only(training: dict, chosen: dict) -> dict:
 
 def delta_of(recipe: str, changes: dict, scale: Scale) -> dict:
     """The changes to the paper's recipe of a run at this scale. Raises InputError for changes that no recipe takes."""
-    multiples = Multiples.model_validate(changes.get(RELATIVE, {}))
-    own = {stage: fields for stage, fields in changes.items() if stage != RELATIVE}
+    check_changes(own := {stage: fields for stage, fields in changes.items() if stage != RELATIVE})
     delta = merge((NAMED if recipe in NAMED else DELTAS)[recipe], own)
     if "pretrain" in delta:
         delta["pretrain"] = read_only(delta["pretrain"], own.get("pretrain", {}))
     recipe_of(delta, {})
     if scale.size == "pocket":
-        order = {"tokenize": own.get("tokenize", {})}  # else that of pocket, which is random
-        delta = merge(merge(POCKET_EXTRA.get(recipe, {}), pocket(delta)), order)
+        delta = merge(POCKET_EXTRA.get(recipe, {}), pocket(delta))
     if scale.amount:
         delta = merge(delta, {"pretrain": {"budget": scale.amount, "budget_unit": scale.unit}})
-    return merge(delta, {"pretrain": multiplied(recipe_of(delta, {}), multiples)})
+    kept = {
+        stage: {name: own[stage][name] for name in names & set(own.get(stage, {}))} for stage, names in KEPT.items()
+    }
+    return merge(delta, kept)
 
 
 def multiplied(recipe: Recipe, by: Multiples) -> dict:
@@ -163,13 +170,13 @@ def multiplied(recipe: Recipe, by: Multiples) -> dict:
     return fields
 
 
-def differing(a: dict, b: dict, model: type[BaseModel] = Recipe) -> dict:
-    """The fields of `b`, a model's, that differ from those of `a`, level by level."""
-    found = {}
+def differing(a: dict, b: dict, chosen: dict | None = None, model: type[BaseModel] = Recipe) -> dict:
+    """The fields of `b`, a model's, that differ from those of `a` or are among the chosen ones, level by level."""
+    found, chosen = {}, chosen or {}
     for name, value in b.items():
-        if value != a[name]:
+        if value != a[name] or name in chosen:
             inner = level(model.model_fields[name])
-            found[name] = differing(a[name], value, inner) if inner else value
+            found[name] = differing(a[name], value, chosen.get(name), inner) if inner else value
     return found
 
 
@@ -185,17 +192,19 @@ def flat(changes: dict, path: str = "") -> dict[str, Any]:
 def runs_of(study: Study, recipe: str, override: dict, seeds: int, scale: Scale, until: str) -> list[StudyRun]:
     """The runs of a study, each with every seed; runs that are the same at this scale are one.
 
-    The fields in `override` hold for all runs but those that change them.
+    The fields in `override` hold for all runs but those that change them. Multiples are of what a run has then.
     """
-    check_name(recipe)
+    check_changes(override)
     base = delta_of(recipe, {}, scale)
     usual, made = recipe_of(base, {}).model_dump(), {}
     first = None
     for name, changes in study.runs.items():
         try:
-            own = differing(usual, recipe_of(delta_of(recipe, changes, scale), {}).model_dump())
+            own = differing(usual, recipe_of(delta_of(recipe, changes, scale), {}).model_dump(), changes)
             own.pop("report", None)
-            resolved = recipe_of(merge(base, override), own)
+            multiples = Multiples.model_validate(changes.get(RELATIVE, {}))
+            own = merge(own, {"pretrain": multiplied(recipe_of(base, merge(override, own)), multiples)})
+            resolved = recipe_of(base, merge(override, own))
             resolved.check_lengths(until)
         except (InputError, ValidationError) as error:
             reason = error.errors()[0] if isinstance(error, ValidationError) else None

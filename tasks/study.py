@@ -129,7 +129,7 @@ def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, An
         done["nats_per_byte"].to_numpy(float),
     )
     if not law.can_be_fitted(runs):
-        return {"runs": len(runs), "needed": law.FEWEST}
+        return {"runs": law.points(runs), "needed": law.FEWEST}
     fitted = law.fitted(runs)
     laws = law.resampled(runs, fitted)
     values = np.array([one.values for one in laws])
@@ -178,7 +178,7 @@ def compare_runs(
     fitted = law_of(params, rows, out)
     rows.to_parquet(out / "runs.parquet", index=False)
     content = params.model_dump(mode="json") | {
-        "summary": summary.where(summary.notna(), None).to_dict("records"),
+        "summary": summary.astype(object).where(summary.notna(), None).to_dict("records"),
         "law": fitted,
         "curves": {run: {axis: values.tolist() for axis, values in one.items()} for run, one in curves.items()},
     }

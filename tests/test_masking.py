@@ -2,9 +2,13 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from pydantic import ValidationError
 
+from model.batches import Batches
 from model.heldout import Heldout
 from model.masking import Corpus, mask, masks_per_sequence
+from tasks.pretrain import Pretrain
 
 SPECIALS, MASK_ID, VOCABULARY = 5, 4, 60_000
 
@@ -50,6 +54,44 @@ def test_the_split_is_that_of_the_reference_implementation(count, hidden, random
     others = ((shown != MASK_ID) & (shown != labels)).sum(axis=1)
     assert (others <= random).all()
     assert others.sum() >= 200 * random - 3  # a random token is the one that stood there once in 59,995 times
+
+
+@pytest.mark.parametrize("count", [1, 19, 32])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0])
+def test_of_the_tokens_to_predict_the_given_share_is_hidden_and_half_of_the_others_are_random(count, share):
+    corpus = plain(400, 128)
+    inputs, positions, labels = mask(corpus.sequences, 0, count, corpus, 0, share)
+    shown = np.take_along_axis(inputs, positions, axis=1)
+    hidden, kept = (shown == MASK_ID).sum(axis=1), (shown == labels).sum(axis=1)
+    assert (hidden == round(share * count)).all()
+    random = round((1 - share) / 2 * count)
+    assert (kept >= count - round(share * count) - random).all()
+    assert (
+        kept.sum() <= 400 * (count - round(share * count) - random) + 5
+    )  # a random token can be the one that stood there
+    assert share != 0.8 or same(masked(corpus, count), (inputs, positions, labels)), "the usual share"
+
+
+def test_training_hides_the_share_that_its_settings_give():
+    corpus = plain(16, 64)
+    for share in (0.0, 0.8, 1.0):
+        with_share = Batches(corpus, 16, 3, torch.device("cpu"), share)
+        tokens, positions, labels = with_share.make(0, 16)
+        with_share.close()
+        expected = mask(corpus.sequences, 0, 16, corpus, 3, share)
+        assert same([part.numpy() for part in (tokens, positions, labels)], expected)
+
+
+def test_the_usual_share_leaves_the_key_of_a_model_as_it_was_and_another_changes_it():
+    usual = Pretrain().identity()
+    assert "masked_share" not in usual
+    assert set(usual) == set(Pretrain.model_fields) - {"masked_share"}
+    assert Pretrain(masked_share=0.8).identity() == usual
+    assert Pretrain(masked_share=1.0).identity() == usual | {"masked_share": 1.0}
+    assert Pretrain(masked_share=0.0).identity() == usual | {"masked_share": 0.0}
+    for share in (-0.1, 1.1):
+        with pytest.raises(ValidationError, match="masked_share"):
+            Pretrain(masked_share=share)
 
 
 @pytest.mark.parametrize(("kind", "vocabulary"), [(np.uint16, 60_000), (np.uint32, 200_000)])

@@ -38,17 +38,12 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict:
 
 def parse_overrides(texts: list[str]) -> dict:
     """The changes of several --override; later values win."""
-    from pydantic import TypeAdapter, ValidationError
-
-    from flows.recipes import Override, merge, sentence
+    from flows.recipes import check_changes, merge
 
     changes = {}
     for given in map(parse_override, texts):
         if len(texts) > 1:  # only an object can be merged with an object
-            try:
-                TypeAdapter(Override).validate_python(given)
-            except ValidationError as error:
-                raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
+            check_changes(given)
         changes = merge(changes, given)
     return changes
 

@@ -56,9 +56,14 @@ class LossLaw:
         return E + A * (np.asarray(sizes) / self.units[0]) ** -alpha + B * (np.asarray(tokens) / self.units[1]) ** -beta
 
 
+def points(runs: Runs) -> int:
+    """How many different pairs of size and tokens the runs have."""
+    return len(set(zip(runs.sizes, runs.tokens, strict=True)))
+
+
 def can_be_fitted(runs: Runs) -> bool:
-    """Whether there are enough runs, and several sizes and numbers of tokens among them."""
-    return len(set(zip(runs.sizes, runs.tokens, strict=True))) >= FEWEST and all(
+    """Whether there are enough different runs, and several sizes and numbers of tokens among them."""
+    return points(runs) >= FEWEST and all(
         len(np.unique(values.round(6))) > 1 for values in (np.log(runs.sizes), np.log(runs.tokens))
     )
 

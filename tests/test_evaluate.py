@@ -1,0 +1,193 @@
+"""The loss of a model on another text: that of pretraining on its own, the same for every order and layout."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import corpus_of, document, downloaded, store_of_its_own, toy_tokens, write_jsonl
+from typer.testing import CliRunner
+
+from flows.cli.main import app
+from model import InputError, export
+from model.heldout import ROUNDS, rounds_of
+from tasks.evaluate import Evaluate, evaluate
+from tasks.pretrain import Pretrain, pretrain
+from tasks.store import artifacts
+from tasks.text.tokenizer import MASK, PAD, SEP, load_tokenizer
+
+TINY = Pretrain(
+    architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48},
+    budget=4000,
+    budget_unit="tokens",
+    batch_size=8,
+)
+UNITS = ("token", "character", "byte")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, toy_texts: list[str]):
+    """The artifacts up to a model that was trained on a few thousand tokens."""
+    root = tmp_path_factory.mktemp("made")
+    with store_of_its_own(root / "artifacts"):
+        tokens = toy_tokens(root, toy_texts)
+        yield tokens | {"root": root, "model": pretrain.fn(TINY, tokens["tokens"])}
+
+
+@pytest.fixture(scope="module")
+def others() -> list[str]:
+    """Documents that the model has not seen, some with letters of several bytes."""
+    rng = random.Random(3)
+    return [document(rng, rng.randint(1, 9)) + (" Ein Käfer, ça va." if i % 3 else "") for i in range(40)]
+
+
+@pytest.mark.parametrize("text", ["tokens", "model"])
+def test_a_models_loss_on_its_own_held_out_text_is_exactly_that_of_pretraining(made, text: str):
+    found, recorded = evaluate.fn(Evaluate(), made["model"], made[text]).stats, made["model"].stats["heldout"]
+    assert {name: found[name] for name in recorded} == recorded
+    assert set(found) - set(recorded) == {"table"}
+
+
+def test_each_document_has_the_loss_that_the_model_gives_it_with_a_seventh_of_the_tokens_hidden(made, others, tmp_path):
+    corpus = corpus_of(tmp_path, others[:6], part_megabytes=1024)
+    written = pd.read_parquet(evaluate.fn(Evaluate(), made["model"], corpus).path / "documents.parquet")
+    texts = pd.read_parquet(next(corpus.path.glob("part-*.parquet"))).set_index("id")["text"][written["id"]].tolist()
+    tokenizer, model = load_tokenizer(made["model"].path), export.load(made["model"].path).eval()
+    encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    stream = np.array([token for ids in encoded for token in (*ids, SEP)])
+    owner = np.array([i for i, ids in enumerate(encoded) for i in [*[i] * len(ids), -1]])
+    padding = -len(stream) % model.length
+    rows = np.pad(stream, (0, padding), constant_values=PAD).reshape(-1, model.length)
+    owners = np.pad(owner, (0, padding), constant_values=-1).reshape(rows.shape)
+    nats, rounds = np.zeros(len(texts)), rounds_of(owners, 0)
+    for row, own, assigned in zip(rows, owners, rounds, strict=True):
+        kept = torch.from_numpy(row != PAD)
+        for number in range(ROUNDS):
+            chosen = torch.from_numpy(assigned == number)
+            with torch.no_grad():
+                ids = torch.from_numpy(row).masked_fill(chosen, MASK)[None, kept]
+                scores = model.logits(model.encode(ids))[0]
+            losses = torch.nn.functional.cross_entropy(scores, torch.from_numpy(row)[kept], reduction="none")
+            np.add.at(nats, own[chosen.numpy()], losses[chosen[kept]].double().numpy())
+    assert written["nats"].tolist() == pytest.approx(nats.tolist(), rel=1e-4)
+    assert written["tokens"].tolist() == [len(ids) for ids in encoded]
+    assert written["characters"].tolist() == [*map(len, texts)]
+    assert written["bytes"].tolist() == [len(text.encode()) for text in texts]
+
+
+def test_the_result_is_the_same_whatever_the_order_and_the_parts_of_the_text(made, others, tmp_path):
+    found = []
+    for name, megabytes in (("one", 1024), ("many", 0.002)):
+        random.Random(name).shuffle(shuffled := others.copy())
+        corpus = corpus_of(tmp_path, shuffled, part_megabytes=megabytes, source=name)
+        found.append(evaluate.fn(Evaluate(characters=9000), made["model"], corpus).stats)
+        found[-1].pop("table")  # by the name of the source
+    assert found[0] == found[1]
+    assert 9000 <= found[0]["characters"] < 9000 + max(map(len, others))
+
+
+def test_a_limit_measures_the_first_documents_of_the_whole(made, others, tmp_path):
+    corpus = corpus_of(tmp_path, others)
+    rows = [
+        pd.read_parquet(evaluate.fn(Evaluate(**some), made["model"], corpus).path / "documents.parquet")
+        for some in ({}, {"characters": 5000})
+    ]
+    whole, part = (table["id"].tolist() for table in rows)
+    assert len(whole) == len(others)
+    assert 0 < len(part) < len(whole)
+    assert part == whole[: len(part)]
+
+
+def test_the_sources_add_up_to_the_whole(made, others, tmp_path):
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", others[i::3], name) for i, name in enumerate(("one", "two", "é"))]
+    found = evaluate.fn(Evaluate(), made["model"], downloaded(*files))
+    stats, rows = found.stats, pd.DataFrame(found.stats["table"]).set_index("source")
+    written = pd.read_parquet(found.path / "documents.parquet")
+    assert sorted(rows.index) == ["one", "two", "é"]
+    for name in ("documents", "characters"):
+        assert rows[name].sum() == stats[name]
+    for unit in UNITS:
+        assert written[f"{unit}s"].sum() == stats[f"{unit}s"]
+        sizes = written.groupby("source")[f"{unit}s"].sum()
+        nats = rows[f"nats per {unit}"] * sizes
+        assert nats.sum() / sizes.sum() == pytest.approx(stats[f"nats_per_{unit}"]["value"], abs=1e-4)
+        own = written.groupby("source")["nats"].sum() / sizes
+        assert rows[f"nats per {unit}"].to_dict() == pytest.approx(own.to_dict(), abs=6e-5)
+        assert written["nats"].sum() / sizes.sum() == pytest.approx(stats[f"nats_per_{unit}"]["value"], abs=1e-6)
+
+
+def test_a_repeated_evaluation_is_cached_and_another_text_is_another_artifact(made, others, tmp_path):
+    corpus = corpus_of(tmp_path, others[:5])
+    first = evaluate.fn(Evaluate(), made["model"], corpus)
+    finished = first.manifest["finished"]
+    assert evaluate.fn(Evaluate(), made["model"], corpus) == first
+    assert first.manifest["finished"] == finished
+    assert evaluate.fn(Evaluate(), made["model"], corpus_of(tmp_path, others[5:9])) != first
+
+
+def test_a_text_without_documents_and_a_model_that_was_not_pretrained_are_refused(made):
+    corpus = made["filter"]
+    with pytest.raises(InputError, match=made["vocabulary"].name):
+        evaluate.fn(Evaluate(), made["model"], made["vocabulary"])
+    with pytest.raises(InputError, match=made["tokens"].key):
+        evaluate.fn(Evaluate(), made["tokens"], corpus)
+
+
+def show(*arguments: str) -> str:
+    """What a command prints that ends well."""
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.exception
+    return done.stdout
+
+
+def test_the_command_measures_a_users_file_and_says_what_the_artifact_holds(made, others, tmp_path):
+    (tmp_path / "mine.txt").write_text("\n\n".join(others[:7]))
+    printed = show("evaluate", made["model"].name, str(tmp_path / "mine.txt"))
+    found = artifacts("evaluate")[-1]
+    assert found.manifest["inputs"]["model"] == made["model"].name
+    assert found.stats["characters"] <= len((tmp_path / "mine.txt").read_text())
+    for unit in UNITS:
+        [line] = (line for line in printed.splitlines() if line.split()[:1] == [unit])
+        assert line.split()[1] == str(found.stats[f"nats_per_{unit}"]["value"])
+    assert f"{found.path}\n" in printed
+
+
+@pytest.mark.parametrize("model", ["latest", "pretrain/latest", "KEY"])
+def test_the_command_takes_models_and_texts_by_name(made, model: str):
+    printed = show("evaluate", model.replace("KEY", made["model"].key), made["tokens"].name)
+    assert str(made["model"].stats["heldout"]["nats_per_byte"]["value"]) in printed
+    assert f"{evaluate.fn(Evaluate(), made['model'], made['tokens']).path}\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["filter/latest", "tokenize"], "filter/latest"),
+        (["zzz", "tokenize"], "zzz"),
+        (["latest", "tokenize/zzz"], "zzz"),
+        (["latest", "gone.txt"], "gone.txt"),
+        (["latest", "vocabulary"], "vocabulary/"),
+    ],
+)
+def test_the_command_refuses_what_is_no_model_or_no_text_and_names_it(made, arguments: list[str], words: str):
+    before = artifacts("evaluate")
+    error = CliRunner().invoke(app, ["evaluate", *arguments]).exception
+    assert isinstance(error, InputError)
+    assert words in str(error)
+    assert artifacts("evaluate") == before
+
+
+def test_an_empty_file_is_refused(made, tmp_path: Path):
+    (tmp_path / "empty.txt").write_text("\n")
+    error = CliRunner().invoke(app, ["evaluate", "latest", str(tmp_path / "empty.txt")]).exception
+    assert isinstance(error, InputError)
+
+
+def test_evaluations_are_listed_and_shown_with_their_loss(made):
+    found = evaluate.fn(Evaluate(), made["model"], made["tokens"])
+    value = found.stats["nats_per_byte"]["value"]
+    [line] = (line for line in show("ls", "evaluate").splitlines() if found.key in line)
+    assert f"{value:.4f} nats per byte" in line
+    assert f"text: {made['tokens'].name}" in show("show", f"evaluate/{found.key}")
