@@ -23,7 +23,7 @@ configure()
 
 
 def add(plan: Plan, r: Recipe) -> dict[str, Step]:
-    """Add the stages in their order, each with its parameters and the steps that it reads; returns some by name."""
+    """Add the stages in their order, each with its parameters and the steps that it reads; returns the model's and the report's."""
     corpus = plan(download, r.download)
     unique = plan(deduplicate, r.deduplicate, corpus)
     clean = plan(decontaminate, r.decontaminate, unique)
@@ -36,7 +36,7 @@ def add(plan: Plan, r: Recipe) -> dict[str, Step]:
     for params, start in r.finetune.runs():  # protocol modern: some start from the run on MNLI
         finetuned.append(plan(finetune, params, bert if start is None else finetuned[start]))
     page = plan(report, r.report, finetuned)
-    return {"filter": kept, "tokenize": sequences, "pretrain": bert, "report": page}
+    return {"pretrain": bert, "report": page}
 
 
 def planned(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:

@@ -183,8 +183,8 @@ def pocket(delta: dict) -> dict:
     """The delta of the same recipe for two CPU cores and twenty minutes.
 
     A quarter of the blocks (at least two; of different ones, at least one) and a third of the width, in heads of 64, or
-    wider if the recipe's are. Feed-forward layers keep their
-    relative width (in multiples of 6, which all activations accept). A 128th of the batch (at least 16). Four
+    wider if the recipe's are. Feed-forward layers keep their relative width (in multiples of 6, which all activations
+    accept). A 128th of the batch (at least 16). Four
     times the rates, for the short run, except Muon's, which were found at this size. Sequences in random order:
     such a run is far shorter than an epoch and would only see the junk at the head of the sort. One seed in finetuning,
     at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the majority class.

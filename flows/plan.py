@@ -228,17 +228,16 @@ class Plan:
         """Carry out finetuning runs. Raises one error for all that failed, when the others have ended."""
         left = [step for step in steps if not self.is_made(step)]
         if problems := self.attempt(steps):
-            raise failed(problems, len(left))
+            raise failed(problems, len(left) or len(steps))
 
     def attempt(self, steps: list[Step]) -> Problems:
         """Carry out steps of a stage, training runs as many at a time as the machine has room for."""
         cached = [step for step in steps if self.is_made(step)]
-        for step in cached:
-            self.carry_out(step)
+        problems = self.one_by_one(cached)
         left = [step for step in steps if step not in cached]
         kind = side_by_side.KINDS.get(left[0].stage) if len(left) > 1 else None
         count = side_by_side.at_once(kind, len(left), self.memory(left)) if kind else 1
-        return self.concurrently(kind, left, count) if count > 1 else self.one_by_one(left)
+        return problems | (self.concurrently(kind, left, count) if count > 1 else self.one_by_one(left))
 
     def memory(self, steps: list[Step]) -> int:
         """Bytes that the largest of these training runs takes."""

@@ -20,7 +20,7 @@ from tasks.evaluate import Evaluate, evaluate
 from tasks.reports.law import FEWEST
 from tasks.stage import Params
 from tasks.store import Artifact
-from tasks.study import SIZES, Card, Member, StudyReport, compare_runs
+from tasks.study import SIZES, Card, Member, StudyReport, compare_runs, named
 from tasks.workers.progress import SECONDS_AT_THE_END, reporter
 
 # Dense fp16 or bf16 TFLOP/s: paper, section 4.1, and NVIDIA's data sheet. 42 % of the peak is what the release reached
@@ -72,7 +72,7 @@ def planned(
     if seeds < 1:
         raise InputError(f"seeds is {seeds}; expected 1 or more.")
     size = scale_of(scale, base)
-    runs = runs_of(study, base, override, seeds, size, until)
+    runs, refused = runs_of(study, base, override, seeds, size, until)
     if seeds > 1 and any("seed" in run.get("pretrain", {}) for run in study.runs.values()):
         raise InputError("A run of this study sets pretrain.seed, and seeds is above 1. Leave one of them out.")
     sized = {run.name for run in runs if set(run.changes) <= SIZES}
@@ -84,19 +84,21 @@ def planned(
     about = StudyReport(
         title=f"Study: {Path(name).stem}",
         **study.model_dump(include={"about", "paper", "fit"}),
-        published={run: found for run, found in study.published.items() if run in study.runs},
+        published=study.published if base == study.recipe else {},
         recipe=base,
         scale=str(size),
-        cards=cards(base) if study.fit else [],
+        is_rescaled=size.size == "pocket",
+        cards=cards(base, override) if study.fit else [],
+        members=[Member(run=name, problem=why) for name, why in refused.items()],
     )
     return about, runs
 
 
-def cards(recipe: str) -> list[Card]:
+def cards(recipe: str, override: dict) -> list[Card]:
     """A day of each card, with the recipe at full size; none for a recipe that has no full size."""
     if recipe not in NAMED:
         return []
-    size = operations_per_token(recipe_of(NAMED[recipe], {})) / 6
+    size = operations_per_token(recipe_of(NAMED[recipe], override)) / 6
     return [
         Card(name=name, operations=SHARE_OF_PEAK * peak * 1e12 * SECONDS_PER_DAY, size=size)
         for name, peak in CARDS.items()
@@ -108,7 +110,7 @@ def reason(step: Step, problems: Problems) -> str:
     if step not in problems:
         return ""
     if error := problems[step]:
-        return str(error)
+        return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
     return next(filter(None, (reason(upstream, problems) for upstream in step.upstream)), "")
 
 
@@ -121,41 +123,59 @@ def carry_out(task, params: Params, *inputs: Artifact | list[Artifact], run: tup
     return artifact
 
 
-def with_common_text(members: list[Member], models: dict[str, Artifact]) -> list[Member]:
-    """The members; those whose held-out text is not that of the first model, with their loss on that one."""
-    if not models:
+def changes_documents(recipe: Recipe) -> tuple:
+    """What decides which documents are held out, and how their text is changed before that.
+
+    A model with other values here may be trained on text that is held out of the first run.
+    """
+    cut = recipe.deduplicate.substring if "substring" in recipe.deduplicate.methods else None
+    edited = recipe.decontaminate if recipe.decontaminate.method == "cut" else None
+    return recipe.tokenize.heldout_fraction, cut, edited
+
+
+def with_common_text(members: list[Member], runs: list[StudyRun]) -> list[Member]:
+    """The members, with their losses on a text that was held out of all of them, if their own texts differ.
+
+    The text is the first model's, and all of it if only the corpus differs, since documents are held out by their
+    digests. If documents were changed before that, it is those that are held out of these models too.
+    """
+    made = {member.model: run.recipe for member, run in zip(members, runs, strict=True) if member.model}
+    models = artifacts(list(made))
+    digests = {model.name: model.stats["heldout"]["digest"] for model in models}
+    if len(set(digests.values())) == 1:
         return members
-    text, measured = next(iter(models.values())), []
-    digest = text.stats["heldout"]["digest"]
-    for member in members:
-        model = models.get(member.model)
-        if model and model.stats["heldout"]["digest"] != digest:
+    text, usual = models[0], changes_documents(made[models[0].name])
+    others = [model for model in models if changes_documents(made[model.name]) != usual]
+    measured = []
+    for member, model in ((member, named(member.model) if member.model else None) for member in members):
+        if model and (others or digests[model.name] != digests[text.name]):
             run = member.run, f"seed {member.seed}"
             try:
-                found = carry_out(evaluate, Evaluate(), model, text, run=run)
+                found = carry_out(evaluate, Evaluate(), model, text, others, run=run)
                 member = member.model_copy(update={"evaluation": found.name})
             except Exception as error:
                 failure(Step(evaluate, Evaluate(), (), run), error)
-                member = member.model_copy(update={"model": "", "problem": str(error)})
+                member = member.model_copy(update={"model": "", "report": "", "problem": str(error)})
         measured.append(member)
     return measured
 
 
-def carried_out(runs: list[StudyRun], until: str) -> list[Member]:
+def carried_out(plan: Plan, runs: list[StudyRun], override: dict) -> list[Member]:
     """Carry out all runs, and say what became of each. Raises the first error if none has a result."""
-    plan, steps = Plan(until, {}, []), []
+    steps = []
     for run in runs:
         plan.adding = run.title
         steps.append(add(plan, run.recipe))
+    plan.warn_of_unused(override)
     problems, members = plan.run_each(), []
     for run, of_run in zip(runs, steps, strict=True):
-        model, page = of_run["pretrain"], of_run["report"]
-        why = reason(page if until == "report" else model, problems)
+        model, last = of_run["pretrain"], of_run[plan.until]
         members.append(
             Member(
-                **{"run": run.name, "also": run.also, "seed": run.seed, "changes": run.changes, "problem": why},
+                **{"run": run.name, "also": run.also, "seed": run.seed, "changes": run.changes},
                 model="" if model in problems else plan.made[model].name,
-                report="" if until != "report" or page in problems else plan.made[page].name,
+                report="" if plan.until != "report" or last in problems else plan.made[last].name,
+                problem=reason(last, problems),
             )
         )
     if not any(member.model for member in members):
@@ -165,8 +185,7 @@ def carried_out(runs: list[StudyRun], until: str) -> list[Member]:
 
 def artifacts(names: list[str]) -> list[Artifact]:
     """The artifacts of these names, each once; empty names are skipped."""
-    parts = (name.split("/") for name in dict.fromkeys(filter(None, names)))
-    return [Artifact(stage=stage, key=key) for stage, key in parts]
+    return [named(name) for name in dict.fromkeys(filter(None, names))]
 
 
 @flow(name="cram", flow_run_name=register, log_prints=True)
@@ -188,14 +207,16 @@ def study(
         scale: pocket (the default), day, a budget such as "3e6 tokens", or both: "pocket 3e6 tokens".
         until: pretrain compares losses; report also finetunes, and compares scores.
     """
-    about, runs = planned(study, recipe, without_empty(override), seeds, scale, until)
+    override = without_empty(override)
+    about, runs = planned(study, recipe, override, seeds, scale, until)
     for run in {run.name: run for run in runs if run.also}.values():
         log.info("%s and %s are the same at this scale; they are one run.", run.name, " and ".join(run.also))
+    plan = Plan(until, {}, [])
     log.info("Pretraining: %s on this machine, less what is cached.", estimate(runs, usual_rate()))
     try:
-        members = carried_out(runs, until)
-        members = with_common_text(members, {a.name: a for a in artifacts([member.model for member in members])})
+        members = with_common_text(carried_out(plan, runs, override), runs)
         given = (artifacts([getattr(one, kind) for one in members]) for kind in ("model", "evaluation", "report"))
+        members += about.members  # those that are impossible
         params = about.model_copy(update={"members": members})
         page = carry_out(compare_runs, params, *given, run=())
         show(page)

@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from flows.deltas import NAMED, POCKET_EXTRA, heads, nearest, pocket
 from flows.recipes import DELTAS, Recipe, check_changes, check_name, did_you_mean, level, merge, recipe_of
@@ -16,7 +16,7 @@ from model import InputError
 from model.quantities import budget
 from model.settings import READ_BY, Training
 
-SCALE = re.compile(r"(pocket|day)?\s*(?:(\S+)\s+(hours|tokens|flops))?")
+SCALE = re.compile(r"(pocket|day)?(?:(?:^|(?<=\w) +)(\S+) +(hour|token|flop)s?)?")
 SCALES = "pocket, day, a budget such as '3e6 tokens', '0.5 hours' or '1e15 flops', or both: 'pocket 3e6 tokens'"
 SELECTED = set().union(*READ_BY.values())  # fields of Training that only some optimizers or schedules read
 KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them itself
@@ -46,6 +46,14 @@ class Study(BaseModel, frozen=True, extra="forbid"):
     runs: dict[str, dict[str, Any]] = Field(
         min_length=1, description="The changes of each run; the first is the one that the others are compared with."
     )
+
+    @model_validator(mode="after")
+    def _runs_have_names(self) -> "Study":
+        if not all(name.strip() for name in self.runs):
+            raise ValueError("a run has an empty name; give it one")
+        if unknown := [name for name in self.published if name not in self.runs]:
+            raise ValueError(f"published names {unknown[0]!r}, which is no run")
+        return self
 
 
 class Scale(NamedTuple):
@@ -107,10 +115,10 @@ def scale_of(text: str, recipe: str) -> Scale:
     match = SCALE.fullmatch(text.strip())
     if not match:
         raise InputError(f"scale is {text!r}; expected {SCALES}.")
-    size, amount, unit = match[1] or "", None, match[3] or ""
+    size, amount, unit = match[1] or "", None, f"{match[3]}s" if match[3] else ""
     if unit:
         try:
-            amount = float(match[2])
+            amount = float(match[2].replace(",", ""))
         except ValueError:
             amount = math.nan
         if not 0 < amount < math.inf:
@@ -189,35 +197,55 @@ def flat(changes: dict, path: str = "") -> dict[str, Any]:
     return found
 
 
-def runs_of(study: Study, recipe: str, override: dict, seeds: int, scale: Scale, until: str) -> list[StudyRun]:
+def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe:
+    """The recipe of a run. Raises InputError for changes that no recipe takes.
+
+    The fields in `override` hold, unless the run changes them. Multiples are of what the run has then.
+    """
+    base = delta_of(recipe, {}, scale)
+    scaled = recipe_of(delta_of(recipe, changes, scale), {})
+    own = differing(recipe_of(base, {}).model_dump(), scaled.model_dump(), changes)
+    own.pop("report", None)
+    try:
+        multiples = Multiples.model_validate(changes.get(RELATIVE, {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{'.'.join(map(str, (RELATIVE, *first['loc'])))}: {first['msg']}.") from error
+    own = merge(own, {"pretrain": multiplied(recipe_of(base, merge(override, own)), multiples)})
+    return recipe_of(base, merge(override, own))
+
+
+def runs_of(
+    study: Study, recipe: str, override: dict, seeds: int, scale: Scale, until: str
+) -> tuple[list[StudyRun], dict[str, str]]:
     """The runs of a study, each with every seed; runs that are the same at this scale are one.
 
-    The fields in `override` hold for all runs but those that change them. Multiples are of what a run has then.
+    Also, of another recipe than the study's own, why some of the runs are impossible, by name.
     """
     check_changes(override)
-    base = delta_of(recipe, {}, scale)
-    usual, made = recipe_of(base, {}).model_dump(), {}
-    first = None
+    made: dict[str, tuple[list[str], Recipe]] = {}
+    refused: dict[str, str] = {}
     for name, changes in study.runs.items():
         try:
-            own = differing(usual, recipe_of(delta_of(recipe, changes, scale), {}).model_dump(), changes)
-            own.pop("report", None)
-            multiples = Multiples.model_validate(changes.get(RELATIVE, {}))
-            own = merge(own, {"pretrain": multiplied(recipe_of(base, merge(override, own)), multiples)})
-            resolved = recipe_of(base, merge(override, own))
-            resolved.check_lengths(until)
-        except (InputError, ValidationError) as error:
-            reason = error.errors()[0] if isinstance(error, ValidationError) else None
-            words = f"{RELATIVE}.{'.'.join(map(str, reason['loc']))}: {reason['msg']}" if reason else error
-            raise InputError(f"Run {name!r} of the study: {words}") from error
-        first = first or resolved.model_dump()
-        key = resolved.model_copy(update={"report": Recipe().report}).model_dump_json()
-        made.setdefault(key, ([], resolved, flat(differing(first, resolved.model_dump()))))[0].append(name)
+            run = resolved(recipe, changes, override, scale)
+            run.check_lengths(until)
+        except InputError as error:
+            if recipe == study.recipe:
+                raise InputError(f"Run {name!r} of the study: {error}") from error
+            refused[name] = str(error)
+            continue
+        unread = {"report", "finetune"} if until == "pretrain" else {"report"}
+        made.setdefault(run.model_dump_json(exclude=unread), ([], run))[0].append(name)
+    if not made:
+        raise InputError(f"No run of the study is possible with recipe {recipe}: {next(iter(refused.values()))}")
+    first = next(iter(made.values()))[1].model_dump()
     return [
-        StudyRun(names[0], tuple(names[1:]), seed, seeded(resolved, names[0], seed), changes)
-        for names, resolved, changes in made.values()
+        StudyRun(
+            names[0], tuple(names[1:]), seed, seeded(run, names[0], seed), flat(differing(first, run.model_dump()))
+        )
+        for names, run in made.values()
         for seed in range(seeds)
-    ]
+    ], refused
 
 
 def seeded(recipe: Recipe, title: str, seed: int) -> Recipe:

@@ -1,10 +1,12 @@
 """Evaluate: the loss of a pretrained model on another text.
 
-Reads   a pretrain artifact; and a text: the held-out documents of a tokenize or pretrain artifact, or a corpus.
+Reads   a pretrain artifact; a text: the held-out documents of a tokenize or pretrain artifact, or a corpus;
+        and other artifacts with held-out documents, if only those are to be measured that all of them have
 Writes  documents.parquet   the measured documents: id, source, characters, bytes, tokens, nats
 
 Losses per character and per byte can be compared between models with different vocabularies. Whether a model was
-trained on the text is not checked; held-out documents of one corpus are held out of every other that has them, too.
+trained on the text is not checked. Documents are held out by the digest of their text, so a held-out document of one
+corpus is held out of every other that has it unchanged and holds out as large a fraction, or a larger one.
 """
 
 from collections.abc import Iterator
@@ -44,13 +46,23 @@ def texts_of(text: Artifact) -> Iterator[pa.Table]:
             yield from tables(part, COLUMNS)
 
 
-def chosen(text: Artifact, characters: int) -> pa.Table:
-    """The documents to measure: the same whatever the order and the parts of the text."""
-    order = measured((one.as_py() for table in texts_of(text) for one in table["text"]), characters)
-    if not len(order):
-        raise InputError(f"{text.name} has no documents to measure. Give a corpus, or an artifact with held-out text.")
-    places, picked, first = np.sort(order), [], 0
+def shared(text: Artifact, others: list[Artifact]) -> Iterator[pa.Table]:
+    """The documents of a text that all of the others have, too."""
+    kept = [pa.concat_tables(texts_of(other))["text"].combine_chunks() for other in others]
     for table in texts_of(text):
+        for known in kept:
+            table = table.filter(pc.is_in(table["text"], known))
+        yield table
+
+
+def chosen(text: Artifact, others: list[Artifact], characters: int) -> pa.Table:
+    """The documents to measure: the same whatever the order and the parts of the text."""
+    order = measured((one.as_py() for table in shared(text, others) for one in table["text"]), characters)
+    if not len(order):
+        which = f"that are held out of {', '.join(other.name for other in others)} too" if others else "to measure"
+        raise InputError(f"{text.name} has no documents {which}. Give a corpus, or more held-out text.")
+    places, picked, first = np.sort(order), [], 0
+    for table in shared(text, others):
         within = places[(places >= first) & (places < first + len(table))] - first
         picked.append(table.take(within))
         first += len(table)
@@ -58,11 +70,11 @@ def chosen(text: Artifact, characters: int) -> pa.Table:
 
 
 @stage(version=1)
-def evaluate(params: Evaluate, model: Artifact, text: Artifact, out: Path) -> dict:
+def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Artifact], out: Path) -> dict:
     """Predict every token of the documents once; nats per token, character and byte, of all and by source."""
     from model import export, heldout, machine
 
-    documents = chosen(text, params.characters)
+    documents = chosen(text, others, params.characters)
     bert, here = export.load(model.path), machine.detect()
     ids, ends = encoder_of(model.path)(documents["text"].to_pylist())
     sizes = (np.diff(ends, prepend=0), pc.utf8_length(documents["text"]), pc.binary_length(documents["text"]))

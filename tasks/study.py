@@ -18,6 +18,7 @@ from model import InputError
 from tasks.reports import law, plots, study_sections
 from tasks.reports.markdown import render
 from tasks.reports.page import page
+from tasks.reports.study_sections import SCORE
 from tasks.stage import Params, stage
 from tasks.store import Artifact
 
@@ -62,6 +63,7 @@ class StudyReport(Params):
     published: dict[str, str] = Field({})
     recipe: str = ""
     scale: str = ""
+    is_rescaled: bool = Field(False, description="Whether the runs are smaller than their names say.")
     members: list[Member] = Field([])
     fit: bool = False
     cards: list[Card] = Field([])
@@ -82,9 +84,11 @@ def row_of(member: Member) -> dict[str, Any]:
         row |= {"budget": params["budget"], "budget_unit": params["budget_unit"]}
     if member.report:
         about = json.loads((named(member.report).path / "report.json").read_text())
-        row["average"] = about["average"]
-        own = (one for one in about["scores"] if one["pretrained"] and one["share"] == 1.0)
-        row |= {f"{one['column']}": one["score"] for one in own if one["protocol"] == "cramming"}
+        own = [one for one in about["scores"] if one["pretrained"] and one["share"] == 1.0]
+        names = [one["column"] + ("" if one["protocol"] == "cramming" else f" ({one['protocol']})") for one in own]
+        row |= {SCORE + "average": about["average"]}
+        row |= {SCORE + name: one["score"] for name, one in zip(names, own, strict=True)}
+        row["weak"] = ", ".join(name for name, one in zip(names, own, strict=True) if not one["beats_majority"])
     return row
 
 
@@ -94,10 +98,10 @@ def named(name: str) -> Artifact:
     return Artifact(stage=stage, key=key)
 
 
-def curves_of(members: list[Member], rows: "pd.DataFrame") -> dict[str, dict[str, np.ndarray]]:
+def curves_of(members: list[Member]) -> dict[str, dict[str, np.ndarray]]:
     """The mean curve of each run over its seeds: tokens, operations, seconds and loss per byte.
 
-    Only of runs whose own held-out text is that of the first run, since the curves are measured on it.
+    Only of runs that are compared on their own held-out text, on which the curves are measured.
     """
     curves: dict[str, list] = {}
     for member in members:
@@ -122,7 +126,8 @@ def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, An
     if not params.fit:
         return None
     sized = np.array([set(member.changes) <= SIZES for member in params.members])
-    done = rows[rows["model"].ne("") & sized].drop_duplicates("model")
+    numbers = ["operations", "tokens", "nats_per_byte"]
+    done = rows[rows["model"].ne("") & sized].groupby("run", sort=False)[numbers].mean().reset_index()  # over seeds
     runs = law.Runs(
         (done["operations"] / done["tokens"] / 6).to_numpy(float),
         done["tokens"].to_numpy(float),
@@ -141,6 +146,7 @@ def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, An
             for i, name in enumerate(law.PARAMETERS)
         },
         "units": {"size": fitted.units[0], "tokens": fitted.units[1]},
+        "resamples": len(laws),
         "residual": float(np.sqrt(np.mean((fitted(runs.sizes, runs.tokens) / runs.losses - 1) ** 2))),
         "test": law.tested(runs),
         "predictions": [
@@ -169,12 +175,11 @@ def compare_runs(
                 raise InputError(f"{name} of run {member.run!r} is not among the inputs of the study.")
     rows = pd.DataFrame(map(row_of, params.members))
     summary = study_sections.summary(rows)
-    curves, written = curves_of(params.members, rows), []
+    curves = curves_of(params.members)
     for axis, label in AXES.items():
         if curves:
             lines = {run: (one[axis] / UNITS[axis], one["heldout_nats_per_byte"]) for run, one in curves.items()}
             plots.lines(lines, label, "held-out loss, nats per byte", out / f"{axis}.svg")
-            written.append(f"{axis}.svg")
     fitted = law_of(params, rows, out)
     rows.to_parquet(out / "runs.parquet", index=False)
     content = params.model_dump(mode="json") | {

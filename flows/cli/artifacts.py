@@ -149,7 +149,7 @@ def diff(
     ] = 5,
 ) -> None:
     """Compare two artifacts of a stage. For filter, also list which documents only one of them keeps."""
-    check_stages([stage])
+    check_stages([stage], others=True)
     check_store()
     from tasks.store import find
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from flows.cli.arguments import check_store, recipe_names, say_where_artifacts_go, study_names
 from flows.cli.run import parse_overrides
@@ -67,8 +68,16 @@ def list_studies(names: list[str], recipe: str | None, override: dict, seeds: in
 
     rate = usual_rate()
     for name in names:
-        about, runs = planned(name, recipe, override, seeds, scale, until)
-        console.print(f"[bold]{name}[/]  {estimate(runs, rate)} of pretraining at scale {about.scale or about.recipe}")
+        try:
+            about, runs = planned(name, recipe, override, seeds, scale, until)
+        except InputError as problem:
+            if len(names) == 1:
+                raise
+            console.print(f"[bold]{name}[/]  not possible: {escape(str(problem))}\n", soft_wrap=True)
+            continue
+        size = f", scale {about.scale}" if about.scale else ""
+        title = f"[bold]{name}[/]  {estimate(runs, rate)} of pretraining here; recipe {about.recipe}{size}"
+        console.print(title, soft_wrap=True, highlight=False)
         say(f"  {about.about}" + (f" ({about.paper})" if about.paper else ""))
         say(f"  Runs: {'; '.join(dict.fromkeys(run.name for run in runs))}\n")
 
@@ -78,8 +87,14 @@ def evaluate(
     text: Annotated[
         str, typer.Argument(help="Text: STAGE/KEY (its held-out text, or a corpus), or a file or directory.")
     ],
+    characters: Annotated[
+        int, typer.Option(min=1, help="Of a longer text, measure a fixed sample of about so many characters.")
+    ] = 2_000_000,
 ) -> None:
-    """Measure the loss of a pretrained model on a text, in nats per token, character and byte."""
+    """Measure the loss of a pretrained model on a text, in nats per token, character and byte.
+
+    Give text that the model was not trained on, such as tokenize/KEY; this is not checked.
+    """
     check_store()
     from tasks.evaluate import Evaluate
     from tasks.evaluate import evaluate as measure
@@ -88,14 +103,15 @@ def evaluate(
     stage, _, key = model.rpartition("/")
     if stage not in ("", "pretrain"):
         raise InputError(f"{model} is no pretrained model; expected pretrain/KEY. `cram ls pretrain` lists them.")
-    found = measure.fn(Evaluate(), find("pretrain", key), text_called(text))
+    found = measure.fn(Evaluate(characters=characters), find("pretrain", key), text_called(text), [])
     print_rows(found.stats["table"])
+    measured, given = found.stats["documents"], found.stats["characters"]
+    say(f"\n{measured:,} documents with {given:,} characters were measured.")
     rows = [
         {"nats per": unit, "value": value["value"], "± over documents": value["standard_error"] or ""}
         for unit in ("token", "character", "byte")
         for value in [found.stats[f"nats_per_{unit}"]]
     ]
-    say("")
     print_rows(rows)
     console.print(f"\nevaluate: [bold]{shorten(found.path)}[/]", soft_wrap=True, highlight=False)
 

@@ -14,16 +14,14 @@ from tasks.reports.scores import COLUMNS
 
 LOSS = "nats_per_byte"
 COSTS = ("tokens", "operations", "seconds", "parameters", "tokens_per_second")
-NOT_SCORES = {
-    "run", "seed", "changes", "problem", "model", "evaluation", "report", "digest", "device", "budget", "budget_unit",
-    "steps", "mfu", "nats_per_byte", "nats_per_character", "nats_per_token", *COSTS,
-}  # fmt: skip
+SCORE = "score: "  # begins the name of every column of runs.parquet with scores
+EQUAL = 0.02  # runs whose operations differ by less have equal ones, as batches are whole
 
 
 def score_columns(rows: pd.DataFrame) -> list[str]:
     """The columns that hold scores, in the usual order; the average first."""
-    found = [name for name in rows.columns if name not in NOT_SCORES and rows[name].notna().any()]
-    order = ["average", *COLUMNS, *TASKS]
+    found = [name for name in rows.columns if name.startswith(SCORE) and rows[name].notna().any()]
+    order = [SCORE + name for name in ("average", *COLUMNS, *TASKS)]
     return sorted(found, key=lambda name: order.index(name) if name in order else len(order))
 
 
@@ -33,31 +31,34 @@ def spread(values: pd.Series) -> float:
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each run: means over its seeds, deviations, differences to the first run with their standard errors.
+    """A row for each run: means over its seeds, deviations, differences to the base with their standard errors.
 
-    The standard error of a difference of means is that of two independent samples (Welch), NaN unless both runs have
-    several seeds.
+    The base is the first run with a result. The standard error of a difference of means is that of two independent
+    samples (Welch), NaN unless both runs have several seeds, and for the losses of runs with the same models.
     """
     lines, base = [], None
     scores = score_columns(rows)
     for run, own in rows.groupby("run", sort=False):
         done = own[own["model"].ne("")]
         line: dict[str, Any] = {"run": run, "seeds": len(done), "failed": len(own) - len(done)}
-        line |= {"problem": " ".join(dict.fromkeys(filter(None, own["problem"])))}
-        for name in (LOSS, "nats_per_character", *(name for name in COSTS if name in rows), *scores):
+        line |= {"problem": " ".join(dict.fromkeys(filter(None, own["problem"]))), "models": sorted(done["model"])}
+        for name in (LOSS, "nats_per_character", *COSTS, *scores):
             values = done[name].dropna() if name in done else pd.Series(dtype=float)
             line |= {name: values.mean() if len(values) else math.nan, f"{name} deviation": spread(values)}
+            line |= {f"{name} values": len(values)}
             if base is not None and (name == LOSS or name in scores):
                 line |= difference(name, line, base)
-        base = line if base is None else base
+        base = line if base is None and len(done) else base
         lines.append(line)
     return pd.DataFrame(lines)
 
 
 def difference(name: str, line: dict, base: dict) -> dict[str, float]:
     """The difference of a run's mean to the base's, and its standard error."""
-    deviations = [(one[f"{name} deviation"], one["seeds"]) for one in (line, base)]
-    error = math.sqrt(sum(deviation**2 / max(1, seeds) for deviation, seeds in deviations))
+    deviations = [(one[f"{name} deviation"], one[f"{name} values"]) for one in (line, base)]
+    error = math.sqrt(sum(deviation**2 / max(1, count) for deviation, count in deviations))
+    if name == LOSS and line["models"] == base["models"]:
+        error = math.nan
     return {f"{name} difference": line[name] - base[name], f"{name} error": error}
 
 
@@ -74,7 +75,7 @@ def loss_table(lines: list[dict], published: dict[str, str], also: dict[str, lis
     return [
         {
             "run": " = ".join([line["run"], *also[line["run"]]]),
-            "seeds": line["seeds"],
+            "seeds": seeds(line),
             "nats per byte": with_spread(line[LOSS], line[f"{LOSS} deviation"], 4),
             "difference" + (" ± error" if several else ""): with_spread(
                 line.get(f"{LOSS} difference", math.nan), line.get(f"{LOSS} error", math.nan), 4, "+"
@@ -84,6 +85,11 @@ def loss_table(lines: list[dict], published: dict[str, str], also: dict[str, lis
         }
         for line in lines
     ]
+
+
+def seeds(line: dict) -> int | str:
+    """The number of seeds with a result, of all if some failed."""
+    return f"{line['seeds']} of {line['seeds'] + line['failed']}" if line["failed"] else line["seeds"]
 
 
 def said(published: dict[str, str], names: list[str]) -> str | None:
@@ -108,26 +114,35 @@ def score_table(lines: list[dict], scores: list[str]) -> list[dict]:
     """The table of scores, a row for each run, with the differences of the average or of the only score."""
     rows = []
     for line in lines:
-        cells = {name: with_spread(line[name], line[f"{name} deviation"], 1) for name in scores}
+        cells = {name.removeprefix(SCORE): with_spread(line[name], line[f"{name} deviation"], 1) for name in scores}
         away = {
-            f"{name}, difference": with_spread(
+            f"{name.removeprefix(SCORE)}, difference": with_spread(
                 line.get(f"{name} difference", math.nan), line.get(f"{name} error", math.nan), 1, "+"
             )
             for name in scores[:1]
         }
-        rows.append({"run": line["run"], **cells, **away})
+        models = max(line[f"{name} values"] for name in scores)
+        rows.append({"run": line["run"], "models": models, **cells, **away})
     return rows
 
 
-def notes(rows: pd.DataFrame, lines: list[dict]) -> list[str]:
+def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool) -> list[str]:
     """What to know before comparing the runs."""
     done, found = rows[rows["model"].ne("")], []
+    base = next(line["run"] for line in lines if line["seeds"])
+    if is_rescaled:
+        found.append(
+            "The names of the runs, and what the paper says of them, are of the paper's size. The runs are smaller; "
+            "their values are under 'What the runs change'."
+        )
+    if base != lines[0]["run"]:
+        found.append(f"The first run has no result; differences are to {base}.")
     if all(line["seeds"] <= 1 for line in lines):
         found.append("Each run has one seed, so no spread is given: any difference may be chance.")
     else:
         found.append(
-            "Means over seeds ± their sample standard deviation; differences to the first run ± the standard error of "
-            "the difference of two independent means."
+            "Means over seeds ± their sample standard deviation; differences to "
+            f"{base} ± the standard error of the difference of two independent means."
         )
     budgets = {budget(amount, unit) for amount, unit in zip(done["budget"], done["budget_unit"], strict=True)}
     if len(budgets) > 1:
@@ -135,10 +150,15 @@ def notes(rows: pd.DataFrame, lines: list[dict]) -> list[str]:
             f"The runs have unequal budgets ({', '.join(sorted(budgets))}), so their final losses don't compare the "
             "recipes alone. Compare them on the curves."
         )
+    elif done["operations"].max() > (1 + EQUAL) * done["operations"].min():
+        found.append(
+            "The runs have the same budget, but not the same number of operations: a token, or an hour, buys more of "
+            "them in some runs."
+        )
     if done["evaluation"].ne("").any():
         found.append(
-            "Not all runs have the same held-out text. Those that differ were measured on that of the first run; their "
-            "curves, on their own text, are left out."
+            "Not all runs have the same held-out text. Losses were measured on the documents that are held out of all "
+            "runs, in which their text can occur; curves on other text are left out."
         )
     if done["device"].nunique() > 1:
         found.append(f"The runs are from different machines: {', '.join(sorted(set(done['device'])))}.")
@@ -171,15 +191,19 @@ def for_people(
     lines, scores = means.to_dict("records"), score_columns(rows)
     also = {member["run"]: member["also"] for member in about["members"]}
     changes = {member["run"]: member["changes"] for member in about["members"]}
-    best = min((line for line in lines if line["seeds"]), key=lambda line: line[LOSS], default=None)
+    best = min((line for line in lines if math.isfinite(line[LOSS])), key=lambda line: line[LOSS], default=None)
     return {
         **about,
         "runs": counted(len(lines), "run"),
         "best": best,
+        "several": any(line["seeds"] > 1 for line in lines),
         "losses": loss_table(lines, about["published"], also),
         "scores": score_table(lines, scores) if scores else [],
-        "notes": notes(rows, lines),
-        "problems": [f"{line['run']}: {line['problem']}" for line in lines if line["problem"]],
+        "notes": notes(rows, lines, about["is_rescaled"]),
+        "weak": sorted({f"{row['run']}: {row['weak']}" for row in rows.to_dict("records") if row.get("weak")}),
+        "problems": [
+            f"{row['run']}, seed {row['seed']}: {row['problem']}" for row in rows.to_dict("records") if row["problem"]
+        ],
         "changes": [
             {"run": run, "changed fields": Marked(", ".join(code(f"{k} = {json.dumps(v)}") for k, v in own.items()))}
             for run, own in changes.items()
@@ -189,7 +213,8 @@ def for_people(
         "law": law,
         "law_rows": law_rows(law) if law and "parameters" in law else None,
         "artifacts": [
-            {"run": row["run"], "seed": row["seed"], "model": row["model"] or None, "report": row["report"] or None}
+            {"run": row["run"], "seed": row["seed"]}
+            | {kind: row[kind] or None for kind in ("model", "evaluation", "report") if rows[kind].ne("").any()}
             for row in rows.to_dict("records")
         ],
     }
@@ -199,12 +224,12 @@ def brief(means: pd.DataFrame) -> list[dict]:
     """The rows that the terminal and the page of a Prefect run show; of a problem, the first sentence."""
     table = []
     for line in means.to_dict("records"):
-        row = {"run": line["run"], "seeds": line["seeds"]}
+        row = {"run": line["run"], "seeds": seeds(line)}
         row["nats per byte"] = with_spread(line[LOSS], line[f"{LOSS} deviation"], 4) or ""
         away = line.get(f"{LOSS} difference", math.nan), line.get(f"{LOSS} error", math.nan)
         row["difference"] = with_spread(*away, 4, "+") or ""
         row |= {name: cost or "" for name, cost in costs(line).items() if name in ("tokens", "hours")}
-        if "average" in line:
-            row["average"] = with_spread(line["average"], line["average deviation"], 1) or ""
+        for name in (name for name in line if name == f"{SCORE}average"):
+            row["average"] = with_spread(line[name], line[f"{name} deviation"], 1) or ""
         table.append(row | {"problem": line["problem"].partition(". ")[0]})
     return table
