@@ -72,7 +72,13 @@ class StudyReport(Params):
 def row_of(member: Member) -> dict[str, Any]:
     """The results of a run, as a row of runs.parquet; without results if it failed."""
     row: dict[str, Any] = {"run": member.run, "seed": member.seed, "changes": json.dumps(member.changes)}
-    row |= {"problem": member.problem, "model": member.model, "evaluation": member.evaluation, "report": member.report}
+    row |= {
+        "problem": member.problem,
+        "weak": "",
+        "model": member.model,
+        "evaluation": member.evaluation,
+        "report": member.report,
+    }
     if member.model:
         stats = named(member.model).stats
         measured = named(member.evaluation).stats if member.evaluation else stats["heldout"]

@@ -200,7 +200,7 @@ def for_people(
         "losses": loss_table(lines, about["published"], also),
         "scores": score_table(lines, scores) if scores else [],
         "notes": notes(rows, lines, about["is_rescaled"]),
-        "weak": sorted({f"{row['run']}: {row['weak']}" for row in rows.to_dict("records") if row.get("weak")}),
+        "weak": sorted({f"{row['run']}: {row['weak']}" for row in rows.to_dict("records") if row["weak"]}),
         "problems": [
             f"{row['run']}, seed {row['seed']}: {row['problem']}" for row in rows.to_dict("records") if row["problem"]
         ],
