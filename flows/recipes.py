@@ -133,6 +133,7 @@ def _partial(model: type[BaseModel], base: dict) -> type:
 
 # The changes to a recipe. Prefect refuses unknown fields and bad values at submission.
 Override = _partial(Recipe, Recipe().model_dump(mode="json"))
+CHANGES = TypeAdapter(Override)
 Use = TypedDict("Use", dict.fromkeys(STAGES, str), total=False)
 Use.__pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -158,7 +159,7 @@ def check_name(name: str) -> None:
 def check_changes(changes: dict) -> None:
     """Raise InputError unless these are changes to a recipe, each field for itself."""
     try:
-        TypeAdapter(Override).validate_python(changes)
+        CHANGES.validate_python(changes)
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
 

@@ -47,6 +47,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
         for name in (LOSS, "nats_per_character", *(name for name in COSTS if name in rows), *scores):
             values = done[name].dropna() if name in done else pd.Series(dtype=float)
             line |= {name: values.mean() if len(values) else math.nan, f"{name} deviation": spread(values)}
+            line |= {f"{name} values": len(values)}
             if base is not None and (name == LOSS or name in scores):
                 line |= difference(name, line, base)
         base = line if base is None else base
@@ -56,8 +57,8 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 def difference(name: str, line: dict, base: dict) -> dict[str, float]:
     """The difference of a run's mean to the base's, and its standard error."""
-    deviations = [(one[f"{name} deviation"], one["seeds"]) for one in (line, base)]
-    error = math.sqrt(sum(deviation**2 / max(1, seeds) for deviation, seeds in deviations))
+    deviations = [(one[f"{name} deviation"], one[f"{name} values"]) for one in (line, base)]
+    error = math.sqrt(sum(deviation**2 / max(1, count) for deviation, count in deviations))
     return {f"{name} difference": line[name] - base[name], f"{name} error": error}
 
 
