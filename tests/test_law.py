@@ -37,7 +37,7 @@ def test_the_parameters_of_a_law_are_recovered_from_runs_without_noise():
     assert found.units == pytest.approx((np.prod(SIZES) ** (1 / 4), np.prod(TOKENS) ** (1 / 3)))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_laws_of_many_kinds_predict_runs_within_and_beyond_those_they_were_fitted_to(seed: int):
     rng = np.random.default_rng(seed)
     alpha, beta, lowest = rng.uniform(0.2, 0.5), rng.uniform(0.2, 0.5), rng.uniform(0.2, 1.0)
@@ -69,16 +69,16 @@ def test_the_same_runs_give_the_same_law_whatever_the_unit_of_their_size_and_the
 
 
 def test_the_interval_of_resampled_laws_contains_the_truth_of_most_noisy_runs(monkeypatch):
-    monkeypatch.setattr(law, "RESAMPLES", 16)
+    monkeypatch.setattr(law, "RESAMPLES", 12)
     inside, widths = 0, []
-    for seed in range(6):
+    for seed in range(4):
         runs = grid(0.004, seed)
         found = fitted(runs)
         prediction = predicted(found, resampled(runs, found), *LARGE)
         assert prediction["low"] < prediction["high"]
         widths.append(prediction["high"] - prediction["low"])
         inside += prediction["low"] <= truth(*LARGE) <= prediction["high"]
-    assert inside >= 4
+    assert inside >= 3
     assert max(widths) < 0.5 * truth(*LARGE)
 
 
