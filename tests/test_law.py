@@ -69,7 +69,7 @@ def test_the_same_runs_give_the_same_law_whatever_the_unit_of_their_size_and_the
 
 
 def test_the_interval_of_resampled_laws_contains_the_truth_of_most_noisy_runs(monkeypatch):
-    monkeypatch.setattr(law, "RESAMPLES", 12)
+    monkeypatch.setattr(law, "RESAMPLES", 40)
     inside, widths = 0, []
     for seed in range(4):
         runs = grid(0.004, seed)
