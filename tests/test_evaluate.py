@@ -45,14 +45,14 @@ def others() -> list[str]:
 
 @pytest.mark.parametrize("text", ["tokens", "model"])
 def test_a_models_loss_on_its_own_held_out_text_is_exactly_that_of_pretraining(made, text: str):
-    found, recorded = evaluate.fn(Evaluate(), made["model"], made[text]).stats, made["model"].stats["heldout"]
+    found, recorded = evaluate.fn(Evaluate(), made["model"], made[text], []).stats, made["model"].stats["heldout"]
     assert {name: found[name] for name in recorded} == recorded
     assert set(found) - set(recorded) == {"table"}
 
 
 def test_each_document_has_the_loss_that_the_model_gives_it_with_a_seventh_of_the_tokens_hidden(made, others, tmp_path):
     corpus = corpus_of(tmp_path, others[:6], part_megabytes=1024)
-    written = pd.read_parquet(evaluate.fn(Evaluate(), made["model"], corpus).path / "documents.parquet")
+    written = pd.read_parquet(evaluate.fn(Evaluate(), made["model"], corpus, []).path / "documents.parquet")
     texts = pd.read_parquet(next(corpus.path.glob("part-*.parquet"))).set_index("id")["text"][written["id"]].tolist()
     tokenizer, model = load_tokenizer(made["model"].path), export.load(made["model"].path).eval()
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
@@ -82,7 +82,7 @@ def test_the_result_is_the_same_whatever_the_order_and_the_parts_of_the_text(mad
     for name, megabytes in (("one", 1024), ("many", 0.002)):
         random.Random(name).shuffle(shuffled := others.copy())
         corpus = corpus_of(tmp_path, shuffled, part_megabytes=megabytes, source=name)
-        found.append(evaluate.fn(Evaluate(characters=9000), made["model"], corpus).stats)
+        found.append(evaluate.fn(Evaluate(characters=9000), made["model"], corpus, []).stats)
         found[-1].pop("table")  # by the name of the source
     assert found[0] == found[1]
     assert 9000 <= found[0]["characters"] < 9000 + max(map(len, others))
@@ -91,7 +91,7 @@ def test_the_result_is_the_same_whatever_the_order_and_the_parts_of_the_text(mad
 def test_a_limit_measures_the_first_documents_of_the_whole(made, others, tmp_path):
     corpus = corpus_of(tmp_path, others)
     rows = [
-        pd.read_parquet(evaluate.fn(Evaluate(**some), made["model"], corpus).path / "documents.parquet")
+        pd.read_parquet(evaluate.fn(Evaluate(**some), made["model"], corpus, []).path / "documents.parquet")
         for some in ({}, {"characters": 5000})
     ]
     whole, part = (table["id"].tolist() for table in rows)
@@ -102,7 +102,7 @@ def test_a_limit_measures_the_first_documents_of_the_whole(made, others, tmp_pat
 
 def test_the_sources_add_up_to_the_whole(made, others, tmp_path):
     files = [write_jsonl(tmp_path / f"{name}.jsonl", others[i::3], name) for i, name in enumerate(("one", "two", "é"))]
-    found = evaluate.fn(Evaluate(), made["model"], downloaded(*files))
+    found = evaluate.fn(Evaluate(), made["model"], downloaded(*files), [])
     stats, rows = found.stats, pd.DataFrame(found.stats["table"]).set_index("source")
     written = pd.read_parquet(found.path / "documents.parquet")
     assert sorted(rows.index) == ["one", "two", "é"]
@@ -120,19 +120,19 @@ def test_the_sources_add_up_to_the_whole(made, others, tmp_path):
 
 def test_a_repeated_evaluation_is_cached_and_another_text_is_another_artifact(made, others, tmp_path):
     corpus = corpus_of(tmp_path, others[:5])
-    first = evaluate.fn(Evaluate(), made["model"], corpus)
+    first = evaluate.fn(Evaluate(), made["model"], corpus, [])
     finished = first.manifest["finished"]
-    assert evaluate.fn(Evaluate(), made["model"], corpus) == first
+    assert evaluate.fn(Evaluate(), made["model"], corpus, []) == first
     assert first.manifest["finished"] == finished
-    assert evaluate.fn(Evaluate(), made["model"], corpus_of(tmp_path, others[5:9])) != first
+    assert evaluate.fn(Evaluate(), made["model"], corpus_of(tmp_path, others[5:9]), []) != first
 
 
 def test_a_text_without_documents_and_a_model_that_was_not_pretrained_are_refused(made):
     corpus = made["filter"]
     with pytest.raises(InputError, match=made["vocabulary"].name):
-        evaluate.fn(Evaluate(), made["model"], made["vocabulary"])
+        evaluate.fn(Evaluate(), made["model"], made["vocabulary"], [])
     with pytest.raises(InputError, match=made["tokens"].key):
-        evaluate.fn(Evaluate(), made["tokens"], corpus)
+        evaluate.fn(Evaluate(), made["tokens"], corpus, [])
 
 
 def show(*arguments: str) -> str:
@@ -158,7 +158,7 @@ def test_the_command_measures_a_users_file_and_says_what_the_artifact_holds(made
 def test_the_command_takes_models_and_texts_by_name(made, model: str):
     printed = show("evaluate", model.replace("KEY", made["model"].key), made["tokens"].name)
     assert str(made["model"].stats["heldout"]["nats_per_byte"]["value"]) in printed
-    assert f"{evaluate.fn(Evaluate(), made['model'], made['tokens']).path}\n" in printed
+    assert f"{evaluate.fn(Evaluate(), made['model'], made['tokens'], []).path}\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_an_empty_file_is_refused(made, tmp_path: Path):
 
 
 def test_evaluations_are_listed_and_shown_with_their_loss(made):
-    found = evaluate.fn(Evaluate(), made["model"], made["tokens"])
+    found = evaluate.fn(Evaluate(), made["model"], made["tokens"], [])
     value = found.stats["nats_per_byte"]["value"]
     [line] = (line for line in show("ls", "evaluate").splitlines() if found.key in line)
     assert f"{value:.4f} nats per byte" in line

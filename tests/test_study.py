@@ -223,7 +223,7 @@ def test_a_run_on_another_text_is_measured_on_that_of_the_first_run(finished):
     for seed in (0, 1):
         row = rows.loc[("other text", seed)]
         model = Artifact(stage="pretrain", key=row["model"].partition("/")[2])
-        found = evaluate.fn(Evaluate(), model, text)
+        found = evaluate.fn(Evaluate(), model, text, [])
         assert row["evaluation"] == found.name
         for unit in ("token", "character", "byte"):
             assert row[f"nats_per_{unit}"] == found.stats[f"nats_per_{unit}"]["value"]
@@ -337,12 +337,14 @@ def test_a_study_until_the_report_compares_scores(finished, given: dict, tmp_pat
         stage, _, key = row["report"].partition("/")
         about = json.loads((Artifact(stage=stage, key=key).path / "report.json").read_text())
         [score] = (one["score"] for one in about["scores"] if one["pretrained"])
-        assert row["neighbours"] == score
+        assert row["score: neighbours"] == score
         assert about["title"] == row["run"]
         assert re.search(rf"\| {row['run']} .*\| *{score:.1f} *\|", text.split("## Scores")[1])
     assert rows["report"].ne("").tolist() == [True, True, False]
     means = strictly(done.page.path / "study.json")["summary"]
-    assert means[1]["neighbours difference"] == pytest.approx(rows["neighbours"][1] - rows["neighbours"][0])
+    assert means[1]["score: neighbours difference"] == pytest.approx(
+        rows["score: neighbours"][1] - rows["score: neighbours"][0]
+    )
 
 
 def show(*arguments: str) -> str:
@@ -473,7 +475,7 @@ def test_a_failed_seed_leaves_the_statistics_to_the_others(empty: Path):
     assert (one["seeds"], two["seeds"], two["failed"]) == (3, 2, 1)
     error = math.sqrt(np.var([1.0, 1.2, 1.7], ddof=1) / 3 + np.var([0.9, 1.0], ddof=1) / 2)
     assert two["nats_per_byte error"] == pytest.approx(error)
-    assert "two: It was killed. Sorry." in (made.path / "study.md").read_text()
+    assert "two, seed 2: It was killed. Sorry." in (made.path / "study.md").read_text()
     assert made.stats["table"][1]["problem"] == "It was killed"
 
 
@@ -481,20 +483,20 @@ def test_the_error_of_a_difference_of_scores_is_of_the_seeds_that_have_a_score()
     scores = {"one": [50.0, 53.0, 51.0], "two": [60.0, 64.0, math.nan]}
     rows = [
         {"run": run, "seed": n, "model": "m", "problem": "", "nats_per_byte": 1.0 + n, "nats_per_character": 1.0}
-        | {"average": math.nan, "rte": score}
+        | {"score: average": math.nan, "score: rte": score}
         for run, own in scores.items()
         for n, score in enumerate(own)
     ]
     [one, two] = summary(pd.DataFrame(rows)).to_dict("records")
-    assert (one["rte"], two["rte"], two["rte difference"]) == (
+    assert (one["score: rte"], two["score: rte"], two["score: rte difference"]) == (
         pytest.approx(154 / 3),
         62.0,
         pytest.approx(62 - 154 / 3),
     )
     welch = ttest_ind(scores["two"][:2], scores["one"], equal_var=False)
-    assert two["rte error"] == pytest.approx(two["rte difference"] / welch.statistic)
+    assert two["score: rte error"] == pytest.approx(two["score: rte difference"] / welch.statistic)
     assert two["nats_per_byte error"] == pytest.approx(math.sqrt(2 / 3))
-    assert "average" not in one, "no run has one"
+    assert "score: average" not in one, "no run has one"
 
 
 def test_other_budgets_and_machines_are_noted(empty: Path):

@@ -28,7 +28,7 @@ HOME = Path(__file__).resolve().parents[1]
 def runs(study: dict | str, recipe: str = "crammed-bert", scale: str = "", **given) -> list[StudyRun]:
     """The runs of a study, or of one with these runs."""
     given = {"override": {}, "seeds": 1, "until": "report"} | given
-    return runs_of(called(study), recipe, scale=scale_of(scale, recipe), **given)
+    return runs_of(called(study), recipe, scale=scale_of(scale, recipe), **given)[0]
 
 
 def called(study: dict | str):
