@@ -482,7 +482,7 @@ def test_a_failed_seed_leaves_the_statistics_to_the_others(empty: Path):
 def test_the_error_of_a_difference_of_scores_is_of_the_seeds_that_have_a_score():
     scores = {"one": [50.0, 53.0, 51.0], "two": [60.0, 64.0, math.nan]}
     rows = [
-        {"run": run, "seed": n, "model": "m", "problem": "", "nats_per_byte": 1.0 + n, "nats_per_character": 1.0}
+        {"run": run, "seed": n, "model": f"{run}{n}", "problem": "", "nats_per_byte": 1.0 + n, "nats_per_character": 1.0}
         | {"score: average": math.nan, "score: rte": score}
         for run, own in scores.items()
         for n, score in enumerate(own)
