@@ -17,6 +17,7 @@ from tasks.evaluate import Evaluate, evaluate
 from tasks.pretrain import Pretrain, pretrain
 from tasks.store import artifacts
 from tasks.text.tokenizer import MASK, PAD, SEP, load_tokenizer
+from tasks.tokenize import Tokenize, tokenize
 
 TINY = Pretrain(
     architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48},
@@ -191,3 +192,23 @@ def test_evaluations_are_listed_and_shown_with_their_loss(made):
     [line] = (line for line in show("ls", "evaluate").splitlines() if found.key in line)
     assert f"{value:.4f} nats per byte" in line
     assert f"text: {made['tokens'].name}" in show("show", f"evaluate/{found.key}")
+
+
+def test_only_documents_that_the_others_hold_out_too_are_measured(made, tmp_path):
+    tokens = made["tokens"].manifest["params"]
+    fewer = Tokenize(**tokens | {"heldout_fraction": tokens["heldout_fraction"] / 2})
+    other = tokenize.fn(fewer, made["filter"], made["vocabulary"])
+    whole, part, again = (
+        pd.read_parquet(evaluate.fn(Evaluate(), made["model"], text, others).path / "documents.parquet")
+        for text, others in ((made["tokens"], []), (made["tokens"], [other]), (other, [made["model"]]))
+    )
+    held = set(pd.read_parquet(other.path / "heldout.parquet")["id"])
+    assert set(part["id"]) == set(whole["id"]) & held == set(again["id"])
+    assert 0 < len(part) < len(whole)
+
+
+def test_texts_that_share_no_held_out_document_are_refused(made, others, tmp_path):
+    corpus = corpus_of(tmp_path, others)
+    strange = tokenize.fn(Tokenize(length=32, heldout_fraction=0.3), corpus, made["vocabulary"])
+    with pytest.raises(InputError, match=strange.name):
+        evaluate.fn(Evaluate(), made["model"], made["tokens"], [strange])

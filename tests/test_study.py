@@ -482,7 +482,14 @@ def test_a_failed_seed_leaves_the_statistics_to_the_others(empty: Path):
 def test_the_error_of_a_difference_of_scores_is_of_the_seeds_that_have_a_score():
     scores = {"one": [50.0, 53.0, 51.0], "two": [60.0, 64.0, math.nan]}
     rows = [
-        {"run": run, "seed": n, "model": f"{run}{n}", "problem": "", "nats_per_byte": 1.0 + n, "nats_per_character": 1.0}
+        {
+            "run": run,
+            "seed": n,
+            "model": f"{run}{n}",
+            "problem": "",
+            "nats_per_byte": 1.0 + n,
+            "nats_per_character": 1.0,
+        }
         | {"score: average": math.nan, "score: rte": score}
         for run, own in scores.items()
         for n, score in enumerate(own)
@@ -568,3 +575,28 @@ def test_the_stages_of_a_study_are_none_of_a_recipe():
         error = CliRunner().invoke(app, ["run", "demo", "--until", name]).exception
         assert isinstance(error, InputError)
         assert f"'{name}'" in str(error)
+
+
+def test_models_that_may_know_the_held_out_text_are_measured_on_what_all_hold_out(server, empty: Path, given: dict):
+    runs = {"base": {}, "few held": {"tokenize": {"heldout_fraction": 0.15}}}
+    file = Path(given["study"]).with_name("held.json")
+    file.write_text(json.dumps({"runs": runs}))
+    rows = rows_of(study(study=str(file), recipe="demo", override=given["override"])).set_index("run")
+    assert rows["digest"].nunique() == 1
+    texts = [set(pd.read_parquet(empty / row["model"] / "heldout.parquet")["id"]) for row in rows.to_dict("records")]
+    measured = [
+        set(pd.read_parquet(empty / row["evaluation"] / "documents.parquet")["id"]) for row in rows.to_dict("records")
+    ]
+    assert measured[0] == measured[1] == texts[0] & texts[1] != texts[0]
+
+
+def test_scores_and_failures_are_told_by_seed(empty: Path):
+    members = [Member(run="one", seed=n, model=model(empty, n, loss)) for n, loss in enumerate((1.0, 1.2))]
+    members += [Member(run="two", problem="It failed."), Member(run="two", seed=1, model=model(empty, 9, 0.9))]
+    page = compared(members)
+    assert [row["seeds"] for row in page.stats["table"]] == [2, "1 of 2"]
+    swapped = (compared(members[2:] + members[:2]).path / "study.md").read_text()
+    assert "differences are to one" not in swapped
+    assert "two, seed 0: It failed." in swapped
+    first = [Member(run="none", problem="It failed."), *members[:2]]
+    assert "differences are to one" in (compared(first).path / "study.md").read_text()

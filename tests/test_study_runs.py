@@ -17,7 +17,7 @@ from flows.deltas import NAMED, heads
 from flows.recipes import RECIPES, Recipe, recipe_of, resolve
 from flows.studies import STUDIES, THE_RECIPE
 from flows.study import CARDS, estimate, operations_per_token, planned, seconds_of
-from flows.study_runs import StudyRun, runs_of, scale_of, study_called
+from flows.study_runs import Study, StudyRun, runs_of, scale_of, study_called
 from model import InputError
 from model.settings import Architecture, Training
 from tasks.reports.law import FEWEST
@@ -397,3 +397,32 @@ def test_both_flows_are_deployed_and_prefect_refuses_an_unknown_recipe_of_a_stud
     assert is_valid({"study": "masking", "recipe": "modern", "scale": "day", "seeds": 3, "until": "report"}, schema)
     for bad in ({"recipe": "modrn"}, {"until": "filter"}, {"seeds": "x"}, {"override": {"pretrain": {"clipp": 1}}}):
         assert not is_valid(bad, schema), bad
+
+
+def test_a_run_that_another_recipe_cannot_take_is_told_and_the_others_go_on():
+    about, possible = planned("architectures", "demo", {}, 1, "", "pretrain")
+    told = {member.run: member.problem for member in about.members}
+    assert "embedding" in told["embedding of 128"]
+    assert {run.name for run in possible}.isdisjoint(told)
+    assert len(possible) > 10
+    assert about.published == {}, "those are of the study's own recipe"
+    with pytest.raises(InputError, match="'wide'"):
+        planned_of({"base": {}, "wide": {"pretrain": {"architecture": {"hidden": 1}}}})
+
+
+def planned_of(own: dict):
+    """The runs of a study of the demo."""
+    return runs_of(Study(recipe="demo", runs=own), "demo", {}, 1, scale_of("", "demo"), "pretrain")
+
+
+def test_runs_that_differ_after_the_last_stage_only_are_one():
+    own = {"base": {}, "slower": {"finetune": {"learning_rate": 1e-5}}}
+    assert [run.also for run in planned_of(own)[0]] == [("slower",)]
+    scored = runs_of(Study(recipe="demo", runs=own), "demo", {}, 1, scale_of("", "demo"), "report")[0]
+    assert [run.name for run in scored] == ["base", "slower"]
+
+
+def test_a_study_with_an_empty_name_or_findings_of_no_run_is_refused():
+    for wrong in ({"runs": {" ": {}}}, {"runs": {"a": {}}, "published": {"b": "found"}}):
+        with pytest.raises(ValueError, match=r"name|'b'"):
+            Study(**wrong)
