@@ -157,6 +157,10 @@ class Plan:
                     self.prepare(step)
             except InputError as error:
                 problems[step] = error
+        if any(step.stage == SEVERAL and not self.is_made(step) for step in self.made):
+            from model import machine  # torch: not for every command line
+
+            machine.detect()
         return problems
 
     def prepare(self, step: Step) -> None:
@@ -166,10 +170,6 @@ class Plan:
             self.anew.add(step)
         if not self.is_made(step):
             step.params.check()
-            if step.stage == SEVERAL:
-                from model import machine  # torch: not for every command line
-
-                machine.detect()
 
     def is_blocked(self, step: Step, problems: Problems) -> bool:
         """Whether a step needs a failed one; then it is entered into `problems` too."""

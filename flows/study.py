@@ -51,15 +51,21 @@ def seconds_of(recipe: Recipe, rate: float) -> float:
 
 
 def usual_rate() -> float:
-    """The operations per second that training usually reaches on this machine, from a measurement of a second."""
+    """The operations per second that training usually reaches on this machine, from a measurement of a second.
+
+    On several GPUs, of which each has a run of its own, those of all.
+    """
+    import torch
+
     from model import machine
 
     here = machine.detect()
-    return USUAL_MFU[here.device.type] * machine.matrix_rate(here.device, here.dtype)
+    gpus = torch.cuda.device_count() if here.device.type == "cuda" else 1
+    return gpus * USUAL_MFU[here.device.type] * machine.matrix_rate(here.device, here.dtype)
 
 
 def estimate(runs: list[StudyRun], rate: float) -> str:
-    """The number of runs, and about how long their pretraining takes at this rate, one after the other."""
+    """The number of runs, and about how long their pretraining takes at this rate."""
     return f"{counted(len(runs), 'run')}, about {duration(sum(seconds_of(run.recipe, rate) for run in runs), 2)}"
 
 
