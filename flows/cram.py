@@ -23,7 +23,7 @@ configure()
 
 
 def add(plan: Plan, r: Recipe) -> dict[str, Step]:
-    """Add the stages in their order, each with its parameters and the steps that it reads; returns the model's and the report's."""
+    """Add the stages in order, each with its params and inputs. Returns the steps of the model and of the report."""
     corpus = plan(download, r.download)
     unique = plan(deduplicate, r.deduplicate, corpus)
     clean = plan(decontaminate, r.decontaminate, unique)

@@ -171,7 +171,7 @@ def nearest(value: float, unit: int) -> int:
 
 
 def heads(architecture: Architecture, hidden: int) -> int:
-    """The number of heads at another width: as wide as before, or else about as many times fewer as it is narrower."""
+    """The number of heads at another width. They keep theirs if it divides `hidden`; else their number is scaled."""
     width = architecture.hidden // architecture.heads
     if hidden % width == 0:
         return hidden // width
@@ -183,11 +183,11 @@ def pocket(delta: dict) -> dict:
     """The delta of the same recipe for two CPU cores and twenty minutes.
 
     A quarter of the blocks (at least two; of different ones, at least one) and a third of the width, in heads of 64, or
-    wider if the recipe's are. Feed-forward layers keep their relative width (in multiples of 6, which all activations
-    accept). A 128th of the batch (at least 16). Four
-    times the rates, for the short run, except Muon's, which were found at this size. Sequences in random order:
-    such a run is far shorter than an epoch and would only see the junk at the head of the sort. One seed in finetuning,
-    at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the majority class.
+    wider if the recipe's are. Embeddings and feed-forward layers keep their relative width (the latter in multiples of
+    6, which all activations accept). A 128th of the batch (at least 16). Four times the rates, for the short run,
+    except Muon's, which were found at this size. Sequences in random order: such a run is far shorter than an epoch and
+    would only see the junk at the head of the sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so
+    small a model hardly leaves the majority class.
     """
     given = delta.get("pretrain", {})
     architecture = Architecture(**given.get("architecture", {}))
@@ -199,6 +199,8 @@ def pocket(delta: dict) -> dict:
         "heads": heads(architecture, hidden),
         "intermediate": nearest(hidden * architecture.intermediate / architecture.hidden, 6),
     }
+    if architecture.embedding:
+        sizes["embedding"] = nearest(hidden * architecture.embedding / architecture.hidden, 2)
     if architecture.different_layers:
         sizes["different_layers"] = max(1, round(architecture.different_layers / 4))
     changes = {

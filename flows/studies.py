@@ -195,8 +195,8 @@ STUDIES: dict[str, dict] = {
         },
     },
     "data": {
-        "about": "Sources of text, deduplication, filter and order. All models are measured on the held-out text of the "
-        "first run, per byte.",
+        "about": "Sources of text, deduplication, filter and order. Losses are per byte of text that no model was "
+        "trained on.",
         "paper": f"{SECTION} 4.4 and its table of data sets; directions only, no numbers at hand",
         "published": {
             THE_RECIPE: "the Pile has the best MNLI score of four sources",

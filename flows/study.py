@@ -16,11 +16,12 @@ from flows.recipes import Override, Recipe, RecipeName, recipe_of, without_empty
 from flows.study_runs import StudyRun, runs_of, scale_of, study_called
 from model import InputError
 from model.quantities import counted, duration
-from tasks.evaluate import Evaluate, evaluate
+from tasks.evaluate import Evaluate, evaluate, share_in_common
 from tasks.reports.law import FEWEST
 from tasks.stage import Params
 from tasks.store import Artifact
 from tasks.study import SIZES, Card, Member, StudyReport, compare_runs, named
+from tasks.workers import side_by_side
 from tasks.workers.progress import SECONDS_AT_THE_END, reporter
 
 # Dense fp16 or bf16 TFLOP/s: paper, section 4.1, and NVIDIA's data sheet. 42 % of the peak is what the release reached
@@ -29,6 +30,7 @@ CARDS = {"RTX 2080 Ti": 53.8, "RTX A4000": 88.45, "RTX A6000": 154.8, "H100 or H
 SHARE_OF_PEAK = 0.42
 USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # for the time that a study takes, before anything has run
 SECONDS_PER_DAY = 86_400
+FEWEST_IN_COMMON = 0.1  # of the first model's held-out documents: with fewer, losses are not compared
 log = logging.getLogger(__name__)
 
 
@@ -51,22 +53,27 @@ def seconds_of(recipe: Recipe, rate: float) -> float:
 
 
 def usual_rate() -> float:
-    """The operations per second that training usually reaches on this machine, from a measurement of a second.
-
-    On several GPUs, of which each has a run of its own, those of all.
-    """
-    import torch
-
+    """The operations per second that training usually reaches on this machine, from a measurement of a second."""
     from model import machine
 
     here = machine.detect()
-    gpus = torch.cuda.device_count() if here.device.type == "cuda" else 1
-    return gpus * USUAL_MFU[here.device.type] * machine.matrix_rate(here.device, here.dtype)
+    return USUAL_MFU[here.device.type] * machine.matrix_rate(here.device, here.dtype)
 
 
 def estimate(runs: list[StudyRun], rate: float) -> str:
-    """The number of runs, and about how long their pretraining takes at this rate."""
-    return f"{counted(len(runs), 'run')}, about {duration(sum(seconds_of(run.recipe, rate) for run in runs), 2)}"
+    """The number of runs, and about how long their pretraining takes at this rate.
+
+    Runs side by side divide the time among them; on a CPU they also divide its rate.
+    """
+    from model import machine
+
+    count, cuda = side_by_side.at_once(side_by_side.PRETRAIN, len(runs)), machine.detect().device.type == "cuda"
+    seconds = [seconds_of(run.recipe, rate) for run in runs]
+    divided = [
+        each / count if cuda or run.recipe.pretrain.budget_unit == "hours" else each
+        for each, run in zip(seconds, runs, strict=True)
+    ]
+    return f"{counted(len(runs), 'run')}, about {duration(max(*seconds, sum(divided)), 2)}"
 
 
 def planned(
@@ -93,7 +100,7 @@ def planned(
         published=study.published if base == study.recipe else {},
         recipe=base,
         scale=str(size),
-        is_rescaled=size.size == "pocket",
+        is_rescaled=size.size == "pocket" or size.amount is not None,
         cards=cards(base, override) if study.fit else [],
         members=[Member(run=name, problem=why) for name, why in refused.items()],
     )
@@ -104,7 +111,8 @@ def cards(recipe: str, override: dict) -> list[Card]:
     """A day of each card, with the recipe at full size; none for a recipe that has no full size."""
     if recipe not in NAMED:
         return []
-    size = operations_per_token(recipe_of(NAMED[recipe], override)) / 6
+    kept = override | {"pretrain": {k: v for k, v in override.get("pretrain", {}).items() if k != "architecture"}}
+    size = operations_per_token(recipe_of(NAMED[recipe], kept)) / 6
     return [
         Card(name=name, operations=SHARE_OF_PEAK * peak * 1e12 * SECONDS_PER_DAY, size=size)
         for name, peak in CARDS.items()
@@ -116,7 +124,7 @@ def reason(step: Step, problems: Problems) -> str:
     if step not in problems:
         return ""
     if error := problems[step]:
-        return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        return sentence_of(error)
     return next(filter(None, (reason(upstream, problems) for upstream in step.upstream)), "")
 
 
@@ -129,41 +137,59 @@ def carry_out(task, params: Params, *inputs: Artifact | list[Artifact], run: tup
     return artifact
 
 
-def changes_documents(recipe: Recipe) -> tuple:
+def sentence_of(error: Exception) -> str:
+    """An error for the page: a user's as its sentence, a bug with its type."""
+    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+
+
+def holding_out(recipe: Recipe) -> tuple:
     """What decides which documents are held out, and how their text is changed before that.
 
-    A model with other values here may be trained on text that is held out of the first run.
+    A model with other values here may be trained on text that is held out of the first one. What is cut as a repeated
+    passage depends on all other text.
     """
-    cut = recipe.deduplicate.substring if "substring" in recipe.deduplicate.methods else None
+    cut = (recipe.download, recipe.deduplicate) if "substring" in recipe.deduplicate.methods else None
     edited = recipe.decontaminate if recipe.decontaminate.method == "cut" else None
     return recipe.tokenize.heldout_fraction, cut, edited
 
 
 def with_common_text(members: list[Member], runs: list[StudyRun]) -> list[Member]:
-    """The members, with their losses on a text that was held out of all of them, if their own texts differ.
+    """The members, with their losses on a text that none was trained on, if their own held-out texts differ.
 
-    The text is the first model's, and all of it if only the corpus differs, since documents are held out by their
-    digests. If documents were changed before that, it is those that are held out of these models too.
+    The text is the first model's, since documents are held out by their digests. If documents were changed before
+    that, it is those that are held out of these models too; a model with hardly any of them has no loss.
     """
     made = {member.model: run.recipe for member, run in zip(members, runs, strict=True) if member.model}
-    models = artifacts(list(made))
+    models = named_artifacts(list(made))
     digests = {model.name: model.stats["heldout"]["digest"] for model in models}
     if len(set(digests.values())) == 1:
         return members
-    text, usual = models[0], changes_documents(made[models[0].name])
-    others = [model for model in models if changes_documents(made[model.name]) != usual]
+    text, usual = models[0], holding_out(made[models[0].name])
+    unusual = [model for model in models if holding_out(made[model.name]) != usual]
+    others = [model for model in unusual if share_in_common(text, model) >= FEWEST_IN_COMMON]
+    apart = {model.name for model in unusual} - {model.name for model in others}
     measured = []
-    for member, model in ((member, named(member.model) if member.model else None) for member in members):
-        if model and (others or digests[model.name] != digests[text.name]):
-            run = member.run, f"seed {member.seed}"
-            try:
-                found = carry_out(evaluate, Evaluate(), model, text, others, run=run)
-                member = member.model_copy(update={"evaluation": found.name})
-            except Exception as error:
-                failure(Step(evaluate, Evaluate(), (), run), error)
-                member = member.model_copy(update={"model": "", "report": "", "problem": str(error)})
+    for member in members:
+        if member.model in apart:
+            why = (
+                f"Too little of the held-out text of {text.name} is held out of {member.model} too, to compare losses."
+            )
+            member = member.model_copy(update={"compared": False, "problem": member.problem or why})
+        elif member.model and (others or digests[member.model] != digests[text.name]):
+            member = evaluated(member, text, others)
         measured.append(member)
     return measured
+
+
+def evaluated(member: Member, text: Artifact, others: list[Artifact]) -> Member:
+    """A member with its loss on this text, or with the reason why it has none."""
+    run = member.run, f"seed {member.seed}"
+    try:
+        found = carry_out(evaluate, Evaluate(), named(member.model), text, others, run=run)
+        return member.model_copy(update={"evaluation": found.name})
+    except Exception as error:
+        failure(Step(evaluate, Evaluate(), (), run), error)
+        return member.model_copy(update={"compared": False, "problem": member.problem or sentence_of(error)})
 
 
 def carried_out(plan: Plan, runs: list[StudyRun], override: dict) -> list[Member]:
@@ -178,7 +204,10 @@ def carried_out(plan: Plan, runs: list[StudyRun], override: dict) -> list[Member
         model, last = of_run["pretrain"], of_run[plan.until]
         members.append(
             Member(
-                **{"run": run.name, "also": run.also, "seed": run.seed, "changes": run.changes},
+                run=run.name,
+                also=list(run.also),
+                seed=run.seed,
+                changes=run.changes,
                 model="" if model in problems else plan.made[model].name,
                 report="" if plan.until != "report" or last in problems else plan.made[last].name,
                 problem=reason(last, problems),
@@ -189,7 +218,7 @@ def carried_out(plan: Plan, runs: list[StudyRun], override: dict) -> list[Member
     return members
 
 
-def artifacts(names: list[str]) -> list[Artifact]:
+def named_artifacts(names: list[str]) -> list[Artifact]:
     """The artifacts of these names, each once; empty names are skipped."""
     return [named(name) for name in dict.fromkeys(filter(None, names))]
 
@@ -221,8 +250,9 @@ def study(
     log.info("Pretraining: %s on this machine, less what is cached.", estimate(runs, usual_rate()))
     try:
         members = with_common_text(carried_out(plan, runs, override), runs)
-        given = (artifacts([getattr(one, kind) for one in members]) for kind in ("model", "evaluation", "report"))
-        members += about.members  # those that are impossible
+        given = (named_artifacts([getattr(one, kind) for one in members]) for kind in ("model", "evaluation", "report"))
+        order = [*study_called(study).runs]  # also of those that are impossible
+        members = sorted(members + about.members, key=lambda member: order.index(member.run))
         params = about.model_copy(update={"members": members})
         page = carry_out(compare_runs, params, *given, run=())
         show(page)

@@ -28,7 +28,7 @@ RELATIVE = "scale"  # the name of `Multiples` among the changes of a run
 
 
 class Multiples(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """How much larger a run is than it would be otherwise."""
+    """Multiples of a run's size and budget."""
 
     layers: float = Field(1.0, gt=0, le=64, description="Multiple of the number of blocks.")
     hidden: float = Field(1.0, gt=0, le=64, description="Multiple of the width, in whole attention heads.")
@@ -147,13 +147,14 @@ def read_only(training: dict, chosen: dict) -> dict:
 
 def delta_of(recipe: str, changes: dict, scale: Scale) -> dict:
     """The changes to the paper's recipe of a run at this scale. Raises InputError for changes that no recipe takes."""
-    check_changes(own := {stage: fields for stage, fields in changes.items() if stage != RELATIVE})
+    own = {stage: fields for stage, fields in changes.items() if stage != RELATIVE}
     delta = merge((NAMED if recipe in NAMED else DELTAS)[recipe], own)
     if "pretrain" in delta:
         delta["pretrain"] = read_only(delta["pretrain"], own.get("pretrain", {}))
     recipe_of(delta, {})
     if scale.size == "pocket":
-        delta = merge(POCKET_EXTRA.get(recipe, {}), pocket(delta))
+        same = next((name for name, named in NAMED.items() if own and named == own), recipe)
+        delta = merge(POCKET_EXTRA.get(same, {}), pocket(delta))
     if scale.amount:
         delta = merge(delta, {"pretrain": {"budget": scale.amount, "budget_unit": scale.unit}})
     kept = {
@@ -197,6 +198,18 @@ def flat(changes: dict, path: str = "") -> dict[str, Any]:
     return found
 
 
+def multiples_of(changes: dict) -> Multiples:
+    """The multiples among the changes of a run. Raises InputError for changes that no recipe takes."""
+    check_changes({stage: fields for stage, fields in changes.items() if stage != RELATIVE})
+    if "report" in changes:
+        raise InputError("report.title is the name of the run in a study. Remove report.")
+    try:
+        return Multiples.model_validate(changes.get(RELATIVE, {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{'.'.join(map(str, (RELATIVE, *first['loc'])))}: {first['msg']}.") from error
+
+
 def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe:
     """The recipe of a run. Raises InputError for changes that no recipe takes.
 
@@ -206,12 +219,7 @@ def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe
     scaled = recipe_of(delta_of(recipe, changes, scale), {})
     own = differing(recipe_of(base, {}).model_dump(), scaled.model_dump(), changes)
     own.pop("report", None)
-    try:
-        multiples = Multiples.model_validate(changes.get(RELATIVE, {}))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(f"{'.'.join(map(str, (RELATIVE, *first['loc'])))}: {first['msg']}.") from error
-    own = merge(own, {"pretrain": multiplied(recipe_of(base, merge(override, own)), multiples)})
+    own = merge(own, {"pretrain": multiplied(recipe_of(base, merge(override, own)), multiples_of(changes))})
     return recipe_of(base, merge(override, own))
 
 
@@ -222,15 +230,20 @@ def runs_of(
 
     Also, of another recipe than the study's own, why some of the runs are impossible, by name.
     """
+    if "report" in override:
+        raise InputError("A study sets report.title to the name of each run. Remove report from override.")
     check_changes(override)
     made: dict[str, tuple[list[str], Recipe]] = {}
     refused: dict[str, str] = {}
     for name, changes in study.runs.items():
+        possible = False  # for any recipe
         try:
+            multiples_of(changes)
+            possible = True
             run = resolved(recipe, changes, override, scale)
             run.check_lengths(until)
         except InputError as error:
-            if recipe == study.recipe:
+            if recipe == study.recipe or not possible:
                 raise InputError(f"Run {name!r} of the study: {error}") from error
             refused[name] = str(error)
             continue

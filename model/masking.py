@@ -46,7 +46,9 @@ def mask(
     """
     B, S = tokens_BS.shape
     masked = round(share * count)
-    random = min(count - masked, round(round(1 - share, 9) / 2 * count))  # of 0.8 exactly 0.1
+    random = min(
+        count - masked, round(round(1 - share, 9) / 2 * count)
+    )  # rounded, since (1 - 0.8) / 2 is not exactly 0.1
     counts = -(-(S + random) // WORDS)
     generator = np.random.Philox(key=seed)
     generator.advance(first * counts)

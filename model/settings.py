@@ -141,7 +141,10 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         None, gt=0, lt=1, description="Value of mask_fraction at the end, reached in five steps; null: constant."
     )
     masked_share: float = Field(
-        0.8, ge=0, le=1, description="Of those tokens, the share that become [MASK]; half of the others become random."
+        0.8,
+        ge=0,
+        le=1,
+        description="Share of the predicted tokens that become [MASK]; half of the others become random.",
     )
     nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="After a loss that is not a number: stop, or resume once without the batch."

@@ -1,7 +1,7 @@
 """Evaluate: the loss of a pretrained model on another text.
 
 Reads   a pretrain artifact; a text: the held-out documents of a tokenize or pretrain artifact, or a corpus;
-        and other artifacts with held-out documents, if only those are to be measured that all of them have
+        optionally other artifacts: only documents that they hold out too are measured
 Writes  documents.parquet   the measured documents: id, source, characters, bytes, tokens, nats
 
 Losses per character and per byte can be compared between models with different vocabularies. Whether a model was
@@ -53,6 +53,12 @@ def shared(text: Artifact, others: list[Artifact]) -> Iterator[pa.Table]:
         for known in kept:
             table = table.filter(pc.is_in(table["text"], known))
         yield table
+
+
+def share_in_common(text: Artifact, other: Artifact) -> float:
+    """The fraction of a text's documents that another artifact holds out too."""
+    everything = sum(map(len, texts_of(text)))
+    return sum(map(len, shared(text, [other]))) / max(1, everything)
 
 
 def chosen(text: Artifact, others: list[Artifact], characters: int) -> pa.Table:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 
 from model import InputError
 from tasks.reports import law, plots, study_sections
+from tasks.reports.common import partial_notes
 from tasks.reports.markdown import render
 from tasks.reports.page import page
 from tasks.reports.study_sections import SCORE
@@ -43,7 +44,8 @@ class Member(BaseModel, frozen=True, extra="forbid"):
     model: str = Field("", description="Its pretrain artifact.")
     evaluation: str = Field("", description="Its loss on the common text, if its own held-out text is another.")
     report: str = Field("", description="Its report artifact, if it has scores.")
-    problem: str = Field("", description="Why it has no result, or no scores.")
+    compared: bool = Field(True, description="Whether its loss is on the common text.")
+    problem: str = Field("", description="Why it has no result, no loss, or no scores.")
 
 
 class Card(BaseModel, frozen=True, extra="forbid"):
@@ -75,6 +77,7 @@ def row_of(member: Member) -> dict[str, Any]:
     row |= {
         "problem": member.problem,
         "weak": "",
+        "partial": [],
         "model": member.model,
         "evaluation": member.evaluation,
         "report": member.report,
@@ -82,7 +85,8 @@ def row_of(member: Member) -> dict[str, Any]:
     if member.model:
         stats = named(member.model).stats
         measured = named(member.evaluation).stats if member.evaluation else stats["heldout"]
-        row |= {f"nats_per_{unit}": measured[f"nats_per_{unit}"]["value"] for unit in ("byte", "character", "token")}
+        for unit in ("byte", "character", "token"):
+            row[f"nats_per_{unit}"] = measured[f"nats_per_{unit}"]["value"] if member.compared else None
         row |= {name: stats[name] for name in ("parameters", "tokens", "steps", "tokens_per_second", "mfu")}
         row |= {"operations": stats["exaflops"] * 1e18, "seconds": stats["seconds_on_the_clock"]}
         row |= {"digest": measured["digest"], "device": stats["machine"]["device"]}
@@ -94,6 +98,7 @@ def row_of(member: Member) -> dict[str, Any]:
         names = [one["column"] + ("" if one["protocol"] == "cramming" else f" ({one['protocol']})") for one in own]
         row |= {SCORE + "average": about["average"]}
         row |= {SCORE + name: one["score"] for name, one in zip(names, own, strict=True)}
+        row["partial"] = [str(note) for note in partial_notes(own)]
         row["weak"] = ", ".join(name for name, one in zip(names, own, strict=True) if not one["beats_majority"])
     return row
 
@@ -111,7 +116,7 @@ def curves_of(members: list[Member]) -> dict[str, dict[str, np.ndarray]]:
     """
     curves: dict[str, list] = {}
     for member in members:
-        if not member.model or member.evaluation:
+        if not member.model or member.evaluation or not member.compared:
             continue
         evaluations = named(member.model).stats["evaluations"]
         if "operations" in evaluations[0]:  # older models lack it
@@ -133,7 +138,12 @@ def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, An
         return None
     sized = np.array([set(member.changes) <= SIZES for member in params.members])
     numbers = ["operations", "tokens", "nats_per_byte"]
-    done = rows[rows["model"].ne("") & sized].groupby("run", sort=False)[numbers].mean().reset_index()  # over seeds
+    done = (
+        rows[rows["model"].ne("") & rows["nats_per_byte"].notna() & sized]
+        .groupby("run", sort=False)[numbers]
+        .mean()
+        .reset_index()
+    )  # over seeds
     runs = law.Runs(
         (done["operations"] / done["tokens"] / 6).to_numpy(float),
         done["tokens"].to_numpy(float),

@@ -8,6 +8,7 @@ which conditions the fit and leaves its predictions as they are.
 """
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,19 +96,19 @@ def fitted(runs: Runs, start: LossLaw | None = None) -> LossLaw:
 
 
 def resampled(runs: Runs, law: LossLaw, seed: int = 0) -> list[LossLaw]:
-    """Laws of as many runs, drawn with replacement; draws that can't be fitted are left out."""
-    rng, laws = np.random.default_rng(seed), []
-    for _ in range(RESAMPLES):
-        drawn = runs.take(rng.integers(len(runs), size=len(runs)))
-        if can_be_fitted(drawn):
-            laws.append(fitted(drawn, law))
-    return laws
+    """Laws of the same sizes and tokens, with the law's losses and relative errors drawn from its own residuals.
+
+    The residuals are enlarged for the parameters that were fitted to them. Drawing runs instead would leave too few.
+    """
+    rng, expected = np.random.default_rng(seed), law(runs.sizes, runs.tokens)
+    errors = np.log(runs.losses / expected) * math.sqrt(len(runs) / (len(runs) - len(PARAMETERS)))
+    drawn = (expected * np.exp(rng.choice(errors, len(runs))) for _ in range(RESAMPLES))
+    return [fitted(Runs(runs.sizes, runs.tokens, losses), law) for losses in drawn]
 
 
-def predicted(law: LossLaw, laws: list[LossLaw], size: float, tokens: float) -> dict[str, float | None]:
+def predicted(law: LossLaw, laws: list[LossLaw], size: float, tokens: float) -> dict[str, float]:
     """The loss that the law predicts, with the interval of the resampled laws."""
-    among = [float(one(size, tokens)) for one in laws]
-    low, high = np.percentile(among, INTERVAL).tolist() if among else (None, None)
+    low, high = np.percentile([float(one(size, tokens)) for one in laws], INTERVAL).tolist()
     return {"loss": float(law(size, tokens)), "low": low, "high": high}
 
 

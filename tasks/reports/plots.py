@@ -174,7 +174,7 @@ def law(runs: "Runs", fitted: "LossLaw", laws: "Sequence[LossLaw]", interval: tu
             colour, label = SERIES[i % len(SERIES)], f"{size / 1e6:.2g} M"
             axes.plot(own.operations / 1e15, own.losses, "o", color=colour, markersize=4, label=label)
             axes.plot(6 * size * tokens / 1e15, fitted(size, tokens), color=colour, linewidth=1)
-            if i == len(sizes) - 1 and laws:
+            if i == len(sizes) - 1:
                 low, high = np.percentile([one(size, tokens) for one in laws], interval, axis=0)
                 axes.fill_between(6 * size * tokens / 1e15, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.set(xlabel="petaFLOP", ylabel="held-out loss, nats per byte", xscale="log")

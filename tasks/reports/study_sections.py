@@ -132,8 +132,8 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool) -> list[str]
     base = next(line["run"] for line in lines if line["seeds"])
     if is_rescaled:
         found.append(
-            "The names of the runs, and what the paper says of them, are of the paper's size. The runs are smaller; "
-            "their values are under 'What the runs change'."
+            "The names of the runs, and what the paper says of them, are of the paper's size and day. The runs are "
+            "smaller or shorter; their values are under 'What the runs change'."
         )
     if base != lines[0]["run"]:
         found.append(f"The first run has no result; differences are to {base}.")
@@ -157,9 +157,11 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool) -> list[str]
         )
     if done["evaluation"].ne("").any():
         found.append(
-            "Not all runs have the same held-out text. Losses were measured on the documents that are held out of all "
-            "runs, in which their text can occur; curves on other text are left out."
+            "Not all runs have the same held-out text. Losses were measured on documents that no run was trained on; "
+            "curves on other text are left out."
         )
+    if set(done["budget_unit"]) == {"hours"}:
+        found.append("The budget is time, which other work on the machine slows down. Compare tokens too.")
     if done["device"].nunique() > 1:
         found.append(f"The runs are from different machines: {', '.join(sorted(set(done['device'])))}.")
     return found
@@ -168,8 +170,8 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool) -> list[str]
 def law_rows(law: dict[str, Any]) -> dict[str, Any]:
     """The fitted parameters and the predictions as rows of tables."""
 
-    def interval(one: dict) -> str | None:
-        return None if one["low"] is None else f"{one['low']:.4g} to {one['high']:.4g}"
+    def interval(one: dict) -> str:
+        return f"{one['low']:.4g} to {one['high']:.4g}"
 
     return {
         "parameters": [
@@ -200,6 +202,7 @@ def for_people(
         "losses": loss_table(lines, about["published"], also),
         "scores": score_table(lines, scores) if scores else [],
         "notes": notes(rows, lines, about["is_rescaled"]),
+        "partial": [Marked(note) for note in sorted({note for notes in rows["partial"] for note in notes})],
         "weak": sorted({f"{row['run']}: {row['weak']}" for row in rows.to_dict("records") if row["weak"]}),
         "problems": [
             f"{row['run']}, seed {row['seed']}: {row['problem']}" for row in rows.to_dict("records") if row["problem"]
