@@ -203,6 +203,8 @@ def test_stopped_and_killed_runs_free_the_slot_and_the_next_one_resumes(env, cli
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     wait(lambda: all(map(services.has_ended, pids)), "the end of the processes")
+    # a killed process is a zombie before its last thread has ended, which frees the lock
+    wait(lambda: flow_runs.is_free(flow_runs.LOCKS / str(killed)), "the end of its last thread")
     assert client.read_flow_run(killed).state.is_running()
     said = said_by(services.up, url)
     ended = client.read_flow_run(killed).state
