@@ -148,6 +148,7 @@ def up(url: str, say: Callable[[str], None]) -> None:
         say(f"Server: started at {url}")
     settle_runs(url, say)
     prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
+    prefect("work-pool", "set-concurrency-limit", POOL, "1")  # one GPU for both deployments
     prefect("--no-prompt", "deploy", "--all")
     say("Deployed: cram/full, cram/study")
     if running("worker"):

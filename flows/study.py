@@ -19,13 +19,13 @@ from model.quantities import counted, duration
 from tasks.evaluate import Evaluate, evaluate, share_in_common
 from tasks.reports.law import FEWEST
 from tasks.stage import Params
-from tasks.store import Artifact
-from tasks.study import SIZES, Card, Member, StudyReport, compare_runs, named
+from tasks.store import Artifact, named
+from tasks.study import SIZES, Card, Member, StudyReport, compare_runs
 from tasks.workers import side_by_side
 from tasks.workers.progress import SECONDS_AT_THE_END, reporter
 
 # Dense fp16 or bf16 TFLOP/s: paper, section 4.1, and NVIDIA's data sheet. 42 % of the peak is what the release reached
-# on an A6000 (pytorch issue 96693: 103,200 tokens/s).
+# on an A6000 (pytorch/pytorch#96693: 103,200 tokens/s).
 CARDS = {"RTX 2080 Ti": 53.8, "RTX A4000": 88.45, "RTX A6000": 154.8, "H100 or H200": 989.4}
 SHARE_OF_PEAK = 0.42
 USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # for the time that a study takes, before anything has run
@@ -246,6 +246,8 @@ def study(
     about, runs = planned(study, recipe, override, seeds, scale, until)
     for run in {run.name: run for run in runs if run.also}.values():
         log.info("%s and %s are the same at this scale; they are one run.", run.name, " and ".join(run.also))
+    for member in about.members:
+        log.warning("%s is not possible here: %s", member.run, member.problem)
     plan = Plan(until, {}, [])
     log.info("Pretraining: %s on this machine, less what is cached.", estimate(runs, usual_rate()))
     try:

@@ -228,7 +228,7 @@ def runs_of(
 ) -> tuple[list[StudyRun], dict[str, str]]:
     """The runs of a study, each with every seed; runs that are the same at this scale are one.
 
-    Also, of another recipe than the study's own, why some of the runs are impossible, by name.
+    Also, of another recipe than the study's own or of an override, why some of the runs are impossible, by name.
     """
     if "report" in override:
         raise InputError("A study sets report.title to the name of each run. Remove report from override.")
@@ -236,21 +236,23 @@ def runs_of(
     made: dict[str, tuple[list[str], Recipe]] = {}
     refused: dict[str, str] = {}
     for name, changes in study.runs.items():
-        possible = False  # for any recipe
         try:
             multiples_of(changes)
-            possible = True
+            if recipe == study.recipe:  # for other recipes, and with an override, some runs may be impossible
+                resolved(recipe, changes, {}, scale).check_lengths(until)
+        except InputError as error:
+            raise InputError(f"Run {name!r} of the study: {error}") from error
+        try:
             run = resolved(recipe, changes, override, scale)
             run.check_lengths(until)
         except InputError as error:
-            if recipe == study.recipe or not possible:
-                raise InputError(f"Run {name!r} of the study: {error}") from error
             refused[name] = str(error)
             continue
         unread = {"report", "finetune"} if until == "pretrain" else {"report"}
         made.setdefault(run.model_dump_json(exclude=unread), ([], run))[0].append(name)
     if not made:
-        raise InputError(f"No run of the study is possible with recipe {recipe}: {next(iter(refused.values()))}")
+        given = f"recipe {recipe} and this override" if override else f"recipe {recipe}"
+        raise InputError(f"No run of the study is possible with {given}: {next(iter(refused.values()))}")
     first = next(iter(made.values()))[1].model_dump()
     return [
         StudyRun(

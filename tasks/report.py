@@ -26,7 +26,7 @@ from tasks.reports.model_card import card, recipe
 from tasks.reports.page import page
 from tasks.reports.scores import PUBLISHED, chosen
 from tasks.stage import Params, environment, stage
-from tasks.store import Artifact, read_manifest, verify
+from tasks.store import Artifact, named, read_manifest, verify
 
 BESIDE = ("BERT-base, fully trained", "crammed BERT, A6000, as released (best of 5 runs)")  # in the picture of scores
 PREDICTIONS = "predictions.parquet"
@@ -55,7 +55,7 @@ def settings_of(manifests: Iterable[dict]) -> dict[str, list[dict]]:
 
 def steps_of(name: str) -> dict[str, np.ndarray] | None:
     """The metrics of every step of pretraining, if the model's folder is on this machine."""
-    artifact = Artifact(stage=name.split("/")[0], key=name.split("/")[1])
+    artifact = named(name)
     path = artifact.path / "metrics.parquet"
     if read_manifest(artifact) is None or not path.exists():
         return None

@@ -78,6 +78,12 @@ class Artifact(BaseModel, frozen=True):
         return self.manifest["stats"]
 
 
+def named(name: str) -> Artifact:
+    """The artifact of this name, which need not exist."""
+    stage, _, key = name.partition("/")
+    return Artifact(stage=stage, key=key)
+
+
 def inspect(artifact: Artifact) -> tuple[dict | None, str]:
     """The manifest of a complete artifact and an empty string; or None and what is missing."""
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -392,6 +398,5 @@ def lineage(artifact: Artifact) -> dict[str, dict]:
     manifests: dict[str, dict] = {}
     for given in manifest["inputs"].values():
         for name in given if isinstance(given, list) else [given]:
-            stage, key = name.split("/")
-            manifests |= lineage(Artifact(stage=stage, key=key))
+            manifests |= lineage(named(name))
     return manifests | {artifact.name: {k: v for k, v in manifest.items() if k != "files"}}

@@ -21,7 +21,7 @@ from tasks.reports.markdown import render
 from tasks.reports.page import page
 from tasks.reports.study_sections import SCORE
 from tasks.stage import Params, stage
-from tasks.store import Artifact
+from tasks.store import Artifact, named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,12 +103,6 @@ def row_of(member: Member) -> dict[str, Any]:
     return row
 
 
-def named(name: str) -> Artifact:
-    """The artifact of this name."""
-    stage, _, key = name.partition("/")
-    return Artifact(stage=stage, key=key)
-
-
 def curves_of(members: list[Member]) -> dict[str, dict[str, np.ndarray]]:
     """The mean curve of each run over its seeds: tokens, operations, seconds and loss per byte.
 
@@ -138,12 +132,8 @@ def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, An
         return None
     sized = np.array([set(member.changes) <= SIZES for member in params.members])
     numbers = ["operations", "tokens", "nats_per_byte"]
-    done = (
-        rows[rows["model"].ne("") & rows["nats_per_byte"].notna() & sized]
-        .groupby("run", sort=False)[numbers]
-        .mean()
-        .reset_index()
-    )  # over seeds
+    measured = rows[rows["model"].ne("") & rows["nats_per_byte"].notna() & sized]
+    done = measured.groupby("run", sort=False)[numbers].mean().reset_index()  # over seeds
     runs = law.Runs(
         (done["operations"] / done["tokens"] / 6).to_numpy(float),
         done["tokens"].to_numpy(float),

@@ -151,6 +151,11 @@ def test_a_deployed_run_is_validated_completes_and_has_a_page(env: dict, client:
     assert "filter-table" in {artifact.key for artifact in client.read_artifacts()}
 
 
+def test_the_two_deployments_share_one_slot(client: SyncPrefectClient):
+    pools = {client.read_deployment_by_name(f"cram/{name}").work_pool_name for name in ("full", "study")}
+    assert [client.read_work_pool(name).concurrency_limit for name in pools] == [1]
+
+
 def test_a_cancelled_run_leaves_its_checkpoint_and_ends(env: dict, client: SyncPrefectClient, override: dict):
     run, work = submit(client, env, override)
     assert not (work / "checkpoint.safetensors").exists(), "the next one is minutes away"

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
+from test_workers import wait_for
 
 from model import InputError
 from tasks.pretrain import Pretrain, pretrain
@@ -67,15 +67,6 @@ def contents(model: Artifact) -> tuple[bytes, dict, list]:
     """What must not depend on where a model was trained."""
     losses = pq.read_table(model.path / "metrics.parquet", columns=["step", "tokens", "loss"]).to_pylist()
     return (model.path / "model.safetensors").read_bytes(), model.stats["heldout"], losses
-
-
-def wait_for(true: Callable[[], object]) -> None:
-    """Return when it is true; fail after two minutes."""
-    for _ in range(12_000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("waited in vain")
 
 
 def die_halfway(job, out: Path, report: Callable[[float, str], None]) -> None:

@@ -281,6 +281,20 @@ def test_a_bad_override_is_refused_with_its_field_and_blamed_on_no_run(bad: dict
     assert "Run " not in refused
 
 
+def test_runs_that_an_override_makes_impossible_are_left_out_with_the_reason():
+    own_text = {"download": {"source": "files", "files": ["own.jsonl"]}}
+    about, found = planned("ablation", None, own_text, 1, "", "pretrain")
+    left_out = {member.run for member in about.members}
+    assert left_out == {"text reverted", "all reverted"}
+    for member in about.members:
+        assert "download" in member.problem
+        assert "own.jsonl" in member.problem
+    assert [run.name for run in found] == [name for name in STUDIES["ablation"]["runs"] if name not in left_out]
+    assert all(run.recipe.download.files == ["own.jsonl"] for run in found)
+    wrong = {"own": {}, "the odd one": {"download": {"source": "files"}}}
+    assert "'the odd one'" in refusal(wrong, override=own_text)
+
+
 def test_an_override_that_nothing_reads_is_refused():
     assert "finetune.modern" in refusal("masking", override={"finetune": {"modern": {"warmup": 0.1}}})
 

@@ -5,7 +5,7 @@ import json
 from flows.cli.tables import console, print_rows, print_scores, say, shorten
 from flows.summary import relative, telling
 from model import InputError
-from tasks.store import LINEAGE, Artifact
+from tasks.store import LINEAGE, Artifact, named
 
 CANDIDATES = 3  # per blank
 # By the source of the corpus, since a model knows the words of its text.
@@ -31,8 +31,7 @@ def print_results(artifact: Artifact) -> None:
     if artifact.stage == "report":
         about = json.loads((artifact.path / "report.json").read_text())
         print_score_table(table)
-        stage, key = about["pretrained"].split("/")
-        print_blanks(Artifact(stage=stage, key=key))
+        print_blanks(named(about["pretrained"]))
         say(f"\nFull report: {relative(artifact.path / 'report.html')}")
         return
     print_rows(table)

@@ -79,7 +79,10 @@ def list_studies(names: list[str], recipe: str | None, override: dict, seeds: in
         title = f"[bold]{name}[/]  {estimate(runs, rate)} of pretraining here; recipe {about.recipe}{size}"
         console.print(title, soft_wrap=True, highlight=False)
         say(f"  {about.about}" + (f" ({about.paper})" if about.paper else ""))
-        say(f"  Runs: {'; '.join(dict.fromkeys(run.name for run in runs))}\n")
+        say(f"  Runs: {'; '.join(dict.fromkeys(run.name for run in runs))}")
+        for member in about.members:
+            say(f"  Not possible: {member.run}: {member.problem}")
+        say("")
 
 
 def evaluate(

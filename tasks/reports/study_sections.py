@@ -69,6 +69,16 @@ def with_spread(value: float, deviation: float, digits: int, sign: str = "") -> 
     return f"{value:{sign}.{digits}f}" + (f" ± {deviation:.{digits}f}" if math.isfinite(deviation) else "")
 
 
+def mean(line: dict, name: str, digits: int) -> str | None:
+    """The mean of a run in a column with its deviation, for a table."""
+    return with_spread(line[name], line[f"{name} deviation"], digits)
+
+
+def away(line: dict, name: str, digits: int) -> str | None:
+    """The difference of a run to the base in a column with its standard error, for a table."""
+    return with_spread(line.get(f"{name} difference", math.nan), line.get(f"{name} error", math.nan), digits, "+")
+
+
 def loss_table(lines: list[dict], published: dict[str, str], also: dict[str, list[str]]) -> list[dict]:
     """The table of losses and costs, a row for each run."""
     several = any(line["seeds"] > 1 for line in lines)
@@ -76,10 +86,8 @@ def loss_table(lines: list[dict], published: dict[str, str], also: dict[str, lis
         {
             "run": " = ".join([line["run"], *also[line["run"]]]),
             "seeds": seeds(line),
-            "nats per byte": with_spread(line[LOSS], line[f"{LOSS} deviation"], 4),
-            "difference" + (" ± error" if several else ""): with_spread(
-                line.get(f"{LOSS} difference", math.nan), line.get(f"{LOSS} error", math.nan), 4, "+"
-            ),
+            "nats per byte": mean(line, LOSS, 4),
+            "difference" + (" ± error" if several else ""): away(line, LOSS, 4),
             **costs(line),
             **({"the paper": said(published, [line["run"], *also[line["run"]]])} if published else {}),
         }
@@ -114,15 +122,9 @@ def score_table(lines: list[dict], scores: list[str]) -> list[dict]:
     """The table of scores, a row for each run, with the differences of the average or of the only score."""
     rows = []
     for line in lines:
-        cells = {name.removeprefix(SCORE): with_spread(line[name], line[f"{name} deviation"], 1) for name in scores}
-        away = {
-            f"{name.removeprefix(SCORE)}, difference": with_spread(
-                line.get(f"{name} difference", math.nan), line.get(f"{name} error", math.nan), 1, "+"
-            )
-            for name in scores[:1]
-        }
-        models = max(line[f"{name} values"] for name in scores)
-        rows.append({"run": line["run"], "models": models, **cells, **away})
+        cells = {name.removeprefix(SCORE): mean(line, name, 1) for name in scores}
+        cells[f"{scores[0].removeprefix(SCORE)}, difference"] = away(line, scores[0], 1)
+        rows.append({"run": line["run"], "models": max(line[f"{name} values"] for name in scores), **cells})
     return rows
 
 
@@ -228,11 +230,9 @@ def brief(means: pd.DataFrame) -> list[dict]:
     table = []
     for line in means.to_dict("records"):
         row = {"run": line["run"], "seeds": seeds(line)}
-        row["nats per byte"] = with_spread(line[LOSS], line[f"{LOSS} deviation"], 4) or ""
-        away = line.get(f"{LOSS} difference", math.nan), line.get(f"{LOSS} error", math.nan)
-        row["difference"] = with_spread(*away, 4, "+") or ""
+        row |= {"nats per byte": mean(line, LOSS, 4) or "", "difference": away(line, LOSS, 4) or ""}
         row |= {name: cost or "" for name, cost in costs(line).items() if name in ("tokens", "hours")}
-        for name in (name for name in line if name == f"{SCORE}average"):
-            row["average"] = with_spread(line[name], line[f"{name} deviation"], 1) or ""
+        if (average := f"{SCORE}average") in line:
+            row["average"] = mean(line, average, 1) or ""
         table.append(row | {"problem": line["problem"].partition(". ")[0]})
     return table
