@@ -197,12 +197,15 @@ class Predictor(nn.Module):
 
     def __init__(self, model: nn.Module, pad: int) -> None:
         super().__init__()
-        self.model, self.pad = model, pad
+        self.model, self.pad, self.is_bert = model, pad, hasattr(model, "cls")
 
     def losses(self, tokens_BS: Tensor, places_M: Tensor, labels_M: Tensor, padded: bool) -> Tensor:
         """The cross-entropy (M,), nats, at these places, which are numbered through the whole batch."""
-        scores_BSV = self.model(input_ids=tokens_BS, attention_mask=(tokens_BS != self.pad).long()).logits
-        return F.cross_entropy(scores_BSV.flatten(0, 1)[places_M].float(), labels_M, reduction="none")
+        mask_BS = (tokens_BS != self.pad).long()
+        hidden_MH = self.model.base_model(tokens_BS, mask_BS).last_hidden_state.flatten(0, 1)[places_M]
+        # the head at these places only: for all tokens it takes most of the time
+        scores_MV = self.model.cls(hidden_MH) if self.is_bert else self.model.decoder(self.model.head(hidden_MH))
+        return F.cross_entropy(scores_MV.float(), labels_M, reduction="none")
 
 
 class Begun(Heldout):

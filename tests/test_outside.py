@@ -91,6 +91,19 @@ def test_a_model_of_transformers_is_measured_as_ours(outside, ours):
     assert (held.owners().ravel()[begins] == -1).all()
 
 
+@pytest.mark.parametrize("kind", ["ModernBERT", "BERT"])
+def test_losses_at_predicted_places_are_those_of_the_whole_output(outside, ours, kind: str):
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(ours.bert.path)
+    model = outside.new_model(kind, ours.bert.path, tokenizer).eval()
+    tokens = torch.randint(5, len(tokenizer), (3, 32), generator=torch.Generator().manual_seed(0))
+    tokens[2, 20:] = tokenizer.pad_token_id
+    places, labels = torch.tensor([1, 40, 70]), torch.tensor([7, 8, 9])
+    whole = model(input_ids=tokens, attention_mask=(tokens != tokenizer.pad_token_id).long()).logits
+    expected = torch.nn.functional.cross_entropy(whole.flatten(0, 1)[places], labels, reduction="none")
+    found = outside.Predictor(model, tokenizer.pad_token_id).losses(tokens, places, labels, True)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
 def test_what_is_not_read_by_the_loss_changes_nothing(outside, ours):
     """All tokens but [CLS], [SEP] and padding are scored, each once."""
 
