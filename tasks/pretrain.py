@@ -115,7 +115,7 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     steps = {name: metrics[name].to_numpy() for name in metrics.column_names}
     held = measured_on(out, run.bert, here)
     stats = statistics(run, spent, steps, held, here.describe() | {"gpus": gpus})
-    plots.loss_curve(steps, stats["evaluations"], out / "loss.png")
+    plots.loss_curve(steps, stats["evaluations"], held["by_frequencies"]["nats_per_token"], out / "loss.png")
     return stats
 
 

@@ -87,6 +87,7 @@ def row_of(member: Member) -> dict[str, Any]:
         measured = named(member.evaluation).stats if member.evaluation else stats["heldout"]
         for unit in ("byte", "character", "token"):
             row[f"nats_per_{unit}"] = measured[f"nats_per_{unit}"]["value"] if member.compared else None
+        row["by_frequencies"] = measured.get("by_frequencies", {}).get("nats_per_byte", np.nan)  # older models lack it
         row |= {name: stats[name] for name in ("parameters", "tokens", "steps", "tokens_per_second", "mfu")}
         row |= {"operations": stats["exaflops"] * 1e18, "seconds": stats["seconds_on_the_clock"]}
         row |= {"digest": measured["digest"], "device": stats["machine"]["device"]}
@@ -133,19 +134,22 @@ def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, An
     sized = np.array([set(member.changes) <= SIZES for member in params.members])
     numbers = ["operations", "tokens", "nats_per_byte"]
     measured = rows[rows["model"].ne("") & rows["nats_per_byte"].notna() & sized]
-    done = measured.groupby("run", sort=False)[numbers].mean().reset_index()  # over seeds
+    finished = measured.groupby("run", sort=False)[[*numbers, "by_frequencies"]].mean().reset_index()  # over seeds
+    early = np.array(list(map(study_sections.reads_no_context, finished.to_dict("records"))), dtype=bool)
+    done, left_out = finished[~early], finished["run"][early].tolist()
     runs = law.Runs(
         (done["operations"] / done["tokens"] / 6).to_numpy(float),
         done["tokens"].to_numpy(float),
         done["nats_per_byte"].to_numpy(float),
     )
     if not law.can_be_fitted(runs):
-        return {"runs": law.points(runs), "needed": law.FEWEST}
+        return {"runs": law.points(runs), "needed": law.FEWEST, "left_out": left_out}
     fitted = law.fitted(runs)
     laws = law.resampled(runs, fitted)
     values = np.array([one.values for one in laws])
     about = {
         "runs": len(runs),
+        "left_out": left_out,
         "parameters": {
             name: {"value": float(fitted.values[i]), **dict(zip(("low", "high"),
                    np.percentile(values[:, i], law.INTERVAL).tolist(), strict=True))}

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import corpus_of, document
+from scipy.stats import entropy
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -173,3 +174,18 @@ def test_no_vocabulary_is_measured_with_a_bias(store: Path, tmp_path: Path, requ
     sizes = {"token": map(len, ids), "character": map(len, texts), "byte": (len(one.encode()) for one in texts)}
     for unit, size in sizes.items():
         assert found[f"nats_per_{unit}"]["value"] == pytest.approx(total / sum(size), abs=1e-6)
+
+
+def test_the_loss_by_frequencies_is_that_of_the_best_model_without_context():
+    """Scipy's entropy of the counts; any other unigram model has a higher loss."""
+    held = packed([3, 0, 400, 90])
+    found = heldout.summary(held, np.ones(4))["by_frequencies"]
+    counts = np.bincount(held.sequences[held.owners() >= 0], minlength=VOCABULARY)
+    assert found["nats_per_token"] == pytest.approx(entropy(counts), abs=1e-6)
+    assert found["nats_per_byte"] == pytest.approx(entropy(counts) / 5, abs=1e-6)
+    for pseudo_count in (0, 0.5, 20):
+        with np.errstate(divide="ignore"):
+            nats = -np.log((counts + pseudo_count) / (counts + pseudo_count).sum())
+        loss = heldout.summary(held, measure(Unigram(nats), held, MASK, CPU)[0])["nats_per_token"]["value"]
+        assert (loss == pytest.approx(found["nats_per_token"], abs=1e-6)) == (pseudo_count == 0)
+        assert loss >= found["nats_per_token"] - 1e-6

@@ -562,11 +562,33 @@ def test_without_enough_finished_sizes_there_is_no_law_and_the_page_says_what_it
     again = [member.model_copy(update={"seed": 1}) for member in members[:2]]
     failed = [Member(run=f"late {n}", problem="It failed.", changes={"pretrain.budget": 7.0 + n}) for n in range(3)]
     made = compared([*members, *again, *failed], fit=True)
-    assert strictly(made.path / "study.json")["law"] == {"runs": 4, "needed": law.FEWEST}
+    assert strictly(made.path / "study.json")["law"] == {"runs": 4, "needed": law.FEWEST, "left_out": []}
     text = (made.path / "study.md").read_text()
     assert "No law was fitted" in text
     assert f"needs {law.FEWEST} " in text
     assert not (made.path / "law.svg").exists()
+
+
+def test_runs_that_read_no_context_are_named_and_left_out_of_the_law(empty: Path, monkeypatch):
+    monkeypatch.setattr(law, "RESAMPLES", 6)
+    pairs = [(size, tokens) for size in (1e5, 2e5, 4e5) for tokens in (30_000, 90_000)]
+    held = {"value": 1.0, "standard_error": 0.01}
+    known = {f"nats_per_{unit}": held for unit in ("character", "token")} | {"digest": "d"}
+    known["by_frequencies"] = {"nats_per_byte": 2.0}
+    members = []
+    for n, (pair, loss) in enumerate([*((pair, lawful(*pair)) for pair in pairs), ((1e5, 5_000), 1.95)]):
+        heldout = known | {"nats_per_byte": held | {"value": loss}}
+        changes = {"pretrain.budget": 5.0} if n else {}
+        members.append(Member(run=f"run {n}", model=model(empty, n, loss, *pair, heldout=heldout), changes=changes))
+    made = compared(members, fit=True)
+    about = strictly(made.path / "study.json")["law"]
+    assert (about["runs"], about["left_out"], about["residual"] < 1e-4) == (6, ["run 6"], True)
+    text = (made.path / "study.md").read_text()
+    assert "The loss of run 6 is about what token frequencies alone give" in text
+    assert "Left out of the fit" in text
+    few = compared(members[2:], fit=True)
+    assert strictly(few.path / "study.json")["law"] == {"runs": 4, "needed": law.FEWEST, "left_out": ["run 6"]}
+    assert "without run 6" in (few.path / "study.md").read_text()
 
 
 def test_the_stages_of_a_study_are_none_of_a_recipe():

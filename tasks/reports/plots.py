@@ -54,12 +54,13 @@ def ratio_histogram(ratios: np.ndarray, kept: np.ndarray, threshold: float | Non
         axes.set(xlabel="tokens per character (the last bin holds all above)", ylabel="documents")
 
 
-def loss_curve(rows: dict[str, np.ndarray], evaluations: list[dict], path: Path) -> None:
-    """Training and held-out loss against tokens, and the learning rate."""
+def loss_curve(rows: dict[str, np.ndarray], evaluations: list[dict], by_frequencies: float, path: Path) -> None:
+    """Training and held-out loss against tokens, the loss by token frequencies alone, and the learning rate."""
     with _chart(path) as axes:
         axes.plot(rows["tokens"], rows["loss"], color=KEPT, linewidth=0.8, label="training")
         held = [(e["tokens"], e["heldout_loss"]) for e in evaluations]
         axes.plot(*zip(*held, strict=True), color=DROPPED, marker="o", markersize=3, label="held out")
+        axes.axhline(by_frequencies, color="black", linewidth=0.8, linestyle="--", label="token frequencies alone")
         axes.set(xlabel="tokens", ylabel="loss, nats per token")
         rate = axes.twinx()
         rate.plot(rows["tokens"], rows["lr"], color=ACCENT, linewidth=0.8, linestyle=":")

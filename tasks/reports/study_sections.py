@@ -14,7 +14,9 @@ from tasks.reports.scores import COLUMNS
 
 LOSS = "nats_per_byte"
 COSTS = ("tokens", "operations", "seconds", "parameters", "tokens_per_second")
+MEANS = (LOSS, "nats_per_character", "by_frequencies", *COSTS)
 SCORE = "score: "  # begins the name of every column of runs.parquet with scores
+BY_FREQUENCIES = 0.95  # of the loss by token frequencies alone: with more, a model hardly reads context
 EQUAL = 0.02  # runs whose operations differ by less have equal ones, as batches are whole
 
 
@@ -42,7 +44,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
         done = own[own["model"].ne("")]
         line: dict[str, Any] = {"run": run, "seeds": len(done), "failed": len(own) - len(done)}
         line |= {"problem": " ".join(dict.fromkeys(filter(None, own["problem"]))), "models": sorted(done["model"])}
-        for name in (LOSS, "nats_per_character", *COSTS, *scores):
+        for name in (*MEANS, *scores):
             values = done[name].dropna() if name in done else pd.Series(dtype=float)
             line |= {name: values.mean() if len(values) else math.nan, f"{name} deviation": spread(values)}
             line |= {f"{name} values": len(values)}
@@ -77,6 +79,11 @@ def mean(line: dict, name: str, digits: int) -> str | None:
 def away(line: dict, name: str, digits: int) -> str | None:
     """The difference of a run to the base in a column with its standard error, for a table."""
     return with_spread(line.get(f"{name} difference", math.nan), line.get(f"{name} error", math.nan), digits, "+")
+
+
+def reads_no_context(line: dict) -> bool:
+    """Whether a run's loss is about that of token frequencies alone; False where this is not known."""
+    return bool(line[LOSS] > BY_FREQUENCIES * line["by_frequencies"])
 
 
 def loss_table(lines: list[dict], published: dict[str, str], also: dict[str, list[str]]) -> list[dict]:
@@ -145,6 +152,11 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool) -> list[str]
         found.append(
             "Means over seeds ± their sample standard deviation; differences to "
             f"{base} ± the standard error of the difference of two independent means."
+        )
+    if early := [line["run"] for line in lines if reads_no_context(line)]:
+        found.append(
+            f"The loss of {', '.join(early)} is about what token frequencies alone give: at this budget such a run has "
+            "hardly begun to read context, and its rank says little of longer runs."
         )
     budgets = {budget(amount, unit) for amount, unit in zip(done["budget"], done["budget_unit"], strict=True)}
     if len(budgets) > 1:
