@@ -100,7 +100,7 @@ def planned(
         published=study.published if base == study.recipe else {},
         recipe=base,
         scale=str(size),
-        is_rescaled=size.size == "pocket" or size.amount is not None,
+        is_rescaled=size.size == "pocket" or size.multiple != 1 or size.amount is not None,
         cards=cards(base, override) if study.fit else [],
         members=[Member(run=name, problem=why) for name, why in refused.items()],
     )
@@ -239,7 +239,7 @@ def study(
         recipe: The recipe that the runs change. Default: that of the study, mostly crammed-bert.
         override: Changes to all runs, as {"download": {"documents": 1000}}, except to what a run changes itself.
         seeds: Number of seeds of each run.
-        scale: pocket (the default), day, a budget such as "3e6 tokens", or both: "pocket 3e6 tokens".
+        scale: pocket (the default), day, a multiple as "pocket x 0.5", a budget as "3e6 tokens", or both.
         until: pretrain compares losses; report also finetunes, and compares scores.
     """
     override = without_empty(override)

@@ -9,15 +9,18 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from flows.deltas import NAMED, POCKET_EXTRA, heads, nearest, pocket
+from flows.deltas import NAMED, POCKET_EXTRA, POCKET_HEAD, heads, nearest, pocket
 from flows.recipes import DELTAS, Recipe, check_changes, check_name, did_you_mean, level, merge, recipe_of
 from flows.studies import STUDIES
 from model import InputError
 from model.quantities import budget
 from model.settings import READ_BY, Training
 
-SCALE = re.compile(r"(pocket|day)?(?:(?:^|(?<=\w) +)(\S+) +(hour|token|flop)s?)?")
-SCALES = "pocket, day, a budget such as '3e6 tokens', '0.5 hours' or '1e15 flops', or both: 'pocket 3e6 tokens'"
+SCALE = re.compile(r"(?:(pocket|day)(?: +x +(\S+))?)?(?:(?:^|(?<=\w) +)(\S+) +(hour|token|flop)s?)?")
+SCALES = (
+    "pocket, day, a multiple of their depth and width such as 'pocket x 0.5', a budget such as '3e6 tokens', '0.5 "
+    "hours' or '1e15 flops', or both: 'pocket x 0.5 3e6 tokens'"
+)
 SELECTED = set().union(*READ_BY.values())  # fields of Training that only some optimizers or schedules read
 KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them itself
     "tokenize": {"heldout_fraction", "sort"},
@@ -57,15 +60,21 @@ class Study(BaseModel, frozen=True, extra="forbid"):
 
 
 class Scale(NamedTuple):
-    """Size and budget of the runs: `pocket`, `day`, or empty for a recipe with a size of its own."""
+    """Size and budget of the runs.
+
+    size      pocket, day, or empty for a recipe with a size of its own
+    multiple  of its depth and of its width
+    """
 
     size: str
+    multiple: float
     amount: float | None
     unit: str
 
     def __str__(self) -> str:
+        of_size = self.size if self.multiple == 1 else f"{self.size} x {self.multiple:g}"
         of_budget = budget(self.amount, self.unit) if self.amount else ""
-        return ", ".join(filter(None, (self.size, of_budget)))
+        return ", ".join(filter(None, (of_size, of_budget)))
 
 
 class StudyRun(NamedTuple):
@@ -115,20 +124,25 @@ def scale_of(text: str, recipe: str) -> Scale:
     match = SCALE.fullmatch(text.strip())
     if not match:
         raise InputError(f"scale is {text!r}; expected {SCALES}.")
-    size, amount, unit = match[1] or "", None, f"{match[3]}s" if match[3] else ""
-    if unit:
-        try:
-            amount = float(match[2].replace(",", ""))
-        except ValueError:
-            amount = math.nan
-        if not 0 < amount < math.inf:
-            raise InputError(f"scale is {text!r}, but {match[2]!r} is no positive number; expected {SCALES}.")
+    size, unit = match[1] or "", f"{match[4]}s" if match[4] else ""
+    multiple, amount = (positive(number, text) if number else None for number in (match[2], match[3]))
     if size and recipe not in NAMED:
         raise InputError(
             f"Recipe {recipe!r} has a size of its own, and scale is {text!r}. Give only a budget, or one of the recipes "
             f"{', '.join(NAMED)}."
         )
-    return Scale(size or ("pocket" if recipe in NAMED else ""), amount, unit)
+    return Scale(size or ("pocket" if recipe in NAMED else ""), multiple or 1.0, amount, unit)
+
+
+def positive(number: str, scale: str) -> float:
+    """A number in the text of a scale. Raises InputError unless it is positive and finite."""
+    try:
+        value = float(number.replace(",", ""))
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise InputError(f"scale is {scale!r}, but {number!r} is no positive number; expected {SCALES}.")
+    return value
 
 
 def read_only(training: dict, chosen: dict) -> dict:
@@ -169,13 +183,17 @@ def multiplied(recipe: Recipe, by: Multiples) -> dict:
     if by.budget != 1:
         fields["budget"] = by.budget * recipe.pretrain.budget
     if (by.layers, by.hidden) != (1, 1):
-        hidden = nearest(by.hidden * shape.hidden, shape.hidden // shape.heads)
+        hidden = nearest(by.hidden * shape.hidden, min(shape.hidden // shape.heads, POCKET_HEAD))
         fields["architecture"] = {
             "layers": max(1, round(by.layers * shape.layers)),
             "hidden": hidden,
             "heads": heads(shape, hidden),
             "intermediate": nearest(hidden * shape.intermediate / shape.hidden, 6),
         }
+        if shape.embedding:
+            fields["architecture"]["embedding"] = nearest(hidden * shape.embedding / shape.hidden, 2)
+        if shape.different_layers:
+            fields["architecture"]["different_layers"] = max(1, round(by.layers * shape.different_layers))
     return fields
 
 
@@ -219,7 +237,9 @@ def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe
     scaled = recipe_of(delta_of(recipe, changes, scale), {})
     own = differing(recipe_of(base, {}).model_dump(), scaled.model_dump(), changes)
     own.pop("report", None)
-    own = merge(own, {"pretrain": multiplied(recipe_of(base, merge(override, own)), multiples_of(changes))})
+    by = multiples_of(changes)
+    by = by.model_copy(update={name: scale.multiple * getattr(by, name) for name in ("layers", "hidden")})
+    own = merge(own, {"pretrain": multiplied(recipe_of(base, merge(override, own)), by)})
     return recipe_of(base, merge(override, own))
 
 
@@ -228,7 +248,8 @@ def runs_of(
 ) -> tuple[list[StudyRun], dict[str, str]]:
     """The runs of a study, each with every seed; runs that are the same at this scale are one.
 
-    Also, of another recipe than the study's own or of an override, why some of the runs are impossible, by name.
+    Also why some of the runs are impossible, by name: with another recipe than the study's own, a multiple of its size,
+    or an override.
     """
     if "report" in override:
         raise InputError("A study sets report.title to the name of each run. Remove report from override.")
@@ -238,8 +259,8 @@ def runs_of(
     for name, changes in study.runs.items():
         try:
             multiples_of(changes)
-            if recipe == study.recipe:  # for other recipes, and with an override, some runs may be impossible
-                resolved(recipe, changes, {}, scale).check_lengths(until)
+            if recipe == study.recipe:  # of other recipes or sizes, and with an override, some may be impossible
+                resolved(recipe, changes, {}, scale._replace(multiple=1.0)).check_lengths(until)
         except InputError as error:
             raise InputError(f"Run {name!r} of the study: {error}") from error
         try:

@@ -112,21 +112,21 @@ def test_no_option_of_architecture_and_training_is_idle():
 @pytest.mark.parametrize(
     ("text", "recipe", "expected", "words"),
     [
-        ("", "crammed-bert", ("pocket", None, ""), "pocket"),
-        ("pocket", "modern", ("pocket", None, ""), "pocket"),
-        (" day ", "crammed-bert", ("day", None, ""), "day"),
-        ("pocket 3e6 tokens", "crammed-bert", ("pocket", 3e6, "tokens"), "pocket, 3,000,000 tokens"),
-        ("1e15 flops", "crammed-bert", ("pocket", 1e15, "flops"), "pocket, 1e+15 flops"),
-        ("day 0.5 hours", "izsak", ("day", 0.5, "hours"), "day, 30 minutes"),
-        ("", "demo", ("", None, ""), ""),
-        ("2000 tokens", "demo", ("", 2000, "tokens"), "2,000 tokens"),
+        ("", "crammed-bert", ("pocket", 1, None, ""), "pocket"),
+        ("pocket", "modern", ("pocket", 1, None, ""), "pocket"),
+        (" day ", "crammed-bert", ("day", 1, None, ""), "day"),
+        ("pocket 3e6 tokens", "crammed-bert", ("pocket", 1, 3e6, "tokens"), "pocket, 3,000,000 tokens"),
+        ("1e15 flops", "crammed-bert", ("pocket", 1, 1e15, "flops"), "pocket, 1e+15 flops"),
+        ("day 0.5 hours", "izsak", ("day", 1, 0.5, "hours"), "day, 30 minutes"),
+        ("", "demo", ("", 1, None, ""), ""),
+        ("2000 tokens", "demo", ("", 1, 2000, "tokens"), "2,000 tokens"),
     ],
 )
 def test_a_scale_names_a_size_and_a_budget(text: str, recipe: str, expected: tuple, words: str):
     found = scale_of(text, recipe)
     assert (tuple(found), str(found)) == (expected, words)
     [run] = runs({"one": {}}, recipe, text)
-    size, amount, unit = expected
+    size, _, amount, unit = expected
     whole = RECIPES[recipe if size != "pocket" else "pocket" if recipe == "crammed-bert" else f"pocket-{recipe}"]
     assert run.recipe.pretrain.architecture == whole.pretrain.architecture
     budget = (amount, unit) if amount else (whole.pretrain.budget, whole.pretrain.budget_unit)
@@ -137,7 +137,8 @@ def test_a_scale_names_a_size_and_a_budget(text: str, recipe: str, expected: tup
     "text",
     [
         "week", "pocket day", "3e6", "tokens", "3e6 steps", "0 tokens", "-1 hours", "nan hours", "inf flops",
-        "many tokens", "pocket 3e6 tokens 2 hours",
+        "many tokens", "pocket 3e6 tokens 2 hours", "pocket x", "pocket x 0", "pocket x half", "x 0.5",
+        "day x 0.5 hours",
     ],
 )  # fmt: skip
 def test_a_scale_that_is_none_is_refused_with_what_it_may_be(text: str):
@@ -145,6 +146,29 @@ def test_a_scale_that_is_none_is_refused_with_what_it_may_be(text: str):
         scale_of(text, "crammed-bert")
     for word in (repr(text), "pocket", "day", "tokens"):
         assert word in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["pocket x 0.5", "pocket x 0.5 3e6 tokens"])
+def test_a_multiple_of_a_size_scales_every_run_and_leaves_out_those_that_get_too_small(text: str):
+    studied = {"own": {}, "wide": {"scale": {"hidden": 2}}, "4 heads": {"pretrain": {"architecture": {"heads": 4}}}}
+    studied |= {"small words": {"pretrain": {"architecture": {"embedding": 192}}}}
+    studied |= {"deep": {"pretrain": {"architecture": {"layers": 32}}}}
+    studied |= {"half": {"pretrain": {"architecture": {"different_layers": 8}}}}
+    assert str(scale_of(text, "crammed-bert")) == text.replace("x 0.5 3e6", "x 0.5, 3,000,000")
+    of = {run.name: run.recipe.pretrain.architecture for run in runs(studied, scale=text)}
+    assert (of["own"].layers, of["own"].hidden, of["own"].heads, of["own"].intermediate) == (2, 128, 2, 384)
+    assert (of["wide"].layers, of["wide"].hidden, of["wide"].heads) == (2, 256, 4)
+    assert (of["4 heads"].hidden, of["4 heads"].heads) == (128, 1)
+    assert (of["small words"].hidden, of["small words"].embedding) == (128, 32)
+    assert (of["deep"].layers, of["half"].different_layers) == (4, 1)
+    about, found = planned("architectures", None, {}, 1, text, "pretrain")
+    assert {member.run: "layers" in member.problem for member in about.members} == {
+        "funnel": True,
+        "feed-forward in every 4th block": True,
+    }
+    assert {run.recipe.pretrain.architecture.hidden for run in found} == {128}
+    with pytest.raises(InputError, match="'demo'"):
+        scale_of(text, "demo")
 
 
 @pytest.mark.parametrize("size", ["pocket", "day", "pocket 3e6 tokens"])
