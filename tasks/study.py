@@ -26,8 +26,7 @@ from tasks.store import Artifact, named
 if TYPE_CHECKING:
     import pandas as pd
 
-AXES = {"tokens": "million tokens", "operations": "petaFLOP", "seconds": "hours"}
-UNITS = {"tokens": 1e6, "operations": 1e15, "seconds": 3600.0}
+AXES = ("tokens", "operations", "seconds")
 POINTS = 11  # of a mean curve
 # Runs that differ in anything else don't belong to one scaling law.
 SIZES = {f"pretrain.architecture.{name}" for name in ("layers", "hidden", "heads", "intermediate")}
@@ -186,10 +185,10 @@ def compare_runs(
     rows = pd.DataFrame(map(row_of, params.members))
     summary = study_sections.summary(rows)
     curves = curves_of(params.members)
-    for axis, label in AXES.items():
-        if curves:
-            lines = {run: (one[axis] / UNITS[axis], one["heldout_nats_per_byte"]) for run, one in curves.items()}
-            plots.lines(lines, label, "held-out loss, nats per byte", out / f"{axis}.svg")
+    for axis in AXES if curves else ():
+        label, size = study_sections.unit(axis, max(one[axis].max() for one in curves.values()))
+        lines = {run: (one[axis] / size, one["heldout_nats_per_byte"]) for run, one in curves.items()}
+        plots.lines(lines, label, "held-out loss, nats per byte", out / f"{axis}.svg")
     fitted = law_of(params, rows, out)
     rows.to_parquet(out / "runs.parquet", index=False)
     content = params.model_dump(mode="json") | {

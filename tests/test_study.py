@@ -506,6 +506,19 @@ def test_the_error_of_a_difference_of_scores_is_of_the_seeds_that_have_a_score()
     assert "score: average" not in one, "no run has one"
 
 
+def test_costs_stand_in_units_that_fit_the_largest_run(empty: Path):
+    spent = {"exaflops": 7e-6, "seconds_on_the_clock": 90.0}
+    members = [Member(run="short", model=model(empty, 1, 1.0, exaflops=7e-9, seconds_on_the_clock=3.0))]
+    members += [Member(run="long", model=model(empty, 2, 1.0, **spent)), Member(run="none", problem="It failed.")]
+    page = compared(members)
+    text = (page.path / "study.md").read_text()
+    assert "teraFLOP" in text
+    assert [row["minutes"] for row in page.stats["table"]] == ["0.05", "1.5", ""]
+    longer = compared([Member(run="day", model=model(empty, 3, 1.0, exaflops=2.0, seconds_on_the_clock=86_400.0))])
+    assert "exaFLOP" in (longer.path / "study.md").read_text()
+    assert longer.stats["table"][0]["hours"] == "24"
+
+
 def test_other_budgets_and_machines_are_noted(empty: Path):
     members = [Member(run="one", model=model(empty, 1, 1.0))]
     members += [Member(run="two", model=model(empty, 2, 1.0, tokens=20_000, machine={"device": "GPU"}))]

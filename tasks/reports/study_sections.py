@@ -14,6 +14,11 @@ from tasks.reports.scores import COLUMNS
 
 LOSS = "nats_per_byte"
 COSTS = ("tokens", "operations", "seconds", "parameters", "tokens_per_second")
+UNITS = {
+    "tokens": (("billion tokens", 1e9), ("million tokens", 1e6), ("thousand tokens", 1e3)),
+    "operations": (("exaFLOP", 1e18), ("petaFLOP", 1e15), ("teraFLOP", 1e12), ("gigaFLOP", 1e9)),
+    "seconds": (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)),
+}
 MEANS = (LOSS, "nats_per_character", "by_frequencies", *COSTS)
 SCORE = "score: "  # begins the name of every column of runs.parquet with scores
 BY_FREQUENCIES = 0.95  # of the loss by token frequencies alone: with more, a model hardly reads context
@@ -95,10 +100,10 @@ def loss_table(lines: list[dict], published: dict[str, str], also: dict[str, lis
             "seeds": seeds(line),
             "nats per byte": mean(line, LOSS, 4),
             "difference" + (" ± error" if several else ""): away(line, LOSS, 4),
-            **costs(line),
+            **cost,
             **({"the paper": said(published, [line["run"], *also[line["run"]]])} if published else {}),
         }
-        for line in lines
+        for line, cost in zip(lines, costs(lines), strict=True)
     ]
 
 
@@ -112,17 +117,29 @@ def said(published: dict[str, str], names: list[str]) -> str | None:
     return "; ".join(published[name] for name in names if name in published) or None
 
 
-def costs(line: dict) -> dict[str, str | None]:
-    """What a run of these means took."""
-    if not line["seeds"]:
-        return dict.fromkeys(("parameters", "tokens", "petaFLOP", "hours", "tokens/s"))
-    return {
-        "parameters": short(line["parameters"]),
-        "tokens": short(line["tokens"]),
-        "petaFLOP": f"{line['operations'] / 1e15:.3g}",
-        "hours": f"{line['seconds'] / 3600:.3g}",
-        "tokens/s": f"{line['tokens_per_second']:,.0f}",
-    }
+def unit(kind: str, largest: float) -> tuple[str, float]:
+    """The largest unit that is not above a number, and its size; the smallest one for smaller numbers."""
+    return next(((name, size) for name, size in UNITS[kind] if size <= largest), UNITS[kind][-1])
+
+
+def costs(lines: list[dict]) -> list[dict[str, str | None]]:
+    """What a run of each of these means took; all in the same units."""
+    (work, of_work), (time, of_time) = (
+        unit(kind, max((line[kind] for line in lines if line["seeds"]), default=0))
+        for kind in ("operations", "seconds")
+    )
+    return [
+        {
+            "parameters": short(line["parameters"]),
+            "tokens": short(line["tokens"]),
+            work: f"{line['operations'] / of_work:.3g}",
+            time: f"{line['seconds'] / of_time:.3g}",
+            "tokens/s": f"{line['tokens_per_second']:,.0f}",
+        }
+        if line["seeds"]
+        else dict.fromkeys(("parameters", "tokens", work, time, "tokens/s"))
+        for line in lines
+    ]
 
 
 def score_table(lines: list[dict], scores: list[str]) -> list[dict]:
@@ -239,11 +256,12 @@ def for_people(
 
 def brief(means: pd.DataFrame) -> list[dict]:
     """The rows that the terminal and the page of a Prefect run show; of a problem, the first sentence."""
-    table = []
-    for line in means.to_dict("records"):
+    table, lines = [], means.to_dict("records")
+    for line, cost in zip(lines, costs(lines), strict=True):
         row = {"run": line["run"], "seeds": seeds(line)}
         row |= {"nats per byte": mean(line, LOSS, 4) or "", "difference": away(line, LOSS, 4) or ""}
-        row |= {name: cost or "" for name, cost in costs(line).items() if name in ("tokens", "hours")}
+        times = {name for name, _ in UNITS["seconds"]}
+        row |= {name: value or "" for name, value in cost.items() if name == "tokens" or name in times}
         if (average := f"{SCORE}average") in line:
             row["average"] = mean(line, average, 1) or ""
         table.append(row | {"problem": line["problem"].partition(". ")[0]})
