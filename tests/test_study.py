@@ -633,5 +633,10 @@ def test_scores_and_failures_are_told_by_seed(empty: Path):
     swapped = (compared(members[2:] + members[:2]).path / "study.md").read_text()
     assert "differences are to one" not in swapped
     assert "two, seed 0: It failed." in swapped
+    members += [Member(run="three", seed=n, problem="No text.") for n in range(2)]
+    members += [Member(run="four", seed=n, problem="Late." if n else "") for n in range(3)]
+    text = (compared(members).path / "study.md").read_text()
+    assert text.count("three: No text.") == 1
+    assert "four, seeds 1, 2: Late." in text
     first = [Member(run="none", problem="It failed."), *members[:2]]
     assert "differences are to one" in (compared(first).path / "study.md").read_text()

@@ -198,6 +198,18 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool) -> list[str]
     return found
 
 
+def problems(rows: pd.DataFrame) -> list[str]:
+    """What became of failed runs, with their seeds unless all of them have the same problem."""
+    found = []
+    for (run, problem), own in rows[rows["problem"].ne("")].groupby(["run", "problem"], sort=False):
+        failed, every = own["seed"].tolist(), rows["run"].eq(run).sum()
+        which = (
+            "" if len(failed) == every else f", {'seed' if len(failed) == 1 else 'seeds'} {', '.join(map(str, failed))}"
+        )
+        found.append(f"{run}{which}: {problem}")
+    return found
+
+
 def law_rows(law: dict[str, Any]) -> dict[str, Any]:
     """The fitted parameters and the predictions as rows of tables."""
 
@@ -235,9 +247,7 @@ def for_people(
         "notes": notes(rows, lines, about["is_rescaled"]),
         "partial": [Marked(note) for note in sorted({note for notes in rows["partial"] for note in notes})],
         "weak": sorted({f"{row['run']}: {row['weak']}" for row in rows.to_dict("records") if row["weak"]}),
-        "problems": [
-            f"{row['run']}, seed {row['seed']}: {row['problem']}" for row in rows.to_dict("records") if row["problem"]
-        ],
+        "problems": problems(rows),
         "changes": [
             {"run": run, "changed fields": Marked(", ".join(code(f"{k} = {json.dumps(v)}") for k, v in own.items()))}
             for run, own in changes.items()
