@@ -124,24 +124,29 @@ def ratio(nats_D: np.ndarray, sizes_D: np.ndarray) -> dict[str, float | None]:
     return {"value": round(float(nats / size), 6), "standard_error": error}
 
 
-def by_frequencies(heldout: Heldout) -> float:
-    """Nats of all tokens if each is predicted by its share of them: about what a model reaches that reads no context.
+def by_frequencies(heldout: Heldout, counts_V: np.ndarray) -> float:
+    """Nats of all tokens if each is predicted by its share of training text: what a model reaches without context.
 
-    The shares are the text's own, so it is a little too low, the more so for short texts and large vocabularies.
+    counts_V: how often each entry of the vocabulary is in training text; each counts once more, so that none is zero.
     """
-    counts = np.bincount(heldout.sequences[heldout.owners() >= 0])
-    counts = counts[counts > 0]
-    return float(-(counts * np.log(counts / counts.sum())).sum())
+    nats_V = -np.log((counts_V + 1) / (counts_V + 1).sum())
+    return float(nats_V[heldout.sequences[heldout.owners() >= 0]].sum())
 
 
-def summary(heldout: Heldout, nats_D: np.ndarray) -> dict:
-    """The result of all rounds: the size of the text, nats per token, character and byte, and those by frequencies."""
-    totals, frequencies = heldout.documents.sum(axis=0).tolist(), by_frequencies(heldout)
-    return {
+def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = None) -> dict:
+    """The result of all rounds: the size of the text, and nats per token, character and byte.
+
+    With the counts of `by_frequencies`, its nats too.
+    """
+    totals = heldout.documents.sum(axis=0).tolist()
+    found = {
         "documents": len(heldout.documents),
         **{f"{unit}s": totals[column] for unit, column in UNITS.items()},
         **{f"nats_per_{unit}": ratio(nats_D, heldout.documents[:, column]) for unit, column in UNITS.items()},
-        "by_frequencies": {
-            f"nats_per_{unit}": round(frequencies / totals[column], 6) for unit, column in UNITS.items()
-        },
     }
+    if counts_V is not None:
+        nats = by_frequencies(heldout, counts_V)
+        found["by_frequencies"] = {
+            f"nats_per_{unit}": round(nats / totals[column], 6) for unit, column in UNITS.items()
+        }
+    return found

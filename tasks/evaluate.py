@@ -20,6 +20,7 @@ from pydantic import Field
 
 from model import InputError
 from tasks.corpus.parts import parts_of, row_name, tables
+from tasks.pretrain import counts_of
 from tasks.stage import Params, stage
 from tasks.store import HELDOUT_TEXT, Artifact
 from tasks.text.encoding import encoder_of
@@ -101,5 +102,7 @@ def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Art
         for name in sorted(set(sources))
         for own in [sources == name]
     ]  # fmt: skip
-    stats = heldout.summary(held, nats_D) | {"digest": digest_of(one.as_py() for one in documents["text"])}
+    stats = heldout.summary(held, nats_D, counts_of(model.path)) | {
+        "digest": digest_of(one.as_py() for one in documents["text"])
+    }
     return stats | {"table": rows}

@@ -5,6 +5,7 @@ Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   
         README.md                       the model card
         metrics.parquet, loss.png       a row per step, and its plot
         heldout.npy, heldout_documents.npy, heldout.parquet   the held-out text, so that the loss can be measured again
+        frequencies.npy                 how often each token is in a sample of the training text: (V,)
         lineage.json                    the manifests of all artifacts that led here
 """
 
@@ -27,7 +28,17 @@ from model.settings import Architecture, Training
 from tasks.reports import plots
 from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
-from tasks.store import HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, lineage
+from tasks.store import (
+    FREQUENCIES,
+    HELDOUT,
+    HELDOUT_DOCUMENTS,
+    HELDOUT_TEXT,
+    LINEAGE,
+    SEQUENCES,
+    WORK,
+    Artifact,
+    lineage,
+)
 from tasks.text.tokenizer import FILES, MASK, SPECIALS
 from tasks.tokenize import digest_of
 from tasks.workers import side_by_side
@@ -41,6 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CARD = "README.md"
+SAMPLED_TOKENS = 4_000_000  # of the training text, for the frequencies of its tokens
 
 
 class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -97,7 +109,7 @@ def job_of(params: Pretrain, tokens: Artifact, folder: Path) -> "Job":
 def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     """Train until the budget is spent, from the job's checkpoint if there is one; write the model and its metrics.
 
-    Returns the statistics. `out` has the held-out text already.
+    Returns the statistics. `out` has the held-out text and the frequencies already.
     """
     from model import checkpoint, distributed, export, machine  # here, as they load torch
 
@@ -117,6 +129,17 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     stats = statistics(run, spent, steps, held, here.describe() | {"gpus": gpus})
     plots.loss_curve(steps, stats["evaluations"], held["by_frequencies"]["nats_per_token"], out / "loss.png")
     return stats
+
+
+def sampled_counts(sequences: np.ndarray, entries: int) -> np.ndarray:
+    """How often each token is in sequences that are spread evenly over the training text: (entries,) int64."""
+    every = max(1, sequences.size // SAMPLED_TOKENS)
+    return np.bincount(sequences[::every].ravel(), minlength=entries)
+
+
+def counts_of(folder: Path) -> np.ndarray | None:
+    """The counts of tokens in a pretrained artifact; None of an older one."""
+    return np.load(folder / FREQUENCIES) if (folder / FREQUENCIES).exists() else None
 
 
 def with_other_units(evaluations: list[dict], held: dict) -> list[dict]:
@@ -162,6 +185,8 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     job = job_of(params, tokens, work)
     for file in (*FILES, HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
+    sequences = np.load(tokens.path / SEQUENCES, mmap_mode="r")
+    np.save(out / FREQUENCIES, sampled_counts(sequences, tokens.stats["entries"]))
     stats = side_by_side.run(side_by_side.PRETRAIN, train, (job, out), 1.0, "pretrain")
     manifests = lineage(tokens)
     (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n")
@@ -175,7 +200,7 @@ def measured_on(folder: Path, model: "Bert", here: "Machine") -> dict:
     """The held-out loss of a model on all tokens of the measured documents in a tokenize or pretrain artifact.
 
     Nats per token, character and UTF-8 byte, each with its standard error over documents; the number of documents,
-    tokens, characters and bytes; and the digest of the documents.
+    tokens, characters and bytes; the loss by token frequencies alone; and the digest of the documents.
     """
     from model import heldout
 
@@ -184,7 +209,7 @@ def measured_on(folder: Path, model: "Bert", here: "Machine") -> dict:
     documents = heldout.Heldout(np.load(folder / HELDOUT), np.load(folder / HELDOUT_DOCUMENTS))
     log.info("Measuring the held-out loss on %s.", counted(documents.tokens, "token"))
     nats_D, _ = heldout.measure(model.to(here.device), documents, MASK, here)
-    return heldout.summary(documents, nats_D) | {"digest": digest_of(one.as_py() for one in text)}
+    return heldout.summary(documents, nats_D, counts_of(folder)) | {"digest": digest_of(one.as_py() for one in text)}
 
 
 def measure_heldout(pretrained: Artifact) -> dict:

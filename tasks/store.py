@@ -29,7 +29,7 @@ from tasks.home import HOME
 
 # files that several stages read: the tokens, and the manifests of all inputs of a model
 SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
-HELDOUT_DOCUMENTS, LINEAGE = "heldout_documents.npy", "lineage.json"
+HELDOUT_DOCUMENTS, FREQUENCIES, LINEAGE = "heldout_documents.npy", "frequencies.npy", "lineage.json"
 ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()  # bound at import
 MANIFEST, STATS = "stage.json", "stats.json"
 # suffixes of files that describe the run, such as its date or speed, and not the result

@@ -15,10 +15,12 @@ from conftest import store_of_its_own, toy_tokens
 
 from model import InputError, distributed, machine, pretraining, processes
 from model.job import Job
+from tasks import pretrain as pretrain_module
 from tasks import store as store_module
 from tasks.finetune import Finetune, finetune
 from tasks.pretrain import Pretrain, job_of, measure_heldout, pretrain
 from tasks.store import LINEAGE, Artifact
+from tasks.text.tokenizer import PAD, SEP
 
 TINY = Pretrain(
     architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48},
@@ -59,6 +61,22 @@ def test_the_model_learned_and_its_record_is_complete(made):
     assert (bert.path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not list(bert.path.rglob("checkpoint*"))
     assert json.loads((bert.path / "config.json").read_text())["cram"]["vocabulary"] == 400
+
+
+def test_the_loss_by_token_frequencies_stands_beside_the_models_and_is_computed_from_training_text(made, monkeypatch):
+    held, sequences = made["pretrain"].stats["heldout"], np.load(made["tokens"].path / "sequences.npy")
+    counts = np.bincount(sequences.ravel(), minlength=400)
+    assert np.array_equal(np.load(made["pretrain"].path / "frequencies.npy"), counts)
+    tokens = np.load(made["tokens"].path / "heldout.npy").ravel()
+    predicted = tokens[(tokens != PAD) & (tokens != SEP)]
+    assert len(predicted) == held["tokens"]
+    nats = np.log((counts + 1).sum()) - np.log(counts[predicted] + 1)
+    assert held["by_frequencies"]["nats_per_token"] == pytest.approx(nats.mean(), abs=1e-6)
+    assert held["by_frequencies"]["nats_per_byte"] == pytest.approx(nats.sum() / held["bytes"], abs=1e-6)
+    assert "token frequencies alone" in (made["pretrain"].path / "README.md").read_text()
+    monkeypatch.setattr(pretrain_module, "SAMPLED_TOKENS", sequences.size // 3)
+    sampled = pretrain_module.sampled_counts(sequences, 400)
+    assert np.array_equal(sampled, np.bincount(sequences[::3].ravel(), minlength=400))
 
 
 def test_the_held_out_loss_is_that_of_all_tokens_per_token_character_and_byte(made):
