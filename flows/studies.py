@@ -29,6 +29,8 @@ def times(**multiples: float) -> dict:
 
 # Not in the recipes: text, training and architecture of BERT together
 ALL_REVERTED = WIKIPEDIA_AND_BOOKS | NAMED["architecture-and-training-reverted"]
+NORMS = {"norm_bias": True, "norm_eps": 1e-12, "first_norm": True}  # of crammed-bert
+ADAMW = {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.01, "beta2": 0.98, "adam_eps": 1e-12}
 
 # `paper`: what is reproduced, or that nothing is; `published`: by run, figures or findings of the paper
 STUDIES: dict[str, dict] = {
@@ -254,6 +256,28 @@ STUDIES: dict[str, dict] = {
             "1/24 of the budget": times(budget=1 / 24),
             "1/4 of the budget": times(budget=1 / 4),
             "twice the budget": times(budget=2),
+        },
+    },
+    "modern": {
+        "about": "What the choices of the recipe modern contribute: each put back to the paper's, alone and together.",
+        "recipe": "modern",
+        "runs": BASE
+        | {
+            "scaled sinusoidal positions": architecture(positions="scaled-sinusoidal"),
+            "learned positions": architecture(positions="learned"),
+            "outputs do not start at zero": architecture(zero_outputs=False),
+            "no dense head": architecture(head_transform=False),
+            "norms as the paper's": architecture(**NORMS),
+            "architecture of the paper": architecture(
+                positions="scaled-sinusoidal", zero_outputs=False, head_transform=False, **NORMS
+            ),
+            "adamw": training(**ADAMW),
+            "triangle": training(schedule="triangle"),
+            "25 % masks": training(mask_fraction=0.25),
+            "batch 8,192": training(batch_size=8192),
+            "training of the paper": training(
+                schedule="triangle", clip=0.5, mask_fraction=0.25, batch_size=8192, **ADAMW
+            ),
         },
     },
     "baselines": {
