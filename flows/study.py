@@ -239,7 +239,7 @@ def study(
         recipe: The recipe that the runs change. Default: that of the study, mostly crammed-bert.
         override: Changes to all runs, as {"download": {"documents": 1000}}, except to what a run changes itself.
         seeds: Number of seeds of each run.
-        scale: pocket (the default), day, a multiple as "pocket x 0.5", a budget as "3e6 tokens", or both.
+        scale: A size (pocket, the default; day; or "pocket x 0.5"), a budget ("3e6 tokens"), or both.
         until: pretrain compares losses; report also finetunes, and compares scores.
     """
     override = without_empty(override)

@@ -16,10 +16,12 @@ from model import InputError
 from model.quantities import budget
 from model.settings import READ_BY, Training
 
-SCALE = re.compile(r"(?:(pocket|day)(?: +x +(\S+))?)?(?:(?:^|(?<=\w) +)(\S+) +(hour|token|flop)s?)?")
+SCALE = re.compile(r"(?:(pocket|day)(?: +x *([^\s,]+))?)?(?:(?:^|(?<=\w),? +)(\S+) +(hour|token|flop)s?)?")
+NUMBER = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?|[^,]+")  # commas between thousands only
+MOST = 64  # the largest multiple of a size
 SCALES = (
-    "pocket, day, a multiple of their depth and width such as 'pocket x 0.5', a budget such as '3e6 tokens', '0.5 "
-    "hours' or '1e15 flops', or both: 'pocket x 0.5 3e6 tokens'"
+    "a size (pocket, day, or a multiple of its depth and width as 'pocket x 0.5'), a budget ('3e6 tokens', '0.5 hours', "
+    "'1e15 flops'), or both: 'pocket 3e6 tokens'"
 )
 SELECTED = set().union(*READ_BY.values())  # fields of Training that only some optimizers or schedules read
 KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them itself
@@ -33,8 +35,8 @@ RELATIVE = "scale"  # the name of `Multiples` among the changes of a run
 class Multiples(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Multiples of a run's size and budget."""
 
-    layers: float = Field(1.0, gt=0, le=64, description="Multiple of the number of blocks.")
-    hidden: float = Field(1.0, gt=0, le=64, description="Multiple of the width, in whole attention heads.")
+    layers: float = Field(1.0, gt=0, le=MOST, description="Multiple of the number of blocks.")
+    hidden: float = Field(1.0, gt=0, le=MOST, description="Multiple of the width, in whole attention heads.")
     budget: float = Field(1.0, gt=0, le=10_000, description="Multiple of the budget.")
 
 
@@ -126,6 +128,8 @@ def scale_of(text: str, recipe: str) -> Scale:
         raise InputError(f"scale is {text!r}; expected {SCALES}.")
     size, unit = match[1] or "", f"{match[4]}s" if match[4] else ""
     multiple, amount = (positive(number, text) if number else None for number in (match[2], match[3]))
+    if multiple and not 1 / MOST <= multiple <= MOST:
+        raise InputError(f"scale is {text!r}; expected a multiple between 1/{MOST} and {MOST}.")
     if size and recipe not in NAMED:
         raise InputError(
             f"Recipe {recipe!r} has a size of its own, and scale is {text!r}. Give only a budget, or one of the recipes "
@@ -137,7 +141,7 @@ def scale_of(text: str, recipe: str) -> Scale:
 def positive(number: str, scale: str) -> float:
     """A number in the text of a scale. Raises InputError unless it is positive and finite."""
     try:
-        value = float(number.replace(",", ""))
+        value = float(number.replace(",", "")) if NUMBER.fullmatch(number) else math.nan
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
@@ -246,10 +250,10 @@ def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe
 def runs_of(
     study: Study, recipe: str, override: dict, seeds: int, scale: Scale, until: str
 ) -> tuple[list[StudyRun], dict[str, str]]:
-    """The runs of a study, each with every seed; runs that are the same at this scale are one.
+    """The runs of a study, each with every seed; and the reasons for which other runs are impossible, by name.
 
-    Also why some of the runs are impossible, by name: with another recipe than the study's own, a multiple of its size,
-    or an override.
+    Runs that are the same at this scale are one. Only another recipe than the study's own, a multiple of a size, or an
+    override can make a run impossible; else it raises InputError.
     """
     if "report" in override:
         raise InputError("A study sets report.title to the name of each run. Remove report from override.")
@@ -272,9 +276,15 @@ def runs_of(
         unread = {"report", "finetune"} if until == "pretrain" else {"report"}
         made.setdefault(run.model_dump_json(exclude=unread), ([], run))[0].append(name)
     if not made:
-        given = f"recipe {recipe} and this override" if override else f"recipe {recipe}"
+        given = f"recipe {recipe}, scale {scale}{' and this override' if override else ''}"
         raise InputError(f"No run of the study is possible with {given}: {next(iter(refused.values()))}")
     first = next(iter(made.values()))[1].model_dump()
+    changes, usual = study.runs[next(iter(made.values()))[0][0]], scale._replace(multiple=1.0)
+    if scale.multiple != 1 and resolved(recipe, changes, override, usual).model_dump() == first:
+        raise InputError(
+            f"A multiple of {scale.multiple:g} changes nothing: models have whole blocks, and widths in steps of "
+            f"{POCKET_HEAD}. Give one that is further from 1."
+        )
     return [
         StudyRun(
             names[0], tuple(names[1:]), seed, seeded(run, names[0], seed), flat(differing(first, run.model_dump()))

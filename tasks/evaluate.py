@@ -76,7 +76,7 @@ def chosen(text: Artifact, others: list[Artifact], characters: int) -> pa.Table:
     return pa.concat_tables(picked).take(np.argsort(np.argsort(order)))
 
 
-@stage(version=1)
+@stage(version=2)
 def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Artifact], out: Path) -> dict:
     """Predict every token of the documents once; nats per token, character and byte, of all and by source."""
     from model import export, heldout, machine

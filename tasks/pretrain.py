@@ -39,7 +39,7 @@ from tasks.store import (
     Artifact,
     lineage,
 )
-from tasks.text.tokenizer import FILES, MASK, SPECIALS
+from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, SPECIALS
 from tasks.tokenize import digest_of
 from tasks.workers import side_by_side
 
@@ -132,9 +132,14 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
 
 
 def sampled_counts(sequences: np.ndarray, entries: int) -> np.ndarray:
-    """How often each token is in sequences that are spread evenly over the training text: (entries,) int64."""
+    """How often each token is in sequences that are spread evenly over the training text: (entries,) int64.
+
+    Zero for special tokens that are never predicted.
+    """
     every = max(1, sequences.size // SAMPLED_TOKENS)
-    return np.bincount(sequences[::every].ravel(), minlength=entries)
+    counts = np.bincount(sequences[::every].ravel(), minlength=entries)
+    counts[[PAD, CLS, SEP, MASK]] = 0
+    return counts
 
 
 def counts_of(folder: Path) -> np.ndarray | None:

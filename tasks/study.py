@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 AXES = ("tokens", "operations", "seconds")
 POINTS = 11  # of a mean curve
 # Runs that differ in anything else don't belong to one scaling law.
-SIZES = {f"pretrain.architecture.{name}" for name in ("layers", "hidden", "heads", "intermediate")}
-SIZES |= {"pretrain.budget", "pretrain.budget_unit"}
+SHAPE = ("layers", "hidden", "heads", "intermediate", "embedding", "different_layers")
+SIZES = {"pretrain.budget", "pretrain.budget_unit"} | {f"pretrain.architecture.{name}" for name in SHAPE}
 
 
 class Member(BaseModel, frozen=True, extra="forbid"):
@@ -170,7 +170,7 @@ def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, An
     return about
 
 
-@stage(version=1, name="study")
+@stage(version=2, name="study")
 def compare_runs(
     params: StudyReport, models: list[Artifact], evaluations: list[Artifact], reports: list[Artifact], out: Path
 ) -> dict:

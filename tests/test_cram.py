@@ -300,7 +300,7 @@ def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monke
         begun.append(self)
         if len(begun) == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return self.submit(time.sleep, 3600)  # a run that ends by an interrupt only
+        return self.submit(time.sleep, 600)  # a run that ends by an interrupt only
 
     monkeypatch.setattr(side_by_side.Worker, "begin", interrupted)
     longer = four | {"finetune": four["finetune"] | {"epochs": 5, "learning_rate": 5e-4}}

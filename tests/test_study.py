@@ -597,7 +597,7 @@ def test_runs_that_read_no_context_are_named_and_left_out_of_the_law(empty: Path
     about = strictly(made.path / "study.json")["law"]
     assert (about["runs"], about["left_out"], about["residual"] < 1e-4) == (6, ["run 6"], True)
     text = (made.path / "study.md").read_text()
-    assert "The loss of run 6 is within a tenth of what token frequencies alone give" in text
+    assert "The loss of run 6 is less than a tenth below what token frequencies alone give" in text
     assert "Left out of the fit" in text
     few = compared(members[2:], fit=True)
     assert strictly(few.path / "study.json")["law"] == {"runs": 4, "needed": law.FEWEST, "left_out": ["run 6"]}

@@ -21,6 +21,7 @@ from flows.study_runs import Study, StudyRun, runs_of, scale_of, study_called
 from model import InputError
 from model.settings import Architecture, Training
 from tasks.reports.law import FEWEST
+from tasks.study import SIZES
 
 HOME = Path(__file__).resolve().parents[1]
 
@@ -138,6 +139,7 @@ def test_a_scale_names_a_size_and_a_budget(text: str, recipe: str, expected: tup
     [
         "week", "pocket day", "3e6", "tokens", "3e6 steps", "0 tokens", "-1 hours", "nan hours", "inf flops",
         "many tokens", "pocket 3e6 tokens 2 hours", "pocket x", "pocket x 0", "pocket x half", "x 0.5",
+        "pocket x 0,5", "0,5 hours", "1,00 tokens",
         "day x 0.5 hours",
     ],
 )  # fmt: skip
@@ -148,13 +150,38 @@ def test_a_scale_that_is_none_is_refused_with_what_it_may_be(text: str):
         assert word in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["pocket x 0.5", "pocket x 0.5 3e6 tokens"])
+@pytest.mark.parametrize("number", ["1e308", "65", "1e-9"])
+def test_a_multiple_beyond_the_limits_is_refused_with_them(number: str):
+    with pytest.raises(InputError, match=rf"x {number}'.*1/64 and 64"):
+        scale_of(f"pocket x {number}", "crammed-bert")
+
+
+def test_a_multiple_that_changes_nothing_is_refused_and_one_that_leaves_no_run_possible_is_named():
+    with pytest.raises(InputError, match=r"1\.1 changes nothing"):
+        planned("masking", None, {}, 1, "pocket x 1.1", "pretrain")
+    with pytest.raises(InputError, match=r"scale pocket x 60: .*layers"):
+        planned("masking", None, {}, 1, "pocket x 60", "pretrain")
+
+
+@pytest.mark.parametrize("kind", ["embedding", "different_layers"])
+def test_runs_of_a_law_differ_in_size_only_whatever_the_base_is(kind: str):
+    override = {"pretrain": {"architecture": {kind: 2}}}
+    about, found = planned("shapes", None, override, 1, "", "pretrain")
+    assert about.fit
+    assert len(found) >= 12
+    assert {name for run in found for name in run.changes} <= SIZES
+
+
+@pytest.mark.parametrize(
+    "text", ["pocket x 0.5", "pocket x0.5", "pocket x 0.5 3,000,000 tokens", "pocket x 0.5, 3e6 tokens"]
+)
 def test_a_multiple_of_a_size_scales_every_run_and_leaves_out_those_that_get_too_small(text: str):
     studied = {"own": {}, "wide": {"scale": {"hidden": 2}}, "4 heads": {"pretrain": {"architecture": {"heads": 4}}}}
     studied |= {"small words": {"pretrain": {"architecture": {"embedding": 192}}}}
     studied |= {"deep": {"pretrain": {"architecture": {"layers": 32}}}}
     studied |= {"half": {"pretrain": {"architecture": {"different_layers": 8}}}}
-    assert str(scale_of(text, "crammed-bert")) == text.replace("x 0.5 3e6", "x 0.5, 3,000,000")
+    words = "pocket x 0.5, 3,000,000 tokens" if "tokens" in text else "pocket x 0.5"
+    assert str(scale_of(text, "crammed-bert")) == words
     of = {run.name: run.recipe.pretrain.architecture for run in runs(studied, scale=text)}
     assert (of["own"].layers, of["own"].hidden, of["own"].heads, of["own"].intermediate) == (2, 128, 2, 384)
     assert (of["wide"].layers, of["wide"].hidden, of["wide"].heads) == (2, 256, 4)

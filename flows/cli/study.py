@@ -31,7 +31,8 @@ def study(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds of each run.")] = 1,
     scale: Annotated[
-        str, typer.Option(help="pocket, day, 'pocket x 0.5', a budget such as '3e6 tokens', or both. Default: pocket.")
+        str,
+        typer.Option(help="A size (pocket, day, 'pocket x 0.5'), a budget ('3e6 tokens'), or both. Default: pocket."),
     ] = "",
     until: Annotated[str, typer.Option(help="pretrain: compare losses; report: scores too.")] = "pretrain",
     listed: Annotated[

@@ -87,7 +87,7 @@ def away(line: dict, name: str, digits: int) -> str | None:
 
 
 def reads_no_context(line: dict) -> bool:
-    """Whether a run's loss is about that of token frequencies alone; False where this is not known."""
+    """Whether a run's loss is less than a tenth below that of token frequencies; False where this is not known."""
     return bool(line[LOSS] > BY_FREQUENCIES * line["by_frequencies"])
 
 
@@ -172,8 +172,13 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool) -> list[str]
         )
     if early := [line["run"] for line in lines if reads_no_context(line)]:
         found.append(
-            f"The loss of {', '.join(early)} is within a tenth of what token frequencies alone give: at this budget such a "
-            "run has hardly begun to read context, and its rank says little of longer runs."
+            f"The loss of {', '.join(early)} is less than a tenth below what token frequencies alone give: such a run has "
+            "hardly begun to read context, and its rank says little of longer runs."
+        )
+    if unknown := [line["run"] for line in lines if line["seeds"] and not math.isfinite(line["by_frequencies"])]:
+        found.append(
+            f"Of {', '.join(unknown)} it is not known what token frequencies alone give, as an older version of cram made "
+            "the models."
         )
     budgets = {budget(amount, unit) for amount, unit in zip(done["budget"], done["budget_unit"], strict=True)}
     if len(budgets) > 1:
