@@ -260,11 +260,12 @@ def runs_of(
     check_changes(override)
     made: dict[str, tuple[list[str], Recipe]] = {}
     refused: dict[str, str] = {}
+    usual = scale._replace(multiple=1.0)
     for name, changes in study.runs.items():
         try:
             multiples_of(changes)
             if recipe == study.recipe:  # of other recipes or sizes, and with an override, some may be impossible
-                resolved(recipe, changes, {}, scale._replace(multiple=1.0)).check_lengths(until)
+                resolved(recipe, changes, {}, usual).check_lengths(until)
         except InputError as error:
             raise InputError(f"Run {name!r} of the study: {error}") from error
         try:
@@ -278,9 +279,9 @@ def runs_of(
     if not made:
         given = f"recipe {recipe}, scale {scale}{' and this override' if override else ''}"
         raise InputError(f"No run of the study is possible with {given}: {next(iter(refused.values()))}")
-    first = next(iter(made.values()))[1].model_dump()
-    changes, usual = study.runs[next(iter(made.values()))[0][0]], scale._replace(multiple=1.0)
-    if scale.multiple != 1 and resolved(recipe, changes, override, usual).model_dump() == first:
+    (base, *_), run = next(iter(made.values()))
+    first = run.model_dump()
+    if scale.multiple != 1 and resolved(recipe, study.runs[base], override, usual).model_dump() == first:
         raise InputError(
             f"A multiple of {scale.multiple:g} changes nothing: models have whole blocks, and widths in steps of "
             f"{POCKET_HEAD}. Give one that is further from 1."

@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from test_workers import wait_for
 
 from model import InputError
 from tasks import store as store_module
@@ -87,13 +88,6 @@ def together(params: Count, out: Path) -> dict:
 @pytest.fixture(autouse=True)
 def _no_calls():
     CALLS.clear()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def run_slow(root: str) -> None:

@@ -272,11 +272,11 @@ def for_people(
 def brief(means: pd.DataFrame) -> list[dict]:
     """The rows that the terminal and the page of a Prefect run show; of a problem, the first sentence."""
     table, lines = [], means.to_dict("records")
+    shown = {"tokens"} | {name for name, _ in UNITS["seconds"]}  # of the costs
     for line, cost in zip(lines, costs(lines), strict=True):
         row = {"run": line["run"], "seeds": seeds(line)}
         row |= {"nats per byte": mean(line, LOSS, 4) or "", "difference": away(line, LOSS, 4) or ""}
-        times = {name for name, _ in UNITS["seconds"]}
-        row |= {name: value or "" for name, value in cost.items() if name == "tokens" or name in times}
+        row |= {name: value or "" for name, value in cost.items() if name in shown}
         if (average := f"{SCORE}average") in line:
             row["average"] = mean(line, average, 1) or ""
         table.append(row | {"problem": line["problem"].partition(". ")[0]})
