@@ -296,6 +296,7 @@ STUDIES: dict[str, dict] = {
             "BERT, rate falling to zero": NAMED["bert-base-annealed"],
             "BERT-large of Izsak et al.": NAMED["izsak"],
             "modern": NAMED["modern"],
+            "frontier": NAMED["frontier"],
         },
     },
 }

@@ -244,6 +244,7 @@ def study(
     """
     override = without_empty(override)
     about, runs = planned(study, recipe, override, seeds, scale, until)
+    order = [*study_called(study).runs]  # also of those that are impossible; its file may change during the study
     for run in {run.name: run for run in runs if run.also}.values():
         log.info("%s and %s are the same at this scale; they are one run.", run.name, " and ".join(run.also))
     for member in about.members:
@@ -253,7 +254,6 @@ def study(
     try:
         members = with_common_text(carried_out(plan, runs, override), runs)
         given = (named_artifacts([getattr(one, kind) for one in members]) for kind in ("model", "evaluation", "report"))
-        order = [*study_called(study).runs]  # also of those that are impossible
         members = sorted(members + about.members, key=lambda member: order.index(member.run))
         params = about.model_copy(update={"members": members})
         page = carry_out(compare_runs, params, *given, run=())

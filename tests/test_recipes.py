@@ -69,6 +69,7 @@ ROWS = {
     "minimal-architecture": (O4, (*BERTS[:5], "pre", *BERTS[6:]), PILE),
     "architecture-and-training-reverted": (O0_COSINE, BERTS, PILE),
     "modern": (MUON, (*PAPERS[:6], "rotary", 1e-5), PILE),
+    "frontier": (MUON, (*PAPERS[:6], "rotary", 1e-5), PILE),
 }
 
 
@@ -86,7 +87,7 @@ def test_a_recipe_has_the_training_layout_and_text_of_the_reference_implementati
     assert t.decay_norms == (name == "training-reverted")
     assert r.deduplicate.substring.bytes == 75
     assert r.finetune == RECIPES["crammed-bert"].finetune, "one protocol for all recipes"
-    if name == "modern":
+    if name in {"modern", "frontier"}:
         assert (t.matrix_learning_rate, t.momentum, t.cooldown) == (5e-3, 0.95, 0.5)
 
 
@@ -134,7 +135,8 @@ def parameters_in_the_literature(name: str) -> int:
         if positions == "rotary":
             types = ["full_attention"] * layers
             config = ModernBertConfig(**sizes, **tokens, decoder_bias=False, layer_types=types)
-            return ModernBertForMaskedLM(config).num_parameters()
+            head = 0 if recipe.pretrain.architecture.head_transform else width * width + width  # dense layer, norm
+            return ModernBertForMaskedLM(config).num_parameters() - head
     if positions != "learned":
         return 119_589_889
     layer = 4 * (width * width + width) + 2 * width * wide + wide + width + 2 * 2 * width
@@ -156,7 +158,7 @@ POCKET = {
     "finetune.seeds": 1,
     "finetune.learning_rate": 2e-4,
 }
-POCKET_EXTRA = {"modern": {"vocabulary.entries": 8192}}
+POCKET_EXTRA = {name: {"vocabulary.entries": 8192} for name in ("modern", "frontier")}
 SCALED = ["batch_size", "learning_rate", "architecture.layers", "architecture.hidden"]
 SCALED += ["architecture.heads", "architecture.intermediate"]
 
@@ -209,7 +211,11 @@ def test_the_manual_says_how_many_tokens_a_day_half_a_cards_peak_is(name: str, c
 def test_every_recipe_that_the_manual_names_exists():
     manual = (Path(__file__).parents[1] / "flows" / "README.md").read_text()
     named = re.findall(r"`((?:bert|minimal|training|architecture|crammed|pocket)-[\w-]+)`", manual)
-    assert set(RECIPES) - {"pocket", "demo", "modern", "izsak", "data-reverted"} <= set(named) <= {*RECIPES, "bert-o4"}
+    assert (
+        set(RECIPES) - {"pocket", "demo", "modern", "frontier", "izsak", "data-reverted"}
+        <= set(named)
+        <= {*RECIPES, "bert-o4"}
+    )
 
 
 def test_an_override_changes_its_fields_only_and_replaces_a_mixture_by_another():
@@ -266,7 +272,7 @@ def test_fields_that_the_chosen_protocols_read_are_accepted():
 
 
 def test_an_unknown_recipe_is_refused_with_the_names_of_all_recipes():
-    with pytest.raises(InputError, match=r"'crammed'.*crammed-bert, .*modern, pocket, .*demo"):
+    with pytest.raises(InputError, match=r"'crammed'.*crammed-bert, .*frontier, pocket, .*demo"):
         resolve("crammed", {})
 
 
