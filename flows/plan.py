@@ -219,6 +219,9 @@ class Plan:
     def run_each(self) -> Problems:
         """Carry out the steps of several runs, stage by stage. If one fails, those that don't need it go on."""
         problems = self.check_each()
+        for step, error in problems.items():
+            if error:
+                failure(step, error)
         for stage in dict.fromkeys(step.stage for step in self.steps):
             steps = [step for step in self.made if step.stage == stage and step not in problems]
             problems |= self.attempt([step for step in steps if not self.is_blocked(step, problems)])

@@ -1,7 +1,8 @@
 """Studies: named lists of runs. Each run is a set of changes to a recipe, at the size of the paper.
 
 A run's changes have the form of a recipe's (flows/deltas.py). Under `scale`, they may also give multiples of the size
-and the budget that a run would have otherwise: {"scale": {"layers": 0.5, "hidden": 2, "budget": 0.25}}.
+and the budget that a run would have otherwise: {"scale": {"layers": 0.5, "hidden": 2, "budget": 0.25}}. Under `recipe`,
+they may name another recipe that they start from.
 The first run of a study is the one that the others are compared with.
 """
 
@@ -291,12 +292,12 @@ STUDIES: dict[str, dict] = {
         },
         "runs": BASE
         | {
-            "first version of the paper": NAMED["crammed-bert-v1"],
-            "BERT": NAMED["bert-base"],
-            "BERT, rate falling to zero": NAMED["bert-base-annealed"],
-            "BERT-large of Izsak et al.": NAMED["izsak"],
-            "modern": NAMED["modern"],
-            "frontier": NAMED["frontier"],
+            "first version of the paper": {"recipe": "crammed-bert-v1"},
+            "BERT": {"recipe": "bert-base"},
+            "BERT, rate falling to zero": {"recipe": "bert-base-annealed"},
+            "BERT-large of Izsak et al.": {"recipe": "izsak"},
+            "modern": {"recipe": "modern"},
+            "frontier": {"recipe": "frontier"},
         },
     },
 }

@@ -88,11 +88,18 @@ def planned(
     runs, refused = runs_of(study, base, override, seeds, size, until)
     if seeds > 1 and any("seed" in run.get("pretrain", {}) for run in study.runs.values()):
         raise InputError("A run of this study sets pretrain.seed, and seeds is above 1. Leave one of them out.")
-    sized = {run.name for run in runs if set(run.changes) <= SIZES}
+    sized = {run.name: run for run in runs if set(run.changes) <= SIZES}
     if study.fit and len(sized) < FEWEST:
         raise InputError(
             f"A scaling law needs at least {FEWEST} runs that differ in size or budget only, and study {name} has "
             f"{len(sized)}. Add runs, or set fit to false."
+        )
+    of_law = [(operations_per_token(run.recipe), run.recipe.pretrain) for run in sized.values()]
+    sizes, budgets = {size for size, _ in of_law}, {training.budget for _, training in of_law}
+    if study.fit and (len(sizes) == 1 or (len(budgets) == 1 and of_law[0][1].budget_unit == "tokens")):
+        raise InputError(
+            f"A scaling law needs several sizes and several numbers of tokens, and all runs of study {name} have the same "
+            f"{'size' if len(sizes) == 1 else 'number of tokens'}. Add runs, or set fit to false."
         )
     about = StudyReport(
         title=f"Study: {Path(name).stem}",
@@ -100,7 +107,7 @@ def planned(
         published=study.published if base == study.recipe else {},
         recipe=base,
         scale=str(size),
-        is_rescaled=size.size == "pocket" or size.multiple != 1 or size.amount is not None,
+        is_rescaled=base in NAMED and (size.size == "pocket" or size.multiple != 1 or size.amount is not None),
         cards=cards(base, override) if study.fit else [],
         members=[Member(run=name, problem=why) for name, why in refused.items()],
     )

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import runpy
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them 
     "finetune": {"seeds", "learning_rate"},
 }
 RELATIVE = "scale"  # the name of `Multiples` among the changes of a run
+OTHER = "recipe"  # the name of the recipe that a run is instead of the study's, among its changes
 
 
 class Multiples(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -54,8 +56,12 @@ class Study(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _runs_have_names(self) -> "Study":
-        if not all(name.strip() for name in self.runs):
-            raise ValueError("a run has an empty name; give it one")
+        for name in self.runs:
+            if not name or name != name.strip() or not name.isprintable():
+                raise ValueError(
+                    f"the name {name!r} of a run is empty, begins or ends with a space, or has characters that can't be "
+                    "printed; give it another"
+                )
         if unknown := [name for name in self.published if name not in self.runs]:
             raise ValueError(f"published names {unknown[0]!r}, which is no run")
         return self
@@ -98,14 +104,14 @@ def study_called(name: str) -> Study:
     """The study of that name, or in that JSON or Python file. Raises InputError for anything else."""
     if name in STUDIES:
         return Study(**STUDIES[name])
-    if not name.endswith((".json", ".py")):
+    if not name.lower().endswith((".json", ".py")):
         raise InputError(
             f"There is no study {name!r}. {did_you_mean(name, STUDIES)}Studies: {', '.join(STUDIES)}; or the path of a "
             ".json or .py file."
         )
     try:
-        content = runpy.run_path(name) if name.endswith(".py") else {"STUDY": json.loads(Path(name).read_text())}
-    except Exception as error:
+        content = runpy.run_path(name) if name.lower().endswith(".py") else {"STUDY": read_json(Path(name))}
+    except (Exception, SystemExit) as error:
         raise InputError(f"{name} can't be read: {type(error).__name__}: {error}. Expected a study.") from error
     if "STUDY" not in content:
         raise InputError(f"{name} has no STUDY. Assign the study to it: STUDY = {{'runs': {{...}}}}.")
@@ -120,6 +126,17 @@ def study_called(name: str) -> Study:
         ) from error
 
 
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. Raises ValueError if a name is given twice, since one of the two would be lost."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+            raise ValueError(f"{twice[0]!r} is given twice in the same object; rename one")
+        return dict(pairs)
+
+    return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
+
+
 def scale_of(text: str, recipe: str) -> Scale:
     """The scale that a text names, for this recipe. Without a size, a recipe of the paper's size becomes pocket."""
     check_name(recipe)
@@ -130,6 +147,8 @@ def scale_of(text: str, recipe: str) -> Scale:
     multiple, amount = (positive(number, text) if number else None for number in (match[2], match[3]))
     if multiple and not 1 / MOST <= multiple <= MOST:
         raise InputError(f"scale is {text!r}; expected a multiple between 1/{MOST} and {MOST}.")
+    if amount and amount < 1 and unit != "hours":
+        raise InputError(f"scale is {text!r}; expected a budget of at least one {unit.removesuffix('s')}.")
     if size and recipe not in NAMED:
         raise InputError(
             f"Recipe {recipe!r} has a size of its own, and scale is {text!r}. Give only a budget, or one of the recipes "
@@ -165,14 +184,13 @@ def read_only(training: dict, chosen: dict) -> dict:
 
 def delta_of(recipe: str, changes: dict, scale: Scale) -> dict:
     """The changes to the paper's recipe of a run at this scale. Raises InputError for changes that no recipe takes."""
-    own = {stage: fields for stage, fields in changes.items() if stage != RELATIVE}
+    own, recipe = stages_of(changes), changes.get(OTHER, recipe)
     delta = merge((NAMED if recipe in NAMED else DELTAS)[recipe], own)
     if "pretrain" in delta:
         delta["pretrain"] = read_only(delta["pretrain"], own.get("pretrain", {}))
     recipe_of(delta, {})
     if scale.size == "pocket":
-        same = next((name for name, named in NAMED.items() if own and named == own), recipe)
-        delta = merge(POCKET_EXTRA.get(same, {}), pocket(delta))
+        delta = merge(POCKET_EXTRA.get(recipe, {}), pocket(delta))
     if scale.amount:
         delta = merge(delta, {"pretrain": {"budget": scale.amount, "budget_unit": scale.unit}})
     kept = {
@@ -220,9 +238,16 @@ def flat(changes: dict, path: str = "") -> dict[str, Any]:
     return found
 
 
+def stages_of(changes: dict) -> dict:
+    """The changes of a run to the stages of its recipe."""
+    return {name: fields for name, fields in changes.items() if name not in (RELATIVE, OTHER)}
+
+
 def multiples_of(changes: dict) -> Multiples:
     """The multiples among the changes of a run. Raises InputError for changes that no recipe takes."""
-    check_changes({stage: fields for stage, fields in changes.items() if stage != RELATIVE})
+    check_changes(stages_of(changes))
+    if (other := changes.get(OTHER)) is not None and other not in NAMED:
+        raise InputError(f"{OTHER} is {other!r}; expected one of {', '.join(NAMED)}.")
     if "report" in changes:
         raise InputError("report.title is the name of the run in a study. Remove report.")
     try:
@@ -237,6 +262,11 @@ def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe
 
     The fields in `override` hold, unless the run changes them. Multiples are of what the run has then.
     """
+    if OTHER in changes and recipe not in NAMED:
+        raise InputError(
+            f"It is the recipe {changes[OTHER]} of the paper's size, and the others are made of {recipe}, which has a size "
+            f"of its own. Give one of the recipes {', '.join(NAMED)}."
+        )
     base = delta_of(recipe, {}, scale)
     scaled = recipe_of(delta_of(recipe, changes, scale), {})
     own = differing(recipe_of(base, {}).model_dump(), scaled.model_dump(), changes)
@@ -277,7 +307,7 @@ def runs_of(
         unread = {"report", "finetune"} if until == "pretrain" else {"report"}
         made.setdefault(run.model_dump_json(exclude=unread), ([], run))[0].append(name)
     if not made:
-        given = f"recipe {recipe}, scale {scale}{' and this override' if override else ''}"
+        given = f"recipe {recipe}{f', scale {scale}' if str(scale) else ''}{' and this override' if override else ''}"
         raise InputError(f"No run of the study is possible with {given}: {next(iter(refused.values()))}")
     (base, *_), run = next(iter(made.values()))
     first = run.model_dump()

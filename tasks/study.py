@@ -64,7 +64,7 @@ class StudyReport(Params):
     published: dict[str, str] = Field({})
     recipe: str = ""
     scale: str = ""
-    is_rescaled: bool = Field(False, description="Whether the runs are smaller than their names say.")
+    is_rescaled: bool = Field(False, description="Whether the runs have another size or budget than their names say.")
     members: list[Member] = Field([])
     fit: bool = False
     cards: list[Card] = Field([])
@@ -170,7 +170,7 @@ def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, An
     return about
 
 
-@stage(version=2, name="study")
+@stage(version=3, name="study")
 def compare_runs(
     params: StudyReport, models: list[Artifact], evaluations: list[Artifact], reports: list[Artifact], out: Path
 ) -> dict:

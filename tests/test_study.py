@@ -1,6 +1,7 @@
 """Studies through a real Prefect server: shared stages once, failed runs told, kills survived; and their page."""
 
 import contextlib
+import html
 import json
 import math
 import re
@@ -31,7 +32,7 @@ from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law
 from tasks.reports.study_sections import summary
 from tasks.store import Artifact, artifacts
-from tasks.study import Card, Member, StudyReport, compare_runs
+from tasks.study import AXES, Card, Member, StudyReport, compare_runs
 
 SGD = {"optimizer": "sgd", "clip": None, "learning_rate": 100.0}
 RUNS = {
@@ -268,7 +269,7 @@ def test_if_all_runs_fail_the_study_does(finished, given: dict, tmp_path: Path):
     assert artifacts("study") == before
 
 
-def test_a_run_that_can_never_begin_is_told_before_and_the_others_run(finished, given: dict, tmp_path: Path):
+def test_a_run_that_can_never_begin_is_told_before_and_the_others_run(finished, given: dict, tmp_path: Path, caplog):
     runs = {"gone": {"download": {"source": "files", "files": [f"{tmp_path}/gone.jsonl"]}}, "own": {}}
     (tmp_path / "gone.json").write_text(json.dumps({"runs": runs}))
     done = carried_out(**given | {"study": str(tmp_path / "gone.json"), "seeds": 1})
@@ -276,6 +277,7 @@ def test_a_run_that_can_never_begin_is_told_before_and_the_others_run(finished, 
     assert rows["model"].ne("").tolist() == [False, True]
     assert "gone.jsonl" in rows["problem"][0]
     assert [name.partition("/")[0] for name in done.made] == ["study"]
+    assert "gone.jsonl" in caplog.text
     text = (done.page.path / "study.md").read_text()
     assert "±" not in text.replace("difference ± error", "")
     assert strictly(done.page.path / "study.json")["summary"][1]["nats_per_byte"] == rows["nats_per_byte"][1]
@@ -387,11 +389,19 @@ def test_the_list_of_studies_names_each_with_its_runs_and_runs_nothing(finished,
             rf"\b{name} (\d+) runs, about .*? Runs: (.*?)( \w+ \d+ runs, about|$)", printed
         ).groups()[:2]
         assert int(count) == len(names.split("; ")) > len(about["runs"]) / 2, "some are the recipe itself"
-        assert set(names.split("; ")) <= set(about["runs"])
+        assert {own for name in names.split("; ") for own in name.split(" = ")} == set(about["runs"])
     two = " ".join(show("study", "masking", "--list", "--seeds", "2", "--scale", "1 hours").split())
     assert "masking 20 runs, about 20 hours" in two
     assert "vocabulary" not in two
     assert sorted(finished.page.path.parents[1].rglob("*")) == before
+
+
+def test_the_list_shows_the_path_of_a_study_as_it_is(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("flows.study.usual_rate", lambda: 1e12)
+    path = tmp_path / "a [x]" / "b[" / "y].JSON"
+    path.parent.mkdir(parents=True)
+    path.write_text("\ufeff" + json.dumps({"runs": {"own": {}}}), encoding="utf-8")
+    assert str(path) in show("study", "--list", str(path)).replace("\n", "")
 
 
 @pytest.mark.parametrize(
@@ -401,6 +411,7 @@ def test_the_list_of_studies_names_each_with_its_runs_and_runs_nothing(finished,
         (["maskin"], "'maskin' masking?"),
         (["masking", "--until", "filter"], "--until 'filter'"),
         (["masking", "--scale", "week"], "'week'"),
+        (["masking", "--scale", "0.4 tokens"], "'0.4 tokens' token"),
         (["masking", "--recipe", "modrn"], "'modrn' modern?"),
         (["masking", "--override", "{"], "--override"),
         (["gone.json", "--list"], "gone.json"),
@@ -525,6 +536,18 @@ def test_other_budgets_and_machines_are_noted(empty: Path):
     notes = (compared(members).path / "study.md").read_text()
     assert "10,000 tokens, 20,000 tokens" in notes
     assert "CPU, GPU" in notes
+    assert "curves" not in notes, "there are none"
+    members.append(Member(run="three", model=model(empty, 3, 1.0, tokens=9000)))
+    assert "9,000 tokens, 10,000 tokens, 20,000 tokens" in (compared(members).path / "study.md").read_text()
+
+
+def test_names_stand_in_pictures_as_they_are(empty: Path):
+    places = ({"fraction": x, "heldout_nats_per_byte": 2 - x} | dict.fromkeys(AXES, 9 * x) for x in (0.0, 1.0))
+    curve, names = {"evaluations": [*places]}, ["_under", "10 % of $ & 5 % of $", r"$\frac{$", "ü < &amp;"]
+    members = [Member(run=name, model=model(empty, i, 1.0, **curve)) for i, name in enumerate(names)]
+    picture = (compared(members).path / "tokens.svg").read_text()
+    shown = [html.unescape(text) for text in re.findall(r"<text[^>]*>(.*?)</text>", picture)]
+    assert [text.lstrip("\N{ZERO WIDTH SPACE}") for text in shown][-len(names) :] == names
 
 
 def test_an_artifact_that_is_not_among_the_inputs_is_refused(empty: Path):
@@ -597,7 +620,7 @@ def test_runs_that_read_no_context_are_named_and_left_out_of_the_law(empty: Path
     about = strictly(made.path / "study.json")["law"]
     assert (about["runs"], about["left_out"], about["residual"] < 1e-4) == (6, ["run 6"], True)
     text = (made.path / "study.md").read_text()
-    assert "The loss of run 6 is less than a tenth below what token frequencies alone give" in text
+    assert "The loss of run 6 is more than nine tenths of what token frequencies alone give" in text
     assert "Left out of the fit" in text
     few = compared(members[2:], fit=True)
     assert strictly(few.path / "study.json")["law"] == {"runs": 4, "needed": law.FEWEST, "left_out": ["run 6"]}

@@ -75,19 +75,39 @@ def test_every_study_has_recipes_that_all_differ_and_loses_no_run(name: str, sca
 def test_at_full_size_a_run_is_the_recipe_with_its_changes_and_nothing_else(name: str):
     for run in of_study(name, "day"):
         changes = STUDIES[name]["runs"][run.name]
+        own = {stage: fields for stage, fields in changes.items() if stage != "recipe"}
         if "scale" not in changes:
-            assert content(run.recipe) == content(resolve("crammed-bert", changes)), run.name
+            assert content(run.recipe) == content(resolve(changes.get("recipe", "crammed-bert"), own)), run.name
             assert run.recipe.report.title == run.name
 
 
 def test_pocket_runs_of_the_recipes_are_the_pocket_recipes():
-    for name, changes in STUDIES["ablation"]["runs"].items():
-        [recipe] = [own for own, delta in NAMED.items() if delta == changes] or [None]
-        if recipe:
-            [run] = (run for run in of_study("ablation", "pocket") if run.name == name)
-            pocket = "pocket" if recipe == "crammed-bert" else f"pocket-{recipe}"
-            assert content(run.recipe) == content(RECIPES[pocket])
+    for study in ("ablation", "baselines"):
+        for run in of_study(study, "pocket"):
+            changes = STUDIES[study]["runs"][run.name]
+            [recipe] = [own for own, delta in NAMED.items() if changes in (delta, {"recipe": own})] or [None]
+            if recipe:
+                pocket = "pocket" if recipe == "crammed-bert" else f"pocket-{recipe}"
+                assert content(run.recipe) == content(RECIPES[pocket])
     assert content(runs({"own": {}}, "modern")[0].recipe) == content(RECIPES["pocket-modern"])
+
+
+def test_a_run_may_be_another_recipe_whatever_the_others_are_made_of():
+    found = runs("baselines", "modern", "day")
+    assert found[0].also == ("modern",)
+    by_name = {run.name: content(run.recipe) for run in found}
+    assert by_name["frontier"] == content(RECIPES["frontier"])
+    assert by_name["BERT"] == content(RECIPES["bert-base"])
+    study = {"own": {}, "wider": {"recipe": "modern", "scale": {"hidden": 2}, "pretrain": {"clip": 1.0}}}
+    wider = runs(study, override={"pretrain": {"mask_fraction": 0.4}})[1].recipe.pretrain
+    assert (wider.architecture.hidden, wider.clip, wider.mask_fraction, wider.optimizer) == (512, 1.0, 0.3, "muon")
+    for bad in ("frontir", "pocket-modern", 3):
+        words = refusal({"own": {}, "other": {"recipe": bad}})
+        assert "'other'" in words
+        assert repr(bad) in words
+    about, possible = planned("baselines", "demo", {}, 1, "", "pretrain")
+    assert [run.name for run in possible] == ["as the recipe"]
+    assert all("demo" in member.problem for member in about.members)
 
 
 def test_no_option_of_architecture_and_training_is_idle():
@@ -398,6 +418,11 @@ def test_a_users_study_is_read_from_a_json_or_python_file(tmp_path: Path):
         ("a.json", '{"about": "x"}', "a.json runs"),
         ("a.json", '{"runs": {"own": {}}, "titel": "x"}', "a.json titel"),
         ("a.json", '{"runs": {"own": {}}, "fit": "perhaps"}', "a.json fit"),
+        ("a.json", '{"runs": {"own": {}, "own": {"pretrain": {"clip": 1.0}}}}', "a.json 'own' twice"),
+        ("a.json", '{"runs": {"own ": {}}}', "a.json 'own '"),
+        ("a.json", r'{"runs": {"a\nb": {}}}', r"a.json 'a\nb'"),
+        ("a.json", r'{"runs": {"\ud800": {}}}', r"a.json '\ud800'"),
+        ("a.py", "import sys; sys.exit(0)", "a.py SystemExit"),
     ],
 )
 def test_a_file_that_holds_no_study_is_refused_with_its_name_and_what_is_wrong(tmp_path, name, text, words):
@@ -422,6 +447,15 @@ def test_a_fit_with_too_few_runs_of_different_sizes_is_refused_with_the_number_n
     for seeds in (1, 3):  # seeds are no sizes
         with pytest.raises(InputError, match=rf"at least {FEWEST} runs.* {1 if '8' in own else FEWEST - 1}\."):
             planned(f"{tmp_path}/own.json", None, {}, seeds, "", "pretrain")
+    of_one_size = {f"{n}": {"scale": {"budget": n}} for n in range(1, FEWEST + 1)}
+    (tmp_path / "own.json").write_text(json.dumps({"fit": True, "runs": of_one_size}))
+    with pytest.raises(InputError, match="same size"):
+        planned(f"{tmp_path}/own.json", None, {}, 1, "", "pretrain")
+    of_one_budget = {f"{n}": {"scale": {"layers": n}} for n in range(1, FEWEST + 1)}
+    (tmp_path / "own.json").write_text(json.dumps({"fit": True, "runs": of_one_budget}))
+    with pytest.raises(InputError, match="same number of tokens"):
+        planned(f"{tmp_path}/own.json", None, {}, 1, "1e6 tokens", "pretrain")
+    assert planned(f"{tmp_path}/own.json", None, {}, 1, "1e15 flops", "pretrain")[0].fit, "these read fewer tokens"
     own |= {f"{n} more": {"scale": {"budget": 10 + n, "layers": n}} for n in range(1, FEWEST)}
     (tmp_path / "own.json").write_text(json.dumps({"fit": True, "runs": own}))
     assert planned(f"{tmp_path}/own.json", None, {}, 1, "", "pretrain")[0].fit

@@ -74,13 +74,14 @@ def list_studies(names: list[str], recipe: str | None, override: dict, seeds: in
         except InputError as problem:
             if len(names) == 1:
                 raise
-            console.print(f"[bold]{name}[/]  not possible: {escape(str(problem))}\n", soft_wrap=True)
+            console.print(f"[bold]{escape(name)}[/]  not possible: {escape(str(problem))}\n", soft_wrap=True)
             continue
         size = f", scale {about.scale}" if about.scale else ""
-        title = f"[bold]{name}[/]  {estimate(runs, rate)} of pretraining here; recipe {about.recipe}{size}"
+        title = f"[bold]{escape(name)}[/]  {estimate(runs, rate)} of pretraining here; recipe {about.recipe}{size}"
         console.print(title, soft_wrap=True, highlight=False)
-        say(f"  {about.about}" + (f" ({about.paper})" if about.paper else ""))
-        say(f"  Runs: {'; '.join(dict.fromkeys(run.name for run in runs))}")
+        if said := " ".join(filter(None, (about.about, f"({about.paper})" if about.paper else ""))):
+            say(f"  {said}")
+        say(f"  Runs: {'; '.join(dict.fromkeys(' = '.join([run.name, *run.also]) for run in runs))}")
         for member in about.members:
             say(f"  Not possible: {member.run}: {member.problem}")
         say("")

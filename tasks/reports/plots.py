@@ -111,6 +111,11 @@ def scores(
         figure.legend(frameon=False, loc="outside lower left", ncols=1, fontsize=9)
 
 
+def _literal(name: str) -> str:
+    """A name that matplotlib draws as it is: without mathematics, and also if it begins with an underscore."""
+    return ("\N{ZERO WIDTH SPACE}" if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
 def lines(
     curves: dict[str, tuple[np.ndarray, np.ndarray]],
     x: str,
@@ -125,7 +130,7 @@ def lines(
             colour = SERIES[i % len(SERIES)]
             shape = {"linestyle": STYLES[i // len(SERIES) % len(STYLES)]}
             shape |= {"marker": "o", "markersize": 4} if name in marked else {}
-            axes.plot(xs, ys, color=colour, linewidth=1.4, label=name, **shape)
+            axes.plot(xs, ys, color=colour, linewidth=1.4, label=_literal(name), **shape)
         axes.set(xlabel=x, ylabel=y)
         if ticks:
             axes.set_xscale("log")

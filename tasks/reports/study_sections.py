@@ -87,7 +87,7 @@ def away(line: dict, name: str, digits: int) -> str | None:
 
 
 def reads_no_context(line: dict) -> bool:
-    """Whether a run's loss is less than a tenth below that of token frequencies; False where this is not known."""
+    """Whether a run's loss is more than nine tenths of that of token frequencies; False where this is not known."""
     return bool(line[LOSS] > BY_FREQUENCIES * line["by_frequencies"])
 
 
@@ -152,14 +152,14 @@ def score_table(lines: list[dict], scores: list[str]) -> list[dict]:
     return rows
 
 
-def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool) -> list[str]:
+def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool, has_curves: bool) -> list[str]:
     """What to know before comparing the runs."""
     done, found = rows[rows["model"].ne("")], []
     base = next(line["run"] for line in lines if line["seeds"])
     if is_rescaled:
         found.append(
-            "The names of the runs, and what the paper says of them, are of the paper's size and day. The runs are "
-            "smaller or shorter; their values are under 'What the runs change'."
+            "The names of the runs, and what the paper says of them, are of the paper's size and day. The runs have "
+            "another size or budget; their values are under 'What the runs change'."
         )
     if base != lines[0]["run"]:
         found.append(f"The first run has no result; differences are to {base}.")
@@ -172,7 +172,7 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool) -> list[str]
         )
     if early := [line["run"] for line in lines if reads_no_context(line)]:
         found.append(
-            f"The loss of {', '.join(early)} is less than a tenth below what token frequencies alone give: such a run has "
+            f"The loss of {', '.join(early)} is more than nine tenths of what token frequencies alone give: such a run has "
             "hardly begun to read context, and its rank says little of longer runs."
         )
     if unknown := [line["run"] for line in lines if line["seeds"] and not math.isfinite(line["by_frequencies"])]:
@@ -180,11 +180,12 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool) -> list[str]
             f"Of {', '.join(unknown)} it is not known what token frequencies alone give, as an older version of cram made "
             "the models."
         )
-    budgets = {budget(amount, unit) for amount, unit in zip(done["budget"], done["budget_unit"], strict=True)}
+    budgets = sorted(set(zip(done["budget_unit"], done["budget"], strict=True)))
     if len(budgets) > 1:
+        every = ", ".join(budget(amount, unit) for unit, amount in budgets)
         found.append(
-            f"The runs have unequal budgets ({', '.join(sorted(budgets))}), so their final losses don't compare the "
-            "recipes alone. Compare them on the curves."
+            f"The runs have unequal budgets ({every}), so their final losses don't compare the recipes alone."
+            + (" Compare them on the curves." if has_curves else "")
         )
     elif done["operations"].max() > (1 + EQUAL) * done["operations"].min():
         found.append(
@@ -249,7 +250,7 @@ def for_people(
         "several": any(line["seeds"] > 1 for line in lines),
         "losses": loss_table(lines, about["published"], also),
         "scores": score_table(lines, scores) if scores else [],
-        "notes": notes(rows, lines, about["is_rescaled"]),
+        "notes": notes(rows, lines, about["is_rescaled"], bool(curves)),
         "partial": [Marked(note) for note in sorted({note for notes in rows["partial"] for note in notes})],
         "weak": sorted({f"{row['run']}: {row['weak']}" for row in rows.to_dict("records") if row["weak"]}),
         "problems": problems(rows),
