@@ -220,7 +220,7 @@ def law_rows(law: dict[str, Any]) -> dict[str, Any]:
     """The fitted parameters and the predictions as rows of tables."""
 
     def interval(one: dict) -> str:
-        return f"{one['low']:.4g} to {one['high']:.4g}"
+        return " to ".join(f"{round(one[end], 6):.4g}" for end in ("low", "high"))
 
     return {
         "parameters": [
