@@ -88,19 +88,8 @@ def planned(
     runs, refused = runs_of(study, base, override, seeds, size, until)
     if seeds > 1 and any("seed" in run.get("pretrain", {}) for run in study.runs.values()):
         raise InputError("A run of this study sets pretrain.seed, and seeds is above 1. Leave one of them out.")
-    sized = {run.name: run for run in runs if set(run.changes) <= SIZES}
-    if study.fit and len(sized) < FEWEST:
-        raise InputError(
-            f"A scaling law needs at least {FEWEST} runs that differ in size or budget only, and study {name} has "
-            f"{len(sized)}. Add runs, or set fit to false."
-        )
-    of_law = [(operations_per_token(run.recipe), run.recipe.pretrain) for run in sized.values()]
-    sizes, budgets = {size for size, _ in of_law}, {training.budget for _, training in of_law}
-    if study.fit and (len(sizes) == 1 or (len(budgets) == 1 and of_law[0][1].budget_unit == "tokens")):
-        raise InputError(
-            f"A scaling law needs several sizes and several numbers of tokens, and all runs of study {name} have the same "
-            f"{'size' if len(sizes) == 1 else 'number of tokens'}. Add runs, or set fit to false."
-        )
+    if study.fit:
+        check_fit(name, runs)
     about = StudyReport(
         title=f"Study: {Path(name).stem}",
         **study.model_dump(include={"about", "paper", "fit"}),
@@ -112,6 +101,25 @@ def planned(
         members=[Member(run=name, problem=why) for name, why in refused.items()],
     )
     return about, runs
+
+
+def check_fit(name: str, runs: list[StudyRun]) -> None:
+    """Raise InputError if no scaling law can be fitted to the runs of this study, even if all of them finish."""
+    sized = {run.name: run.recipe for run in runs if set(run.changes) <= SIZES}
+    if len(sized) < FEWEST:
+        raise InputError(
+            f"A scaling law needs at least {FEWEST} runs that differ in size or budget only, and study {name} has "
+            f"{len(sized)}. Add runs, or set fit to false."
+        )
+    budgets = {(recipe.pretrain.budget_unit, recipe.pretrain.budget) for recipe in sized.values()}
+    of_one_size = len(set(map(operations_per_token, sized.values()))) == 1
+    if of_one_size or (
+        len(budgets) == 1 and next(iter(budgets))[0] == "tokens"
+    ):  # else larger models read fewer tokens
+        raise InputError(
+            f"A scaling law needs several sizes and several numbers of tokens, and all runs of study {name} have the same "
+            f"{'size' if of_one_size else 'number of tokens'}. Add runs, or set fit to false."
+        )
 
 
 def cards(recipe: str, override: dict) -> list[Card]:

@@ -246,8 +246,8 @@ def stages_of(changes: dict) -> dict:
 def multiples_of(changes: dict) -> Multiples:
     """The multiples among the changes of a run. Raises InputError for changes that no recipe takes."""
     check_changes(stages_of(changes))
-    if (other := changes.get(OTHER)) is not None and other not in NAMED:
-        raise InputError(f"{OTHER} is {other!r}; expected one of {', '.join(NAMED)}.")
+    if OTHER in changes and changes[OTHER] not in [*NAMED]:
+        raise InputError(f"{OTHER} is {changes[OTHER]!r}; expected one of {', '.join(NAMED)}.")
     if "report" in changes:
         raise InputError("report.title is the name of the run in a study. Remove report.")
     try:

@@ -101,7 +101,7 @@ def test_a_run_may_be_another_recipe_whatever_the_others_are_made_of():
     study = {"own": {}, "wider": {"recipe": "modern", "scale": {"hidden": 2}, "pretrain": {"clip": 1.0}}}
     wider = runs(study, override={"pretrain": {"mask_fraction": 0.4}})[1].recipe.pretrain
     assert (wider.architecture.hidden, wider.clip, wider.mask_fraction, wider.optimizer) == (512, 1.0, 0.3, "muon")
-    for bad in ("frontir", "pocket-modern", 3):
+    for bad in ("frontir", "pocket-modern", 3, None, []):
         words = refusal({"own": {}, "other": {"recipe": bad}})
         assert "'other'" in words
         assert repr(bad) in words
