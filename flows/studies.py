@@ -62,7 +62,7 @@ STUDIES: dict[str, dict] = {
         "published": {
             "gelu": "slightly worse",
             "4 heads": "faster, lower loss, but worse after finetuning",
-            "rotary positions": "a small gain, which the lower speed takes back (the released rotary code turns nothing)",
+            "rotary positions": "a small gain, lost to the lower speed (the released rotary code turns nothing)",
             "untied head": "no gain",
             "rmsnorm": "no gain",
             "embedding of 128": "no gain",
@@ -100,8 +100,8 @@ STUDIES: dict[str, dict] = {
         },
     },
     "shapes": {
-        "about": "Depth against width at about equal parameters of the blocks (whole heads make them up to 12 % more or "
-        "fewer), and a scaling law over sizes and budgets. A scale in flops gives the shapes equal operations.",
+        "about": "Depth against width at about equal parameters of the blocks (whole heads make them up to 12 % more "
+        "or fewer), and a scaling law over sizes and budgets. A scale in flops gives the shapes equal operations.",
         "paper": f"{SECTION} 4.2: all sizes reach about the same loss in a day; the law itself is not in the paper",
         "published": {
             THE_RECIPE: "all sizes reach about 1.9 nats per token in a day (15 % masks, books and Wikipedia)",
@@ -248,7 +248,7 @@ STUDIES: dict[str, dict] = {
     },
     "budgets": {
         "about": "The same recipe with more and with less time. At scale day: an hour, six hours, a day, two days.",
-        "paper": "the budget of its title, and two days of eight A6000 (208 exaFLOP) in its appendix; no numbers at hand",
+        "paper": "the day of its title, and two days of eight A6000 (208 exaFLOP) in its appendix; no numbers at hand",
         "published": {
             "twice the budget": "two days of eight cards: clearly better than BERT on MNLI and SST-2, CoLA hardly"
         },

@@ -117,8 +117,8 @@ def check_fit(name: str, runs: list[StudyRun]) -> None:
         len(budgets) == 1 and next(iter(budgets))[0] == "tokens"
     ):  # else larger models read fewer tokens
         raise InputError(
-            f"A scaling law needs several sizes and several numbers of tokens, and all runs of study {name} have the same "
-            f"{'size' if of_one_size else 'number of tokens'}. Add runs, or set fit to false."
+            f"A scaling law needs several sizes and several numbers of tokens, and all runs of study {name} have the "
+            f"same {'size' if of_one_size else 'number of tokens'}. Add runs, or set fit to false."
         )
 
 

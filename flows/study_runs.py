@@ -21,8 +21,8 @@ SCALE = re.compile(r"(?:(pocket|day)(?: +x *([^\s,]+))?)?(?:(?:^|(?<=\w),? +)(\S
 NUMBER = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?|[^,]+")  # commas between thousands only
 MOST = 64  # the largest multiple of a size
 SCALES = (
-    "a size (pocket, day, or a multiple of its depth and width as 'pocket x 0.5'), a budget ('3e6 tokens', '0.5 hours', "
-    "'1e15 flops'), or both: 'pocket 3e6 tokens'"
+    "a size (pocket, day, or a multiple of its depth and width as 'pocket x 0.5'), a budget ('3e6 tokens', '0.5 "
+    "hours', '1e15 flops'), or both: 'pocket 3e6 tokens'"
 )
 SELECTED = set().union(*READ_BY.values())  # fields of Training that only some optimizers or schedules read
 KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them itself
@@ -59,8 +59,8 @@ class Study(BaseModel, frozen=True, extra="forbid"):
         for name in self.runs:
             if not name or name != name.strip() or not name.isprintable():
                 raise ValueError(
-                    f"the name {name!r} of a run is empty, begins or ends with a space, or has characters that can't be "
-                    "printed; give it another"
+                    f"the name {name!r} of a run is empty, begins or ends with a space, or has characters that can't "
+                    "be printed; give it another"
                 )
         if unknown := [name for name in self.published if name not in self.runs]:
             raise ValueError(f"published names {unknown[0]!r}, which is no run")
@@ -151,8 +151,8 @@ def scale_of(text: str, recipe: str) -> Scale:
         raise InputError(f"scale is {text!r}; expected a budget of at least one {unit.removesuffix('s')}.")
     if size and recipe not in NAMED:
         raise InputError(
-            f"Recipe {recipe!r} has a size of its own, and scale is {text!r}. Give only a budget, or one of the recipes "
-            f"{', '.join(NAMED)}."
+            f"Recipe {recipe!r} has a size of its own, and scale is {text!r}. Give only a budget, or one of the "
+            f"recipes {', '.join(NAMED)}."
         )
     return Scale(size or ("pocket" if recipe in NAMED else ""), multiple or 1.0, amount, unit)
 
@@ -264,8 +264,8 @@ def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe
     """
     if OTHER in changes and recipe not in NAMED:
         raise InputError(
-            f"It is the recipe {changes[OTHER]} of the paper's size, and the others are made of {recipe}, which has a size "
-            f"of its own. Give one of the recipes {', '.join(NAMED)}."
+            f"It is the recipe {changes[OTHER]} of the paper's size, and the others are made of {recipe}, which has a "
+            f"size of its own. Give one of the recipes {', '.join(NAMED)}."
         )
     base = delta_of(recipe, {}, scale)
     scaled = recipe_of(delta_of(recipe, changes, scale), {})
@@ -275,6 +275,20 @@ def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe
     by = by.model_copy(update={name: scale.multiple * getattr(by, name) for name in ("layers", "hidden")})
     own = merge(own, {"pretrain": multiplied(recipe_of(base, merge(override, own)), by)})
     return recipe_of(base, merge(override, own))
+
+
+def check_run(study: Study, name: str, recipe: str, scale: Scale, until: str) -> None:
+    """Raise InputError if a run takes changes that no recipe takes, or is impossible with the study's own recipe.
+
+    With other recipes or sizes, or with an override, it may be impossible without being wrong.
+    """
+    changes = study.runs[name]
+    try:
+        multiples_of(changes)
+        if recipe == study.recipe:
+            resolved(recipe, changes, {}, scale).check_lengths(until)
+    except InputError as error:
+        raise InputError(f"Run {name!r} of the study: {error}") from error
 
 
 def runs_of(
@@ -292,12 +306,7 @@ def runs_of(
     refused: dict[str, str] = {}
     usual = scale._replace(multiple=1.0)
     for name, changes in study.runs.items():
-        try:
-            multiples_of(changes)
-            if recipe == study.recipe:  # of other recipes or sizes, and with an override, some may be impossible
-                resolved(recipe, changes, {}, usual).check_lengths(until)
-        except InputError as error:
-            raise InputError(f"Run {name!r} of the study: {error}") from error
+        check_run(study, name, recipe, usual, until)
         try:
             run = resolved(recipe, changes, override, scale)
             run.check_lengths(until)

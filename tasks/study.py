@@ -127,7 +127,7 @@ def curves_of(members: list[Member]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, Any] | None:
-    """The scaling law of runs that differ in size and budget only, its test on the largest, predictions, and picture."""
+    """The scaling law of runs that differ in size and budget only: its test on the largest, predictions, picture."""
     if not params.fit:
         return None
     sized = np.array([set(member.changes) <= SIZES for member in params.members])

@@ -172,26 +172,15 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool, has_curves: 
         )
     if early := [line["run"] for line in lines if reads_no_context(line)]:
         found.append(
-            f"The loss of {', '.join(early)} is more than nine tenths of what token frequencies alone give: such a run has "
-            "hardly begun to read context, and its rank says little of longer runs."
+            f"The loss of {', '.join(early)} is more than nine tenths of what token frequencies alone give: such a run "
+            "has hardly begun to read context, and its rank says little of longer runs."
         )
     if unknown := [line["run"] for line in lines if line["seeds"] and not math.isfinite(line["by_frequencies"])]:
         found.append(
-            f"Of {', '.join(unknown)} it is not known what token frequencies alone give, as an older version of cram made "
-            "the models."
+            f"Of {', '.join(unknown)} it is not known what token frequencies alone give, as an older version of cram "
+            "made the models."
         )
-    budgets = sorted(set(zip(done["budget_unit"], done["budget"], strict=True)))
-    if len(budgets) > 1:
-        every = ", ".join(budget(amount, unit) for unit, amount in budgets)
-        found.append(
-            f"The runs have unequal budgets ({every}), so their final losses don't compare the recipes alone."
-            + (" Compare them on the curves." if has_curves else "")
-        )
-    elif done["operations"].max() > (1 + EQUAL) * done["operations"].min():
-        found.append(
-            "The runs have the same budget, but not the same number of operations: a token, or an hour, buys more of "
-            "them in some runs."
-        )
+    found += unequal(done, has_curves)
     if done["evaluation"].ne("").any():
         found.append(
             "Not all runs have the same held-out text. Losses were measured on documents that no run was trained on; "
@@ -202,6 +191,23 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool, has_curves: 
     if done["device"].nunique() > 1:
         found.append(f"The runs are from different machines: {', '.join(sorted(set(done['device'])))}.")
     return found
+
+
+def unequal(done: pd.DataFrame, has_curves: bool) -> list[str]:
+    """In what the budgets of the finished runs differ, in a sentence."""
+    budgets = sorted(set(zip(done["budget_unit"], done["budget"], strict=True)))
+    if len(budgets) > 1:
+        every = ", ".join(budget(amount, unit) for unit, amount in budgets)
+        curves = " Compare them on the curves." if has_curves else ""
+        return [
+            f"The runs have unequal budgets ({every}), so their final losses don't compare the recipes alone.{curves}"
+        ]
+    if done["operations"].max() > (1 + EQUAL) * done["operations"].min():
+        return [
+            "The runs have the same budget, but not the same number of operations: a token, or an hour, buys more of "
+            "them in some runs."
+        ]
+    return []
 
 
 def problems(rows: pd.DataFrame) -> list[str]:
