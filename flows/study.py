@@ -98,9 +98,14 @@ def planned(
         scale=str(size),
         is_rescaled=base in NAMED and (size.size == "pocket" or size.multiple != 1 or size.amount is not None),
         cards=cards(base, override) if study.fit else [],
-        members=[Member(run=name, problem=why) for name, why in refused.items()],
+        members=[Member(run=name, seed=seed, problem=why) for name, why in refused.items() for seed in range(seeds)],
     )
     return about, runs
+
+
+def impossible(about: StudyReport) -> dict[str, str]:
+    """Why runs are left out before anything has run, by run."""
+    return {member.run: member.problem for member in about.members}
 
 
 def check_fit(name: str, runs: list[StudyRun]) -> None:
@@ -262,8 +267,8 @@ def study(
     order = [*study_called(study).runs]  # also of those that are impossible; its file may change during the study
     for run in {run.name: run for run in runs if run.also}.values():
         log.info("%s and %s are the same at this scale; they are one run.", run.name, " and ".join(run.also))
-    for member in about.members:
-        log.warning("%s is not possible here: %s", member.run, member.problem)
+    for run, problem in impossible(about).items():
+        log.warning("%s is not possible here: %s", run, problem)
     plan = Plan(until, {}, [])
     log.info("Pretraining: %s on this machine, less what is cached.", estimate(runs, usual_rate()))
     try:

@@ -16,7 +16,7 @@ from prefect.utilities.schema_tools.validation import is_valid
 from flows.deltas import NAMED, heads
 from flows.recipes import RECIPES, Recipe, recipe_of, resolve
 from flows.studies import STUDIES, THE_RECIPE
-from flows.study import CARDS, estimate, operations_per_token, planned, seconds_of
+from flows.study import CARDS, estimate, impossible, operations_per_token, planned, seconds_of
 from flows.study_runs import Study, StudyRun, runs_of, scale_of, study_called
 from model import InputError
 from model.settings import Architecture, Training
@@ -354,13 +354,14 @@ def test_a_bad_override_is_refused_with_its_field_and_blamed_on_no_run(bad: dict
 
 def test_runs_that_an_override_makes_impossible_are_left_out_with_the_reason():
     own_text = {"download": {"source": "files", "files": ["own.jsonl"]}}
-    about, found = planned("ablation", None, own_text, 1, "", "pretrain")
-    left_out = {member.run for member in about.members}
-    assert left_out == {"text reverted", "all reverted"}
+    about, found = planned("ablation", None, own_text, 2, "", "pretrain")
+    left_out = {"text reverted", "all reverted"}
+    assert {(member.run, member.seed) for member in about.members} == {(name, n) for name in left_out for n in (0, 1)}
     for member in about.members:
         assert "download" in member.problem
         assert "own.jsonl" in member.problem
-    assert [run.name for run in found] == [name for name in STUDIES["ablation"]["runs"] if name not in left_out]
+    possible = [name for name in STUDIES["ablation"]["runs"] if name not in left_out]
+    assert [*dict.fromkeys(run.name for run in found)] == possible
     assert all(run.recipe.download.files == ["own.jsonl"] for run in found)
     wrong = {"own": {}, "the odd one": {"download": {"source": "files"}}}
     assert "'the odd one'" in refusal(wrong, override=own_text)
@@ -500,9 +501,9 @@ def test_both_flows_are_deployed_and_prefect_refuses_an_unknown_recipe_of_a_stud
 
 def test_a_run_that_another_recipe_cannot_take_is_told_and_the_others_go_on():
     about, possible = planned("architectures", "demo", {}, 1, "", "pretrain")
-    told = {member.run: member.problem for member in about.members}
-    assert "embedding" in told["embedding of 128"]
-    assert {run.name for run in possible}.isdisjoint(told)
+    left_out = impossible(about)
+    assert "embedding" in left_out["embedding of 128"]
+    assert {run.name for run in possible}.isdisjoint(left_out)
     assert len(possible) > 10
     assert about.published == {}, "those are of the study's own recipe"
     with pytest.raises(InputError, match="'wide'"):

@@ -65,7 +65,7 @@ def study(
 
 def list_studies(names: list[str], recipe: str | None, override: dict, seeds: int, scale: str, until: str) -> None:
     """Print what each study holds, how many runs, and about how long their pretraining takes on this machine."""
-    from flows.study import estimate, planned, usual_rate
+    from flows.study import estimate, impossible, planned, usual_rate
 
     rate = usual_rate()
     for name in names:
@@ -82,8 +82,8 @@ def list_studies(names: list[str], recipe: str | None, override: dict, seeds: in
         if said := " ".join(filter(None, (about.about, f"({about.paper})" if about.paper else ""))):
             say(f"  {said}")
         say(f"  Runs: {'; '.join(dict.fromkeys(' = '.join([run.name, *run.also]) for run in runs))}")
-        for member in about.members:
-            say(f"  Not possible: {member.run}: {member.problem}")
+        for run, problem in impossible(about).items():
+            say(f"  Not possible: {run}: {problem}")
         say("")
 
 
