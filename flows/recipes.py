@@ -3,6 +3,7 @@
 import difflib
 import functools
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -136,6 +137,17 @@ Override = _partial(Recipe, Recipe().model_dump(mode="json"))
 CHANGES = TypeAdapter(Override)
 Use = TypedDict("Use", dict.fromkeys(STAGES, str), total=False)
 Use.__pydantic_config__ = ConfigDict(extra="forbid")
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError if an object has a name twice, since one of the two would be lost."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+            raise ValueError(f"{twice[0]!r} is given twice in the same object; merge the two or rename one")
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=unique)
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:

@@ -1,17 +1,15 @@
 """What a study consists of: its name or file, its size and budget, and the recipe of each of its runs."""
 
-import json
 import math
 import re
 import runpy
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from flows.deltas import NAMED, POCKET_EXTRA, POCKET_HEAD, heads, nearest, pocket
-from flows.recipes import DELTAS, Recipe, check_changes, check_name, did_you_mean, level, merge, recipe_of
+from flows.recipes import DELTAS, Recipe, check_changes, check_name, did_you_mean, level, merge, parse_json, recipe_of
 from flows.studies import STUDIES
 from model import InputError
 from model.quantities import budget
@@ -110,7 +108,10 @@ def study_called(name: str) -> Study:
             ".json or .py file."
         )
     try:
-        content = runpy.run_path(name) if name.lower().endswith(".py") else {"STUDY": read_json(Path(name))}
+        if name.lower().endswith(".py"):
+            content = runpy.run_path(name)
+        else:
+            content = {"STUDY": parse_json(Path(name).read_text(encoding="utf-8-sig"))}
     except (Exception, SystemExit) as error:
         raise InputError(f"{name} can't be read: {type(error).__name__}: {error}. Expected a study.") from error
     if "STUDY" not in content:
@@ -124,17 +125,6 @@ def study_called(name: str) -> Study:
             f"{name}: {where}: {first['msg']}. A study has {', '.join(Study.model_fields)}; runs holds the changes of "
             "each run by its name."
         ) from error
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises ValueError if a name is given twice, since one of the two would be lost."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
-            raise ValueError(f"{twice[0]!r} is given twice in the same object; rename one")
-        return dict(pairs)
-
-    return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
 
 
 def scale_of(text: str, recipe: str) -> Scale:

@@ -86,7 +86,7 @@ def check_refusal(code: int, out: str, err: str, words: str) -> None:
     [
         (["run", "demo", "--override", "{"], "--override is not valid JSON"),
         (["run", "demo", "--override", '{"a":' * 20_000 + "1" + "}" * 20_000], "--override is nested too deeply"),
-        (["run", "demo", "--override", '{"filter": {}, "filter": {}}'], "--override has 'filter' twice"),
+        (["run", "demo", "--override", '{"filter": {}, "filter": {}}'], "--override: 'filter' is given twice"),
         (["run", "demo", "--override", '{"filter": 3}', "--override", '{"filter": {}}'], "filter: "),
         (["run", "demo", "--until", "filtr"], "'filtr'. Did you mean filter? "),
         (["run", "demo", "--until", "filter", "--until", "tokenize"], "--until names filter and tokenize"),

@@ -1,7 +1,7 @@
 """`cram run`: a recipe, from raw text to scores."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,10 +15,14 @@ EXAMPLE = '\'{"filter": {"max_tokens_per_char": 0.25}}\''  # of an --override
 
 def parse_override(text: str) -> dict:
     """The changes in the JSON of an --override."""
+    from flows.recipes import parse_json
+
     try:
-        changes = json.loads(text, object_pairs_hook=without_repeats)
+        changes = parse_json(text)
     except json.JSONDecodeError as error:
         raise InputError(f"--override is not valid JSON: {error}. Expected an object, as in {EXAMPLE}.") from error
+    except ValueError as error:
+        raise InputError(f"--override: {error}.") from error
     except RecursionError as error:
         raise InputError(
             f"--override is nested too deeply; expected {{stage: {{field: value}}}}, as in {EXAMPLE}."
@@ -26,14 +30,6 @@ def parse_override(text: str) -> dict:
     if not isinstance(changes, dict):
         raise InputError(f"--override is {changes!r}; expected a JSON object.")
     return changes
-
-
-def without_repeats(pairs: list[tuple[str, Any]]) -> dict:
-    """A JSON object. Raises InputError for a repeated name, whose first value would be lost."""
-    names = [name for name, _ in pairs]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"--override has {repeated[0]!r} twice in one object. Merge the two.")
-    return dict(pairs)
 
 
 def parse_overrides(texts: list[str]) -> dict:
