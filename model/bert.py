@@ -10,16 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import InputError
-from model.layouts import transformers_model, why_not_transformers
+from model.layouts import transformers_model, why_not_transformers_classifier
 from model.positions import Rotation, sinusoids
 from model.quantities import counted
-from model.settings import Architecture, HeadName
+from model.settings import CLASSIFIER_WIDTH, Architecture, HeadName, Pooling, Texts
 
 INIT_STD = 0.02  # of every weight matrix, as BERT
 HEAD_STREAM = 2**31  # beyond all seeds of encoders, so that a head does not start with the same numbers
-PAD = 0  # the vocabulary fixes [PAD] at 0
+PAD, SEP = 0, 3  # the vocabulary fixes the ids of special tokens
 Chosen = tuple[Tensor, Tensor]  # positions (B, K) and the states there (B, K, D)
-CLASSIFIER_WIDTH = 1024  # of the head on [CLS], as in the reference implementation's GLUE settings
 
 
 def norm(architecture: Architecture, width: int) -> nn.Module:
@@ -291,10 +290,21 @@ class Bert(nn.Module):
             x_BSD = self.blocks[index % len(self.blocks)](x_BSD, mask, positions_BK if last else None)
         return self.norm(x_BSD)[:, :S]
 
-    def first_states(self, tokens_BS: Tensor, padded: bool) -> Tensor:
-        """The states (B, D) of [CLS], the first token of each sequence."""
-        first_B1 = tokens_BS.new_zeros(len(tokens_BS), 1, dtype=torch.int64)
-        return self.encode(tokens_BS, padded, first_B1)[:, 0]
+    def pooled(self, tokens_BS: Tensor, padded: bool, pooling: Pooling = "cls", texts: Texts = None) -> Tensor:
+        """What the head on sequences of one or two texts reads, (B, D), or (B, 4 D) to compare two texts.
+
+        [CLS] is the first token; means are over all tokens but [PAD]; the first text ends with the first [SEP].
+        """
+        if pooling == "cls":
+            first_B1 = tokens_BS.new_zeros(len(tokens_BS), 1, dtype=torch.int64)
+            return self.encode(tokens_BS, padded, first_B1)[:, 0]
+        states_BSD, seen_BS = self.encode(tokens_BS, padded), tokens_BS != PAD
+        if width_factor(pooling, texts) == 1:
+            return mean(states_BSD, seen_BS)
+        ends_BS = (tokens_BS == SEP).int()
+        first_BS = seen_BS & (ends_BS.cumsum(dim=1) == ends_BS)
+        u_BD, v_BD = mean(states_BSD, first_BS), mean(states_BSD, seen_BS & ~first_BS)
+        return torch.cat([u_BD, v_BD, (u_BD - v_BD).abs(), u_BD * v_BD], dim=1)
 
     @property
     def decoder(self) -> Tensor:
@@ -315,6 +325,17 @@ class Bert(nn.Module):
         """The cross-entropy (M,), nats, at these places, which are numbered through the whole batch."""
         scores_MV = self.logits(self.encode(tokens_BS, padded).flatten(0, 1)[places_M])
         return F.cross_entropy(scores_MV.float(), labels_M, reduction="none")
+
+
+def mean(states_BSD: Tensor, chosen_BS: Tensor) -> Tensor:
+    """(B, D): the mean over the chosen tokens of each sequence; zero if there are none."""
+    weights_BS = chosen_BS.to(states_BSD.dtype) / chosen_BS.sum(dim=1, keepdim=True).clamp(min=1)
+    return (states_BSD * weights_BS[:, :, None]).sum(dim=1)
+
+
+def width_factor(pooling: Pooling, texts: Texts) -> int:
+    """The width of what a head reads, by the encoder's."""
+    return 4 if pooling == "compare" and texts == 2 else 1
 
 
 def halve(x_BSD: Tensor, seen_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -350,46 +371,60 @@ def operations(
 
 
 class ClassifierHead(nn.Module):
-    """Dense, tanh (EuroBERT: GELU), dropout and dense to the scores; ModernBERT's has only the last two."""
+    """Dense, tanh (EuroBERT: GELU), dropout and dense to the scores; ModernBERT's has only the last two.
 
-    def __init__(self, hidden: int, classes: int, dropout: float, seed: int, layout: str | None = None) -> None:
+    `inputs`: the width of what it reads.
+    """
+
+    def __init__(self, inputs: int, classes: int, dropout: float, seed: int, layout: str | None = None) -> None:
         super().__init__()
-        width = hidden if layout else CLASSIFIER_WIDTH
+        width = inputs if layout else CLASSIFIER_WIDTH
         self.activation = F.gelu if layout == "EuroBert" else torch.tanh
-        self.dense = None if layout == "ModernBert" else nn.Linear(hidden, width)
+        self.dense = None if layout == "ModernBert" else nn.Linear(inputs, width)
         self.dropout = Dropout(dropout)
         self.out = nn.Linear(width, classes)
         initialize(self, torch.Generator().manual_seed(HEAD_STREAM + seed))
 
     def forward(self, states_BD: Tensor) -> Tensor:
-        """(B, D) to (B, classes) scores."""
+        """(B, inputs) to (B, classes) scores."""
         x = states_BD if self.dense is None else self.activation(self.dense(states_BD))
         return self.out(self.dropout(x))
 
 
 class Classifier(nn.Module):
-    """The encoder with a head on the state of [CLS].
+    """The encoder with a head on the pooled state of each sequence.
 
     "tanh" is the reference's GLUE head, 1024 wide. "native" is that of transformers' model of the layout, as wide as
     the encoder; ModernBERT's begins with the pretrained transform. InputError if transformers has no such model.
+    `texts` in an input; None: not known.
     """
 
-    def __init__(self, bert: Bert, classes: int, dropout: float, seed: int, head: HeadName = "tanh") -> None:
+    def __init__(
+        self,
+        bert: Bert,
+        classes: int,
+        dropout: float,
+        seed: int,
+        head: HeadName = "tanh",
+        pooling: Pooling = "cls",
+        texts: Texts = None,
+    ) -> None:
         super().__init__()
-        self.bert, self.classes, self.head = bert, classes, head
+        self.bert, self.classes, self.head, self.pooling, self.texts = bert, classes, head, pooling, texts
         self.layout = transformers_model(bert.architecture) if head == "native" else None
-        if head == "native" and self.layout is None:
-            raise InputError(f"{why_not_transformers(bert.architecture)} Set finetune.head to 'tanh'.")
+        if head == "native" and (lacking := why_not_transformers_classifier(bert.architecture, head, pooling)):
+            raise InputError(f"{lacking} Set finetune.head to 'tanh'.")
         bert.set_dropout(dropout)
-        self.classifier = ClassifierHead(bert.architecture.hidden, classes, dropout, seed, self.layout)
+        inputs = bert.architecture.hidden * width_factor(pooling, texts)
+        self.classifier = ClassifierHead(inputs, classes, dropout, seed, self.layout)
 
     def scores(self, states_BD: Tensor) -> Tensor:
-        """(B, D) states of [CLS] to (B, classes) scores."""
+        """What `Bert.pooled` returns to (B, classes) scores."""
         return self.classifier(self.bert.head(states_BD) if self.layout == "ModernBert" else states_BD)
 
     def forward(self, tokens_BS: Tensor, padded: bool = True) -> Tensor:
         """(B, S) token ids to (B, classes) scores. `padded`: mask [PAD]."""
-        states_BD = self.bert.first_states(tokens_BS, padded)
+        states_BD = self.bert.pooled(tokens_BS, padded, self.pooling, self.texts)
         if self.training:
             return self.scores(states_BD)
         # not in bf16, where one prediction in a hundred is a tie of classes

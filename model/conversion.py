@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from model.bert import INIT_STD, PAD, Bert
+from model.bert import INIT_STD, PAD, SEP, Bert
 from model.positions import ROTARY_BASE
 from model.settings import Architecture
 
@@ -13,8 +13,8 @@ TOKENS = {  # the vocabulary fixes their ids; a sequence begins with [CLS] and e
     "pad_token_id": PAD,
     "bos_token_id": 2,
     "cls_token_id": 2,
-    "eos_token_id": 3,
-    "sep_token_id": 3,
+    "eos_token_id": SEP,
+    "sep_token_id": SEP,
     "mask_token_id": 4,
 }
 # Names of tensors in transformers, and cram's: '#' is each block, '*' each of weight and bias. Several names on one

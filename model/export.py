@@ -12,37 +12,19 @@ so the encoder of one gets a new head when it is loaded.
 
 import json
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from model import InputError
-from model.bert import CLASSIFIER_WIDTH, Bert, Classifier
+from model.bert import Bert, Classifier
 from model.conversion import from_transformers, settings, to_transformers
-from model.layouts import transformers_model, why_not_transformers
-from model.settings import Architecture, HeadName
+from model.layouts import transformers_classifier, transformers_model
+from model.settings import Architecture, HeadName, Pooling, Texts
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 ENCODER, HEAD = "bert.", "classifier."  # prefixes of a classifier's tensors; the encoder's is not stored
-
-
-def transformers_classifier(architecture: Architecture, head: HeadName) -> str | None:
-    """The class of transformers for this layout and head, such as `BertForSequenceClassification`; None if none."""
-    name = transformers_model(architecture) if head == "native" else None
-    return f"{name}ForSequenceClassification" if name else None
-
-
-def why_not_transformers_classifier(architecture: Architecture, head: HeadName) -> str | None:
-    """The sentence that says why transformers can't load a classifier of this layout and head; None if it can."""
-    name = transformers_model(architecture)
-    if head == "native" or not name:
-        return why_not_transformers(architecture)
-    return (
-        f"transformers' {name} has no dense-tanh head of width {CLASSIFIER_WIDTH}; finetune with head 'native' for one "
-        "that it has."
-    )
 
 
 class Saved(BaseModel, frozen=True, extra="forbid"):
@@ -58,11 +40,14 @@ class SavedClassifier(Saved, frozen=True, extra="forbid"):
 
     classes: int = Field(ge=1, lt=2**31)
     head: HeadName
-    texts: Literal[1, 2] | None = Field(None, description="In an input; None: not known.")
+    pooling: Pooling = "cls"
+    texts: Texts = Field(None, description="In an input; None: not known.")
     max_tokens: int | None = Field(None, ge=8, description="To which inputs were cut in training; None: not known.")
 
     @model_validator(mode="after")
     def _inputs_fit(self) -> "SavedClassifier":
+        if self.pooling == "compare" and self.texts is None:
+            raise ValueError("texts is null; pooling 'compare' needs the number of texts in an input, 1 or 2")
         if self.max_tokens and self.max_tokens > self.length:
             raise ValueError(f"max_tokens is {self.max_tokens}, but the model takes {self.length} tokens")
         return self
@@ -102,17 +87,13 @@ def save(bert: Bert, folder: str | Path) -> None:
 
 
 def save_classifier(
-    classifier: Classifier,
-    folder: str | Path,
-    labels: tuple[str, ...],
-    texts: Literal[1, 2] | None = None,
-    max_tokens: int | None = None,
+    classifier: Classifier, folder: str | Path, labels: tuple[str, ...], max_tokens: int | None = None
 ) -> None:
     """Write config.json, with the classes' names (none for regression), and model.safetensors.
 
-    `texts` in an input, and `max_tokens` to which inputs were cut, are for predictions; None: not known.
+    `max_tokens` to which inputs were cut; None: not known.
     """
-    bert, classes = classifier.bert, classifier.classes
+    bert, classes, head, pooling = classifier.bert, classifier.classes, classifier.head, classifier.pooling
     if bert.kept is not None:
         raise RuntimeError("The embedding holds only some of the tokens; call restore_tokens before saving.")
     if len(labels) != (classes if classes > 1 else 0):
@@ -122,10 +103,13 @@ def save_classifier(
         "label2id": {label: number for number, label in enumerate(labels or ("score",))},
         "problem_type": "single_label_classification" if labels else "regression",
     }
-    if theirs := transformers_classifier(bert.architecture, classifier.head):
+    if theirs := transformers_classifier(bert.architecture, head, pooling):
         about["architectures"] = [theirs]
+        if pooling != "cls":
+            about["classifier_pooling"] = pooling
     sizes = {"architecture": bert.architecture, "vocabulary": bert.vocabulary, "length": bert.length}
-    saved = SavedClassifier(**sizes, classes=classes, head=classifier.head, texts=texts, max_tokens=max_tokens)
+    reads = {"head": head, "pooling": pooling, "texts": classifier.texts, "max_tokens": max_tokens}
+    saved = SavedClassifier(**sizes, classes=classes, **reads)
     _write(classifier, saved, classifier.layout, about, folder)
 
 
@@ -167,7 +151,7 @@ def _load(config: dict, weights: Path) -> Bert | Classifier:
     saved, name = _saved(config)
     finetuned = isinstance(saved, SavedClassifier)
     bert = Bert(saved.architecture, saved.vocabulary, saved.length)
-    model = Classifier(bert, saved.classes, dropout=0.0, seed=0, head=saved.head) if finetuned else bert
+    model = Classifier(bert, saved.classes, 0.0, 0, saved.head, saved.pooling, saved.texts) if finetuned else bert
     state = load_file(weights)
     if name:
         state = from_transformers(state, name, bert, finetuned)

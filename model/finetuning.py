@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import InputError, optimizer, schedules
-from model.bert import PAD, Bert, Classifier
+from model.bert import PAD, SEP, Bert, Classifier
 from model.machine import Machine, keep_heap
 from model.quantities import counted
 from model.settings import Finetuning
@@ -84,7 +84,7 @@ def to_device(values: np.ndarray, device: torch.device) -> Tensor:
 def keep_used(bert: Bert, splits: dict[str, Examples]) -> dict[str, Examples]:
     """Drop the embeddings of tokens that are in none of these splits. Returns the splits with the new token numbers."""
     used = np.zeros(bert.vocabulary, dtype=bool)
-    used[PAD] = True
+    used[: SEP + 1] = True  # the ids of [PAD] and [SEP] stay
     for examples in splits.values():
         used[examples.tokens] = True
     bert.keep_tokens(torch.from_numpy(np.flatnonzero(used)))

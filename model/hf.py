@@ -19,7 +19,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
-from model.bert import PAD, Bert, ClassifierHead, Embedding, Head
+from model.bert import PAD, Bert, ClassifierHead, Embedding, Head, width_factor
 from model.export import Saved, SavedClassifier, described
 from model.positions import Rotation, sinusoids
 from model.settings import Architecture
@@ -186,8 +186,10 @@ class CramForSequenceClassification(CramPreTrainedModel):
 
     def __init__(self, config: CramConfig) -> None:
         super().__init__(config)
-        config.cram |= {"classes": config.num_labels, "head": "tanh"}
-        self.classifier = ClassifierHead(config.hidden_size, config.num_labels, config.dropout, seed=0)
+        saved = SavedClassifier(**config.cram | {"classes": config.num_labels, "head": "tanh"})
+        config.cram, self.pooling = saved.model_dump(), (saved.pooling, saved.texts)
+        inputs = config.hidden_size * width_factor(*self.pooling)
+        self.classifier = ClassifierHead(inputs, config.num_labels, config.dropout, seed=0)
         self.post_init()
 
     @can_return_tuple
@@ -202,7 +204,7 @@ class CramForSequenceClassification(CramPreTrainedModel):
 
         `token_type_ids` are ignored.
         """
-        logits = self.classifier(self.bert.first_states(self.padded(input_ids, attention_mask), padded=True))
+        logits = self.classifier(self.bert.pooled(self.padded(input_ids, attention_mask), True, *self.pooling))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 

@@ -2,7 +2,7 @@
 
 import json
 
-from model.settings import Architecture
+from model.settings import CLASSIFIER_WIDTH, Architecture, HeadName, Pooling
 
 
 def _needs(a: Architecture) -> dict[str, dict]:
@@ -67,3 +67,25 @@ def why_not_transformers(architecture: Architecture) -> str | None:
     axes = [f"{axis} {json.dumps(v)} (here {json.dumps(getattr(architecture, axis))})" for axis, v in lacking.items()]
     listed = ", ".join(axes[:-1]) + " and " * (len(axes) > 1) + axes[-1]
     return f"transformers has no model of this layout; the nearest, {name}, would need {listed}."
+
+
+def transformers_classifier(architecture: Architecture, head: HeadName, pooling: Pooling = "cls") -> str | None:
+    """transformers' class for this layout, head and pooling, such as `BertForSequenceClassification`; None if none."""
+    if why_not_transformers_classifier(architecture, head, pooling):
+        return None
+    return f"{transformers_model(architecture)}ForSequenceClassification"
+
+
+def why_not_transformers_classifier(architecture: Architecture, head: HeadName, pooling: Pooling = "cls") -> str | None:
+    """The sentence that says why transformers can't load such a classifier; None if it can."""
+    name = transformers_model(architecture)
+    if name is None:
+        return why_not_transformers(architecture)
+    if head == "tanh":
+        return (
+            f"transformers' {name} has no dense-tanh head of width {CLASSIFIER_WIDTH}; finetune with head 'native' for "
+            "one that it has."
+        )
+    if pooling == "compare" or (name == "Bert" and pooling == "mean"):
+        return f"transformers' {name} has no pooling {pooling!r}; finetune with pooling 'cls' for one that it has."
+    return None

@@ -174,6 +174,9 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 HeadName = Literal["tanh", "native"]
+CLASSIFIER_WIDTH = 1024  # of head tanh, as in the reference implementation's GLUE settings
+Pooling = Literal["cls", "mean", "compare"]
+Texts = Literal[1, 2] | None  # in an input of a classifier
 
 
 class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -195,8 +198,13 @@ class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     max_tokens: int = Field(128, ge=8, description="Longest input in tokens; longer inputs are truncated.")
     head: HeadName = Field(
         "tanh",
-        description="Layers between the state of [CLS] and the scores. tanh: dense to 1024 and tanh, as in the "
+        description="Layers between the pooled state and the scores. tanh: dense to 1024 and tanh, as in the "
         "release. native: those of transformers' model of this layout, so that transformers loads the finetuned model.",
+    )
+    pooling: Pooling = Field(
+        "cls",
+        description="What the head reads. cls: the state of [CLS]. mean: the mean over all tokens. compare: for a pair, "
+        "the mean of each text, their absolute difference and their product (GLUE's baselines, Wang et al. 2018).",
     )
     choose: Literal["last", "best"] = Field(
         "last",

@@ -247,19 +247,20 @@ def train(
     """
     import torch
 
-    from model import bert, export, finetuning, machine
+    from model import bert, export, finetuning, layouts, machine
 
     task, here, encoder = TASKS[run.task], machine.detect(), export.load(folder)
     if not run.pretrained:
         encoder = bert.Bert(encoder.architecture, encoder.vocabulary, encoder.length, seed=run.seed)
-    native = run.head == "native" and export.transformers_classifier(encoder.architecture, "native") is not None
-    settings = run.finetuning().model_copy(update={"head": "native" if native else "tanh"})
+    head = "native" if layouts.transformers_classifier(encoder.architecture, run.head, run.pooling) else "tanh"
+    settings = run.finetuning().model_copy(update={"head": head})
     examples = finetuning.keep_used(encoder, examples)
     training = examples.pop("train")
     if run.share < 1:
         order = np.random.default_rng(run.seed).permutation(len(training))
         training = training.take(np.sort(order[: run.rows(len(training))]))
-    classifier = bert.Classifier(encoder, task.classes, settings.dropout, run.seed, settings.head)
+    layers = {"head": head, "pooling": run.pooling, "texts": len(task.columns)}
+    classifier = bert.Classifier(encoder, task.classes, settings.dropout, run.seed, **layers)
     score = functools.partial(metrics.score, task.metrics[0])
     try:
         outcome = finetuning.finetune(classifier, training, settings, here, run.seed, report, score)
@@ -273,9 +274,9 @@ def train(
         raise InputError(f"{run.label()}: the finetuned model's scores are not finite. Lower finetune.learning_rate.")
     if run.keep:
         encoder.restore_tokens()
-        export.save_classifier(classifier.cpu(), out, task.labels, len(task.columns), run.max_tokens)
+        export.save_classifier(classifier.cpu(), out, task.labels, run.max_tokens)
     about = {name: here.describe()[name] for name in ("device", "dtype")} | {"compiled": here.compiles_always}
-    return outcome, scores, settings.head, about
+    return outcome, scores, head, about
 
 
 def write_scores(run: FinetuneRun, inputs: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[str, dict]:

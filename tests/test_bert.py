@@ -325,13 +325,38 @@ def test_dropout_takes_weights_of_attention_and_makes_up_for_them():
     assert sums.mean().item() == pytest.approx(1, abs=0.02)
 
 
-def test_each_sequence_of_a_padded_batch_is_classified_as_if_alone(model):
-    classifier = bert.Classifier(model, classes=3, dropout=0.0, seed=0).eval()
+@pytest.mark.parametrize("pooling", ["cls", "mean", "compare"])
+def test_each_sequence_of_a_padded_batch_is_classified_as_if_alone(model, pooling):
+    classifier = bert.Classifier(model, classes=3, dropout=0.0, seed=0, pooling=pooling, texts=2).eval()
     lengths = (1, 6, 11, LENGTH)  # odd ones end within a pair of a funnel
     with torch.no_grad():
         alone = torch.cat([classifier(some_tokens(1, length)) for length in lengths])
         model.embedding.word.weight[bert.PAD].normal_()
         torch.testing.assert_close(classifier(padded_tokens(*lengths)), alone, rtol=1e-5, atol=1e-5)
+
+
+def test_the_mean_is_over_the_states_of_all_tokens_but_padding(model):
+    given, lengths = padded_tokens(LENGTH, 11, 6), (LENGTH, 11, 6)
+    with torch.no_grad():
+        states = model.encode(given, padded=True)
+        expected = torch.stack([row[:length].mean(dim=0) for row, length in zip(states, lengths, strict=True)])
+        torch.testing.assert_close(model.pooled(given, True, "mean"), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model.pooled(given[:1], False, "mean"), expected[:1], rtol=1e-5, atol=1e-5)
+
+
+def test_a_pair_is_compared_by_the_means_of_its_texts_their_difference_and_their_product(model):
+    given, ends = padded_tokens(LENGTH, 11), (9, 4)  # of the first text
+    given[given == bert.SEP] += 1
+    for row, end in enumerate(ends):
+        given[row, end - 1] = given[row, end + 3] = bert.SEP  # the text itself may hold a second one
+    with torch.no_grad():
+        states = model.encode(given, padded=True)
+        found = model.pooled(given, True, "compare", texts=2)
+        assert torch.equal(model.pooled(given, True, "compare", texts=1), model.pooled(given, True, "mean"))
+    for row, (end, length) in enumerate(zip(ends, (LENGTH, 11), strict=True)):
+        u, v = states[row, :end].mean(dim=0), states[row, end:length].mean(dim=0)
+        expected = torch.cat([u, v, (u - v).abs(), u * v])
+        torch.testing.assert_close(found[row], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_states_at_chosen_positions_and_their_gradients_are_those_among_all(model):
@@ -343,7 +368,7 @@ def test_states_at_chosen_positions_and_their_gradients_are_those_among_all(mode
         alone = model.encode(given, padded, chosen)
         among_all = model.encode(given, padded).take_along_dim(chosen[:, :, None], 1)
         torch.testing.assert_close(alone, among_all, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(model.first_states(given, padded), model.encode(given, padded)[:, 0])
+        torch.testing.assert_close(model.pooled(given, padded), model.encode(given, padded)[:, 0])
         found, expected = (
             torch.autograd.grad(x.square().sum(), weights, allow_unused=True) for x in (alone, among_all)
         )
@@ -472,7 +497,7 @@ def test_finetuning_with_the_tokens_of_the_task_alone_changes_nothing_else():
         examples = finetuning.Examples.of(rows.tolist(), (rows[:, 0] > 10).astype(int))
         if compact:
             examples = finetuning.keep_used(encoder, {"train": examples})["train"]
-            assert len(encoder.embedding.word.weight) == 7
+            assert len(encoder.embedding.word.weight) == 8  # those, [PAD] and [UNK]
         classifier = bert.Classifier(encoder, 2, dropout=0.1, seed=1)
         finetuning.finetune(classifier, examples, settings, here, seed=3, report=lambda *_: None)
         scores = finetuning.predict(classifier, examples, here)

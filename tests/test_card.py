@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from test_report import MODEL, finetuned, rows_of
 from test_report import lineage as made_up_lineage
 
-from model import export
+from model import export, layouts
 from model.bert import Bert, Classifier
 from model.settings import Architecture
 from tasks.glue.tasks import TASKS
@@ -91,9 +91,9 @@ def test_data_sets_of_the_hub_are_named_with_commit_and_terms():
 
 
 def test_the_card_says_what_transformers_and_other_engines_lack_and_what_is_unknown_or_the_papers_own():
-    assert export.why_not_transformers(Architecture(**CRAMMED)) in card(about(CRAMMED), {})
-    layouts = (MODERN, MODERN | {"norm_bias": True})
-    assert ["engines other than" in card(about(layout), {}) for layout in layouts] == [False, True]
+    assert layouts.why_not_transformers(Architecture(**CRAMMED)) in card(about(CRAMMED), {})
+    either = (MODERN, MODERN | {"norm_bias": True})
+    assert ["engines other than" in card(about(layout), {}) for layout in either] == [False, True]
     of_paper = card(about({}), {})
     assert "Everything is as in `crammed-bert`" in of_paper
     assert "`download` is missing" in of_paper

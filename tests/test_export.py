@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flows.recipes import RECIPES
-from model import InputError, export
+from model import InputError, layouts
 from model.bert import PAD, Bert, Classifier
 from model.conversion import TOKENS
 from model.export import load, load_classifier, save, save_classifier
@@ -59,8 +59,8 @@ def some_bert(layout: dict) -> Bert:
     return roughen(Bert(Architecture(**layout), VOCABULARY, LENGTH, seed=3).eval())
 
 
-def some_classifier(layout: dict, head: str, classes: int = 3) -> Classifier:
-    classifier = Classifier(some_bert(layout), classes, dropout=0.0, seed=2, head=head).eval()
+def some_classifier(layout: dict, head: str, classes: int = 3, **reads) -> Classifier:
+    classifier = Classifier(some_bert(layout), classes, dropout=0.0, seed=2, head=head, **reads).eval()
     roughen(classifier.classifier)
     return classifier
 
@@ -125,12 +125,15 @@ def test_what_is_saved_and_loaded_is_the_same_model_stored_once_in_single_precis
     assert sum(tensor.ndim == 2 and len(tensor) == VOCABULARY for tensor in tensors) == 2 - bert.architecture.tied
 
 
+@pytest.mark.parametrize("pooling", ["cls", "mean", "compare"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_classifier_with_the_papers_head_that_is_saved_and_loaded_is_the_same_and_so_is_its_encoder(layout, tmp_path):
-    ours = some_classifier(layout, "tanh")
+def test_a_classifier_with_the_papers_head_that_is_saved_and_loaded_is_the_same_and_so_is_its_encoder(
+    layout, pooling, tmp_path
+):
+    ours = some_classifier(layout, "tanh", pooling=pooling, texts=2)
     save_classifier(ours, tmp_path, LABELS)
     loaded = load_classifier(tmp_path)
-    assert loaded.head == "tanh"
+    assert (loaded.head, loaded.pooling) == ("tanh", pooling)
     assert torch.equal(scores(loaded.eval()), scores(ours))
     assert torch.equal(scores(loaded.train()), scores(ours))  # without dropout
     assert torch.equal(scores(load(tmp_path).eval()), scores(ours.bert))
@@ -172,14 +175,19 @@ def test_transformers_gives_the_same_scores_and_states_and_what_it_trains_loads_
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "labels"),
-    [*((*model, LABELS) for model in (NATIVE | WITH_HF).values()), ("ModernBert", MODERN, ()), ("Cram", SMALL, ())],
-    ids=[*NATIVE, *WITH_HF, "regression", "regression, the paper's"],
+    ("name", "layout", "labels", "pooling"),
+    [
+        *((*model, LABELS, "cls") for model in (NATIVE | WITH_HF).values()),
+        *((*model, LABELS, "mean") for model in (NATIVE | WITH_HF).values() if model[0] != "Bert"),
+        ("ModernBert", MODERN, (), "cls"),
+        ("Cram", SMALL, (), "mean"),
+        ("Cram", SMALL, LABELS, "compare"),
+    ],
 )
 def test_transformers_gives_the_scores_of_a_classifier_and_what_it_trains_loads_here(
-    name, layout, labels, tmp_path, transformers
+    name, layout, labels, pooling, tmp_path, transformers
 ):
-    ours = some_classifier(layout, "tanh" if name == "Cram" else "native", len(labels) or 1)
+    ours = some_classifier(layout, "tanh" if name == "Cram" else "native", len(labels) or 1, pooling=pooling, texts=2)
     save_classifier(ours, tmp_path, labels)
     theirs = loaded_by(transformers.AutoModelForSequenceClassification, tmp_path)
     assert type(theirs).__name__ == f"{name}ForSequenceClassification"
@@ -239,21 +247,25 @@ def test_attention_is_global_and_rotation_is_ours_for_engines_that_read_either_s
 @pytest.mark.parametrize(("name", "layout"), NATIVE.values(), ids=NATIVE)
 def test_a_layout_that_transformers_has_is_named_and_has_a_classifier_of_the_native_head_there(name, layout):
     about = Architecture(**layout)
-    assert (export.transformers_model(about), export.why_not_transformers(about)) == (name, None)
-    assert export.transformers_classifier(about, "native") == f"{name}ForSequenceClassification"
-    assert export.why_not_transformers_classifier(about, "native") is None
-    assert export.transformers_classifier(about, "tanh") is None
-    assert "head 'native'" in export.why_not_transformers_classifier(about, "tanh")
+    assert (layouts.transformers_model(about), layouts.why_not_transformers(about)) == (name, None)
+    assert layouts.transformers_classifier(about, "native") == f"{name}ForSequenceClassification"
+    assert layouts.why_not_transformers_classifier(about, "native") is None
+    assert layouts.transformers_classifier(about, "tanh") is None
+    assert "head 'native'" in layouts.why_not_transformers_classifier(about, "tanh")
+    for pooling in ("mean", "compare") if name == "Bert" else ("compare",):
+        assert layouts.transformers_classifier(about, "native", pooling) is None
+        with pytest.raises(InputError, match=f"pooling '{pooling}'"):
+            Classifier(some_bert(layout), 3, dropout=0.0, seed=0, head="native", pooling=pooling)
 
 
 @pytest.mark.parametrize(("layout", "axes"), OWN.values(), ids=OWN)
 def test_a_layout_that_transformers_lacks_is_told_by_its_axes_and_has_no_classifier_there(layout, axes, tmp_path):
     bert = some_bert(layout)
-    why_not = export.why_not_transformers(bert.architecture)
+    why_not = layouts.why_not_transformers(bert.architecture)
     assert f"{axes} " in why_not
     for head in ("tanh", "native"):
-        assert export.transformers_classifier(bert.architecture, head) is None
-        assert export.why_not_transformers_classifier(bert.architecture, head) == why_not
+        assert layouts.transformers_classifier(bert.architecture, head) is None
+        assert layouts.why_not_transformers_classifier(bert.architecture, head) == why_not
     with pytest.raises(InputError, match=r"finetune\.head"):
         Classifier(bert, 3, dropout=0.0, seed=0, head="native")
     save(bert, tmp_path)
@@ -263,7 +275,7 @@ def test_a_layout_that_transformers_lacks_is_told_by_its_axes_and_has_no_classif
 
 def test_recipes_give_models_that_transformers_has_or_not():
     models = {"modern": "ModernBert", "bert-base": "Bert", "crammed-bert": None, "frontier": None}
-    assert {name: export.transformers_model(RECIPES[name].pretrain.architecture) for name in models} == models
+    assert {name: layouts.transformers_model(RECIPES[name].pretrain.architecture) for name in models} == models
 
 
 def test_a_classifier_is_saved_with_all_tokens_and_a_name_for_each_class_only(tmp_path):
@@ -281,7 +293,8 @@ def test_a_classifier_is_saved_with_all_tokens_and_a_name_for_each_class_only(tm
 
 @pytest.mark.parametrize("inputs", [(2, 16), (None, None)])
 def test_how_inputs_are_made_stays_known_when_transformers_saves_a_classifier_again(inputs, tmp_path, transformers):
-    save_classifier(some_classifier(MODERN, "native"), tmp_path, LABELS, *inputs)
+    texts, max_tokens = inputs
+    save_classifier(some_classifier(MODERN, "native", texts=texts), tmp_path, LABELS, max_tokens)
     loaded_by(transformers.AutoModelForSequenceClassification, tmp_path).save_pretrained(tmp_path / "again")
     load_classifier(tmp_path / "again")
     for folder in (tmp_path, tmp_path / "again"):

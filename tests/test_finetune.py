@@ -43,7 +43,7 @@ def test_the_papers_protocol_is_one_setting_for_eight_tasks_and_five_seeds():
     (setting,) = {run.model_copy(update={"task": "cola", "seed": 0, "keep": True}).model_dump_json() for run in made}
     paper = {
         "epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine", "warmup": 0.1, "weight_decay": 0.0,
-        "dropout": 0.1, "max_tokens": 128, "head": "tanh", "choose": "last", "protocol": "cramming",
+        "dropout": 0.1, "max_tokens": 128, "head": "tanh", "pooling": "cls", "choose": "last", "protocol": "cramming",
     }  # fmt: skip
     assert paper.items() <= json.loads(setting).items()
 
@@ -224,6 +224,16 @@ def test_a_copy_of_a_kept_model_gives_the_predictions_again_here_and_in_transfor
             np.testing.assert_allclose(scores.numpy(), np.array(table["scores"].to_pylist()), atol=1e-4)
 
 
+def test_a_kept_model_that_compares_the_texts_of_a_pair_gives_its_predictions_again(models, data: Path):
+    made = finetune.fn(one(data, "rte", pooling="compare"), models["papers"])
+    kept, table = export.load_classifier(made.path).eval(), pq.read_table(made.path / "predictions.parquet")
+    assert (kept.pooling, kept.texts, kept.classifier.dense.in_features) == ("compare", 2, 4 * PAPERS["hidden"])
+    inputs, _ = encode(table.select(["sentence1", "sentence2"]), load_tokenizer(made.path), QUICK["max_tokens"])
+    with torch.no_grad():
+        again = torch.cat([kept(torch.tensor([ids])) for ids in inputs])
+    np.testing.assert_allclose(again.numpy(), np.array(table["scores"].to_pylist()), atol=1e-4)
+
+
 def test_statistics_say_what_was_trained_on_and_how(cola):
     stats, here = cola.stats, machine.detect().describe()
     assert stats["machine"] == {"device": here["device"], "dtype": here["dtype"], "compiled": False}
@@ -395,7 +405,8 @@ def test_of_seeds_that_begin_together_one_encodes_the_inputs(models, data: Path,
 
 CHANGES = {
     "epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "schedule": "linear", "warmup": 0.5, "weight_decay": 0.9,
-    "dropout": 0.5, "max_tokens": 8, "head": "native", "choose": "best", "batches": "random", "seed": 1,
+    "dropout": 0.5, "max_tokens": 8, "head": "native", "pooling": "mean", "choose": "best",
+    "batches": "random", "seed": 1,
     "pretrained": False, "share": 0.5,
 }  # fmt: skip
 

@@ -32,8 +32,8 @@ KEYS: dict[str, dict[str, str]] = {
         "vocabulary": "724885f19df5",
         "tokenize": "e494a9166985",
         "pretrain": "23332f9a834b",
-        "finetune": "c341c52b1f56",
-        "report": "ffd3b06e4cc0",
+        "finetune": "195c25bd5524",
+        "report": "0f75aa1c7280",
     },
     "pocket": {
         "download": "8e733b748fa8",
@@ -44,8 +44,8 @@ KEYS: dict[str, dict[str, str]] = {
         "vocabulary": "2fd289f9ddb3",
         "tokenize": "bdb01bc36fc1",
         "pretrain": "dbdc83c06980",
-        "finetune": "55090b3b6457",
-        "report": "48cc8c2f2513",
+        "finetune": "4a06c186344d",
+        "report": "6bd4fd8c8bb0",
     },
     "crammed-bert": {
         "download": "8e733b748fa8",
@@ -56,8 +56,8 @@ KEYS: dict[str, dict[str, str]] = {
         "vocabulary": "288c7df2907c",
         "tokenize": "94ddeffa7563",
         "pretrain": "b99fe600a472",
-        "finetune": "6d729cad47f5",
-        "report": "de8c02d275d0",
+        "finetune": "3e90c0c006b2",
+        "report": "1199086b83fa",
     },
 }
 # Stage and file, all parts as one: digest of rows, array or bytes

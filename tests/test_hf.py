@@ -52,8 +52,8 @@ def some_bert(layout: Architecture, entries: int = ENTRIES) -> Bert:
     return roughen(Bert(layout, entries, LENGTH, seed=3).eval())
 
 
-def some_classifier(layout: Architecture, entries: int = ENTRIES, classes: int = 3) -> Classifier:
-    classifier = Classifier(some_bert(layout, entries), classes, dropout=0.0, seed=2).eval()
+def some_classifier(layout: Architecture, entries: int = ENTRIES, classes: int = 3, **reads) -> Classifier:
+    classifier = Classifier(some_bert(layout, entries), classes, dropout=0.0, seed=2, **reads).eval()
     roughen(classifier.classifier)
     return classifier
 
@@ -112,7 +112,10 @@ def test_the_loss_of_a_classifier_is_that_of_its_scores(labels: tuple, tmp_path:
 
 
 @own_layouts
-def test_pipelines_give_the_answers_of_cram_fill_and_predict(layout: Architecture, tmp_path: Path, transformers):
+@pytest.mark.parametrize("pooling", ["cls", "compare"])
+def test_pipelines_give_the_answers_of_cram_fill_and_predict(
+    layout: Architecture, pooling: str, tmp_path: Path, transformers
+):
     entries = tokenizer_in(tmp_path)
     export.save(some_bert(layout, entries), tmp_path)
     text = "The grey [MASK] saw a [MASK] map"
@@ -121,7 +124,7 @@ def test_pipelines_give_the_answers_of_cram_fill_and_predict(layout: Architectur
     for found, expected in zip(theirs, fill(text, 4, "The text"), strict=True):
         assert [one["token"] for one in found] == [fill.tokenizer.token_to_id(token) for token, _ in expected]
         assert [one["score"] for one in found] == pytest.approx([share for _, share in expected], rel=1e-4)
-    export.save_classifier(some_classifier(layout, entries), tmp_path, LABELS, texts=2)
+    export.save_classifier(some_classifier(layout, entries, pooling=pooling, texts=2), tmp_path, LABELS)
     pairs = list(zip(texts(40)[::2], texts(40)[1::2], strict=True))
     classify = transformers.pipeline("text-classification", model=str(tmp_path))
     theirs = classify([{"text": a, "text_pair": b} for a, b in pairs], top_k=None, truncation=True, batch_size=8)

@@ -81,12 +81,12 @@ def pretrained(folder: Path) -> Path:
     return manifest(folder, "pretrain")
 
 
-def finetuned(folder: Path, task: str, **inputs: int) -> Path:
+def finetuned(folder: Path, task: str, texts: int | None = None, max_tokens: int | None = None) -> Path:
     folder.mkdir(parents=True)
     bert = Bert(MODERN, tokenizer_in(folder), LENGTH)
-    classifier = Classifier(bert, max(1, len(LABELS[task])), dropout=0.1, seed=1, head="native")
+    classifier = Classifier(bert, max(1, len(LABELS[task])), dropout=0.1, seed=1, head="native", texts=texts)
     roughen(classifier)
-    export.save_classifier(classifier, folder, LABELS[task], **inputs)
+    export.save_classifier(classifier, folder, LABELS[task], max_tokens)
     return manifest(folder, "finetune", task=task)
 
 

@@ -6,7 +6,12 @@ Cards are made from the manifests of everything that led to the model. The hub s
 import json
 from collections.abc import Iterable
 
-from model.layouts import transformers_model, why_not_transformers
+from model.layouts import (
+    transformers_classifier,
+    transformers_model,
+    why_not_transformers,
+    why_not_transformers_classifier,
+)
 from model.quantities import counted
 from model.settings import Architecture
 from tasks.corpus import hub
@@ -21,8 +26,8 @@ from tasks.reports.training_sections import nats
 
 LONG = 100  # characters of a list in a table
 FINETUNING = (  # settings that a card shows
-    "epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "dropout", "max_tokens", "choose",
-    "batches", "seed",
+    "epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "dropout", "max_tokens", "pooling",
+    "choose", "batches", "seed",
 )  # fmt: skip
 GLUE = "nyu-mll/glue"
 HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}  # names on the hub
@@ -138,11 +143,10 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
 
     `params`, `stats`: those of its finetune stage. `lineage`: the manifests of what led to it, by name.
     """
-    from model import export  # torch: not for every command line
-
     task, pretrained = TASKS[params["task"]], stage_of(lineage, "pretrain")
     architecture = Architecture(**pretrained["params"]["architecture"])
-    name, repository = export.transformers_classifier(architecture, stats["head"]), params["data"].get("repository")
+    layout = architecture, stats["head"], params["pooling"]
+    name, repository = transformers_classifier(*layout), params["data"].get("repository")
     head = {
         "library_name": "transformers" if name else "cram",
         "pipeline_tag": "text-classification",
@@ -152,7 +156,7 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
     values = common.HELPERS | {
         "task": task, "params": params, "stats": stats, "parameters": pretrained["stats"]["parameters"],
         "pair": len(task.columns) > 1, "lineage": lineage, "transformers_class": name, "beats": beats,
-        "why_not": export.why_not_transformers_classifier(architecture, stats["head"]),
+        "why_not": why_not_transformers_classifier(*layout),
         "shown_settings": FINETUNING, "notes": notes(task, stats),
     }  # fmt: skip
     share = f", {params['share']:.0%} of the training data" if params["share"] < 1 else ""
