@@ -135,7 +135,7 @@ NAMED: dict[str, dict] = {
     "minimal-architecture": {"pretrain": {"architecture": BERT_LAYER | {"layers": 12}}},  # crammed-bert-simple
     "architecture-and-training-reverted": {"pretrain": BERT | ORIGINAL_TRAINING | COSINE},
     "modern": {"pretrain": MODERN},
-    # Comparing the texts of a pair triples the correlation on STS-B at pocket size (LOG.md).
+    # At pocket size, STS-B needs a head that compares the texts of a pair, with or without pretraining (LOG.md).
     "frontier": {"pretrain": FRONTIER, "finetune": {"pooling": "compare"}},
 }
 POCKET_HEAD = 64  # values of an attention head, as in BERT
