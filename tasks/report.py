@@ -48,8 +48,11 @@ def refuse_older(name: str, stats: dict) -> None:
 
 
 def settings_of(manifests: Iterable[dict]) -> dict[str, list[dict]]:
-    """The params of each protocol's runs on all of the training data, with the head that the model has."""
-    params = [manifest["params"] | {"head": manifest["stats"]["head"]} for manifest in manifests]
+    """The params of each protocol's runs on all of the training data, with the head that the model has.
+
+    Runs of older versions don't say what the head reads: it was [CLS].
+    """
+    params = [{"pooling": "cls"} | manifest["params"] | {"head": manifest["stats"]["head"]} for manifest in manifests]
     return {name: [one for one in params if one["protocol"] == name and one["share"] == 1.0] for name in PROTOCOLS}
 
 

@@ -24,7 +24,7 @@ from tasks.finetune import Finetune, finetune
 from tasks.glue import metrics
 from tasks.glue.tasks import GLUE, TASKS
 from tasks.pretrain import Pretrain, pretrain
-from tasks.report import Report, report
+from tasks.report import Report, report, settings_of
 from tasks.reports import common, data_sections, rules, scores
 from tasks.reports.markdown import render
 from tasks.store import LINEAGE, Artifact
@@ -348,6 +348,13 @@ def test_scores_on_partial_data_or_at_the_baseline_are_no_big_numbers(mixed):
     table = {row["task"]: row for row in json.loads((folder / "stage.json").read_text())["stats"]["table"]}
     assert [table[name]["verdict"] == "" for name in ("MRPC", "STS-B", "CoLA")] == [False, False, True]
     assert (table["MRPC"]["score"], table["MRPC"]["majority"]) == (81.2, 81.6)
+
+
+def test_runs_that_do_not_say_what_the_head_read_are_reported_as_reading_cls():
+    manifest = finetuned("cola", 20.0).manifest
+    older = {name: value for name, value in manifest["params"].items() if name != "pooling"}
+    (found,) = settings_of([manifest | {"params": older}])["cramming"]
+    assert found == manifest["params"] | {"head": "tanh"}
 
 
 def test_the_page_and_the_card_have_the_settings_of_finetuning(whole):
