@@ -327,10 +327,10 @@ class Bert(nn.Module):
         return F.cross_entropy(scores_MV.float(), labels_M, reduction="none")
 
 
-def mean(states_BSD: Tensor, chosen_BS: Tensor) -> Tensor:
-    """(B, D): the mean over the chosen tokens of each sequence; zero if there are none."""
-    weights_BS = chosen_BS.to(states_BSD.dtype) / chosen_BS.sum(dim=1, keepdim=True).clamp(min=1)
-    return (states_BSD * weights_BS[:, :, None]).sum(dim=1)
+def mean(states: Tensor, chosen: Tensor) -> Tensor:
+    """(..., S, D) to (..., D): the mean over the tokens that `chosen` (..., S) marks; zero if there are none."""
+    weights = chosen.to(states.dtype) / chosen.sum(dim=-1, keepdim=True).clamp(min=1)
+    return (states * weights[..., None]).sum(dim=-2)
 
 
 def width_factor(pooling: Pooling, texts: Texts) -> int:
@@ -345,8 +345,7 @@ def halve(x_BSD: Tensor, seen_BS: Tensor | None) -> tuple[Tensor, Tensor | None]
     if seen_BS is None:
         return pairs.mean(dim=2), None
     seen = seen_BS.view(B, S // 2, 2)
-    weights = seen.to(x_BSD.dtype) / seen.sum(dim=2, keepdim=True).clamp(min=1)
-    return (pairs * weights[..., None]).sum(dim=2), seen.any(dim=2)
+    return mean(pairs, seen), seen.any(dim=2)
 
 
 def operations(
