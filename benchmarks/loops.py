@@ -79,7 +79,7 @@ class Case:
     def operations(self) -> float:
         """Floating-point operations per token."""
         scored = self.length if self.peer == "BERT" else self.masks
-        last_states = self.length if self.peer else self.masks
+        last_states = self.length if self.peer or self.training.detection else self.masks
         return operations(self.architecture, self.vocabulary, self.length, scored, last_states)
 
     def corpus(self) -> Corpus:

@@ -6,7 +6,7 @@ they may name another recipe that they start from.
 The first run of a study is the one that the others are compared with.
 """
 
-from flows.deltas import NAMED, WIKIPEDIA_AND_BOOKS
+from flows.deltas import DETECTION, NAMED, WIKIPEDIA_AND_BOOKS
 
 THE_RECIPE = "as the recipe"
 BASE: dict[str, dict] = {THE_RECIPE: {}}
@@ -181,7 +181,7 @@ STUDIES: dict[str, dict] = {
         },
     },
     "masking": {
-        "about": "How many tokens are predicted, what stands in their place, and dropout.",
+        "about": "How many tokens are predicted, what stands in their place, whether others are corrupted, and dropout.",
         "paper": f"{SECTION} 4.3; directions only, no numbers at hand",
         "published": {
             "40 %": "no gain (with dropout)",
@@ -195,6 +195,8 @@ STUDIES: dict[str, dict] = {
             "30 falling to 15 %": training(mask_fraction=0.3, last_mask_fraction=0.15),
             "[MASK] only": training(masked_share=1.0),
             "dropout 0.1": training(dropout=0.1),
+            "corrupted tokens detected": training(**DETECTION),
+            "no detection": training(detection=0, replaced=0, swapped=0),
         },
     },
     "data": {

@@ -34,14 +34,14 @@ FEWEST_IN_COMMON = 0.1  # of the first model's held-out documents: with fewer, l
 log = logging.getLogger(__name__)
 
 
-def operations_per_token(recipe: Recipe) -> float:
+def recipe_operations(recipe: Recipe) -> float:
     """Floating-point operations per token of a recipe's pretraining, for the vocabulary that it asks for."""
-    from model.bert import operations
+    from model.detection import operations_per_token
     from model.masking import masks_per_sequence
 
     length, training = recipe.tokenize.length, recipe.pretrain
     masks = masks_per_sequence(training.mask_fraction, length)
-    return operations(training.architecture, recipe.vocabulary.entries, length, masks)
+    return operations_per_token(training.architecture, training, recipe.vocabulary.entries, length, masks)
 
 
 def seconds_of(recipe: Recipe, rate: float) -> float:
@@ -49,7 +49,7 @@ def seconds_of(recipe: Recipe, rate: float) -> float:
     amount, unit = recipe.pretrain.budget, recipe.pretrain.budget_unit
     if unit == "hours":
         return 3600 * amount
-    return (amount if unit == "flops" else amount * operations_per_token(recipe)) / rate
+    return (amount if unit == "flops" else amount * recipe_operations(recipe)) / rate
 
 
 def usual_rate() -> float:
@@ -117,7 +117,7 @@ def check_fit(name: str, runs: list[StudyRun]) -> None:
             f"{len(sized)}. Add runs, or set fit to false."
         )
     budgets = {(recipe.pretrain.budget_unit, recipe.pretrain.budget) for recipe in sized.values()}
-    of_one_size = len(set(map(operations_per_token, sized.values()))) == 1
+    of_one_size = len(set(map(recipe_operations, sized.values()))) == 1
     if of_one_size or (
         len(budgets) == 1 and next(iter(budgets))[0] == "tokens"
     ):  # else larger models read fewer tokens
@@ -132,7 +132,7 @@ def cards(recipe: str, override: dict) -> list[Card]:
     if recipe not in NAMED:
         return []
     kept = override | {"pretrain": {k: v for k, v in override.get("pretrain", {}).items() if k != "architecture"}}
-    size = operations_per_token(recipe_of(NAMED[recipe], kept)) / 6
+    size = recipe_operations(recipe_of(NAMED[recipe], kept)) / 6
     return [
         Card(name=name, operations=SHARE_OF_PEAK * peak * 1e12 * SECONDS_PER_DAY, size=size)
         for name, peak in CARDS.items()

@@ -6,26 +6,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.masking import MASKED, Corpus, mask
+from model.detection import corrupt
+from model.masking import Corpus, mask
+from model.settings import Training
 
-Batch = tuple[Tensor, Tensor, Tensor]  # tokens (B, S), positions (B, K), labels (B, K), int64
+# tokens (B, S), positions (B, K) and labels (B, K), int64; with detection also what is corrupted, (B, S), fp32
+Batch = tuple[Tensor, ...]
 
 
 class Batches:
-    """The corpus in order, epoch after epoch, `size` sequences at a time. A thread prepares the next micro-batch.
+    """The corpus in order, epoch after epoch, `size` sequences at a time. A thread prepares the next micro-batch."""
 
-    `share`: of the tokens to predict, those that become [MASK].
-    """
-
-    def __init__(self, corpus: Corpus, size: int, seed: int, device: torch.device, share: float = MASKED) -> None:
-        self.corpus, self.size, self.seed, self.device, self.share = corpus, size, seed, device, share
+    def __init__(self, corpus: Corpus, size: int, training: Training, device: torch.device) -> None:
+        self.corpus, self.size, self.training, self.device = corpus, size, training, device
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.next: tuple[tuple[int, int], Future[Batch]] | None = None
 
     def make(self, first: int, masks: int) -> Batch:
         """The micro-batch from sequence `first`, counted over all epochs, with `masks` tokens of each to predict."""
         rows = np.arange(first, first + self.size) % len(self.corpus.sequences)
-        parts = mask(self.corpus.sequences[rows], first, masks, self.corpus, self.seed, self.share)
+        tokens_BS, training = self.corpus.sequences[rows], self.training
+        parts = mask(tokens_BS, first, masks, self.corpus, training.seed, training.masked_share)
+        if training.detection:
+            masked_BS, positions_BK, labels_BK = parts
+            changed_BS, corrupted_BS = corrupt(masked_BS, tokens_BS, positions_BK, first, self.corpus, training)
+            parts = changed_BS, positions_BK, labels_BK, corrupted_BS
         tensors = (torch.from_numpy(part) for part in parts)
         if self.device.type == "cuda":
             return tuple(tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors)

@@ -1,12 +1,14 @@
 """Masks for masked language modelling: exactly K tokens of every sequence, so that all shapes are static."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from model.heldout import Heldout
 
 MASKED = 0.8  # of the chosen tokens become [MASK], half of the others random, the rest stays (Devlin et al. 2019)
+SAMPLED = 1_000_000  # tokens of the text that random ones are drawn from
 WORDS = 4  # 64-bit words per count of the Philox generator
 
 
@@ -24,6 +26,13 @@ class Corpus:
     def length(self) -> int:
         """Tokens a sequence, S."""
         return self.sequences.shape[1]
+
+    @cached_property
+    def ordinary(self) -> np.ndarray:
+        """(n,) int64: tokens of sequences spread over the text, without special ones. So frequent ones are often there."""
+        sample = self.sequences[:: max(1, self.sequences.size // SAMPLED)].ravel().astype(np.int64)
+        ordinary = sample[sample >= self.specials]
+        return ordinary if len(ordinary) else np.arange(self.specials, self.vocabulary)
 
 
 def masks_per_sequence(fraction: float, length: int) -> int:

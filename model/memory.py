@@ -4,6 +4,7 @@ import torch
 
 from model import InputError
 from model.bert import Bert
+from model.detection import trained
 from model.machine import Machine, available_memory
 from model.settings import Architecture, Training
 
@@ -13,9 +14,9 @@ FP32 = 4  # bytes of a weight, of its gradient and of each number that an optimi
 def sizes(architecture: Architecture, training: Training, vocabulary: int, length: int) -> tuple[int, int]:
     """Bytes of the weights and of the optimizer's states; Adafactor's means of rows and columns are not counted."""
     with torch.device("meta"):  # shapes only
-        bert = Bert(architecture, vocabulary, length)
-    parameters = sum(p.numel() for p in bert.parameters())
-    matrices = sum(p.numel() for p in bert.blocks.parameters() if p.ndim == 2)
+        model = trained(Bert(architecture, vocabulary, length), training)
+    parameters = sum(p.numel() for p in model.parameters())
+    matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2)
     states = {
         "adafactor": 0,
         "sgd": parameters if training.momentum else 0,

@@ -59,9 +59,9 @@ def fits(model: nn.Module, training: Training, corpus: Corpus, machine: Machine,
 
 def compute(model: nn.Module, training: Training, corpus: Corpus, machine: Machine, size: int, masks: int) -> None:
     """Compute the loss of a micro-batch and its gradient, and discard both."""
-    batch = Batches(corpus, size, training.seed, machine.device, training.masked_share).make(0, masks)
+    batch = Batches(corpus, size, training, machine.device).make(0, masks)
     try:
         with machine.autocast():
-            model(*batch).backward()
+            model(*batch).sum().backward()
     finally:
         model.zero_grad()

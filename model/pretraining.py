@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from model import InputError, masking, micro_batch, optimizer, schedules
+from model import InputError, detection, masking, micro_batch, optimizer, schedules
 from model.batches import Batch, Batches
-from model.bert import Bert, operations
+from model.bert import Bert
 from model.checkpoint import METRICS, Spent, Writer, cut_metrics, line, restore
 from model.clock import Clock
 from model.compiling import Forward
@@ -68,26 +68,27 @@ class Pretraining:
                 log.warning("Muon computes in bf16, which this CPU emulates; that will take most of the time.")
         self.bert = bert.to(machine.device).train()
         self.bert.set_dropout(training.dropout)
-        self.optimizers = optimizer.optimizers(self.bert, training)
+        self.trained = detection.trained(self.bert, training).to(machine.device)
+        self.optimizers = optimizer.optimizers(self.trained, training)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
         self.spent = self.restored() or Spent()
         self.saved, self.saved_at = asdict(self.spent), 0.0  # the last checkpoint, and when it was written
         if self.spent.step:
             log.info("Resuming from step %d, %.0f s into the budget.", self.spent.step, self.spent.seconds)
-        self.model = Forward(self.bert)
+        self.model = Forward(self.trained)
         self.forward: torch.nn.Module = self.model  # in DistributedDataParallel, if there are several processes
         self.compiled_masks: int | None = None  # masks per sequence at the last call of `prepare`
         self.compiler_failed = False
         self.deferred, self.stopping = Deferred(), False  # `stopping` is set from outside to stop several processes
         self.writer = Writer(folder)
         share = micro_batch.share_of(training, processes.count)
-        fitting = micro_batch.choose(self.bert, training, corpus, machine, self.spent, share)
+        fitting = micro_batch.choose(self.trained, training, corpus, machine, self.spent, share)
         self.micro_batch, self.device = processes.least(fitting), machine.device_name()
-        self.batches = Batches(corpus, self.micro_batch, training.seed, machine.device, training.masked_share)
+        self.batches = Batches(corpus, self.micro_batch, training, machine.device)
 
     def restored(self) -> Spent | None:
         """Load the last checkpoint, if there is one: weights, optimizers, gradient scale and metrics as they were."""
-        spent = restore(self.folder, self.bert, self.optimizers)
+        spent = restore(self.folder, self.trained, self.optimizers)
         if spent and spent.scaler:
             self.scaler.load_state_dict(spent.scaler)
         if self.processes.first:
@@ -204,7 +205,7 @@ class Pretraining:
         batch, masks = schedules.batch(self.training, fraction), self.masks(fraction)
         multiplier = schedules.rate(self.training, fraction)
         optimizer.set_rates(self.optimizers, multiplier)
-        loss = self.backward(batch, masks)
+        losses = self.backward(batch, masks)
         with self.deferred.held():
             norm = self.update()
             tokens = batch * self.corpus.length
@@ -222,24 +223,25 @@ class Pretraining:
                 "batch": batch,
                 "masks": masks,
             }
-            reading = Reading(self.processes.mean(torch.stack([loss, norm.to(loss)])))
+            reading = Reading(self.processes.mean(torch.cat([losses, norm.to(losses).view(1)])))
             self.queue.pending.append(Step(row, reading, queued, tokens, operations))
 
     def backward(self, batch: int, masks: int) -> Tensor:
-        """Add up the gradients of this process's share of the batch, micro-batch by micro-batch; the mean loss."""
+        """Add up the gradients of this process's share of the batch, micro-batch by micro-batch; the mean losses."""
         unit = self.micro_batch * self.processes.count
-        total = torch.zeros((), device=self.machine.device)
+        total = torch.zeros(2 if self.training.detection else 1, device=self.machine.device)
         begin = self.spent.sequence + self.processes.rank * self.micro_batch
         for first in range(begin, begin + batch, unit):
             last = first + unit >= begin + batch
             with nullcontext() if last or self.processes.count == 1 else self.forward.no_sync():
-                loss = self.loss(self.batches.take(first, masks, first + unit), first) * (unit / batch)
+                losses = self.losses(self.batches.take(first, masks, first + unit), first) * (unit / batch)
+                loss = losses[0] + self.training.detection * losses[1] if self.training.detection else losses
                 self.scaler.scale(loss).backward()
-            total += loss.detach()
+            total += losses.detach()
         return total
 
-    def loss(self, batch: Batch, first: int) -> Tensor:
-        """The loss of the micro-batch that begins with sequence `first`."""
+    def losses(self, batch: Batch, first: int) -> Tensor:
+        """The loss of the micro-batch that begins with sequence `first`; with detection, both losses."""
         if self.training.dropout:
             torch.manual_seed(self.training.seed * 1_000_003 + first)  # so that a resumed run drops the same
         with self.machine.autocast():
@@ -250,9 +252,9 @@ class Pretraining:
         for each in self.optimizers:
             self.scaler.unscale_(each)
         if self.training.clip is None:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.bert.parameters() if p.grad is not None])
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.trained.parameters() if p.grad is not None])
         else:
-            norm = torch.nn.utils.clip_grad_norm_(self.bert.parameters(), self.training.clip)
+            norm = torch.nn.utils.clip_grad_norm_(self.trained.parameters(), self.training.clip)
         # the scaler leaves out each optimizer whose own gradients overflow; of several, all have to
         together = self.scaler.is_enabled() and len(self.optimizers) > 1
         for each in self.optimizers:
@@ -286,12 +288,12 @@ class Pretraining:
 
     def save(self) -> None:
         """Start writing a checkpoint. Raises NotFinite if the weights are not finite, as no run can continue there."""
-        norm = torch.nn.utils.get_total_norm(list(self.bert.parameters()))
+        norm = torch.nn.utils.get_total_norm(list(self.trained.parameters()))
         if not norm.isfinite():
             raise NotFinite(self.spent.step, f"the norm of the weights is {norm.item()}")
         self.spent.scaler = self.scaler.state_dict()
         if self.processes.first:
-            self.writer.save(self.bert, self.optimizers, self.spent)
+            self.writer.save(self.trained, self.optimizers, self.spent)
         self.saved, self.saved_at = asdict(self.spent), self.clock.seconds()
 
     def save_changes(self) -> None:
@@ -364,7 +366,8 @@ class Pretraining:
 
     def operations(self, masks: int) -> float:
         """Floating-point operations per token, forward and backward."""
-        return operations(self.bert.architecture, self.bert.vocabulary, self.corpus.length, masks)
+        sizes = self.bert.vocabulary, self.corpus.length, masks
+        return detection.operations_per_token(self.bert.architecture, self.training, *sizes)
 
     def compiles(self, fraction: float) -> bool:
         """Whether compiling at that fraction of the budget pays. The time that it takes is on the clock."""

@@ -146,6 +146,19 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         le=1,
         description="Share of the predicted tokens that become [MASK]; half of the others become random.",
     )
+    detection: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="Weight of a second loss: which of the tokens that are not [MASK] are corrupted, in nats per token "
+        "of the sequence. 0: masked language modelling alone.",
+    )
+    replaced: float = Field(
+        0.0, ge=0, lt=1, description="Tokens of a sequence that are replaced by random ones of the text, for detection."
+    )
+    swapped: float = Field(
+        0.0, ge=0, le=2 / 3, description="Tokens of a sequence that trade places over one or two tokens, for detection."
+    )
     nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="After a loss that is not a number: stop, or resume once without the batch."
     )
@@ -170,6 +183,15 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             raise ValueError("decay_norms is true, but weight_decay is 0, so nothing decays; set decay_norms to false")
         if self.last_mask_fraction == self.mask_fraction:
             raise ValueError("last_mask_fraction is mask_fraction; leave it null")
+        for name in ("replaced", "swapped"):
+            if getattr(self, name) and not self.detection:
+                raise ValueError(f"{name} is {getattr(self, name)}, but detection is 0; raise it, or leave {name} at 0")
+        if self.detection and self.masked_share == 1 and not self.replaced and not self.swapped:
+            raise ValueError("detection has nothing to detect; raise replaced or swapped, or lower masked_share")
+        if self.replaced + max(self.mask_fraction, self.last_mask_fraction or 0.0) > 1:
+            raise ValueError(
+                f"replaced {self.replaced} and mask_fraction {self.mask_fraction} are more than all tokens; lower one"
+            )
         return self
 
 

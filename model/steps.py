@@ -22,7 +22,7 @@ class Step(NamedTuple):
     """A step that is queued on the device."""
 
     row: dict  # of metrics, without the numbers that are not known yet
-    reading: Reading  # loss and gradient norm
+    reading: Reading  # loss, detection loss if there is one, and gradient norm
     queued: float  # when, in seconds on the clock
     tokens: int
     operations: float  # floating-point operations
@@ -53,7 +53,9 @@ class StepQueue:
         if not steps:
             return None
         for step in steps:
-            step.row["loss"], step.row["gradient_norm"] = step.reading.read()
+            step.row["loss"], *detection, step.row["gradient_norm"] = step.reading.read()
+            if detection:
+                (step.row["detection_loss"],) = detection
         before, now = self.finished, self.clock.seconds()
         self.pace.measure(steps[0].queued, sum(step.operations for step in steps), now)
         for number, step in enumerate(steps, start=1):
@@ -63,8 +65,9 @@ class StepQueue:
     def write(self, step: Step, seconds: float) -> None:
         """Write the row of the first step in the queue, which was finished at `seconds`, and remove the step."""
         row = step.row
-        if not (math.isfinite(row["loss"]) and (self.scaled or math.isfinite(row["gradient_norm"]))):
-            raise NotFinite(row["step"], f"the loss is {row['loss']} and the gradient norm {row['gradient_norm']}")
+        loss = row["loss"] + row.get("detection_loss", 0.0)
+        if not (math.isfinite(loss) and (self.scaled or math.isfinite(row["gradient_norm"]))):
+            raise NotFinite(row["step"], f"the loss is {loss} and the gradient norm {row['gradient_norm']}")
         row["seconds"] = seconds
         row["tokens_per_second"] = step.tokens / (seconds - self.finished)
         row["mfu"] = step.operations / (seconds - self.finished) / self.limit

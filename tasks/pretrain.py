@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CARD = "README.md"
+NEWER = {"masked_share", "detection", "replaced", "swapped"}  # fields that the first models did not have
 SAMPLED_TOKENS = 4_000_000  # of the training text, for the frequencies of its tokens
 
 
@@ -61,9 +62,9 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
 
     def identity(self) -> dict:
-        """All fields, but masked_share only if it is not the usual one, so that older models keep their keys."""
-        usual = type(self).model_fields["masked_share"].default
-        return self.model_dump(mode="json", exclude={"masked_share"} if self.masked_share == usual else set())
+        """All fields, but newer ones only if they are not as usual, so that older models keep their keys."""
+        fields = type(self).model_fields
+        return self.model_dump(mode="json", exclude={n for n in NEWER if getattr(self, n) == fields[n].default})
 
     def check(self) -> None:
         """Check that this machine can train the model, before an old model is discarded."""

@@ -20,7 +20,9 @@ SMALL = Architecture(layers=1, hidden=16, heads=2, intermediate=48)
 def batches():
     """Four at a time of ten sequences that hold their own number only."""
     rows = SPECIALS + np.repeat(np.arange(10)[:, None], LENGTH, axis=1).astype(np.uint16)
-    made = Batches(Corpus(rows, Heldout.of_rows(rows[:0]), SPECIALS + 10, 4, SPECIALS), 4, 7, torch.device("cpu"))
+    made = Batches(
+        Corpus(rows, Heldout.of_rows(rows[:0]), SPECIALS + 10, 4, SPECIALS), 4, Training(seed=7), torch.device("cpu")
+    )
     yield made
     made.close()
 

@@ -13,7 +13,7 @@ import torch
 from torch._inductor import config as inductor
 
 import model
-from model import InputError, bert, machine, memory
+from model import InputError, bert, detection, machine, memory
 from model.batches import Batches
 from model.heldout import Heldout
 from model.masking import Corpus
@@ -125,10 +125,12 @@ def test_the_rate_of_matrix_products_is_that_of_the_median_and_measured_once(mon
         machine.matrix_rate.cache_clear()
 
 
-def masked(seed: int) -> tuple[torch.Tensor, ...]:
+def masked(seed: int, **settings) -> tuple[torch.Tensor, ...]:
     """Eight sequences to train on."""
     rows = np.random.default_rng(seed).integers(5, VOCABULARY, (8, LENGTH)).astype(np.uint16)
-    return Batches(Corpus(rows, Heldout.of_rows(rows), VOCABULARY, 4, 5), 8, seed, CPU).make(0, 4)
+    return Batches(Corpus(rows, Heldout.of_rows(rows), VOCABULARY, 4, 5), 8, Training(seed=seed, **settings), CPU).make(
+        0, 4
+    )
 
 
 def test_bf16_gives_nearly_the_loss_of_fp32():
@@ -142,18 +144,24 @@ def test_bf16_gives_nearly_the_loss_of_fp32():
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own imports
 @pytest.mark.skipif(NO_COMPILER, reason="there is no C++ compiler")
-@pytest.mark.parametrize("positions", ["scaled-sinusoidal", "rotary"])
-def test_the_model_is_one_static_graph_that_compiled_has_the_same_loss_and_gradients(monkeypatch, tmp_path, positions):
+@pytest.mark.parametrize(
+    ("positions", "settings"),
+    [("scaled-sinusoidal", {}), ("rotary", {}), ("rotary", {"detection": 1.0, "replaced": 0.1, "swapped": 0.2})],
+    ids=["scaled-sinusoidal", "rotary", "detection"],
+)
+def test_the_model_is_one_static_graph_that_compiled_has_the_same_loss_and_gradients(
+    monkeypatch, tmp_path, positions, settings
+):
     monkeypatch.undo()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
     architecture = Architecture(layers=1, hidden=32, heads=2, intermediate=96, positions=positions)
-    model = bert.Bert(architecture, VOCABULARY, LENGTH)
+    model = detection.trained(bert.Bert(architecture, VOCABULARY, LENGTH), Training(**settings))
     compiled = torch.compile(model, fullgraph=True, dynamic=False)
     # with AVX2 if the processor has it: to try the compiler on all sets of instructions takes half as long as a model
     with inductor.patch({"compile_threads": 1, "cpp.vec_isa_ok": True, "cpp.simdlen": 256}):
         for seed in range(2):
-            losses = [forward(*masked(seed)) for forward in (model, compiled)]
+            losses = [forward(*masked(seed, **settings)).sum() for forward in (model, compiled)]
             assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-4)
             one, other = (torch.autograd.grad(loss, [*model.parameters()]) for loss in losses)
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from model.batches import Batches
 from model.heldout import Heldout
 from model.masking import Corpus, mask, masks_per_sequence
+from model.settings import Training
 from tasks.pretrain import Pretrain
 
 SPECIALS, MASK_ID, VOCABULARY = 5, 4, 60_000
@@ -75,7 +76,7 @@ def test_of_the_tokens_to_predict_the_given_share_is_hidden_and_half_of_the_othe
 def test_training_hides_the_share_that_its_settings_give():
     corpus = plain(16, 64)
     for share in (0.0, 0.8, 1.0):
-        with_share = Batches(corpus, 16, 3, torch.device("cpu"), share)
+        with_share = Batches(corpus, 16, Training(seed=3, masked_share=share), torch.device("cpu"))
         tokens, positions, labels = with_share.make(0, 16)
         with_share.close()
         expected = mask(corpus.sequences, 0, 16, corpus, 3, share)
@@ -84,8 +85,8 @@ def test_training_hides_the_share_that_its_settings_give():
 
 def test_the_usual_share_leaves_the_key_of_a_model_as_it_was_and_another_changes_it():
     usual = Pretrain().identity()
-    assert "masked_share" not in usual
-    assert set(usual) == set(Pretrain.model_fields) - {"masked_share"}
+    newer = {"masked_share", "detection", "replaced", "swapped"}
+    assert set(usual) == set(Pretrain.model_fields) - newer
     assert Pretrain(masked_share=0.8).identity() == usual
     assert Pretrain(masked_share=1.0).identity() == usual | {"masked_share": 1.0}
     assert Pretrain(masked_share=0.0).identity() == usual | {"masked_share": 0.0}

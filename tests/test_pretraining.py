@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from model import InputError, bert, checkpoint, micro_batch, pretraining, processes, schedules
+from model import InputError, bert, checkpoint, detection, micro_batch, pretraining, processes, schedules
 from model import clock as clocks
 from model.batches import Batches
 from model.heldout import Heldout
@@ -37,6 +37,7 @@ CPU = torch.device("cpu")
 FALLING = {"mask_fraction": 0.4, "last_mask_fraction": 0.1}
 TRAPEZOID = {"schedule": "trapezoid", "warmup": 0.1, "cooldown": 0.4, "floor": 0.1, "batch_ramp": 0.8} | FALLING
 CONSTANT = {"batch_ramp": 0.0}  # batches of 8 from the first step on
+DETECTION = {"detection": 5.0, "replaced": 0.1, "swapped": 0.3}
 FP16 = {"dtype": torch.float16, "budget": 96 * LENGTH} | CONSTANT
 RECIPES = {
     "adamw": {},
@@ -45,6 +46,7 @@ RECIPES = {
     "adafactor": {"optimizer": "adafactor", "schedule": "cosine", "warmup": 0.2, "budget_unit": "flops", "budget": 9e6},
     "radam": {"optimizer": "radam", "last_mask_fraction": 0.5},
     "sgd": {"optimizer": "sgd", "clip": None},
+    "detection": {"optimizer": "muon"} | DETECTION,
     "fp16": FP16,
 }
 torch.set_num_threads(1)  # for so small a model; several that wait for a busy core take a hundred times as long
@@ -154,7 +156,7 @@ def kept(folder: Path, **changes) -> checkpoint.Spent:
 
 def states(run: pretraining.Pretraining) -> dict[str, bytes]:
     """Weights and optimizers, as bytes."""
-    parts = {name: value.numpy().tobytes() for name, value in run.bert.state_dict().items()}
+    parts = {name: value.numpy().tobytes() for name, value in run.trained.state_dict().items()}
     for number, optimizer in enumerate(run.optimizers):
         for index, state in optimizer.state_dict()["state"].items():
             parts |= {f"{number}.{index}.{name}": value.numpy().tobytes() for name, value in state.items()}
@@ -223,7 +225,7 @@ PLACES = {
     "clipping": (torch.nn.utils, "clip_grad_norm_", 5),
     "update": (torch.optim.AdamW, "step", 5),
     "end of update": (torch.optim.AdamW, "zero_grad", 5),
-    "counting": (pretraining, "operations", 5),
+    "counting": (detection, "operations_per_token", 5),
     "row": (pretraining, "Reading", 5),
     "reading the row": (Reading, "read", 5),
     "writing the row": (json, "dumps", 5),
@@ -380,7 +382,7 @@ def clock(monkeypatch) -> FakeTime:
     """Time in which a micro-batch of training takes 1 s, a held-out loss 1,000 s, and nothing else any."""
     time, run = FakeTime(), pretraining.Pretraining
     monkeypatch.setattr(clocks, "time", time)
-    monkeypatch.setattr(run, "loss", time.taking(1, run.loss))
+    monkeypatch.setattr(run, "losses", time.taking(1, run.losses))
     monkeypatch.setattr(pretraining, "heldout_loss", time.taking(1000, pretraining.heldout_loss))
     return time
 
@@ -478,7 +480,7 @@ def test_checkpoints_are_a_tenth_of_the_budget_apart_within_bounds(tmp_path, clo
     saved, run = [], pretraining.Pretraining
     monkeypatch.setattr(checkpoint.Writer, "save", lambda *args: saved.append(clock.now))
     monkeypatch.setattr(pretraining, "heldout_loss", lambda *args: 0.0)
-    monkeypatch.setattr(run, "loss", clock.taking(step - 1, run.loss))
+    monkeypatch.setattr(run, "losses", clock.taking(step - 1, run.losses))
     trained(tmp_path, batch_size=2, **seconds_of_budget(budget))
     assert {later - earlier for earlier, later in pairwise(saved[:-1])} == {apart}
     assert saved[-1] == clock.now
@@ -500,7 +502,7 @@ def device(monkeypatch) -> SimpleNamespace:
     A micro-batch takes about 1 s of it and 0.2 s of the host, which waits only to read a loss.
     """
     time, run, uneven = FakeTime(), pretraining.Pretraining, np.random.default_rng(0)
-    device, loss, step = SimpleNamespace(free=time.now, idle=0.0, steps=[]), run.loss, run.step
+    device, loss, step = SimpleNamespace(free=time.now, idle=0.0, steps=[]), run.losses, run.step
 
     def queued_loss(*args) -> torch.Tensor:
         time.now += 0.2
@@ -525,7 +527,7 @@ def device(monkeypatch) -> SimpleNamespace:
     monkeypatch.setitem(pretraining.AHEAD, "cpu", 1)
     monkeypatch.setattr(clocks, "time", time)
     monkeypatch.setattr(pretraining, "Reading", reading)
-    monkeypatch.setattr(run, "loss", queued_loss)
+    monkeypatch.setattr(run, "losses", queued_loss)
     monkeypatch.setattr(run, "step", recorded_step)
     return device
 
@@ -587,6 +589,14 @@ def test_no_setting_of_training_is_ignored(tmp_path, unstopped, setting):
     assert changed[name] != unstopped("adamw")[0][name]
 
 
+@pytest.mark.parametrize("setting", [{"detection": 1.0}, {"replaced": 0.3}, {"swapped": 0.6}, {"masked_share": 1.0}])
+def test_no_setting_of_detection_is_ignored(tmp_path, unstopped, setting):
+    changed = states(trained(tmp_path, **RECIPES["detection"] | setting))
+    weights = [name for name in changed if name.endswith(".weight")]
+    assert "detector.weight" in weights
+    assert not [name for name in weights if changed[name] == unstopped("detection")[0][name]]
+
+
 @pytest.mark.parametrize(("batch", "micro_batch", "used"), [(6, 4, 3), (7, 5, 1), (8, 100, 8), (8, 8, 8), (1, 4, 1)])
 def test_batches_are_read_in_order_epoch_after_epoch_whatever_the_micro_batch(
     tmp_path, monkeypatch, batch, micro_batch, used
@@ -616,7 +626,7 @@ def test_rate_gradient_and_loss_of_a_row_are_those_of_a_step_on_the_whole_batch(
     assert [row["masks"] for row in rows] == [6, 5, 3]
     assert rows[-1]["lr"] < rows[0]["lr"]
     for row in rows:
-        loss = model(*Batches(corpus(), 8, 0, CPU).make(row["tokens"] // LENGTH - 8, row["masks"]))
+        loss = model(*Batches(corpus(), 8, Training(), CPU).make(row["tokens"] // LENGTH - 8, row["masks"]))
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
         assert norm > 0.05
@@ -655,11 +665,11 @@ SKIPPING = {"nonfinite": "skip", "budget": 80 * LENGTH} | CONSTANT
 
 def spoil(monkeypatch, *sequences: int) -> None:
     """Make the loss of the micro-batches that begin with these sequences no number."""
-    loss = pretraining.Pretraining.loss
+    losses = pretraining.Pretraining.losses
     monkeypatch.setattr(
         pretraining.Pretraining,
-        "loss",
-        lambda self, batch, first: loss(self, batch, first) * (math.nan if first in sequences else 1.0),
+        "losses",
+        lambda self, batch, first: losses(self, batch, first) * (math.nan if first in sequences else 1.0),
     )
 
 
@@ -673,12 +683,12 @@ def spoil(monkeypatch, *sequences: int) -> None:
 )
 def test_what_is_no_number_stops_the_run_and_is_in_no_checkpoint(tmp_path, ahead, part, words):
     run = build(tmp_path, **CONSTANT)
-    loss = run.loss
+    losses = run.losses
 
     def factor(of: str) -> float:
         return math.inf if of == part and run.spent.step == 2 else 1.0
 
-    run.loss = lambda *about: loss(*about) * factor("loss")
+    run.losses = lambda *about: losses(*about) * factor("loss")
     run.bert.norm.weight.register_hook(lambda gradient: gradient * factor("gradient"))
     run.optimizers[0].register_step_post_hook(lambda *_: run.bert.norm.weight.data.mul_(factor("weights")))
     with pytest.raises(InputError, match=rf"At step 3 {words}.*pretrain\.learning_rate"):

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from flows.cram import cram, planned
 from flows.recipes import DELTAS, RECIPES, STAGES, resolve, without_empty
-from model import InputError, bert, schedules
+from model import InputError, bert, detection, schedules
 from model.settings import Training
 from tasks.glue.tasks import GLUE
 
@@ -91,6 +91,7 @@ def test_a_recipe_has_the_training_layout_and_text_of_the_reference_implementati
     assert r.finetune.pooling == ("compare" if name == "frontier" else "cls")
     if name in {"modern", "frontier"}:
         assert (t.matrix_learning_rate, t.momentum, t.cooldown) == (5e-3, 0.95, 0.5)
+    assert (t.detection, t.replaced, t.swapped) == ((5.0, 0.05, 0.1) if name == "frontier" else (0, 0, 0))
 
 
 def operations(name: str, masks: int | None = None) -> float:
@@ -98,7 +99,7 @@ def operations(name: str, masks: int | None = None) -> float:
     recipe = RECIPES[name]
     length, training = recipe.tokenize.length, recipe.pretrain
     masks = masks or round(training.mask_fraction * length)
-    return bert.operations(training.architecture, recipe.vocabulary.entries, length, masks)
+    return detection.operations_per_token(training.architecture, training, recipe.vocabulary.entries, length, masks)
 
 
 def test_bert_base_has_the_rates_of_the_reference_in_a_day_of_an_a6000():

@@ -391,7 +391,7 @@ def test_the_list_of_studies_names_each_with_its_runs_and_runs_nothing(finished,
         assert int(count) == len(names.split("; ")) > len(about["runs"]) / 2, "some are the recipe itself"
         assert {own for name in names.split("; ") for own in name.split(" = ")} == set(about["runs"])
     two = " ".join(show("study", "masking", "--list", "--seeds", "2", "--scale", "1 hours").split())
-    assert "masking 20 runs, about 20 hours" in two
+    assert "masking 22 runs, about 22 hours" in two
     assert "vocabulary" not in two
     assert sorted(finished.page.path.parents[1].rglob("*")) == before
 

@@ -16,7 +16,7 @@ from prefect.utilities.schema_tools.validation import is_valid
 from flows.deltas import NAMED, heads
 from flows.recipes import RECIPES, Recipe, recipe_of, resolve
 from flows.studies import STUDIES, THE_RECIPE
-from flows.study import CARDS, estimate, impossible, operations_per_token, planned, seconds_of
+from flows.study import CARDS, estimate, impossible, planned, recipe_operations, seconds_of
 from flows.study_runs import Study, StudyRun, runs_of, scale_of, study_called
 from model import InputError
 from model.settings import Architecture, Training
@@ -467,7 +467,7 @@ def test_the_cards_that_the_law_predicts_for_have_a_day_at_full_size():
     assert [card.name for card in about.cards] == list(CARDS)
     of = {card.name: card for card in about.cards}
     assert of["RTX A6000"].operations == pytest.approx(0.42 * 154.8e12 * 24 * 3600)
-    assert {card.size for card in about.cards} == {operations_per_token(RECIPES["modern"]) / 6}
+    assert {card.size for card in about.cards} == {recipe_operations(RECIPES["modern"]) / 6}
     assert planned("masking", None, {}, 1, "", "pretrain")[0].cards == []
     assert planned("shapes", "demo", {}, 1, "", "pretrain")[0].cards == [], "the demo has no full size"
 
@@ -478,7 +478,7 @@ def test_the_time_of_a_study_follows_from_budgets_operations_and_the_rate_of_the
 
     assert seconds("hours", 0.5) == 1800
     assert seconds("flops", 3e12) == 300
-    assert seconds("tokens", 1000) == pytest.approx(1000 * operations_per_token(RECIPES["pocket"]) / 1e10)
+    assert seconds("tokens", 1000) == pytest.approx(1000 * recipe_operations(RECIPES["pocket"]) / 1e10)
     assert estimate(runs({"own": {}, "twice": {"scale": {"budget": 2}}}, scale="1 hours"), 1.0) == (
         "2 runs, about 3 hours"
     )

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, create_model, model_validator
 
+from model.settings import HeadName
 from tasks.glue.tasks import TaskName
 
 
@@ -42,7 +43,7 @@ class ModernSettings(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
     choose: Literal["last", "best"] = Field(
         "best", description="Epoch whose model is kept; best: by the score on a held-back tenth of the training data."
     )
-    head: Literal["tanh", "native"] = Field(
+    head: HeadName = Field(
         "native", description="native: that of transformers' model of this layout; tanh if it has none."
     )
 
