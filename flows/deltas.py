@@ -72,7 +72,7 @@ FRONTIER = {
     "clip": None,
     "mask_fraction": 0.3,
 }
-DETECTION = {"detection": 5.0, "replaced": 0.05, "swapped": 0.1}  # the best of four at pocket size
+DETECTION = {"detection": 5.0}  # with its usual corruptions the best of four at pocket size
 # With the dense layer before the vocabulary it is transformers' ModernBERT with global attention only. Short runs reach
 # a lower loss without that layer (LOG.md).
 MODERN = FRONTIER | {"architecture": FRONTIER["architecture"] | {"head_transform": True}}

@@ -196,7 +196,7 @@ STUDIES: dict[str, dict] = {
             "[MASK] only": training(masked_share=1.0),
             "dropout 0.1": training(dropout=0.1),
             "corrupted tokens detected": training(**DETECTION),
-            "no detection": training(detection=0, replaced=0, swapped=0),
+            "no detection": training(detection=0),
         },
     },
     "data": {

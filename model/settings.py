@@ -104,6 +104,8 @@ READ_BY: dict[str, set[str]] = {
     "polynomial": {"warmup", "power"},
 }
 
+CORRUPTION = ("replaced", "swapped")  # what only detection reads
+
 
 class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """How to pretrain. The defaults are the paper's final recipe (section 4.3 and the released bert-o4)."""
@@ -154,10 +156,10 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "of the sequence. 0: masked language modelling alone.",
     )
     replaced: float = Field(
-        0.0, ge=0, lt=1, description="Tokens of a sequence that are replaced by random ones of the text, for detection."
+        0.05, ge=0, lt=1, description="With detection: fraction of the tokens that become random ones of the text."
     )
     swapped: float = Field(
-        0.0, ge=0, le=2 / 3, description="Tokens of a sequence that trade places over one or two tokens, for detection."
+        0.1, ge=0, le=2 / 3, description="With detection: fraction of the tokens that trade places with near ones."
     )
     nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="After a loss that is not a number: stop, or resume once without the batch."
@@ -183,15 +185,16 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             raise ValueError("decay_norms is true, but weight_decay is 0, so nothing decays; set decay_norms to false")
         if self.last_mask_fraction == self.mask_fraction:
             raise ValueError("last_mask_fraction is mask_fraction; leave it null")
-        for name in ("replaced", "swapped"):
-            if getattr(self, name) and not self.detection:
-                raise ValueError(f"{name} is {getattr(self, name)}, but detection is 0; raise it, or leave {name} at 0")
+        for name in CORRUPTION:
+            if getattr(self, name) != (usual := type(self).model_fields[name].default) and not self.detection:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but detection is 0, which doesn't read it; set detection above "
+                    f"0, or leave {name} at {usual}"
+                )
         if self.detection and self.masked_share == 1 and not self.replaced and not self.swapped:
             raise ValueError("detection has nothing to detect; raise replaced or swapped, or lower masked_share")
-        if self.replaced + max(self.mask_fraction, self.last_mask_fraction or 0.0) > 1:
-            raise ValueError(
-                f"replaced {self.replaced} and mask_fraction {self.mask_fraction} are more than all tokens; lower one"
-            )
+        if self.detection and self.replaced + (most := max(self.mask_fraction, self.last_mask_fraction or 0.0)) > 1:
+            raise ValueError(f"replaced {self.replaced} and masks {most} are more than all tokens; lower one")
         return self
 
 

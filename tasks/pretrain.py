@@ -24,7 +24,7 @@ from pydantic import Field
 
 from model import InputError
 from model.quantities import counted
-from model.settings import Architecture, Training
+from model.settings import CORRUPTION, Architecture, Training
 from tasks.reports import plots
 from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CARD = "README.md"
-NEWER = {"masked_share", "detection", "replaced", "swapped"}  # fields that the first models did not have
 SAMPLED_TOKENS = 4_000_000  # of the training text, for the frequencies of its tokens
 
 
@@ -62,9 +61,11 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
 
     def identity(self) -> dict:
-        """All fields, but newer ones only if they are not as usual, so that older models keep their keys."""
-        fields = type(self).model_fields
-        return self.model_dump(mode="json", exclude={n for n in NEWER if getattr(self, n) == fields[n].default})
+        """All fields, but newer ones only if the model needs them, so that older models keep their keys."""
+        usual = self.masked_share == type(self).model_fields["masked_share"].default
+        without = {"masked_share"} if usual else set()
+        without |= set() if self.detection else {"detection", *CORRUPTION}
+        return self.model_dump(mode="json", exclude=without)
 
     def check(self) -> None:
         """Check that this machine can train the model, before an old model is discarded."""

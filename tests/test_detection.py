@@ -167,9 +167,9 @@ def test_the_operations_of_a_step_are_counted_with_the_last_block_at_all_positio
     ("settings", "field"),
     [
         ({"replaced": 0.1}, "replaced"),
-        ({"swapped": 0.1}, "swapped"),
+        ({"swapped": 0.0}, "swapped"),
         ({"detection": -1.0}, "detection"),
-        ({"detection": 1.0, "masked_share": 1.0}, "detection"),
+        ({"detection": 1.0, "masked_share": 1.0, "replaced": 0.0, "swapped": 0.0}, "detection"),
         ({"detection": 1.0, "replaced": 0.8}, "replaced"),
         ({"detection": 1.0, "swapped": 0.7}, "swapped"),
     ],
@@ -181,8 +181,9 @@ def test_settings_that_would_be_ignored_or_are_impossible_are_refused(settings, 
 
 def test_detection_changes_the_key_of_a_model_and_its_absence_does_not():
     assert not {"detection", "replaced", "swapped"} & set(Pretrain().identity())
-    changed = Pretrain(**BOTH).identity()
-    assert {name: changed[name] for name in BOTH} == BOTH
+    for settings in (BOTH, {"detection": 1.0, "replaced": 0.05, "swapped": 0.1}):
+        changed = Pretrain(**settings).identity()
+        assert {name: changed[name] for name in settings} == settings
 
 
 def test_the_memory_that_training_needs_counts_the_detector():

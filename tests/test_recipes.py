@@ -91,7 +91,7 @@ def test_a_recipe_has_the_training_layout_and_text_of_the_reference_implementati
     assert r.finetune.pooling == ("compare" if name == "frontier" else "cls")
     if name in {"modern", "frontier"}:
         assert (t.matrix_learning_rate, t.momentum, t.cooldown) == (5e-3, 0.95, 0.5)
-    assert (t.detection, t.replaced, t.swapped) == ((5.0, 0.05, 0.1) if name == "frontier" else (0, 0, 0))
+    assert (t.detection, t.replaced, t.swapped) == (5.0 if name == "frontier" else 0, 0.05, 0.1)
 
 
 def operations(name: str, masks: int | None = None) -> float:

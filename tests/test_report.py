@@ -399,6 +399,16 @@ def test_a_rule_that_is_broken_or_unknown_is_marked_with_the_fact(changes, rule,
     assert all(row[0] == "✓" for name, row in rows.items() if name not in (rule, TEXT))
 
 
+def test_a_second_loss_breaks_the_rule_of_masked_language_modelling():
+    model = lineage()
+    usual = rules.rules(model, model[MODEL], {"cola"})
+    detecting = model[MODEL] | {"params": model[MODEL]["params"] | {"detection": 2.5}}
+    first, *others = rules.rules(model, detecting, {"cola"})
+    assert (usual[0][1], first[1]) == ("✓", "✗")
+    assert "2.5" in first[2]
+    assert others == usual[1:]
+
+
 def test_curves_are_drawn_from_the_models_folder_if_it_is_there(whole, mixed):
     drawn, without = ({path.name: path.read_text() for path in about[2].glob("*.svg")} for about in (whole, mixed))
     assert drawn.keys() == {"scores.svg", "curve.svg", "funnel.svg", "loss.svg", "speed.svg"}

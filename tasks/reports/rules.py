@@ -25,11 +25,13 @@ def rules(lineage: dict[str, dict], pretrained: dict, tasks: Iterable[str]) -> l
     """The rules for pretraining: the rule, whether it was kept, and the fact. `tasks`: that the model is scored on."""
     machine, seconds = pretrained["stats"]["machine"], pretrained["stats"]["seconds_on_the_clock"]
     words = next((name for name, manifest in lineage.items() if manifest["stage"] == "vocabulary"), None)
-    one = machine["gpus"] == 1
+    one, detection = machine["gpus"] == 1, pretrained["params"].get("detection", 0.0)  # older models lack it
     no_gpu = one and machine["device"].startswith("CPU")
     return [
-        ["masked language modelling from scratch", YES,
-         f"random weights, seed {pretrained['params']['seed']}; cram always trains from scratch"],
+        ["masked language modelling from scratch", mark(not detection),
+         f"random weights, seed {pretrained['params']['seed']}; "
+         + (f"a second loss, detection of corrupted tokens, has weight {detection:g}" if detection
+            else "cram always trains from scratch")],
         ["no pretrained model or tokenizer", mark(bool(words), UNKNOWN),
          f"the vocabulary was trained on this text ({words})" if words else "the vocabulary's manifest is missing"],
         ["one GPU", mark(one),
