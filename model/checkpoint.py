@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from model import InputError
-from model.bert import Bert
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 
@@ -67,9 +66,9 @@ def write(folder: Path, tensors: dict[str, Tensor], spent: str) -> None:
         half.unlink(missing_ok=True)
 
 
-def tensors_of(bert: Bert, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """Weights and optimizer states by their names in a checkpoint."""
-    tensors = {f"model.{name}": value for name, value in bert.state_dict().items()}
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for number, optimizer in enumerate(optimizers):
         for index, state in optimizer.state_dict()["state"].items():
             values = {name: value for name, value in state.items() if value is not None}
@@ -94,11 +93,11 @@ class Writer:
         """Start the thread: a signal while `save` starts it would let another thread write at the same time."""
         self.thread.submit(int).result()
 
-    def save(self, bert: Bert, optimizers: list[torch.optim.Optimizer], spent: Spent) -> None:
+    def save(self, model: nn.Module, optimizers: list[torch.optim.Optimizer], spent: Spent) -> None:
         """Copy the state of a run and start writing it. Waits for the previous write to end."""
         self.wait()
         before, self.copies = self.copies, {}
-        for name, value in tensors_of(bert, optimizers).items():
+        for name, value in tensors_of(model, optimizers).items():
             copy = before.get(name)
             if copy is None:
                 copy = torch.empty_like(value, device="cpu", memory_format=torch.contiguous_format)
@@ -124,7 +123,7 @@ class Writer:
         self.copies.clear()
 
 
-def restore(folder: Path, bert: Bert, optimizers: list[torch.optim.Optimizer]) -> Spent | None:
+def restore(folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Spent | None:
     """Load the checkpoint, if there is one. Raises InputError if it can't be read or belongs to another model."""
     path = folder / CHECKPOINT
     if not path.exists():
@@ -133,7 +132,7 @@ def restore(folder: Path, bert: Bert, optimizers: list[torch.optim.Optimizer]) -
         with safe_open(path, "pt") as file:
             spent = Spent(**json.loads(file.metadata()["spent"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
-        bert.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+        model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
         for number, optimizer in enumerate(optimizers):
             states: dict[int, dict[str, Tensor]] = {}
             for name in (name for name in tensors if name.startswith(f"optimizer.{number}.")):

@@ -8,7 +8,7 @@ import numpy as np
 from model.heldout import Heldout
 
 MASKED = 0.8  # of the chosen tokens become [MASK], half of the others random, the rest stays (Devlin et al. 2019)
-SAMPLED = 1_000_000  # tokens of the text that random ones are drawn from
+SAMPLED = 1_000_000  # tokens of the text, from which `detection` draws random ones
 WORDS = 4  # 64-bit words per count of the Philox generator
 
 
@@ -29,7 +29,7 @@ class Corpus:
 
     @cached_property
     def ordinary(self) -> np.ndarray:
-        """(n,) int64: tokens of sequences spread over the text, without special ones. So frequent ones are often there."""
+        """(n,) int64: tokens of sequences spread over the text, each as often as it is there; no special ones."""
         sample = self.sequences[:: max(1, self.sequences.size // SAMPLED)].ravel().astype(np.int64)
         ordinary = sample[sample >= self.specials]
         return ordinary if len(ordinary) else np.arange(self.specials, self.vocabulary)
