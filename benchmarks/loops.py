@@ -34,7 +34,7 @@ MASK_ID, SPECIALS = TOKENS["mask_token_id"], 5  # the vocabulary fixes both
 WARM_UP = 2  # steps
 PARTS = ("forward", "backward", "optimizer")
 TIMED = (  # with the forward pass of the peers
-    (Pretraining, "loss", "forward"),
+    (Pretraining, "losses", "forward"),
     (torch.Tensor, "backward", "backward"),
     (nn.utils, "clip_grad_norm_", "optimizer"),
     (nn.utils, "get_total_norm", "optimizer"),
