@@ -25,6 +25,7 @@ from model import machine, masking
 from model.bert import Bert, operations
 from model.checkpoint import METRICS
 from model.conversion import TOKENS
+from model.detection import operations_per_token
 from model.heldout import Heldout
 from model.masking import Corpus
 from model.pretraining import Pretraining
@@ -78,9 +79,11 @@ class Case:
 
     def operations(self) -> float:
         """Floating-point operations per token."""
+        sizes = self.vocabulary, self.length
+        if not self.peer:
+            return operations_per_token(self.architecture, self.training, *sizes, self.masks)
         scored = self.length if self.peer == "BERT" else self.masks
-        last_states = self.length if self.peer or self.training.detection else self.masks
-        return operations(self.architecture, self.vocabulary, self.length, scored, last_states)
+        return operations(self.architecture, *sizes, scored, last_states=self.length)
 
     def corpus(self) -> Corpus:
         """A batch of random sequences, and a held-out sequence."""

@@ -317,7 +317,10 @@ class Bert(nn.Module):
 
     def forward(self, tokens_BS: Tensor, positions_BK: Tensor, labels_BK: Tensor) -> Tensor:
         """The mean cross-entropy, nats, at the masked positions. Last block and head are computed only there."""
-        states_BKD = self.encode(tokens_BS, positions_BK=positions_BK)
+        return self.masked_loss(self.encode(tokens_BS, positions_BK=positions_BK), labels_BK)
+
+    def masked_loss(self, states_BKD: Tensor, labels_BK: Tensor) -> Tensor:
+        """The mean cross-entropy, nats, of the states at masked positions."""
         scores_MV = self.logits(states_BKD.flatten(0, 1))
         return F.cross_entropy(scores_MV.float(), labels_BK.flatten())
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.bert import Bert, at, operations
-from model.masking import WORDS, Corpus
+from model.draws import draws, random_order
+from model.masking import Corpus
 from model.settings import Architecture, Training
 
 STREAM = 1  # second word of the generator's key, so that corruptions are independent of masks, whose word is 0
@@ -41,16 +42,13 @@ def corrupt(
     """
     B, S = tokens_BS.shape
     replaced, blocks = round(training.replaced * S), (S - REACH + 1) // REACH
-    counts = -(-(S + replaced + 1 + blocks) // WORDS)
-    generator = np.random.Philox(key=np.array([training.seed, STREAM], dtype=np.uint64))
-    generator.advance(first * counts)
-    draws_BW = generator.random_raw(B * counts * WORDS).reshape(B, counts * WORDS)
-    order_BS, words_BR, offset_B1, trades_BT, _ = np.split(draws_BW, np.cumsum([S, replaced, 1, blocks]), axis=1)
+    key = np.array([training.seed, STREAM], dtype=np.uint64)
+    draws_BW = draws(first, B, S + replaced + 1 + blocks, key)
+    order_BS, words_BR, offset_B1, trades_BT = np.split(draws_BW, np.cumsum([S, replaced, 1]), axis=1)
     free_BS = tokens_BS >= corpus.specials
     np.put_along_axis(free_BS, positions_BK, False, axis=1)
     changed_BS = swap(masked_BS, free_BS, offset_B1, trades_BT, training.swapped)
-    last_BS = (~free_BS).astype(np.uint64) << np.uint64(63)
-    places_BR = np.argsort(order_BS >> np.uint64(1) | last_BS, axis=1, kind="stable")[:, :replaced]
+    places_BR = random_order(order_BS, ~free_BS)[:, :replaced]
     drawn_BR = corpus.ordinary[words_BR % np.uint64(len(corpus.ordinary))]
     old_BR = np.take_along_axis(changed_BS, places_BR, axis=1)
     new_BR = np.where(np.take_along_axis(free_BS, places_BR, axis=1), drawn_BR, old_BR)
@@ -98,8 +96,7 @@ class Detecting(nn.Module):
         corrupted_BS  the labels of `corrupt`
         """
         states_BSD = self.bert.encode(tokens_BS)
-        scores_MV = self.bert.logits(at(states_BSD, positions_BK).flatten(0, 1))
-        masked = F.cross_entropy(scores_MV.float(), labels_BK.flatten())
+        masked = self.bert.masked_loss(at(states_BSD, positions_BK), labels_BK)
         scores_BS = self.detector(states_BSD)[..., 0].float()
         asked_BS = (corrupted_BS != NOT_ASKED).float()
         # a mean over all tokens, since micro-batches with as many tokens have to weigh as much

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from model.draws import draws, random_order
 from model.machine import Machine
 
 ROUNDS = 7  # each masks another seventh of the tokens, 14.3 %, near the 15 % of most recipes
@@ -60,12 +61,8 @@ def rounds_of(owners_BS: np.ndarray, first: int) -> np.ndarray:
     They depend on the number of the sequence, `first` + i, and on the place in it, not on how sequences are batched.
     """
     B, S = owners_BS.shape
-    counts = -(-S // 4)  # of the Philox generator, each 4 numbers
-    generator = np.random.Philox(key=SEED)
-    generator.advance(first * counts)
-    draws_BS = generator.random_raw(B * counts * 4).reshape(B, counts * 4)[:, :S]
     never_BS = owners_BS < 0
-    order_BS = np.argsort(draws_BS >> np.uint64(1) | never_BS.astype(np.uint64) << np.uint64(63), axis=1, kind="stable")
+    order_BS = random_order(draws(first, B, S, SEED), never_BS)
     ranks_BS = np.empty_like(order_BS)
     np.put_along_axis(ranks_BS, order_BS, np.arange(S)[None], axis=1)
     return np.where(never_BS, -1, ranks_BS % ROUNDS)

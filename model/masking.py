@@ -5,11 +5,11 @@ from functools import cached_property
 
 import numpy as np
 
+from model.draws import draws, random_order
 from model.heldout import Heldout
 
 MASKED = 0.8  # of the chosen tokens become [MASK], half of the others random, the rest stays (Devlin et al. 2019)
 SAMPLED = 1_000_000  # tokens of the text, from which `detection` draws random ones
-WORDS = 4  # 64-bit words per count of the Philox generator
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,8 @@ def mask(
     random = min(
         count - masked, round(round(1 - share, 9) / 2 * count)
     )  # rounded, since (1 - 0.8) / 2 is not exactly 0.1
-    counts = -(-(S + random) // WORDS)
-    generator = np.random.Philox(key=seed)
-    generator.advance(first * counts)
-    draws_BW = generator.random_raw(B * counts * WORDS).reshape(B, counts * WORDS)
-    order_BS = draws_BW[:, :S] >> np.uint64(1) | (tokens_BS < corpus.specials).astype(np.uint64) << np.uint64(63)
-    positions_BK = np.argsort(order_BS, axis=1, kind="stable")[:, :count]
+    draws_BW = draws(first, B, S + random, seed)
+    positions_BK = random_order(draws_BW[:, :S], tokens_BS < corpus.specials)[:, :count]
     hidden_BS = tokens_BS.astype(np.int64)
     labels_BK = np.take_along_axis(hidden_BS, positions_BK, axis=1)
     inputs_BK = labels_BK.copy()
