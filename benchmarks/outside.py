@@ -1,7 +1,7 @@
 """What does a user's alternative reach in the same minutes: transformers' Trainer with a model and tokenizer of its own?
 
-    python benchmarks/outside.py --pretrained artifacts/pretrain/latest --corpus artifacts/filter/latest \\
-        --glue GLUE_DIR --report artifacts/report/latest --folder outside
+    python benchmarks/outside.py --pretrained artifacts/pretrain/KEY... --corpus artifacts/filter/latest \\
+        --glue GLUE_DIR --report artifacts/report/KEY... --folder outside
 
 It follows what transformers itself shows. The tokenizer is trained as its course builds a WordPiece one, with 25,000
 entries. Documents are encoded, joined and cut into blocks as by run_mlm.py, masked by DataCollatorForLanguageModeling,
@@ -14,12 +14,14 @@ both. Then its GLUE tasks by run_glue.py: 3 epochs, batches of 32, 2e-5, 128 tok
 The loss is measured as ours (model.heldout), on the same documents, in nats per byte of the original text. Both read
 the text as our normalizer leaves it, which drops what is not ASCII: else the other model alone would pay for it. Its
 documents begin with [CLS], as in its training, which is not scored. Its results are kept in the folder by settings and
-seed; what is there is not repeated. Means are over seeds of pretraining and finetuning; ours are those of the report.
+seed; what is there is not repeated. Means are over seeds of pretraining and finetuning; give a pretrained artifact and a
+report for each seed of ours.
 """
 
 import argparse
 import hashlib
 import json
+import statistics
 import time
 from collections.abc import Iterable
 from functools import cache
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 ENTRIES = 25_000  # of the course's tokenizer
 SPECIALS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]  # in the course's order
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")
+HELDOUT_TEXT = "heldout.parquet"  # the documents held out from our model, in its folder
 MOST_STEPS = 1_000_000_000  # the clock ends training
 INPUTS = {  # of a model; BERT tells the two texts of a pair apart
     "ModernBERT": ["input_ids", "attention_mask"],
@@ -65,7 +68,7 @@ def texts(corpus: Path, pretrained: Path) -> list[str]:
     """The corpus, without the documents that were held out from our model."""
     import pyarrow.parquet as pq
 
-    held = set(pq.read_table(pretrained / "heldout.parquet", columns=["text"])["text"].to_pylist())
+    held = set(pq.read_table(pretrained / HELDOUT_TEXT, columns=["text"])["text"].to_pylist())
     parts = sorted(corpus.glob("part-*.parquet"))
     if not parts:
         raise InputError(f"There are no part-*.parquet in {corpus}. Give the folder of a filtered corpus as --corpus.")
@@ -153,10 +156,11 @@ def pretrain(given: argparse.Namespace, here: machine.Machine, seed: int, home: 
     """Train for the minutes; write model and tokenizer to `home`. Returns the loss and how far training came."""
     from transformers import DataCollatorForLanguageModeling, TrainerCallback, set_seed
 
-    tokenizer, data = prepared(given.corpus, given.pretrained, given.model)
+    like = given.pretrained[0]
+    tokenizer, data = prepared(given.corpus, like, given.model)
     collator, length = DataCollatorForLanguageModeling(tokenizer), tokenizer.model_max_length
     set_seed(seed)
-    model = new_model(given.model, given.pretrained, tokenizer)
+    model = new_model(given.model, like, tokenizer)
     begin = None
 
     def spent() -> float:
@@ -189,7 +193,7 @@ def pretrain(given: argparse.Namespace, here: machine.Machine, seed: int, home: 
     model.save_pretrained(home)
     tokenizer.save_pretrained(home)
     about = {"minutes": minutes, "steps": steps, "tokens": steps * given.batch * length}
-    return about | loss(given.pretrained, model, tokenizer, here, length)
+    return about | loss(like, model, tokenizer, here, length)
 
 
 class Predictor(nn.Module):
@@ -224,7 +228,7 @@ def held_out(pretrained: Path, tokenizer: "PreTrainedTokenizerFast", length: int
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    table = pq.read_table(pretrained / "heldout.parquet", columns=["text", "measured"])
+    table = pq.read_table(pretrained / HELDOUT_TEXT, columns=["text", "measured"])
     documents = table.filter(pc.is_valid(table["measured"])).sort_by("measured")["text"].to_pylist()
     encoded = tokenizer(normalized(documents, pretrained), add_special_tokens=False, verbose=False)["input_ids"]
     ids = [[tokenizer.cls_token_id, *row] for row in encoded]
@@ -290,22 +294,53 @@ def statistics_of(pretrained: Path) -> dict:
         ) from error
 
 
-def ours(given: argparse.Namespace) -> tuple[float, dict[str, float]]:
-    """Our model's nats per byte, and the scores of its report."""
-    stats = statistics_of(given.pretrained)
-    if not given.report:
-        return stats["heldout"]["nats_per_byte"]["value"], {}
-    rows = json.loads((given.report / "report.json").read_text())["scores"]
+def scores_of(report: Path) -> dict[str, float]:
+    """The scores of a report by task. Raises InputError if the folder has none."""
+    try:
+        rows = json.loads((report / "report.json").read_text())["scores"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{report} is not what the report stage writes ({error}). Give such a folder.") from error
     usual = {"protocol": "cramming", "pretrained": True, "share": 1.0}
-    chosen = [row for row in rows if usual.items() <= row.items()]
-    return stats["heldout"]["nats_per_byte"]["value"], {row["task"]: row["score"] for row in chosen}
+    return {row["task"]: row["score"] for row in rows if usual.items() <= row.items()}
 
 
-def table(model: str, loss: float, our_scores: dict[str, float], losses: list[float], scores: dict) -> str:
-    """Both side by side; of the alternative, the means over its seeds."""
-    rows = [["", "cram", f"{model}, Trainer"], ["nats per byte", f"{loss:.4f}", cell(spread(losses), 4)]]
+def ours(pretrained: list[Path], reports: list[Path]) -> tuple[list[float], float, dict[str, list[float]]]:
+    """The nats per byte of our models, the minutes of one on its clock, and the scores of the reports by task.
+
+    Raises InputError if the models are not comparable.
+    """
+    stats = [statistics_of(folder) for folder in pretrained]
+    if len(found := {(folder / HELDOUT_TEXT).read_bytes() for folder in pretrained}) > 1:
+        raise InputError(f"The models of --pretrained have {len(found)} different held-out texts. Train them on one.")
+    seconds = [row["seconds_on_the_clock"] for row in stats]
+    if max(seconds) > 1.05 * min(seconds):
+        raise InputError(
+            f"The models of --pretrained trained for {min(seconds):.0f} to {max(seconds):.0f} s. Give equals."
+        )
+    scores: dict[str, list[float]] = {}
+    for report in reports:
+        for task, score in scores_of(report).items():
+            scores.setdefault(task, []).append(score)
+    return [row["heldout"]["nats_per_byte"]["value"] for row in stats], statistics.fmean(seconds) / 60, scores
+
+
+def key(given: argparse.Namespace, seed: int, here: machine.Machine) -> str:
+    """Of the alternative's results. Of our model it depends on the sizes, the normalizer and the held-out text."""
+    first = given.pretrained[0]
+    digests = [
+        hashlib.sha256((first / name).read_bytes()).hexdigest()
+        for name in ("config.json", "tokenizer.json", HELDOUT_TEXT)
+    ]
+    about = [given.model, given.minutes, given.batch, given.rate, given.warm_up, str(given.corpus.resolve()), *digests]
+    return hashlib.sha256(json.dumps([*about, here.describe(), torch.__version__, seed]).encode()).hexdigest()[:10]
+
+
+def table(model: str, our_losses: list[float], our_scores: dict, losses: list[float], scores: dict) -> str:
+    """Both side by side: means over seeds."""
+    rows = [["", "cram", f"{model}, Trainer"], ["nats per byte", *(cell(spread(of), 4) for of in (our_losses, losses))]]
     for task, values in scores.items():
-        rows.append([task, f"{our_scores[task]:.1f}" if task in our_scores else "–", cell(spread(values), 1)])
+        own = cell(spread(our_scores[task]), 1) if task in our_scores else "–"
+        rows.append([task, own, cell(spread(values), 1)])
     return common.aligned(rows)
 
 
@@ -313,30 +348,30 @@ def main() -> None:
     """Train what is not trained yet, and print the comparison."""
     parser = common.parser(
         __doc__,
-        pretrained={"type": Path, "required": True, "help": "our pretrained artifact"},
-        corpus={"type": Path, "required": True, "help": "the filtered corpus that it was trained on"},
+        pretrained={
+            "type": Path,
+            "nargs": "+",
+            "required": True,
+            "help": "our pretrained artifacts, one for each seed",
+        },
+        corpus={"type": Path, "required": True, "help": "the filtered corpus that they were trained on"},
         minutes={"type": float, "help": "of training; default: what our model had on its clock"},
         model={"choices": ["ModernBERT", "BERT"], "default": "ModernBERT"},
         batch={"type": positive, "default": 8, "help": "sequences"},
         rate={"type": float, "default": 5e-5, "help": "the learning rate"},
         glue={"type": Path, "help": "a folder of GLUE; without it only the loss is compared"},
         tasks={"nargs": "+", "default": list(TASKS), "choices": TASKS},
-        report={"type": Path, "help": "our report, for its scores"},
+        report={"type": Path, "nargs": "+", "default": [], "help": "our reports, for their scores"},
         seeds={"type": positive, "default": 3},
         folder={"type": Path, "required": True, "help": "for the results"},
     )
     parser.add_argument("--warm-up", type=float, default=0.0, help="the fraction of the steps in which the rate rises")
     given = parser.parse_args()
     with common.input_errors(parser):
-        loss, our_scores = ours(given)  # before hours of training, in case they can't be read
-        given.minutes = given.minutes or statistics_of(given.pretrained)["seconds_on_the_clock"] / 60
+        our_losses, minutes, our_scores = ours(given.pretrained, given.report)  # before hours of training
+        given.minutes = given.minutes or minutes
         here = machine.detect()
-        about = [given.model, given.minutes, given.batch, given.rate, given.warm_up]
-        about += [str(folder.resolve()) for folder in (given.pretrained, given.corpus)]
-        about += [here.describe(), torch.__version__]
-        homes = [
-            given.folder / hashlib.sha256(json.dumps([*about, s]).encode()).hexdigest()[:10] for s in range(given.seeds)
-        ]
+        homes = [given.folder / key(given, seed, here) for seed in range(given.seeds)]
         losses, scores = [], {}
         for seed, home in enumerate(homes):
             found = kept(home / "pretraining.json", lambda seed=seed, home=home: pretrain(given, here, seed, home))
@@ -345,7 +380,7 @@ def main() -> None:
                 work = (given, here, task, seed, home, home / "finetuning")
                 made = kept(home / f"{task}.json", lambda work=work: finetune(*work))
                 scores.setdefault(task, []).append(made["score"])
-    print(table(given.model, loss, our_scores, losses, scores))
+    print(table(given.model, our_losses, our_scores, losses, scores))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,8 +118,39 @@ def test_what_is_not_read_by_the_loss_changes_nothing(outside, ours):
     assert nats_D.sum() == ours.bert.stats["heldout"]["tokens"]
 
 
+def test_seeds_of_ours_are_averaged_beside_those_of_the_alternative(outside, ours, tmp_path: Path):
+    for number, score in enumerate([10.0, 14.0]):
+        row = {"task": "cola", "protocol": "cramming", "pretrained": True, "share": 1.0, "score": score}
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "report.json").write_text(json.dumps({"scores": [row, row | {"pretrained": False}]}))
+    losses, minutes, scores = outside.ours([ours.bert.path] * 2, [tmp_path / "0", tmp_path / "1"])
+    assert losses == [ours.bert.stats["heldout"]["nats_per_byte"]["value"]] * 2
+    assert minutes == pytest.approx(ours.bert.stats["seconds_on_the_clock"] / 60)
+    assert scores == {"cola": [10.0, 14.0]}
+    rows = [
+        line.split() for line in outside.table("BERT", losses, scores, [2.0, 3.0], {"cola": [1.0, 3.0]}).splitlines()
+    ]
+    assert ["cola", "12.0", "±", "2.8", "2.0", "±", "1.4"] in rows
+
+
+@pytest.mark.parametrize("change", ["another text", "another time"])
+def test_models_of_ours_that_are_not_comparable_are_refused(outside, ours, tmp_path: Path, change: str):
+    other = tmp_path / "other"
+    shutil.copytree(ours.bert.path, other)
+    if change == "another text":
+        (other / outside.HELDOUT_TEXT).write_bytes(b"other")
+    else:
+        about = json.loads((other / "stage.json").read_text())
+        about["stats"]["seconds_on_the_clock"] *= 2
+        (other / "stage.json").write_text(json.dumps(about))
+    with pytest.raises(outside.InputError, match="--pretrained"):
+        outside.ours([ours.bert.path, other], [])
+
+
 def test_a_folder_that_is_no_model_or_corpus_is_named(outside, ours, tmp_path: Path):
     with pytest.raises(outside.InputError, match=str(tmp_path)):
         outside.statistics_of(tmp_path)
+    with pytest.raises(outside.InputError, match=str(tmp_path)):
+        outside.scores_of(tmp_path)
     with pytest.raises(outside.InputError, match=str(tmp_path)):
         outside.texts(tmp_path, ours.bert.path)
