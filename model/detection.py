@@ -2,8 +2,8 @@
 
 A masked language model learns only from the tokens that it predicts, most of which are [MASK], and finetuning has no
 [MASK]. Here the model also says of each visible token whether it is the original one, which is the loss of ELECTRA
-(Clark et al. 2020). The corruptions need no second model: random tokens, and tokens that trade places, similar to
-Yamaguchi et al. 2021.
+(Clark et al. 2020). The corruptions need no second model: random tokens, and swapped tokens, similar to Yamaguchi et
+al. 2021.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from model.settings import Architecture, Training
 STREAM = 1  # second word of the generator's key, so that corruptions are independent of masks, whose word is 0
 REACH = 3  # tokens of a block in which two trade places
 TRADES = np.array([[0, 1], [1, 2], [0, 2]])  # the places of a block that do
-NOT_ASKED = -1.0  # label of [MASK] and of special tokens
+IGNORED = -1.0  # label of [MASK] and of special tokens
 
 
 def corrupt(
@@ -36,12 +36,13 @@ def corrupt(
     first         number of the first sequence; the corruptions of a sequence depend on its number and the seed alone
 
     Returns the tokens (B, S), int64, and the labels (B, S), fp32: 1 where a token differs from the original, 0 where it
-    does not, NOT_ASKED for [MASK] and special tokens. Of all tokens about the fraction `swapped` is drawn to trade
-    places; a pair stays as it is if either is special or to be predicted. The fraction `replaced` of all tokens, or
+    does not, IGNORED for [MASK] and special tokens. Of all tokens about the fraction `swapped` is drawn to be
+    swapped; a pair stays as it is if either is special or to be predicted. The fraction `replaced` of all tokens, or
     fewer if fewer are left, becomes tokens drawn from the text, so that frequent ones are drawn often.
     """
     B, S = tokens_BS.shape
-    replaced, blocks = round(training.replaced * S), (S - REACH + 1) // REACH
+    replaced = max(1, round(training.replaced * S)) if training.replaced else 0
+    blocks = (S - REACH + 1) // REACH
     key = np.array([training.seed, STREAM], dtype=np.uint64)
     draws_BW = draws(first, B, S + replaced + 1 + blocks, key)
     order_BS, words_BR, offset_B1, trades_BT = np.split(draws_BW, np.cumsum([S, replaced, 1]), axis=1)
@@ -53,8 +54,8 @@ def corrupt(
     old_BR = np.take_along_axis(changed_BS, places_BR, axis=1)
     new_BR = np.where(np.take_along_axis(free_BS, places_BR, axis=1), drawn_BR, old_BR)
     np.put_along_axis(changed_BS, places_BR, new_BR, axis=1)
-    asked_BS = (changed_BS != corpus.mask_id) & (tokens_BS >= corpus.specials)
-    labels_BS = np.where(asked_BS, changed_BS != tokens_BS, NOT_ASKED).astype(np.float32)
+    visible_BS = (changed_BS != corpus.mask_id) & (tokens_BS >= corpus.specials)
+    labels_BS = np.where(visible_BS, changed_BS != tokens_BS, IGNORED).astype(np.float32)
     return changed_BS, labels_BS
 
 
@@ -91,16 +92,16 @@ class Detecting(nn.Module):
         return self.bert.blocks
 
     def forward(self, tokens_BS: Tensor, positions_BK: Tensor, labels_BK: Tensor, corrupted_BS: Tensor) -> Tensor:
-        """(2,): the mean cross-entropy, nats, at masked positions, and of the detector, to which unasked tokens add 0.
+        """(2,): the mean cross-entropy, nats, at masked positions, and of the detector, to which ignored tokens add 0.
 
         corrupted_BS  the labels of `corrupt`
         """
         states_BSD = self.bert.encode(tokens_BS)
         masked = self.bert.masked_loss(at(states_BSD, positions_BK), labels_BK)
         scores_BS = self.detector(states_BSD)[..., 0].float()
-        asked_BS = (corrupted_BS != NOT_ASKED).float()
+        visible_BS = (corrupted_BS != IGNORED).float()
         # a mean over all tokens, since micro-batches with as many tokens have to weigh as much
-        return torch.stack([masked, F.binary_cross_entropy_with_logits(scores_BS, corrupted_BS, weight=asked_BS)])
+        return torch.stack([masked, F.binary_cross_entropy_with_logits(scores_BS, corrupted_BS, weight=visible_BS)])
 
 
 def trained(bert: Bert, training: Training) -> Bert | Detecting:

@@ -152,19 +152,26 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         0.0,
         ge=0,
         le=1000,
-        description="Weight of a second loss: which of the tokens that are not [MASK] are corrupted, in nats per token "
-        "of the sequence. 0: masked language modelling alone.",
+        description="Weight of a second loss, the cross-entropy of detecting which of the tokens that are not [MASK] are "
+        "corrupted, divided by the number of all tokens. 0: masked language modelling alone.",
     )
     replaced: float = Field(
-        0.05, ge=0, lt=1, description="With detection: fraction of the tokens that become random ones of the text."
+        0.05,
+        ge=0,
+        lt=1,
+        description="With detection: fraction of the tokens that become random ones of the text; at least one token.",
     )
     swapped: float = Field(
-        0.1, ge=0, le=2 / 3, description="With detection: fraction of the tokens that trade places with near ones."
+        0.1,
+        ge=0,
+        le=2 / 3,
+        description="With detection: fraction of the tokens drawn to swap with one of the next two. A pair with a token to "
+        "predict stays.",
     )
     nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="After a loss that is not a number: stop, or resume once without the batch."
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="Seed of initialisation, masks and dropout.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of initialisation, masks, corruptions and dropout.")
 
     @model_validator(mode="after")
     def _everything_is_read(self) -> "Training":

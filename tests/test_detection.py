@@ -1,3 +1,4 @@
+import hashlib
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model import bert, detection, memory
 from model.batches import Batches
-from model.detection import NOT_ASKED, Detecting, corrupt
+from model.detection import IGNORED, Detecting, corrupt
 from model.heldout import Heldout
 from model.masking import Corpus, mask
 from model.settings import Architecture, Training
@@ -50,7 +51,7 @@ def test_labels_say_which_visible_tokens_differ_and_places_to_predict_and_specia
     for row in range(60):
         for place in range(length):
             asked = changed[row, place] != MASK_ID and rows[row, place] >= SPECIALS
-            assert labels[row, place] == (float(changed[row, place] != rows[row, place]) if asked else NOT_ASKED)
+            assert labels[row, place] == (float(changed[row, place] != rows[row, place]) if asked else IGNORED)
 
 
 def test_so_many_tokens_are_replaced_as_asked_and_by_frequent_ones_more_often():
@@ -66,6 +67,19 @@ def test_so_many_tokens_are_replaced_as_asked_and_by_frequent_ones_more_often():
     sevens = (changed == 7)[differ].mean()  # where 7 stood before, only others differ
     assert sevens == pytest.approx(0.25 * 0.75 / (1 - same), rel=0.03)
     assert (differ.sum(axis=1) <= 16).all()
+
+
+@pytest.mark.parametrize("length", [1, 8, 16])
+def test_of_a_short_sequence_one_token_is_replaced(length):
+    corpus = plain(50, length)
+    hidden, _, changed, _ = corrupted(corpus, 0, replaced=0.01, swapped=0.0)
+    assert ((changed != hidden).sum(axis=1) == 1).mean() > 0.9  # all but those that drew the token that stood there
+
+
+def test_the_corruptions_of_a_seed_stay():
+    """A change of them would change what a resumed or repeated run reads, under the same key."""
+    _, _, changed, labels = corrupted(plain(8, 64), 12, first=5, seed=3)
+    assert hashlib.sha256(changed.tobytes() + labels.tobytes()).hexdigest()[:12] == "2e5fd7c8012e"
 
 
 def test_all_free_tokens_can_be_replaced_and_no_more():
@@ -115,7 +129,7 @@ def test_a_training_batch_is_masked_as_without_detection_and_then_corrupted():
     assert torch.equal(same[1], labels)
     assert (changed.dtype, asked.dtype) == (torch.int64, torch.float32)
     assert not torch.equal(changed, tokens)
-    assert set(asked.unique().tolist()) == {NOT_ASKED, 0.0, 1.0}
+    assert set(asked.unique().tolist()) == {IGNORED, 0.0, 1.0}
 
 
 def some_batch(masks: int = 4) -> tuple[torch.Tensor, ...]:
@@ -169,8 +183,8 @@ def test_the_operations_of_a_step_are_counted_with_the_last_block_at_all_positio
         ({"replaced": 0.1}, "replaced"),
         ({"swapped": 0.0}, "swapped"),
         ({"detection": -1.0}, "detection"),
-        ({"detection": 1.0, "masked_share": 1.0, "replaced": 0.0, "swapped": 0.0}, "detection"),
-        ({"detection": 1.0, "replaced": 0.8}, "replaced"),
+        ({"detection": 1.0, "masked_share": 1.0, "replaced": 0.0, "swapped": 0.0}, "nothing to detect"),
+        ({"detection": 1.0, "replaced": 0.8}, "replaced 0.8 and masks"),
         ({"detection": 1.0, "swapped": 0.7}, "swapped"),
     ],
 )

@@ -209,12 +209,12 @@ def test_a_run_stopped_after_every_step_ends_as_if_never_stopped(tmp_path, unsto
     assert outcome(trained(tmp_path, **RECIPES[recipe])) == outcome(run), "a finished run trains no further"
 
 
-@pytest.mark.parametrize("sizes", [(2, 8, 1), (1, 2)])
-def test_on_machines_of_other_micro_batches_a_run_takes_the_same_steps(tmp_path, unstopped, sizes):
-    expected = unstopped("adamw")[1]
+@pytest.mark.parametrize(("recipe", "sizes"), [("adamw", (2, 8, 1)), ("adamw", (1, 2)), ("detection", (4, 1))])
+def test_on_machines_of_other_micro_batches_a_run_takes_the_same_steps(tmp_path, unstopped, recipe, sizes):
+    expected = unstopped(recipe)[1]
     for step in range(1, len(expected)):
-        stopped(tmp_path, 1, micro_batch=sizes[step % len(sizes)])
-    trained(tmp_path)
+        stopped(tmp_path, 1, micro_batch=sizes[step % len(sizes)], **RECIPES[recipe])
+    trained(tmp_path, **RECIPES[recipe])
     assert timeless(metrics(tmp_path)) == [pytest.approx(row, rel=1e-4) for row in expected]
 
 
