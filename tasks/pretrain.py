@@ -67,6 +67,11 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
         without |= set() if self.detection else {"detection", *CORRUPTION}
         return self.model_dump(mode="json", exclude=without)
 
+    @classmethod
+    def usual(cls) -> dict:
+        """All defaults, also of the fields that `identity` leaves out."""
+        return cls().model_dump(mode="json")
+
     def check(self) -> None:
         """Check that this machine can train the model, before an old model is discarded."""
         from model import machine, memory, micro_batch

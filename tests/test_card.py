@@ -66,7 +66,19 @@ def test_the_card_has_the_model_its_data_and_what_differs_from_the_papers_recipe
         "vocabulary.entries": ["400", "32768"],
     }  # fmt: skip
     assert expected.items() <= rows.items()
-    assert not [name for name in rows if name.startswith(("pretrain.clip", "deduplicate.", "download.only"))]
+    assert not [
+        name
+        for name in rows
+        if name.startswith(("pretrain.clip", "pretrain.detection", "deduplicate.", "download.only"))
+    ]
+
+
+def test_the_card_has_parameters_that_only_the_key_leaves_out_at_their_defaults(tokens):
+    changes = {"detection": 5.0, "swapped": 0.2, "masked_share": 0.9}
+    rows = {name.strip("`"): row for name, row in rows_of(card(about(CRAMMED, **changes), lineage(tokens))).items()}
+    for name, (value, usual) in {"detection": (5.0, 0.0), "swapped": (0.2, 0.1), "masked_share": (0.9, 0.8)}.items():
+        assert rows[f"pretrain.{name}"] == [f"`{value}`", f"`{usual}`"]
+    assert "pretrain.replaced" not in rows
 
 
 @pytest.mark.parametrize(
