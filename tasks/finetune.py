@@ -315,6 +315,11 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     outcome, raw, head, machine = side_by_side.run(
         side_by_side.FINETUNE, train, work, params.examples(), f"finetune {params.label()}"
     )
+    if head != params.head and params.protocol == "cramming":  # protocol modern takes what the layout allows
+        log.warning(
+            "finetune.head is %s, but transformers has no classifier for this layout and pooling %s. The head is %s.",
+            *(params.head, params.pooling, head),
+        )
     validation, data = write_scores(params, inputs, raw, out), inputs.data
     lineage = json.loads((start.path / LINEAGE).read_text())
     lineage |= {start.name: {k: v for k, v in start.manifest.items() if k != "files"}}

@@ -258,12 +258,13 @@ def test_a_run_that_starts_from_mnli_begins_with_its_encoder(models, data: Path)
     assert rte.manifest["inputs"]["start"] == mnli.name
 
 
-def test_a_model_that_is_not_kept_leaves_no_weights_and_inputs_that_are_cut_are_counted(models, data: Path):
+def test_a_model_that_is_not_kept_leaves_no_weights_and_inputs_that_are_cut_are_counted(models, data: Path, caplog):
     made = finetune.fn(one(data, "rte", head="native", max_tokens=8, keep=False), models["papers"])
     files = {path.name for path in made.path.iterdir()}
     assert files == {"predictions.parquet", "scores.json", "lineage.json", "stage.json", "stats.json"}
     assert made.stats["data"]["cut"]["train"] == 160
     assert made.stats["head"] == "tanh", "transformers has no model of this layout"
+    assert "finetune.head is native" in caplog.text
 
 
 def test_weights_and_head_are_those_of_the_seed(models, data: Path, monkeypatch):
