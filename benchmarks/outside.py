@@ -21,7 +21,6 @@ report for each seed of ours.
 import argparse
 import hashlib
 import json
-import statistics
 import time
 from collections.abc import Iterable
 from functools import cache
@@ -284,55 +283,95 @@ def kept(path: Path, make) -> dict:
     return json.loads(path.read_text())
 
 
-def statistics_of(pretrained: Path) -> dict:
+def about_of(pretrained: Path) -> dict:
     """What our pretrain stage says of its model. Raises InputError if the folder is none of its."""
     try:
-        return json.loads((pretrained / "stage.json").read_text())["stats"]
+        about = json.loads((pretrained / "stage.json").read_text())
+        if about["stage"] != "pretrain":
+            raise ValueError(f"its stage is {about['stage']}")
+        return about
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
-            f"{pretrained} is not what the pretrain stage writes ({error}). Give such a folder."
+            f"{pretrained} is not what the pretrain stage writes ({error}). Give such a folder as --pretrained."
         ) from error
 
 
-def scores_of(report: Path) -> dict[str, float]:
-    """The scores of a report by task. Raises InputError if the folder has none."""
+def scores_of(report: Path) -> tuple[str, dict[str, float]]:
+    """The model of a report, and its scores by task. Raises InputError if the folder is no report."""
     try:
-        rows = json.loads((report / "report.json").read_text())["scores"]
+        about = json.loads((report / "report.json").read_text())
+        usual = {"protocol": "cramming", "pretrained": True, "share": 1.0}
+        return about["pretrained"], {
+            row["task"]: row["score"] for row in about["scores"] if usual.items() <= row.items()
+        }
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{report} is not what the report stage writes ({error}). Give such a folder.") from error
-    usual = {"protocol": "cramming", "pretrained": True, "share": 1.0}
-    return {row["task"]: row["score"] for row in rows if usual.items() <= row.items()}
+        raise InputError(
+            f"{report} is not what the report stage writes ({error}). Give such a folder as --report."
+        ) from error
+
+
+def check_seeds(folders: list[Path], models: list[dict]) -> None:
+    """Raise InputError unless these are different seeds of one recipe, on the same text and for the same time."""
+    first, *others = ({name: value for name, value in one["params"].items() if name != "seed"} for one in models)
+    seeds = [one["params"]["seed"] for one in models]
+    if any(other != first for other in others) or len(set(seeds)) < len(seeds):
+        raise InputError(
+            f"The models of --pretrained have seeds {', '.join(map(str, seeds))}. Expected different seeds, and the same "
+            "parameters otherwise."
+        )
+    if len(found := {(folder / HELDOUT_TEXT).read_bytes() for folder in folders}) > 1:
+        raise InputError(f"The models of --pretrained have {len(found)} different held-out texts. Train them on one.")
+    seconds = [one["stats"]["seconds_on_the_clock"] for one in models]
+    if max(seconds) > 1.05 * min(seconds):
+        raise InputError(
+            f"The models of --pretrained trained for {min(seconds):.0f} to {max(seconds):.0f} s. Give models that trained "
+            "for the same time."
+        )
 
 
 def ours(pretrained: list[Path], reports: list[Path]) -> tuple[list[float], float, dict[str, list[float]]]:
-    """The nats per byte of our models, the minutes of one on its clock, and the scores of the reports by task.
-
-    Raises InputError if the models are not comparable.
-    """
-    stats = [statistics_of(folder) for folder in pretrained]
-    if len(found := {(folder / HELDOUT_TEXT).read_bytes() for folder in pretrained}) > 1:
-        raise InputError(f"The models of --pretrained have {len(found)} different held-out texts. Train them on one.")
-    seconds = [row["seconds_on_the_clock"] for row in stats]
-    if max(seconds) > 1.05 * min(seconds):
-        raise InputError(
-            f"The models of --pretrained trained for {min(seconds):.0f} to {max(seconds):.0f} s. Give equals."
-        )
-    scores: dict[str, list[float]] = {}
+    """The nats per byte of our models, the minutes of the first on its clock, and the scores of the reports by task."""
+    models = [about_of(folder) for folder in pretrained]
+    check_seeds(pretrained, models)
+    names, scores = {f"pretrain/{one['key']}" for one in models}, {}
     for report in reports:
-        for task, score in scores_of(report).items():
+        model, of_model = scores_of(report)
+        if model not in names:
+            raise InputError(f"{report} is of {model}. Expected a report of one of {', '.join(sorted(names))}.")
+        for task, score in of_model.items():
             scores.setdefault(task, []).append(score)
-    return [row["heldout"]["nats_per_byte"]["value"] for row in stats], statistics.fmean(seconds) / 60, scores
+    stats = [one["stats"] for one in models]
+    losses = [one["heldout"]["nats_per_byte"]["value"] for one in stats]
+    return losses, stats[0]["seconds_on_the_clock"] / 60, scores
+
+
+def digest(*values: object) -> str:
+    """Short, of values as JSON."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:10]
 
 
 def key(given: argparse.Namespace, seed: int, here: machine.Machine) -> str:
-    """Of the alternative's results. Of our model it depends on the sizes, the normalizer and the held-out text."""
-    first = given.pretrained[0]
-    digests = [
-        hashlib.sha256((first / name).read_bytes()).hexdigest()
-        for name in ("config.json", "tokenizer.json", HELDOUT_TEXT)
-    ]
-    about = [given.model, given.minutes, given.batch, given.rate, given.warm_up, str(given.corpus.resolve()), *digests]
-    return hashlib.sha256(json.dumps([*about, here.describe(), torch.__version__, seed]).encode()).hexdigest()[:10]
+    """Of the alternative's pretraining. Of our models it depends on their sizes, normalizer and held-out text."""
+    import transformers
+
+    read = [(given.pretrained[0] / name).read_bytes() for name in ("config.json", "tokenizer.json", HELDOUT_TEXT)]
+    settings = [given.model, given.minutes, given.batch, given.rate, given.warm_up, str(given.corpus.resolve())]
+    versions = [here.describe(), torch.__version__, transformers.__version__]
+    return digest(settings, [hashlib.sha256(content).hexdigest() for content in read], versions, seed)
+
+
+def file_of(task: str, glue: Path) -> str:
+    """The name of the file for a task's score, which tells its data."""
+    from tasks.glue import data
+
+    return f"{task}-{digest(data.identity(str(glue), task, False))}.json"
+
+
+def share(text: str) -> float:
+    """A fraction below 1."""
+    if not 0 <= (value := float(text)) < 1:
+        raise ValueError
+    return value
 
 
 def table(model: str, our_losses: list[float], our_scores: dict, losses: list[float], scores: dict) -> str:
@@ -365,8 +404,10 @@ def main() -> None:
         seeds={"type": positive, "default": 3},
         folder={"type": Path, "required": True, "help": "for the results"},
     )
-    parser.add_argument("--warm-up", type=float, default=0.0, help="the fraction of the steps in which the rate rises")
+    parser.add_argument("--warm-up", type=share, default=0.0, help="the fraction of the steps in which the rate rises")
     given = parser.parse_args()
+    if given.report and not given.glue:
+        parser.error("--report without --glue: the alternative has no scores to compare with. Give --glue too.")
     with common.input_errors(parser):
         our_losses, minutes, our_scores = ours(given.pretrained, given.report)  # before hours of training
         given.minutes = given.minutes or minutes
@@ -378,7 +419,7 @@ def main() -> None:
             losses.append(found["nats_per_byte"])
             for task in given.tasks if given.glue else []:
                 work = (given, here, task, seed, home, home / "finetuning")
-                made = kept(home / f"{task}.json", lambda work=work: finetune(*work))
+                made = kept(home / file_of(task, given.glue), lambda work=work: finetune(*work))
                 scores.setdefault(task, []).append(made["score"])
     print(table(given.model, our_losses, our_scores, losses, scores))
 

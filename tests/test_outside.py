@@ -71,7 +71,7 @@ def test_the_alternative_is_trained_for_the_minutes_measured_and_finetuned_once(
     assert all(3 <= 60 * row["minutes"] < 60 and row["tokens"] == row["steps"] * 8 * 32 for row in trained)
     uniform = ours.bert.stats["heldout"]["tokens"] * np.log(400) / ours.bert.stats["heldout"]["bytes"]
     assert all(0 < row["nats_per_byte"] < uniform for row in trained)
-    assert len(list(folder.glob("*/cola.json"))) == 2
+    assert len(list(folder.glob("*/cola-*.json"))) == 2
     assert [line.split()[0] for line in first.splitlines()[1:] if line.strip()] == ["nats", "cola"]
     monkeypatch.setattr(outside, "pretrain", None)
     monkeypatch.setattr(outside, "finetune", None)
@@ -118,39 +118,91 @@ def test_what_is_not_read_by_the_loss_changes_nothing(outside, ours):
     assert nats_D.sum() == ours.bert.stats["heldout"]["tokens"]
 
 
-def test_seeds_of_ours_are_averaged_beside_those_of_the_alternative(outside, ours, tmp_path: Path):
-    for number, score in enumerate([10.0, 14.0]):
-        row = {"task": "cola", "protocol": "cramming", "pretrained": True, "share": 1.0, "score": score}
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "report.json").write_text(json.dumps({"scores": [row, row | {"pretrained": False}]}))
-    losses, minutes, scores = outside.ours([ours.bert.path] * 2, [tmp_path / "0", tmp_path / "1"])
-    assert losses == [ours.bert.stats["heldout"]["nats_per_byte"]["value"]] * 2
-    assert minutes == pytest.approx(ours.bert.stats["seconds_on_the_clock"] / 60)
-    assert scores == {"cola": [10.0, 14.0]}
-    rows = [
-        line.split() for line in outside.table("BERT", losses, scores, [2.0, 3.0], {"cola": [1.0, 3.0]}).splitlines()
-    ]
-    assert ["cola", "12.0", "±", "2.8", "2.0", "±", "1.4"] in rows
+@pytest.fixture
+def second(ours, tmp_path: Path):
+    """A function that copies our model as seed 1, with changes to what the stage says of it."""
 
-
-@pytest.mark.parametrize("change", ["another text", "another time"])
-def test_models_of_ours_that_are_not_comparable_are_refused(outside, ours, tmp_path: Path, change: str):
-    other = tmp_path / "other"
-    shutil.copytree(ours.bert.path, other)
-    if change == "another text":
-        (other / outside.HELDOUT_TEXT).write_bytes(b"other")
-    else:
+    def copied(stats: dict | None = None, **params: object) -> Path:
+        other = tmp_path / "other"
+        shutil.copytree(ours.bert.path, other)
         about = json.loads((other / "stage.json").read_text())
-        about["stats"]["seconds_on_the_clock"] *= 2
+        about |= {
+            "key": "other",
+            "params": about["params"] | {"seed": 1} | params,
+            "stats": about["stats"] | (stats or {}),
+        }
         (other / "stage.json").write_text(json.dumps(about))
-    with pytest.raises(outside.InputError, match="--pretrained"):
+        return other
+
+    return copied
+
+
+def test_seeds_of_ours_are_averaged_beside_those_of_the_alternative(outside, ours, second, tmp_path: Path):
+    for model, score in {ours.bert.name: 10.0, "pretrain/other": 14.0, "pretrain/third": 0.0}.items():
+        row = {"task": "cola", "protocol": "cramming", "pretrained": True, "share": 1.0, "score": score}
+        about = {"pretrained": model, "scores": [row, row | {"pretrained": False, "score": 1.0}]}
+        (tmp_path / str(score)).mkdir()
+        (tmp_path / str(score) / "report.json").write_text(json.dumps(about))
+    folders = [ours.bert.path, second()]
+    losses, minutes, scores = outside.ours(folders, [tmp_path / "10.0", tmp_path / "14.0"])
+    assert losses == [ours.bert.stats["heldout"]["nats_per_byte"]["value"]] * 2
+    assert minutes == ours.bert.stats["seconds_on_the_clock"] / 60
+    assert scores == {"cola": [10.0, 14.0]}
+    table = outside.table("BERT", losses, scores, [2.0, 3.0], {"cola": [1.0, 3.0]})
+    assert ["cola", "12.0", "±", "2.8", "2.0", "±", "1.4"] in [line.split() for line in table.splitlines()]
+    with pytest.raises(outside.InputError, match="pretrain/third"):
+        outside.ours(folders, [tmp_path / "0.0"])
+
+
+@pytest.mark.parametrize(
+    ("stats", "params", "named"),
+    [
+        ({"seconds_on_the_clock": 1e6}, {}, "same time"),
+        ({}, {"seed": 0}, "seeds 0, 0"),
+        ({}, {"clip": 9.0}, "parameters"),
+    ],
+)
+def test_models_that_are_no_seeds_of_one_recipe_are_refused(
+    outside, ours, second, stats: dict, params: dict, named: str
+):
+    with pytest.raises(outside.InputError, match=named):
+        outside.ours([ours.bert.path, second(stats, **params)], [])
+
+
+def test_models_with_other_held_out_text_are_refused(outside, ours, second):
+    other = second()
+    (other / outside.HELDOUT_TEXT).write_bytes(b"other")
+    with pytest.raises(outside.InputError, match="held-out"):
         outside.ours([ours.bert.path, other], [])
+
+
+def test_results_of_the_alternative_are_kept_by_what_they_depend_on(outside, ours, second, tmp_path: Path):
+    settings = {"model": "BERT", "batch": 8, "rate": 1e-3, "warm_up": 0.0, "minutes": 1.0, "corpus": ours.corpus}
+    here, other = machine.detect(), second()
+    base = outside.key(SimpleNamespace(**settings, pretrained=[ours.bert.path]), 0, here)
+    assert outside.key(SimpleNamespace(**settings, pretrained=[other, ours.bert.path]), 0, here) == base
+    changed = [{"model": "ModernBERT"}, {"rate": 2e-3}, {"minutes": 2.0}]
+    keys = {outside.key(SimpleNamespace(**settings | one, pretrained=[other]), 0, here) for one in changed}
+    (other / "tokenizer.json").write_text("{}")
+    keys |= {
+        outside.key(SimpleNamespace(**settings, pretrained=[folder]), 1, here) for folder in (other, ours.bert.path)
+    }
+    assert len(keys - {base}) == 5
+    shutil.copytree(ours.glue, tmp_path / "glue")
+    assert outside.file_of("cola", ours.glue) == outside.file_of("cola", tmp_path / "glue")
+    shutil.copy(tmp_path / "glue" / "cola" / "train.parquet", tmp_path / "glue" / "cola" / "validation.parquet")
+    pq.write_table(
+        pq.read_table(ours.glue / "cola" / "train.parquet")[:32], tmp_path / "glue" / "cola" / "train.parquet"
+    )
+    assert outside.file_of("cola", ours.glue) != outside.file_of("cola", tmp_path / "glue")
 
 
 def test_a_folder_that_is_no_model_or_corpus_is_named(outside, ours, tmp_path: Path):
     with pytest.raises(outside.InputError, match=str(tmp_path)):
-        outside.statistics_of(tmp_path)
+        outside.about_of(tmp_path)
     with pytest.raises(outside.InputError, match=str(tmp_path)):
         outside.scores_of(tmp_path)
+    with pytest.raises(outside.InputError, match="filter"):
+        outside.about_of(ours.corpus)
     with pytest.raises(outside.InputError, match=str(tmp_path)):
         outside.texts(tmp_path, ours.bert.path)
