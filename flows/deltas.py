@@ -51,8 +51,8 @@ POLYNOMIAL = {"schedule": "polynomial", "warmup": 0.01}  # BERT's line to zero: 
 # smaller cards, with micro-batches of 32 and 64, it rises for 10 to 14 %.) The cooldown is only a few steps.
 UNFINISHED = {"schedule": "trapezoid", "warmup": 0.31, "cooldown": 1e-4}
 COSINE = {"schedule": "cosine", "warmup": 0.06}
-# Beyond the paper: as deep and wide as crammed-bert, with rotary positions as ModernBERT; Muon. Rates, batch and depth
-# were the best of a few at pocket size.
+# Beyond the paper: as deep and wide as crammed-bert, with rotary positions as ModernBERT; Muon. Rates, decay, batch and
+# depth are those of which `pocket` makes the best of a few trials at pocket size.
 FRONTIER = {
     "architecture": {
         "norm_bias": False,
@@ -63,7 +63,6 @@ FRONTIER = {
     },
     "optimizer": "muon",
     "learning_rate": 4e-3,
-    "batch_size": 16_384,
     "weight_decay": 0.05,
     "beta2": 0.95,
     "adam_eps": 1e-8,
@@ -72,7 +71,7 @@ FRONTIER = {
     "clip": None,
     "mask_fraction": 0.3,
 }
-DETECTION = {"detection": 5.0}  # with its usual corruptions the best of four at pocket size
+DETECTION = {"detection": 5.0}  # about the better of two weights at pocket size, with the default corruptions (LOG.md)
 # With the dense layer before the vocabulary it is transformers' ModernBERT with global attention only. Short runs reach
 # a lower loss without that layer (LOG.md).
 MODERN = FRONTIER | {"architecture": FRONTIER["architecture"] | {"head_transform": True}}
@@ -191,14 +190,15 @@ def pocket(delta: dict) -> dict:
     A quarter of the blocks (at least two; of different ones, at least one) and a third of the width, in heads of 64, or
     wider if the recipe's are. Embeddings and feed-forward layers keep their relative width (the latter in multiples of
     6, which all activations accept). A 128th of the batch (at least 16). Four times the rates, for the short run,
-    except Muon's, which were found at this size. Sequences in random order: such a run is far shorter than an epoch and
-    would only see the junk at the head of the sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so
-    small a model hardly leaves the majority class.
+    except Muon's, which were found at this size. Four times Muon's weight decay, since such a run has far fewer steps
+    than a day. Sequences in random order: such a run is far shorter than an epoch and would only see the junk at the
+    head of the sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the
+    majority class.
     """
     given = delta.get("pretrain", {})
     architecture = Architecture(**given.get("architecture", {}))
     training = Training(**{name: value for name, value in given.items() if name != "architecture"})
-    hidden = nearest(architecture.hidden / 3, POCKET_HEAD)
+    hidden, is_muon = nearest(architecture.hidden / 3, POCKET_HEAD), training.optimizer == "muon"
     sizes = {
         "layers": max(2, round(architecture.layers / 4)),
         "hidden": hidden,
@@ -214,7 +214,8 @@ def pocket(delta: dict) -> dict:
         "budget": 1 / 3,
         "budget_unit": "hours",
         "batch_size": max(16, training.batch_size // 128),
-        "learning_rate": training.learning_rate * (1 if training.optimizer == "muon" else 4),
+        "learning_rate": training.learning_rate * (1 if is_muon else 4),
+        "weight_decay": training.weight_decay * (4 if is_muon else 1),
     }
     tokenize = delta.get("tokenize", {})
     most = min(250_000, tokenize.get("max_sequences", 250_000))

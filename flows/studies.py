@@ -277,10 +277,8 @@ STUDIES: dict[str, dict] = {
             "adamw": training(**ADAMW),
             "triangle": training(schedule="triangle"),
             "25 % masks": training(mask_fraction=0.25),
-            "batch 8,192": training(batch_size=8192),
-            "training of the paper": training(
-                schedule="triangle", clip=0.5, mask_fraction=0.25, batch_size=8192, **ADAMW
-            ),
+            "weight decay 0.01": training(weight_decay=0.01),
+            "training of the paper": training(schedule="triangle", clip=0.5, mask_fraction=0.25, **ADAMW),
         },
     },
     "baselines": {

@@ -44,7 +44,7 @@ O0 = ("adam", 1e-4, 0.9, 0.999, 1e-8, 0.01)
 END = (0, None, 0.1, 0.15)
 O0_COSINE = (*O0, "cosine", 0.06, 512, *END)
 MINIMAL = ("adamw", 5e-4, 0.9, 0.98, 1e-12, 0.01, "cosine", 0.06)
-MUON = ("muon", 4e-3, 0.9, 0.95, 1e-8, 0.05, "trapezoid", 0.02, 16384, 0.6, None, 0, 0.3)
+MUON = ("muon", 4e-3, 0.9, 0.95, 1e-8, 0.05, "trapezoid", 0.02, 8192, 0.6, None, 0, 0.3)
 # layers, hidden, heads, width of feed-forward layers; activation, order of norms, positions, epsilon of norms
 PAPERS = (16, 768, 12, 1536, "geglu", "pre", "scaled-sinusoidal", 1e-12)
 BERTS = (12, 768, 12, 3072, "gelu", "post", "learned", 1e-12)
@@ -162,7 +162,7 @@ POCKET = {
     "finetune.learning_rate": 2e-4,
 }
 POCKET_EXTRA = {name: {"vocabulary.entries": 8192} for name in ("modern", "frontier")}
-SCALED = ["batch_size", "learning_rate", "architecture.layers", "architecture.hidden"]
+SCALED = ["batch_size", "learning_rate", "weight_decay", "architecture.layers", "architecture.hidden"]
 SCALED += ["architecture.heads", "architecture.intermediate"]
 
 
@@ -178,8 +178,9 @@ def test_every_recipe_has_a_pocket_recipe_by_the_same_rule(name: str):
     assert little.intermediate % 6 == 0
     assert abs(little.intermediate - little.hidden * large.intermediate / large.hidden) <= 3
     assert small.pretrain.batch_size == max(16, full.pretrain.batch_size // 128)
-    faster = 1 if full.pretrain.optimizer == "muon" else 4
+    faster, decaying = (1, 4) if full.pretrain.optimizer == "muon" else (4, 1)
     assert small.pretrain.learning_rate == faster * full.pretrain.learning_rate
+    assert small.pretrain.weight_decay == decaying * full.pretrain.weight_decay
     found = leaves(small)
     scaled = {field: found[field] for field in (f"pretrain.{field}" for field in SCALED)}
     assert found == leaves(full) | POCKET | scaled | POCKET_EXTRA.get(name, {}) | {"report.title": small_name}
