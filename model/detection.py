@@ -104,8 +104,8 @@ class Detecting(nn.Module):
         return torch.stack([masked, F.binary_cross_entropy_with_logits(scores_BS, corrupted_BS, weight=visible_BS)])
 
 
-def trained(bert: Bert, training: Training) -> Bert | Detecting:
-    """What pretraining trains: the encoder, and the detector if there is one."""
+def with_detector(bert: Bert, training: Training) -> Bert | Detecting:
+    """What pretraining trains: the encoder, with a detector if the training asks for one."""
     return Detecting(bert) if training.detection else bert
 
 

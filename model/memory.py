@@ -4,7 +4,7 @@ import torch
 
 from model import InputError
 from model.bert import Bert
-from model.detection import trained
+from model.detection import with_detector
 from model.machine import Machine, available_memory
 from model.settings import Architecture, Training
 
@@ -14,7 +14,7 @@ FP32 = 4  # bytes of a weight, of its gradient and of each number that an optimi
 def sizes(architecture: Architecture, training: Training, vocabulary: int, length: int) -> tuple[int, int]:
     """Bytes of the weights and of the optimizer's states; Adafactor's means of rows and columns are not counted."""
     with torch.device("meta"):  # shapes only
-        model = trained(Bert(architecture, vocabulary, length), training)
+        model = with_detector(Bert(architecture, vocabulary, length), training)
     parameters = sum(p.numel() for p in model.parameters())
     matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2)
     states = {

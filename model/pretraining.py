@@ -68,27 +68,27 @@ class Pretraining:
                 log.warning("Muon computes in bf16, which this CPU emulates; that will take most of the time.")
         self.bert = bert.to(machine.device).train()
         self.bert.set_dropout(training.dropout)
-        self.trained = detection.trained(self.bert, training).to(machine.device)
-        self.optimizers = optimizer.optimizers(self.trained, training)
+        self.module = detection.with_detector(self.bert, training).to(machine.device)
+        self.optimizers = optimizer.optimizers(self.module, training)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
         self.spent = self.restored() or Spent()
         self.saved, self.saved_at = asdict(self.spent), 0.0  # the last checkpoint, and when it was written
         if self.spent.step:
             log.info("Resuming from step %d, %.0f s into the budget.", self.spent.step, self.spent.seconds)
-        self.model = Forward(self.trained)
+        self.model = Forward(self.module)
         self.forward: torch.nn.Module = self.model  # in DistributedDataParallel, if there are several processes
         self.compiled_masks: int | None = None  # masks per sequence at the last call of `prepare`
         self.compiler_failed = False
         self.deferred, self.stopping = Deferred(), False  # `stopping` is set from outside to stop several processes
         self.writer = Writer(folder)
         share = micro_batch.share_of(training, processes.count)
-        fitting = micro_batch.choose(self.trained, training, corpus, machine, self.spent, share)
+        fitting = micro_batch.choose(self.module, training, corpus, machine, self.spent, share)
         self.micro_batch, self.device = processes.least(fitting), machine.device_name()
         self.batches = Batches(corpus, self.micro_batch, training, machine.device)
 
     def restored(self) -> Spent | None:
         """Load the last checkpoint, if there is one: weights, optimizers, gradient scale and metrics as they were."""
-        spent = restore(self.folder, self.trained, self.optimizers)
+        spent = restore(self.folder, self.module, self.optimizers)
         if spent and spent.scaler:
             self.scaler.load_state_dict(spent.scaler)
         if self.processes.first:
@@ -252,9 +252,9 @@ class Pretraining:
         for each in self.optimizers:
             self.scaler.unscale_(each)
         if self.training.clip is None:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.trained.parameters() if p.grad is not None])
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
         else:
-            norm = torch.nn.utils.clip_grad_norm_(self.trained.parameters(), self.training.clip)
+            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.training.clip)
         # the scaler leaves out each optimizer whose own gradients overflow; of several, all have to
         together = self.scaler.is_enabled() and len(self.optimizers) > 1
         for each in self.optimizers:
@@ -288,12 +288,12 @@ class Pretraining:
 
     def save(self) -> None:
         """Start writing a checkpoint. Raises NotFinite if the weights are not finite, as no run can continue there."""
-        norm = torch.nn.utils.get_total_norm(list(self.trained.parameters()))
+        norm = torch.nn.utils.get_total_norm(list(self.module.parameters()))
         if not norm.isfinite():
             raise NotFinite(self.spent.step, f"the norm of the weights is {norm.item()}")
         self.spent.scaler = self.scaler.state_dict()
         if self.processes.first:
-            self.writer.save(self.trained, self.optimizers, self.spent)
+            self.writer.save(self.module, self.optimizers, self.spent)
         self.saved, self.saved_at = asdict(self.spent), self.clock.seconds()
 
     def save_changes(self) -> None:

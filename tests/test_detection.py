@@ -168,7 +168,7 @@ def test_the_detector_starts_undecided_and_every_weight_gets_a_gradient_after_a_
 @pytest.mark.parametrize("layout", [{}, {"funnel": 1, "layers": 3}, {"head_transform": True, "positions": "rotary"}])
 def test_the_operations_of_a_step_are_counted_with_the_last_block_at_all_positions(layout):
     architecture, masks = Architecture(**{"layers": 2, "hidden": 48, "heads": 2, "intermediate": 96} | layout), 4
-    model = detection.trained(bert.Bert(architecture, 50, 16), Training(**BOTH))
+    model = detection.with_detector(bert.Bert(architecture, 50, 16), Training(**BOTH))
     with FlopCounterMode(display=False) as counter:
         model(*some_batch(masks)).sum().backward()
     per_token = detection.operations_per_token(architecture, Training(**BOTH), 50, 16, masks)

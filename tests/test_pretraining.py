@@ -156,7 +156,7 @@ def kept(folder: Path, **changes) -> checkpoint.Spent:
 
 def states(run: pretraining.Pretraining) -> dict[str, bytes]:
     """Weights and optimizers, as bytes."""
-    parts = {name: value.numpy().tobytes() for name, value in run.trained.state_dict().items()}
+    parts = {name: value.numpy().tobytes() for name, value in run.module.state_dict().items()}
     for number, optimizer in enumerate(run.optimizers):
         for index, state in optimizer.state_dict()["state"].items():
             parts |= {f"{number}.{index}.{name}": value.numpy().tobytes() for name, value in state.items()}
