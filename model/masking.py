@@ -30,7 +30,7 @@ class Corpus:
     @cached_property
     def ordinary(self) -> np.ndarray:
         """(n,) int64: tokens of sequences spread over the text, each as often as it is there; no special ones."""
-        sample = self.sequences[:: max(1, self.sequences.size // SAMPLED)].ravel().astype(np.int64)
+        sample = self.sequences[:: max(1, len(self.sequences) * self.length // SAMPLED)].ravel().astype(np.int64)
         ordinary = sample[sample >= self.specials]
         return ordinary if len(ordinary) else np.arange(self.specials, self.vocabulary)
 

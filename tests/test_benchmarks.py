@@ -8,6 +8,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -210,6 +211,18 @@ def test_an_interrupted_comparison_of_recipes_continues(bare, benchmarks, tmp_pa
         assert (last["mean"], last["deviation"]) == pytest.approx((np.mean(ends), np.std(ends, ddof=1)))
     for axis in ("tokens", "operations", "seconds"):
         assert comparison["recipes"]["pocket"]["passes"][axis]["seeds"] == 2, "at its own end at the latest"
+
+
+def test_a_recipe_with_detection_reads_shuffled_sequences(benchmarks, tmp_path: Path):
+    corpus, here = benchmarks.recipes.read(tokenized(tmp_path / "data")), benchmarks.recipes.machine.detect()
+    changes = {"budget": 10 * 8 * LENGTH, "budget_unit": "tokens", "batch_size": 8, "architecture": SIZES}
+    architecture, training = benchmarks.common.settings("pocket-frontier", changes)
+    about = {"recipe": "own", "architecture": architecture.model_dump(), "training": training.model_dump()}
+    made = benchmarks.recipes.train("own", about, corpus, here, tmp_path, False)
+    assert made["tokens"] == 10 * 8 * LENGTH
+    assert 0 < made["heldout"]["nats_per_token"]["value"] < 2 * np.log(VOCABULARY)
+    shuffled = replace(corpus, sequences=benchmarks.recipes.Shuffled(corpus.sequences, 0))
+    assert np.array_equal(np.sort(shuffled.ordinary), np.sort(corpus.ordinary)), "the same tokens are drawn"
 
 
 def test_kept_runs_are_scored_again(bare, benchmarks, tmp_path: Path):
