@@ -19,7 +19,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
-from model.bert import PAD, Bert, ClassifierHead, Embedding, Head, width_factor
+from model.bert import PAD, SEP, Bert, ClassifierHead, Embedding, Head, width_factor
 from model.export import Saved, SavedClassifier, described
 from model.positions import Rotation, sinusoids
 from model.settings import Architecture
@@ -202,11 +202,22 @@ class CramForSequenceClassification(CramPreTrainedModel):
     ) -> SequenceClassifierOutput:
         """(B, S) token ids to logits (B, classes); with labels (B,) the loss, by `problem_type`.
 
-        `token_type_ids` are ignored.
+        `token_type_ids` are ignored. Raises ValueError for single texts if the model compares two.
         """
+        self.check_pairs(input_ids)
         logits = self.classifier(self.bert.pooled(self.padded(input_ids, attention_mask), True, *self.pooling))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits)
+
+    def check_pairs(self, input_ids: Tensor) -> None:
+        """Raise ValueError for inputs without a second text, which a model that compares two would take for zeros."""
+        if width_factor(*self.pooling) == 1 or torch.compiler.is_compiling():
+            return
+        if count := int(((input_ids == SEP).sum(dim=1) < 2).sum()):
+            raise ValueError(
+                f"{count} of {len(input_ids)} inputs have fewer than two [SEP], but this model compares two texts. Give "
+                "the tokenizer both: tokenizer(first, second)."
+            )
 
 
 AutoConfig.register("cram", CramConfig)

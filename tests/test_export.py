@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from flows.recipes import RECIPES
 from model import InputError, layouts
-from model.bert import PAD, Bert, Classifier
+from model.bert import PAD, SEP, Bert, Classifier
 from model.conversion import TOKENS
 from model.export import load, load_classifier, save, save_classifier
 from model.settings import Architecture
@@ -68,6 +68,7 @@ def some_classifier(layout: dict, head: str, classes: int = 3, **reads) -> Class
 # token ids, two of the sequences shorter than the others
 PADDED = torch.randint(5, VOCABULARY, (3, LENGTH), generator=torch.Generator().manual_seed(1))
 PADDED[0, 9:] = PADDED[2, -1:] = PAD
+PADDED[0, [4, 8]] = PADDED[1, [6, -1]] = PADDED[2, [3, -2]] = SEP  # two texts each
 
 
 def states(bert: Bert) -> torch.Tensor:

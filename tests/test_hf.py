@@ -133,6 +133,9 @@ def test_pipelines_give_the_answers_of_cram_fill_and_predict(
     for found, expected in zip(theirs, ours, strict=True):
         assert found[0]["label"] == expected["label"]
         assert {one["label"]: one["score"] for one in found} == pytest.approx(expected["probabilities"], abs=1e-5)
+    if pooling == "compare":
+        with pytest.raises(ValueError, match=r"1 of 1 inputs .*two texts"):
+            classify("one text alone")
 
 
 def test_trainer_trains_both_and_cram_reads_what_it_saves(tmp_path: Path, transformers):
