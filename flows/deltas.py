@@ -51,8 +51,8 @@ POLYNOMIAL = {"schedule": "polynomial", "warmup": 0.01}  # BERT's line to zero: 
 # smaller cards, with micro-batches of 32 and 64, it rises for 10 to 14 %.) The cooldown is only a few steps.
 UNFINISHED = {"schedule": "trapezoid", "warmup": 0.31, "cooldown": 1e-4}
 COSINE = {"schedule": "cosine", "warmup": 0.06}
-# Beyond the paper: as deep and wide as crammed-bert, with rotary positions as ModernBERT; Muon. Rates, decay, batch and
-# depth are those of which `pocket` makes the best of a few trials at pocket size.
+# Beyond the paper: as deep and wide as crammed-bert, with rotary positions as ModernBERT; Muon. The pocket recipe that
+# `pocket` derives from these rates, decay, batch and depth was the best of a few trials at that size.
 FRONTIER = {
     "architecture": {
         "norm_bias": False,
@@ -71,7 +71,7 @@ FRONTIER = {
     "clip": None,
     "mask_fraction": 0.3,
 }
-DETECTION = {"detection": 5.0}  # about the better of two weights at pocket size, with the default corruptions (LOG.md)
+DETECTION = {"detection": 5.0}  # at pocket size a weight of 1 gained hardly anything on CoLA (LOG.md)
 # With the dense layer before the vocabulary it is transformers' ModernBERT with global attention only. Short runs reach
 # a lower loss without that layer (LOG.md).
 MODERN = FRONTIER | {"architecture": FRONTIER["architecture"] | {"head_transform": True}}
