@@ -155,7 +155,7 @@ class Stage:
         about["cpu_seconds"] = round(cpu_clock() - cpu_before + usage.cpu_seconds, 3)
         about["peak_memory_mib"] = peak_memory()
         about["started"] = datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds")
-        about["finished"] = datetime.now(UTC).isoformat(timespec="milliseconds")
+        about["finished"] = datetime.now(UTC).isoformat(timespec="microseconds")  # orders artifacts
         about["environment"] = environment()
         publish(draft, artifact, about)
 
