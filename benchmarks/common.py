@@ -1,6 +1,7 @@
 """What the benchmarks share: the command line, recipes' settings, turns, tables and JSON files."""
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import statistics
@@ -59,6 +60,11 @@ def installed(*packages: str) -> bool:
     if missing:
         print(f"No peers are measured: {', '.join(missing)} not installed.")
     return not missing
+
+
+def digest(values: object) -> str:
+    """Short, of values as JSON: for the names of files."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def settings(recipe: str, changes: dict) -> tuple[Architecture, Training]:

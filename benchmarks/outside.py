@@ -19,7 +19,6 @@ report for each seed of ours.
 """
 
 import argparse
-import hashlib
 import json
 import time
 from collections.abc import Iterable
@@ -37,6 +36,7 @@ from torch import Tensor, nn
 
 from model import InputError, export, heldout, machine
 from model.heldout import Heldout
+from tasks.store import HELDOUT_TEXT, digest
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 ENTRIES = 25_000  # of the course's tokenizer
 SPECIALS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]  # in the course's order
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")
-HELDOUT_TEXT = "heldout.parquet"  # the documents held out from our model, in its folder
 MOST_STEPS = 1_000_000_000  # the clock ends training
 INPUTS = {  # of a model; BERT tells the two texts of a pair apart
     "ModernBERT": ["input_ids", "attention_mask"],
@@ -319,7 +318,7 @@ def check_seeds(folders: list[Path], models: list[dict]) -> None:
             f"The models of --pretrained have seeds {', '.join(map(str, seeds))}. Expected different seeds, and the same "
             "parameters otherwise."
         )
-    if len(found := {(folder / HELDOUT_TEXT).read_bytes() for folder in folders}) > 1:
+    if len(found := {digest(folder / HELDOUT_TEXT) for folder in folders}) > 1:
         raise InputError(f"The models of --pretrained have {len(found)} different held-out texts. Train them on one.")
     seconds = [one["stats"]["seconds_on_the_clock"] for one in models]
     if max(seconds) > 1.05 * min(seconds):
@@ -345,26 +344,21 @@ def ours(pretrained: list[Path], reports: list[Path]) -> tuple[list[float], floa
     return losses, stats[0]["seconds_on_the_clock"] / 60, scores
 
 
-def digest(*values: object) -> str:
-    """Short, of values as JSON."""
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:10]
-
-
 def key(given: argparse.Namespace, seed: int, here: machine.Machine) -> str:
     """Of the alternative's pretraining. Of our models it depends on their sizes, normalizer and held-out text."""
     import transformers
 
-    read = [(given.pretrained[0] / name).read_bytes() for name in ("config.json", "tokenizer.json", HELDOUT_TEXT)]
+    read = [digest(given.pretrained[0] / name) for name in ("config.json", "tokenizer.json", HELDOUT_TEXT)]
     settings = [given.model, given.minutes, given.batch, given.rate, given.warm_up, str(given.corpus.resolve())]
     versions = [here.describe(), torch.__version__, transformers.__version__]
-    return digest(settings, [hashlib.sha256(content).hexdigest() for content in read], versions, seed)
+    return common.digest([settings, read, versions, seed])
 
 
 def file_of(task: str, glue: Path) -> str:
     """The name of the file for a task's score, which tells its data."""
     from tasks.glue import data
 
-    return f"{task}-{digest(data.identity(str(glue), task, False))}.json"
+    return f"{task}-{common.digest(data.identity(str(glue), task, False))}.json"
 
 
 def share(text: str) -> float:

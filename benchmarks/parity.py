@@ -84,7 +84,7 @@ def kept(engine: str, task: str, seed: int, given: argparse.Namespace) -> None:
 def place(engine: str, task: str, seed: int, given: argparse.Namespace) -> Path:
     """The file for the score of a run, named by a digest of settings and weights."""
     about = [engine, task, seed, given.epochs, given.rate, given.examples, str(given.data.resolve()), given.digest]
-    return given.folder / f"{task}-{seed}-{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:10]}.json"
+    return given.folder / f"{task}-{seed}-{common.digest(about)}.json"
 
 
 def errors(ours: list[float], others: list[float]) -> float:

@@ -131,7 +131,7 @@ def changes(texts: list[str], names: list[str]) -> dict[str, dict]:
 
 def home_of(folder: Path, about: dict) -> Path:
     """The folder of a run, named by its recipe and a digest of all that identifies it."""
-    return folder / f"{about['recipe']}-{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]}"
+    return folder / f"{about['recipe']}-{common.digest(about)}"
 
 
 def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder: Path, keep: bool) -> dict:
