@@ -51,8 +51,8 @@ POLYNOMIAL = {"schedule": "polynomial", "warmup": 0.01}  # BERT's line to zero: 
 # smaller cards, with micro-batches of 32 and 64, it rises for 10 to 14 %.) The cooldown is only a few steps.
 UNFINISHED = {"schedule": "trapezoid", "warmup": 0.31, "cooldown": 1e-4}
 COSINE = {"schedule": "cosine", "warmup": 0.06}
-# Beyond the paper: as deep and wide as crammed-bert, with rotary positions as ModernBERT; Muon. The pocket recipe that
-# `pocket` derives from these rates, decay, batch and depth was the best of a few trials at that size.
+# Beyond the paper: as deep and wide as crammed-bert, with rotary positions as ModernBERT; Muon. The pocket recipe
+# derived from these settings had the best rates, decay, batch and depth of a few trials at that size.
 FRONTIER = {
     "architecture": {
         "norm_bias": False,
@@ -140,6 +140,8 @@ NAMED: dict[str, dict] = {
     "frontier": {"pretrain": FRONTIER | DETECTION, "finetune": {"pooling": "compare"}},
 }
 POCKET_HEAD = 64  # values of an attention head, as in BERT
+POCKET_SHARE = 128  # batch and text are divided by it
+DOCUMENTS = 8_000_000  # of the paper's text, as tasks/download.py has it
 # What a pocket recipe changes beyond the rule below. Of so small a model 32,768 entries take nearly half of the
 # operations; with 8,192 a step takes 0.63 of the time, and the same time gives a lower loss per byte (LOG.md).
 POCKET_EXTRA = {name: {"vocabulary": {"entries": 8192}} for name in ("modern", "frontier")}
@@ -184,16 +186,26 @@ def heads(architecture: Architecture, hidden: int) -> int:
     return min(fitting, key=lambda count: abs(count - architecture.heads * hidden / architecture.hidden))
 
 
+def less_text(download: dict) -> dict:
+    """What to download for a pocket recipe: less of a source, but all that is asked for of the user's own files."""
+    if download.get("source") == "files":
+        return download
+    limits = {"documents": DOCUMENTS, "megabytes": 0} | download
+    return download | {
+        name: max(1, round(limits[name] / POCKET_SHARE)) for name in ("documents", "megabytes") if limits[name]
+    }
+
+
 def pocket(delta: dict) -> dict:
     """The delta of the same recipe for two CPU cores and twenty minutes.
 
-    A quarter of the blocks (at least two; of different ones, at least one) and a third of the width, in heads of 64, or
-    wider if the recipe's are. Embeddings and feed-forward layers keep their relative width (the latter in multiples of
-    6, which all activations accept). A 128th of the batch (at least 16). Four times the rates, for the short run,
-    except Muon's, which were found at this size. Four times Muon's weight decay, since such a run has far fewer steps
-    than a day. Sequences in random order: such a run is far shorter than an epoch and would only see the junk at the
-    head of the sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the
-    majority class.
+    A quarter of the blocks (at least two; at least one distinct block if they share weights) and a third of the width,
+    in heads of 64, or wider if the recipe's are. Embeddings and feed-forward layers keep their relative width (the
+    latter in multiples of 6, which all activations accept). A 128th of the text, unless it is the user's own, and of
+    the batch (at least 16 sequences). Four times the rate, for the short run, except with Muon, whose two rates were
+    found at this size. Four times Muon's weight decay, since such a run has far fewer steps than a day. Sequences in
+    random order: such a run is far shorter than an epoch and would only see the junk at the head of the sort. One seed
+    in finetuning, at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the majority class.
     """
     given = delta.get("pretrain", {})
     architecture = Architecture(**given.get("architecture", {}))
@@ -213,13 +225,14 @@ def pocket(delta: dict) -> dict:
         "architecture": given.get("architecture", {}) | sizes,
         "budget": 1 / 3,
         "budget_unit": "hours",
-        "batch_size": max(16, training.batch_size // 128),
+        "batch_size": max(16, training.batch_size // POCKET_SHARE),
         "learning_rate": training.learning_rate * (1 if is_muon else 4),
         "weight_decay": training.weight_decay * (4 if is_muon else 1),
     }
     tokenize = delta.get("tokenize", {})
     most = min(250_000, tokenize.get("max_sequences", 250_000))
     return delta | {
+        "download": less_text(delta.get("download", {})),
         "tokenize": tokenize | {"heldout_fraction": 0.005, "max_sequences": most, "sort": "random"},
         "pretrain": given | changes,
         "finetune": delta.get("finetune", {}) | {"seeds": 1, "learning_rate": 2e-4},

@@ -162,6 +162,14 @@ def without_empty(override: dict) -> dict:
     return {name: value for name, value in levels.items() if value != {}}
 
 
+def without_limits(override: dict) -> dict:
+    """An override that reads files, without the limits of the recipe, which are those of its own source."""
+    download = override.get("download")
+    if not isinstance(download, dict) or download.get("source") != "files":
+        return override
+    return override | {"download": {"documents": 0, "megabytes": 0} | download}
+
+
 def check_name(name: str) -> None:
     """Raise InputError if there is no recipe of this name."""
     if name not in DELTAS:
@@ -189,7 +197,7 @@ def recipe_of(delta: dict, override: dict) -> Recipe:
             f'override is {override!r}; expected an object like {{"filter": {{"max_tokens_per_char": 0.25}}}}.'
         )
     try:
-        recipe = Recipe.model_validate(merge(Recipe().model_dump(), merge(delta, override)))
+        recipe = Recipe.model_validate(merge(Recipe().model_dump(), merge(delta, without_limits(override))))
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
     if unread := recipe.finetune.unread(without_empty(override).get("finetune", {})):

@@ -9,7 +9,18 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from flows.deltas import NAMED, POCKET_EXTRA, POCKET_HEAD, heads, nearest, pocket
-from flows.recipes import DELTAS, Recipe, check_changes, check_name, did_you_mean, level, merge, parse_json, recipe_of
+from flows.recipes import (
+    DELTAS,
+    Recipe,
+    check_changes,
+    check_name,
+    did_you_mean,
+    level,
+    merge,
+    parse_json,
+    recipe_of,
+    without_limits,
+)
 from flows.studies import STUDIES
 from model import InputError
 from model.quantities import budget
@@ -174,7 +185,7 @@ def read_only(training: dict, chosen: dict) -> dict:
 
 def delta_of(recipe: str, changes: dict, scale: Scale) -> dict:
     """The changes to the paper's recipe of a run at this scale. Raises InputError for changes that no recipe takes."""
-    own, recipe = stages_of(changes), changes.get(OTHER, recipe)
+    own, recipe = without_limits(stages_of(changes)), changes.get(OTHER, recipe)
     delta = merge((NAMED if recipe in NAMED else DELTAS)[recipe], own)
     if "pretrain" in delta:
         delta["pretrain"] = read_only(delta["pretrain"], own.get("pretrain", {}))

@@ -183,8 +183,22 @@ def test_every_recipe_has_a_pocket_recipe_by_the_same_rule(name: str):
     assert small.pretrain.weight_decay == decaying * full.pretrain.weight_decay
     found = leaves(small)
     scaled = {field: found[field] for field in (f"pretrain.{field}" for field in SCALED)}
+    for limit in ("download.documents", "download.megabytes"):
+        assert found[limit] == round(leaves(full)[limit] / 128)
+        scaled[limit] = found[limit]
+    assert found["download.documents"] or found["download.megabytes"], "not the whole source"
     assert found == leaves(full) | POCKET | scaled | POCKET_EXTRA.get(name, {}) | {"report.title": small_name}
     assert parameters(small_name) > 5e5, "it can be built"
+
+
+@pytest.mark.parametrize("name", ["pocket", "crammed-bert", "pocket-bert-base", "demo"])
+def test_ones_own_files_are_read_whole_unless_the_override_limits_them(name: str):
+    own = {"source": "files", "files": ["own.jsonl"]}
+    for limits in ({}, {"documents": 5_000}, {"megabytes": 3.5}, {"documents": 7, "megabytes": 2}):
+        found = resolve(name, {"download": own | limits}).download
+        assert (found.documents, found.megabytes) == (limits.get("documents", 0), limits.get("megabytes", 0))
+    found = resolve(name, {"download": {"source": "c4"}}).download
+    assert (found.documents, found.megabytes) == (RECIPES[name].download.documents, RECIPES[name].download.megabytes)
 
 
 def cells(room: str, section: str) -> list[list[str]]:

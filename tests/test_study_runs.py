@@ -367,6 +367,21 @@ def test_runs_that_an_override_makes_impossible_are_left_out_with_the_reason():
     assert "'the odd one'" in refusal(wrong, override=own_text)
 
 
+@pytest.mark.parametrize("scale", ["pocket", "day"])
+def test_files_of_a_run_or_an_override_are_read_as_far_as_these_say(scale: str):
+    own_text = {"source": "files", "files": ["own.jsonl"]}
+    own = {"whole": {"download": own_text}, "some": {"download": own_text | {"documents": 900}}, "the pile": {}}
+    found = {run.name: run.recipe.download for run in runs(own, scale=scale)}
+    assert {name: (download.documents, download.megabytes) for name, download in found.items()} == {
+        "whole": (0, 0),
+        "some": (900, 0),
+        "the pile": (62_500 if scale == "pocket" else 8_000_000, 0),
+    }
+    override = {"download": own_text | {"megabytes": 12}}
+    found = runs({"usual": {}, "fewer masks": {"pretrain": {"mask_fraction": 0.1}}}, override=override, scale=scale)
+    assert [(run.recipe.download.documents, run.recipe.download.megabytes) for run in found] == [(0, 12)] * 2
+
+
 def test_an_override_that_nothing_reads_is_refused():
     assert "finetune.modern" in refusal("masking", override={"finetune": {"modern": {"warmup": 0.1}}})
 
