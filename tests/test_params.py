@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from flows.cli.main import app
 from flows.cli.params import is_cell, parameters
-from flows.recipes import STAGES, Recipe
+from flows.recipes import RECIPES, STAGES
 from model import InputError
 
 
 def leaves(params: BaseModel, path: str = "") -> Iterator[tuple[str, FieldInfo, object]]:
-    """The fields of a model that hold values, with their dotted names and defaults."""
+    """The fields of a model that hold values, with their dotted names and values."""
     for name, field in type(params).model_fields.items():
         value = getattr(params, name)
         if isinstance(value, BaseModel):
@@ -30,22 +30,26 @@ def first_words(*arguments: str) -> list[str]:
     return [line.split()[0] for line in lines if line.strip()]
 
 
+@pytest.mark.parametrize("recipe", ["crammed-bert", "pocket-frontier"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_field_of_a_stage_is_listed_with_its_description_and_default(stage: str):
-    rows, fields = parameters(stage), list(leaves(getattr(Recipe(), stage)))
-    starts = first_words("params", stage)
+def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_the_recipe(stage: str, recipe: str):
+    params = getattr(RECIPES[recipe], stage)
+    if stage == "decontaminate":
+        params = params.model_copy(update={"data": ""})  # a recipe leaves it to finetune.data
+    rows, fields = parameters(stage, recipe), list(leaves(params))
+    starts = first_words("params", stage, "--recipe", recipe)
     assert [word for word in starts if word in STAGES] == [stage]
     for row, (name, field, value) in zip(rows, fields, strict=True):
         assert row.name == name
         assert row.description == field.description
         assert row.description, f"{stage}.{name} has no description"
-        said = row.default.replace(",", "") if type(value) is int else row.default
+        said = row.value.replace(",", "") if type(value) is int else row.value
         assert said == value or json.loads(said) == value, f"{stage}.{name}"
         assert (name.rsplit(".", 1)[0] if is_cell(row) else name) in starts, "of a table, a line for each task"
 
 
 @pytest.mark.parametrize(
-    ("stage", "name", "takes", "default"),
+    ("stage", "name", "takes", "value"),
     [
         ("filter", "max_tokens_per_char", "number above 0, at most 100, or null", "0.3"),
         ("filter", "max_characters", "integer above 0, or null", "null"),
@@ -58,9 +62,18 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_default(stage
         ("finetune", "modern.rte.start", "one of pretrained, mnli", "mnli"),
     ],
 )
-def test_the_values_that_a_field_takes_are_in_words(stage: str, name: str, takes: str, default: str):
-    [row] = (row for row in parameters(stage) if row.name == name)
-    assert (row.takes, row.default) == (takes, default)
+def test_the_values_that_a_field_takes_are_in_words(stage: str, name: str, takes: str, value: str):
+    [row] = (row for row in parameters(stage, "crammed-bert") if row.name == name)
+    assert (row.takes, row.value) == (takes, value)
+
+
+def test_the_values_are_those_of_the_papers_recipe_unless_another_is_named():
+    lines = {
+        CliRunner().invoke(app, ["params", "pretrain", *more]).stdout for more in ([], ["--recipe", "crammed-bert"])
+    }
+    assert len(lines) == 1
+    with pytest.raises(InputError, match="pocket-modern"):
+        CliRunner().invoke(app, ["params", "--recipe", "pocket-modrn"], catch_exceptions=False)
 
 
 def test_all_stages_are_listed_unless_one_is_named():
