@@ -124,8 +124,9 @@ def test_sequences_of_an_older_version_are_refused(store: Path):
         job_of(TINY, Artifact(stage="tokenize", key="old"), store)
 
 
+@pytest.mark.parametrize("changes", [{}, {"detection": 5.0}])
 def test_two_processes_that_meet_in_a_folder_of_any_name_have_the_losses_of_one_with_the_same_batch(
-    made, tmp_path: Path, monkeypatch
+    made, tmp_path: Path, monkeypatch, changes
 ):
     meeting = tmp_path / "name with spaces, 100%20"
     meeting.mkdir()
@@ -136,12 +137,14 @@ def test_two_processes_that_meet_in_a_folder_of_any_name_have_the_losses_of_one_
     for gpus, most in ((1, 4), (2, 8)):  # two processes have 4 sequences each
         monkeypatch.setenv("CRAM_GPUS", str(gpus))
         monkeypatch.setenv("CRAM_MICRO_BATCH", str(most))
-        bert = pretrain.fn(TINY.model_copy(update={"seed": 6, "budget": 12_000}), made["tokens"])
+        bert = pretrain.fn(TINY.model_copy(update={"seed": 6, "budget": 12_000} | changes), made["tokens"])
         assert (bert.stats["machine"]["gpus"], bert.stats["machine"]["micro_batch"]) == (gpus, 4)
-        runs.append((columns(bert)["loss"], [each["heldout_loss"] for each in bert.stats["evaluations"]]))
+        names = ["loss", "detection_loss"] if changes else ["loss"]
+        heldout = [each["heldout_loss"] for each in bert.stats["evaluations"]]
+        runs.append([heldout, *(columns(bert)[name] for name in names)])
         shutil.rmtree(bert.path)
-    assert len(evaluated) == len(runs[0][1]), "the two processes measure all their held-out losses themselves"
-    assert len(runs[0][0]) > 40
+    assert len(evaluated) == len(runs[0][0]), "the two processes measure all their held-out losses themselves"
+    assert len(runs[0][1]) > 40
     for one, two in zip(*runs, strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-4)
 

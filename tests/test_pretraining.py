@@ -773,11 +773,13 @@ def test_a_signal_while_a_batch_is_skipped_waits(tmp_path, monkeypatch):
 # fp16
 
 
-def test_fp16_trains_nearly_as_fp32(tmp_path):
+@pytest.mark.parametrize("changes", [{}, DETECTION])
+def test_fp16_trains_nearly_as_fp32(tmp_path, changes):
     losses = []
     for dtype in (torch.float32, torch.float16):
-        trained(tmp_path / str(dtype), **FP16 | {"dtype": dtype})
-        losses.append([row["loss"] for row in metrics(tmp_path / str(dtype))])
+        trained(tmp_path / str(dtype), **FP16 | {"dtype": dtype} | changes)
+        names = ["loss", "detection_loss"] if changes else ["loss"]
+        losses.append([row[name] for name in names for row in metrics(tmp_path / str(dtype))])
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
