@@ -2,7 +2,7 @@
 
     python benchmarks/data.py FILE... [--workers 1 2] [--deduplicate exact minhash substring] [--glue DIR] [--copies 4]
 
-The files are JSON lines. Every stage runs as it does in a recipe, in a store of its own that is deleted afterwards; the
+The files are JSON lines. The stages run as they do in a recipe (decontamination only with --glue), in a store of its own that is deleted afterwards; the
 chain runs once for each number of workers, in a new process. Text is counted in UTF-8, 10^6 bytes. The limits are
 measured in one process on the beginning of the same text:
 
