@@ -107,7 +107,6 @@ def check(here: Machine, ways: list[dict]) -> Iterator[dict]:
     """
     layout = ways[0]["layout"]
     expected, _ = losses(layout, REFERENCE)
-    muon = settings(layout)[1].optimizer == "muon"  # it iterates in bf16 whatever the dtype
     for way in ways:
         machine = replace(here, dtype=DTYPES[way["dtype"]], micro_batch=MICRO_BATCH, probes=False)
         machine = replace(machine, compiles=way["compiled"], compiles_always=way["compiled"])
@@ -118,6 +117,6 @@ def check(here: Machine, ways: list[dict]) -> Iterator[dict]:
             continue
         complete = len(found) == len(expected)
         away = max(abs(a - b) for a, b in zip(found, expected, strict=complete))
-        close = away <= FAR["bf16" if muon else way["dtype"]]
+        close = away <= FAR[way["dtype"]]
         about = {"first_loss": found[0], "last_loss": found[-1], "difference": away}
         yield way | about | {"right": complete and compiled == way["compiled"] and close, "problem": None}

@@ -13,7 +13,8 @@ repeated to continue. Without a GPU all of it runs on the CPU, much slower.
 correctness  20 steps of every layout beside the CPU in fp32: eager and compiled, each precision, resumed
 speed        tokens/s, MFU, memory and the parts of a step at full size (loops.py), compiled, by micro-batch and by
              attention kernel
-finetuning   examples a second of the loop, on inputs as long as CoLA's (finetune.py), after a short run for warm-up
+finetuning   examples a second of the loop, on inputs as long as CoLA's (finetune.py), after a short run for warm-up;
+             eager, and compiled, which takes its time again in every run
 cram         pretrains each recipe for the same minutes, always compiled, and measures its held-out loss (recipes.py)
 glue         finetunes the models of cram, and writes the scores of all validation examples to glue/
 """
@@ -58,6 +59,7 @@ NAME = (  # what tells one row from another
     *("device", "recipe", "layout", "dtype", "compiled", "resumed", "batch", "micro_batch", "attention"),
     *("minutes", "task", "seed", "epochs", "rate"),
 )
+USED = {"micro_batch": "micro_batch", "compiled": "compiler"}  # what of a row may differ from what was asked for
 CLASSES = {"stsb": 1}  # of the tasks carried; all others have two
 COLUMNS = {
     "correctness": (
@@ -72,12 +74,13 @@ COLUMNS = {
         "problem",
     ),
     "speed": (
-        *("recipe", "micro_batch", "attention", "compiled", "tokens_per_second", "mfu", "memory_gb"),
+        *("recipe", "micro_batch", "used_micro_batch", "attention", "compiled", "used_compiler"),
+        *("tokens_per_second", "mfu", "memory_gb"),
         *loops.PARTS,
         "overhead",
         "problem",
     ),
-    "finetuning": ("recipe", "examples_per_second", "loss"),
+    "finetuning": ("recipe", "compiled", "examples_per_second", "loss"),
     "cram": ("recipe", "minutes", "tokens", "epochs_of_text", "nats_per_byte", "standard_error"),
     "glue": ("recipe", "minutes", "task", "seed", "epochs", "rate", "loss", "examples_per_second"),
 }
@@ -113,7 +116,9 @@ def measure(given: argparse.Namespace, here: machine.Machine) -> None:
                 about["compiled"] = case.compiled
                 if not known(given, here, "speed", about):
                     row = speed(case, replace(here, micro_batch=size, probes=False), attention)
-                    add(given, here, "speed", about | row)
+                    # a size that does not divide the batch, or code that can't be compiled, is replaced by another
+                    used = {f"used_{USED[name]}": row.pop(name) for name in USED if name in row}
+                    add(given, here, "speed", about | row | used)
 
 
 def speed(case: loops.Case, here: machine.Machine, attention: str) -> dict:
@@ -137,10 +142,11 @@ def speed(case: loops.Case, here: machine.Machine, attention: str) -> dict:
 
 
 def tune(given: argparse.Namespace, here: machine.Machine) -> None:
-    """Finetune each recipe's model, with random weights, on random inputs."""
+    """Finetune each recipe's model, with random weights, on random inputs; eager and compiled."""
     settings = Finetuning(epochs=1)
-    for recipe in given.recipe:
-        if known(given, here, "finetuning", {"recipe": recipe}):
+    for recipe, compiled in product(given.recipe, [False, True] if here.compiles else [False]):
+        about = {"recipe": recipe, "compiled": compiled}
+        if known(given, here, "finetuning", about):
             continue
         architecture, _ = common.settings(recipe, {"architecture": common.sizes_given(given)})
         train = finetune.synthetic(given.examples, common.entries(recipe, given))
@@ -148,9 +154,10 @@ def tune(given: argparse.Namespace, here: machine.Machine) -> None:
             encoder = Bert(architecture, common.entries(recipe, given), LENGTH)
             used = finetuning.keep_used(encoder, {"train": examples})["train"]
             classifier = Classifier(encoder, finetune.CLASSES, settings.dropout, 0)
-            outcome = finetuning.finetune(classifier, used, settings, here, 0, lambda *_: None)
-        row = {"recipe": recipe, "examples_per_second": outcome.examples_per_second, "loss": outcome.epochs[-1]["loss"]}
-        add(given, here, "finetuning", row)
+            compiling = replace(here, compiles_always=compiled)
+            outcome = finetuning.finetune(classifier, used, settings, compiling, 0, lambda *_: None)
+        row = {"examples_per_second": outcome.examples_per_second, "loss": outcome.epochs[-1]["loss"]}
+        add(given, here, "finetuning", about | row)
 
 
 def cram(given: argparse.Namespace, here: machine.Machine) -> None:

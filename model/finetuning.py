@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model import InputError, optimizer, schedules
 from model.bert import PAD, SEP, Bert, Classifier
@@ -22,6 +23,9 @@ POOL = 64  # batches whose examples are sorted by length together
 HELD_BACK = 10  # choose: best holds back one of ten training examples
 PREDICTED = 64  # examples at a time
 REPORTED = 20  # steps between two reports
+# Without cuDNN's, the default on some GPUs: it plans anew for every shape, which takes up to half a second (on a B200,
+# modelscope/FunASR#3704), and inputs have many lengths.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 MOMENTS = 4  # copies of the weights in fp32: the weights, their gradients, and AdamW's two moments
 # kept for the backward pass, for each value of the states, by its bytes; measured on a CPU, 16 x 768: 70 to 81, and 137
 BYTES_A_VALUE = {2: 90, 4: 150}
@@ -174,6 +178,7 @@ class Steps:
         return loss.detach()
 
 
+@sdpa_kernel(ATTENTION)
 def finetune(
     classifier: Classifier,
     train: Examples,
@@ -221,6 +226,7 @@ def predictions(scores: np.ndarray) -> np.ndarray:
     return scores[:, 0] if scores.shape[1] == 1 else scores.argmax(axis=1)
 
 
+@sdpa_kernel(ATTENTION)
 def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.ndarray:
     """The scores (n, classes) of all examples, fp32, in their order. Batches are sorted by length to pad little."""
     order = np.argsort(examples.lengths, kind="stable")

@@ -127,7 +127,7 @@ class Reading:
         if values.is_cuda:
             self.values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
             self.made = torch.cuda.Event()
-            self.made.record()
+            self.made.record(torch.cuda.current_stream(values.device))  # else that of the first GPU
 
     def read(self) -> list[float]:
         """The numbers."""

@@ -1,5 +1,7 @@
 """The size of a micro-batch: it divides a process's share of the batch and fits the memory."""
 
+import gc
+
 import torch
 from torch import nn
 
@@ -12,6 +14,8 @@ from model.quantities import counted
 from model.settings import Training
 
 SPARE_MEMORY = 0.1  # of a GPU's memory, kept free when the size is chosen
+# In the messages of other errors that a full GPU causes, such as those of a library that can't allocate its workspace
+FULL = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED")
 
 
 def share_of(training: Training, processes: int) -> int:
@@ -31,6 +35,9 @@ def choose(model: nn.Module, training: Training, corpus: Corpus, machine: Machin
     Since micro-batches divide the unit, all are equally large and one compiled shape serves every step. A run that is
     resumed on the same device keeps its micro-batch if that still fits, so that its sums are rounded alike.
     """
+    if machine.device.type == "cuda":  # blocks that an earlier run has left would count as used
+        gc.collect()
+        torch.cuda.empty_cache()
     most = min(share, machine.micro_batch)
     if machine.probes and spent.device == machine.device_name():
         most = min(most, spent.micro_batch)
@@ -44,24 +51,30 @@ def fits(model: nn.Module, training: Training, corpus: Corpus, machine: Machine,
     """Whether a micro-batch can be computed with memory to spare; `new`: the optimizers have no state yet."""
     fraction = max(training.mask_fraction, training.last_mask_fraction or 0.0)
     try:
-        compute(model, training, corpus, machine, size, masks_per_sequence(fraction, corpus.length))
+        # twice, since all gradients exist while the second micro-batch of a step is computed
+        compute(model, training, corpus, machine, size, masks_per_sequence(fraction, corpus.length), times=2)
         if machine.device.type != "cuda":
             return True
         free, total = torch.cuda.mem_get_info(machine.device)
         states = 2 * sum(p.numel() * p.element_size() for p in model.parameters()) if new else 0
         return free > states + SPARE_MEMORY * total
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in FULL):
+            raise
         return False
     finally:
         if machine.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def compute(model: nn.Module, training: Training, corpus: Corpus, machine: Machine, size: int, masks: int) -> None:
-    """Compute the loss of a micro-batch and its gradient, and discard both."""
+def compute(
+    model: nn.Module, training: Training, corpus: Corpus, machine: Machine, size: int, masks: int, times: int = 1
+) -> None:
+    """Compute the loss of a micro-batch and add up its gradients, so many times; discard them."""
     batch = Batches(corpus, size, training, machine.device).make(0, masks)
     try:
-        with machine.autocast():
-            model(*batch).sum().backward()
+        for _ in range(times):
+            with machine.autocast():
+                model(*batch).sum().backward()
     finally:
         model.zero_grad()

@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable
 
+import torch
 from torch import nn
-from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer, RAdam
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer, RAdam
 
+from model.muon import Muon
 from model.settings import Training
 
 # Adafactor's smallest mean squared gradient, and the smallest RMS of a parameter that its rate is multiplied by (from
@@ -36,7 +38,7 @@ def adamw(model: nn.Module, lr: float, betas: tuple[float, float], eps: float, w
     return AdamW(groups(model.named_parameters(), lr, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
 
 
-def muon(bert: nn.Module, training: Training) -> list[Optimizer]:
+def muon(bert: nn.Module, training: Training, dtype: torch.dtype) -> list[Optimizer]:
     """Muon on the matrices of `bert.blocks`; AdamW without decay on the rest: embedding, norms, biases, head."""
     matrices = [p for p in bert.blocks.parameters() if p.ndim == 2]
     orthogonal = {id(p) for p in matrices}
@@ -44,11 +46,10 @@ def muon(bert: nn.Module, training: Training) -> list[Optimizer]:
     return [
         Muon(
             [{"params": matrices, "peak": training.matrix_learning_rate}],
+            dtype,
             lr=training.matrix_learning_rate,
             weight_decay=training.weight_decay,
             momentum=training.momentum,
-            nesterov=True,
-            adjust_lr_fn="match_rms_adamw",  # updates of AdamW's size, so that its rates and decays carry over
         ),
         AdamW(
             groups(rest, training.learning_rate, 0.0),
@@ -60,8 +61,11 @@ def muon(bert: nn.Module, training: Training) -> list[Optimizer]:
     ]
 
 
-def optimizers(bert: nn.Module, training: Training) -> list[Optimizer]:
-    """The optimizer of `training` for an encoder with `blocks`; two for muon, each with its own parameters."""
+def optimizers(bert: nn.Module, training: Training, dtype: torch.dtype = torch.float32) -> list[Optimizer]:
+    """The optimizer of `training` for an encoder with `blocks`; two for muon, each with its own parameters.
+
+    `dtype`: of Muon's matrix products
+    """
     lr, betas, eps = training.learning_rate, (training.beta1, training.beta2), training.adam_eps
     all_groups = groups(bert.named_parameters(), lr, training.weight_decay, training.decay_norms)
     match training.optimizer:
@@ -77,7 +81,7 @@ def optimizers(bert: nn.Module, training: Training) -> list[Optimizer]:
             momentum = training.momentum
             chosen = [SGD(all_groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=True)]
         case "muon":
-            chosen = muon(bert, training)
+            chosen = muon(bert, training, dtype)
     check(bert, chosen)
     return chosen
 

@@ -18,7 +18,7 @@ from model.checkpoint import METRICS, Spent, Writer, cut_metrics, line, restore
 from model.clock import Clock
 from model.compiling import Forward
 from model.heldout import heldout_loss
-from model.machine import Machine, Reading, cpu_has_bf16, keep_heap, matrix_rate
+from model.machine import Machine, Reading, keep_heap, matrix_rate
 from model.masking import Corpus
 from model.processes import ALONE, Processes
 from model.quantities import budget, counted
@@ -64,12 +64,10 @@ class Pretraining:
         self.processes = processes
         if machine.device.type == "cpu":
             keep_heap()
-            if training.optimizer == "muon" and not cpu_has_bf16():
-                log.warning("Muon computes in bf16, which this CPU emulates; that will take most of the time.")
         self.bert = bert.to(machine.device).train()
         self.bert.set_dropout(training.dropout)
         self.module = detection.with_detector(self.bert, training).to(machine.device)
-        self.optimizers = optimizer.optimizers(self.module, training)
+        self.optimizers = optimizer.optimizers(self.module, training, machine.dtype)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
         self.spent = self.restored() or Spent()
         self.saved, self.saved_at = asdict(self.spent), 0.0  # the last checkpoint, and when it was written
@@ -131,7 +129,7 @@ class Pretraining:
         """The loop. On a GPU, one step is queued while another is computed; anything else waits for both."""
         if self.processes.count > 1:  # sums the gradients of all processes at the end of each step
             devices = [self.machine.device] if self.machine.device.type == "cuda" else None
-            self.forward = DistributedDataParallel(self.model, device_ids=devices)
+            self.forward = DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True)
         if self.training.nonfinite == "skip" and not self.spent.step:
             self.save()  # the state to return to
         self.saved_at = self.clock.seconds()

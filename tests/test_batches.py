@@ -89,20 +89,62 @@ def chosen(batches: Batches, share: int, most: int = 1024, spent: Spent | None =
     return size
 
 
+FULL = [
+    torch.OutOfMemoryError("out of memory"),
+    torch.AcceleratorError("CUDA error: out of memory", 2),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+
+
+@pytest.mark.parametrize("error", FULL)
 @pytest.mark.parametrize(
     ("batch", "most", "failures", "used"),
     [(24, 1024, 3, 6), (24, 1024, 0, 24), (24, 10, 0, 8), (24, 1024, 7, 1), (7, 1024, 1, 1), (24, 1024, 99, 1)],
 )
-def test_the_memory_decides_the_micro_batch_where_it_is_probed(monkeypatch, batches, batch, most, failures, used):
+def test_the_memory_decides_the_micro_batch_where_it_is_probed(
+    monkeypatch, batches, batch, most, failures, used, error
+):
     left, backward = iter(range(failures)), torch.Tensor.backward
 
     def limited(loss: torch.Tensor) -> None:
         backward(loss)
         if next(left, None) is not None:
-            raise torch.OutOfMemoryError("out of memory")
+            raise error
 
     monkeypatch.setattr(torch.Tensor, "backward", limited)
     assert chosen(batches, batch, most) == used
+
+
+def test_an_error_that_is_not_of_the_memory_ends_the_search(monkeypatch, batches):
+    def broken(loss: torch.Tensor) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.Tensor, "backward", broken)
+    with pytest.raises(RuntimeError, match="illegal"):
+        chosen(batches, 8)
+
+
+def test_the_search_computes_a_micro_batch_while_all_gradients_exist(monkeypatch, batches):
+    model, backward, there = bert.Bert(SMALL, SPECIALS + 10, LENGTH), torch.Tensor.backward, []
+
+    def watched(loss: torch.Tensor) -> None:
+        there.append({p.grad is not None for p in model.parameters()})
+        backward(loss)
+
+    monkeypatch.setattr(torch.Tensor, "backward", watched)
+    here = Machine(batches.device, torch.float32, False, 4, probes=True)
+    assert micro_batch.choose(model, Training(), batches.corpus, here, Spent(), 4) == 4
+    assert there == [{False}, {True}]
+
+
+def test_memory_that_an_earlier_run_has_left_on_a_gpu_is_freed_before_the_search(monkeypatch, batches):
+    done = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
+    monkeypatch.setattr(micro_batch, "fits", lambda *about: not done.append("searched"))
+    monkeypatch.setattr(Machine, "device_name", lambda self: "a GPU")
+    here = Machine(torch.device("cuda"), torch.bfloat16, False, 4, probes=True)
+    micro_batch.choose(bert.Bert(SMALL, SPECIALS + 10, LENGTH), Training(), batches.corpus, here, Spent(), 4)
+    assert done == ["freed", "searched"]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,22 @@ def test_the_seed_gives_the_predictions():
     assert not np.allclose(scores[0], scores[2])
 
 
+def test_cudnns_attention_which_plans_for_every_shape_is_not_used(monkeypatch):
+    forward, enabled = bert.Classifier.forward, []
+
+    def watched(self, *batch):
+        enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return forward(self, *batch)
+
+    monkeypatch.setattr(bert.Classifier, "forward", watched)
+    model, before = classifier(2), torch.backends.cuda.cudnn_sdp_enabled()
+    for _ in range(2):
+        tune(model, examples(32, 0, classes=2))
+        finetuning.predict(model, examples(3, 1, classes=2), CPU)
+    assert set(enabled) == {False}
+    assert torch.backends.cuda.cudnn_sdp_enabled() is before is True
+
+
 @pytest.mark.parametrize(
     ("count", "settings"), [(15, {}), (16, {"choose": "best"}), (9, {"batch_size": 4, "choose": "best"})]
 )

@@ -49,7 +49,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     }
     np.savez_compressed(data / "glue.npz", **arrays)
     tiny = [*here, "--recipe", "modern", *SIZE_OPTIONS]
-    speed = ["gpu.py", "speed", *tiny, "--batch", 4, "--micro-batch", 2, 4, "--steps"]
+    speed = ["gpu.py", "speed", *tiny, "--batch", 4, "--micro-batch", 2, 3, 4, "--steps"]
     short = [*here, "--data", data, "--recipe", "modern", *SIZE_OPTIONS[:-2], "--batch", 8, "--minutes", 0.1]
     commands = [
         ["gpu.py", "correctness", *here, "--layout", "modern", "funnel", "--dtype", "fp32", "bf16"],
@@ -91,7 +91,9 @@ def test_a_device_that_computes_something_else_is_wrong(scripts, monkeypatch):
 
 
 def test_each_speed_is_measured_once_and_all_rows_stand_in_the_table(bare):
-    assert [row["micro_batch"] for row in bare.results["speed"]] == [2, 4]
+    asked, used = ([row[name] for row in bare.results["speed"]] for name in ("micro_batch", "used_micro_batch"))
+    assert (asked, used) == ([2, 3, 4], [2, 2, 4]), "one that divides the batch"
+    assert bare.said.count("micro_batch 3,") == 1
     assert all(row["mfu"] > 0 and row["problem"] is None for row in bare.results["speed"])
     assert bare.results["finetuning"][0]["examples_per_second"] > 0
     counts = [len(rows) for rows in bare.results.values() if isinstance(rows, list)]

@@ -186,6 +186,19 @@ def test_a_model_that_no_memory_holds_is_refused_before_it_is_made():
         memory.check_memory(giant, Training(), 32_768, 128, machine.detect())
 
 
+def test_numbers_are_read_when_the_gpu_that_made_them_is_done_whichever_is_the_first(monkeypatch):
+    calls, there = [], torch.device("cuda:1")
+    event = SimpleNamespace(record=lambda stream: calls.append(stream), synchronize=lambda: calls.append("waited"))
+    copied = SimpleNamespace(copy_=lambda values, non_blocking: torch.tensor([1.5, 2.0]))
+    monkeypatch.setattr(torch, "empty_like", lambda values, device, pin_memory: copied)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("stream of", device))
+    reading = machine.Reading(SimpleNamespace(is_cuda=True, device=there))
+    assert calls == [("stream of", there)]
+    assert reading.read() == [1.5, 2.0]
+    assert calls[1:] == ["waited"]
+
+
 @pytest.mark.parametrize(
     ("parts", "processes", "copies", "where"),
     [("", 1, 7, "this machine"), ("", 2, 11, "this machine"), ("gpus", 1, 4, "Toy GPU")],

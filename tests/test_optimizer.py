@@ -1,3 +1,4 @@
+import copy
 import math
 from typing import get_args
 
@@ -7,6 +8,7 @@ from torch import nn
 
 from model import memory, optimizer
 from model.bert import Bert
+from model.muon import Muon
 from model.settings import READ_BY, Architecture, OptimizerName, Training
 
 NAMES = get_args(OptimizerName)
@@ -138,10 +140,11 @@ def test_the_steps_are_those_of_the_formula(name):
         torch.testing.assert_close(parameter.detach().double(), expected[n].value, rtol=1e-4, atol=1e-5)
 
 
-def test_muons_step_is_the_orthogonal_part_of_the_momentum_at_the_size_of_an_adamw_step():
+@pytest.mark.parametrize(("dtype", "away"), [(torch.bfloat16, 0.05), (torch.float16, 0.01), (torch.float32, 1e-4)])
+def test_muons_step_is_the_orthogonal_part_of_the_momentum_at_the_size_of_an_adamw_step(dtype, away):
     """Against the singular value decomposition; the five iterations bring each singular value near 1, not to it."""
     model, generator = bert(), torch.Generator().manual_seed(0)
-    muon, adamw = optimizer.optimizers(model, training("muon", matrix_learning_rate=0.5))
+    muon, adamw = optimizer.optimizers(model, training("muon", matrix_learning_rate=0.5), dtype)
     matrices = [p for group in muon.param_groups for p in group["params"]]
     momenta = [torch.zeros_like(p) for p in matrices]
     for multiplier in (0.25, 1.0):
@@ -160,7 +163,36 @@ def test_muons_step_is_the_orthogonal_part_of_the_momentum_at_the_size_of_an_ada
             assert large.sum() > 5
             assert turned.diag()[large].min() > 0.6
             assert turned.diag().max() < 1.3
-            assert (turned - turned.diag().diag()).abs().max() < 0.05  # bf16
+            assert (turned - turned.diag().diag()).abs().max() < away
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_muon_moves_matrices_as_torchs_does_in_fp32_and_continues_its_states(monkeypatch, size):
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # torch's precision
+    shapes, generator = (
+        [(24, 8), (8, 24), (16, 16), (24, 8), (4, 4), (8, 24), (24, 8)],
+        torch.Generator().manual_seed(0),
+    )
+    settings = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9}
+    theirs = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in [*shapes, (4, 8)]]
+    ours = [nn.Parameter(p.detach().clone()) for p in theirs]
+    peer = torch.optim.Muon(theirs, **settings, nesterov=True, adjust_lr_fn="match_rms_adamw")
+    muon = Muon([{"params": ours}], torch.float32, **settings)
+    for step in range(6):
+        if step == 3:
+            muon.load_state_dict(copy.deepcopy(peer.state_dict()))
+        before = [p.detach().clone() for p in theirs]
+        for one, other in zip(ours[:-1], theirs[:-1], strict=True):  # the last has no gradient
+            one.data.copy_(other.data)
+            other.grad = size * torch.randn(other.shape, generator=generator)
+            one.grad = other.grad.clone()
+        for each in (peer, muon):
+            each.step()
+        for one, other, old in zip(ours, theirs, before, strict=True):
+            assert (one - other).norm() <= 1e-4 * (other - old).norm()
+        assert torch.equal(ours[-1], before[-1])
+        for one, other in zip(ours[:-1], theirs[:-1], strict=True):
+            assert torch.equal(muon.state[one]["momentum_buffer"], peer.state[other]["momentum_buffer"])
 
 
 def test_adafactors_step_does_not_depend_on_the_size_of_the_gradient_and_has_none_where_there_is_none():

@@ -19,7 +19,7 @@ from model import InputError
 from tasks.pretrain import Pretrain, pretrain
 from tasks.store import WORK, Artifact, artifacts, draft_of
 from tasks.workers import side_by_side
-from tasks.workers.side_by_side import PRETRAIN
+from tasks.workers.side_by_side import FINETUNE, PRETRAIN
 
 TINY = Pretrain(
     architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48},
@@ -156,6 +156,18 @@ def test_a_cpu_trains_one_model_for_every_four_cores_that_the_memory_holds(monke
     on(monkeypatch, "cpu", workers=64, memory=4000)
     assert [side_by_side.at_once(PRETRAIN, 5, each) for each in (1000, 3000, 5000)] == [4, 1, 1]
     assert side_by_side.gpus(PRETRAIN) == [None]
+
+
+def test_memory_of_a_gpu_that_this_process_keeps_is_freed_before_runs_start_elsewhere(monkeypatch):
+    import torch
+
+    freed = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(True))
+    monkeypatch.setenv("CRAM_FINETUNES", "4")
+    for initialized, runs, times in ((False, 8, 0), (True, 1, 0), (True, 8, 1)):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda initialized=initialized: initialized)
+        assert side_by_side.at_once(FINETUNE, runs) == min(4, runs)
+        assert len(freed) == times
 
 
 def test_each_gpu_trains_one_model_unless_one_takes_them_all(monkeypatch):

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
 import time
 import traceback
@@ -59,6 +60,8 @@ KINDS = {kind.stage: kind for kind in (FINETUNE, PRETRAIN)}
 
 def at_once(kind: Kind, runs: int, each: int = BYTES_A_RUN) -> int:
     """How many of `runs` go on at a time: as asked, or as GPUs, cores and memory allow at `each` bytes a run."""
+    if runs > 1:
+        free_gpu()
     most = kind.asked()
     if kind is PRETRAIN and (whole_number("CRAM_GPUS", "one") or 1) > 1:  # a run has several processes already
         most = 1
@@ -70,11 +73,17 @@ def at_once(kind: Kind, runs: int, each: int = BYTES_A_RUN) -> int:
 
     if machine.detect().device.type != "cuda":
         return max(1, min(pool.workers() // kind.cores, runs, machine.available_memory() // each))
-    gc.collect()  # free what this process has left
-    torch.cuda.empty_cache()
     if kind is PRETRAIN:
         return min(torch.cuda.device_count(), runs)
     return max(1, min(ON_A_GPU, runs, torch.cuda.mem_get_info()[0] // each))
+
+
+def free_gpu() -> None:
+    """Give back the GPU memory that this process keeps for itself, so that runs in other processes have it."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def gpus(kind: Kind) -> list[str | None]:
