@@ -80,7 +80,7 @@ COLUMNS = {
         "overhead",
         "problem",
     ),
-    "finetuning": ("recipe", "compiled", "examples_per_second", "loss"),
+    "finetuning": ("recipe", "compiled", "examples_per_second", "loss", "problem"),
     "cram": ("recipe", "minutes", "tokens", "epochs_of_text", "nats_per_byte", "standard_error"),
     "glue": ("recipe", "minutes", "task", "seed", "epochs", "rate", "loss", "examples_per_second"),
 }
@@ -132,13 +132,17 @@ def speed(case: loops.Case, here: machine.Machine, attention: str) -> dict:
     try:
         with kernel, uncached:
             row = loops.measure(case, here)
-    except torch.OutOfMemoryError:
-        return {"problem": "out of memory"}
     except RuntimeError as error:
-        return {"problem": f"{type(error).__name__}: {error}".splitlines()[0]}
+        return {"problem": problem(error)}
     rate = row["tokens_per_second"] * case.operations()
     memory = torch.cuda.max_memory_allocated() / 1e9 if cuda else None
     return row | {"mfu": rate / 1e9 / row["matrix_gflop_per_second"], "memory_gb": memory, "problem": None}
+
+
+def problem(error: RuntimeError) -> str:
+    """Why a case can't be measured, in a line."""
+    full = isinstance(error, torch.OutOfMemoryError)
+    return "out of memory" if full else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def tune(given: argparse.Namespace, here: machine.Machine) -> None:
@@ -155,9 +159,13 @@ def tune(given: argparse.Namespace, here: machine.Machine) -> None:
             used = finetuning.keep_used(encoder, {"train": examples})["train"]
             classifier = Classifier(encoder, finetune.CLASSES, settings.dropout, 0)
             compiling = replace(here, compiles_always=compiled)
-            outcome = finetuning.finetune(classifier, used, settings, compiling, 0, lambda *_: None)
-        row = {"examples_per_second": outcome.examples_per_second, "loss": outcome.epochs[-1]["loss"]}
-        add(given, here, "finetuning", about | row)
+            try:
+                outcome = finetuning.finetune(classifier, used, settings, compiling, 0, lambda *_: None)
+                row = {"examples_per_second": outcome.examples_per_second, "loss": outcome.epochs[-1]["loss"]}
+            except RuntimeError as error:
+                row = {"problem": problem(error)}
+                break
+        add(given, here, "finetuning", {"problem": None} | about | row)
 
 
 def cram(given: argparse.Namespace, here: machine.Machine) -> None:

@@ -142,6 +142,7 @@ NAMED: dict[str, dict] = {
 POCKET_HEAD = 64  # values of an attention head, as in BERT
 POCKET_SHARE = 128  # batch and text are divided by it
 DOCUMENTS = 8_000_000  # of the paper's text, as tasks/download.py has it
+LIMITS = ("documents", "megabytes")  # of a download
 # What a pocket recipe changes beyond the rule below. Of so small a model 32,768 entries take nearly half of the
 # operations; with 8,192 a step takes 0.63 of the time, and the same time gives a lower loss per byte (LOG.md).
 POCKET_EXTRA = {name: {"vocabulary": {"entries": 8192}} for name in ("modern", "frontier")}
@@ -186,14 +187,19 @@ def heads(architecture: Architecture, hidden: int) -> int:
     return min(fitting, key=lambda count: abs(count - architecture.heads * hidden / architecture.hidden))
 
 
+def reads_files(download: dict) -> bool:
+    """Whether these changes to download select the user's own files, and nothing else."""
+    source = download.get("source")
+    return source == "files" or (isinstance(source, dict) and set(source) == {"files"})
+
+
 def less_text(download: dict) -> dict:
-    """What to download for a pocket recipe: less of a source, but all that is asked for of the user's own files."""
-    if download.get("source") == "files":
+    """What to download for a pocket recipe: less from the hub, but all that is asked for of text on this machine."""
+    if reads_files(download) or download.get("source") == "python-docs":
         return download
     limits = {"documents": DOCUMENTS, "megabytes": 0} | download
-    return download | {
-        name: max(1, round(limits[name] / POCKET_SHARE)) for name in ("documents", "megabytes") if limits[name]
-    }
+    less = {name: float(limits[name]) / POCKET_SHARE for name in LIMITS if limits[name]}
+    return download | {name: max(1, round(amount)) if name == "documents" else amount for name, amount in less.items()}
 
 
 def pocket(delta: dict) -> dict:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict
 
-from flows.deltas import DELTAS
+from flows.deltas import DELTAS, LIMITS, reads_files
 from model import InputError
 from model.quantities import counted
 from tasks.decontaminate import Decontaminate
@@ -165,9 +165,9 @@ def without_empty(override: dict) -> dict:
 def without_limits(override: dict) -> dict:
     """An override that reads files, without the limits of the recipe, which are those of its own source."""
     download = override.get("download")
-    if not isinstance(download, dict) or download.get("source") != "files":
+    if not isinstance(download, dict) or not reads_files(download):
         return override
-    return override | {"download": {"documents": 0, "megabytes": 0} | download}
+    return override | {"download": dict.fromkeys(LIMITS, 0) | download}
 
 
 def check_name(name: str) -> None:

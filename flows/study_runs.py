@@ -8,19 +8,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from flows.deltas import NAMED, POCKET_EXTRA, POCKET_HEAD, heads, nearest, pocket
-from flows.recipes import (
-    DELTAS,
-    Recipe,
-    check_changes,
-    check_name,
-    did_you_mean,
-    level,
-    merge,
-    parse_json,
-    recipe_of,
-    without_limits,
-)
+from flows.deltas import LIMITS, NAMED, POCKET_EXTRA, POCKET_HEAD, heads, nearest, pocket, reads_files
+from flows.recipes import DELTAS, Recipe, check_changes, check_name, did_you_mean, level, merge, parse_json, recipe_of
 from flows.studies import STUDIES
 from model import InputError
 from model.quantities import budget
@@ -185,7 +174,7 @@ def read_only(training: dict, chosen: dict) -> dict:
 
 def delta_of(recipe: str, changes: dict, scale: Scale) -> dict:
     """The changes to the paper's recipe of a run at this scale. Raises InputError for changes that no recipe takes."""
-    own, recipe = without_limits(stages_of(changes)), changes.get(OTHER, recipe)
+    own, recipe = stages_of(changes), changes.get(OTHER, recipe)
     delta = merge((NAMED if recipe in NAMED else DELTAS)[recipe], own)
     if "pretrain" in delta:
         delta["pretrain"] = read_only(delta["pretrain"], own.get("pretrain", {}))
@@ -272,6 +261,9 @@ def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe
     scaled = recipe_of(delta_of(recipe, changes, scale), {})
     own = differing(recipe_of(base, {}).model_dump(), scaled.model_dump(), changes)
     own.pop("report", None)
+    if reads_files(merge(override, own).get("download", {})):  # its limits are what the run says, not the recipe's
+        kept = {name: value for name, value in own.get("download", {}).items() if name not in LIMITS}
+        own["download"] = kept | {name: value for name, value in changes.get("download", {}).items() if name in LIMITS}
     by = multiples_of(changes)
     by = by.model_copy(update={name: scale.multiple * getattr(by, name) for name in ("layers", "hidden")})
     own = merge(own, {"pretrain": multiplied(recipe_of(base, merge(override, own)), by)})

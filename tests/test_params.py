@@ -68,10 +68,10 @@ def test_the_values_that_a_field_takes_are_in_words(stage: str, name: str, takes
 
 
 def test_the_values_are_those_of_the_papers_recipe_unless_another_is_named():
-    lines = {
-        CliRunner().invoke(app, ["params", "pretrain", *more]).stdout for more in ([], ["--recipe", "crammed-bert"])
-    }
-    assert len(lines) == 1
+    names = ([], ["--recipe", "crammed-bert"], ["--recipe", "modern"])
+    usual, same, other = (CliRunner().invoke(app, ["params", "pretrain", *more]) for more in names)
+    assert {result.exit_code for result in (usual, same, other)} == {0}
+    assert usual.stdout == same.stdout != other.stdout
     with pytest.raises(InputError, match="pocket-modern"):
         CliRunner().invoke(app, ["params", "--recipe", "pocket-modrn"], catch_exceptions=False)
 

@@ -184,7 +184,7 @@ def test_every_recipe_has_a_pocket_recipe_by_the_same_rule(name: str):
     found = leaves(small)
     scaled = {field: found[field] for field in (f"pretrain.{field}" for field in SCALED)}
     for limit in ("download.documents", "download.megabytes"):
-        assert found[limit] == round(leaves(full)[limit] / 128)
+        assert found[limit] == pytest.approx(leaves(full)[limit] / 128, abs=0.5 if "documents" in limit else 0)
         scaled[limit] = found[limit]
     assert found["download.documents"] or found["download.megabytes"], "not the whole source"
     assert found == leaves(full) | POCKET | scaled | POCKET_EXTRA.get(name, {}) | {"report.title": small_name}

@@ -377,6 +377,15 @@ def test_files_of_a_run_or_an_override_are_read_as_far_as_these_say(scale: str):
         "some": (900, 0),
         "the pile": (62_500 if scale == "pocket" else 8_000_000, 0),
     }
+    fewer = {run.name: run.recipe.download.documents for run in runs(own, override={"download": {"documents": 50}})}
+    assert fewer == {"whole": 50, "some": 900, "the pile": 50}
+    sizes = {"all": {}, "less": {"download": {"documents": 100_000}}, "least": {"download": {"megabytes": 2.5}}}
+    found = runs(sizes, override={"download": {"source": {"files": 1}, "files": ["own.jsonl"]}}, scale=scale)
+    assert [(run.recipe.download.documents, run.recipe.download.megabytes) for run in found] == [
+        (0, 0),
+        (100_000, 0),
+        (0, 2.5),
+    ]
     override = {"download": own_text | {"megabytes": 12}}
     found = runs({"usual": {}, "fewer masks": {"pretrain": {"mask_fraction": 0.1}}}, override=override, scale=scale)
     assert [(run.recipe.download.documents, run.recipe.download.megabytes) for run in found] == [(0, 12)] * 2
