@@ -233,9 +233,9 @@ print("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT"))
 @pytest.mark.parametrize(
     ("module", "given", "found"),
     [
-        ("model.bert", {}, "True 1000"),
-        ("tasks.finetune", {}, "False 1000"),
-        ("model.hf", {}, "True 1000"),
+        ("model.bert", {}, "True 5000"),
+        ("tasks.finetune", {}, "False 5000"),
+        ("model.hf", {}, "True 5000"),
         ("model.bert", {"GOMP_SPINCOUNT": "7"}, "True 7"),
         ("model.bert", {"OMP_WAIT_POLICY": "active"}, "True None"),
     ],
