@@ -36,5 +36,6 @@ class Rotation(nn.Module):
         """Queries or keys (P of them), rotated. They are those of the first S positions if no others are given."""
         places = slice(x_BSPNH.shape[1]) if positions_BS is None else positions_BS
         cosines, sines = (part[places].to(x_BSPNH.dtype) for part in (self.cosines, self.sines))
-        other = x_BSPNH.roll(x_BSPNH.shape[-1] // 2, dims=-1)
+        # its two halves swapped; compiled for a CPU, `roll` would not be vectorised
+        other = x_BSPNH.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
         return torch.addcmul(x_BSPNH * cosines, other, sines)
