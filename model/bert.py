@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import InputError
+from model.attention import Attention, Dropout, at
 from model.layouts import transformers_model, why_not_transformers_classifier
-from model.positions import Rotation, sinusoids
+from model.positions import sinusoids
 from model.quantities import counted
 from model.settings import CLASSIFIER_WIDTH, Architecture, HeadName, Pooling, Texts
 
 INIT_STD = 0.02  # of every weight matrix, as BERT
 HEAD_STREAM = 2**31  # beyond all seeds of encoders, so that a head does not start with the same numbers
 PAD, SEP = 0, 3  # the vocabulary fixes the ids of special tokens
-Chosen = tuple[Tensor, Tensor]  # positions (B, K) and the states there (B, K, D)
 
 
 def norm(architecture: Architecture, width: int) -> nn.Module:
@@ -56,84 +56,6 @@ class Embedding(nn.Module):
         elif self.positions == "scaled-sinusoidal":
             x_BSE = x_BSE + self.scale * self.codes[:S]
         return self.project(self.norm(x_BSE))
-
-
-def drop(x: Tensor, probability: float) -> Tensor:
-    """Dropout. On CPUs with 16 random bits per value, seven times as fast as torch; probabilities are exact to 1e-5."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0.0 < probability < 1.0:
-        return F.dropout(x, probability)
-    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    least = min(round(probability * 2**16) - 2**15, 2**15 - 1)
-    kept = torch.ge(bits[: x.numel()].view(x.shape), least, out=torch.empty_like(x, requires_grad=False))
-    return x * kept.div_(1.0 - probability)
-
-
-class Dropout(nn.Dropout):
-    """`drop` as a module: in training only."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
-        return drop(x, self.p) if self.training else x
-
-
-def attend(q_BNKH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Scaled dot-product attention; written out on CPUs, where torch's kernel takes 4 times as long at 128 tokens."""
-    if q_BNKH.device.type != "cpu":
-        return F.scaled_dot_product_attention(q_BNKH, k_BNSH, v_BNSH, attn_mask=mask, dropout_p=dropout)
-    scores_BNKS = (q_BNKH * q_BNKH.shape[-1] ** -0.5) @ k_BNSH.transpose(-1, -2)
-    if mask is not None:
-        scores_BNKS = scores_BNKS.masked_fill(~mask, -torch.inf)
-    return drop(scores_BNKS.softmax(dim=-1, dtype=v_BNSH.dtype), dropout) @ v_BNSH
-
-
-def at(x_BSD: Tensor, positions_BK: Tensor) -> Tensor:
-    """(B, K, D): the states at these positions."""
-    return x_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))
-
-
-class Attention(nn.Module):
-    """Bidirectional self-attention."""
-
-    def __init__(self, architecture: Architecture, length: int) -> None:
-        super().__init__()
-        hidden = architecture.hidden
-        self.heads = architecture.heads
-        # three matrices, since Muon orthogonalises each by itself; multiplied as one
-        self.query = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
-        self.key = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
-        self.value = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
-        self.out = nn.Linear(hidden, hidden, bias=architecture.bias)
-        rotary = architecture.positions == "rotary"
-        self.rotation = Rotation(hidden // self.heads, length) if rotary else None
-        self.dropout = 0.0
-
-    def project(self, x_BSD: Tensor, *parts: nn.Linear) -> Tensor:
-        """(B, S, D) to (B, S, parts, N, H)."""
-        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
-        together = F.linear(x_BSD, torch.cat([part.weight for part in parts]), bias)
-        return together.view(*x_BSD.shape[:2], len(parts), self.heads, -1)
-
-    def forward(self, x_BSD: Tensor, mask: Tensor | None, chosen: Chosen | None = None) -> Tensor:
-        """(B, S, D) to (B, S, D), or to (B, K, D) where only K tokens look at all others.
-
-        mask    (B, 1, 1, S): True for visible tokens
-        chosen  the positions (B, K) of the K tokens, and what x_BSD holds there (B, K, D)
-        """
-        if chosen is None:
-            qk_BS2NH, v_BS1NH = self.project(x_BSD, self.query, self.key, self.value).split((2, 1), dim=2)
-            q_BK1NH, k_BS1NH = self.rotated(qk_BS2NH).split(1, dim=2)
-        else:
-            positions_BK, x_BKD = chosen
-            q_BK1NH = self.rotated(self.project(x_BKD, self.query), positions_BK)
-            k_BS1NH, v_BS1NH = self.project(x_BSD, self.key, self.value).split(1, dim=2)
-            k_BS1NH = self.rotated(k_BS1NH)
-        q_BNKH, k_BNSH, v_BNSH = (part.squeeze(2).transpose(1, 2) for part in (q_BK1NH, k_BS1NH, v_BS1NH))
-        x_BNKH = attend(q_BNKH, k_BNSH, v_BNSH, mask, self.dropout if self.training else 0.0)
-        return self.out(x_BNKH.transpose(1, 2).flatten(2))
-
-    def rotated(self, x_BSPNH: Tensor, positions_BS: Tensor | None = None) -> Tensor:
-        """Queries or keys with their positions, if these are rotary."""
-        return x_BSPNH if self.rotation is None else self.rotation(x_BSPNH, positions_BS)
 
 
 class FeedForward(nn.Module):

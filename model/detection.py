@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.bert import Bert, at, operations
+from model.attention import at
+from model.bert import Bert, operations
 from model.draws import draws, random_order
 from model.masking import Corpus
 from model.settings import Architecture, Training

@@ -23,6 +23,8 @@ POOL = 64  # batches whose examples are sorted by length together
 HELD_BACK = 10  # choose: best holds back one of ten training examples
 PREDICTED = 64  # examples at a time
 REPORTED = 20  # steps between two reports
+COMPILED_LENGTHS = 8  # of batches; each is compiled once, and torch compiles no more than 8 shapes of one function
+TILE = 8  # tokens; matrix products on GPUs are fastest with multiples of it
 # Without cuDNN's, the default on some GPUs: it plans anew for every shape, which takes up to half a second (on a B200,
 # modelscope/FunASR#3704), and inputs have many lengths.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -62,13 +64,17 @@ class Examples:
         parts = [self.input(row) for row in rows]
         return Examples(np.concatenate([self.tokens[:0], *parts]), np.cumsum(self.lengths[rows]), self.labels[rows])
 
-    def batch(self, rows: np.ndarray, device: torch.device) -> tuple[Tensor, bool]:
-        """The inputs `rows` as (B, S), padded to the longest of them; and whether any is padded."""
+    def batch(self, rows: np.ndarray, device: torch.device, widths: np.ndarray | None = None) -> tuple[Tensor, bool]:
+        """The inputs `rows` as (B, S), padded to the longest of them; and whether any is padded.
+
+        With widths, ascending: padded to the first that holds them, and always said to be padded.
+        """
         lengths = self.lengths[rows]
-        padded = np.full((len(rows), lengths.max()), PAD, dtype=np.int64)
+        width = lengths.max() if widths is None else widths[np.searchsorted(widths, lengths.max())]
+        padded = np.full((len(rows), width), PAD, dtype=np.int64)
         for line, row in zip(padded, rows, strict=True):
             line[: self.lengths[row]] = self.input(row)
-        return to_device(padded, device), bool(lengths.min() < lengths.max())
+        return to_device(padded, device), widths is not None or bool(lengths.min() < width)
 
 
 def memory(weights: int, tokens: int, values: int, machine: Machine) -> int:
@@ -135,10 +141,21 @@ class Outcome:
     epochs: list[dict]  # each with epoch, mean loss, and for choose: best the score
 
 
-def loss_of(classifier: nn.Module, examples: Examples, rows: np.ndarray, machine: Machine) -> Tensor:
+def compiled_widths(longest: int, most: int) -> np.ndarray:
+    """Few lengths of batches for inputs of up to `longest` tokens, so that each is compiled for its static shape.
+
+    `most`: tokens that the model takes
+    """
+    unit = TILE * -(-longest // (TILE * COMPILED_LENGTHS))
+    return np.minimum(np.arange(unit, longest + unit, unit), most)
+
+
+def loss_of(
+    classifier: nn.Module, examples: Examples, rows: np.ndarray, machine: Machine, widths: np.ndarray | None = None
+) -> Tensor:
     """The mean loss of a batch: cross-entropy in nats, or for regression (one output) the squared error."""
     with machine.autocast():
-        scores = classifier(*examples.batch(rows, machine.device))
+        scores = classifier(*examples.batch(rows, machine.device, widths))
     scores, labels = scores.float(), examples.labels[rows]
     if scores.shape[1] == 1:
         return F.mse_loss(scores[:, 0], to_device(labels.astype(np.float32), machine.device))
@@ -149,22 +166,34 @@ class Steps:
     """The steps of a run: takes them, counts them, and reports the loss of every twentieth and the last."""
 
     def __init__(
-        self, classifier: Classifier, settings: Finetuning, machine: Machine, count: int, report: Callable
+        self,
+        classifier: Classifier,
+        train: Examples,
+        settings: Finetuning,
+        machine: Machine,
+        count: int,
+        report: Callable[[int, str], None],
     ) -> None:
-        self.settings, self.machine, self.report, self.count, self.taken = settings, machine, report, count, 0
+        self.train, self.settings, self.machine, self.report = train, settings, machine, report
+        self.count, self.taken = count, 0
         self.model: nn.Module = classifier
+        self.widths: np.ndarray | None = None
         if machine.compiles_always:  # else not: at pocket size on CPUs no step is faster, and compiling takes 100 s
             torch.compiler.reset()  # an earlier run's graphs don't fit this one, but count as attempts to compile it
-            self.model = torch.compile(classifier, dynamic=True)
+            # A GPU computes a step of so small a batch in a fraction of the time that launching its kernels takes; a
+            # CUDA graph launches all of them at once. Graphs need static shapes.
+            mode = "reduce-overhead" if machine.device.type == "cuda" else None
+            self.model = torch.compile(classifier, dynamic=False, mode=mode)
+            self.widths = compiled_widths(train.lengths.max(), classifier.bert.length)
         self.adamw = optimizer.adamw(classifier, settings.learning_rate, BETAS, EPS, settings.weight_decay)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
         self.multiplier = schedules.SHAPES[settings.schedule]
 
-    def take(self, train: Examples, rows: np.ndarray) -> Tensor:
+    def take(self, rows: np.ndarray) -> Tensor:
         """Train on the examples `rows`. Returns the loss, detached; raises InputError if it is not finite."""
         self.taken += 1
         optimizer.set_rates([self.adamw], self.multiplier(self.settings, self.taken / self.count))
-        loss = loss_of(self.model, train, rows, self.machine)
+        loss = loss_of(self.model, self.train, rows, self.machine, self.widths)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.adamw)
         self.scaler.update()
@@ -201,14 +230,14 @@ def finetune(
     if machine.device.type == "cpu":
         keep_heap()
     classifier.to(machine.device)
-    steps = Steps(classifier, settings, machine, count, report)
+    steps = Steps(classifier, train, settings, machine, count, report)
     torch.manual_seed(seed)  # dropout
     seconds, epochs, chosen, best, weights = 0.0, [], settings.epochs, -math.inf, {}
     for epoch in range(1, settings.epochs + 1):
         began, total = time.perf_counter(), torch.zeros((), device=machine.device)
         classifier.train()
         for rows in batches(train.lengths, settings, shuffle):
-            total += steps.take(train, rows)
+            total += steps.take(rows)
         epochs.append({"epoch": epoch, "loss": total.item() * settings.epochs / count})
         seconds += time.perf_counter() - began
         if held is not None:

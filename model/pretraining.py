@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from model import InputError, detection, masking, micro_batch, optimizer, schedules
+from model import InputError, attention, detection, masking, micro_batch, optimizer, schedules
 from model.batches import Batch, Batches
 from model.bert import Bert
 from model.checkpoint import METRICS, Spent, Writer, cut_metrics, line, restore
@@ -102,7 +102,8 @@ class Pretraining:
         self.checkpoint_seconds = seconds_between_checkpoints
         self.limit = self.processes.agree(matrix_rate(self.machine.device, self.machine.dtype)) * self.processes.count
         self.clock = Clock(self.spent.seconds)
-        with self.deferred, (self.folder / METRICS).open("a", buffering=1) as metrics:
+        kernel = attention.fastest_kernel(self.bert.architecture, self.corpus.length, self.micro_batch, self.machine)
+        with self.deferred, kernel, (self.folder / METRICS).open("a", buffering=1) as metrics:
             self.queue = StepQueue(
                 clock=self.clock,
                 finished=self.spent.seconds,

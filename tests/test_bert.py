@@ -296,35 +296,6 @@ def test_the_sparse_loss_is_the_dense_one_at_the_masked_positions(model):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-6)
 
 
-def some_heads(parts: int) -> torch.Tensor:
-    return torch.randn(parts, 2, 4, LENGTH, 8, generator=torch.Generator().manual_seed(0))
-
-
-PADDED = torch.arange(LENGTH) < torch.tensor([LENGTH, 7])[:, None, None, None]
-
-
-@pytest.mark.parametrize("mask", [None, PADDED], ids=["all", "padded"])
-def test_attention_on_a_cpu_is_that_of_torchs_kernel_which_is_given_everything_on_a_gpu(mask, monkeypatch):
-    expected, given = F.scaled_dot_product_attention(*some_heads(3), attn_mask=mask), []
-    torch.testing.assert_close(bert.attend(*some_heads(3), mask, 0.0), expected, rtol=1e-5, atol=1e-5)
-
-    def kernel(*parts, attn_mask, dropout_p):
-        given.extend([*parts, attn_mask, dropout_p])
-
-    monkeypatch.setattr(bert.F, "scaled_dot_product_attention", kernel)
-    handed = [*some_heads(3).to("meta"), mask, 0.3]
-    bert.attend(*handed)
-    assert all(one is other for one, other in zip(given, handed, strict=True))
-
-
-def test_dropout_takes_weights_of_attention_and_makes_up_for_them():
-    q_BNSH, k_BNSH = some_heads(2)
-    torch.manual_seed(0)
-    sums = torch.stack([bert.attend(q_BNSH, k_BNSH, torch.ones_like(q_BNSH), None, 0.25) for _ in range(100)])
-    assert sums.std(dim=0).min() > 0.1  # where nothing is dropped, weights sum to 1
-    assert sums.mean().item() == pytest.approx(1, abs=0.02)
-
-
 @pytest.mark.parametrize("pooling", ["cls", "mean", "compare"])
 def test_each_sequence_of_a_padded_batch_is_classified_as_if_alone(model, pooling):
     classifier = bert.Classifier(model, classes=3, dropout=0.0, seed=0, pooling=pooling, texts=2).eval()

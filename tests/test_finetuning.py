@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import InputError, bert, finetuning
+from model import InputError, attention, bert, finetuning
 from model.machine import Machine
 from model.settings import Architecture, Finetuning
 
@@ -196,9 +196,9 @@ def test_the_epoch_that_scores_best_is_kept_and_of_several_the_first(scores, bes
 def test_a_tenth_is_held_back_for_all_epochs_by_the_seed_and_not_trained_on(monkeypatch):
     given, loss_of, drawn = replace(examples(177, 0, classes=1), labels=np.arange(177)), finetuning.loss_of, []
 
-    def recording(model, given, rows, here):
+    def recording(model, given, rows, *others):
         trained.extend(given.labels[rows].tolist())  # a label is the number of the example
-        return loss_of(model, given, rows, here)
+        return loss_of(model, given, rows, *others)
 
     monkeypatch.setattr(finetuning, "loss_of", recording)
     for seed in (*range(10), 0):
@@ -224,26 +224,6 @@ def test_an_outcome_has_steps_speed_and_each_epochs_mean_loss():
     assert (outcome.steps, outcome.chosen_epoch, finetuning.steps_of(64, settings)) == (12, 3, 12)
 
 
-@pytest.mark.parametrize("probability", [0.1, 0.5, 0.001])
-def test_dropout_has_its_probability_and_scale_wherever_the_bits_come_from(probability):
-    torch.manual_seed(0)
-    x = torch.full((1000, 1001), 2.0, requires_grad=True)
-    y = bert.drop(x, probability)
-    assert (y == 0).logical_or(y == torch.tensor(2.0 / (1 - probability))).all() or probability == 0.001
-    gone = (y == 0).detach().double().flatten()
-    deviation = math.sqrt(probability * (1 - probability))
-    for lane in range(4):  # of each 64 bits that are drawn
-        part = gone[lane::4]
-        assert part.mean().item() == pytest.approx(probability, abs=5 * deviation / math.sqrt(len(part)))
-    for distance in (1, 2, 3, 4, 1001):
-        both = (gone[distance:] * gone[:-distance]).mean().item()
-        assert both == pytest.approx(probability**2, abs=6 * probability / math.sqrt(len(gone)))
-    y.sum().backward()
-    assert torch.equal(x.grad == 0, y == 0)
-    assert torch.equal(bert.drop(x, 0.0), x)
-    assert torch.equal(bert.drop(x, 1.0), x * 0)
-
-
 def test_a_run_is_compiled_if_told_to_and_learns_the_same(monkeypatch):
     traced, compiler = [], torch.compile
 
@@ -262,11 +242,30 @@ def test_a_run_is_compiled_if_told_to_and_learns_the_same(monkeypatch):
     always = replace(CPU, compiles=True, compiles_always=True)
     assert losses(always) == pytest.approx(eager, rel=1e-4)
     once = len(traced)
-    assert 1 <= once <= 4, "with and without padding; not once for each length"
+    assert once == len(finetuning.compiled_widths(LENGTH, LENGTH)) == 2, "once for each length of batches"
     with torch._dynamo.config.patch(recompile_limit=once):  # of one module
         for run in (1, 2):
             losses(always, VOCABULARY + run)
             assert len(traced) == (run + 1) * once, "what others compiled does not keep it from being compiled"
+
+
+@pytest.mark.parametrize("longest", [1, 8, 9, 60, 64, 65, 127, 128, 500, 512])
+def test_compiled_batches_have_few_lengths_that_hold_every_input(longest: int):
+    for most in (longest, 512):
+        widths = finetuning.compiled_widths(longest, most)
+        assert len(widths) <= 8, "torch compiles no more shapes of a function"
+        assert (np.diff(widths) > 0).all()
+        assert longest <= widths[-1] <= most
+        assert (widths[:-1] % 8 == 0).all()
+
+
+def test_a_batch_is_padded_to_the_first_width_that_holds_it():
+    given = finetuning.Examples.of([[2, 7, 3], [2, 7, 8, 9, 3], [2] * 8], np.zeros(3))
+    for rows, width in (([0, 1], 5), ([0], 5), ([2], 8)):
+        tokens_BS, padded = given.batch(np.array(rows), CPU.device, np.array([5, 8, 16]))
+        assert tokens_BS.shape == (len(rows), width)
+        assert padded, "whether or not it is, so that each width is compiled once"
+        assert [ids[ids != bert.PAD].tolist() for ids in tokens_BS] == [given.input(row).tolist() for row in rows]
 
 
 def test_answers_in_bf16_are_as_fine_as_in_fp32():
@@ -289,13 +288,13 @@ def test_the_memory_of_a_run_of_the_papers_model_is_not_underrated_nor_twice_wha
 
 
 def test_inputs_of_one_length_need_no_mask(monkeypatch):
-    masks, attend = [], bert.attend
+    masks, attend = [], attention.attend
 
     def recording(q, k, v, mask, dropout):
         masks.append(mask)
         return attend(q, k, v, mask, dropout)
 
-    monkeypatch.setattr(bert, "attend", recording)
+    monkeypatch.setattr(attention, "attend", recording)
     same = finetuning.Examples.of([[2, 7, 8, 3]] * 16, np.zeros(16, dtype=int))
     tune(classifier(2), same, Finetuning(epochs=1))
     assert masks == [None]

@@ -1,0 +1,110 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+
+from model import attention
+from model.machine import Machine
+from model.settings import Architecture
+
+LENGTH = 24
+CPU = Machine(torch.device("cpu"), torch.float32, False, 32)
+GPU = replace(CPU, device=torch.device("cuda:0"), dtype=torch.bfloat16)
+FLASH, CUDNN, EFFICIENT = attention.KERNELS
+torch.set_num_threads(1)  # for so small tensors
+
+
+def some_heads(parts: int) -> torch.Tensor:
+    return torch.randn(parts, 2, 4, LENGTH, 8, generator=torch.Generator().manual_seed(0))
+
+
+PADDED = torch.arange(LENGTH) < torch.tensor([LENGTH, 7])[:, None, None, None]
+
+
+@pytest.mark.parametrize("mask", [None, PADDED], ids=["all", "padded"])
+def test_attention_on_a_cpu_is_that_of_torchs_kernel_which_is_given_everything_on_a_gpu(mask, monkeypatch):
+    expected, given = F.scaled_dot_product_attention(*some_heads(3), attn_mask=mask), []
+    torch.testing.assert_close(attention.attend(*some_heads(3), mask, 0.0), expected, rtol=1e-5, atol=1e-5)
+
+    def kernel(*parts, attn_mask, dropout_p):
+        given.extend([*parts, attn_mask, dropout_p])
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", kernel)
+    handed = [*some_heads(3).to("meta"), mask, 0.3]
+    attention.attend(*handed)
+    assert all(one is other for one, other in zip(given, handed, strict=True))
+
+
+def test_dropout_takes_weights_of_attention_and_makes_up_for_them():
+    q_BNSH, k_BNSH = some_heads(2)
+    torch.manual_seed(0)
+    sums = torch.stack([attention.attend(q_BNSH, k_BNSH, torch.ones_like(q_BNSH), None, 0.25) for _ in range(100)])
+    assert sums.std(dim=0).min() > 0.1  # where nothing is dropped, weights sum to 1
+    assert sums.mean().item() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.001])
+def test_dropout_has_its_probability_and_scale_wherever_the_bits_come_from(probability):
+    torch.manual_seed(0)
+    x = torch.full((1000, 1001), 2.0, requires_grad=True)
+    y = attention.drop(x, probability)
+    assert (y == 0).logical_or(y == torch.tensor(2.0 / (1 - probability))).all() or probability == 0.001
+    gone = (y == 0).detach().double().flatten()
+    deviation = math.sqrt(probability * (1 - probability))
+    for lane in range(4):  # of each 64 bits that are drawn
+        part = gone[lane::4]
+        assert part.mean().item() == pytest.approx(probability, abs=5 * deviation / math.sqrt(len(part)))
+    for distance in (1, 2, 3, 4, 1001):
+        both = (gone[distance:] * gone[:-distance]).mean().item()
+        assert both == pytest.approx(probability**2, abs=6 * probability / math.sqrt(len(gone)))
+    y.sum().backward()
+    assert torch.equal(x.grad == 0, y == 0)
+    assert torch.equal(attention.drop(x, 0.0), x)
+    assert torch.equal(attention.drop(x, 1.0), x * 0)
+
+
+def test_a_kernel_is_timed_or_refused():
+    shape = (2, 4, LENGTH, 8)
+    for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):  # those of a CPU
+        assert 0 < attention.seconds_of(kernel, shape, torch.float32, CPU.device) < 10
+    with pytest.raises(RuntimeError):
+        attention.seconds_of(SDPBackend.CUDNN_ATTENTION, shape, torch.float32, CPU.device)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "order"),
+    [
+        ({FLASH: 2.0, CUDNN: 1.0, EFFICIENT: 3.0}, [CUDNN, FLASH, EFFICIENT]),
+        ({FLASH: 1.0, EFFICIENT: 3.0}, [FLASH, EFFICIENT]),
+        ({EFFICIENT: 1.0}, [EFFICIENT]),
+    ],
+)
+def test_a_gpu_computes_attention_by_the_kernel_that_is_fastest_there(seconds, order, monkeypatch):
+    shapes = set()
+
+    def timed(kernel, *about):
+        shapes.add(about)
+        if kernel not in seconds:
+            raise RuntimeError("No available kernel. Aborting execution.")
+        return seconds[kernel]
+
+    monkeypatch.setattr(attention, "seconds_of", timed)
+    before = _cur_sdpa_kernel_backends(with_priority=True)
+    with attention.fastest_kernel(Architecture(hidden=32, heads=4), LENGTH, 7, GPU):
+        assert _cur_sdpa_kernel_backends(with_priority=True) == [*order, SDPBackend.MATH]
+    assert shapes == {((7, 4, LENGTH, 8), GPU.dtype, GPU.device)}
+    assert _cur_sdpa_kernel_backends(with_priority=True) == before
+
+
+@pytest.mark.parametrize("here", [CPU, GPU], ids=["cpu", "no kernel"])
+def test_where_no_kernel_can_be_timed_torch_chooses(here, monkeypatch):
+    def refused(*_):
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    monkeypatch.setattr(attention, "seconds_of", refused)
+    before = _cur_sdpa_kernel_backends(with_priority=True)
+    with attention.fastest_kernel(Architecture(), LENGTH, 2, here):
+        assert _cur_sdpa_kernel_backends(with_priority=True) == before
