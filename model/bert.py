@@ -79,12 +79,35 @@ class FeedForward(nn.Module):
         return self.dense_out(x)
 
 
+class Convolution(nn.Module):
+    """A sum over neighbouring tokens for each value by itself, added to the states; at first zero.
+
+    Attention of so few steps as a day or less has hardly learns to look at neighbours, and most of what a masked token
+    is predicted from stands beside it. Similar to the layers of Allen-Zhu 2025 (arXiv 2512.17351).
+    """
+
+    def __init__(self, tokens: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(tokens, hidden))
+
+    def forward(self, x_BSD: Tensor, seen_BS: Tensor | None) -> Tensor:
+        """(B, S, D) to (B, S, D). Tokens beyond the sequence and those that are not `seen` count as zero."""
+        S, reach = x_BSD.shape[1], len(self.weight) // 2
+        seen_BSD = x_BSD if seen_BS is None else x_BSD * seen_BS[:, :, None]
+        wide_BWD = F.pad(seen_BSD, (0, 0, reach, reach))
+        for place, weight_D in enumerate(self.weight):
+            x_BSD = torch.addcmul(x_BSD, wide_BWD[:, place : place + S], weight_D)
+        return x_BSD
+
+
 class Block(nn.Module):
     """Attention and feed-forward layer, each with a residual connection and a norm before or after."""
 
     def __init__(self, architecture: Architecture, length: int, index: int) -> None:
         super().__init__()
         self.post = architecture.norm_order == "post"
+        mixed = architecture.convolution
+        self.convolution = Convolution(mixed, architecture.hidden) if mixed else None
         with_norm = index or architecture.first_norm
         self.attention_norm = norm(architecture, architecture.hidden) if with_norm else nn.Identity()
         self.attention = Attention(architecture, length)
@@ -93,15 +116,20 @@ class Block(nn.Module):
         self.ffn = FeedForward(architecture) if with_ffn else None
         self.dropout = Dropout(0.0)
 
-    def forward(self, x_BSD: Tensor, mask: Tensor | None, positions_BK: Tensor | None = None) -> Tensor:
-        """(B, S, D) to (B, S, D), or to (B, K, D): the states at these positions alone."""
-        seen_BSD = x_BSD if self.post else self.attention_norm(x_BSD)
+    def forward(self, x_BSD: Tensor, seen_BS: Tensor | None, positions_BK: Tensor | None = None) -> Tensor:
+        """(B, S, D) to (B, S, D), or to (B, K, D): the states at these positions alone.
+
+        seen_BS  True for tokens that others see; None: all
+        """
+        mask = None if seen_BS is None else seen_BS[:, None, None, :]
+        x_BSD = x_BSD if self.convolution is None else self.convolution(x_BSD, seen_BS)
+        normed_BSD = x_BSD if self.post else self.attention_norm(x_BSD)
         if positions_BK is None:
-            x = x_BSD + self.dropout(self.attention(seen_BSD, mask))
+            x = x_BSD + self.dropout(self.attention(normed_BSD, mask))
         else:
             x = at(x_BSD, positions_BK)
-            seen = x if self.post else self.attention_norm(x)
-            x = x + self.dropout(self.attention(seen_BSD, mask, (positions_BK, seen)))
+            normed = x if self.post else self.attention_norm(x)
+            x = x + self.dropout(self.attention(normed_BSD, mask, (positions_BK, normed)))
         if self.post:
             x = self.attention_norm(x)
             return x if self.ffn is None else self.ffn_norm(x + self.dropout(self.ffn(x)))
@@ -207,9 +235,8 @@ class Bert(nn.Module):
             elif halvings < len(longer):
                 before_BSD, seen_BS = longer.pop()
                 x_BSD = before_BSD + x_BSD.repeat_interleave(2, dim=1)
-            mask = None if seen_BS is None else seen_BS[:, None, None, :]
             last = index + 1 == self.architecture.layers
-            x_BSD = self.blocks[index % len(self.blocks)](x_BSD, mask, positions_BK if last else None)
+            x_BSD = self.blocks[index % len(self.blocks)](x_BSD, seen_BS, positions_BK if last else None)
         return self.norm(x_BSD)[:, :S]
 
     def pooled(self, tokens_BS: Tensor, padded: bool, pooling: Pooling = "cls", texts: Texts = None) -> Tensor:

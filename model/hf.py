@@ -19,7 +19,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
-from model.bert import PAD, SEP, Bert, ClassifierHead, Embedding, Head, width_factor
+from model.bert import PAD, SEP, Bert, ClassifierHead, Convolution, Embedding, Head, width_factor
 from model.export import Saved, SavedClassifier, described
 from model.positions import Rotation, sinusoids
 from model.settings import Architecture
@@ -132,7 +132,7 @@ class CramPreTrainedModel(PreTrainedModel):
                 initialization.constant_(module.scale, module.word.embedding_dim**-0.5)
         elif isinstance(module, Head) and module.bias is not None:
             initialization.zeros_(module.bias)
-        elif self._starts_at_zero(module):
+        elif isinstance(module, Convolution) or self._starts_at_zero(module):
             initialization.zeros_(module.weight)
 
     def _starts_at_zero(self, module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from model.settings import CLASSIFIER_WIDTH, Architecture, HeadName, Pooling
 
 def _needs(a: Architecture) -> dict[str, dict]:
     """The values of axes with which each model of transformers computes the same; other axes may have any value."""
-    every = {"embedding": None, "different_layers": None, "ffn_every": 1, "funnel": 0}
+    every = {"embedding": None, "different_layers": None, "ffn_every": 1, "funnel": 0, "convolution": 0}
     rotary = every | {
         "norm_order": "pre",
         "activation": "geglu",

@@ -39,6 +39,13 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     decoder_bias: bool = Field(False, description="Bias of the vocabulary head.")
     tied: bool = Field(True, description="The vocabulary head is the word embedding.")
     zero_outputs: bool = Field(False, description="Each branch's output projection starts at zero.")
+    convolution: int = Field(
+        0,
+        ge=0,
+        le=31,
+        description="Before each block, add a sum over so many neighbouring tokens, weighted by each value's own "
+        "weights; an odd number. 0: none.",
+    )
 
     @property
     def inner(self) -> int:
@@ -71,6 +78,9 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             f"different_layers {unique} does not divide layers {self.layers}; make it do so": self.layers % unique,
             f"ffn_every {self.ffn_every} is more than different_layers or layers {unique}, so no block would have a "
             "feed-forward layer; lower it": self.ffn_every > unique,
+            f"convolution {self.convolution} is even, so the token itself would not be in the middle; make it odd": (
+                self.convolution and self.convolution % 2 == 0
+            ),
             f"funnel {self.funnel} needs {2 * self.funnel + 1} layers or more to halve and restore, not {self.layers}; "
             "lower it": 2 * self.funnel + 1 > self.layers,
         }

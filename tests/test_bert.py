@@ -34,6 +34,7 @@ LAYOUTS = {
     "bert": BERT,
     "albert": changed(BERT, embedding=16, different_layers=2, norm_eps=1e-12),
     "mixed": changed(PAPER, **FEW_NORMS, **NARROW, heads=2, norm="rmsnorm", embedding_norm=False, activation="relu2"),
+    "convolved": changed(PAPER, **FEW_NORMS, positions="rotary", convolution=5),
 }
 torch.set_num_threads(1)  # for so small a model; several that wait for a busy core take a hundred times as long
 
@@ -144,8 +145,17 @@ class Naive:
             x = gelu(x) if self.a.activation == "gelu" else np.maximum(x, 0) ** 2
         return self.dense(x, f"{name}.dense_out", self.a.bias)
 
+    def convolve(self, x, name):
+        mixed, reach = x.copy(), self.a.convolution // 2
+        for place in range(len(x)):
+            for other in range(max(0, place - reach), min(len(x), place + reach + 1)):
+                mixed[place] += self.w[f"{name}.weight"][other - place + reach] * x[other]
+        return mixed
+
     def block(self, x, index):
         name = f"blocks.{index}"
+        if self.a.convolution:
+            x = self.convolve(x, f"{name}.convolution")
         if self.a.norm_order == "post":
             x = self.norm(x + self.attend(x, f"{name}.attention"), f"{name}.attention_norm")
         else:
@@ -188,6 +198,7 @@ NUMBERS = {  # valid and other values of the axes that are numbers
     "different_layers": (None, 1, 2, 3),
     "ffn_every": (1, 2, 3),
     "funnel": (0, 1, 3, 4),
+    "convolution": (0, 3, 5, 4),
 }
 
 
@@ -405,10 +416,12 @@ def test_the_seed_gives_the_weights():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_matrices_start_at_deviation_two_hundredths_biases_at_zero_and_norms_at_one(layout):
+def test_matrices_start_at_deviation_two_hundredths_biases_and_convolutions_at_zero_and_norms_at_one(layout):
     model = bert.Bert(changed(layout, hidden=128, intermediate=384, zero_outputs=False), 2000, 64)
     for name, value in model.named_parameters():
-        if value.ndim == 2:
+        if "convolution" in name:
+            assert (value == 0).all(), name
+        elif value.ndim == 2:
             rows = value[1:] if "word" in name else value
             assert rows.std().item() == pytest.approx(0.02, rel=0.05), name
             assert abs(rows.mean().item()) < 6 * 0.02 / rows.numel() ** 0.5, name
@@ -440,7 +453,9 @@ def test_dropout_takes_embedding_branches_weights_of_attention_and_the_heads_inp
     with torch.no_grad():
         for block in model.blocks:
             post = model.architecture.norm_order == "post"
-            torch.testing.assert_close(block(x, None), block.ffn_norm(block.attention_norm(x)) if post else x)
+            stream = x if block.convolution is None else block.convolution(x, None)
+            left = block.ffn_norm(block.attention_norm(stream)) if post else stream
+            torch.testing.assert_close(block(x, None), left)
             torch.testing.assert_close(block.attention(x, None), block.attention.out(torch.zeros_like(x)))
         states = model.encode(tokens)
         torch.testing.assert_close(states, states[:1, :1].expand(2, LENGTH, 32))

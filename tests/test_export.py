@@ -42,6 +42,7 @@ OWN = {  # a layout that transformers doesn't have, and axes that keep it from b
     "shared": (MODERN | {"different_layers": 1}, "different_layers"),
     "funnel": (MODERN | {"funnel": 1}, "funnel 0 (here"),
     "fewer feed-forward layers": (MODERN | {"layers": 4, "ffn_every": 2}, "ffn_every"),
+    "convolution": (MODERN | {"convolution": 3}, "convolution 0 (here"),
     "biases but for queries": (MODERN | {"bias": True}, "qkv_bias"),
     "two axes": (MODERN | {"head_transform": False, "funnel": 1}, "funnel 0 (here 1) and head_transform"),
     "rotary post-norm": (ORIGINAL | {"positions": "rotary"}, "positions"),
@@ -49,7 +50,7 @@ OWN = {  # a layout that transformers doesn't have, and axes that keep it from b
     "bert, untied": (ORIGINAL | {"tied": False}, "tied"),
     "rmsnorm with head": (EURO | {"head_transform": True}, "head_transform"),
 }
-WITH_HF = {name: ("Cram", OWN[name][0]) for name in ("the paper's", "funnel", "albert", "bert, untied")}
+WITH_HF = {name: ("Cram", OWN[name][0]) for name in ("the paper's", "funnel", "convolution", "albert", "bert, untied")}
 LAYOUTS = {name: layout for name, (_, layout) in NATIVE.items()} | {name: layout for name, (layout, _) in OWN.items()}
 LABELS = ("entailment", "neutral", "contradiction")
 torch.set_num_threads(1)  # for so small a model; several that wait for a busy core take a hundred times as long

@@ -19,7 +19,7 @@ OTHER = {  # values of what only some of them read, none of them the default
 }
 WRONG = {  # settings, value, and the fields that do not take it
     (Architecture, 0): "layers hidden heads intermediate norm_eps embedding different_layers ffn_every",
-    (Architecture, -1): "funnel",
+    (Architecture, -1): "funnel convolution",
     (Architecture, "sandwich"): "activation norm norm_order positions and_a_field_that_there_is_not",
     (Architecture, math.nan): "norm_eps",
     (Training, 0): "budget batch_size learning_rate adam_eps clip cooldown mask_fraction last_mask_fraction",
@@ -75,6 +75,7 @@ REFUSED = [  # settings, the first words of the sentence, and changes that make 
     ({"different_layers": 32}, "different_layers 32 ", {"layers": 64}),
     ({"different_layers": 16}, "different_layers 16 ", {"layers": 32}),
     ({"ffn_every": 17}, "ffn_every 17 ", {"ffn_every": 16}),
+    ({"convolution": 2}, "convolution 2 ", {"convolution": 3}),
     ({"different_layers": 1, "ffn_every": 2}, "ffn_every 2 ", {"different_layers": 2}),
     ({"funnel": 8}, "funnel 8 ", {"layers": 17}),
     ({"layers": 2, "funnel": 1}, "funnel 1 ", {"layers": 3}),
