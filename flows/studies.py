@@ -91,6 +91,7 @@ STUDIES: dict[str, dict] = {
             "dense head": architecture(head_transform=True),
             "untied head": architecture(tied=False),
             "outputs start at zero": architecture(zero_outputs=True),
+            "convolutions over 5 tokens": architecture(convolution=5),
             "embedding of 128": architecture(embedding=128),
             "funnel": architecture(funnel=1),
             "one block repeated": architecture(different_layers=1),
@@ -181,7 +182,7 @@ STUDIES: dict[str, dict] = {
         },
     },
     "masking": {
-        "about": "How many tokens are predicted, what stands in their place, whether others are corrupted, and dropout.",
+        "about": "How many tokens are predicted, what replaces them, whether others are corrupted, and dropout.",
         "paper": f"{SECTION} 4.3; directions only, no numbers at hand",
         "published": {
             "40 %": "no gain (with dropout)",
@@ -270,6 +271,7 @@ STUDIES: dict[str, dict] = {
             "learned positions": architecture(positions="learned"),
             "outputs do not start at zero": architecture(zero_outputs=False),
             "no dense head": architecture(head_transform=False),
+            "convolutions over 5 tokens": architecture(convolution=5),
             "norms as the paper's": architecture(**NORMS),
             "architecture of the paper": architecture(
                 positions="scaled-sinusoidal", zero_outputs=False, head_transform=False, **NORMS

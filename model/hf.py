@@ -215,8 +215,8 @@ class CramForSequenceClassification(CramPreTrainedModel):
             return
         if count := int(((input_ids == SEP).sum(dim=1) < 2).sum()):
             raise ValueError(
-                f"{count} of {len(input_ids)} inputs have fewer than two [SEP], but this model compares two texts. Give "
-                "the tokenizer both: tokenizer(first, second)."
+                f"{count} of {len(input_ids)} inputs have fewer than two [SEP], but this model compares two texts. "
+                "Give the tokenizer both: tokenizer(first, second)."
             )
 
 

@@ -162,8 +162,8 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         0.0,
         ge=0,
         le=1000,
-        description="Weight of a second loss, the cross-entropy of detecting which of the tokens that are not [MASK] are "
-        "corrupted, divided by the number of all tokens. 0: masked language modelling alone.",
+        description="Weight of a second loss, the cross-entropy of detecting which of the tokens that are not [MASK] "
+        "are corrupted, divided by the number of all tokens. 0: masked language modelling alone.",
     )
     replaced: float = Field(
         0.05,
@@ -175,8 +175,8 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         0.1,
         ge=0,
         le=2 / 3,
-        description="With detection: fraction of the tokens drawn to swap with one of the next two. A pair with a token to "
-        "predict stays.",
+        description="With detection: fraction of the tokens drawn to swap with one of the next two. A pair with a "
+        "token to predict stays.",
     )
     nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="After a loss that is not a number: stop, or resume once without the batch."
@@ -245,8 +245,8 @@ class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     )
     pooling: Pooling = Field(
         "cls",
-        description="What the head reads. cls: the state of [CLS]. mean: the mean over all tokens. compare: for a pair, "
-        "the mean of each text, their absolute difference and their product (GLUE's baselines, Wang et al. 2018).",
+        description="What the head reads. cls: the state of [CLS]. mean: the mean over all tokens. compare: for a "
+        "pair, the mean of each text, their absolute difference and product (GLUE's baselines, Wang et al. 2018).",
     )
     choose: Literal["last", "best"] = Field(
         "last",

@@ -1,7 +1,7 @@
 """Measure: how well a WordPiece vocabulary, and zstd, compress each document; `filter` drops documents by these ratios.
 
 Reads   the parts of a corpus.
-Writes  measured-00000.parquet …  id, source, characters, tokens, both ratios of every document; row groups of the part
+Writes  measured-00000.parquet …  id, source, characters, tokens, both ratios of each document; the part's row groups
         tokenizer.json            the vocabulary it measured with, trained on a fixed sample of its input
 """
 

@@ -2,9 +2,9 @@
 
     L(N, D) = E + A N^-alpha + B D^-beta        (Hoffmann et al. 2022, arXiv 2203.15556, section 3.3)
 
-N is the operations per token / 6: for large models the number of parameters in the blocks; for small ones it also counts
-the vocabulary head and attention, as the budget does. Sizes and tokens are relative to the geometric means of the runs,
-which conditions the fit and leaves its predictions as they are.
+N is the operations per token / 6: for large models the number of parameters in the blocks; for small ones it also
+counts the vocabulary head and attention, as the budget does. Sizes and tokens are relative to the geometric means of
+the runs, which conditions the fit and leaves its predictions as they are.
 """
 
 import itertools

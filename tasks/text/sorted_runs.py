@@ -1,7 +1,7 @@
 """Numbers too many for memory: sorted runs on disk, from which a process reads one range of the keys at a time.
 
-A run is a set of files with one array each: `<name>.0.npy` has the keys, ascending, and `<name>.1.npy` … their values.
-An address is a place in a corpus: the number of a part, then a row or byte of that part.
+A run is a set of files with one array each: `<name>.0.npy` has the keys, ascending, and `<name>.1.npy` … their
+values. An address is a place in a corpus: the number of a part, then a row or byte of that part.
 """
 
 from itertools import pairwise
