@@ -88,15 +88,16 @@ class Convolution(nn.Module):
 
     def __init__(self, tokens: int, hidden: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(tokens, hidden))
+        # three dimensions, so that Muon leaves it to AdamW: what it weighs are not directions (LOG.md)
+        self.weight = nn.Parameter(torch.zeros(tokens, 1, hidden))
 
     def forward(self, x_BSD: Tensor, seen_BS: Tensor | None) -> Tensor:
         """(B, S, D) to (B, S, D). Tokens beyond the sequence and those that are not `seen` count as zero."""
         S, reach = x_BSD.shape[1], len(self.weight) // 2
         seen_BSD = x_BSD if seen_BS is None else x_BSD * seen_BS[:, :, None]
         wide_BWD = F.pad(seen_BSD, (0, 0, reach, reach))
-        for place, weight_D in enumerate(self.weight):
-            x_BSD = torch.addcmul(x_BSD, wide_BWD[:, place : place + S], weight_D)
+        for place, weight_1D in enumerate(self.weight):
+            x_BSD = torch.addcmul(x_BSD, wide_BWD[:, place : place + S], weight_1D)
         return x_BSD
 
 

@@ -149,7 +149,7 @@ class Naive:
         mixed, reach = x.copy(), self.a.convolution // 2
         for place in range(len(x)):
             for other in range(max(0, place - reach), min(len(x), place + reach + 1)):
-                mixed[place] += self.w[f"{name}.weight"][other - place + reach] * x[other]
+                mixed[place] += self.w[f"{name}.weight"][other - place + reach, 0] * x[other]
         return mixed
 
     def block(self, x, index):

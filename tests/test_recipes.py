@@ -92,6 +92,7 @@ def test_a_recipe_has_the_training_layout_and_text_of_the_reference_implementati
     if name in {"modern", "frontier"}:
         assert (t.matrix_learning_rate, t.momentum, t.cooldown) == (5e-3, 0.95, 0.5)
     assert (t.detection, t.replaced, t.swapped) == (5.0 if name == "frontier" else 0, 0.05, 0.1)
+    assert a.convolution == (5 if name == "frontier" else 0)
 
 
 def operations(name: str, masks: int | None = None) -> float:
@@ -139,7 +140,8 @@ def parameters_in_the_literature(name: str) -> int:
             types = ["full_attention"] * layers
             config = ModernBertConfig(**sizes, **tokens, decoder_bias=False, layer_types=types)
             head = 0 if recipe.pretrain.architecture.head_transform else width * width + width  # dense layer, norm
-            return ModernBertForMaskedLM(config).num_parameters() - head
+            convolutions = layers * recipe.pretrain.architecture.convolution * width  # ours: a weight per token and value
+            return ModernBertForMaskedLM(config).num_parameters() - head + convolutions
     if positions != "learned":
         return 119_589_889
     layer = 4 * (width * width + width) + 2 * width * wide + wide + width + 2 * 2 * width
