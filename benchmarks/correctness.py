@@ -31,6 +31,7 @@ REFERENCE = Machine(torch.device("cpu"), torch.float32, False, MICRO_BATCH)
 LAYOUTS = {  # a recipe, and changes to its architecture
     "crammed-bert": ("crammed-bert", {}),
     "modern": ("modern", {}),
+    "frontier": ("frontier", {}),
     "bert-base": ("bert-base", {}),
     "funnel": ("crammed-bert", {"funnel": 1}),
     "shared and factorised": ("crammed-bert", {"different_layers": 1, "embedding": 64, "head_transform": True}),

@@ -25,11 +25,12 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest import mock
 
 import carry
 import common
@@ -126,8 +127,8 @@ def speed(case: loops.Case, here: machine.Machine, attention: str) -> dict:
     cuda = here.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    kernel = nullcontext() if attention == "default" else sdpa_kernel(ATTENTION[attention])
-    # its cache of compiled code would return another kernel's, as it is asked before one is chosen
+    kernel = nullcontext() if attention == "fastest" else mock.patch("model.attention.fastest_kernel", only(attention))
+    # torch's cache of compiled code would return another kernel's, as it does not ask which one it was compiled with
     uncached = torch._functorch.config.patch(enable_autograd_cache=False)
     try:
         with kernel, uncached:
@@ -137,6 +138,11 @@ def speed(case: loops.Case, here: machine.Machine, attention: str) -> dict:
     rate = row["tokens_per_second"] * case.operations()
     memory = torch.cuda.max_memory_allocated() / 1e9 if cuda else None
     return row | {"mfu": rate / 1e9 / row["matrix_gflop_per_second"], "memory_gb": memory, "problem": None}
+
+
+def only(attention: str) -> Callable[..., AbstractContextManager]:
+    """In place of the choice of the fastest kernel: one kernel, or torch's own choice."""
+    return lambda *_: sdpa_kernel(ATTENTION[attention]) if attention in ATTENTION else nullcontext()
 
 
 def problem(error: RuntimeError) -> str:
@@ -187,7 +193,7 @@ def runs(given: argparse.Namespace, here: machine.Machine, corpus: recipes.Corpu
     described = []
     for recipe in given.recipe:
         architecture, training = common.settings(recipe, budget | {"architecture": common.sizes_given(given)})
-        about = {"recipe": recipe, "architecture": architecture.model_dump(), "training": training.model_dump()}
+        about = {"recipe": recipe, "architecture": architecture.identity(), "training": training.model_dump()}
         about |= {"data": recipes.identity(corpus), "machine": here.describe(), "torch": torch.__version__}
         described.append((recipe, about))
     return described
@@ -295,7 +301,7 @@ def main() -> None:
         **common.SIZE_OPTIONS,
         layout={**several, "default": list(correctness.LAYOUTS), "choices": list(correctness.LAYOUTS)},
         dtype={**several, "default": list(correctness.DTYPES), "choices": list(correctness.DTYPES)},
-        attention={**several, "default": ["default"], "choices": ["default", *ATTENTION]},
+        attention={**several, "default": ["fastest"], "choices": ["fastest", "default", *ATTENTION]},
         batch={"type": positive, "help": "of speed (default: 4,096), and of cram instead of the recipe's"},
         steps={"type": positive, "default": 5, "help": f"of speed, after {loops.WARM_UP} for warm-up"},
         examples={"type": positive, "default": finetune.COLA, "help": "of finetuning"},

@@ -177,7 +177,7 @@ def run_all(given: argparse.Namespace) -> dict:
         for name, recipe in names.items():
             architecture, training = chosen[name]
             training = training.model_copy(update={"seed": seed})
-            about = {"recipe": recipe, "architecture": architecture.model_dump(), "training": training.model_dump()}
+            about = {"recipe": recipe, "architecture": architecture.identity(), "training": training.model_dump()}
             corpus = corpus_of[name]
             about |= {"data": identity(corpus)} | where
             results[name].append(train(name, about, corpus, here, given.folder, given.keep))

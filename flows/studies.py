@@ -263,7 +263,8 @@ STUDIES: dict[str, dict] = {
         },
     },
     "modern": {
-        "about": "What the choices of the recipe modern contribute: each put back to the paper's, alone and together.",
+        "about": "What the choices of the recipe modern contribute: each put back to the paper's, alone and together; "
+        "and what convolutions would.",
         "recipe": "modern",
         "runs": BASE
         | {

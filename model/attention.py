@@ -5,9 +5,11 @@ Shapes: B sequences, S tokens each, D hidden, N heads, H = D / N, K tokens that 
 
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -101,39 +103,47 @@ class Attention(nn.Module):
 
 
 def seconds_of(kernel: SDPBackend, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> float:
-    """Seconds that attention on queries, keys and values of this shape (B, N, S, H) takes, forward and backward.
+    """Seconds that attention on queries, keys and values of this shape (B, S, N, H) takes, forward and backward.
 
-    Raises RuntimeError if the kernel can't compute it here.
+    They lie in memory as those of `Attention` do. Raises RuntimeError if the kernel can't compute it here.
     """
-    q, k, v = (torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
+    B, S, N, H = shape
+    qkv_BS3NH = torch.randn((B, S, 3, N, H), dtype=dtype, device=device, requires_grad=True)
+    q_BNSH, k_BNSH, v_BNSH = (part.transpose(1, 2) for part in qkv_BS3NH.unbind(2))
+    gradient_BNSH = torch.randn(shape, dtype=dtype, device=device).transpose(1, 2)
+
+    def compute(times: int) -> None:
+        for _ in range(times):
+            x_BNSH = F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH)
+            of_queries, *_ = torch.autograd.grad(x_BNSH, (q_BNSH, k_BNSH, v_BNSH), gradient_BNSH)
+        of_queries.sum().item()  # waits for the device
+
     with sdpa_kernel(kernel):
-        for repeat in range(WARM_UP + REPEATS):
-            if repeat == WARM_UP:
-                q.grad[0, 0, 0, 0].item()  # waits for the device
-                began = time.perf_counter()
-            F.scaled_dot_product_attention(q, k, v).sum().backward()
-        q.grad[0, 0, 0, 0].item()
+        compute(WARM_UP)
+        began = time.perf_counter()
+        compute(REPEATS)
     return (time.perf_counter() - began) / REPEATS
 
 
-def fastest_kernel(
-    architecture: Architecture, length: int, micro_batch: int, machine: Machine
-) -> AbstractContextManager[None]:
+@contextmanager
+def fastest_kernel(architecture: Architecture, length: int, micro_batch: int, machine: Machine) -> Iterator[None]:
     """Attention by the kernel that is fastest on this GPU for a micro-batch of `length` tokens.
 
-    torch's own choice goes by the card's generation; the kernels differ by up to two. On a CPU, where `attend` uses
-    none of them, and if none can be timed, nothing is changed.
+    torch's own choice goes by the card's generation. On a CPU, where `attend` uses none of these kernels, and if none
+    can be timed, nothing is changed.
     """
-    if machine.device.type == "cpu":
-        return nullcontext()
-    shape, seconds = (micro_batch, architecture.heads, length, architecture.hidden // architecture.heads), {}
-    for kernel in KERNELS:
+    shape, seconds = (micro_batch, length, architecture.heads, architecture.hidden // architecture.heads), {}
+    for kernel in KERNELS if machine.device.type != "cpu" else ():
         try:
             seconds[kernel] = seconds_of(kernel, shape, machine.dtype, machine.device)
         except RuntimeError as error:  # not for this card or dtype, or the card is full
             log.info("Attention by %s is not available: %s", kernel.name, str(error).split("\n")[0])
     if not seconds:
-        return nullcontext()
+        yield
+        return
     order = sorted(seconds, key=seconds.get)
     log.info("Attention: %s.", ", ".join(f"{kernel.name} {1000 * seconds[kernel]:.2f} ms" for kernel in order))
-    return sdpa_kernel([*order, SDPBackend.MATH], set_priority=True)
+    # torch's cache of compiled code does not ask which kernel it was compiled with
+    uncached = torch._functorch.config.patch(enable_autograd_cache=False)
+    with sdpa_kernel([*order, SDPBackend.MATH], set_priority=True), uncached:
+        yield

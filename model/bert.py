@@ -80,15 +80,15 @@ class FeedForward(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A sum over neighbouring tokens for each value by itself, added to the states; at first zero.
+    """A depthwise convolution over tokens, added to the states; zero at first.
 
-    Attention of so few steps as a day or less has hardly learns to look at neighbours, and most of what a masked token
-    is predicted from stands beside it. Similar to the layers of Allen-Zhu 2025 (arXiv 2512.17351).
+    In a day or less of training, attention hardly learns to look at neighbouring tokens, from which most of a masked
+    token is predicted. Similar to the layers of Allen-Zhu 2025 (arXiv 2512.17351).
     """
 
     def __init__(self, tokens: int, hidden: int) -> None:
         super().__init__()
-        # three dimensions, so that Muon leaves it to AdamW: what it weighs are not directions (LOG.md)
+        # three dimensions, so that Muon, which is for matrices, leaves it to AdamW (LOG.md)
         self.weight = nn.Parameter(torch.zeros(tokens, 1, hidden))
 
     def forward(self, x_BSD: Tensor, seen_BS: Tensor | None) -> Tensor:

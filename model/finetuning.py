@@ -23,6 +23,9 @@ POOL = 64  # batches whose examples are sorted by length together
 HELD_BACK = 10  # choose: best holds back one of ten training examples
 PREDICTED = 64  # examples at a time
 REPORTED = 20  # steps between two reports
+# Devices on which compiled steps are CUDA graphs, which need static shapes. A GPU computes a step of so small a batch
+# in a fraction of the time that launching its kernels takes; a graph launches all of them at once.
+WITH_GRAPHS = ("cuda",)
 COMPILED_LENGTHS = 8  # of batches; each is compiled once, and torch compiles no more than 8 shapes of one function
 TILE = 8  # tokens; matrix products on GPUs are fastest with multiples of it
 # Without cuDNN's, the default on some GPUs: it plans anew for every shape, which takes up to half a second (on a B200,
@@ -180,11 +183,9 @@ class Steps:
         self.widths: np.ndarray | None = None
         if machine.compiles_always:  # else not: at pocket size on CPUs no step is faster, and compiling takes 100 s
             torch.compiler.reset()  # an earlier run's graphs don't fit this one, but count as attempts to compile it
-            # A GPU computes a step of so small a batch in a fraction of the time that launching its kernels takes; a
-            # CUDA graph launches all of them at once. Graphs need static shapes.
-            mode = "reduce-overhead" if machine.device.type == "cuda" else None
-            self.model = torch.compile(classifier, dynamic=False, mode=mode)
-            self.widths = compiled_widths(train.lengths.max(), classifier.bert.length)
+            graphs = machine.device.type in WITH_GRAPHS
+            self.model = torch.compile(classifier, dynamic=not graphs, mode="reduce-overhead" if graphs else None)
+            self.widths = compiled_widths(train.lengths.max(), classifier.bert.length) if graphs else None
         self.adamw = optimizer.adamw(classifier, settings.learning_rate, BETAS, EPS, settings.weight_decay)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
         self.multiplier = schedules.SHAPES[settings.schedule]

@@ -19,7 +19,7 @@ ADAFACTOR_EPS = (1e-18, 1e-3)
 def groups(
     named: Iterable[tuple[str, nn.Parameter]], peak: float, weight_decay: float, decay_norms: bool = False
 ) -> list[dict]:
-    """The parameters that decay and those that don't: matrices, tied embedding included, and all others.
+    """The parameters that decay, matrices with the tied embedding and convolutions, and those that don't, all others.
 
     With `decay_norms`, everything but biases decays.
     """
@@ -39,7 +39,7 @@ def adamw(model: nn.Module, lr: float, betas: tuple[float, float], eps: float, w
 
 
 def muon(bert: nn.Module, training: Training, dtype: torch.dtype) -> list[Optimizer]:
-    """Muon on the matrices of `bert.blocks`; AdamW without decay on the rest: embedding, norms, biases, head."""
+    """Muon on the matrices of `bert.blocks`; AdamW without decay on all else: embedding, convolutions, norms, head."""
     matrices = [p for p in bert.blocks.parameters() if p.ndim == 2]
     orthogonal = {id(p) for p in matrices}
     rest = [(name, p) for name, p in bert.named_parameters() if id(p) not in orthogonal]

@@ -43,9 +43,13 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         0,
         ge=0,
         le=31,
-        description="Before each block, add a sum over so many neighbouring tokens, weighted by each value's own "
-        "weights; an odd number. 0: none.",
+        description="Tokens in a depthwise convolution that is added to the states before each block; an odd number, "
+        "with the token itself in the middle. 0: none.",
     )
+
+    def identity(self) -> dict:
+        """All fields, but newer ones only if the model needs them, so that older models keep their keys."""
+        return self.model_dump(mode="json", exclude=set() if self.convolution else {"convolution"})
 
     @property
     def inner(self) -> int:
@@ -139,7 +143,10 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     power: float = Field(1.0, gt=0, le=16, description="Power of the polynomial.")
     floor: float = Field(0.0, ge=0, lt=1, description="Fraction of the peak below which the rate doesn't fall.")
     weight_decay: float = Field(
-        0.01, ge=0, le=1, description="On matrices; decoupled except for adam and sgd. Muon: on its matrices only."
+        0.01,
+        ge=0,
+        le=1,
+        description="On matrices and convolutions; decoupled except for adam and sgd. Muon: on its matrices only.",
     )
     decay_norms: bool = Field(False, description="Weight decay on norm gains and the position scale too.")
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the mean gradient.")

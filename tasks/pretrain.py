@@ -65,10 +65,7 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
         usual = self.masked_share == type(self).model_fields["masked_share"].default
         without = {"masked_share"} if usual else set()
         without |= set() if self.detection else {"detection", *CORRUPTION}
-        fields = self.model_dump(mode="json", exclude=without)
-        if not self.architecture.convolution:
-            del fields["architecture"]["convolution"]
-        return fields
+        return self.model_dump(mode="json", exclude=without) | {"architecture": self.architecture.identity()}
 
     @classmethod
     def usual(cls) -> dict:

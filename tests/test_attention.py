@@ -67,7 +67,7 @@ def test_dropout_has_its_probability_and_scale_wherever_the_bits_come_from(proba
 
 
 def test_a_kernel_is_timed_or_refused():
-    shape = (2, 4, LENGTH, 8)
+    shape = (2, LENGTH, 4, 8)
     for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):  # those of a CPU
         assert 0 < attention.seconds_of(kernel, shape, torch.float32, CPU.device) < 10
     with pytest.raises(RuntimeError):
@@ -95,16 +95,22 @@ def test_a_gpu_computes_attention_by_the_kernel_that_is_fastest_there(seconds, o
     before = _cur_sdpa_kernel_backends(with_priority=True)
     with attention.fastest_kernel(Architecture(hidden=32, heads=4), LENGTH, 7, GPU):
         assert _cur_sdpa_kernel_backends(with_priority=True) == [*order, SDPBackend.MATH]
-    assert shapes == {((7, 4, LENGTH, 8), GPU.dtype, GPU.device)}
+        assert not torch._functorch.config.enable_autograd_cache, "it would return code with another kernel"
+    assert torch._functorch.config.enable_autograd_cache
+    assert shapes == {((7, LENGTH, 4, 8), GPU.dtype, GPU.device)}
     assert _cur_sdpa_kernel_backends(with_priority=True) == before
 
 
-@pytest.mark.parametrize("here", [CPU, GPU], ids=["cpu", "no kernel"])
-def test_where_no_kernel_can_be_timed_torch_chooses(here, monkeypatch):
-    def refused(*_):
+@pytest.mark.parametrize(("here", "asked"), [(CPU, 0), (GPU, 3)], ids=["cpu", "no kernel"])
+def test_on_a_cpu_and_where_no_kernel_can_be_timed_torch_chooses(here, asked, monkeypatch):
+    refusals = []
+
+    def refused(*about):
+        refusals.append(about)
         raise RuntimeError("No available kernel. Aborting execution.")
 
     monkeypatch.setattr(attention, "seconds_of", refused)
     before = _cur_sdpa_kernel_backends(with_priority=True)
     with attention.fastest_kernel(Architecture(), LENGTH, 2, here):
         assert _cur_sdpa_kernel_backends(with_priority=True) == before
+    assert len(refusals) == asked

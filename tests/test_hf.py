@@ -36,6 +36,7 @@ MODERN = layout("modern")
 OWN = {  # which transformers has no model of
     "crammed-bert": layout("crammed-bert"),
     "funnel": layout("modern", funnel=1),
+    "convolution": layout("frontier"),
     "shared, untied": layout("crammed-bert", different_layers=1, embedding=16, tied=False, decoder_bias=True),
 }
 own_layouts = pytest.mark.parametrize("layout", OWN.values(), ids=OWN)

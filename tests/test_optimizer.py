@@ -15,7 +15,7 @@ NAMES = get_args(OptimizerName)
 SMALL = Architecture(layers=2, hidden=16, heads=2, intermediate=24)
 BIASES = dict.fromkeys(("bias", "qkv_bias", "decoder_bias"), True)
 RICH = SMALL.model_copy(  # with a parameter of every kind
-    update=BIASES | {"positions": "learned", "embedding": 8, "head_transform": True, "tied": False}
+    update=BIASES | {"positions": "learned", "embedding": 8, "head_transform": True, "tied": False, "convolution": 3}
 )
 LR, BETAS, EPS, DECAY, MOMENTUM = 0.02, (0.9, 0.98), 1e-8, 0.1, 0.9
 
@@ -51,7 +51,7 @@ def test_every_parameter_is_in_one_group_and_matrices_decay_or_everything_but_bi
     for parameter, group in groups:
         vector = parameter.endswith(("bias", "scale")) or "norm" in parameter
         if name == "muon":  # the matrices of the blocks; its AdamW decays nothing
-            spared = vector or not parameter.startswith("blocks.")
+            spared = vector or not parameter.startswith("blocks.") or "convolution" in parameter
         else:
             spared = parameter.endswith("bias") if norms else vector
         assert group["weight_decay"] == (0 if spared else DECAY), parameter

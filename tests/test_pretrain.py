@@ -52,6 +52,11 @@ def columns(bert: Artifact) -> dict[str, list]:
     return pq.read_table(bert.path / "metrics.parquet").to_pydict()
 
 
+def test_convolutions_change_the_key_of_a_model_and_their_absence_does_not():
+    assert "convolution" not in Pretrain().identity()["architecture"]
+    assert Pretrain(architecture={"convolution": 5}).identity()["architecture"]["convolution"] == 5
+
+
 def test_the_model_learned_and_its_record_is_complete(made):
     bert, metrics = made["pretrain"], columns(made["pretrain"])
     assert metrics["step"] == list(range(1, bert.stats["steps"] + 1))

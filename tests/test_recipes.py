@@ -140,7 +140,7 @@ def parameters_in_the_literature(name: str) -> int:
             types = ["full_attention"] * layers
             config = ModernBertConfig(**sizes, **tokens, decoder_bias=False, layer_types=types)
             head = 0 if recipe.pretrain.architecture.head_transform else width * width + width  # dense layer, norm
-            convolutions = layers * recipe.pretrain.architecture.convolution * width  # ours: a weight per token and value
+            convolutions = layers * recipe.pretrain.architecture.convolution * width  # which transformers has none of
             return ModernBertForMaskedLM(config).num_parameters() - head + convolutions
     if positions != "learned":
         return 119_589_889
