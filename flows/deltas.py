@@ -3,6 +3,8 @@
 Imports settings only, so that a machine that has only torch can train by a recipe too.
 """
 
+import math
+
 from model.settings import Architecture, Training
 
 # Parts of several recipes. "The reference" is the implementation that was published with the paper.
@@ -51,12 +53,32 @@ POLYNOMIAL = {"schedule": "polynomial", "warmup": 0.01}  # BERT's line to zero: 
 # smaller cards, with micro-batches of 32 and 64, it rises for 10 to 14 %.) The cooldown is only a few steps.
 UNFINISHED = {"schedule": "trapezoid", "warmup": 0.31, "cooldown": 1e-4}
 COSINE = {"schedule": "cosine", "warmup": 0.06}
-# Beyond the paper: as deep and wide as crammed-bert, with rotary positions as ModernBERT; Muon. The pocket recipe
-# derived from these settings had the best rates, decay, batch and depth of a few trials at that size.
+LENGTH = 128  # tokens of a sequence
+DAY, MINUTES = 1.1e10, 2e7  # tokens: a day of an A6000 at half its peak, twenty minutes of two cores
+
+
+def tuned(hidden: int, tokens: float) -> dict:
+    """The batch, the rates and the decay of Muon for a model of this width and a run of so many tokens.
+
+    Constants are fits to runs of 2 x 128 to 4 x 256 with 2.5 and 6 million tokens (LOG.md). Rates fall with the root of
+    the width, which keeps the size of Muon's updates in the spectral norm. The batch grows with the tokens by the
+    exponent of Li et al. 2025 (arXiv 2503.04715). Muon's matrices forget their start as often in a long run as in a
+    short one: decay times rate, summed over the steps, is 2 at a constant rate.
+    """
+    narrower = math.sqrt(256 / hidden)
+    batch = 2 ** round(math.log2(0.75 * tokens**0.571 / LENGTH))
+    rate, steps = 3.6e-3 * narrower, tokens / (batch * LENGTH)
+    values = {
+        "matrix_learning_rate": rate,
+        "learning_rate": 1e-2 * narrower,
+        "weight_decay": min(1.0, 2 / (rate * steps)),
+    }
+    return {"batch_size": batch, "batch_ramp": 0} | {name: float(f"{value:.2g}") for name, value in values.items()}
+
+
+# Beyond the paper: Muon, more masks, and a rate that falls over the second half
 BEYOND = {
     "optimizer": "muon",
-    "learning_rate": 4e-3,
-    "weight_decay": 0.05,
     "beta2": 0.95,
     "adam_eps": 1e-8,
     "schedule": "trapezoid",
@@ -64,6 +86,7 @@ BEYOND = {
     "clip": None,
     "mask_fraction": 0.3,
 }
+# As deep and wide as crammed-bert, with rotary positions as ModernBERT
 ROTARY = {
     "norm_bias": False,
     "norm_eps": 1e-5,
@@ -71,11 +94,11 @@ ROTARY = {
     "positions": "rotary",
     "zero_outputs": True,
 }
-# With the dense layer before the vocabulary it is transformers' ModernBERT with global attention only.
+# With a dense layer before the vocabulary it is transformers' ModernBERT with global attention only.
 MODERN = BEYOND | {"architecture": ROTARY | {"head_transform": True}}
-DETECTION = {"detection": 5.0}  # at pocket size a weight of 1 gained hardly anything on CoLA (LOG.md)
-# Without that layer and with convolutions, short runs reach a lower loss (LOG.md).
-FRONTIER = BEYOND | DETECTION | {"architecture": ROTARY | {"convolution": 5}}
+# Without the dense layer and with convolutions, short runs reach a lower loss. At pocket size, a weight of detection of
+# 1 gained hardly anything on CoLA (LOG.md).
+FRONTIER = BEYOND | {"detection": 5.0, "architecture": ROTARY | {"convolution": 5}}
 
 # The changes of each to the paper's final recipe, without the title, which is the recipe's name.
 NAMED: dict[str, dict] = {
@@ -135,10 +158,10 @@ NAMED: dict[str, dict] = {
     "architecture-reverted": {"pretrain": BERT},
     "minimal-architecture": {"pretrain": {"architecture": BERT_LAYER | {"layers": 12}}},  # crammed-bert-simple
     "architecture-and-training-reverted": {"pretrain": BERT | ORIGINAL_TRAINING | COSINE},
-    "modern": {"pretrain": MODERN},
+    "modern": {"pretrain": MODERN | tuned(Architecture().hidden, DAY)},
     # At pocket size, STS-B needs a head that compares the texts of a pair, with or without pretraining, and CoLA needs
     # detection: without it, a lower loss gives no higher score (LOG.md).
-    "frontier": {"pretrain": FRONTIER, "finetune": {"pooling": "compare"}},
+    "frontier": {"pretrain": FRONTIER | tuned(Architecture().hidden, DAY), "finetune": {"pooling": "compare"}},
 }
 POCKET_HEAD = 64  # values of an attention head, as in BERT
 POCKET_SHARE = 128  # batch and text are divided by it
@@ -160,6 +183,8 @@ DEMO = {
         "architecture": MODERN["architecture"] | {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 384},
         "budget": 1 / 60,
         "batch_size": 16,
+        "learning_rate": 4e-3,
+        "weight_decay": 0.05,
         "mask_fraction": 0.2,
     },
     "finetune": {
@@ -209,15 +234,14 @@ def pocket(delta: dict) -> dict:
     A quarter of the blocks (at least two; at least one distinct block if they share weights) and a third of the width,
     in heads of 64, or wider if the recipe's are. Embeddings and feed-forward layers keep their relative width (the
     latter in multiples of 6, which all activations accept). A 128th of the text, unless it is the user's own, and of
-    the batch (at least 16 sequences). Four times the rate, for the short run, except with Muon, whose two rates were
-    found at this size. Four times Muon's weight decay, since such a run has far fewer steps than a day. Sequences in
-    random order: such a run is far shorter than an epoch and would only see the junk at the head of the sort. One seed
-    in finetuning, at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the majority class.
+    the batch (at least 16 sequences), and four times the rate, for the short run; for Muon's recipes these are `tuned`.
+    Sequences in random order: such a run is far shorter than an epoch and would only see the junk at the head of the
+    sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the majority class.
     """
     given = delta.get("pretrain", {})
     architecture = Architecture(**given.get("architecture", {}))
     training = Training(**{name: value for name, value in given.items() if name != "architecture"})
-    hidden, is_muon = nearest(architecture.hidden / 3, POCKET_HEAD), training.optimizer == "muon"
+    hidden = nearest(architecture.hidden / 3, POCKET_HEAD)
     sizes = {
         "layers": max(2, round(architecture.layers / 4)),
         "hidden": hidden,
@@ -233,9 +257,11 @@ def pocket(delta: dict) -> dict:
         "budget": 1 / 3,
         "budget_unit": "hours",
         "batch_size": max(16, training.batch_size // POCKET_SHARE),
-        "learning_rate": training.learning_rate * (1 if is_muon else 4),
-        "weight_decay": training.weight_decay * (4 if is_muon else 1),
+        "learning_rate": training.learning_rate * 4,
+        "weight_decay": training.weight_decay,
     }
+    if training.optimizer == "muon":
+        changes |= tuned(hidden, MINUTES)
     tokenize = delta.get("tokenize", {})
     most = min(250_000, tokenize.get("max_sequences", 250_000))
     return delta | {

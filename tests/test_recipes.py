@@ -1,6 +1,7 @@
 """Recipes: deltas from the paper's, overrides, and Prefect's form for them."""
 
 import functools
+import math
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from prefect.utilities.schema_tools.validation import is_valid
 from pydantic import BaseModel
 
 from flows.cram import cram, planned
+from flows.deltas import tuned
 from flows.recipes import DELTAS, RECIPES, STAGES, resolve, without_empty
 from model import InputError, bert, detection, schedules
 from model.settings import Training
@@ -44,7 +46,7 @@ O0 = ("adam", 1e-4, 0.9, 0.999, 1e-8, 0.01)
 END = (0, None, 0.1, 0.15)
 O0_COSINE = (*O0, "cosine", 0.06, 512, *END)
 MINIMAL = ("adamw", 5e-4, 0.9, 0.98, 1e-12, 0.01, "cosine", 0.06)
-MUON = ("muon", 4e-3, 0.9, 0.95, 1e-8, 0.05, "trapezoid", 0.02, 8192, 0.6, None, 0, 0.3)
+MUON = ("muon", 5.8e-3, 0.9, 0.95, 1e-8, 0.046, "trapezoid", 0.02, 4096, 0, None, 0, 0.3)
 # layers, hidden, heads, width of feed-forward layers; activation, order of norms, positions, epsilon of norms
 PAPERS = (16, 768, 12, 1536, "geglu", "pre", "scaled-sinusoidal", 1e-12)
 BERTS = (12, 768, 12, 3072, "gelu", "post", "learned", 1e-12)
@@ -90,9 +92,25 @@ def test_a_recipe_has_the_training_layout_and_text_of_the_reference_implementati
     assert r.finetune == finetuned, "one protocol for all recipes"
     assert r.finetune.pooling == ("compare" if name == "frontier" else "cls")
     if name in {"modern", "frontier"}:
-        assert (t.matrix_learning_rate, t.momentum, t.cooldown) == (5e-3, 0.95, 0.5)
+        assert (t.matrix_learning_rate, t.momentum, t.cooldown) == (2.1e-3, 0.95, 0.5)
     assert (t.detection, t.replaced, t.swapped) == (5.0 if name == "frontier" else 0, 0.05, 0.1)
     assert a.convolution == (5 if name == "frontier" else 0)
+
+
+@pytest.mark.parametrize("hidden", [128, 256, 768, 1024])
+@pytest.mark.parametrize("tokens", [1e6, 2.5e6, 2e7, 1.1e10, 1e11])
+def test_muons_rates_follow_from_width_and_its_batch_and_decay_from_tokens(hidden: int, tokens: float):
+    one = tuned(hidden, tokens)
+    wider, longer = tuned(4 * hidden, tokens), tuned(hidden, 100 * tokens)
+    for rate in ("learning_rate", "matrix_learning_rate"):
+        assert wider[rate] == pytest.approx(one[rate] / 2, rel=0.05)
+        assert longer[rate] == one[rate]
+    assert wider["batch_size"] == one["batch_size"]
+    growth = math.log2(longer["batch_size"] / one["batch_size"])
+    assert growth == pytest.approx(0.571 * math.log2(100), abs=1), "batches are powers of two"
+    forgotten = one["matrix_learning_rate"] * one["weight_decay"] * tokens / (128 * one["batch_size"])
+    assert forgotten == pytest.approx(2, rel=0.1) or one["weight_decay"] == 1
+    assert Training(optimizer="muon", **one).batch_size == one["batch_size"]
 
 
 def operations(name: str, masks: int | None = None) -> float:
@@ -165,7 +183,7 @@ POCKET = {
 }
 POCKET_EXTRA = {name: {"vocabulary.entries": 8192} for name in ("modern", "frontier")}
 SCALED = ["batch_size", "learning_rate", "weight_decay", "architecture.layers", "architecture.hidden"]
-SCALED += ["architecture.heads", "architecture.intermediate"]
+SCALED += ["architecture.heads", "architecture.intermediate", "matrix_learning_rate"]
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -179,10 +197,12 @@ def test_every_recipe_has_a_pocket_recipe_by_the_same_rule(name: str):
     assert abs(little.hidden - large.hidden / 3) <= 32
     assert little.intermediate % 6 == 0
     assert abs(little.intermediate - little.hidden * large.intermediate / large.hidden) <= 3
-    assert small.pretrain.batch_size == max(16, full.pretrain.batch_size // 128)
-    faster, decaying = (1, 4) if full.pretrain.optimizer == "muon" else (4, 1)
-    assert small.pretrain.learning_rate == faster * full.pretrain.learning_rate
-    assert small.pretrain.weight_decay == decaying * full.pretrain.weight_decay
+    t = small.pretrain
+    if t.optimizer == "muon":
+        assert (t.matrix_learning_rate, t.learning_rate, t.weight_decay, t.batch_size) == (3.6e-3, 0.01, 0.23, 64)
+    else:
+        assert t.learning_rate == 4 * full.pretrain.learning_rate
+        assert (t.weight_decay, t.batch_size) == (full.pretrain.weight_decay, max(16, full.pretrain.batch_size // 128))
     found = leaves(small)
     scaled = {field: found[field] for field in (f"pretrain.{field}" for field in SCALED)}
     for limit in ("download.documents", "download.megabytes"):
