@@ -57,8 +57,10 @@ LENGTH = 128  # tokens of a sequence
 DAY, MINUTES = 1.1e10, 2e7  # tokens: a day of an A6000 at half its peak, twenty minutes of two cores
 
 
-def tuned(hidden: int, tokens: float) -> dict:
+def tuned(hidden: int, tokens: float, convolution: int) -> dict:
     """The batch, the rates and the decay of Muon for a model of this width and a run of so many tokens.
+
+    AdamW's rate is higher for models with a `convolution` (tokens; 0: none).
 
     Constants are fits to runs of 2 x 128 to 4 x 256 with 2.5 and 6 million tokens (LOG.md). Rates fall with the root of
     the width, which keeps the size of Muon's updates in the spectral norm. The batch grows with the tokens by the
@@ -70,7 +72,7 @@ def tuned(hidden: int, tokens: float) -> dict:
     rate, steps = 3.6e-3 * narrower, tokens / (batch * LENGTH)
     values = {
         "matrix_learning_rate": rate,
-        "learning_rate": 1e-2 * narrower,
+        "learning_rate": (0.01 if convolution else 0.004) * narrower,
         "weight_decay": min(1.0, 2 / (rate * steps)),
     }
     return {"batch_size": batch, "batch_ramp": 0} | {name: float(f"{value:.2g}") for name, value in values.items()}
@@ -96,9 +98,9 @@ ROTARY = {
 }
 # With a dense layer before the vocabulary it is transformers' ModernBERT with global attention only.
 MODERN = BEYOND | {"architecture": ROTARY | {"head_transform": True}}
-# Without the dense layer and with convolutions, short runs reach a lower loss. At pocket size, a weight of detection of
-# 1 gained hardly anything on CoLA (LOG.md).
-FRONTIER = BEYOND | {"detection": 5.0, "architecture": ROTARY | {"convolution": 5}}
+DETECTION = {"detection": 5.0}  # at pocket size a weight of 1 gained hardly anything on CoLA (LOG.md)
+# Without ModernBERT's dense layer and with convolutions, short runs reach a lower loss (LOG.md).
+FRONTIER = BEYOND | DETECTION | {"architecture": ROTARY | {"convolution": 5}}
 
 # The changes of each to the paper's final recipe, without the title, which is the recipe's name.
 NAMED: dict[str, dict] = {
@@ -158,10 +160,10 @@ NAMED: dict[str, dict] = {
     "architecture-reverted": {"pretrain": BERT},
     "minimal-architecture": {"pretrain": {"architecture": BERT_LAYER | {"layers": 12}}},  # crammed-bert-simple
     "architecture-and-training-reverted": {"pretrain": BERT | ORIGINAL_TRAINING | COSINE},
-    "modern": {"pretrain": MODERN | tuned(Architecture().hidden, DAY)},
+    "modern": {"pretrain": MODERN | tuned(Architecture().hidden, DAY, 0)},
     # At pocket size, STS-B needs a head that compares the texts of a pair, with or without pretraining, and CoLA needs
     # detection: without it, a lower loss gives no higher score (LOG.md).
-    "frontier": {"pretrain": FRONTIER | tuned(Architecture().hidden, DAY), "finetune": {"pooling": "compare"}},
+    "frontier": {"pretrain": FRONTIER | tuned(Architecture().hidden, DAY, 5), "finetune": {"pooling": "compare"}},
 }
 POCKET_HEAD = 64  # values of an attention head, as in BERT
 POCKET_SHARE = 128  # batch and text are divided by it
@@ -261,7 +263,7 @@ def pocket(delta: dict) -> dict:
         "weight_decay": training.weight_decay,
     }
     if training.optimizer == "muon":
-        changes |= tuned(hidden, MINUTES)
+        changes |= tuned(hidden, MINUTES, architecture.convolution)
     tokenize = delta.get("tokenize", {})
     most = min(250_000, tokenize.get("max_sequences", 250_000))
     return delta | {

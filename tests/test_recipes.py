@@ -46,7 +46,7 @@ O0 = ("adam", 1e-4, 0.9, 0.999, 1e-8, 0.01)
 END = (0, None, 0.1, 0.15)
 O0_COSINE = (*O0, "cosine", 0.06, 512, *END)
 MINIMAL = ("adamw", 5e-4, 0.9, 0.98, 1e-12, 0.01, "cosine", 0.06)
-MUON = ("muon", 5.8e-3, 0.9, 0.95, 1e-8, 0.046, "trapezoid", 0.02, 4096, 0, None, 0, 0.3)
+MUON = (0.9, 0.95, 1e-8, 0.046, "trapezoid", 0.02, 4096, 0, None, 0, 0.3)
 # layers, hidden, heads, width of feed-forward layers; activation, order of norms, positions, epsilon of norms
 PAPERS = (16, 768, 12, 1536, "geglu", "pre", "scaled-sinusoidal", 1e-12)
 BERTS = (12, 768, 12, 3072, "gelu", "post", "learned", 1e-12)
@@ -70,8 +70,8 @@ ROWS = {
     "architecture-reverted": (O4, BERTS, PILE),
     "minimal-architecture": (O4, (*BERTS[:5], "pre", *BERTS[6:]), PILE),
     "architecture-and-training-reverted": (O0_COSINE, BERTS, PILE),
-    "modern": (MUON, (*PAPERS[:6], "rotary", 1e-5), PILE),
-    "frontier": (MUON, (*PAPERS[:6], "rotary", 1e-5), PILE),
+    "modern": (("muon", 2.3e-3, *MUON), (*PAPERS[:6], "rotary", 1e-5), PILE),
+    "frontier": (("muon", 5.8e-3, *MUON), (*PAPERS[:6], "rotary", 1e-5), PILE),
 }
 
 
@@ -100,8 +100,8 @@ def test_a_recipe_has_the_training_layout_and_text_of_the_reference_implementati
 @pytest.mark.parametrize("hidden", [128, 256, 768, 1024])
 @pytest.mark.parametrize("tokens", [1e6, 2.5e6, 2e7, 1.1e10, 1e11])
 def test_muons_rates_follow_from_width_and_its_batch_and_decay_from_tokens(hidden: int, tokens: float):
-    one = tuned(hidden, tokens)
-    wider, longer = tuned(4 * hidden, tokens), tuned(hidden, 100 * tokens)
+    one = tuned(hidden, tokens, 5)
+    wider, longer = tuned(4 * hidden, tokens, 5), tuned(hidden, 100 * tokens, 5)
     for rate in ("learning_rate", "matrix_learning_rate"):
         assert wider[rate] == pytest.approx(one[rate] / 2, rel=0.05)
         assert longer[rate] == one[rate]
@@ -110,6 +110,9 @@ def test_muons_rates_follow_from_width_and_its_batch_and_decay_from_tokens(hidde
     assert growth == pytest.approx(0.571 * math.log2(100), abs=1), "batches are powers of two"
     forgotten = one["matrix_learning_rate"] * one["weight_decay"] * tokens / (128 * one["batch_size"])
     assert forgotten == pytest.approx(2, rel=0.1) or one["weight_decay"] == 1
+    slower = tuned(hidden, tokens, 0)
+    assert slower["learning_rate"] == pytest.approx(0.4 * one["learning_rate"], rel=0.05)
+    assert slower | {"learning_rate": one["learning_rate"]} == one
     assert Training(optimizer="muon", **one).batch_size == one["batch_size"]
 
 
@@ -199,7 +202,8 @@ def test_every_recipe_has_a_pocket_recipe_by_the_same_rule(name: str):
     assert abs(little.intermediate - little.hidden * large.intermediate / large.hidden) <= 3
     t = small.pretrain
     if t.optimizer == "muon":
-        assert (t.matrix_learning_rate, t.learning_rate, t.weight_decay, t.batch_size) == (3.6e-3, 0.01, 0.23, 64)
+        assert (t.matrix_learning_rate, t.weight_decay, t.batch_size) == (3.6e-3, 0.23, 64)
+        assert t.learning_rate == (0.01 if name == "frontier" else 0.004)
     else:
         assert t.learning_rate == 4 * full.pretrain.learning_rate
         assert (t.weight_decay, t.batch_size) == (full.pretrain.weight_decay, max(16, full.pretrain.batch_size // 128))
