@@ -236,7 +236,7 @@ def pocket(delta: dict) -> dict:
     A quarter of the blocks (at least two; at least one distinct block if they share weights) and a third of the width,
     in heads of 64, or wider if the recipe's are. Embeddings and feed-forward layers keep their relative width (the
     latter in multiples of 6, which all activations accept). A 128th of the text, unless it is the user's own, and of
-    the batch (at least 16 sequences), and four times the rate, for the short run; for Muon's recipes these are `tuned`.
+    the batch (at least 16 sequences), and four times the rate, for the short run; with Muon, batch, rates and decay change as `tuned` does.
     Sequences in random order: such a run is far shorter than an epoch and would only see the junk at the head of the
     sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the majority class.
     """
@@ -263,7 +263,11 @@ def pocket(delta: dict) -> dict:
         "weight_decay": training.weight_decay,
     }
     if training.optimizer == "muon":
-        changes |= tuned(hidden, MINUTES, architecture.convolution)
+        day, minutes = tuned(architecture.hidden, DAY, 0), tuned(hidden, MINUTES, 0)
+        changes["batch_size"] = max(16, round(training.batch_size * minutes["batch_size"] / day["batch_size"]))
+        for name in ("matrix_learning_rate", "learning_rate", "weight_decay"):
+            changes[name] = float(f"{getattr(training, name) * minutes[name] / day[name]:.2g}")
+        changes["weight_decay"] = min(1.0, changes["weight_decay"])
     tokenize = delta.get("tokenize", {})
     most = min(250_000, tokenize.get("max_sequences", 250_000))
     return delta | {

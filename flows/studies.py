@@ -6,7 +6,8 @@ they may name another recipe that they start from.
 The first run of a study is the one that the others are compared with.
 """
 
-from flows.deltas import DETECTION, NAMED, WIKIPEDIA_AND_BOOKS
+from flows.deltas import DAY, DETECTION, NAMED, WIKIPEDIA_AND_BOOKS, tuned
+from model.settings import Architecture
 
 THE_RECIPE = "as the recipe"
 BASE: dict[str, dict] = {THE_RECIPE: {}}
@@ -168,7 +169,9 @@ STUDIES: dict[str, dict] = {
             "radam": training(optimizer="radam"),
             "adafactor": training(optimizer="adafactor"),
             "sgd": training(optimizer="sgd", learning_rate=0.025),
-            "muon, rates and decay as in modern": training(optimizer="muon", learning_rate=4e-3, weight_decay=0.05),
+            "muon, batch, rates and decay as in modern": training(
+                optimizer="muon", **tuned(Architecture().hidden, DAY, 0)
+            ),
             "half the rate": training(learning_rate=5e-4),
             "twice the rate": training(learning_rate=2e-3),
             "beta2 0.95": training(beta2=0.95),

@@ -81,6 +81,14 @@ def test_at_full_size_a_run_is_the_recipe_with_its_changes_and_nothing_else(name
             assert run.recipe.report.title == run.name
 
 
+def test_a_pocket_run_keeps_what_it_changes_of_muons_rates_batch_and_decay():
+    usual = RECIPES["modern"].pretrain
+    fields = ("learning_rate", "matrix_learning_rate", "weight_decay", "batch_size")
+    doubled = {field: 2 * getattr(usual, field) for field in fields}
+    base, run = (one.recipe.pretrain for one in runs({"own": {}, "doubled": {"pretrain": doubled}}, "modern"))
+    assert [getattr(run, field) / getattr(base, field) for field in fields] == pytest.approx([2] * 4)
+
+
 def test_pocket_runs_of_the_recipes_are_the_pocket_recipes():
     for study in ("ablation", "baselines"):
         for run in of_study(study, "pocket"):
