@@ -41,11 +41,11 @@ import numpy as np
 import recipes
 import score
 import torch
-import torch._functorch.config
 from common import LENGTH, positive
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 from model import InputError, finetuning, machine
+from model.attention import by_kernels
 from model.bert import Bert, Classifier
 from model.settings import Finetuning
 
@@ -128,10 +128,8 @@ def speed(case: loops.Case, here: machine.Machine, attention: str) -> dict:
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     kernel = nullcontext() if attention == "fastest" else mock.patch("model.attention.fastest_kernel", only(attention))
-    # torch's cache of compiled code would return another kernel's, as it does not ask which one it was compiled with
-    uncached = torch._functorch.config.patch(enable_autograd_cache=False)
     try:
-        with kernel, uncached:
+        with kernel:
             row = loops.measure(case, here)
     except RuntimeError as error:
         return {"problem": problem(error)}
@@ -142,7 +140,7 @@ def speed(case: loops.Case, here: machine.Machine, attention: str) -> dict:
 
 def only(attention: str) -> Callable[..., AbstractContextManager]:
     """In place of the choice of the fastest kernel: one kernel, or torch's own choice."""
-    return lambda *_: sdpa_kernel(ATTENTION[attention]) if attention in ATTENTION else nullcontext()
+    return lambda *_: by_kernels(*([ATTENTION[attention]] if attention in ATTENTION else []))
 
 
 def problem(error: RuntimeError) -> str:

@@ -6,7 +6,7 @@ Shapes: B sequences, S tokens each, D hidden, N heads, H = D / N, K tokens that 
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch._functorch.config
@@ -126,6 +126,15 @@ def seconds_of(kernel: SDPBackend, shape: tuple[int, ...], dtype: torch.dtype, d
 
 
 @contextmanager
+def by_kernels(*kernels: SDPBackend) -> Iterator[None]:
+    """Attention by the first of these kernels that can compute it, in compiled code too; without any, torch chooses."""
+    chosen = sdpa_kernel([*kernels], set_priority=True) if kernels else nullcontext()
+    # torch's cache of compiled code does not ask which kernel it was compiled with
+    with chosen, torch._functorch.config.patch(enable_autograd_cache=False):
+        yield
+
+
+@contextmanager
 def fastest_kernel(architecture: Architecture, length: int, micro_batch: int, machine: Machine) -> Iterator[None]:
     """Attention by the kernel that is fastest on this GPU for a micro-batch of `length` tokens.
 
@@ -143,7 +152,5 @@ def fastest_kernel(architecture: Architecture, length: int, micro_batch: int, ma
         return
     order = sorted(seconds, key=seconds.get)
     log.info("Attention: %s.", ", ".join(f"{kernel.name} {1000 * seconds[kernel]:.2f} ms" for kernel in order))
-    # torch's cache of compiled code does not ask which kernel it was compiled with
-    uncached = torch._functorch.config.patch(enable_autograd_cache=False)
-    with sdpa_kernel([*order, SDPBackend.MATH], set_priority=True), uncached:
+    with by_kernels(*order, SDPBackend.MATH):
         yield
