@@ -230,15 +230,34 @@ def less_text(download: dict) -> dict:
     return download | {name: max(1, round(amount)) if name == "documents" else amount for name, amount in less.items()}
 
 
+def in_minutes(training: Training, hidden: int, narrow: int) -> dict:
+    """Batch, rates and decay in twenty minutes at a width of `narrow`, for those of a day at a width of `hidden`.
+
+    A 128th of the batch (at least 16 sequences) and four times the rate; with Muon, all change as `tuned` does.
+    """
+    if training.optimizer != "muon":
+        return {
+            "batch_size": max(16, training.batch_size // POCKET_SHARE),
+            "learning_rate": training.learning_rate * 4,
+        }
+    day, minutes = tuned(hidden, DAY, 0), tuned(narrow, MINUTES, 0)
+    rates = {
+        name: float(f"{getattr(training, name) * minutes[name] / day[name]:.2g}")
+        for name in ("matrix_learning_rate", "learning_rate", "weight_decay")
+    }
+    rates["weight_decay"] = min(1.0, rates["weight_decay"])
+    return rates | {"batch_size": max(16, round(training.batch_size * minutes["batch_size"] / day["batch_size"]))}
+
+
 def pocket(delta: dict) -> dict:
     """The delta of the same recipe for two CPU cores and twenty minutes.
 
     A quarter of the blocks (at least two; at least one distinct block if they share weights) and a third of the width,
     in heads of 64, or wider if the recipe's are. Embeddings and feed-forward layers keep their relative width (the
-    latter in multiples of 6, which all activations accept). A 128th of the text, unless it is the user's own, and of
-    the batch (at least 16 sequences), and four times the rate, for the short run; with Muon, batch, rates and decay change as `tuned` does.
-    Sequences in random order: such a run is far shorter than an epoch and would only see the junk at the head of the
-    sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the majority class.
+    latter in multiples of 6, which all activations accept). A 128th of the text, unless it is the user's own. Batch and
+    rates for the short run, see `in_minutes`. Sequences in random order: such a run is far shorter than an epoch and
+    would only see the junk at the head of the sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so
+    small a model hardly leaves the majority class.
     """
     given = delta.get("pretrain", {})
     architecture = Architecture(**given.get("architecture", {}))
@@ -258,22 +277,13 @@ def pocket(delta: dict) -> dict:
         "architecture": given.get("architecture", {}) | sizes,
         "budget": 1 / 3,
         "budget_unit": "hours",
-        "batch_size": max(16, training.batch_size // POCKET_SHARE),
-        "learning_rate": training.learning_rate * 4,
-        "weight_decay": training.weight_decay,
     }
-    if training.optimizer == "muon":
-        day, minutes = tuned(architecture.hidden, DAY, 0), tuned(hidden, MINUTES, 0)
-        changes["batch_size"] = max(16, round(training.batch_size * minutes["batch_size"] / day["batch_size"]))
-        for name in ("matrix_learning_rate", "learning_rate", "weight_decay"):
-            changes[name] = float(f"{getattr(training, name) * minutes[name] / day[name]:.2g}")
-        changes["weight_decay"] = min(1.0, changes["weight_decay"])
     tokenize = delta.get("tokenize", {})
     most = min(250_000, tokenize.get("max_sequences", 250_000))
     return delta | {
         "download": less_text(delta.get("download", {})),
         "tokenize": tokenize | {"heldout_fraction": 0.005, "max_sequences": most, "sort": "random"},
-        "pretrain": given | changes,
+        "pretrain": given | changes | in_minutes(training, architecture.hidden, hidden),
         "finetune": delta.get("finetune", {}) | {"seeds": 1, "learning_rate": 2e-4},
     }
 

@@ -32,7 +32,15 @@ def times(**multiples: float) -> dict:
 # Not in the recipes: text, training and architecture of BERT together
 ALL_REVERTED = WIKIPEDIA_AND_BOOKS | NAMED["architecture-and-training-reverted"]
 NORMS = {"norm_bias": True, "norm_eps": 1e-12, "first_norm": True}  # of crammed-bert
-ADAMW = {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.01, "beta2": 0.98, "adam_eps": 1e-12}
+ADAMW = {  # of crammed-bert; rate and batch belong together
+    "optimizer": "adamw",
+    "learning_rate": 1e-3,
+    "weight_decay": 0.01,
+    "beta2": 0.98,
+    "adam_eps": 1e-12,
+    "batch_size": 8192,
+    "batch_ramp": 0.6,
+}
 
 # `paper`: what is reproduced, or that nothing is; `published`: by run, figures or findings of the paper
 STUDIES: dict[str, dict] = {
@@ -280,7 +288,7 @@ STUDIES: dict[str, dict] = {
             "architecture of the paper": architecture(
                 positions="scaled-sinusoidal", zero_outputs=False, head_transform=False, **NORMS
             ),
-            "adamw": training(**ADAMW),
+            "adamw, its rate and batch": training(**ADAMW),
             "triangle": training(schedule="triangle"),
             "25 % masks": training(mask_fraction=0.25),
             "weight decay 0.01": training(weight_decay=0.01),

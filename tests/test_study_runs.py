@@ -89,6 +89,10 @@ def test_a_pocket_run_keeps_what_it_changes_of_muons_rates_batch_and_decay():
     assert [getattr(run, field) / getattr(base, field) for field in fields] == pytest.approx([2] * 4)
 
 
+def test_what_a_run_of_modern_puts_back_is_compared_in_batches_of_one_size_at_pocket_size():
+    assert len({run.recipe.pretrain.batch_size for run in of_study("modern", "pocket")}) == 1
+
+
 def test_pocket_runs_of_the_recipes_are_the_pocket_recipes():
     for study in ("ablation", "baselines"):
         for run in of_study(study, "pocket"):
