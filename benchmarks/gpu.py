@@ -25,7 +25,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
@@ -50,11 +50,12 @@ from model.bert import Bert, Classifier
 from model.settings import Finetuning
 
 RECIPES = ("crammed-bert", "modern", "bert-base")
-ATTENTION = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
+ATTENTION = {  # kernels by the name that --attention takes
+    "default": (),  # torch's own choice
+    "flash": (SDPBackend.FLASH_ATTENTION,),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION,),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION,),
+    "math": (SDPBackend.MATH,),
 }
 NAME = (  # what tells one row from another
     *("device", "recipe", "layout", "dtype", "compiled", "resumed", "batch", "micro_batch", "attention"),
@@ -127,7 +128,11 @@ def speed(case: loops.Case, here: machine.Machine, attention: str) -> dict:
     cuda = here.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    kernel = nullcontext() if attention == "fastest" else mock.patch("model.attention.fastest_kernel", only(attention))
+
+    def chosen(*_: object) -> AbstractContextManager:
+        return by_kernels(*ATTENTION[attention])
+
+    kernel = nullcontext() if attention == "fastest" else mock.patch("model.attention.fastest_kernel", chosen)
     try:
         with kernel:
             row = loops.measure(case, here)
@@ -136,11 +141,6 @@ def speed(case: loops.Case, here: machine.Machine, attention: str) -> dict:
     rate = row["tokens_per_second"] * case.operations()
     memory = torch.cuda.max_memory_allocated() / 1e9 if cuda else None
     return row | {"mfu": rate / 1e9 / row["matrix_gflop_per_second"], "memory_gb": memory, "problem": None}
-
-
-def only(attention: str) -> Callable[..., AbstractContextManager]:
-    """In place of the choice of the fastest kernel: one kernel, or torch's own choice."""
-    return lambda *_: by_kernels(*([ATTENTION[attention]] if attention in ATTENTION else []))
 
 
 def problem(error: RuntimeError) -> str:
@@ -299,7 +299,7 @@ def main() -> None:
         **common.SIZE_OPTIONS,
         layout={**several, "default": list(correctness.LAYOUTS), "choices": list(correctness.LAYOUTS)},
         dtype={**several, "default": list(correctness.DTYPES), "choices": list(correctness.DTYPES)},
-        attention={**several, "default": ["fastest"], "choices": ["fastest", "default", *ATTENTION]},
+        attention={**several, "default": ["fastest"], "choices": ["fastest", *ATTENTION]},
         batch={"type": positive, "help": "of speed (default: 4,096), and of cram instead of the recipe's"},
         steps={"type": positive, "default": 5, "help": f"of speed, after {loops.WARM_UP} for warm-up"},
         examples={"type": positive, "default": finetune.COLA, "help": "of finetuning"},

@@ -7,7 +7,7 @@ The first run of a study is the one that the others are compared with.
 """
 
 from flows.deltas import DAY, DETECTION, NAMED, WIKIPEDIA_AND_BOOKS, tuned
-from model.settings import Architecture
+from model.settings import Architecture, Training
 
 THE_RECIPE = "as the recipe"
 BASE: dict[str, dict] = {THE_RECIPE: {}}
@@ -31,16 +31,11 @@ def times(**multiples: float) -> dict:
 
 # Not in the recipes: text, training and architecture of BERT together
 ALL_REVERTED = WIKIPEDIA_AND_BOOKS | NAMED["architecture-and-training-reverted"]
-NORMS = {"norm_bias": True, "norm_eps": 1e-12, "first_norm": True}  # of crammed-bert
-ADAMW = {  # of crammed-bert; rate and batch belong together
-    "optimizer": "adamw",
-    "learning_rate": 1e-3,
-    "weight_decay": 0.01,
-    "beta2": 0.98,
-    "adam_eps": 1e-12,
-    "batch_size": 8192,
-    "batch_ramp": 0.6,
-}
+# Parts of crammed-bert, whose settings are the defaults. AdamW's rate and its batch belong together.
+NORMS = Architecture().model_dump(include={"norm_bias", "norm_eps", "first_norm"})
+ADAMW = Training().model_dump(
+    include={"optimizer", "learning_rate", "weight_decay", "beta2", "adam_eps", "batch_size", "batch_ramp"}
+)
 
 # `paper`: what is reproduced, or that nothing is; `published`: by run, figures or findings of the paper
 STUDIES: dict[str, dict] = {
