@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model import InputError, optimizer, schedules
 from model.bert import PAD, SEP, Bert, Classifier
@@ -28,9 +27,6 @@ REPORTED = 20  # steps between two reports
 WITH_GRAPHS = ("cuda",)
 COMPILED_LENGTHS = 8  # of batches; each is compiled once, and torch compiles no more than 8 shapes of one function
 TILE = 8  # tokens; matrix products on GPUs are fastest with multiples of it
-# Without cuDNN's, the default on some GPUs: it plans anew for every shape, which takes up to half a second (on a B200,
-# modelscope/FunASR#3704), and inputs have many lengths.
-ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 MOMENTS = 4  # copies of the weights in fp32: the weights, their gradients, and AdamW's two moments
 # kept for the backward pass, for each value of the states, by its bytes; measured on a CPU, 16 x 768: 70 to 81, and 137
 BYTES_A_VALUE = {2: 90, 4: 150}
@@ -208,7 +204,15 @@ class Steps:
         return loss.detach()
 
 
-@sdpa_kernel(ATTENTION)
+def no_cudnn_attention() -> None:
+    """Keep torch from choosing cuDNN's attention, its default on some GPUs, in this process from now on.
+
+    It plans anew for every shape, which takes up to half a second (on a B200, modelscope/FunASR#3704), and inputs have
+    many lengths. Not for a while only: the setting is that of the process, where other runs may go on in other threads.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def finetune(
     classifier: Classifier,
     train: Examples,
@@ -225,6 +229,7 @@ def finetune(
     not finite.
     """
     count, shuffle, held = steps_of(len(train), settings), np.random.default_rng(seed), None
+    no_cudnn_attention()
     if settings.choose == "best":
         held_rows, rows = np.split(shuffle.permutation(len(train)), [len(train) // HELD_BACK])
         held, train = train.take(held_rows), train.take(rows)
@@ -256,10 +261,10 @@ def predictions(scores: np.ndarray) -> np.ndarray:
     return scores[:, 0] if scores.shape[1] == 1 else scores.argmax(axis=1)
 
 
-@sdpa_kernel(ATTENTION)
 def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.ndarray:
     """The scores (n, classes) of all examples, fp32, in their order. Batches are sorted by length to pad little."""
     order = np.argsort(examples.lengths, kind="stable")
+    no_cudnn_attention()
     classifier.to(machine.device).eval()
     outputs = [torch.empty(0, classifier.classes, device=machine.device)]
     with torch.inference_mode(), machine.autocast():

@@ -1,5 +1,8 @@
 import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 
 import numpy as np
 import pytest
@@ -51,20 +54,40 @@ def test_the_seed_gives_the_predictions():
     assert not np.allclose(scores[0], scores[2])
 
 
-def test_cudnns_attention_which_plans_for_every_shape_is_not_used(monkeypatch):
-    forward, enabled = bert.Classifier.forward, []
+@pytest.fixture
+def cudnn_attention() -> Iterator[None]:
+    """Torch may choose cuDNN's attention, as in a new process."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.parametrize("work", [tune, finetuning.predict])
+def test_cudnns_attention_which_plans_for_every_shape_is_not_used(work: Callable, cudnn_attention, monkeypatch):
+    forward, enabled, longer_run = bert.Classifier.forward, [], []
+    first, longer, given = classifier(2), classifier(2, seed=1), examples(32, 0, classes=2)
+    rest = () if work is tune else (CPU,)
+    both_run, first_ended = Event(), Event()
 
     def watched(self, *batch):
+        if self is longer:
+            both_run.set()
+            first_ended.wait(60)
+        elif not both_run.is_set():
+            longer_run.append(beside.submit(work, longer, given, *rest))
+            both_run.wait(60)
         enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
         return forward(self, *batch)
 
     monkeypatch.setattr(bert.Classifier, "forward", watched)
-    model, before = classifier(2), torch.backends.cuda.cudnn_sdp_enabled()
-    for _ in range(2):
-        tune(model, examples(32, 0, classes=2))
-        finetuning.predict(model, examples(3, 1, classes=2), CPU)
+    with ThreadPoolExecutor(1) as beside:
+        try:
+            work(first, given, *rest)
+        finally:
+            first_ended.set()
+        longer_run[0].result()
     assert set(enabled) == {False}
-    assert torch.backends.cuda.cudnn_sdp_enabled() is before is True
 
 
 @pytest.mark.parametrize(
