@@ -62,7 +62,7 @@ def tuned(hidden: int, tokens: float, convolution: int) -> dict:
 
     AdamW's rate is higher for models with a `convolution` (tokens; 0: none).
 
-    Constants are fits to runs of 2 x 128 to 4 x 256 with 2.5 and 6 million tokens (LOG.md). Rates fall with the root of
+    Constants are fits to runs of 2 x 128 to 4 x 256 with 1 to 6 million tokens (LOG.md). Rates fall with the root of
     the width, which keeps the size of Muon's updates in the spectral norm. The batch grows with the tokens by the
     exponent of Li et al. 2025 (arXiv 2503.04715). Muon's matrices forget their start as often in a long run as in a
     short one: decay times rate, summed over the steps, is 2 at a constant rate.
