@@ -31,9 +31,9 @@ KEYS: dict[str, dict[str, str]] = {
         "filter": "605a8540e664",
         "vocabulary": "724885f19df5",
         "tokenize": "e494a9166985",
-        "pretrain": "23332f9a834b",
-        "finetune": "195c25bd5524",
-        "report": "0f75aa1c7280",
+        "pretrain": "6ad270467874",
+        "finetune": "2770e2995835",
+        "report": "7d79e32159d9",
     },
     "pocket": {
         "download": "361de2412378",
