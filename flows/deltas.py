@@ -175,7 +175,7 @@ POCKET_EXTRA = {name: {"vocabulary": {"entries": 8192}} for name in ("modern", "
 
 # Offline and in a few minutes: the documentation of installed packages, and probes in place of GLUE. The layout is that
 # of `frontier`, whose convolutions learn in a minute what the probes ask (LOG.md). Sizes, batch, Muon's rate and masks
-# were the best of twelve trials of a minute's tokens without convolutions; AdamW's rate is that of `tuned` for them.
+# were the best of twelve trials of a minute's tokens without convolutions; AdamW's rate was tried once with them.
 DEMO = {
     "download": {"source": "python-docs", "documents": 0, "megabytes": 12, "part_megabytes": 4},
     "measure": {"vocabulary_entries": 4096, "sample_megabytes": 5},
