@@ -212,7 +212,7 @@ def brief(row: dict) -> dict:
     }
 
 
-@stage(version=8)
+@stage(version=9)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the report as page, Markdown and JSON, its plots, the model card, and files for the leaderboard."""
     groups = scores.groups(runs)  # first: it refuses runs of older versions

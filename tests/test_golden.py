@@ -33,7 +33,7 @@ KEYS: dict[str, dict[str, str]] = {
         "tokenize": "e494a9166985",
         "pretrain": "6ad270467874",
         "finetune": "2770e2995835",
-        "report": "7d79e32159d9",
+        "report": "0bae27d12e10",
     },
     "pocket": {
         "download": "361de2412378",
@@ -45,7 +45,7 @@ KEYS: dict[str, dict[str, str]] = {
         "tokenize": "31e1ba0d69a6",
         "pretrain": "344668b032fe",
         "finetune": "192db1d73127",
-        "report": "54b5915c50cd",
+        "report": "6638b77c7dc7",
     },
     "crammed-bert": {
         "download": "8e733b748fa8",
@@ -57,7 +57,7 @@ KEYS: dict[str, dict[str, str]] = {
         "tokenize": "94ddeffa7563",
         "pretrain": "b99fe600a472",
         "finetune": "3e90c0c006b2",
-        "report": "1199086b83fa",
+        "report": "d4cd1a10da60",
     },
 }
 # Stage and file, all parts as one: digest of rows, array or bytes

@@ -314,6 +314,16 @@ def test_of_an_even_number_of_seeds_the_interval_is_that_of_the_lower_one_in_the
     assert row["metrics"]["accuracy"]["interval"] == [79.0, 83.0]
 
 
+@pytest.mark.parametrize(("score", "shown"), [(51.8486, "51.8"), (51.85, "51.9")])
+def test_page_and_terminal_round_a_score_alike(store, score, shown):
+    page, about, folder = written([finetuned("word-order", score)])
+    table = json.loads((folder / "stage.json").read_text())["stats"]["table"]
+    assert (about["scores"][0]["score"], str(table[0]["score"])) == (score, shown)
+    assert [line[1] for line in lines_of(section(page, "Probes (these are not GLUE)")) if line[0] == "word-order"] == [
+        shown
+    ]
+
+
 @pytest.mark.parametrize("protocol", scores.PUBLISHED)
 def test_a_protocol_stands_beside_its_own_published_rows_with_their_sources(whole, protocol):
     text = section(whole[0], common.TITLES[protocol])

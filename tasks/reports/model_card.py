@@ -56,7 +56,7 @@ def results(rows: Iterable[dict]) -> list[dict]:
     """The scores of a pretrained model for the head of its card: those on complete data of GLUE."""
     rows = [row for protocol in ("cramming", "modern") for row in chosen(rows, protocol) if not row["partial"]]
     return [
-        result(row["task"], row["split"], metric, float(spread["median"]),
+        result(row["task"], row["split"], metric, round(spread["median"], 2),
                f"protocol {row['protocol']}, median of {counted(row['seeds'], 'seed')}")
         for row in rows for metric, spread in row["metrics"].items()
     ]  # fmt: skip

@@ -152,7 +152,7 @@ def score_row(kind: tuple, members: list[Artifact], stats: list[dict], split: st
     values = pd.DataFrame([of_seed["metrics"] for of_seed in of_seeds], index=[str(one["seed"]) for one in stats])
     spread = {
         name: {
-            "median": round(one["median"], 2),
+            "median": float(one["median"]),  # round() of a numpy number is less exact
             "range": [one["min"], one["max"]],
             "interval": of_median["intervals"][name],
         }
