@@ -21,7 +21,9 @@ from model.quantities import counted
 log = logging.getLogger(__name__)
 CPU_MICRO_BATCH = 32  # sequences; beyond it no gain on two cores, and more memory
 CUDA_MICRO_BATCH = 1024  # sequences to begin with, where the memory decides
-MATRIX_SIDE, MATRIX_REPEATS = {"cpu": 2048, "cuda": 8192}, 5  # of the products whose rate is the machine's limit
+# of the products whose rate is the machine's limit. A product takes a second at most: CPUs emulate precisions that they
+# lack at a hundredth of the usual rate, where one of the largest side takes half a minute.
+MATRIX_SIDE, MATRIX_REPEATS, MATRIX_SECONDS = {"cpu": 2048, "cuda": 8192}, 5, 1.0
 CGROUPS = (  # files with the container's memory limit, its use and what it is used for: version 2, version 1
     tuple(f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat")),
     tuple(f"/sys/fs/cgroup/memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")),
@@ -107,16 +109,25 @@ def gpus(here: Machine) -> int:
     return count
 
 
-@functools.cache
-def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations per second of large matrix products, a median: MFU is relative to it."""
-    side, seconds = MATRIX_SIDE[device.type], []
+def product_seconds(side: int, repeats: int, device: torch.device, dtype: torch.dtype) -> float:
+    """The median time of a product of two square matrices, after one for warm-up."""
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    for _ in range(1 + MATRIX_REPEATS):
+    seconds = []
+    for _ in range(1 + repeats):
         start = time.perf_counter()
         (a @ b)[0, 0].item()  # waits for the device
         seconds.append(time.perf_counter() - start)
-    return 2 * side**3 / statistics.median(seconds[1:])
+    return statistics.median(seconds[1:])
+
+
+@functools.cache
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations per second of large matrix products, a median: MFU is relative to it."""
+    largest = MATRIX_SIDE[device.type]
+    side = -(-largest // 8)
+    while side < largest and 8 * product_seconds(side, 1, device, dtype) <= MATRIX_SECONDS:
+        side = min(2 * side, largest)
+    return 2 * side**3 / product_seconds(side, MATRIX_REPEATS, device, dtype)
 
 
 class Reading:

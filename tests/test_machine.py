@@ -114,15 +114,28 @@ def test_as_many_gpus_as_asked_for_train_and_processes_without_gpus_share_the_cp
         assert machine.gpus(machine.detect()) == count
 
 
-def test_the_rate_of_matrix_products_is_that_of_the_median_and_measured_once(monkeypatch):
+def test_the_time_of_a_matrix_product_is_the_median_without_the_first(monkeypatch):
     times = iter([0, 100, 100, 104, 104, 105, 105, 107, 107, 110, 110, 118])  # a start, then 4, 1, 2, 3 and 8 s
     monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    monkeypatch.setitem(machine.MATRIX_SIDE, "cpu", 30)
+    assert machine.product_seconds(30, 5, CPU, torch.float32) == 3
+
+
+@pytest.mark.parametrize(("rate", "side"), [(1e10, 800), (2e8, 400), (1e3, 100)])  # a product of 400: 1.28e8 operations
+def test_matrix_products_whose_rate_is_measured_once_are_as_large_as_a_second_allows(monkeypatch, rate, side):
+    measured = []
+
+    def seconds(side: int, *_: object) -> float:
+        measured.append(side)
+        return 2 * side**3 / rate
+
+    monkeypatch.setattr(machine, "product_seconds", seconds)
+    monkeypatch.setitem(machine.MATRIX_SIDE, "cpu", 800)
     machine.matrix_rate.cache_clear()
     try:
-        assert [machine.matrix_rate(CPU, torch.float32) for _ in range(2)] == [2 * 30**3 / 3] * 2
+        assert [machine.matrix_rate(CPU, torch.float32) for _ in range(2)] == pytest.approx([rate] * 2)
     finally:
         machine.matrix_rate.cache_clear()
+    assert (measured[-1], measured.count(100)) == (side, 1 + (side == 100))
 
 
 def masked(seed: int, **settings) -> tuple[torch.Tensor, ...]:
