@@ -124,9 +124,9 @@ def product_seconds(side: int, repeats: int, device: torch.device, dtype: torch.
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations per second of large matrix products, a median: MFU is relative to it."""
     largest = MATRIX_SIDE[device.type]
-    side = -(-largest // 8)
+    side = largest // 8
     while side < largest and 8 * product_seconds(side, 1, device, dtype) <= MATRIX_SECONDS:
-        side = min(2 * side, largest)
+        side *= 2
     return 2 * side**3 / product_seconds(side, MATRIX_REPEATS, device, dtype)
 
 

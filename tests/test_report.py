@@ -319,9 +319,8 @@ def test_page_and_terminal_round_a_score_alike(store, score, shown):
     page, about, folder = written([finetuned("word-order", score)])
     table = json.loads((folder / "stage.json").read_text())["stats"]["table"]
     assert (about["scores"][0]["score"], str(table[0]["score"])) == (score, shown)
-    assert [line[1] for line in lines_of(section(page, "Probes (these are not GLUE)")) if line[0] == "word-order"] == [
-        shown
-    ]
+    [row] = (line for line in lines_of(section(page, "Probes (these are not GLUE)")) if line[0] == "word-order")
+    assert row[1] == shown
 
 
 @pytest.mark.parametrize("protocol", scores.PUBLISHED)
