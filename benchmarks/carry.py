@@ -1,6 +1,6 @@
 """Carry what pretraining and finetuning need to a machine without a network, in compressed files of some 25 MB.
 
-    python benchmarks/carry.py pack --data artifacts/tokenize/latest --tokens 4e7 --glue GLUE_DIR --folder carried
+    python benchmarks/carry.py pack --data artifacts/tokenize/latest --tokens 6.5e7 --glue GLUE_DIR --folder carried
     python benchmarks/carry.py unpack --folder carried --data data
 
 `pack` takes sequences spread evenly over those of a tokenize stage, its held-out text and, with --glue, the encoded
@@ -18,7 +18,7 @@ import common
 import numpy as np
 import recipes
 
-from model import InputError, finetuning
+from model import InputError, finetuning, heldout
 
 TOKENS_A_FILE = 1 << 24
 # tokens are two bytes each; one byte of context before them says little
@@ -26,7 +26,6 @@ FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 0, "lp": 1, "pb": 1}]
 CONTENTS, GLUE = "contents.json", "glue.npz"
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")
 PARTS = ("tokens", "ends", "labels")  # of finetuning.Examples
-HELD = ("heldout.npy", "heldout_documents.npy")
 
 
 def examples(data: Path, glue: Path, tasks: list[str], most: int) -> dict[str, np.ndarray]:
@@ -69,8 +68,7 @@ def pack(given: argparse.Namespace) -> None:
         names.append(f"sequences-{number:03}.xz")
         data = np.ascontiguousarray(corpus.sequences[some]).tobytes()
         (given.folder / names[-1]).write_bytes(lzma.compress(data, filters=FILTERS))
-    for name in HELD:
-        (given.folder / name).write_bytes((given.data / name).read_bytes())
+    (given.folder / heldout.FILE).write_bytes((given.data / heldout.FILE).read_bytes())
     if given.glue:
         most = min(corpus.length, finetuning.Finetuning().max_tokens)
         np.savez_compressed(given.folder / GLUE, **examples(given.data, given.glue, given.tasks, most))
@@ -79,7 +77,9 @@ def pack(given: argparse.Namespace) -> None:
         "dtype": str(corpus.sequences.dtype),
         "entries": corpus.vocabulary,
         "sequences": names,
-        "files": {name: digest(given.folder / name) for name in [*names, *HELD, *([GLUE] if given.glue else [])]},
+        "files": {
+            name: digest(given.folder / name) for name in [*names, heldout.FILE, *([GLUE] if given.glue else [])]
+        },
     }
     common.write_json(given.folder / CONTENTS, contents)
     size = sum((given.folder / name).stat().st_size for name in contents["files"]) / 1e6
@@ -128,7 +128,7 @@ def main() -> None:
         __doc__,
         data={"type": Path, "required": True, "help": "a folder of the tokenize stage; for unpack, where to write it"},
         folder={"type": Path, "required": True, "help": "of the compressed files"},
-        tokens={"type": float, "default": 4e7, "help": "at most this many tokens of training text"},
+        tokens={"type": float, "default": 6.5e7, "help": "at most this many tokens of training text"},
         glue={"type": Path, "help": "a folder of GLUE, whose tasks are encoded and packed too"},
         tasks={"nargs": "+", "default": list(TASKS), "choices": TASKS, "help": "of GLUE"},
     )

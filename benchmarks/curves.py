@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from common import aligned
 
-from model.heldout import UNITS, Heldout, ratio
+from model.heldout import SIZES, UNITS, Heldout, ratio
 from model.pretraining import EVALUATIONS
 
 TENTHS = [number / EVALUATIONS for number in range(EVALUATIONS + 1)]
@@ -15,9 +15,8 @@ AXES = {"tokens": "tokens read", "operations": "operations", "seconds": "seconds
 
 
 def per_byte(run: dict) -> list[float]:
-    """The held-out losses of a run's evaluations, nats per byte, which other vocabularies' are compared with."""
-    ratio = run["heldout"]["tokens"] / run["heldout"]["bytes"]
-    return [evaluation["heldout_loss"] * ratio for evaluation in run["evaluations"]]
+    """The held-out losses of a run's evaluations, nats per byte, with whole words masked."""
+    return [evaluation["heldout_nats_per_byte"] for evaluation in run["evaluations"]]
 
 
 def passes(run: dict, loss: float, axis: str) -> float | None:
@@ -65,7 +64,7 @@ def compare(results: dict[str, list[dict]]) -> dict[str, dict]:
 
 
 def ends(results: dict[str, list[dict]], heldout: Heldout) -> dict[str, dict]:
-    """For each recipe, on all held-out tokens: nats per token, character and byte.
+    """For each recipe, on all held-out text: nats per word, character and byte.
 
     Also the difference to the first recipe in nats per byte, with the standard error over documents of the means over
     runs.
@@ -79,7 +78,7 @@ def ends(results: dict[str, list[dict]], heldout: Heldout) -> dict[str, dict]:
         by_recipe[name] = {
             f"nats_per_{unit}": spread([r["heldout"][f"nats_per_{unit}"]["value"] for r in runs]) for unit in UNITS
         }
-        by_recipe[name]["difference"] = ratio(means[name] - first, heldout.documents[:, UNITS["byte"]])
+        by_recipe[name]["difference"] = ratio(means[name] - first, heldout.documents[:, SIZES.index("bytes")])
     return by_recipe
 
 

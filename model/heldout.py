@@ -1,20 +1,35 @@
-"""The held-out loss: every token of the measured documents, predicted once, with a standard error over documents."""
+"""The held-out loss: each word of the measured documents, predicted once, with a standard error over documents.
+
+A masked piece of a word is easy to predict while the word's other pieces are in sight, so a loss over single tokens
+favours vocabularies that split more words. Therefore all pieces of a word are masked together and revealed from left to
+right; each is predicted from those before it, and their sum is the loss of the word (Kauf and Ivanova 2023, arXiv
+2305.10588). The number of masks tells the model how many pieces the word has. Since a vocabulary that splits more tells
+more by it, that number costs the nats of its frequency in the text. So the loss is the length of a code for the words,
+and vocabularies can be compared: for a model that knows the frequency of each word, it is the entropy of the words
+whatever the pieces.
+"""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from model.draws import draws, random_order
 from model.machine import Machine
 
-ROUNDS = 7  # each masks another seventh of the tokens, 14.3 %, near the 15 % of most recipes
+ROUNDS = 7  # each masks another seventh of the words, 14.3 %, near the 15 % of most recipes
 SEED = 0  # of the rounds, the same for every run
 BATCH_TOKENS = 64 * 128  # computed at once, with the scores of a seventh of them in memory
-CURVE_SEQUENCES = 1024  # spread over the text, for the losses over a run
-UNITS = {"token": 0, "character": 1, "byte": 2}  # columns of `Heldout.documents`
+CURVE_SEQUENCES = 256  # spread over the text, for the losses over a run
+FILE = "heldout.npz"  # in the folders of the tokenize and pretrain stages
+SIZES = ("tokens", "words", "characters", "bytes", "unread_bytes")  # columns of `Heldout.documents`
+UNITS = ("word", "character", "byte")
 
 
 @dataclass(frozen=True)
@@ -22,41 +37,96 @@ class Heldout:
     """The documents that the loss is measured on.
 
     sequences  (m, S) token ids: one document after another, each followed by a separator; [PAD] after the last
-    documents  (d, 3) int64: tokens (without separators), characters and UTF-8 bytes of each document
+    words      (m, S) int32: the number of the word that each token is a piece of, counted through all documents;
+               -1 for separators and padding
+    documents  (d, 5) int64: tokens (without separators), words, characters and UTF-8 bytes of each document; and bytes
+               of it that the model can't read, because they are deleted or [UNK]
     """
 
     sequences: np.ndarray
+    words: np.ndarray
     documents: np.ndarray
 
     def __post_init__(self) -> None:
-        length = int(self.documents[:, 0].sum()) + len(self.documents)
-        if not length <= self.sequences.size < length + self.sequences.shape[1]:
+        tokens, words = self.documents[:, :2].sum(axis=0)
+        if self.words.shape != self.sequences.shape or (self.words >= 0).sum() != tokens or self.words.max(initial=-1) >= words:
             raise ValueError(
-                f"{len(self.documents):,} documents have {length:,} tokens, which don't fit sequences of shape "
-                f"{self.sequences.shape}"
+                f"{len(self.documents):,} documents of {tokens:,} tokens and {words:,} words don't fit sequences of shape "
+                f"{self.sequences.shape} whose tokens belong to words of shape {self.words.shape}"
             )
 
     @classmethod
+    def load(cls, folder: Path) -> "Heldout":
+        """What `save` has written to the folder. Raises OSError, KeyError or ValueError if it is missing or damaged."""
+        try:
+            with np.load(folder / FILE) as arrays:
+                return cls(**{field.name: arrays[field.name] for field in fields(cls)})
+        except BadZipFile as error:
+            raise ValueError(f"{FILE}: {error}") from error
+
+    def save(self, folder: Path) -> None:
+        """Write FILE."""
+        np.savez_compressed(folder / FILE, **{field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
     def of_rows(cls, rows: np.ndarray) -> "Heldout":
-        """Sequences of one document each, which end in its separator; characters and bytes are counted as tokens."""
-        return cls(rows, np.full((len(rows), 3), rows.shape[1] - 1, dtype=np.int64))
+        """Sequences of one document each, which end in its separator; words, characters and bytes are its tokens."""
+        m, size = len(rows), rows.shape[1] - 1
+        words = np.pad(np.arange(m * size, dtype=np.int32).reshape(m, size), ((0, 0), (0, 1)), constant_values=-1)
+        return cls(rows, words, np.tile([size] * 4 + [0], (m, 1)))
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The sums of SIZES over all documents."""
+        return dict(zip(SIZES, self.documents.sum(axis=0).tolist(), strict=True))
 
     @property
     def tokens(self) -> int:
         """Tokens that are predicted: all but separators and padding."""
-        return int(self.documents[:, 0].sum())
+        return self.totals["tokens"]
 
+    @cached_property
     def owners(self) -> np.ndarray:
         """(m, S): the number of the document that each token belongs to; -1 for separators and padding."""
-        lengths_D = self.documents[:, 0] + 1
-        owners = np.full(self.sequences.size, -1, dtype=np.int64)
-        owners[: lengths_D.sum()] = np.repeat(np.arange(len(lengths_D)), lengths_D)
-        owners[np.cumsum(lengths_D) - 1] = -1
-        return owners.reshape(self.sequences.shape)
+        found = np.searchsorted(np.cumsum(self.documents[:, 1]), self.words, side="right")
+        return np.where(self.words < 0, -1, found)
+
+    @cached_property
+    def pieces(self) -> np.ndarray:
+        """(m, S): the place of each token among the pieces of its word in this sequence, from 0."""
+        same = self.words[:, 1:] == self.words[:, :-1]
+        places = np.broadcast_to(np.arange(self.words.shape[1]), self.words.shape)
+        begins = np.where(np.pad(same, ((0, 0), (1, 0))), 0, places)
+        return places - np.maximum.accumulate(begins, axis=1)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """(m, S): the number of pieces of a word in this sequence, at its first piece; 0 elsewhere."""
+        valid, lengths = self.words >= 0, np.zeros(self.words.shape, np.int64)
+        first = valid & (self.pieces == 0)
+        lengths[first] = np.bincount((np.cumsum(first) - 1)[valid.ravel()])
+        return lengths
+
+    @cached_property
+    def length_nats(self) -> np.ndarray:
+        """(m, S): at the first piece of a word, the nats of its number of pieces by their frequency; 0 elsewhere."""
+        counts = np.bincount(self.lengths.ravel())
+        counts[0] = 0
+        nats = -np.log(np.maximum(counts, 1) / max(1, counts.sum()))
+        nats[0] = 0
+        return nats[self.lengths]
+
+    def rounds(self) -> np.ndarray:
+        """(m, S): the round in which each token is masked with its word, -1 for never.
+
+        Of seven words in a row each has another round, by the number of the words alone: whatever their pieces.
+        """
+        shuffled_GR = draws(0, self.totals["words"] // ROUNDS + 1, ROUNDS, SEED).argsort(axis=1)
+        return np.where(self.words < 0, -1, shuffled_GR.ravel()[self.words])
 
 
-def rounds_of(owners_BS: np.ndarray, first: int) -> np.ndarray:
-    """(B, S): the round in which each token is masked, -1 for never. The rounds share the tokens of a sequence evenly.
+def token_rounds(owners_BS: np.ndarray, first: int) -> np.ndarray:
+    """(B, S): the round in which each token is masked by itself, -1 for never; a sequence's tokens are shared evenly.
 
     They depend on the number of the sequence, `first` + i, and on the place in it, not on how sequences are batched.
     """
@@ -71,44 +141,83 @@ def rounds_of(owners_BS: np.ndarray, first: int) -> np.ndarray:
 def measure(
     bert: nn.Module, heldout: Heldout, mask_id: int, machine: Machine, rounds: int = ROUNDS, every: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The loss of each document, nats, and how many of its tokens were predicted: (d,) each.
+    """The loss of each document, nats, and how many words of it were predicted: (d,) each.
 
-    All rounds together predict every token once, from a sequence in which it and the others of its round are [MASK].
-    Fewer `rounds`, or only each `every`-th sequence, predict fewer tokens.
+    All rounds together predict every word once, from a sequence in which it and the other words of its round are
+    [MASK]; a word at the end of a sequence is two words, one in each. Fewer `rounds`, or only each `every`-th sequence,
+    predict fewer words.
     """
-    sequences, owners, documents = heldout.sequences[::every], heldout.owners()[::every], len(heldout.documents)
-    nats_D, predicted_D = np.zeros(documents), np.zeros(documents, dtype=np.int64)
-    was_training, batch = bert.training, max(1, BATCH_TOKENS // sequences.shape[1])
+    rounds_MS, pieces_MS = heldout.rounds()[::every], heldout.pieces[::every]
+    owners_MS, documents = heldout.owners[::every], len(heldout.documents)
+    chosen_MS = (rounds_MS >= 0) & (rounds_MS < rounds)
+    rows, places = np.nonzero(chosen_MS)
+    # one forward pass for each sequence, round and piece; sorted, so that long words of all rounds share batches
+    passes = np.unique(np.stack([pieces_MS[rows, places], rounds_MS[rows, places], rows], axis=1), axis=0)
+
+    def hide(passes_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        pieces_B1, rounds_B1 = passes_BP[:, :1], passes_BP[:, 1:2]
+        words_BS, away_BS = rounds_MS[passes_BP[:, 2]] == rounds_B1, pieces_MS[passes_BP[:, 2]] - pieces_B1
+        return words_BS & (away_BS >= 0), words_BS & (away_BS == 0)
+
+    nats_D = predict(bert, heldout.sequences[::every], owners_MS, passes, hide, documents, mask_id, machine)
+    first_MS = chosen_MS & (pieces_MS == 0)
+    nats_D += np.bincount(owners_MS[first_MS], heldout.length_nats[::every][first_MS], minlength=documents)
+    return nats_D, np.bincount(owners_MS[first_MS], minlength=documents)
+
+
+def predict(
+    bert: nn.Module,
+    sequences_MS: np.ndarray,
+    owners_MS: np.ndarray,
+    passes: np.ndarray,
+    hide: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    documents: int,
+    mask_id: int,
+    machine: Machine,
+) -> np.ndarray:
+    """The nats of each document (d,), summed over passes, whose last column is a sequence's number.
+
+    `hide` returns of some passes which tokens are [MASK], and which of them are predicted: (B, S) each.
+    """
+    nats_D, batch, was_training = np.zeros(documents), max(1, BATCH_TOKENS // sequences_MS.shape[1]), bert.training
     bert.eval()
     with torch.inference_mode(), machine.autocast():
-        for first in range(0, len(owners), batch):
-            owners_BS, padded = owners[first : first + batch], first + batch >= len(owners)
-            tokens_BS = torch.from_numpy(sequences[first : first + batch].astype(np.int64))
-            rounds_BS = rounds_of(owners_BS, first)
-            for number in range(rounds):
-                chosen_M = np.flatnonzero(rounds_BS == number)
-                losses_M = _losses(bert, tokens_BS, torch.from_numpy(chosen_M), mask_id, machine, padded)
-                owners_M = owners_BS.ravel()[chosen_M]
-                nats_D += np.bincount(owners_M, losses_M.double().cpu().numpy(), minlength=documents)
-                predicted_D += np.bincount(owners_M, minlength=documents)
+        for first in range(0, len(passes), batch):
+            some = passes[first : first + batch]
+            hidden_BS, predicted_BS = hide(some)
+            tokens_BS, places_M = sequences_MS[some[:, -1]].astype(np.int64), np.flatnonzero(predicted_BS)
+            parts = np.where(hidden_BS, mask_id, tokens_BS), places_M, tokens_BS.ravel()[places_M]
+            padded = bool((some[:, -1] == len(sequences_MS) - 1).any())  # only the last sequence has [PAD]
+            losses_M = bert.losses(*(torch.from_numpy(part).to(machine.device) for part in parts), padded=padded)
+            owners_M = owners_MS[some[:, -1]].ravel()[places_M]
+            nats_D += np.bincount(owners_M, losses_M.double().cpu().numpy(), minlength=documents)
     bert.train(was_training)
-    return nats_D, predicted_D
+    return nats_D
 
 
-def _losses(
-    bert: nn.Module, tokens_BS: Tensor, chosen_M: Tensor, mask_id: int, machine: Machine, padded: bool
-) -> Tensor:
-    """The losses (M,) at the chosen places, which are all masked and are numbered through the whole batch."""
-    labels_M = tokens_BS.flatten()[chosen_M]
-    masked_BS = tokens_BS.flatten().index_fill(0, chosen_M, mask_id).view(tokens_BS.shape)
-    return bert.losses(*(part.to(machine.device) for part in (masked_BS, chosen_M, labels_M)), padded=padded)
+def curve_losses(bert: nn.Module, heldout: Heldout, mask_id: int, machine: Machine) -> dict[str, float]:
+    """The losses for the curve over a run, of the first round in sequences spread over the text.
 
-
-def heldout_loss(bert: nn.Module, heldout: Heldout, mask_id: int, machine: Machine) -> float:
-    """Nats per token, for the curve over a run: the first round in sequences spread over the text."""
+    heldout_loss           nats per token, with single tokens masked, as in training: not for other vocabularies
+    heldout_nats_per_byte  nats per byte, with whole words masked
+    """
     every = -(-len(heldout.sequences) // CURVE_SEQUENCES)
+    owners_MS = heldout.owners[::every]
+    rounds_MS = token_rounds(owners_MS, 0)
+    passes = np.flatnonzero((rounds_MS == 0).any(axis=1))[:, None]
+
+    def hide(passes_B1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        chosen_BS = rounds_MS[passes_B1[:, 0]] == 0
+        return chosen_BS, chosen_BS
+
+    where = owners_MS, passes, hide, len(heldout.documents), mask_id, machine
+    of_tokens = predict(bert, heldout.sequences[::every], *where).sum() / (rounds_MS == 0).sum()
     nats_D, predicted_D = measure(bert, heldout, mask_id, machine, rounds=1, every=every)
-    return float(nats_D.sum() / predicted_D.sum())
+    words_per_byte = (heldout.lengths > 0).sum() / heldout.totals["bytes"]
+    return {
+        "heldout_loss": float(of_tokens),
+        "heldout_nats_per_byte": float(nats_D.sum() / predicted_D.sum() * words_per_byte),
+    }
 
 
 def ratio(nats_D: np.ndarray, sizes_D: np.ndarray) -> dict[str, float | None]:
@@ -127,23 +236,28 @@ def by_frequencies(heldout: Heldout, counts_V: np.ndarray) -> float:
     counts_V: how often each entry of the vocabulary is in training text; each counts once more, so that none is zero.
     """
     nats_V = -np.log((counts_V + 1) / (counts_V + 1).sum())
-    return float(nats_V[heldout.sequences[heldout.owners() >= 0]].sum())
+    return float(nats_V[heldout.sequences[heldout.words >= 0]].sum())
 
 
 def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = None) -> dict:
-    """The result of all rounds: the size of the text, and nats per token, character and byte.
+    """The result of all rounds: the size of the text, and nats per word, character and byte of it.
 
-    With the counts of `by_frequencies`, its nats too.
+    `unread`: the share of its bytes that the model can't read, and so doesn't predict. `length_nats_per_byte`: what of
+    the nats per byte is for the number of pieces of the words. With the counts of `by_frequencies`, its nats per token,
+    and per byte with those for the numbers of pieces.
     """
-    totals = heldout.documents.sum(axis=0).tolist()
+    totals, lengths = heldout.totals, float(heldout.length_nats.sum())
     found = {
         "documents": len(heldout.documents),
-        **{f"{unit}s": totals[column] for unit, column in UNITS.items()},
-        **{f"nats_per_{unit}": ratio(nats_D, heldout.documents[:, column]) for unit, column in UNITS.items()},
+        **totals,
+        "unread": round(totals["unread_bytes"] / totals["bytes"], 6),
+        **{f"nats_per_{unit}": ratio(nats_D, heldout.documents[:, SIZES.index(f"{unit}s")]) for unit in UNITS},
+        "length_nats_per_byte": round(lengths / totals["bytes"], 6),
     }
     if counts_V is not None:
         nats = by_frequencies(heldout, counts_V)
         found["by_frequencies"] = {
-            f"nats_per_{unit}": round(nats / totals[column], 6) for unit, column in UNITS.items()
+            "nats_per_token": round(nats / totals["tokens"], 6),
+            "nats_per_byte": round((nats + lengths) / totals["bytes"], 6),
         }
     return found

@@ -19,8 +19,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     architecture: Architecture
     training: Training
     sequences: Path
-    heldout: Path
-    heldout_documents: Path
+    heldout: Path  # the folder of the held-out text
     vocabulary: int
     mask_id: int
     specials: int
@@ -30,7 +29,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
         """The sequences, mapped into memory."""
         return Corpus(
             sequences=np.load(self.sequences, mmap_mode="r"),
-            heldout=Heldout(np.load(self.heldout), np.load(self.heldout_documents)),
+            heldout=Heldout.load(self.heldout),
             vocabulary=self.vocabulary,
             mask_id=self.mask_id,
             specials=self.specials,

@@ -17,7 +17,7 @@ from model.bert import Bert
 from model.checkpoint import METRICS, Spent, Writer, cut_metrics, line, restore
 from model.clock import Clock
 from model.compiling import Forward
-from model.heldout import heldout_loss
+from model.heldout import curve_losses
 from model.machine import Machine, Reading, keep_heap, matrix_rate
 from model.masking import Corpus
 from model.processes import ALONE, Processes
@@ -264,11 +264,11 @@ class Pretraining:
         return norm
 
     def evaluate(self, fraction: float) -> None:
-        """Add the held-out loss to the record, off the clock."""
+        """Add the held-out losses to the record, off the clock."""
         with self.clock.paused():
-            loss = 0.0
+            losses = dict.fromkeys(("heldout_loss", "heldout_nats_per_byte"), 0.0)
             if self.processes.first:
-                loss = heldout_loss(self.bert, self.corpus.heldout, self.corpus.mask_id, self.machine)
+                losses = curve_losses(self.bert, self.corpus.heldout, self.corpus.mask_id, self.machine)
             self.spent.evaluations.append(
                 {
                     "fraction": min(fraction, 1.0),
@@ -276,7 +276,7 @@ class Pretraining:
                     "tokens": self.spent.tokens,
                     "operations": self.spent.operations,
                     "seconds": self.spent.seconds,
-                    "heldout_loss": self.processes.agree(loss),
+                    **{name: self.processes.agree(loss) for name, loss in losses.items()},
                 }
             )
 

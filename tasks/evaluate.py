@@ -2,7 +2,7 @@
 
 Reads   a pretrain artifact; a text: the held-out documents of a tokenize or pretrain artifact, or a corpus;
         optionally other artifacts: only documents that they hold out too are measured
-Writes  documents.parquet   the measured documents: id, source, characters, bytes, tokens, nats
+Writes  documents.parquet   the measured documents: id, source, tokens, words, characters, bytes, unread bytes, nats
 
 Losses per character and per byte can be compared between models with different vocabularies. Whether a model was
 trained on the text is not checked. Documents are held out by the digest of their text, so a held-out document of one
@@ -23,9 +23,8 @@ from tasks.corpus.parts import parts_of, row_name, tables
 from tasks.pretrain import counts_of
 from tasks.stage import Params, stage
 from tasks.store import HELDOUT_TEXT, Artifact
-from tasks.text.encoding import encoder_of
-from tasks.text.tokenizer import MASK, SEP
-from tasks.tokenize import MEASURED_CHARACTERS, SIZES, digest_of, in_sequences, measured
+from tasks.text.tokenizer import MASK, load_tokenizer
+from tasks.tokenize import MEASURED_CHARACTERS, digest_of, measured
 
 COLUMNS = ("id", "source", "text")
 
@@ -76,33 +75,30 @@ def chosen(text: Artifact, others: list[Artifact], characters: int) -> pa.Table:
     return pa.concat_tables(picked).take(np.argsort(np.argsort(order)))
 
 
-@stage(version=2)
+@stage(version=3)
 def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Artifact], out: Path) -> dict:
-    """Predict every token of the documents once; nats per token, character and byte, of all and by source."""
+    """Predict every word of the documents once; nats per word, character and byte, of all and by source."""
     from model import export, heldout, machine
+    from tasks.text.original_words import heldout_of
 
     documents = chosen(text, others, params.characters)
-    bert, here = export.load(model.path), machine.detect()
-    ids, ends = encoder_of(model.path)(documents["text"].to_pylist())
-    sizes = (np.diff(ends, prepend=0), pc.utf8_length(documents["text"]), pc.binary_length(documents["text"]))
-    sizes_DU = np.stack([np.asarray(column, dtype=np.int64) for column in sizes], axis=1)
-    held = heldout.Heldout(in_sequences(np.insert(ids, ends, SEP), bert.length), sizes_DU)
+    bert, here, texts = export.load(model.path), machine.detect(), documents["text"].to_pylist()
+    held = heldout_of(texts, load_tokenizer(model.path), bert.length)
     nats_D, _ = heldout.measure(bert.to(here.device), held, MASK, here)
-    columns = {name: documents[name] for name in COLUMNS[:2]} | dict(zip(SIZES, sizes_DU.T, strict=True))
+    sizes = dict(zip(heldout.SIZES, held.documents.T, strict=True))
+    columns = {name: documents[name] for name in COLUMNS[:2]} | sizes
     pq.write_table(pa.table(columns | {"nats": nats_D}), out / "documents.parquet", compression="zstd")
     sources = np.array(list(map(row_name, documents["source"].to_pylist())))
     rows = [
         {
             "source": name,
             "documents": int(own.sum()),
-            "characters": int(sizes_DU[own, 1].sum()),
-            **{f"nats per {unit}": round(float(nats_D[own].sum() / max(1, sizes_DU[own, i].sum())), 4)
-               for i, unit in enumerate(heldout.UNITS)},
+            "characters": int(sizes["characters"][own].sum()),
+            **{f"nats per {unit}": round(float(nats_D[own].sum() / max(1, sizes[f"{unit}s"][own].sum())), 4)
+               for unit in heldout.UNITS},
         }
         for name in sorted(set(sources))
         for own in [sources == name]
     ]  # fmt: skip
-    stats = heldout.summary(held, nats_D, counts_of(model.path)) | {
-        "digest": digest_of(one.as_py() for one in documents["text"])
-    }
+    stats = heldout.summary(held, nats_D, counts_of(model.path)) | {"digest": digest_of(texts)}
     return stats | {"table": rows}

@@ -4,7 +4,7 @@ Reads   sequences, held-out sequences and tokenizer of a tokenize artifact.
 Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   the complete model, for transformers too
         README.md                       the model card
         metrics.parquet, loss.png       a row per step, and its plot
-        heldout.npy, heldout_documents.npy, heldout.parquet   the held-out text, so that the loss can be measured again
+        heldout.npz, heldout.parquet    the held-out text, so that the loss can be measured again
         frequencies.npy                 how often each token is in a sample of the training text: (V,)
         lineage.json                    the manifests of all artifacts that led here
 """
@@ -30,8 +30,6 @@ from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
 from tasks.store import (
     FREQUENCIES,
-    HELDOUT,
-    HELDOUT_DOCUMENTS,
     HELDOUT_TEXT,
     LINEAGE,
     SEQUENCES,
@@ -93,19 +91,18 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
 
 def job_of(params: Pretrain, tokens: Artifact, folder: Path) -> "Job":
     """The description of the training run; checkpoint and metrics go to the folder."""
+    from model.heldout import FILE
     from model.job import Job
 
-    if not (tokens.path / HELDOUT_DOCUMENTS).exists():
+    if not (tokens.path / FILE).exists():
         raise InputError(
-            f"{tokens.name} was made by an older version of cram: it has no {HELDOUT_DOCUMENTS}. Run its tokenize "
-            "stage again."
+            f"{tokens.name} was made by another version of cram: it has no {FILE}. Run its tokenize stage again."
         )
     return Job(
         architecture=params.architecture,
         training=Training(**params.model_dump(exclude={"architecture"})),
         sequences=tokens.path / SEQUENCES,
-        heldout=tokens.path / HELDOUT,
-        heldout_documents=tokens.path / HELDOUT_DOCUMENTS,
+        heldout=tokens.path,
         vocabulary=tokens.stats["entries"],
         mask_id=MASK,
         specials=len(SPECIALS),
@@ -154,15 +151,6 @@ def counts_of(folder: Path) -> np.ndarray | None:
     return np.load(folder / FREQUENCIES) if (folder / FREQUENCIES).exists() else None
 
 
-def with_other_units(evaluations: list[dict], held: dict) -> list[dict]:
-    """Evaluations with the loss per character and per byte too, by the ratios of all held-out text."""
-    ratios = {f"heldout_nats_per_{unit}": held["tokens"] / held[f"{unit}s"] for unit in ("character", "byte")}
-    return [
-        evaluation | {name: round(evaluation["heldout_loss"] * ratio, 6) for name, ratio in ratios.items()}
-        for evaluation in evaluations
-    ]
-
-
 def statistics(run: "Pretraining", spent: "Spent", steps: dict[str, np.ndarray], held: dict, machine: dict) -> dict:
     """The statistics of a trained model in stage.json. `steps`: the columns of metrics; `machine`: its description."""
     return {
@@ -175,10 +163,10 @@ def statistics(run: "Pretraining", spent: "Spent", steps: dict[str, np.ndarray],
         "tokens_per_second": round(spent.tokens / spent.seconds, 1),
         "mfu": round(float(np.median(steps["mfu"])), 4),
         "training_loss": round(float(steps["loss"][-max(1, len(steps["loss"]) // 20) :].mean()), 4),
-        "heldout_loss": held["nats_per_token"]["value"],
+        "heldout_loss": spent.evaluations[-1]["heldout_loss"],
         "heldout": held,
         "skipped": spent.skipped,
-        "evaluations": with_other_units(spent.evaluations, held),
+        "evaluations": spent.evaluations,
         "machine": machine
         | {
             "micro_batch": spent.micro_batch,
@@ -189,13 +177,15 @@ def statistics(run: "Pretraining", spent: "Spent", steps: dict[str, np.ndarray],
     }
 
 
-@stage(version=5, resumes=True, varies=True)
+@stage(version=6, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
+    from model import heldout  # here, as it loads torch
+
     work = out / WORK  # checkpoint and metrics, kept until the artifact is published
     work.mkdir(exist_ok=True)
     job = job_of(params, tokens, work)
-    for file in (*FILES, HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT):
+    for file in (*FILES, heldout.FILE, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
     sequences = np.load(tokens.path / SEQUENCES, mmap_mode="r")
     np.save(out / FREQUENCIES, sampled_counts(sequences, tokens.stats["entries"]))
@@ -209,17 +199,16 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
 
 
 def measured_on(folder: Path, model: "Bert", here: "Machine") -> dict:
-    """The held-out loss of a model on all tokens of the measured documents in a tokenize or pretrain artifact.
+    """The held-out loss of a model on all words of the measured documents in a tokenize or pretrain artifact.
 
-    Nats per token, character and UTF-8 byte, each with its standard error over documents; the number of documents,
-    tokens, characters and bytes; the loss by token frequencies alone; and the digest of the documents.
+    The `summary` of model.heldout, and the digest of the documents.
     """
     from model import heldout
 
     text = pq.read_table(folder / HELDOUT_TEXT, columns=["text", "measured"])
     text = text.filter(pc.is_valid(text["measured"])).sort_by("measured")["text"]
-    documents = heldout.Heldout(np.load(folder / HELDOUT), np.load(folder / HELDOUT_DOCUMENTS))
-    log.info("Measuring the held-out loss on %s.", counted(documents.tokens, "token"))
+    documents = heldout.Heldout.load(folder)
+    log.info("Measuring the held-out loss on %s.", counted(documents.totals["words"], "word"))
     nats_D, _ = heldout.measure(model.to(here.device), documents, MASK, here)
     return heldout.summary(documents, nats_D, counts_of(folder)) | {"digest": digest_of(one.as_py() for one in text)}
 

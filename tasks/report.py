@@ -39,10 +39,10 @@ class Report(Params):
 
 
 def refuse_older(name: str, stats: dict) -> None:
-    """Raise InputError for a model of an older version, whose statistics lack the held-out loss on all tokens."""
-    if "heldout" not in stats:
+    """Raise InputError for a model of an older version, whose statistics lack the held-out loss of whole words."""
+    if "nats_per_word" not in stats.get("heldout", {}):
         raise InputError(
-            f"{name} was made by an older version of cram, whose held-out loss covers only a part of the text. Run its "
+            f"{name} was made by an older version of cram, whose held-out loss is that of single tokens. Run its "
             "pretrain stage again to report it, or end with finetune (until); finished finetuning runs are kept."
         )
 
@@ -212,7 +212,7 @@ def brief(row: dict) -> dict:
     }
 
 
-@stage(version=9)
+@stage(version=10)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the report as page, Markdown and JSON, its plots, the model card, and files for the leaderboard."""
     groups = scores.groups(runs)  # first: it refuses runs of older versions

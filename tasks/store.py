@@ -28,12 +28,14 @@ from model import InputError
 from tasks.home import HOME
 
 # files that several stages read: the tokens, and the manifests of all inputs of a model
-SEQUENCES, HELDOUT, HELDOUT_TEXT = "sequences.npy", "heldout.npy", "heldout.parquet"
-HELDOUT_DOCUMENTS, FREQUENCIES, LINEAGE = "heldout_documents.npy", "frequencies.npy", "lineage.json"
+SEQUENCES, HELDOUT_TEXT = "sequences.npy", "heldout.parquet"
+FREQUENCIES, LINEAGE = "frequencies.npy", "lineage.json"
 ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()  # bound at import
 MANIFEST, STATS = "stage.json", "stats.json"
 # suffixes of files that describe the run, such as its date or speed, and not the result
 TELLING = (".md", ".html", ".svg", ".png", STATS, LINEAGE, "metrics.parquet")
+LATEST = "latest"  # in a stage's directory: the link to its newest artifact
+DEEPEST = 50  # levels of a manifest; Python can't read many more
 WORK = "work"  # in a draft: what a rerun resumes from; never published
 MACHINE_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR,
@@ -86,15 +88,34 @@ def named(name: str) -> Artifact:
 
 def inspect(artifact: Artifact) -> tuple[dict | None, str]:
     """The manifest of a complete artifact and an empty string; or None and what is missing."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         manifest = json.loads((artifact.path / MANIFEST).read_text())
         for file in manifest["files"]:
             path = artifact.path / file["path"]
+            if is_outside(file):
+                return None, f"its {MANIFEST} lists {file['path']}, which is not in its directory"
             if not path.is_file() or path.stat().st_size != file["bytes"]:
                 return None, f"{file['path']} is missing, or its size is not the {file['bytes']:,} bytes in {MANIFEST}"
-        if isinstance(manifest["stats"], dict):
+        level = [manifest]
+        for _ in range(DEEPEST):
+            inner = (of.values() if isinstance(of, dict) else of for of in level if isinstance(of, dict | list))
+            level = [each for some in inner for each in some]
+        if isinstance(manifest["stats"], dict) and not level:
             return manifest, ""
     return None, f"its {MANIFEST} is missing or can't be read"
+
+
+def is_outside(file: dict) -> bool:
+    """Whether the path of a file in a manifest leads out of the manifest's directory."""
+    path = Path(file["path"])
+    return path.is_absolute() or ".." in path.parts
+
+
+def warn_of_damage(artifact: Artifact) -> None:
+    """Log a warning if the artifact is there, but not complete."""
+    manifest, problem = inspect(artifact)
+    if manifest is None and artifact.path.exists():
+        log.warning("%s is damaged, so its stage runs again: %s.", artifact.name, problem)
 
 
 def read_manifest(artifact: Artifact) -> dict | None:
@@ -125,12 +146,13 @@ def is_made(artifact: Artifact, inputs: dict) -> bool:
     return manifest is not None and manifest.get("made_from", now) == now  # earlier versions did not record it
 
 
-def artifacts(stage: str) -> list[Artifact]:
-    """The complete artifacts of a stage, the newest last."""
-    folders = [path for path in (ROOT / stage).glob("*") if path.is_dir() and not path.is_symlink()]
+def artifacts(stage: str, damaged: bool = False) -> list[Artifact]:
+    """The complete artifacts of a stage, the newest last; if `damaged`, first those that are not complete."""
+    paths = [path for path in (ROOT / stage).glob("*") if path.is_dir() and not path.is_symlink()]
+    folders = [path for path in paths if path.name != LATEST]  # a directory in a store that was copied by `cp -L`
     manifests = {artifact: read_manifest(artifact) for artifact in (Artifact(stage=stage, key=p.name) for p in folders)}
-    complete = [artifact for artifact, manifest in manifests.items() if manifest]
-    return sorted(complete, key=lambda artifact: (manifests[artifact].get("finished", ""), artifact.key))
+    chosen = [artifact for artifact, manifest in manifests.items() if manifest or damaged]
+    return sorted(chosen, key=lambda artifact: (str((manifests[artifact] or {}).get("finished", "")), artifact.key))
 
 
 def find(stage: str, name: str) -> Artifact:
@@ -141,7 +163,7 @@ def find(stage: str, name: str) -> Artifact:
             f"There are no artifacts of {stage} in {ROOT} yet. Make one with `cram run RECIPE --until {stage}`, copy "
             f"one there, or set CRAM_ARTIFACTS to a directory that has some.{elsewhere(stage, name)}"
         )
-    if name == "latest":  # from the manifests: the link may not have been copied with the directory
+    if name == LATEST:  # from the manifests: the link may not have been copied with the directory
         return complete[-1]
     matches = [artifact for artifact in complete if name and artifact.key.startswith(name)]
     if len(matches) == 1:
@@ -267,16 +289,22 @@ def discard(artifact: Artifact) -> None:
     (ROOT / ".partial").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ROOT / ".partial") as trash, suppress(FileNotFoundError):
         artifact.path.rename(Path(trash, "old"))
-        if not (artifact.path.parent / "latest").exists() and (left := artifacts(artifact.stage)):
+        if not (artifact.path.parent / LATEST).exists() and (left := artifacts(artifact.stage)):
             point_latest(left[-1])
 
 
 def point_latest(artifact: Artifact) -> None:
-    """Point the link `latest` of its stage to the artifact."""
+    """Point the link `latest` of its stage to the artifact. A directory in its place, a copy that `cp -L` made, stays."""
+    latest = artifact.path.parent / LATEST
+    if latest.is_dir() and not latest.is_symlink():
+        log.warning(
+            "%s is a directory, so it can't be a link to %s; delete it to have the link.", latest, artifact.name
+        )
+        return
     link = artifact.path.parent / f".latest-{os.getpid()}-{threading.get_ident()}"
     link.unlink(missing_ok=True)
     link.symlink_to(artifact.key)
-    link.replace(artifact.path.parent / "latest")
+    link.replace(latest)
 
 
 @contextmanager
@@ -330,6 +358,10 @@ def verify(artifact: Artifact) -> None:
 def verify_files(folder: Path, files: list[dict], name: str) -> None:
     """Raise InputError unless the folder has these files of a manifest, unchanged. `name`: used in the error."""
     for file in files:
+        if is_outside(file):
+            raise InputError(
+                f"The {MANIFEST} of {name} lists {file['path']}, which is not in {folder}. Copy {name} again."
+            )
         try:
             same = known_digest(folder / file["path"]) == file["sha256"]
         except FileNotFoundError:

@@ -84,8 +84,9 @@ def row_of(member: Member) -> dict[str, Any]:
     if member.model:
         stats = named(member.model).stats
         measured = named(member.evaluation).stats if member.evaluation else stats["heldout"]
-        for unit in ("byte", "character", "token"):
+        for unit in ("byte", "character", "word"):
             row[f"nats_per_{unit}"] = measured[f"nats_per_{unit}"]["value"] if member.compared else None
+        row["length_nats"] = measured["length_nats_per_byte"]
         row["by_frequencies"] = measured.get("by_frequencies", {}).get("nats_per_byte", np.nan)  # older models lack it
         row |= {name: stats[name] for name in ("parameters", "tokens", "steps", "tokens_per_second", "mfu")}
         row |= {"operations": stats["exaflops"] * 1e18, "seconds": stats["seconds_on_the_clock"]}
@@ -170,7 +171,7 @@ def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, An
     return about
 
 
-@stage(version=3, name="study")
+@stage(version=4, name="study")
 def compare_runs(
     params: StudyReport, models: list[Artifact], evaluations: list[Artifact], reports: list[Artifact], out: Path
 ) -> dict:

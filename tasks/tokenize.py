@@ -4,8 +4,7 @@ Reads   the parts of a corpus, and a vocabulary.
 Writes  sequences.npy     (n, S) uint16, in the order of training (uint32 for more than 65,536 entries)
         heldout.parquet   the documents that are never trained on: id, source, text, characters, bytes, tokens, and
                           their place among those that the held-out loss is measured on (measured; null for others)
-        heldout.npy       (m, S), the measured documents one after another, [PAD] after the last
-        heldout_documents.npy   (d, 3) int64: tokens, characters and UTF-8 bytes of each measured document
+        heldout.npz       the tokens of the measured documents, and of which word each is a piece (model.heldout)
         tokenizer.json, tokenizer_config.json
 """
 
@@ -28,17 +27,16 @@ from model import InputError
 from model.quantities import counted
 from tasks.corpus.parts import SCHEMA, parts_of, tables, unit_hash
 from tasks.stage import Params, stage
-from tasks.store import HELDOUT, HELDOUT_DOCUMENTS, HELDOUT_TEXT, SEQUENCES, WORK, Artifact
+from tasks.store import HELDOUT_TEXT, SEQUENCES, WORK, Artifact
 from tasks.text.encoding import encoder_of
-from tasks.text.tokenizer import PAD, SEP, SPECIALS, UNK, WORD_START, copy_tokenizer, inner, load_tokenizer
+from tasks.text.tokenizer import SEP, SPECIALS, UNK, WORD_START, copy_tokenizer, inner, load_tokenizer
 from tasks.workers.mapping import over_parts
 
 BLOCK = 1 << 16  # sequences handled at once
 MOST_SEQUENCES = 85_000_000  # the release's limit
 JOINED, DRAWN = "joined.npy", "drawn.npy"  # all sequences, and those drawn of them, in the order of the corpus
 log = logging.getLogger(__name__)
-MEASURED_CHARACTERS = 2_000_000  # of held-out text that the loss is measured on, or all if there is less
-SIZES = ("tokens", "characters", "bytes")  # the columns of heldout_documents.npy
+MEASURED_CHARACTERS = 1_000_000  # of held-out text that the loss is measured on, or all if there is less
 HELD_SCHEMA = pa.schema([*SCHEMA, *((name, pa.int64()) for name in ("characters", "bytes", "tokens"))])
 
 
@@ -66,10 +64,10 @@ class Tokenize(Params):
 
 
 def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
-    """Write the sequences of a part, its held-out documents, and their ids."""
+    """Write the sequences of a part, and its held-out documents."""
     encoder = encoder_of(tokenizer_folder)
     nothing = np.zeros(0, encoder.type)
-    train, held, documents = [nothing], [nothing], [HELD_SCHEMA.empty_table()]
+    train, documents = [nothing], [HELD_SCHEMA.empty_table()]
     counts = {"documents": 0, "characters": 0, "unknown": 0}
     for table in tables(part):
         texts, characters = table["text"].to_pylist(), pc.utf8_length(table["text"]).to_numpy()
@@ -77,9 +75,7 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Pat
         is_held = np.array([unit_hash(text) < params.heldout_fraction for text in texts], dtype=bool)
         closed = np.insert(ids, ends, SEP)  # a separator after every document
         lengths = np.diff(ends, prepend=0)
-        of_held = np.repeat(is_held, lengths + 1)
-        train.append(closed[~of_held])
-        held.append(closed[of_held])
+        train.append(closed[~np.repeat(is_held, lengths + 1)])
         apart = table.filter(pa.array(is_held))
         sizes = (characters[is_held], pc.binary_length(apart["text"]), lengths[is_held])
         documents.append(pa.table([*apart.columns, *sizes], schema=HELD_SCHEMA))
@@ -89,7 +85,6 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Pat
     ids = np.concatenate(train)
     used = len(ids) // params.length * params.length
     np.save(out / f"{part.stem}.npy", ids[:used].reshape(-1, params.length))
-    np.save(out / f"{part.stem}.held.npy", np.concatenate(held))
     pq.write_table(pa.concat_tables(documents), out / f"{part.stem}.held.parquet", compression="zstd")
     return {**counts, "tokens": len(ids), "lost": len(ids) - used}
 
@@ -114,37 +109,29 @@ def digest_of(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def in_sequences(closed: np.ndarray, length: int) -> np.ndarray:
-    """The ids of documents, each with its separator, as sequences; [PAD] after the last."""
-    return np.pad(closed, (0, -len(closed) % length), constant_values=PAD).reshape(-1, length)
-
-
 def hold_out(stems: list[str], work: Path, length: int, out: Path) -> dict:
-    """Write the held-out documents of all parts, and the sequences of the measured ones; count both."""
+    """Write the held-out documents of all parts, and the tokens of the measured ones; count both."""
+    from tasks.text.original_words import heldout_of  # here, as it loads torch
+
     held = pa.concat_tables(pq.read_table(work / f"{stem}.held.parquet", schema=HELD_SCHEMA) for stem in stems)
     order = measured(text.as_py() for text in held["text"])
     places = np.full(len(held), -1, dtype=np.int64)
     places[order] = np.arange(len(order))
     column = pa.array(places, pa.int64(), mask=places < 0)
     pq.write_table(held.append_column("measured", column), out / HELDOUT_TEXT, compression="zstd")
-    ids = np.concatenate([np.load(work / f"{stem}.held.npy") for stem in stems])
-    ends = np.cumsum(held["tokens"].to_numpy() + 1)
-    documents = [ids[begin:end] for begin, end in zip(np.append(0, ends), ends, strict=False)]
-    closed = np.concatenate([np.zeros(0, ids.dtype), *(documents[place] for place in order)])
-    padded = in_sequences(closed, length)
-    np.save(out / HELDOUT, padded)
-    sizes = np.stack([held[name].to_numpy()[order] for name in SIZES], axis=1)
-    np.save(out / HELDOUT_DOCUMENTS, sizes)
+    texts = [held["text"][place].as_py() for place in order]
+    measured_text = heldout_of(texts, load_tokenizer(out), length)
+    measured_text.save(out)
     return {
         "documents": len(held),
         "characters": pc.sum(held["characters"]).as_py() or 0,
-        "tokens": len(ids),
+        "tokens": (pc.sum(held["tokens"]).as_py() or 0) + len(held),
         "measured": {
             "documents": len(order),
-            **dict(zip(SIZES, sizes.sum(axis=0).tolist(), strict=True)),
-            "unknown_tokens": int((closed == UNK).sum()),
-            "sequences": len(padded),
-            "digest": digest_of(held["text"][place].as_py() for place in order),
+            **measured_text.totals,
+            "unknown_tokens": int((measured_text.sequences == UNK).sum()),
+            "sequences": len(measured_text.sequences),
+            "digest": digest_of(texts),
         },
     }
 
@@ -235,7 +222,7 @@ def gather(files: list[Path], length: int, path: Path) -> np.memmap:
     return np.load(path, mmap_mode="r")
 
 
-@stage(version=3, resumes=True)
+@stage(version=4, resumes=True)
 def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> dict:
     """Write the training and the held-out sequences; count tokens, and those lost at the ends of parts."""
     copy_tokenizer(words.path, out, params.length)

@@ -51,8 +51,7 @@ def tokenized(folder: Path) -> Path:
     starts = np.random.default_rng(0).integers(0, VOCABULARY, (140, 1))
     rows = (5 + (starts + np.arange(LENGTH)) % (VOCABULARY - 5)).astype(np.uint16)
     np.save(folder / "sequences.npy", rows[:120])
-    np.save(folder / "heldout.npy", rows[120:])
-    np.save(folder / "heldout_documents.npy", Heldout.of_rows(rows[120:]).documents)
+    Heldout.of_rows(rows[120:]).save(folder)
     (folder / "stage.json").write_text(json.dumps({"stats": {"entries": VOCABULARY}}))
     return folder
 
@@ -184,7 +183,9 @@ def test_the_benchmarks_assume_what_the_stages_do(benchmarks):
 def losses(comparison: dict) -> dict[str, list[list[float]]]:
     """The held-out losses of every run, by recipe."""
     runs = {name: one["runs"] for name, one in comparison["recipes"].items()}
-    return {name: [[e["heldout_loss"] for e in run["evaluations"]] for run in made] for name, made in runs.items()}
+    return {
+        name: [[e["heldout_nats_per_byte"] for e in run["evaluations"]] for run in made] for name, made in runs.items()
+    }
 
 
 def test_an_interrupted_comparison_of_recipes_continues(bare, benchmarks, tmp_path: Path, monkeypatch, caplog, capsys):
@@ -220,7 +221,7 @@ def test_a_recipe_with_detection_reads_shuffled_sequences(benchmarks, tmp_path: 
     about = {"recipe": "own", "architecture": architecture.model_dump(), "training": training.model_dump()}
     made = benchmarks.recipes.train("own", about, corpus, here, tmp_path, False)
     assert made["tokens"] == 10 * 8 * LENGTH
-    assert 0 < made["heldout"]["nats_per_token"]["value"] < 2 * np.log(VOCABULARY)
+    assert 0 < made["heldout"]["nats_per_word"]["value"] < 2 * np.log(VOCABULARY)
     shuffled = replace(corpus, sequences=benchmarks.recipes.Shuffled(corpus.sequences, 0))
     assert np.array_equal(np.sort(shuffled.ordinary), np.sort(corpus.ordinary)), "the same tokens are drawn"
 
@@ -234,19 +235,19 @@ def test_kept_runs_are_scored_again(bare, benchmarks, tmp_path: Path):
 
 
 def test_a_recipe_passes_the_firsts_end_where_its_curve_first_has_that_loss(benchmarks):
-    def ran(*losses: float, spent: int, tokens: int = 1) -> dict:
-        """A run whose evaluations are evenly spread; its text has one byte."""
+    def ran(*losses: float, spent: int) -> dict:
+        """A run whose evaluations are evenly spread."""
         evaluations = [
-            {"fraction": i / (len(losses) - 1), "heldout_loss": loss}
+            {"fraction": i / (len(losses) - 1), "heldout_nats_per_byte": loss}
             | {axis: spent * i / (len(losses) - 1) * times for axis, times in axes.items()}
             for i, loss in enumerate(losses)
         ]
-        return {"evaluations": evaluations, "heldout": {"tokens": tokens, "bytes": 1}}
+        return {"evaluations": evaluations}
 
     axes = {"tokens": 1, "operations": 100, "seconds": 0.1}
     first = [ran(3, end, spent=40) for end in (1, 2, 2, 2)]
     curves = [(3, 1.5), (3, 1), (3, 1, 2.5, 0.5, 0.5), (2, 1)]
-    others = [ran(*(loss / 2 for loss in curve), spent=10, tokens=2) for curve in curves]
+    others = [ran(*curve, spent=10) for curve in curves]
     compared = benchmarks.curves.compare({"first": first, "other": others})
     for axis in axes:
         assert compared["first"]["passes"][axis]["mean"] == 1.0
@@ -287,9 +288,9 @@ def test_recipes_with_other_vocabularies_read_data_of_their_own(benchmarks, tmp_
     for wrong, about in (([f"small={b}"], "pocket"), ([str(a), f"other={b}"], "other"), ([str(a), str(b)], "twice")):
         with pytest.raises(InputError, match=about):
             corpora(wrong, ["pocket", "small"])
-    documents = np.load(b / "heldout_documents.npy")
-    documents[0, 2] += 1
-    np.save(b / "heldout_documents.npy", documents)
+    held = Heldout.load(b)
+    held.documents[0, 3] += 1
+    held.save(b)
     with pytest.raises(InputError, match="hold out different documents"):
         corpora([str(a), f"small={b}"], ["pocket", "small"])
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from flows.cli.main import app
 from model import InputError, export
-from model.heldout import ROUNDS, rounds_of
 from tasks.evaluate import Evaluate, evaluate
 from tasks.pretrain import Pretrain, pretrain
 from tasks.store import artifacts
+from tasks.text.original_words import heldout_of
 from tasks.text.tokenizer import MASK, PAD, SEP, load_tokenizer
 from tasks.tokenize import Tokenize, tokenize
 
@@ -25,7 +25,7 @@ TINY = Pretrain(
     budget_unit="tokens",
     batch_size=8,
 )
-UNITS = ("token", "character", "byte")
+UNITS = ("word", "character", "byte")
 
 
 @pytest.fixture(scope="module")
@@ -51,27 +51,25 @@ def test_a_models_loss_on_its_own_held_out_text_is_exactly_that_of_pretraining(m
     assert set(found) - set(recorded) == {"table"}
 
 
-def test_each_document_has_the_loss_that_the_model_gives_it_with_a_seventh_of_the_tokens_hidden(made, others, tmp_path):
+def test_each_document_has_the_loss_that_the_model_gives_it_with_a_seventh_of_the_words_hidden(made, others, tmp_path):
     corpus = corpus_of(tmp_path, others[:6], part_megabytes=1024)
     written = pd.read_parquet(evaluate.fn(Evaluate(), made["model"], corpus, []).path / "documents.parquet")
     texts = pd.read_parquet(next(corpus.path.glob("part-*.parquet"))).set_index("id")["text"][written["id"]].tolist()
     tokenizer, model = load_tokenizer(made["model"].path), export.load(made["model"].path).eval()
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    stream = np.array([token for ids in encoded for token in (*ids, SEP)])
-    owner = np.array([i for i, ids in enumerate(encoded) for i in [*[i] * len(ids), -1]])
-    padding = -len(stream) % model.length
-    rows = np.pad(stream, (0, padding), constant_values=PAD).reshape(-1, model.length)
-    owners = np.pad(owner, (0, padding), constant_values=-1).reshape(rows.shape)
-    nats, rounds = np.zeros(len(texts)), rounds_of(owners, 0)
-    for row, own, assigned in zip(rows, owners, rounds, strict=True):
-        kept = torch.from_numpy(row != PAD)
-        for number in range(ROUNDS):
-            chosen = torch.from_numpy(assigned == number)
-            with torch.no_grad():
-                ids = torch.from_numpy(row).masked_fill(chosen, MASK)[None, kept]
-                scores = model.logits(model.encode(ids))[0]
-            losses = torch.nn.functional.cross_entropy(scores, torch.from_numpy(row)[kept], reduction="none")
-            np.add.at(nats, own[chosen.numpy()], losses[chosen[kept]].double().numpy())
+    held = heldout_of(texts, tokenizer, model.length)
+    assert held.sequences.ravel().tolist() == [
+        *(token for ids in encoded for token in (*ids, SEP)), *[PAD] * (held.sequences == PAD).sum()
+    ]  # fmt: skip
+    nats, rounds = np.zeros(len(texts)), held.rounds()
+    for row, place in zip(*np.nonzero(held.words >= 0), strict=True):
+        tokens = torch.from_numpy(held.sequences[row].astype(np.int64))
+        later = held.pieces[row] >= held.pieces[row, place]
+        hidden, kept = torch.from_numpy((rounds[row] == rounds[row, place]) & later), tokens != PAD
+        with torch.no_grad():
+            scores = model.logits(model.encode(tokens.masked_fill(hidden, MASK)[None, kept]))[0, place]
+        nats[held.owners[row, place]] += torch.nn.functional.cross_entropy(scores, tokens[place]).item()
+        nats[held.owners[row, place]] += held.length_nats[row, place]
     assert written["nats"].tolist() == pytest.approx(nats.tolist(), rel=1e-4)
     assert written["tokens"].tolist() == [len(ids) for ids in encoded]
     assert written["characters"].tolist() == [*map(len, texts)]

@@ -1,7 +1,8 @@
-"""The held-out loss: every token once, the same text for every vocabulary, and its standard error."""
+"""The held-out loss: every word once, the same for every vocabulary, and its standard error."""
 
 import math
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,16 @@ import torch.nn.functional as F
 from conftest import corpus_of, document
 from scipy.stats import entropy
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 from torch import Tensor, nn
 
 from model import bert, heldout
-from model.heldout import Heldout, measure, ratio, rounds_of
+from model.heldout import Heldout, curve_losses, measure, ratio, token_rounds
 from model.machine import Machine
 from model.settings import Architecture
 from tasks.download import Download, download
+from tasks.text.original_words import heldout_of
+from tasks.text.tokenizer import SPECIALS, tokenizer_of
 from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary
 
@@ -29,12 +33,20 @@ VOCABULARY, LENGTH = 40, 16
 
 
 def packed(lengths: list[int]) -> Heldout:
-    """Documents of these many tokens, [UNK] among them."""
+    """Documents of these many tokens, [UNK] among them, in words of one to four pieces."""
     rng = np.random.default_rng(len(lengths))
-    documents = [rng.choice([UNK, *range(5, VOCABULARY)], size) for size in lengths]
-    stream = np.concatenate([np.append(tokens, SEP) for tokens in documents])
-    rows = np.pad(stream, (0, -len(stream) % LENGTH)).reshape(-1, LENGTH).astype(np.uint16)
-    return Heldout(rows, np.array([[size, 4 * size, 5 * size] for size in lengths]))
+    streams, sizes, before = [np.zeros((2, 0), int)], [], 0
+    for size in lengths:
+        words = np.repeat(np.arange(size), rng.integers(1, 5, size))[:size]
+        count = words[-1] + 1 if size else 0
+        tokens = rng.choice([UNK, *range(5, VOCABULARY)], size)
+        streams.append(np.stack([np.append(tokens, SEP), np.append(words + before, -1)]))
+        sizes.append([size, count, 4 * size, 5 * size, 0])
+        before += count
+    stream = np.concatenate(streams, axis=1)
+    padding = -stream.shape[1] % LENGTH
+    rows, words = (np.pad(one, (0, padding), constant_values=pad) for one, pad in zip(stream, (PAD, -1), strict=True))
+    return Heldout(rows.reshape(-1, LENGTH).astype(np.uint16), words.reshape(-1, LENGTH), np.array(sizes))
 
 
 class Unigram(nn.Module):
@@ -56,28 +68,81 @@ def by_id() -> Unigram:
     return Unigram(np.arange(VOCABULARY, dtype=np.float32))
 
 
+def runs_of(held: Heldout) -> list[tuple[int, int, int, int]]:
+    """The words, one loop after the other: sequence, first place, place after the last, number."""
+    runs = []
+    for row, words in enumerate(held.words.tolist()):
+        for place, word in enumerate(words):
+            if word >= 0 and (place == 0 or words[place - 1] != word):
+                runs.append((row, place, place, word))
+            if word >= 0:
+                runs[-1] = (row, runs[-1][1], place + 1, word)
+    return runs
+
+
+def of_lengths(runs: list[tuple[int, int, int, int]]) -> dict[int, float]:
+    """The nats of each number of pieces, by how often words have it."""
+    counts = Counter(end - begin for _, begin, end, _ in runs)
+    return {length: -math.log(count / len(runs)) for length, count in counts.items()}
+
+
 @pytest.mark.parametrize("lengths", [[1], [3, 0, 40], [15], [16], [7] * 300, [2000, 1]])
-def test_every_token_but_separators_is_predicted_once(lengths, by_id):
+def test_every_word_is_predicted_once_and_pays_for_the_number_of_its_pieces(lengths, by_id):
     held = packed(lengths)
     nats, predicted = measure(by_id, held, MASK, CPU)
-    assert predicted.tolist() == lengths
-    stream = held.sequences.ravel().astype(np.int64)
-    ends = np.cumsum(held.documents[:, 0] + 1)
-    assert nats.tolist() == [part[:-1].sum() for part in np.split(stream[: ends[-1]], ends[:-1])]
-    seen, start = np.zeros(stream.size, dtype=int), 0
-    for number, (tokens, places, labels) in enumerate(by_id.asked, start=1):
-        assert np.array_equal(stream[start + places.numpy()], labels)
-        assert torch.equal((tokens.flatten() == MASK).nonzero()[:, 0], places)
-        seen[start + places.numpy()] += 1
-        if number % heldout.ROUNDS == 0:
-            start += tokens.numel()
-    assert seen.tolist() == [int(token not in (PAD, SEP)) for token in stream]
+    runs = runs_of(held)
+    expected, words, owners = np.zeros(len(lengths)), np.zeros(len(lengths)), np.cumsum(held.documents[:, 1])
+    for row, begin, end, word in runs:
+        owner = np.searchsorted(owners, word, side="right")
+        expected[owner] += held.sequences[row, begin:end].sum(dtype=int) + of_lengths(runs)[end - begin]
+        words[owner] += 1
+    np.testing.assert_allclose(nats, expected, rtol=1e-6)
+    assert predicted.tolist() == words.tolist()
 
 
-def test_the_rounds_mask_a_seventh_of_each_sequence_by_its_number_alone():
-    owners = packed([1000] * 20).owners()
-    whole = rounds_of(owners, 0)
-    parts = [rounds_of(owners[start:stop], start) for start, stop in ((0, 1), (1, 77), (77, len(owners)))]
+def test_the_pieces_of_a_word_are_revealed_from_left_to_right(by_id):
+    held = packed([300, 40])
+    measure(by_id, held, MASK, CPU)
+    runs, rounds = runs_of(held), held.rounds()
+    asked = Counter()
+    for tokens, places, labels in by_id.asked:
+        for number, row in enumerate(tokens.tolist()):
+            chosen = [place - number * LENGTH for place in places.tolist() if place // LENGTH == number]
+            [source] = {
+                index
+                for index, whole in enumerate(held.sequences.tolist())
+                if all(a in (b, MASK) for a, b in zip(row, whole, strict=True))
+                and all(
+                    whole[place] == label
+                    for place, label in zip(chosen, labels[places // LENGTH == number].tolist(), strict=True)
+                )
+            }  # random ids tell every sequence apart
+            masked = {place for place, token in enumerate(row) if token == MASK}
+            [turn] = {int(rounds[source, place]) for place in chosen}
+            [piece] = {int(held.pieces[source, place]) for place in chosen}
+            words = [run for run in runs if run[0] == source and rounds[source, run[1]] == turn]
+            assert masked == {place for _, begin, end, _ in words for place in range(begin + piece, end)}
+            assert chosen == [begin + piece for _, begin, end, _ in words if end - begin > piece]
+            asked.update((source, place) for place in chosen)
+    assert asked == Counter((row, place) for row, begin, end, _ in runs for place in range(begin, end))
+
+
+def test_of_seven_words_in_a_row_each_has_another_round_whatever_their_pieces():
+    held = packed([1000] * 20)
+    rounds = dict(zip(held.words.ravel().tolist(), held.rounds().ravel().tolist(), strict=True))
+    assert rounds.pop(-1) == -1
+    groups = [tuple(rounds[word] for word in range(first, first + 7)) for first in range(0, len(rounds) // 7 * 7, 7)]
+    assert all(sorted(group) == list(range(heldout.ROUNDS)) for group in groups)
+    assert len(set(groups)) > len(groups) / 2
+    whole = Heldout.of_rows(np.zeros((len(rounds) // LENGTH, LENGTH + 1), np.uint16))  # a piece each
+    other = whole.rounds()[whole.words >= 0]
+    assert other.tolist() == [rounds[word] for word in range(len(other))]
+
+
+def test_the_rounds_of_single_tokens_share_each_sequence_by_its_number_alone():
+    owners = packed([1000] * 20).owners
+    whole = token_rounds(owners, 0)
+    parts = [token_rounds(owners[start:stop], start) for start, stop in ((0, 1), (1, 77), (77, len(owners)))]
     assert np.array_equal(np.concatenate(parts), whole)
     counts = np.stack([(whole == number).sum(axis=1) for number in range(heldout.ROUNDS)])
     assert (counts.max(axis=0) - counts.min(axis=0) <= 1).all()
@@ -86,21 +151,21 @@ def test_the_rounds_mask_a_seventh_of_each_sequence_by_its_number_alone():
 
 
 def test_the_loss_is_the_models_cross_entropy_and_leaves_it_as_it_was():
-    held, model = packed([100, 30, 900, 13]), bert.Bert(SMALL, VOCABULARY, LENGTH, seed=1)
+    held, model = packed([100, 30, 300, 13]), bert.Bert(SMALL, VOCABULARY, LENGTH, seed=1)
     model.set_dropout(0.5)
     nats, _ = measure(model.train(), held, MASK, CPU)
     assert model.training
-    rows, owners = torch.from_numpy(held.sequences.astype(np.int64)), held.owners()
-    expected, rounds = np.zeros(4), rounds_of(owners, 0)
+    expected, rounds, runs = np.zeros(4), held.rounds(), runs_of(held)
     model.eval()
-    for number in range(heldout.ROUNDS):
-        for row, assigned, owner in zip(rows, rounds, owners, strict=True):
-            chosen = torch.from_numpy(assigned == number)
-            kept = row != PAD
+    for row, begin, end, _ in runs:
+        expected[held.owners[row, begin]] += of_lengths(runs)[end - begin]
+        for place in range(begin, end):
+            tokens = torch.from_numpy(held.sequences[row].astype(np.int64))
+            hidden = torch.from_numpy((rounds[row] == rounds[row, begin]) & (held.pieces[row] >= place - begin))
+            kept = tokens != PAD
             with torch.no_grad():
-                scores = model.logits(model.encode(row.masked_fill(chosen, MASK)[None, kept]))[0]
-            losses = F.cross_entropy(scores, row[kept], reduction="none")[chosen[kept]]
-            np.add.at(expected, owner[chosen.numpy()], losses.double().numpy())
+                scores = model.logits(model.encode(tokens.masked_fill(hidden, MASK)[None, kept]))[0, place]
+            expected[held.owners[row, begin]] += F.cross_entropy(scores, tokens[place]).item()
     np.testing.assert_allclose(nats, expected, rtol=1e-5)
 
 
@@ -114,17 +179,72 @@ def test_what_stands_for_padding_changes_nothing(change):
     np.testing.assert_allclose(measure(model, held, MASK, CPU)[0], before, rtol=1e-5)
 
 
-def test_the_loss_over_a_run_is_that_of_sequences_spread_over_the_text(monkeypatch, by_id):
+def test_the_losses_over_a_run_are_those_of_sequences_spread_over_the_text(monkeypatch, by_id):
     held = packed([130] * 20)
     assert len(held.sequences) == 164
     monkeypatch.setattr(heldout, "CURVE_SEQUENCES", 60)
-    loss = heldout.heldout_loss(by_id, held, MASK, CPU)
-    ((tokens, places, labels),) = by_id.asked
+    losses = curve_losses(by_id, held, MASK, CPU)
+    (tokens, places, labels), *_ = by_id.asked
     rows = torch.from_numpy(held.sequences[::3].astype(np.int64))
     assert torch.equal(rows.flatten()[places], labels)
     assert torch.equal((tokens != rows).flatten().nonzero()[:, 0], places)
-    assert loss == pytest.approx(labels.float().mean().item())
+    assert losses["heldout_loss"] == pytest.approx(labels.float().mean().item())
     assert 2 * len(rows) <= len(labels) <= 3 * len(rows)
+    nats, _ = measure(by_id, held, MASK, CPU)
+    assert losses["heldout_nats_per_byte"] == pytest.approx(nats.sum() / held.totals["bytes"], rel=0.1), "a sample"
+    monkeypatch.setattr(heldout, "CURVE_SEQUENCES", 1000)
+    monkeypatch.setattr(heldout, "ROUNDS", 1)  # all words
+    whole = curve_losses(by_id, held, MASK, CPU)["heldout_nats_per_byte"]
+    assert whole == pytest.approx(nats.sum() / held.totals["bytes"])
+
+
+class KnowsWords(nn.Module):
+    """What a perfect model knows where words follow each other without any context, and each is between separators.
+
+    It has the frequency of every word, as the ids of its pieces. It sees how many pieces a word has, and those that are
+    not masked.
+    """
+
+    def __init__(self, frequencies: Counter) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+
+    def losses(self, tokens: Tensor, places: Tensor, labels: Tensor, padded: bool) -> Tensor:
+        rows, found = tokens.tolist(), []
+        for through, label in zip(places.tolist(), labels.tolist(), strict=True):
+            row, place = rows[through // tokens.shape[1]], through % tokens.shape[1]
+            begin = max((i for i in range(place) if row[i] == SEP), default=-1) + 1
+            seen = row[begin : row.index(SEP, place)]
+            fits = [
+                (word, count)
+                for word, count in self.frequencies.items()
+                if len(word) == len(seen) and all(a in (MASK, b) for a, b in zip(seen, word, strict=True))
+            ]
+            right = sum(count for word, count in fits if word[place - begin] == label)
+            found.append(-math.log(right / sum(count for _, count in fits)))
+        return torch.tensor(found)
+
+
+def test_two_vocabularies_of_an_exactly_known_model_read_the_same():
+    """A unigram model over words. The loss of single tokens, with the other pieces in sight, favours the one that splits."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcd", k=rng.randint(1, 7))) for _ in range(40)]
+    texts = rng.choices(words, weights=[1 / (rank + 1) for rank in range(40)], k=250)
+    letters = [*"abcd", *(f"##{letter}" for letter in "abcd")]
+    found, of_tokens = {}, {}
+    for name, entries in {"whole": sorted(set(words) - set("abcd")), "split": ["ab", "##cd", "##ba", "##ad"]}.items():
+        vocabulary = {entry: number for number, entry in enumerate([*SPECIALS, *letters, *entries])}
+        tokenizer = tokenizer_of(WordPiece(vocabulary, unk_token="[UNK]"))
+        held = heldout_of(texts, tokenizer, length=1 << 12)
+        model = KnowsWords(Counter(tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts))
+        found[name] = heldout.summary(held, measure(model, held, MASK, CPU)[0])
+        of_tokens[name] = curve_losses(model, held, MASK, CPU)["heldout_loss"] * held.tokens / held.totals["bytes"]
+    assert found["split"]["tokens"] > 1.5 * found["whole"]["tokens"] == 1.5 * len(texts)
+    exact = entropy(list(Counter(texts).values()))
+    for one in found.values():
+        assert one["nats_per_word"]["value"] == pytest.approx(exact, abs=1e-5)
+        assert one["nats_per_byte"]["value"] == pytest.approx(exact * len(texts) / sum(map(len, texts)), abs=1e-5)
+    assert of_tokens["split"] < 0.8 * of_tokens["whole"]
 
 
 def test_the_standard_error_is_the_jackknifes_over_documents():
@@ -143,7 +263,20 @@ def test_sequences_that_do_not_hold_the_documents_are_refused():
     held = packed([10, 20])
     for documents in (held.documents[:1], held.documents[[0, 1, 1]]):
         with pytest.raises(ValueError, match="sequences"):
-            Heldout(held.sequences, documents)
+            Heldout(held.sequences, held.words, documents)
+    with pytest.raises(ValueError, match="sequences"):
+        Heldout(held.sequences, held.words[:1], held.documents)
+
+
+def test_what_is_written_is_read_again_and_damage_is_named(tmp_path: Path):
+    held = packed([10, 20])
+    held.save(tmp_path)
+    read = Heldout.load(tmp_path)
+    assert all(np.array_equal(getattr(held, name), getattr(read, name)) for name in ("sequences", "words", "documents"))
+    path = tmp_path / heldout.FILE
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=heldout.FILE):
+        Heldout.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -163,15 +296,15 @@ def test_no_vocabulary_is_measured_with_a_bias(store: Path, tmp_path: Path, requ
     tokens = tokenize.fn(Tokenize(length=16, heldout_fraction=fraction, sort="none"), corpus, words)
     counts = np.bincount(np.load(tokens.path / "sequences.npy").ravel(), minlength=tokens.stats["entries"]) + 1
     nats = -np.log(counts / counts.sum())
-    given = Heldout(np.load(tokens.path / "heldout.npy"), np.load(tokens.path / "heldout_documents.npy"))
+    given = Heldout.load(tokens.path)
     found = heldout.summary(given, measure(Unigram(nats), given, MASK, CPU)[0])
     tokenizer = Tokenizer.from_file(str(tokens.path / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     rows = pq.read_table(tokens.path / "heldout.parquet").to_pylist()
     texts = [row["text"] for row in rows if row["measured"] is not None]
     ids = [tokenizer.encode(one, add_special_tokens=False).ids for one in texts]
-    total = sum(nats[some].sum() for some in ids)
-    sizes = {"token": map(len, ids), "character": map(len, texts), "byte": (len(one.encode()) for one in texts)}
+    total = sum(nats[some].sum() for some in ids) + given.length_nats.sum()
+    sizes = {"character": map(len, texts), "byte": (len(one.encode()) for one in texts)}
     for unit, size in sizes.items():
         assert found[f"nats_per_{unit}"]["value"] == pytest.approx(total / sum(size), abs=1e-6)
 
@@ -182,9 +315,8 @@ def test_the_loss_by_frequencies_is_that_of_a_unigram_model_of_the_training_text
     counts = np.random.default_rng(0).integers(0, 50, VOCABULARY)
     measured_D = measure(Unigram(-np.log((counts + 1) / (counts + 1).sum())), held, MASK, CPU)[0]
     found = heldout.summary(held, measured_D, counts)
-    for unit, loss in found["by_frequencies"].items():
-        assert loss == pytest.approx(found[unit]["value"], abs=1e-6)
-    own = np.bincount(held.sequences[held.owners() >= 0], minlength=VOCABULARY)
+    assert found["by_frequencies"]["nats_per_byte"] == pytest.approx(found["nats_per_byte"]["value"], abs=1e-6)
+    own = np.bincount(held.sequences[held.words >= 0], minlength=VOCABULARY)
     by_own = heldout.summary(held, measured_D, 10**6 * own)["by_frequencies"]
     assert by_own["nats_per_token"] == pytest.approx(entropy(own), abs=1e-3)
     assert "by_frequencies" not in heldout.summary(held, measured_D)

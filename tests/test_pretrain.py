@@ -14,6 +14,7 @@ import pytest
 from conftest import store_of_its_own, toy_tokens
 
 from model import InputError, distributed, machine, pretraining, processes
+from model.heldout import Heldout
 from model.job import Job
 from tasks import pretrain as pretrain_module
 from tasks import store as store_module
@@ -72,30 +73,32 @@ def test_the_loss_by_token_frequencies_stands_beside_the_models_and_is_computed_
     held, sequences = made["pretrain"].stats["heldout"], np.load(made["tokens"].path / "sequences.npy")
     counts = np.bincount(sequences[~np.isin(sequences, [PAD, CLS, SEP, MASK])], minlength=400)
     assert np.array_equal(np.load(made["pretrain"].path / "frequencies.npy"), counts)
-    tokens = np.load(made["tokens"].path / "heldout.npy").ravel()
-    predicted = tokens[(tokens != PAD) & (tokens != SEP)]
+    heldout = Heldout.load(made["tokens"].path)
+    predicted = heldout.sequences[heldout.words >= 0]
     assert len(predicted) == held["tokens"]
     nats = np.log((counts + 1).sum()) - np.log(counts[predicted] + 1)
     assert held["by_frequencies"]["nats_per_token"] == pytest.approx(nats.mean(), abs=1e-6)
-    assert held["by_frequencies"]["nats_per_byte"] == pytest.approx(nats.sum() / held["bytes"], abs=1e-6)
+    total = nats.sum() + heldout.length_nats.sum()
+    assert held["by_frequencies"]["nats_per_byte"] == pytest.approx(total / held["bytes"], abs=1e-6)
     assert "token frequencies alone" in (made["pretrain"].path / "README.md").read_text()
     monkeypatch.setattr(pretrain_module, "SAMPLED_TOKENS", sequences.size // 3)
     sampled = pretrain_module.sampled_counts(sequences, 400)
     assert np.array_equal(sampled[MASK + 1 :], np.bincount(sequences[::3].ravel(), minlength=400)[MASK + 1 :])
 
 
-def test_the_held_out_loss_is_that_of_all_tokens_per_token_character_and_byte(made):
+def test_the_held_out_loss_is_that_of_all_words_per_word_character_and_byte(made):
     stats, measured = made["pretrain"].stats, made["tokens"].stats["heldout"]["measured"]
     held, last = stats["heldout"], stats["evaluations"][-1]
-    for name in ("documents", "tokens", "characters", "bytes", "digest"):
+    for name in ("documents", "tokens", "words", "characters", "bytes", "unread_bytes", "digest"):
         assert held[name] == measured[name]
-    assert held["nats_per_token"]["value"] == stats["heldout_loss"]
-    assert last["heldout_loss"] == pytest.approx(stats["heldout_loss"], rel=0.05), "of a seventh of the tokens"
+    assert last["heldout_loss"] == stats["heldout_loss"]
+    total = held["nats_per_word"]["value"] * measured["words"]
     for unit in ("character", "byte"):
-        ratio = measured["tokens"] / measured[f"{unit}s"]
-        assert held[f"nats_per_{unit}"]["value"] == pytest.approx(stats["heldout_loss"] * ratio, abs=1e-5)
+        assert held[f"nats_per_{unit}"]["value"] == pytest.approx(total / measured[f"{unit}s"], abs=1e-5)
         assert 0 < held[f"nats_per_{unit}"]["standard_error"] < 0.1
-        assert last[f"heldout_nats_per_{unit}"] == pytest.approx(last["heldout_loss"] * ratio, abs=1e-5)
+    assert last["heldout_nats_per_byte"] == pytest.approx(held["nats_per_byte"]["value"], rel=0.1), "of a seventh"
+    assert 0 < held["length_nats_per_byte"] < held["nats_per_byte"]["value"]
+    assert held["unread"] == pytest.approx(held["unread_bytes"] / held["bytes"], abs=1e-6)
 
 
 def test_the_pretrained_artifact_is_complete_in_itself(made, tmp_path: Path, monkeypatch):
@@ -125,7 +128,7 @@ def test_a_failure_while_the_model_is_published_costs_no_training(made, monkeypa
 
 
 def test_sequences_of_an_older_version_are_refused(store: Path):
-    with pytest.raises(InputError, match=r"tokenize/old .*heldout_documents\.npy"):
+    with pytest.raises(InputError, match=r"tokenize/old .*heldout\.npz"):
         job_of(TINY, Artifact(stage="tokenize", key="old"), store)
 
 
@@ -137,8 +140,8 @@ def test_two_processes_that_meet_in_a_folder_of_any_name_have_the_losses_of_one_
     meeting.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(meeting))
     monkeypatch.setattr(distributed, "POLL_SECONDS", 0.1)
-    measure, evaluated, runs = pretraining.heldout_loss, [], []
-    monkeypatch.setattr(pretraining, "heldout_loss", lambda *about: evaluated.append(1) or measure(*about))
+    measure, evaluated, runs = pretraining.curve_losses, [], []
+    monkeypatch.setattr(pretraining, "curve_losses", lambda *about: evaluated.append(1) or measure(*about))
     for gpus, most in ((1, 4), (2, 8)):  # two processes have 4 sequences each
         monkeypatch.setenv("CRAM_GPUS", str(gpus))
         monkeypatch.setenv("CRAM_MICRO_BATCH", str(most))
@@ -166,13 +169,12 @@ def endless(tmp_path: Path) -> Job:
     """A job whose budget is never spent."""
     rows = np.random.default_rng(0).integers(5, 40, (60, 16)).astype(np.uint16)
     np.save(tmp_path / "rows.npy", rows)
-    np.save(tmp_path / "documents.npy", np.full((len(rows), 3), 15))
+    Heldout.of_rows(rows).save(tmp_path)
     return Job(
         architecture={"layers": 1, "hidden": 16, "heads": 2, "intermediate": 48},
         training={"budget": 1e12, "budget_unit": "tokens", "batch_size": 4},
         sequences=tmp_path / "rows.npy",
-        heldout=tmp_path / "rows.npy",
-        heldout_documents=tmp_path / "documents.npy",
+        heldout=tmp_path,
         vocabulary=40,
         mask_id=4,
         specials=5,

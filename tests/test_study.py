@@ -167,7 +167,7 @@ def test_the_table_has_a_row_for_each_run_and_seed_with_the_losses_of_their_mode
         assert (row["tokens"], row["parameters"]) == (stats["tokens"], stats["parameters"])
         assert row["operations"] == pytest.approx(1e18 * stats["exaflops"])
         if row["run"] != "other text":
-            for unit in ("token", "character", "byte"):
+            for unit in ("word", "character", "byte"):
                 assert row[f"nats_per_{unit}"] == stats["heldout"][f"nats_per_{unit}"]["value"]
             assert row["evaluation"] == ""
         for field, value in json.loads(row["changes"]).items():
@@ -226,7 +226,7 @@ def test_a_run_on_another_text_is_measured_on_that_of_the_first_run(finished):
         model = Artifact(stage="pretrain", key=row["model"].partition("/")[2])
         found = evaluate.fn(Evaluate(), model, text, [])
         assert row["evaluation"] == found.name
-        for unit in ("token", "character", "byte"):
+        for unit in ("word", "character", "byte"):
             assert row[f"nats_per_{unit}"] == found.stats[f"nats_per_{unit}"]["value"]
         assert row["digest"] == text.stats["heldout"]["digest"] != model.stats["heldout"]["digest"]
     assert rows["digest"].dropna().nunique() == 1
@@ -429,7 +429,8 @@ def test_the_command_refuses_what_it_cannot_run_and_names_it(monkeypatch, argume
 def model(root: Path, number: int, loss: float, size: float = 1e5, tokens: int = 10_000, **stats: object) -> str:
     """The name of a pretrain artifact with this loss per byte, put into the store; `size`: operations per token / 6."""
     value = {"value": loss, "standard_error": 0.01}
-    held = {f"nats_per_{unit}": value for unit in ("byte", "character", "token")} | {"digest": "d"}
+    held = {f"nats_per_{unit}": value for unit in ("byte", "character", "word")} | {"digest": "d"}
+    held["length_nats_per_byte"] = 0.1
     about = {
         "heldout": held,
         "parameters": 2 * size,
@@ -609,7 +610,7 @@ def test_runs_that_read_no_context_are_named_and_left_out_of_the_law(empty: Path
     monkeypatch.setattr(law, "RESAMPLES", 6)
     pairs = [(size, tokens) for size in (1e5, 2e5, 4e5) for tokens in (30_000, 90_000)]
     held = {"value": 1.0, "standard_error": 0.01}
-    known = {f"nats_per_{unit}": held for unit in ("character", "token")} | {"digest": "d"}
+    known = {f"nats_per_{unit}": held for unit in ("character", "word")} | {"digest": "d", "length_nats_per_byte": 0.1}
     known["by_frequencies"] = {"nats_per_byte": 2.0}
     members = []
     for n, (pair, loss) in enumerate([*((pair, lawful(*pair)) for pair in pairs), ((1e5, 5_000), 1.85)]):

@@ -16,6 +16,7 @@ from conftest import corpus_of, document, filtered, store_of_its_own
 from tokenizers import Tokenizer
 
 from model import InputError
+from model.heldout import Heldout
 from tasks import tokenize as tokenize_stage
 from tasks.corpus.parts import SCHEMA, batches, documents_of, parts_of, unit_hash
 from tasks.store import Artifact, refresh
@@ -129,10 +130,11 @@ def test_counts_add_up(made: Artifact, words: Artifact, texts: list[str]):
     assert stats["unknown_tokens"] == sum(ids.count(UNK) for ids in encoded.values()) == 1
     assert stats["heldout"].pop("measured") == {
         **sizes(held),
+        **Heldout.load(made.path).totals,
         "bytes": sum(len(text.encode()) for text in held),
         "tokens": sum(len(encoded[text]) for text in held),
         "unknown_tokens": sum(encoded[text].count(UNK) for text in held),
-        "sequences": len(np.load(made.path / "heldout.npy")),
+        "sequences": len(Heldout.load(made.path).sequences),
         "digest": tokenize_stage.digest_of(measured_of(made)),
     }
     assert stats["heldout"] == sizes(held)
@@ -149,11 +151,12 @@ def test_measured_documents_are_whole_and_in_the_order_of_their_digests(corpus, 
     assert sum(sizes[:-1]) < 2000 <= sum(sizes) < sum(map(len, held_of(made)))
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in found]
     stream = [token for ids in encoded for token in (*ids, SEP)]
-    rows = np.load(made.path / "heldout.npy")
+    written = Heldout.load(made.path)
+    rows = written.sequences
     assert rows.ravel().tolist() == stream + [PAD] * (-len(stream) % LENGTH)
     assert (rows.dtype, rows.shape[1]) == (np.uint16, LENGTH)
     assert len(stream) % LENGTH, "the last sequence is not lost, but padded"
-    assert np.load(made.path / "heldout_documents.npy").tolist() == [
+    assert written.documents[:, [0, 2, 3]].tolist() == [
         [len(ids), len(text), len(text.encode())] for ids, text in zip(encoded, found, strict=True)
     ]
     rows = pq.read_table(made.path / "heldout.parquet").to_pylist()

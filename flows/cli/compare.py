@@ -101,8 +101,8 @@ def read(report: "Artifact") -> dict:
     verify(report)
     about = json.loads((report.path / "report.json").read_text())
     missing = [name for name in NEEDED if name not in about]
-    if not missing and "heldout" not in about["pretraining"]:
-        missing = ["pretraining.heldout"]
+    if not missing and "nats_per_word" not in about["pretraining"].get("heldout", {}):
+        missing = ["pretraining.heldout.nats_per_word"]
     if missing:
         raise InputError(
             f"{report.name} is of an older version of cram: its report.json has no {missing[0]}. Run its recipe again."
@@ -252,10 +252,9 @@ def all_from_one(runs: list[Run], stage: str) -> bool:
     return len(names) == 1 and None not in names
 
 
-def same_text(runs: list[Run], per_token: bool) -> bool:
-    """Whether held-out losses can be compared: they need the same documents and, per token, the same vocabulary."""
-    digests = {run.about["pretraining"]["heldout"]["digest"] for run in runs}
-    return len(digests) == 1 and (not per_token or all_from_one(runs, "vocabulary"))
+def same_text(runs: list[Run]) -> bool:
+    """Whether held-out losses can be compared: they need the same documents."""
+    return len({run.about["pretraining"]["heldout"]["digest"] for run in runs}) == 1
 
 
 def pretraining(runs: list[Run]) -> list[str]:
@@ -267,11 +266,13 @@ def pretraining(runs: list[Run]) -> list[str]:
         cells = [cell(run.about["pretraining"]) for run in runs]
         return [name, *(one if comparable else Marked(f"{escape(one)}\\*") for one in cells)]
 
-    token, text = same_text(runs, per_token=True), same_text(runs, per_token=False)
+    text = same_text(runs)
     lines = [
         line("held-out loss, nats per byte", lambda s: nats(s["heldout"], "byte"), text),
         line("held-out loss, nats per character", lambda s: nats(s["heldout"], "character"), text),
-        line("held-out loss, nats per token", lambda s: nats(s["heldout"], "token"), token),
+        line("held-out loss, nats per word", lambda s: nats(s["heldout"], "word"), text),
+        line("of it per byte for the number of pieces", lambda s: f"{s['heldout']['length_nats_per_byte']:.4f}", text),
+        line("bytes deleted or unknown", lambda s: f"{100 * s['heldout']['unread']:.2f} %", text),
         line("tokens", lambda s: f"{s['tokens']:,}"),
         line("hours on the clock", lambda s: f"{s['seconds_on_the_clock'] / 3600:.3f}"),
         line("exaFLOP", lambda s: f"{s['exaflops']:.3g}"),
@@ -281,10 +282,9 @@ def pretraining(runs: list[Run]) -> list[str]:
         line("machine", lambda s: f"{s['machine']['gpus']} x {s['machine']['device']}, {s['machine']['dtype']}"),
     ]
     notes = []
-    if not token:
-        why = "the vocabularies differ" if text else "the losses were measured on different held-out documents"
-        notes.append(f"\\* These numbers can't be compared: {why}.")
-    if text:
+    if not text:
+        notes.append("\\* These numbers can't be compared: they were measured on different held-out documents.")
+    else:
         notes.append(
             "± is the standard error over documents. Runs on the same documents share most of it, so smaller "
             "differences can be real."
@@ -327,7 +327,7 @@ def draw(runs: list[Run], folder: Path) -> None:
 
     from tasks.reports import plots
 
-    if same_text(runs, per_token=False):
+    if same_text(runs):
         evaluations = {run.name: pd.DataFrame(run.about["pretraining"]["evaluations"]) for run in runs}
         curves = {
             name: (of_run["tokens"].to_numpy() / 1e6, of_run["heldout_nats_per_byte"].to_numpy())

@@ -94,9 +94,9 @@ def evaluate(
     ],
     characters: Annotated[
         int, typer.Option(min=1, help="Of a longer text, measure a fixed sample of about so many characters.")
-    ] = 2_000_000,
+    ] = 1_000_000,
 ) -> None:
-    """Measure the loss of a pretrained model on a text, in nats per token, character and byte.
+    """Measure the loss of a pretrained model on a text, in nats per word, character and byte.
 
     Give text that the model was not trained on, such as tokenize/KEY; this is not checked.
     """
@@ -114,7 +114,7 @@ def evaluate(
     say(f"\n{measured:,} documents with {given:,} characters were measured.")
     rows = [
         {"nats per": unit, "value": value["value"], "± over documents": value["standard_error"] or ""}
-        for unit in ("token", "character", "byte")
+        for unit in ("word", "character", "byte")
         for value in [found.stats[f"nats_per_{unit}"]]
     ]
     print_rows(rows)

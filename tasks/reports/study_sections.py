@@ -19,7 +19,7 @@ UNITS = {
     "operations": (("exaFLOP", 1e18), ("petaFLOP", 1e15), ("teraFLOP", 1e12), ("gigaFLOP", 1e9)),
     "seconds": (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)),
 }
-MEANS = (LOSS, "nats_per_character", "by_frequencies", *COSTS)
+MEANS = (LOSS, "nats_per_character", "length_nats", "by_frequencies", *COSTS)
 SCORE = "score: "  # begins the name of every column of runs.parquet with scores
 BY_FREQUENCIES = 0.9  # of the loss by token frequencies: models that only adapt these to the text have 0.92 to 0.95
 EQUAL = 0.02  # runs whose operations differ by less have equal ones, as batches are whole
@@ -179,6 +179,13 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool, has_curves: 
         found.append(
             f"Of {', '.join(unknown)} it is not known what token frequencies alone give, as an older version of cram "
             "made the models."
+        )
+    lengths = sorted((line["length_nats"], line["run"]) for line in lines if line["seeds"])
+    if lengths and lengths[-1][0] > lengths[0][0]:
+        found.append(
+            f"The vocabularies split words differently. Of the losses, {lengths[0][0]:.4f} ({lengths[0][1]}) to "
+            f"{lengths[-1][0]:.4f} nats per byte ({lengths[-1][1]}) are for the number of pieces of words, at most: it "
+            "follows from the context in part, so a smaller difference between two runs does not tell them apart."
         )
     found += unequal(done, has_curves)
     if done["evaluation"].ne("").any():

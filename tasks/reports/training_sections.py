@@ -6,7 +6,7 @@ from tasks.reports.scores import NAMES, is_partial_run, label
 
 
 def nats(held: dict, unit: str) -> str:
-    """The held-out loss per token, character or byte, with its standard error."""
+    """The held-out loss per word, character or byte, with its standard error."""
     value, error = held[f"nats_per_{unit}"].values()
     return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
