@@ -57,7 +57,8 @@ class TerminalLog(logging.Handler):
             states = ("Crash detected!", "Finished in state")
             is_shown = record.levelno >= logging.WARNING and not record.getMessage().startswith(states)
             return is_shown and not hasattr(record, "input_error")
-        if record.name == PROGRESS and record.levelno == logging.INFO:
+        # without arguments: that the server answers again
+        if record.name == PROGRESS and record.args and record.levelno == logging.INFO:
             if time.monotonic() - self.last_progress < SECONDS_BETWEEN_PROGRESS:
                 return False
             self.last_progress = time.monotonic()

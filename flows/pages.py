@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from flows.summary import telling
+from tasks.reports.markdown import escape
 from tasks.store import Artifact
 from tasks.workers.progress import reporter
 
@@ -29,6 +30,7 @@ COLUMNS = {  # to show of tables that are too wide for the page
     "filter-table": ("source", "documents", "kept", "kept, % of documents", "median tokens_per_char"),
 }
 ONE_DECIMAL = ("score", "majority")
+MARKUP = re.compile(r"[\[<]")  # begins a picture, a link or HTML in Markdown
 HEAD = re.compile(r"\A---\n.*?\n---\n+", re.DOTALL)  # YAML at the head of a model card, which is for the hub
 
 
@@ -38,14 +40,15 @@ def described(key: str, artifact: Artifact) -> str:
 
 
 def cell(name: str, value: object) -> str:
-    """A value of this column, with separated thousands."""
+    """A value of this column, with separated thousands; text from data loads and links nothing."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
         return f"{value:,.1f}" if name in ONE_DECIMAL else f"{value:,}"
-    return str(value)
+    # Prefect's older pages read cells as Markdown; the newer ones would show escapes, so usual names have none
+    return escape(value) if MARKUP.search(str(value)) else str(value)
 
 
 def table(key: str, rows: list[dict]) -> list[dict[str, str]]:

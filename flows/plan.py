@@ -16,9 +16,10 @@ from flows.summary import brief_duration, counts, relative
 from model import InputError
 from model.quantities import counted
 from tasks.corpus.fetch import downloads
+from tasks.glue import probes
 from tasks.report import refuse_older
 from tasks.stage import Params
-from tasks.store import Artifact, find, refresh, verify
+from tasks.store import Artifact, find, read_manifest, refresh, verify
 from tasks.text.printable import printable
 from tasks.workers import pool, side_by_side
 
@@ -170,6 +171,20 @@ class Plan:
             self.anew.add(step)
         if not self.is_made(step):
             step.params.check()
+        self.check_probes(step)
+
+    def check_probes(self, step: Step) -> None:
+        """Raise InputError if the step is to make a model, and its held-out text, if it is there, is short for probes."""
+        readers = [each.params for each in self.steps if each.stage == SEVERAL and step in each.inputs]
+        runs = [params for params in readers if params.data == "probes"]
+        if not runs or self.is_made(step) or SEVERAL not in {each.stage for each in self.needed()}:
+            return
+        [tokens] = self.arguments(step)
+        if read_manifest(tokens):
+            from model.finetuning import steps_of  # torch: not for every command line
+
+            for run in runs:
+                steps_of(run.rows(probes.training_rows(run.task, tokens)), run.finetuning())
 
     def is_blocked(self, step: Step, problems: Problems) -> bool:
         """Whether a step needs a failed one; then it is entered into `problems` too."""
@@ -215,6 +230,9 @@ class Plan:
                 "was planned. Run again, and don't change the files before it ends."
             )
         show(artifact)
+        for reader in self.made:
+            if step in reader.inputs:
+                self.check_probes(reader)
 
     def run_each(self) -> Problems:
         """Carry out the steps of several runs, stage by stage. If one fails, those that don't need it go on."""

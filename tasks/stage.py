@@ -37,6 +37,7 @@ from tasks.store import (
     locked,
     publish,
     tidy,
+    warn_of_damage,
 )
 from tasks.workers.usage import cpu_clock, peak_memory, reset_usage, usage
 
@@ -137,6 +138,7 @@ class Stage:
             return artifact
         with disk_errors_as_input_errors(self.name), held(inputs), locked(artifact):
             if not is_made(artifact, inputs):  # another process may have made it while this one waited
+                warn_of_damage(artifact)
                 self.make(artifact, about, arguments)
         return artifact
 

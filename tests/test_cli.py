@@ -286,6 +286,24 @@ def test_a_damaged_manifest_does_not_hide_other_artifacts(store: Path):
         assert "download/0damaged is damaged: its stage.json has no params." in words
 
 
+@pytest.mark.parametrize(
+    ("content", "file"),
+    [
+        ("[" * 100_000, "stage.json"),
+        ("", "stage.json"),
+        ('{"files": [{"path": "gone.npy", "bytes": 1, "sha256": ""}], "stats": {}}', "gone.npy"),
+    ],
+)
+def test_ls_lists_a_damaged_artifact_with_the_file_that_is_wrong(store: Path, content: str, file: str):
+    put(store, "download", "a", {"documents": 1})
+    put_damaged(store, "download", "bad")
+    (store / "download" / "bad" / "stage.json").write_text(content)
+    shown = show("ls", "download").splitlines()
+    assert [line for line in shown if "download/a" in line]
+    [line] = [line for line in shown if "download/bad" in line]
+    assert f"is damaged: {file} " in line or f"is damaged: its {file} " in line
+
+
 def test_paths_with_brackets_are_printed_whole(store: Path, monkeypatch, capsys, tmp_path: Path):
     put(store, "download", "a", {"documents": 1})
     moved = store.rename(tmp_path / "a [red] place")

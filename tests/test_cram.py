@@ -144,6 +144,15 @@ def test_what_depends_on_a_refreshed_stage_runs_again_then_or_in_a_later_run(tin
     assert run(tiny)[0] == CACHED | dict.fromkeys(("finetune", "report"), "Completed")
 
 
+def test_too_little_text_for_probes_is_refused_before_a_model_is_pretrained(tiny: dict, first):
+    few = tiny | {"tokenize": tiny["tokenize"] | {"heldout_fraction": 0.02}}
+    with pytest.raises(InputError, match=r"tokenize/.*neighbours.*heldout_fraction"):
+        run(few)
+    with pytest.raises(InputError, match="heldout_fraction"):  # the text is there now
+        made(few)
+    assert not made(few, "pretrain")["pretrain"].path.exists()
+
+
 def test_a_warning_names_overridden_stages_that_the_run_does_not_reach(tiny: dict, caplog):
     plan = planned("demo", tiny, "filter", {}, [])
     plan.warn_of_unused({"finetune": {"data": "elsewhere"}})

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from flows import logs
 from model import InputError
+from tasks.workers import progress
 
 
 @pytest.fixture(params=[False, True], ids=["pipe", "terminal"])
@@ -57,20 +58,30 @@ def test_a_line_is_written_above_a_bar(log: logs.TerminalLog):
         ("prefect.task_runs", logging.ERROR, "Finished in state Failed()", {}, False),
         ("prefect.flow_runs", logging.ERROR, "Crash detected! Execution was aborted", {}, False),
         ("prefect.flow_runs", logging.ERROR, "gone.jsonl matches nothing", {"input_error": True}, False),
-        ("tasks.workers.progress", logging.INFO, "pretrain: 3 %", {}, False),
+        ("tasks.workers.progress", logging.INFO, "%s: 3 %%", {"args": ("pretrain",)}, False),
         ("tasks.workers.progress", logging.WARNING, "the server does not answer", {}, True),
     ],
 )
 def test_results_warnings_and_bugs_are_shown(log: logs.TerminalLog, name, level, message, about, shown: bool):
     write(log, name, level, message, **about)
+    assert bool(screen(log)[:-1]) == shown
     assert (message in log.console.file.getvalue()) == shown
+
+
+def test_an_outage_of_the_server_and_its_end_are_shown(log: logs.TerminalLog, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress.log, "handle", log.handle)
+    monkeypatch.setattr(progress.log, "level", logging.INFO)
+    reporter = progress.Reporter()
+    for problem in ("no answer in time", ""):
+        reporter._say(problem)
+    assert ["no answer in time" in line for line in screen(log)[:-1]] == [True, False]
 
 
 def test_progress_is_shown_every_two_minutes(log: logs.TerminalLog, monkeypatch: pytest.MonkeyPatch):
     now = logs.time.monotonic()
     for seconds in (100, 130, 200, 260):
         monkeypatch.setattr(logs.time, "monotonic", lambda seconds=seconds: now + seconds)
-        write(log, logs.PROGRESS, logging.INFO, f"at {seconds} s")
+        write(log, logs.PROGRESS, logging.INFO, "at %d s", args=(seconds,))
     assert screen(log)[:-1] == ["at 130 s", "at 260 s"]
 
 

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import prefect.artifacts
+import pytest
+from markdown_it import MarkdownIt
 
 from flows import pages
 from tasks.store import Artifact
@@ -21,6 +23,18 @@ def test_tables_are_text_with_separated_thousands_and_few_columns():
     assert pages.table("scores", [SCORES]) == [usual]
     both = pages.table("scores", [SCORES, SCORES | {"pretrained": False}])
     assert [row["pretrained"] for row in both] == ["yes", "no"]
+
+
+@pytest.mark.parametrize(
+    "text", ["![x](http://a.org/a.png)", "<img src=http://a.org/a.png>", "[x](javascript:alert(1))"]
+)
+def test_a_cell_with_text_from_data_is_neither_a_picture_nor_a_link_nor_html(text: str):
+    [row] = pages.table("filter-table", [{"source": text, "documents": 1}])
+    [block] = MarkdownIt("commonmark").parseInline(row["source"])
+    assert {part.type for part in block.children} <= {"text", "text_special"}
+    assert "".join(part.content for part in block.children) == text
+    for usual in ("Pile-CC", "Books & Papers", "C#", "snake_case", "≤ 1 %"):
+        assert pages.table("filter-table", [{"source": usual}]) == [{"source": usual}]
 
 
 def test_the_head_of_a_model_card_is_not_shown(tmp_path: Path):

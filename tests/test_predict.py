@@ -321,6 +321,40 @@ def test_a_damaged_model_and_a_tokenizer_of_another_are_refused(tmp_path: Path):
     assert weights.name in run("fill", "[MASK]", "--model", folder)[1]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"Regex": "(a|aa)+$b"},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        },
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "("}, "content": ""}},
+    ],
+    ids=["a pattern without end", "no pattern"],
+)
+def test_a_tokenizer_that_fails_is_refused_by_its_file(store: Path, tmp_path: Path, changes: dict):
+    for stage, folder in (("pretrain", store / "pretrain" / "modern"), ("finetune", store / "finetune" / "sst2")):
+        copy = without_manifest(folder, tmp_path / stage)
+        file = copy / "tokenizer.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+        text = "a" * 40
+        command = ["fill", f"{text} [MASK]", "--model", copy] if stage == "pretrain" else ["predict", copy]
+        assert str(file) in run(*command, given=text)[1]
+
+
+@pytest.mark.parametrize("name", ["../secret", "/dev/zero"])
+def test_a_manifest_that_lists_a_file_elsewhere_is_refused_unread(tmp_path: Path, name: str):
+    folder = pretrained(tmp_path / "model")
+    (tmp_path / "secret").write_text("")
+    listed = [{"path": name, "bytes": 0, "sha256": digest(tmp_path / "secret")}]
+    (folder / "stage.json").write_text(json.dumps({"stage": "pretrain", "files": listed}))
+    assert name in run("fill", "[MASK]", "--model", folder)[1]
+
+
 def test_fill_gives_the_answers_of_the_fill_mask_pipeline(store: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from transformers import pipeline

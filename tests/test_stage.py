@@ -145,12 +145,38 @@ def test_the_key_follows_stage_version_params_and_inputs():
     assert keys[0] == target("x", 1, Count(upto=3), {"source": a})[0].key
 
 
+def listed(made: Artifact, name: str) -> dict:
+    """The entry of a file in a manifest."""
+    path = made.path / name
+    return {"path": name, "bytes": path.stat().st_size, "sha256": store_module.digest(path)}
+
+
+def nested(levels: int) -> dict:
+    """An object in an object in an object."""
+    return {"": nested(levels - 1)} if levels else {}
+
+
 DEVICE = {"path": "/dev/zero", "bytes": 0, "sha256": ""}  # which must not be read, since it never ends
 HARMS = {  # what is done to an artifact, and which file an error then names
     "a file is deleted": (lambda made: (made.path / "numbers.txt").unlink(), "numbers.txt"),
     "a file is truncated": (lambda made: (made.path / "numbers.txt").write_text("0"), "numbers.txt"),
     "a byte is flipped": (lambda made: (made.path / "numbers.txt").write_text("0\n1\n3"), "numbers.txt"),
     "its manifest is junk": (lambda made: (made.path / "stage.json").write_text("{ junk"), "stage.json"),
+    "its manifest is nested deeply": (lambda made: (made.path / "stage.json").write_text("[" * 100_000), "stage.json"),
+    "its manifest is nested": (
+        lambda made: change_manifest(made, lambda about: about.update(params=nested(300))),
+        "stage.json",
+    ),
+    "its manifest lists a file elsewhere": (
+        lambda made: change_manifest(made, lambda about: about["files"].append(listed(made, __file__))),
+        "test_stage.py",
+    ),
+    "its manifest lists its parent's file": (
+        lambda made: change_manifest(
+            made, lambda about: about["files"].append(listed(made, f"../{made.key}/stats.json"))
+        ),
+        "../",
+    ),
     "its manifest lists a device": (
         lambda made: change_manifest(made, lambda about: about["files"].append(DEVICE)),
         "/dev/zero",
@@ -161,7 +187,7 @@ HARMS = {  # what is done to an artifact, and which file an error then names
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_damaged_artifact_is_refused_as_an_input_and_made_again(store: Path, harm: str):
+def test_a_damaged_artifact_is_refused_as_an_input_and_made_again_with_a_warning(store: Path, harm: str, caplog):
     made, (damage, file) = count.fn(Count()), HARMS[harm]
     damage(made)
     with pytest.raises(InputError, match=rf"{made.name}.*{file}|{file}.*{made.name}"):
@@ -170,7 +196,10 @@ def test_a_damaged_artifact_is_refused_as_an_input_and_made_again(store: Path, h
     if harm == "a byte is flipped":
         shutil.rmtree(made.path)  # as the error says: no size differs
     assert read_manifest(made) is None
+    was_there = made.path.exists()
+    caplog.clear()
     assert count.fn(Count()) == made
+    assert [made.name in line and file in line for line in caplog.messages] == [True] * was_there
     assert CALLS.count("count") == 2
     assert (made.path / "numbers.txt").read_text() == "0\n1\n2"
 
@@ -198,6 +227,20 @@ def test_latest_points_to_the_newest_and_the_tree_can_be_moved(store: Path, tmp_
     assert (left.path.parent / "latest").resolve() == left.path
     refresh(left)
     assert not (left.path.parent / "latest").exists()
+
+
+def test_a_directory_latest_of_a_copied_store_is_no_artifact_and_stays(
+    store: Path, tmp_path: Path, monkeypatch, caplog
+):
+    made = count.fn(Count())
+    shutil.copytree(store, tmp_path / "copy")  # which follows links
+    monkeypatch.setattr(store_module, "ROOT", tmp_path / "copy")
+    assert artifacts("count", damaged=True) == [made]
+    newest = count.fn(Count(upto=5))
+    assert find("count", "latest") == newest
+    assert (newest.path.parent / "latest" / "numbers.txt").read_text() == "0\n1\n2"
+    assert [newest.name in line and "latest is a directory" in line for line in caplog.messages] == [True]
+    assert not list(newest.path.parent.glob(".latest*"))
 
 
 def test_an_artifact_is_found_by_the_beginning_of_its_key(store: Path):

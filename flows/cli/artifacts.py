@@ -32,7 +32,7 @@ def ls(
     damaged, rows, details = [], [], []
     for name in [stage] if stage else STAGES + OTHER_STAGES:
         manifests = []
-        for artifact in artifacts(name):
+        for artifact in artifacts(name, damaged=True):
             try:
                 about = read_about(artifact)
             except InputError as error:
@@ -58,12 +58,15 @@ def ls(
 
 
 def read_about(artifact: "Artifact") -> dict:
-    """An artifact's manifest. Raises InputError if a part of it is missing."""
-    about = artifact.manifest
-    if missing := [name for name, kind in NEEDED.items() if not isinstance(about.get(name), kind)]:
+    """An artifact's manifest. Raises InputError if a part of it, or a file, is missing."""
+    from tasks.store import inspect
+
+    about, problem = inspect(artifact)
+    missing = [name for name, kind in NEEDED.items() if about and not isinstance(about.get(name), kind)]
+    if problem or missing:
+        problem = problem or f"its stage.json has no {missing[0]}"
         raise InputError(
-            f"{artifact.name} is damaged: its stage.json has no {missing[0]}. Run the stage again, or copy the whole "
-            "directory here."
+            f"{artifact.name} is damaged: {problem}. Run the stage again, or copy the whole directory here."
         )
     return about
 

@@ -26,7 +26,7 @@ from model.bert import Bert
 from model.quantities import counted
 from tasks.glue.tasks import TASKS
 from tasks.store import MANIFEST, Artifact, artifacts, elsewhere, find, verify_files
-from tasks.text.tokenizer import MASK, UNK, load_tokenizer
+from tasks.text.tokenizer import MASK, UNK, failures_named, load_tokenizer
 
 CHUNK = 1 << 16  # bytes read at once: some hundred lines, so that answers to a long file come steadily
 LONGEST_LINE = 10_000_000  # bytes; a file without line ends is not text and would fill the memory
@@ -36,7 +36,7 @@ UNKNOWN = "contained no known word (the vocabulary is for English)"
 
 def read_json(path: Path) -> dict:
     """The JSON object in a file; empty if there is none."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_text())
         return content if isinstance(content, dict) else {}
     return {}
@@ -139,7 +139,7 @@ class Labeller:
     """A finetuned model and its tokenizer: labels texts, or pairs of texts separated by a tab."""
 
     def __init__(self, folder: Path) -> None:
-        self.classifier = export.load_classifier(folder)
+        self.folder, self.classifier = folder, export.load_classifier(folder)
         self.machine = replace(machine.detect(), dtype=torch.float32)
         self.tokenizer = tokenizer_for(folder, self.classifier.bert)
         config, params = read_json(folder / export.CONFIG), read_json(folder / MANIFEST).get("params", {})
@@ -198,7 +198,8 @@ class Labeller:
 
     def scores(self, inputs: list[tuple[str, ...]]) -> np.ndarray:
         """(n, classes) scores of inputs, before softmax, in their order."""
-        encodings = self.tokenizer.encode_batch_fast([texts if len(texts) > 1 else texts[0] for texts in inputs])
+        with failures_named(self.folder):
+            encodings = self.tokenizer.encode_batch_fast([texts if len(texts) > 1 else texts[0] for texts in inputs])
         self.answered += len(encodings)
         self.truncated += sum(bool(encoding.overflowing) for encoding in encodings)
         self.unknown += sum(
@@ -240,7 +241,7 @@ class Filler:
                 f"{folder} holds a finetuned model, which labels texts (`cram predict`); expected a pretrained one. "
                 "`cram ls pretrain` lists them."
             )
-        self.device = machine.detect().device
+        self.folder, self.device = folder, machine.detect().device
         self.bert = export.load(folder).to(self.device).eval()
         self.tokenizer = tokenizer_for(folder, self.bert)
         self.tokenizer.encode_special_tokens = False  # unlike in the corpus, [MASK] is meant as one
@@ -248,7 +249,8 @@ class Filler:
 
     def __call__(self, text: str, top: int, where: str) -> list[list[tuple[str, float]]]:
         """For each [MASK], the `top` tokens with their probabilities, best first. `where`: its name in errors."""
-        encoding = self.tokenizer.encode(text)
+        with failures_named(self.folder):
+            encoding = self.tokenizer.encode(text)
         ids = torch.tensor(encoding.ids, device=self.device)
         if MASK not in ids:
             raise InputError(f"{where} has no [MASK]. Put [MASK], in capitals, in place of a word.")

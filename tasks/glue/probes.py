@@ -106,9 +106,9 @@ MAKERS = {
 }
 
 
-def make(task: str, pretrained: Artifact) -> dict[str, pa.Table]:
+def make(task: str, source: Artifact) -> dict[str, pa.Table]:
     """The splits of a probe; the same documents give the same examples, and each document is in one split only."""
-    texts = pq.read_table(pretrained.path / HELDOUT_TEXT)["text"].to_pylist()
+    texts = pq.read_table(source.path / HELDOUT_TEXT)["text"].to_pylist()
     documents = [(split_of(text), prose) for text in texts if (prose := sentences(text))]
     tables = {}
     for split, wanted in (("train", TRAIN), ("validation", VALIDATION)):
@@ -120,10 +120,16 @@ def make(task: str, pretrained: Artifact) -> dict[str, pa.Table]:
                 rows += MAKERS[task](own, others, np.random.default_rng([VERSION, split == "train", number]))
         if len(rows) < FEWEST:
             raise InputError(
-                f"The held-out documents of {pretrained.name} give {counted(len(rows), 'example')} of {task}/{split}; "
+                f"The held-out documents of {source.name} give {counted(len(rows), 'example')} of {task}/{split}; "
                 f"expected {FEWEST} or more. Raise tokenize.heldout_fraction, or give more text (download)."
             )
         order = np.random.default_rng(VERSION).permutation(len(rows))[:wanted]
         columns = zip(*(rows[i] for i in order), strict=True)
         tables[split] = pa.table(dict(zip((*COLUMNS[task], "label"), columns, strict=True)))
     return tables
+
+
+@functools.cache  # a plan asks for every run, and again when its steps run
+def training_rows(task: str, tokens: Artifact) -> int:
+    """The training examples of a probe that a model of these tokens gives. Raises InputError if they are too few."""
+    return make(task, tokens)["train"].num_rows

@@ -3,6 +3,8 @@
 import json
 import shutil
 import string
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -71,12 +73,21 @@ def copy_tokenizer(source: Path, folder: Path, length: int) -> None:
     (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n")
 
 
+@contextmanager
+def failures_named(folder: Path) -> Iterator[None]:
+    """Raise InputError with the tokenizer's file for any failure of `tokenizers`, such as a pattern without end."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # tokenizers raises plain Exception, and a panic in Rust is a BaseException
+        raise InputError(f"{folder / FILES[0]} is not a tokenizer: {error}. Run its stage again.") from error
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Read a tokenizer for raw text: a literal [MASK] in a document is text, not the special token."""
-    try:
+    with failures_named(folder):
         tokenizer = Tokenizer.from_file(str(folder / FILES[0]))
-    except Exception as error:  # tokenizers raises plain Exception
-        raise InputError(f"{folder / FILES[0]} is not a tokenizer: {error}. Run its stage again.") from error
     tokenizer.encode_special_tokens = True
     return tokenizer
 
