@@ -1,32 +1,44 @@
-"""Everything that is to be measured on a GPU, in calls of a few minutes each. Results gather in one folder.
+"""Everything that is to be measured on a GPU, in calls of less than ten minutes each. Results gather in one folder.
 
     python benchmarks/gpu.py correctness --folder gpu
+    python benchmarks/gpu.py speed --folder gpu
     python benchmarks/gpu.py speed --recipe crammed-bert --micro-batch 128 512 --attention flash cudnn --folder gpu
     python benchmarks/gpu.py finetuning --folder gpu
-    python benchmarks/gpu.py cram --data data --minutes 30 --stop-after 9 --folder gpu
-    python benchmarks/gpu.py glue --data data --minutes 30 --stop-after 9 --folder gpu
+    python benchmarks/gpu.py cram --data data --minutes 30 --folder gpu
+    python benchmarks/gpu.py glue --data data --minutes 30 --task cola mrpc --folder gpu
 
 Needs torch (2.11 or newer), numpy, safetensors and pydantic. `carry.py` brings the data. Each call adds to gpu.json in
-the folder and writes gpu.md from it. What is there for this device is not measured again, so a call that was stopped is
-repeated to continue. Without a GPU all of it runs on the CPU, much slower.
+the folder and writes gpu.md from it. It stops after nine minutes, or --stop-after (0: never). What is there for this
+device is not measured again, so the same call continues: `cram` within a run, all others with the next case. Without
+a GPU all of it runs on the CPU, much slower.
 
-correctness  20 steps of every layout beside the CPU in fp32: eager and compiled, each precision, resumed
+correctness  gradients of every layout beside the CPU's in fp32, eager and compiled, in each precision; training resumed
 speed        tokens/s, MFU, memory and the parts of a step at full size (loops.py), compiled, by micro-batch and by
-             attention kernel
-finetuning   examples a second of the loop, on inputs as long as CoLA's (finetune.py), after a short run for warm-up;
-             eager, and compiled, which takes its time again in every run
+             attention kernel. A case takes one to two minutes, most of it to compile
+finetuning   examples a second of the loop on inputs as long as CoLA's (finetune.py), after a warm-up with inputs of all
+             lengths, in which the compiler compiles for them; eager and compiled
 cram         pretrains each recipe for the same minutes, always compiled, and measures its held-out loss (recipes.py)
-glue         finetunes the models of cram, and writes the scores of all validation examples to glue/
+glue         finetunes the models of cram by their recipes, eager, and writes the scores of all validation examples to
+             glue/. Calls for different tasks may run side by side
+
+A `cram` that was stopped compiles again when it goes on, on its clock, a minute of every nine: compilation belongs to
+the budget. To compile once, give it a process that outlives the call, and `glue` too where a task takes longer (five
+epochs of SST-2 take about ten minutes):
+
+    setsid nohup python benchmarks/gpu.py cram --data data --stop-after 0 --folder gpu > cram.log 2>&1 &
 """
 
 import argparse
+import fcntl
 import json
 import logging
 import os
 import signal
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -44,12 +56,13 @@ import torch
 from common import LENGTH, positive
 from torch.nn.attention import SDPBackend
 
+from flows.deltas import DELTAS
 from model import InputError, finetuning, machine
-from model.attention import by_kernels
+from model.attention import by_kernels, fastest_kernel
 from model.bert import Bert, Classifier
 from model.settings import Finetuning
 
-RECIPES = ("crammed-bert", "modern", "bert-base")
+RECIPES = ("crammed-bert", "modern", "frontier", "bert-base")
 ATTENTION = {  # kernels by the name that --attention takes
     "default": (),  # torch's own choice
     "flash": (SDPBackend.FLASH_ATTENTION,),
@@ -58,45 +71,39 @@ ATTENTION = {  # kernels by the name that --attention takes
     "math": (SDPBackend.MATH,),
 }
 NAME = (  # what tells one row from another
-    *("device", "recipe", "layout", "dtype", "compiled", "resumed", "batch", "micro_batch", "attention"),
+    *("device", "recipe", "layout", "dtype", "compiled", "check", "batch", "micro_batch", "attention"),
     *("minutes", "task", "seed", "epochs", "rate"),
 )
 USED = {"micro_batch": "micro_batch", "compiled": "compiler"}  # what of a row may differ from what was asked for
 CLASSES = {"stsb": 1}  # of the tasks carried; all others have two
+TEXTS = {"cola": 1, "sst2": 1}  # in an input; all others have two
+WARM_UP = 3  # steps of finetuning for each length: CUDA graphs are recorded in the second
 COLUMNS = {
     "correctness": (
-        "layout",
-        "dtype",
-        "compiled",
-        "resumed",
-        "first_loss",
-        "last_loss",
-        "difference",
-        "right",
-        "problem",
+        *("layout", "dtype", "compiled", "check", "parameter", "error"),
+        *("first_loss", "last_loss", "difference", "right", "problem"),
     ),
     "speed": (
         *("recipe", "micro_batch", "used_micro_batch", "attention", "compiled", "used_compiler"),
-        *("tokens_per_second", "mfu", "memory_gb"),
-        *loops.PARTS,
-        "overhead",
-        "problem",
+        *("tokens_per_second", "mfu", "memory_gb", *loops.PARTS, "overhead", "kernels", "gpu", "problem"),
     ),
     "finetuning": ("recipe", "compiled", "examples_per_second", "loss", "problem"),
-    "cram": ("recipe", "minutes", "tokens", "epochs_of_text", "nats_per_byte", "standard_error"),
-    "glue": ("recipe", "minutes", "task", "seed", "epochs", "rate", "loss", "examples_per_second"),
+    "cram": (
+        *("recipe", "batch", "minutes", "tokens", "epochs_of_text", "nats_per_byte", "standard_error"),
+        *("kernels", "gpu"),
+    ),
+    "glue": ("recipe", "batch", "minutes", "task", "seed", "epochs", "rate", "loss", "examples_per_second"),
 }
 
 
 def check(given: argparse.Namespace, here: machine.Machine) -> None:
-    """Train every layout on the device and on the CPU."""
+    """Compute every layout on the device and on the CPU."""
     compilers = [False, True] if here.compiles else [False]
     for layout in given.layout:
         ways = [
-            {"layout": layout, "dtype": dtype, "compiled": compiled, "resumed": resumed}
-            for dtype in given.dtype
-            for compiled in compilers
-            for resumed in ([False, True] if dtype == given.dtype[0] and not compiled else [False])
+            {"layout": layout, "dtype": dtype, "compiled": compiled, "check": which}
+            for dtype, compiled, which in product(given.dtype, compilers, correctness.CHECKS)
+            if which == "gradients" or not compiled
         ]
         if ways := [way for way in ways if not known(given, here, "correctness", way)]:
             for row in correctness.check(here, ways):
@@ -128,48 +135,96 @@ def speed(case: loops.Case, here: machine.Machine, attention: str) -> dict:
     cuda = here.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-
-    def chosen(*_: object) -> AbstractContextManager:
-        return by_kernels(*ATTENTION[attention])
-
-    kernel = nullcontext() if attention == "fastest" else mock.patch("model.attention.fastest_kernel", chosen)
     try:
-        with kernel:
+        with attention_by(attention) as kernels:
             row = loops.measure(case, here)
     except RuntimeError as error:
         return {"problem": problem(error)}
     rate = row["tokens_per_second"] * case.operations()
     memory = torch.cuda.max_memory_allocated() / 1e9 if cuda else None
-    return row | {"mfu": rate / 1e9 / row["matrix_gflop_per_second"], "memory_gb": memory, "problem": None}
+    row |= {"mfu": rate / 1e9 / row["matrix_gflop_per_second"], "memory_gb": memory, "problem": None}
+    return row | {"kernels": ", ".join(kernels) or None, "gpu": gpu_state(here)}
 
 
-def problem(error: RuntimeError) -> str:
+@contextmanager
+def attention_by(name: str) -> Iterator[list[str]]:
+    """Compute attention by a kernel of ATTENTION, or by the fastest: then gives the kernels with their milliseconds."""
+    timed: list[str] = []
+
+    @contextmanager
+    def chosen(*about: object) -> Iterator[None]:
+        with fastest_kernel(*about) if name == "fastest" else by_kernels(*ATTENTION[name]) as seconds:
+            timed[:] = [f"{kernel} {1000 * each:.2f}" for kernel, each in (seconds or {}).items()]
+            yield
+
+    with mock.patch("model.attention.fastest_kernel", chosen):
+        yield timed
+
+
+def gpu_state(here: machine.Machine) -> str | None:
+    """The GPU's clock, power and temperature at this moment; None on a CPU or without nvidia-smi."""
+    if here.device.type == "cpu":
+        return None
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,temperature.gpu", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().replace("\n", "; ")
+
+
+def problem(error: Exception) -> str:
     """Why a case can't be measured, in a line."""
     full = isinstance(error, torch.OutOfMemoryError)
     return "out of memory" if full else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+def tuning(recipe: str, **instead: float | None) -> Finetuning:
+    """The recipe's settings of finetuning, with those given instead."""
+    fields = DELTAS[recipe].get("finetune", {}) | {name: value for name, value in instead.items() if value is not None}
+    return Finetuning(**{name: value for name, value in fields.items() if name in Finetuning.model_fields})
+
+
+def classifier(encoder: Bert, settings: Finetuning, seed: int, classes: int, texts: int) -> Classifier:
+    """The encoder with a new head for inputs of so many texts."""
+    return Classifier(encoder, classes, settings.dropout, seed, settings.head, settings.pooling, texts)
+
+
 def tune(given: argparse.Namespace, here: machine.Machine) -> None:
     """Finetune each recipe's model, with random weights, on random inputs; eager and compiled."""
-    settings = Finetuning(epochs=1)
     for recipe, compiled in product(given.recipe, [False, True] if here.compiles else [False]):
         about = {"recipe": recipe, "compiled": compiled}
         if known(given, here, "finetuning", about):
             continue
         architecture, _ = common.settings(recipe, {"architecture": common.sizes_given(given)})
-        train = finetune.synthetic(given.examples, common.entries(recipe, given))
-        for examples in (train.take(np.arange(settings.batch_size)), train):  # the first for warm-up
-            encoder = Bert(architecture, common.entries(recipe, given), LENGTH)
-            used = finetuning.keep_used(encoder, {"train": examples})["train"]
-            classifier = Classifier(encoder, finetune.CLASSES, settings.dropout, 0)
-            compiling = replace(here, compiles_always=compiled)
-            try:
-                outcome = finetuning.finetune(classifier, used, settings, compiling, 0, lambda *_: None)
-                row = {"examples_per_second": outcome.examples_per_second, "loss": outcome.epochs[-1]["loss"]}
-            except RuntimeError as error:
-                row = {"problem": problem(error)}
-                break
+        encoder, settings = Bert(architecture, common.entries(recipe, given), LENGTH), tuning(recipe, epochs=1)
+        train = finetune.synthetic(given.examples, encoder.vocabulary)
+        train = finetuning.keep_used(encoder, {"train": train})["train"]
+        model = classifier(encoder, settings, 0, finetune.CLASSES, 1).to(here.device).train()
+        try:
+            row = epoch(model, train, settings, replace(here, compiles_always=compiled))
+        except (RuntimeError, AssertionError) as error:  # the latter is what torch raises of CUDA graphs
+            row = {"problem": problem(error)}
         add(given, here, "finetuning", {"problem": None} | about | row)
+
+
+def epoch(model: Classifier, train: finetuning.Examples, settings: Finetuning, here: machine.Machine) -> dict:
+    """Examples a second of an epoch, and its mean loss. Before it, steps on inputs of every length for warm-up."""
+    finetuning.no_cudnn_attention()
+    order = finetuning.batches(train.lengths, settings, np.random.default_rng(0))
+    tiles = -(-train.lengths[order].max(axis=1) // finetuning.TILE)
+    first = order[np.unique(tiles, return_index=True)[1]]
+    count = WARM_UP * len(first) + finetuning.steps_of(len(train), settings)
+    steps = finetuning.Steps(model, train, settings, here, count, lambda *_: None)
+    total = torch.zeros((), device=here.device)
+    for rows in np.repeat(first, WARM_UP, axis=0):
+        total += steps.take(rows)
+    total.zero_().item()  # waits for the device
+    began = time.perf_counter()
+    for rows in order:
+        total += steps.take(rows)
+    loss = total.item() / len(order)
+    return {"examples_per_second": order.size / (time.perf_counter() - began), "loss": loss}
 
 
 def cram(given: argparse.Namespace, here: machine.Machine) -> None:
@@ -177,10 +232,14 @@ def cram(given: argparse.Namespace, here: machine.Machine) -> None:
     corpus = recipes.read(given.data)
     compiling = replace(here, compiles_always=here.compiles)  # also for the last minutes of a run that was stopped
     for recipe, about in runs(given, here, corpus):
-        result = recipes.train(recipe, about, corpus, compiling, given.folder, keep=True)
+        row = {"recipe": recipe, "batch": about["training"]["batch_size"], "minutes": given.minutes}
+        if (recipes.home_of(given.folder, about) / recipes.RESULT).exists() and known(given, here, "cram", row):
+            continue
+        with attention_by("fastest") as kernels:
+            result = recipes.train(recipe, about, corpus, compiling, given.folder, keep=True)
         loss = result["heldout"]["nats_per_byte"]
-        row = {"recipe": recipe, "minutes": given.minutes, "tokens": result["tokens"], "seconds": result["seconds"]}
-        row |= {"nats_per_byte": loss["value"], "standard_error": loss["standard_error"]}
+        row |= {"tokens": result["tokens"], "seconds": result["seconds"], "kernels": ", ".join(kernels) or None}
+        row |= {"nats_per_byte": loss["value"], "standard_error": loss["standard_error"], "gpu": gpu_state(here)}
         add(given, here, "cram", row | {"epochs_of_text": result["tokens"] / corpus.sequences.size})
 
 
@@ -200,27 +259,32 @@ def runs(given: argparse.Namespace, here: machine.Machine, corpus: recipes.Corpu
 def glue(given: argparse.Namespace, here: machine.Machine) -> None:
     """Finetune the models that `cram` has trained for the same minutes, on every task that was carried."""
     corpus, tasks = recipes.read(given.data), carry.carried_examples(given.data)
-    tuning = Finetuning(epochs=given.epochs, learning_rate=given.rate)
+    if unknown := [task for task in given.task or () if task not in tasks]:
+        raise InputError(f"--task {' '.join(unknown)}: {given.data} has {', '.join(tasks)}.")
+    eager = replace(here, compiles_always=False)  # a task has too few steps to compile for every length
     (given.folder / "glue").mkdir(exist_ok=True)
-    for (recipe, run), seed, (task, splits) in product(runs(given, here, corpus), range(given.seeds), tasks.items()):
+    for (recipe, run), seed, task in product(runs(given, here, corpus), range(given.seeds), given.task or tasks):
         home = recipes.home_of(given.folder, run)
+        settings = tuning(recipe, epochs=given.epochs, learning_rate=given.rate)
         if not (home / recipes.RESULT).exists():
             raise InputError(
                 f"{recipe} is not trained for {given.minutes:g} minutes in {given.folder}. Run cram first."
             )
-        path = given.folder / "glue" / f"{home.name}-{task}-{seed}-{given.epochs}-{given.rate:g}.npz"
+        about = {"task": task, "seed": seed, "epochs": settings.epochs, "rate": settings.learning_rate}
+        name = "-".join(f"{value:g}" if isinstance(value, float) else str(value) for value in about.values())
+        path = given.folder / "glue" / f"{home.name}-{name}.npz"
         if path.exists():
             continue
-        encoder = score.load(home, corpus)
+        splits, encoder = tasks[task], score.load(home, corpus)
         used = finetuning.keep_used(encoder, splits)
-        classifier = Classifier(encoder, CLASSES.get(task, 2), tuning.dropout, seed, tuning.head)
-        outcome = finetuning.finetune(classifier, used["train"], tuning, here, seed, lambda *_: None)
+        model = classifier(encoder, settings, seed, CLASSES.get(task, 2), TEXTS.get(task, 2))
+        outcome = finetuning.finetune(model, used["train"], settings, eager, seed, lambda *_: None)
         half = path.with_suffix(".half.npz")
-        scores = finetuning.predict(classifier, used["validation"], here)
+        scores = finetuning.predict(model, used["validation"], eager)
         np.savez(half, scores=scores, labels=splits["validation"].labels)
-        row = {"recipe": recipe, "minutes": given.minutes, "task": task, "seed": seed, "epochs": given.epochs}
-        row |= {"rate": given.rate, "loss": outcome.epochs[-1]["loss"]}
-        add(given, here, "glue", row | {"examples_per_second": outcome.examples_per_second})
+        row = {"recipe": recipe, "batch": run["training"]["batch_size"], "minutes": given.minutes} | about
+        row |= {"loss": outcome.epochs[-1]["loss"], "examples_per_second": outcome.examples_per_second}
+        add(given, here, "glue", row)
         half.replace(path)
 
 
@@ -242,10 +306,13 @@ def known(given: argparse.Namespace, here: machine.Machine, part: str, about: di
 
 def add(given: argparse.Namespace, here: machine.Machine, part: str, row: dict) -> None:
     """Add a row to the results, in place of one of the same name, and write both files."""
-    results, row = read(given), row | {"device": here.device_name(), "torch": torch.__version__}
-    results[part] = [*(other for other in results.get(part, []) if name_of(other) != name_of(row)), row]
-    common.write_whole(given.folder / "gpu.json", json.dumps(results, indent=2) + "\n")
-    common.write_whole(given.folder / "gpu.md", markdown(results))
+    row |= {"device": here.device_name(), "torch": torch.__version__}
+    with (given.folder / "gpu.lock").open("w") as lock:  # calls for other tasks may run beside this one
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = read(given)
+        results[part] = [*(other for other in results.get(part, []) if name_of(other) != name_of(row)), row]
+        common.write_whole(given.folder / "gpu.json", json.dumps(results, indent=2) + "\n")
+        common.write_whole(given.folder / "gpu.md", markdown(results))
     print(
         ", ".join(f"{field} {shown(row[field])}" for field in COLUMNS[part] if row.get(field) is not None), flush=True
     )
@@ -272,8 +339,9 @@ def shown(value: object) -> str:
 
 
 @contextmanager
-def stopped_after(minutes: float | None) -> Iterator[None]:
-    """Interrupt the work after so many minutes: training ends with a checkpoint, from which the next call goes on."""
+def stopped_after(minutes: float) -> Iterator[None]:
+    """Interrupt the work after so many minutes, unless 0: pretraining ends with a checkpoint, other cases are lost."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     timer = threading.Timer(60 * minutes, os.kill, (os.getpid(), signal.SIGINT)) if minutes else None
     try:
         if timer:
@@ -306,12 +374,13 @@ def main() -> None:
         data={"type": Path, "help": "a folder of the tokenize stage, or of carry.py"},
         minutes={"type": float, "default": 30.0, "help": "to pretrain each recipe"},
         seeds={"type": positive, "default": 3, "help": "of glue"},
-        epochs={"type": positive, "default": Finetuning().epochs, "help": "of glue"},
-        rate={"type": float, "default": Finetuning().learning_rate, "help": "of glue"},
+        task={**several, "help": "of glue; default: all that were carried"},
+        epochs={"type": positive, "help": "of glue, instead of the recipe's"},
+        rate={"type": float, "help": "of glue, instead of the recipe's"},
     )
     parser.add_argument("part", choices=list(PARTS))
-    parser.add_argument("--micro-batch", nargs="+", type=positive, default=[256, 512, 1024], help="of speed")
-    parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="interrupt the call; repeat it to continue")
+    parser.add_argument("--micro-batch", nargs="+", type=positive, default=[512], help="of speed")
+    parser.add_argument("--stop-after", type=float, default=9.0, metavar="MINUTES", help="0: never")
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     given.folder.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,9 @@ from safetensors import SafetensorError, safe_open
 from model import InputError, machine
 from model.bert import Bert
 from model.checkpoint import CHECKPOINT
+from model.detection import with_detector
 from model.masking import Corpus
-from model.settings import Architecture
+from model.settings import Architecture, Training
 
 
 def runs_below(folder: Path) -> dict[str, list[Path]]:
@@ -45,10 +46,11 @@ def load(home: Path, corpus: Corpus) -> Bert:
     """The model of a run's last checkpoint. Raises InputError if it does not fit the data."""
     about = json.loads((home / RESULT).read_text())
     bert = Bert(Architecture(**about["architecture"]), corpus.vocabulary, corpus.length)
+    trained = with_detector(bert, Training(**about["training"]))
     try:
         with safe_open(home / CHECKPOINT, "pt") as file:
             names = [name for name in file.keys() if name.startswith("model.")]  # noqa: SIM118, not a dict
-            bert.load_state_dict({name.removeprefix("model."): file.get_tensor(name) for name in names})
+            trained.load_state_dict({name.removeprefix("model."): file.get_tensor(name) for name in names})
     except (OSError, SafetensorError, RuntimeError) as error:
         raise InputError(
             f"{home / CHECKPOINT} is no model for {corpus.vocabulary:,} entries and {corpus.length} tokens, which the "

@@ -59,7 +59,9 @@ def mask(
         count - masked, round(round(1 - share, 9) / 2 * count)
     )  # rounded, since (1 - 0.8) / 2 is not exactly 0.1
     draws_BW = draws(first, B, S + random, seed)
-    positions_BK = random_order(draws_BW[:, :S], tokens_BS < corpus.specials)[:, :count]
+    order_BS = random_order(draws_BW[:, :S], tokens_BS < corpus.specials)
+    # a part of rows would go to a GPU by a copy that is not in pinned memory
+    positions_BK = np.ascontiguousarray(order_BS[:, :count])
     hidden_BS = tokens_BS.astype(np.int64)
     labels_BK = np.take_along_axis(hidden_BS, positions_BK, axis=1)
     inputs_BK = labels_BK.copy()

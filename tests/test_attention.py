@@ -93,7 +93,8 @@ def test_a_gpu_computes_attention_by_the_kernel_that_is_fastest_there(seconds, o
 
     monkeypatch.setattr(attention, "seconds_of", timed)
     before = _cur_sdpa_kernel_backends(with_priority=True)
-    with attention.fastest_kernel(Architecture(hidden=32, heads=4), LENGTH, 7, GPU):
+    with attention.fastest_kernel(Architecture(hidden=32, heads=4), LENGTH, 7, GPU) as found:
+        assert list(found.items()) == [(kernel.name, seconds[kernel]) for kernel in order], "the fastest first"
         assert _cur_sdpa_kernel_backends(with_priority=True) == [*order, SDPBackend.MATH]
         assert not torch._functorch.config.enable_autograd_cache, "it would return code with another kernel"
     assert torch._functorch.config.enable_autograd_cache
@@ -111,6 +112,7 @@ def test_on_a_cpu_and_where_no_kernel_can_be_timed_torch_chooses(here, asked, mo
 
     monkeypatch.setattr(attention, "seconds_of", refused)
     before = _cur_sdpa_kernel_backends(with_priority=True)
-    with attention.fastest_kernel(Architecture(), LENGTH, 2, here):
+    with attention.fastest_kernel(Architecture(), LENGTH, 2, here) as found:
+        assert found == {}
         assert _cur_sdpa_kernel_backends(with_priority=True) == before
     assert len(refusals) == asked

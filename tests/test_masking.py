@@ -83,6 +83,23 @@ def test_training_hides_the_share_that_its_settings_give():
         assert same([part.numpy() for part in (tokens, positions, labels)], expected)
 
 
+@pytest.mark.parametrize("detection", [0.0, 1.0])
+def test_all_of_a_batch_is_contiguous_and_goes_to_a_gpu_from_pinned_memory(detection: float, monkeypatch):
+    """A copy from elsewhere waits for the steps that are queued on the GPU."""
+    pinned, sent = [], []
+
+    def to(part: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+        sent.append((part.is_contiguous(), any(part is other for other in pinned), device.type, non_blocking))
+        return part
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda part: pinned.append(part) or part)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    batches = Batches(plain(16, 64), 8, Training(detection=detection), torch.device("cuda"))
+    batches.make(0, 16)
+    batches.close()
+    assert sent == [(True, True, "cuda", True)] * (4 if detection else 3)
+
+
 def test_the_usual_share_leaves_the_key_of_a_model_as_it_was_and_another_changes_it():
     usual = Pretrain().identity()
     newer = {"masked_share", "detection", "replaced", "swapped"}
