@@ -28,17 +28,19 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import common
 import curves
 import numpy as np
 import torch
-from common import positive
+from common import CpuClock, positive
 from loops import MASK_ID, SPECIALS
 
 from model import InputError, heldout, machine
 from model.bert import Bert
 from model.checkpoint import CHECKPOINT
+from model.clock import Clock
 from model.heldout import Heldout
 from model.masking import Corpus
 from model.pretraining import EVALUATIONS, Pretraining
@@ -46,8 +48,9 @@ from model.settings import Architecture, Training
 
 ROWS = 512  # sequences that enter the digest of the data
 RESULT = "result.json"
+MEASURED = {"seed", "tokens", "seconds", "evaluations", "heldout"}  # what differs between the seeds of a setting
 FIXED = ("architecture", "budget_unit", "seed")  # what `--set` can't change
-UNITS = ("tokens", "hours", "flops")
+UNITS = ("tokens", "hours", "flops", "cpu_seconds")
 
 
 class Shuffled:
@@ -68,7 +71,7 @@ def read(folder: Path) -> Corpus:
     """What the tokenize stage has written. Raises InputError where something is missing."""
     try:
         sequences = np.load(folder / "sequences.npy", mmap_mode="r")
-        held = Heldout(np.load(folder / "heldout.npy"), np.load(folder / "heldout_documents.npy"))
+        held = Heldout.load(folder)
         entries = json.loads((folder / "stage.json").read_text())["stats"]["entries"]
         if held.sequences.max() >= entries:
             raise ValueError(f"token {held.sequences.max()} of {entries} entries")
@@ -98,14 +101,15 @@ def corpora(texts: list[str], names: list[str]) -> dict[str, Corpus]:
         raise InputError(f"There is no data for {', '.join(missing)}. Add --data DIR.")
     folders = {folder: read(Path(folder)) for folder in set(given.values())}
     chosen = {name: folders[given.get(name, given.get(""))] for name in names}
-    sizes = [corpus.heldout.documents[:, 1:] for corpus in chosen.values()]  # of the text, whatever the vocabulary
+    # words, characters and bytes of the text, whatever the vocabulary
+    sizes = [corpus.heldout.documents[:, 1:4] for corpus in chosen.values()]
     if not all(np.array_equal(sizes[0], other) for other in sizes):
         raise InputError("The folders of --data hold out different documents. Tokenize the same corpus.")
     return chosen
 
 
 def measured(bert: Bert, corpus: Corpus, here: machine.Machine) -> dict:
-    """The held-out loss on all tokens, and the nats of each document."""
+    """The held-out loss on all words, and the nats of each document."""
     nats_D, _ = heldout.measure(bert, corpus.heldout, corpus.mask_id, here)
     return heldout.summary(corpus.heldout, nats_D) | {"nats_of_documents": nats_D.tolist()}
 
@@ -161,6 +165,19 @@ def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder:
     return result
 
 
+def others(folder: Path, seeds: int, held: Heldout) -> list[dict]:
+    """The results of outside.py in a folder, by seed. Raises InputError unless they are as many, on the same text."""
+    runs = [json.loads(path.read_text()) for path in folder.glob(f"*/{RESULT}")]
+    settings = {json.dumps({name: run[name] for name in run.keys() - MEASURED}, sort_keys=True) for run in runs}
+    same = all(run["heldout"][name] == held.totals[name] for run in runs for name in ("words", "characters", "bytes"))
+    if len(settings) != 1 or len(runs) != seeds or not same:
+        raise InputError(
+            f"{folder} has {len(runs)} results of {len(settings)} settings{'' if same else ', on other text'}. Give a "
+            f"folder of outside.py with {seeds} seeds of one setting (--seeds), on the same held-out documents."
+        )
+    return sorted(runs, key=lambda run: run["seed"])
+
+
 def run_all(given: argparse.Namespace) -> dict:
     """Train what is not trained yet; the comparison, with all runs."""
     names = {name or recipe: recipe for name, _, recipe in (text.rpartition("=") for text in given.recipe)}
@@ -168,6 +185,8 @@ def run_all(given: argparse.Namespace) -> dict:
         raise InputError(f"Two of {', '.join(given.recipe)} have the same name; write NAME=RECIPE.")
     unit = next(unit for unit in UNITS if getattr(given, unit) is not None)
     budget = {"budget": getattr(given, unit), "budget_unit": unit}
+    if unit == "cpu_seconds":
+        budget = {"budget": given.cpu_seconds / 3600, "budget_unit": "hours"}
     changed = changes(given.set, list(names))
     chosen = {name: common.settings(recipe, budget | changed[name]) for name, recipe in names.items()}
     corpus_of, here = corpora(given.data, list(names)), machine.detect()
@@ -180,9 +199,15 @@ def run_all(given: argparse.Namespace) -> dict:
             about = {"recipe": recipe, "architecture": architecture.identity(), "training": training.model_dump()}
             corpus = corpus_of[name]
             about |= {"data": identity(corpus)} | where
-            results[name].append(train(name, about, corpus, here, given.folder, given.keep))
+            clock = CpuClock if unit == "cpu_seconds" else Clock
+            about |= {"clock": "CPU seconds"} if clock is CpuClock else {}
+            with mock.patch("model.pretraining.Clock", clock):
+                results[name].append(train(name, about, corpus, here, given.folder, given.keep))
+    for text in given.beside:
+        name, _, runs = text.rpartition("=")
+        results[name or Path(runs).name] = others(Path(runs), given.seeds, corpus.heldout)
     comparison = {"recipes": curves.compare(results), "ends": curves.ends(results, corpus.heldout)}
-    return budget | where | {"seeds": given.seeds} | comparison
+    return {"budget": getattr(given, unit), "budget_unit": unit} | where | {"seeds": given.seeds} | comparison
 
 
 def main() -> None:
@@ -193,13 +218,14 @@ def main() -> None:
         recipe={**several, "required": True, "help": "RECIPE, or NAME=RECIPE to give it another name"},
         set={**several, "default": [], "metavar": "NAME.FIELD=VALUE", "help": "change a field of pretrain"},
         data={**several, "required": True, "metavar": "[NAME=]DIR", "help": "folders of the tokenize stage"},
+        beside={**several, "default": [], "metavar": "[NAME=]DIR", "help": "folders of outside.py, for the table"},
         seeds={"type": positive, "default": 3, "help": "the number of runs of each"},
         folder={"type": Path, "required": True, "help": "for the results"},
         keep={"action": "store_true", "help": "keep checkpoints, for score.py"},
     )
     budget = parser.add_mutually_exclusive_group(required=True)
     for unit in UNITS:
-        budget.add_argument(f"--{unit}", type=float, help="the budget of each run")
+        budget.add_argument(f"--{unit.replace('_', '-')}", type=float, help="the budget of each run")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     given.folder.mkdir(parents=True, exist_ok=True)
