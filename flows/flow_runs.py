@@ -7,7 +7,10 @@ here.
 
 import fcntl
 import logging
+import os
+import signal
 import threading
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 LOCKS = STATE / "runs"
 UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")  # scheduled runs have no process yet
 MOST_RUNS = 200  # in an answer of the server
+SECONDS_BETWEEN_LOOKS = 5  # at the state of a deployed run
 GONE = (
     "The process of this run is gone: it was killed, or the machine stopped. Start the run again with the same "
     "parameters; it continues from its last checkpoint."
@@ -59,9 +63,40 @@ def register() -> str:
         stack = ExitStack()
         stack.enter_context(reports_bounded(lambda: False))
         threading._register_atexit(stack.close)  # before Prefect's own waits, which are unlimited
+        stop_when_suspended(run)
     tags = {*run.tags, recipe, f"until {until}"}
     reporter.send("tags", lambda: SyncClientContext.get().client.update_flow_run(run.id, tags=tags))
     return run.name if run.name.startswith(f"{recipe}-") else f"{recipe}-{run.name}"
+
+
+def stop_when_suspended(run: "FlowRun") -> None:
+    """Have this process end as it does at SIGTERM, with a checkpoint, once its run is suspended.
+
+    Prefect would let the stage train on to its end, though its server counts the run no more and may start the next
+    one. The run stays suspended; when it is resumed, it continues from the checkpoint.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import Pause
+
+    suspended, before = [], signal.getsignal(signal.SIGTERM)
+
+    def stop(*received: object) -> None:
+        if suspended:
+            raise Pause(state=suspended[0])
+        before(*received)
+
+    def watch() -> None:
+        with get_client(sync_client=True) as client:
+            while not suspended:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                with suppress(Exception):  # the server may be away
+                    state = client.read_flow_run(run.id).state
+                    suspended.extend([state] if state.is_paused() else [])
+        if callable(signal.getsignal(signal.SIGTERM)):  # the flow has not ended meanwhile
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def remember(state: "State") -> None:
@@ -119,7 +154,7 @@ def last_state(run: "FlowRun") -> "State":
 
 
 def end_abandoned(client: "SyncPrefectClient", submitted: list[str]) -> list[str]:
-    """Set the final state of runs whose process is gone, which frees the deployment's slot; returns a line for each.
+    """Set the final state of runs whose process is gone, which frees the pool's slot; returns a line for each.
 
     `submitted`: as for `abandoned`.
     """

@@ -31,7 +31,11 @@ DRAIN_SECONDS = 10  # limit for sending the remaining logs and events of a run
 POLL_SECONDS = 0.1
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a terminal or service sends them to all of its processes
 TEMPORARY = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
-QUIET = {"PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL"}  # else it logs that it is being stopped
+DEFAULTS = {  # the user's own settings come first
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",  # else it logs that it is being stopped
+    "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "",  # as in pyproject.toml, which Prefect reads in the checkout only
+    "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "1",
+}
 when_untaken: list[Callable[["State"], None]] = []  # called with a final state that the server did not accept
 log = logging.getLogger(__name__)
 
@@ -81,7 +85,7 @@ class Server:
             try:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", "flows.server", str(listening.fileno())],
-                    env=QUIET | os.environ | settings | own,
+                    env=DEFAULTS | os.environ | settings | own,
                     stdin=subprocess.PIPE,
                     pass_fds=[listening.fileno()],
                 )

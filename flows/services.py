@@ -14,14 +14,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from flows.server import what_answers
 from model import InputError
 from tasks.home import CODE, IN_CHECKOUT, STATE
 
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
 SERVER = "http://127.0.0.1:4200/api"  # as in pyproject.toml, which Prefect reads in this directory only
 POOL = "local"
+RUNS = 1  # at a time, of both deployments: one GPU. A limit of a deployment would end a run that loses its server
 PREFECT = (sys.executable, "-m", "prefect")
 START_SECONDS = 600  # limit for a service to start, which takes minutes on a busy machine
 SERVER_SECONDS = 15  # limit for the server to end
@@ -107,18 +112,37 @@ def start_server(url: str) -> None:
     wait_until(lambda: server_answers(url), "server")
 
 
+def client_of(url: str) -> "SyncPrefectClient":
+    """A client of the server at this address, with the user's settings, such as a password."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: url}):
+        return get_client(sync_client=True)
+
+
 def settle_runs(url: str, say: Callable[[str], None]) -> None:
     """Mark the runs of this machine whose process is gone as ended, so that they no longer block the next run."""
-    from prefect.client.orchestration import SyncPrefectClient
-
     from flows.flow_runs import end_abandoned
 
     try:
-        with SyncPrefectClient(api=url) as client:
+        with client_of(url) as client:
             for line in end_abandoned(client, [] if running("worker") else submitted()):
                 say(line)
     except Exception as error:  # services start and end all the same
         say(f"Could not look for runs whose process is gone: {error}")
+
+
+def create_pool(url: str) -> None:
+    """Create the work pool, unless it is there, and set its limit, which also counts runs of a lost worker."""
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    with client_of(url) as client:
+        try:
+            client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=RUNS))
+        except ObjectAlreadyExists:
+            client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=RUNS))
 
 
 def submitted() -> list[str]:
@@ -147,14 +171,13 @@ def up(url: str, say: Callable[[str], None]) -> None:
         start_server(url)
         say(f"Server: started at {url}")
     settle_runs(url, say)
-    prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-    prefect("work-pool", "set-concurrency-limit", POOL, "1")  # one GPU for both deployments
+    create_pool(url)
     prefect("--no-prompt", "deploy", "--all")
     say("Deployed: cram/full, cram/study")
     if running("worker"):
         say("Worker: running")
     else:
-        start("worker", "worker", "start", "--pool", POOL)
+        start("worker", "worker", "start", "--pool", POOL, "--limit", str(RUNS))
         wait_until(lambda: "started!" in log_of("worker").read_text(), "worker")
         say("Worker: started")
     page, where = url.removesuffix("/api"), "" if url == SERVER else f"PREFECT_API_URL={url} "

@@ -10,6 +10,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 from prefect.settings import PREFECT_HOME, temporary_settings
 
@@ -18,6 +19,7 @@ from flows.services import has_ended
 from model import InputError
 
 LONG = 600  # seconds for a server to end on a busy machine
+OTHERS = ("http://127.0.0.1:1", "http://localhost:1", "https://example.org", "null")  # origins of other web pages
 HOME = Path(__file__).resolve().parents[1]
 RUN = """
 import time
@@ -28,6 +30,41 @@ if {answers}:
 print(server.process.pid, server.url, flush=True)
 time.sleep(600)
 """
+
+
+def may_post(browser: httpx.Client, origin: str) -> bool:
+    """Whether a browser lets pages of this origin send JSON to a server: it asks the server first."""
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    answer = browser.options("/flows/", headers={"Origin": origin, **asked})
+    return answer.is_success and answer.headers.get("Access-Control-Allow-Origin") in (origin, "*")
+
+
+def check_only_own_pages_act(browser: httpx.Client) -> None:
+    """Make the requests that a browser makes for pages of other origins, and those of the server's own page."""
+    flow, token = '{"name": "made by a page"}', "/csrf-token?client=a-page"
+    for origin in OTHERS:
+        assert not may_post(browser, origin)
+        answer = browser.get(token, headers={"Origin": origin})
+        assert "Access-Control-Allow-Origin" not in answer.headers, "the browser keeps the answer from the page"
+        for kind in ({"Content-Type": "text/plain"}, {}):  # which a browser sends without asking first
+            assert browser.post("/flows/", content=flow, headers={"Origin": origin, **kind}).is_client_error
+        assert browser.post("/flows/filter", headers={"Origin": origin}).is_client_error, "it has no token"
+    own = {"Origin": str(browser.base_url.join("/")).rstrip("/"), "Content-Type": "application/json"}
+    own |= {"Prefect-Csrf-Client": "a-page", "Prefect-Csrf-Token": browser.get(token, headers=own).json()["token"]}
+    names = [each["name"] for each in browser.post("/flows/filter", content="{}", headers=own).json()]
+    assert "made by a page" not in names
+    assert browser.post("/flows/", content=flow, headers=own).is_success
+
+
+def test_web_pages_cannot_act_through_a_temporary_server(tmp_path: Path):
+    command, env = [sys.executable, "-c", RUN.format(answers=True)], os.environ | {"PYTHONPATH": str(HOME)}
+    # in a directory where Prefect reads no settings of this project
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as run:
+        try:
+            with httpx.Client(base_url=run.stdout.readline().split()[1]) as browser:
+                check_only_own_pages_act(browser)
+        finally:
+            run.kill()
 
 
 def test_another_program_at_the_given_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -20,9 +20,10 @@ import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolUpdate
-from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
+from prefect.states import Cancelling, Completed, Pending, Running, Scheduled, Suspended
 from safetensors import safe_open
 from test_cli import HOME, cram, new_user, tiny
+from test_server import check_only_own_pages_act
 from websockets.sync.client import ClientConnection, connect
 
 from flows import flow_runs, services
@@ -151,6 +152,18 @@ def test_a_deployed_run_is_validated_completes_and_has_a_page(env: dict, client:
     assert "filter-table" in {artifact.key for artifact in client.read_artifacts()}
 
 
+def test_web_pages_of_other_programs_cannot_start_a_run(env: dict):
+    with httpx.Client(base_url=env["PREFECT_API_URL"]) as browser:
+        check_only_own_pages_act(browser)
+
+
+def test_the_servers_own_page_asks_at_the_address_at_which_it_was_opened(env: dict):
+    page = env["PREFECT_API_URL"].removesuffix("/api").replace("127.0.0.1", "localhost")
+    api = httpx.get(f"{page}/ui-settings").json()["api_url"]
+    assert httpx.get(httpx.URL(page).join(api + "/health")).json() is True
+    assert httpx.URL(page).join(api).host == "localhost", "another host would be another origin"
+
+
 def test_the_two_deployments_share_one_slot(client: SyncPrefectClient):
     pools = {client.read_deployment_by_name(f"cram/{name}").work_pool_name for name in ("full", "study")}
     assert [client.read_work_pool(name).concurrency_limit for name in pools] == [1]
@@ -177,6 +190,42 @@ def url(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(services, "STATE", state)
     monkeypatch.setattr(flow_runs, "LOCKS", state / "runs")
     return address
+
+
+def test_a_run_outlives_its_server_and_no_other_begins_until_it_is_suspended_and_has_ended(
+    env: dict, client: SyncPrefectClient, override: dict, url: str
+):
+    def trains_on(work: Path) -> None:
+        before = len(rows(work))
+        wait(lambda: len(rows(work)) > before, "further steps")
+
+    first, work = submit(client, env, override)
+    assert client.read_flow_run(first).state.state_details.deployment_concurrency_lease_id is None, "it would expire"
+    deployment, parameters = client.read_deployment_by_name("cram/full").id, {"override": override, "until": "pretrain"}
+    second = client.create_flow_run_from_deployment(deployment, parameters=parameters).id
+    server = services.running("server")
+    os.kill(server, signal.SIGKILL)
+    wait(lambda: services.has_ended(server), "the end of the server")
+    trains_on(work)
+    services.up(url, print)  # which sets the limits anew
+    trains_on(work)
+    assert client.read_flow_run(first).state.is_running()
+    assert client.read_flow_run(second).state.is_scheduled()
+    process = int(client.read_flow_run(first).infrastructure_pid)
+    client.set_flow_run_state(first, Suspended(timeout_seconds=LONG), force=True)  # as Prefect's page does it
+    wait(lambda: services.has_ended(process), "the end of the suspended run")
+    saved = (work / "checkpoint.safetensors").stat().st_mtime
+    assert client.read_flow_run(first).state.is_paused()
+    wait(lambda: client.read_flow_run(second).state.is_running(), "the next run")
+    assert client.read_flow_run(second).start_time.timestamp() > saved
+    client.resume_flow_run(first)
+    client.set_flow_run_state(second, Cancelling())
+    wait(lambda: client.read_flow_run(first).state.is_running(), "the resumed run")
+    trains_on(work)
+    assert rows(work)[0]["step"] == 1, "it resumes from the checkpoint"
+    client.set_flow_run_state(first, Cancelling())
+    wait(lambda: client.read_flow_run(first).state.is_cancelled(), "the end of the run")
+    shutil.rmtree(work.parent)
 
 
 def test_stopped_and_killed_runs_free_the_slot_and_the_next_one_resumes(env, client, override, url: str, monkeypatch):
@@ -214,7 +263,6 @@ def test_stopped_and_killed_runs_free_the_slot_and_the_next_one_resumes(env, cli
     said = said_by(services.up, url)
     ended = client.read_flow_run(killed).state
     assert (ended.is_crashed(), ended.message) == (True, flow_runs.GONE), said
-    assert client.read_deployment_by_name("cram/full").global_concurrency_limit.active_slots == 0
 
 
 class Server:
