@@ -49,7 +49,11 @@ class Heldout:
 
     def __post_init__(self) -> None:
         tokens, words = self.documents[:, :2].sum(axis=0)
-        if self.words.shape != self.sequences.shape or (self.words >= 0).sum() != tokens or self.words.max(initial=-1) >= words:
+        if (
+            self.words.shape != self.sequences.shape
+            or (self.words >= 0).sum() != tokens
+            or self.words.max(initial=-1) >= words
+        ):
             raise ValueError(
                 f"{len(self.documents):,} documents of {tokens:,} tokens and {words:,} words don't fit sequences of shape "
                 f"{self.sequences.shape} whose tokens belong to words of shape {self.words.shape}"
