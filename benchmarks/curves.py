@@ -134,3 +134,21 @@ def picture(comparison: dict, path: Path) -> None:
     panels[-1].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+
+
+def end_picture(results: dict[str, list[dict]], path: Path) -> None:
+    """Plot the losses of all runs: a line for each recipe, with a dot for each run and a mark at the mean."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 0.8 + 0.4 * len(results)))
+    panel = figure.subplots()
+    for row, runs in enumerate(results.values()):
+        losses = [run["heldout"]["nats_per_byte"]["value"] for run in runs]
+        panel.plot(losses, [row] * len(losses), "o", color=f"C{row}", alpha=0.6)
+        panel.plot([statistics.fmean(losses)], [row], "|", color=f"C{row}", markersize=18)
+    panel.set_yticks(range(len(results)), list(results))
+    panel.invert_yaxis()
+    panel.grid(axis="x", alpha=0.3)
+    panel.set_xlabel("held-out loss, nats per byte")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)

@@ -108,10 +108,12 @@ def corpora(texts: list[str], names: list[str]) -> dict[str, Corpus]:
     return chosen
 
 
-def measured(bert: Bert, corpus: Corpus, here: machine.Machine) -> dict:
-    """The held-out loss on all words, and the nats of each document."""
-    nats_D, _ = heldout.measure(bert, corpus.heldout, corpus.mask_id, here)
-    return heldout.summary(corpus.heldout, nats_D) | {"nats_of_documents": nats_D.tolist()}
+def measured(bert: Bert, corpus: Corpus, here: machine.Machine, every: int = 1) -> dict:
+    """The held-out loss and the nats of each document; of each `every`-th sequence, as if all words had their mean."""
+    held = corpus.heldout
+    nats_D, predicted_D = heldout.measure(bert, held, corpus.mask_id, here, every=every)
+    nats_D *= (held.lengths > 0).sum() / predicted_D.sum()
+    return heldout.summary(held, nats_D) | {"nats_of_documents": nats_D.tolist()}
 
 
 def changes(texts: list[str], names: list[str]) -> dict[str, dict]:
@@ -165,15 +167,18 @@ def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder:
     return result
 
 
-def others(folder: Path, seeds: int, held: Heldout) -> list[dict]:
-    """The results of outside.py in a folder, by seed. Raises InputError unless they are as many, on the same text."""
+def others(folder: Path, seeds: int | None, held: Heldout) -> list[dict]:
+    """The results of outside.py in a folder, by seed. Raises InputError unless they are of one setting, on this text.
+
+    `seeds`: how many there must be; None: at least one.
+    """
     runs = [json.loads(path.read_text()) for path in folder.glob(f"*/{RESULT}")]
     settings = {json.dumps({name: run[name] for name in run.keys() - MEASURED}, sort_keys=True) for run in runs}
     same = all(run["heldout"][name] == held.totals[name] for run in runs for name in ("words", "characters", "bytes"))
-    if len(settings) != 1 or len(runs) != seeds or not same:
+    if len(settings) != 1 or (seeds and len(runs) != seeds) or not same:
         raise InputError(
             f"{folder} has {len(runs)} results of {len(settings)} settings{'' if same else ', on other text'}. Give a "
-            f"folder of outside.py with {seeds} seeds of one setting (--seeds), on the same held-out documents."
+            f"folder of outside.py with {seeds or 'the'} seeds of one setting, on the same held-out documents."
         )
     return sorted(runs, key=lambda run: run["seed"])
 

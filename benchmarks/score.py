@@ -1,11 +1,12 @@
-"""What is the held-out loss of finished runs of recipes.py, on other held-out text?
+"""What is the held-out loss of finished runs of recipes.py, with several vocabularies or on other held-out text?
 
-    python benchmarks/score.py --folder race --data artifacts/tokenize/latest [--json FILE]
+    python benchmarks/score.py --folder race --data TOKENIZE_DIR… [--beside NAME=OUTSIDE_DIR] [--picture FILE]
 
-Scores every run below the folder that has a checkpoint.safetensors beside its result.json (recipes.py --keep). The data
-may come from another version of the tokenize stage than the runs read, but with the same vocabulary and sequence
-length, and its documents must have been held out of the runs' training too. Runs whose settings differ only by the seed
-form one column; the others are compared with the first column.
+Scores every run below the folder that has a checkpoint.safetensors beside its result.json (recipes.py --keep). Each is
+measured on the folder of --data that has its vocabulary. The data may come from another version of the tokenize stage
+than the runs read, but with the same vocabulary and sequence length, and its documents must have been held out of the
+runs' training too. Runs whose settings differ only by the seed form one column; the others are compared with the first
+column. Results of outside.py may stand beside them. The picture shows the loss of every run.
 """
 
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import common
 import curves
-from recipes import RESULT, measured, read
+from recipes import RESULT, measured, others, read
 from safetensors import SafetensorError, safe_open
 
 from model import InputError, machine
@@ -24,22 +25,42 @@ from model.detection import with_detector
 from model.masking import Corpus
 from model.settings import Architecture, Training
 
+UNNAMED = ("budget", "budget_unit", "seed")  # fields of a run that its label leaves out
+
+
+def entries_of(home: Path) -> int:
+    """The size of the vocabulary of a run's last checkpoint. Raises InputError if that can't be read."""
+    try:
+        with safe_open(home / CHECKPOINT, "pt") as file:
+            [name] = [name for name in file.keys() if name.endswith("embedding.word.weight")]  # noqa: SIM118, not a dict
+            return file.get_slice(name).get_shape()[0]
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"{home / CHECKPOINT} is no checkpoint of a model ({error}).") from error
+
+
+def label(about: dict, entries: int) -> str:
+    """The recipe of a run, its vocabulary, and what it changes; not its budget and seed."""
+    recipe = dict(zip(("architecture", "training"), common.settings(about["recipe"], {}), strict=True))
+    changes = [
+        f"{name} {value}"
+        for part, usual in recipe.items()
+        for name, value in about[part].items()
+        if name not in UNNAMED and getattr(usual, name) != value
+    ]
+    return ", ".join([about["recipe"], f"{entries:,} entries", *changes])
+
 
 def runs_below(folder: Path) -> dict[str, list[Path]]:
-    """The folders of kept runs by recipe, in the order of seeds; runs with other settings are recipes of their own."""
+    """The folders of kept runs by label, each in the order of seeds."""
     homes_of: dict[str, list[tuple[int, Path]]] = {}
     for result in sorted(folder.rglob(RESULT)):
         if (result.parent / CHECKPOINT).exists():
             about = json.loads(result.read_text())
-            settings = [about["recipe"], about["architecture"], about["training"] | {"seed": None}]
-            homes_of.setdefault(json.dumps(settings), []).append((about["training"]["seed"], result.parent))
+            name = label(about, entries_of(result.parent))
+            homes_of.setdefault(name, []).append((about["training"]["seed"], result.parent))
     if not homes_of:
         raise InputError(f"There is no {RESULT} with a {CHECKPOINT} below {folder}. recipes.py keeps them with --keep.")
-    names = [json.loads(settings)[0] for settings in homes_of]
-    return {
-        name if names.count(name) == 1 else f"{name} ({homes[0][1].name})": [home for _, home in sorted(homes)]
-        for name, homes in zip(names, homes_of.values(), strict=True)
-    }
+    return {name: [home for _, home in sorted(homes)] for name, homes in homes_of.items()}
 
 
 def load(home: Path, corpus: Corpus) -> Bert:
@@ -59,36 +80,53 @@ def load(home: Path, corpus: Corpus) -> Bert:
     return bert
 
 
-def score(home: Path, corpus: Corpus, here: machine.Machine) -> dict:
+def score(home: Path, corpus: Corpus, here: machine.Machine, every: int) -> dict:
     """The result of a run with the held-out loss of its last checkpoint."""
     bert = load(home, corpus).to(here.device)
-    return json.loads((home / RESULT).read_text()) | {"heldout": measured(bert, corpus, here)}
+    return json.loads((home / RESULT).read_text()) | {"heldout": measured(bert, corpus, here, every)}
+
+
+def corpus_for(home: Path, corpora: dict[int, Corpus]) -> Corpus:
+    """The data with a run's vocabulary. Raises InputError if there is none."""
+    if (entries := entries_of(home)) not in corpora:
+        sizes = ", ".join(f"{size:,}" for size in corpora)
+        raise InputError(f"{home} has a vocabulary of {entries:,} entries; --data has {sizes}. Add its data.")
+    return corpora[entries]
 
 
 def main() -> None:
-    """Score all runs, print the table, and write it to the --json file."""
+    """Score all runs, print the table, write it to the --json file, and draw the picture."""
     parser = common.parser(
         __doc__,
         folder={"type": Path, "required": True, "help": "with kept runs, at any depth"},
-        data={"type": Path, "required": True, "help": "a folder of the tokenize stage"},
+        data={"type": Path, "nargs": "+", "required": True, "help": "folders of the tokenize stage, one a vocabulary"},
+        beside={"nargs": "+", "default": [], "metavar": "NAME=DIR", "help": "folders of outside.py"},
+        every={"type": common.positive, "default": 1, "help": "measure only each N-th held-out sequence"},
+        picture={"type": Path, "help": "where to draw the losses, as PNG"},
         json=common.JSON_OPTION,
     )
     given = parser.parse_args()
     results: dict[str, list[dict]] = {}
     with common.input_errors(parser):
-        corpus, here = read(given.data), machine.detect()
+        corpora, here = {corpus.vocabulary: corpus for corpus in map(read, given.data)}, machine.detect()
+        held = next(iter(corpora.values())).heldout
         for name, homes in runs_below(given.folder).items():
             for home in homes:
-                result = score(home, corpus, here)
+                result = score(home, corpus_for(home, corpora), here, given.every)
                 results.setdefault(name, []).append(result)
                 losses = [f"{result['heldout'][f'nats_per_{unit}']['value']:.4f} per {unit}" for unit in curves.UNITS]
                 print(f"{name}, seed {result['training']['seed']}: {', '.join(losses)}", file=sys.stderr)
-    ends = curves.ends(results, corpus.heldout)
+        for text in given.beside:
+            name, _, folder = text.partition("=")
+            results[name] = others(Path(folder), None, held)
+    ends = curves.ends(results, held)
     sizes = {unit: n for unit, n in next(iter(results.values()))[0]["heldout"].items() if isinstance(n, int)}
     counts = ", ".join(f"{count:,} {unit}" for unit, count in sizes.items())
     print(f"{counts}; mean ± sample standard deviation over runs")
     print(curves.end_table(ends))
     common.write_json(given.json, sizes | {"ends": ends, "runs": results})
+    if given.picture:
+        curves.end_picture(results, given.picture)
 
 
 if __name__ == "__main__":

@@ -228,10 +228,32 @@ def test_a_recipe_with_detection_reads_shuffled_sequences(benchmarks, tmp_path: 
 
 def test_kept_runs_are_scored_again(bare, benchmarks, tmp_path: Path):
     scores = written(bare.folder / "score.json")
-    assert scores["ends"] == written(bare.folder / "race" / "comparison.json")["ends"]
-    assert 0 < scores["ends"]["pocket-modern"]["difference"]["standard_error"] < 0.5
+    raced = written(bare.folder / "race" / "comparison.json")["ends"]
+    assert [*scores["ends"].values()] == [*raced.values()]
+    for name, recipe in zip(scores["ends"], raced, strict=True):
+        assert name.startswith(f"{recipe}, 50 entries, ")
+        assert {f"hidden {SIZES['hidden']}", "batch_size 8"} <= set(name.split(", "))
+    with pytest.raises(InputError, match=r"50 entries.*40"):
+        benchmarks.score.corpus_for(next((bare.folder / "race").glob("pocket-*")), {40: None})
+    assert 0 < [*scores["ends"].values()][1]["difference"]["standard_error"] < 0.5
     with pytest.raises(InputError, match=r"checkpoint\.safetensors"):
         benchmarks.score.runs_below(tmp_path)
+
+
+def test_a_part_of_the_text_is_measured_as_if_it_were_all(bare, benchmarks):
+    home, corpus = next((bare.folder / "race").glob("pocket-*")), benchmarks.recipes.read(bare.folder / "data")
+    every, part = (
+        benchmarks.score.score(home, corpus, benchmarks.recipes.machine.detect(), number)["heldout"]
+        for number in (1, 3)
+    )
+    assert part["nats_per_byte"]["value"] == pytest.approx(every["nats_per_byte"]["value"], rel=0.2)
+    assert part != every
+
+
+def test_the_losses_of_all_runs_are_drawn(benchmarks, tmp_path: Path):
+    runs = [{"heldout": {"nats_per_byte": {"value": value}}} for value in (1.0, 2.0)]
+    benchmarks.curves.end_picture({"one": runs, "other": runs[:1]}, tmp_path / "ends.png")
+    assert (tmp_path / "ends.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_recipe_passes_the_firsts_end_where_its_curve_first_has_that_loss(benchmarks):

@@ -229,8 +229,8 @@ PLACES = {
     "row": (pretraining, "Reading", 5),
     "reading the row": (Reading, "read", 5),
     "writing the row": (json, "dumps", 5),
-    "evaluation": (pretraining, "heldout_loss", 4),
-    "last evaluation": (pretraining, "heldout_loss", 9),
+    "evaluation": (pretraining, "curve_losses", 4),
+    "last evaluation": (pretraining, "curve_losses", 9),
     "checkpoint": (checkpoint, "save_file", 1),
     "end of checkpoint": (Path, "replace", 1),
     "before any checkpoint": (torch.optim.AdamW, "step", 2),
@@ -383,7 +383,7 @@ def clock(monkeypatch) -> FakeTime:
     time, run = FakeTime(), pretraining.Pretraining
     monkeypatch.setattr(clocks, "time", time)
     monkeypatch.setattr(run, "losses", time.taking(1, run.losses))
-    monkeypatch.setattr(pretraining, "heldout_loss", time.taking(1000, pretraining.heldout_loss))
+    monkeypatch.setattr(pretraining, "curve_losses", time.taking(1000, pretraining.curve_losses))
     return time
 
 
@@ -430,12 +430,12 @@ def test_a_run_killed_at_the_end_knows_that_a_checkpoint_or_the_compiler_has_spe
         monkeypatch.setattr(torch, "compile", do_at(2, eager, clock.taking(50, nothing)))
     run = build(tmp_path / "run", **settings)
 
-    def copy_then_evaluate(*args) -> float:
+    def copy_then_evaluate(*args) -> dict:
         run.writer.wait()
         shutil.copytree(run.folder, tmp_path / "killed", dirs_exist_ok=True)
-        return 3.0
+        return {}
 
-    monkeypatch.setattr(pretraining, "heldout_loss", copy_then_evaluate)
+    monkeypatch.setattr(pretraining, "curve_losses", copy_then_evaluate)
     steps = run.run(quiet, 0.0).step
     assert steps == 1 or work == "compiler"
     resumed = build(tmp_path / "killed", **settings)
@@ -445,7 +445,7 @@ def test_a_run_killed_at_the_end_knows_that_a_checkpoint_or_the_compiler_has_spe
 
 @pytest.mark.parametrize(
     ("owner", "name", "call", "left", "ended"),
-    [(torch.Tensor, "backward", 4 * 2 + 3, (2, 11), 103), (pretraining, "heldout_loss", 2, (3, 12), 100)],
+    [(torch.Tensor, "backward", 4 * 2 + 3, (2, 11), 103), (pretraining, "curve_losses", 2, (3, 12), 100)],
 )
 def test_a_step_that_is_stopped_is_on_the_clock_and_neither_an_evaluation_nor_a_pause_is(
     tmp_path, clock, monkeypatch, owner, name, call, left, ended
@@ -479,7 +479,7 @@ def test_a_resumed_run_has_the_hours_that_were_left_and_the_same_times(tmp_path,
 def test_checkpoints_are_a_tenth_of_the_budget_apart_within_bounds(tmp_path, clock, monkeypatch, budget, step, apart):
     saved, run = [], pretraining.Pretraining
     monkeypatch.setattr(checkpoint.Writer, "save", lambda *args: saved.append(clock.now))
-    monkeypatch.setattr(pretraining, "heldout_loss", lambda *args: 0.0)
+    monkeypatch.setattr(pretraining, "curve_losses", lambda *args: 0.0)
     monkeypatch.setattr(run, "losses", clock.taking(step - 1, run.losses))
     trained(tmp_path, batch_size=2, **seconds_of_budget(budget))
     assert {later - earlier for earlier, later in pairwise(saved[:-1])} == {apart}
