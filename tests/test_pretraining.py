@@ -479,7 +479,7 @@ def test_a_resumed_run_has_the_hours_that_were_left_and_the_same_times(tmp_path,
 def test_checkpoints_are_a_tenth_of_the_budget_apart_within_bounds(tmp_path, clock, monkeypatch, budget, step, apart):
     saved, run = [], pretraining.Pretraining
     monkeypatch.setattr(checkpoint.Writer, "save", lambda *args: saved.append(clock.now))
-    monkeypatch.setattr(pretraining, "curve_losses", lambda *args: 0.0)
+    monkeypatch.setattr(pretraining, "curve_losses", lambda *args: {})
     monkeypatch.setattr(run, "losses", clock.taking(step - 1, run.losses))
     trained(tmp_path, batch_size=2, **seconds_of_budget(budget))
     assert {later - earlier for earlier, later in pairwise(saved[:-1])} == {apart}
