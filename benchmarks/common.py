@@ -37,6 +37,12 @@ class CpuClock(Clock):
         return sum(os.times()[:4])
 
 
+def check_cpu(here: machine.Machine) -> None:
+    """Raise InputError on a GPU, whose work takes no CPU time."""
+    if here.device.type != "cpu":
+        raise InputError("--cpu-seconds counts the work of CPUs. Give another budget, or set CRAM_DEVICE=cpu.")
+
+
 def parser(about: str, **options: dict) -> argparse.ArgumentParser:
     """A command line with these options, described by the script's docstring."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -66,8 +66,8 @@ def compare(results: dict[str, list[dict]]) -> dict[str, dict]:
 def ends(results: dict[str, list[dict]], heldout: Heldout) -> dict[str, dict]:
     """For each recipe, on all held-out text: nats per word, character and byte.
 
-    Also the difference to the first recipe in nats per byte, with the standard error over documents of the means over
-    runs.
+    Also what of the nats per byte is for the numbers of pieces, and the difference to the first recipe in nats per byte,
+    with the standard error over documents of the means over runs.
     """
     means = {
         name: np.mean([run["heldout"]["nats_of_documents"] for run in runs], axis=0) for name, runs in results.items()
@@ -78,6 +78,7 @@ def ends(results: dict[str, list[dict]], heldout: Heldout) -> dict[str, dict]:
         by_recipe[name] = {
             f"nats_per_{unit}": spread([r["heldout"][f"nats_per_{unit}"]["value"] for r in runs]) for unit in UNITS
         }
+        by_recipe[name]["lengths"] = spread([run["heldout"]["length_nats_per_byte"] for run in runs])
         by_recipe[name]["difference"] = ratio(means[name] - first, heldout.documents[:, SIZES.index("bytes")])
     return by_recipe
 
@@ -86,6 +87,9 @@ def end_table(ends: dict[str, dict]) -> str:
     """The result of `ends` as text, with a column for each recipe."""
     rows = [["", *ends]]
     rows += [[f"nats per {unit}", *(cell(one[f"nats_per_{unit}"], 4) for one in ends.values())] for unit in UNITS]
+    rows.append(
+        ["of it for the numbers of pieces, at most", *(f"{one['lengths']['mean']:.4f}" for one in ends.values())]
+    )
     away = [one["difference"].values() for one in ends.values()][1:]
     cells = [f"{value:+.4f}" + ("" if error is None else f" ± {error:.4f}") for value, error in away]
     return aligned([*rows, ["difference per byte, ± over documents", "", *cells]])
@@ -137,7 +141,10 @@ def picture(comparison: dict, path: Path) -> None:
 
 
 def end_picture(results: dict[str, list[dict]], path: Path) -> None:
-    """Plot the losses of all runs: a line for each recipe, with a dot for each run and a mark at the mean."""
+    """Plot the losses of all runs: a line for each recipe, with a dot for each run and a mark at the mean.
+
+    A thin line goes to the left by what the numbers of pieces cost at most: the loss lies on it (model.heldout).
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 0.8 + 0.4 * len(results)))
@@ -145,7 +152,9 @@ def end_picture(results: dict[str, list[dict]], path: Path) -> None:
     for row, runs in enumerate(results.values()):
         losses = [run["heldout"]["nats_per_byte"]["value"] for run in runs]
         panel.plot(losses, [row] * len(losses), "o", color=f"C{row}", alpha=0.6)
-        panel.plot([statistics.fmean(losses)], [row], "|", color=f"C{row}", markersize=18)
+        mean, lengths = statistics.fmean(losses), runs[0]["heldout"]["length_nats_per_byte"]
+        panel.plot([mean], [row], "|", color=f"C{row}", markersize=18)
+        panel.plot([mean - lengths, mean], [row, row], color=f"C{row}", linewidth=1)
     panel.set_yticks(range(len(results)), list(results))
     panel.invert_yaxis()
     panel.grid(axis="x", alpha=0.3)

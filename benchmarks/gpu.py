@@ -72,7 +72,7 @@ ATTENTION = {  # kernels by the name that --attention takes
 }
 NAME = (  # what tells one row from another
     *("device", "recipe", "layout", "dtype", "compiled", "check", "batch", "micro_batch", "attention"),
-    *("minutes", "task", "seed", "epochs", "rate"),
+    *("minutes", "task", "seed", "epochs", "rate", "sizes", "torch"),
 )
 USED = {"micro_batch": "micro_batch", "compiled": "compiler"}  # what of a row may differ from what was asked for
 CLASSES = {"stsb": 1}  # of the tasks carried; all others have two
@@ -300,13 +300,22 @@ def name_of(row: dict) -> dict:
 
 
 def known(given: argparse.Namespace, here: machine.Machine, part: str, about: dict) -> bool:
-    """Whether there is a row of this name for this device."""
-    return name_of(about | {"device": here.device_name()}) in map(name_of, read(given).get(part, []))
+    """Whether there is a row of this name for this device that is not wrong; says so."""
+    rows = [row for row in read(given).get(part, []) if row.get("problem") is None and row.get("right", True)]
+    if there := name_of(about | of_all(given, here)) in map(name_of, rows):
+        print(f"Already in gpu.json: {part}, {', '.join(map(str, about.values()))}")
+    return there
+
+
+def of_all(given: argparse.Namespace, here: machine.Machine) -> dict:
+    """What belongs to the name of every row: the device, torch, and sizes that are not the recipe's."""
+    sizes = common.sizes_given(given) | ({"vocabulary": given.vocabulary} if given.vocabulary else {})
+    return {"device": here.device_name(), "torch": torch.__version__, "sizes": sizes}
 
 
 def add(given: argparse.Namespace, here: machine.Machine, part: str, row: dict) -> None:
     """Add a row to the results, in place of one of the same name, and write both files."""
-    row |= {"device": here.device_name(), "torch": torch.__version__}
+    row |= of_all(given, here)
     with (given.folder / "gpu.lock").open("w") as lock:  # calls for other tasks may run beside this one
         fcntl.flock(lock, fcntl.LOCK_EX)
         results = read(given)

@@ -90,6 +90,11 @@ def identity(corpus: Corpus) -> str:
     return hashlib.sha256(size + rows.tobytes() + held).hexdigest()
 
 
+def sizes_of(corpus: Corpus) -> np.ndarray:
+    """(d, 3): words, characters and bytes of each held-out document, whatever the vocabulary."""
+    return corpus.heldout.documents[:, 1:4]
+
+
 def corpora(texts: list[str], names: list[str]) -> dict[str, Corpus]:
     """The data of each recipe, from DIR for all and NAME=DIR for one. Raises InputError if held-out documents differ."""
     given = {name: folder for name, _, folder in (text.rpartition("=") for text in texts)}
@@ -101,8 +106,7 @@ def corpora(texts: list[str], names: list[str]) -> dict[str, Corpus]:
         raise InputError(f"There is no data for {', '.join(missing)}. Add --data DIR.")
     folders = {folder: read(Path(folder)) for folder in set(given.values())}
     chosen = {name: folders[given.get(name, given.get(""))] for name in names}
-    # words, characters and bytes of the text, whatever the vocabulary
-    sizes = [corpus.heldout.documents[:, 1:4] for corpus in chosen.values()]
+    sizes = [sizes_of(corpus) for corpus in chosen.values()]
     if not all(np.array_equal(sizes[0], other) for other in sizes):
         raise InputError("The folders of --data hold out different documents. Tokenize the same corpus.")
     return chosen
@@ -167,20 +171,30 @@ def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder:
     return result
 
 
-def others(folder: Path, seeds: int | None, held: Heldout) -> list[dict]:
+def others(folder: Path, held: Heldout, expected: dict, seeds: int | None = None) -> list[dict]:
     """The results of outside.py in a folder, by seed. Raises InputError unless they are of one setting, on this text.
 
-    `seeds`: how many there must be; None: at least one.
+    `expected`: their machine and budget (cpu_seconds or minutes). `seeds`: how many there must be; None: at least one.
     """
     runs = [json.loads(path.read_text()) for path in folder.glob(f"*/{RESULT}")]
     settings = {json.dumps({name: run[name] for name in run.keys() - MEASURED}, sort_keys=True) for run in runs}
     same = all(run["heldout"][name] == held.totals[name] for run in runs for name in ("words", "characters", "bytes"))
+    for name, value in expected.items():
+        if found := next((run[name] for run in runs if run[name] != value), None):
+            raise InputError(f"{folder} has results with {name} {found}; the others have {value}. Make them alike.")
     if len(settings) != 1 or (seeds and len(runs) != seeds) or not same:
         raise InputError(
             f"{folder} has {len(runs)} results of {len(settings)} settings{'' if same else ', on other text'}. Give a "
             f"folder of outside.py with {seeds or 'the'} seeds of one setting, on the same held-out documents."
         )
     return sorted(runs, key=lambda run: run["seed"])
+
+
+def budget_of(given: argparse.Namespace) -> dict:
+    """The budget as outside.py has it, for comparisons. Raises InputError for budgets that it doesn't have."""
+    if given.cpu_seconds is None and given.hours is None:
+        raise InputError("--beside compares runs of the same time: give --cpu-seconds or --hours.")
+    return {"cpu_seconds": given.cpu_seconds} if given.cpu_seconds else {"minutes": 60 * given.hours}
 
 
 def run_all(given: argparse.Namespace) -> dict:
@@ -191,6 +205,7 @@ def run_all(given: argparse.Namespace) -> dict:
     unit = next(unit for unit in UNITS if getattr(given, unit) is not None)
     budget = {"budget": getattr(given, unit), "budget_unit": unit}
     if unit == "cpu_seconds":
+        common.check_cpu(machine.detect())
         budget = {"budget": given.cpu_seconds / 3600, "budget_unit": "hours"}
     changed = changes(given.set, list(names))
     chosen = {name: common.settings(recipe, budget | changed[name]) for name, recipe in names.items()}
@@ -210,7 +225,8 @@ def run_all(given: argparse.Namespace) -> dict:
                 results[name].append(train(name, about, corpus, here, given.folder, given.keep))
     for text in given.beside:
         name, _, runs = text.rpartition("=")
-        results[name or Path(runs).name] = others(Path(runs), given.seeds, corpus.heldout)
+        alike = budget_of(given) | {"machine": here.describe()}
+        results[name or Path(runs).name] = others(Path(runs), corpus.heldout, alike, given.seeds)
     comparison = {"recipes": curves.compare(results), "ends": curves.ends(results, corpus.heldout)}
     return {"budget": getattr(given, unit), "budget_unit": unit} | where | {"seeds": given.seeds} | comparison
 

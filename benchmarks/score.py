@@ -15,7 +15,8 @@ from pathlib import Path
 
 import common
 import curves
-from recipes import RESULT, measured, others, read
+import numpy as np
+from recipes import RESULT, measured, others, read, sizes_of
 from safetensors import SafetensorError, safe_open
 
 from model import InputError, machine
@@ -94,6 +95,17 @@ def corpus_for(home: Path, corpora: dict[int, Corpus]) -> Corpus:
     return corpora[entries]
 
 
+def by_vocabulary(folders: list[Path]) -> dict[int, Corpus]:
+    """The data by size of vocabulary. Raises InputError if two have one size, or hold out different documents."""
+    corpora = [read(folder) for folder in folders]
+    made = {corpus.vocabulary: corpus for corpus in corpora}
+    if len(made) < len(folders):
+        raise InputError("Two folders of --data have vocabularies of the same size. Give one of each.")
+    if not all(np.array_equal(sizes_of(corpora[0]), sizes_of(corpus)) for corpus in corpora):
+        raise InputError("The folders of --data hold out different documents. Tokenize the same corpus.")
+    return made
+
+
 def main() -> None:
     """Score all runs, print the table, write it to the --json file, and draw the picture."""
     parser = common.parser(
@@ -108,7 +120,7 @@ def main() -> None:
     given = parser.parse_args()
     results: dict[str, list[dict]] = {}
     with common.input_errors(parser):
-        corpora, here = {corpus.vocabulary: corpus for corpus in map(read, given.data)}, machine.detect()
+        corpora, here = by_vocabulary(given.data), machine.detect()
         held = next(iter(corpora.values())).heldout
         for name, homes in runs_below(given.folder).items():
             for home in homes:
@@ -118,11 +130,15 @@ def main() -> None:
                 print(f"{name}, seed {result['training']['seed']}: {', '.join(losses)}", file=sys.stderr)
         for text in given.beside:
             name, _, folder = text.partition("=")
-            results[name] = others(Path(folder), None, held)
+            first = next(iter(results.values()))[0]
+            seconds = 3600 * first["training"]["budget"] if first["training"]["budget_unit"] == "hours" else None
+            spent = {"cpu_seconds": seconds} if "clock" in first else {"minutes": seconds and seconds / 60}
+            results[name] = others(Path(folder), held, spent | {"machine": first["machine"]})
     ends = curves.ends(results, held)
-    sizes = {unit: n for unit, n in next(iter(results.values()))[0]["heldout"].items() if isinstance(n, int)}
+    sizes = {"documents": len(held.documents)} | {unit: held.totals[unit] for unit in ("words", "characters", "bytes")}
     counts = ", ".join(f"{count:,} {unit}" for unit, count in sizes.items())
-    print(f"{counts}; mean ± sample standard deviation over runs")
+    part = f", estimated from each {given.every}th sequence" if given.every > 1 else ""
+    print(f"{counts}{part}; mean ± sample standard deviation over runs")
     print(curves.end_table(ends))
     common.write_json(given.json, sizes | {"ends": ends, "runs": results})
     if given.picture:

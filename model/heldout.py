@@ -3,10 +3,12 @@
 A masked piece of a word is easy to predict while the word's other pieces are in sight, so a loss over single tokens
 favours vocabularies that split more words. Therefore all pieces of a word are masked together and revealed from left to
 right; each is predicted from those before it, and their sum is the loss of the word (Kauf and Ivanova 2023, arXiv
-2305.10588). The number of masks tells the model how many pieces the word has. Since a vocabulary that splits more tells
-more by it, that number costs the nats of its frequency in the text. So the loss is the length of a code for the words,
-and vocabularies can be compared: for a model that knows the frequency of each word, it is the entropy of the words
-whatever the pieces.
+2305.10588). The number of masks tells the model how many pieces the word has. Since a vocabulary that splits more
+tells more by it, that number costs the nats of its frequency in the text.
+
+For a model that knows the frequencies of words and reads no context, the loss is the entropy of the words, whatever the
+pieces. For others it is an upper bound: context tells a part of the numbers, but they cost as if it told nothing. The
+loss without them is a lower bound. So between two vocabularies, the better one is known if both bounds say so.
 """
 
 import math
@@ -14,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -65,7 +66,9 @@ class Heldout:
         try:
             with np.load(folder / FILE) as arrays:
                 return cls(**{field.name: arrays[field.name] for field in fields(cls)})
-        except BadZipFile as error:
+        except (OSError, KeyError):
+            raise
+        except Exception as error:  # of the zip file, its compression or the arrays in it
             raise ValueError(f"{FILE}: {error}") from error
 
     def save(self, folder: Path) -> None:
@@ -246,7 +249,7 @@ def by_frequencies(heldout: Heldout, counts_V: np.ndarray) -> float:
 def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = None) -> dict:
     """The result of all rounds: the size of the text, and nats per word, character and byte of it.
 
-    `unread`: the share of its bytes that the model can't read, and so doesn't predict. `length_nats_per_byte`: what of
+    `unread`: the share of its bytes that the model can't read: nothing predicts deleted ones, and [UNK] is one token. `length_nats_per_byte`: what of
     the nats per byte is for the number of pieces of the words. With the counts of `by_frequencies`, its nats per token,
     and per byte with those for the numbers of pieces.
     """
@@ -254,7 +257,7 @@ def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = 
     found = {
         "documents": len(heldout.documents),
         **totals,
-        "unread": round(totals["unread_bytes"] / totals["bytes"], 6),
+        "unread": round(totals["unread_bytes"] / max(1, totals["bytes"]), 6),
         **{f"nats_per_{unit}": ratio(nats_D, heldout.documents[:, SIZES.index(f"{unit}s")]) for unit in UNITS},
         "length_nats_per_byte": round(lengths / totals["bytes"], 6),
     }

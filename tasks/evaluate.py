@@ -84,6 +84,8 @@ def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Art
     documents = chosen(text, others, params.characters)
     bert, here, texts = export.load(model.path), machine.detect(), documents["text"].to_pylist()
     held = heldout_of(texts, load_tokenizer(model.path), bert.length)
+    if not held.tokens:
+        raise InputError(f"{text.name} has no word that {model.name} can read. Give text in its script.")
     nats_D, _ = heldout.measure(bert.to(here.device), held, MASK, here)
     sizes = dict(zip(heldout.SIZES, held.documents.T, strict=True))
     columns = {name: documents[name] for name in COLUMNS[:2]} | sizes

@@ -251,7 +251,8 @@ def test_a_part_of_the_text_is_measured_as_if_it_were_all(bare, benchmarks):
 
 
 def test_the_losses_of_all_runs_are_drawn(benchmarks, tmp_path: Path):
-    runs = [{"heldout": {"nats_per_byte": {"value": value}}} for value in (1.0, 2.0)]
+    held = {"length_nats_per_byte": 0.1}
+    runs = [{"heldout": held | {"nats_per_byte": {"value": value}}} for value in (1.0, 2.0)]
     benchmarks.curves.end_picture({"one": runs, "other": runs[:1]}, tmp_path / "ends.png")
     assert (tmp_path / "ends.png").read_bytes().startswith(b"\x89PNG")
 

@@ -361,7 +361,14 @@ def test_ls_fits_the_terminal_and_has_each_result(store: Path, monkeypatch: pyte
         put(store, "filter", key, kept, max_tokens_per_char=limit, sample_megabytes=limit * 100)
     for key, layers in (("23456789abcd", 12), ("3456789abcde", 16)):
         sizes = {"layers": layers, "hidden": 48 * layers, "heads": layers, "intermediate": 144 * layers}
-        put(store, "pretrain", key, {"heldout_loss": 5.95321}, architecture=sizes, budget=layers)
+        put(
+            store,
+            "pretrain",
+            key,
+            {"heldout_loss": 5.9, "heldout": {"nats_per_byte": {"value": 1.23456}}},
+            architecture=sizes,
+            budget=layers,
+        )
     draft(store, "pretrain-456789abcdef")
     monkeypatch.setattr(tables.console, "width", width)
     lines = show("ls").splitlines()

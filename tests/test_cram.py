@@ -354,6 +354,15 @@ def test_pretraining_runs_of_several_recipes_go_side_by_side_and_a_killed_one_lo
 def test_a_model_of_an_older_version_is_refused_before_it_is_finetuned(store: Path):
     manifest = store / "pretrain" / "0123456789ab" / "stage.json"
     manifest.parent.mkdir(parents=True)
-    manifest.write_text(json.dumps({"files": [], "stats": {"heldout_loss": 5.9}, "params": {}, "inputs": {}}))
+    manifest.write_text(
+        json.dumps(
+            {
+                "files": [],
+                "stats": {"heldout_loss": 5.9, "heldout": {"nats_per_byte": {"value": 1.2}}},
+                "params": {},
+                "inputs": {},
+            }
+        )
+    )
     with pytest.raises(InputError, match="pretrain/0123456789ab was made by an older version"):
         planned("demo", {}, "report", {"pretrain": "latest"}, []).check()

@@ -88,6 +88,7 @@ def test_it_is_trained_for_the_cpu_seconds_measured_and_finetuned_once(ours, tra
         first, *_, last = run["evaluations"]
         assert 3 <= run["seconds"] < 60
         assert last["tokens"] == run["tokens"] == last["step"] * 40 * 32
+        assert last["operations"] > 6 * 1e4 * last["tokens"], "six for each of the weights"
         assert last["heldout_loss"] < first["heldout_loss"]
         assert {name: run["heldout"][name] for name in ("words", "bytes")} == {n: held[n] for n in ("words", "bytes")}
         uniform = run["heldout"]["tokens"] * np.log(300) / held["bytes"] + run["heldout"]["length_nats_per_byte"]
@@ -100,12 +101,17 @@ def test_it_is_trained_for_the_cpu_seconds_measured_and_finetuned_once(ours, tra
 
 def test_its_runs_stand_beside_ours_if_the_seeds_and_the_text_agree(outside, ours, trained):
     recipes = importlib.import_module("recipes")
-    held = heldout.Heldout.load(ours.data)
-    assert [run["seed"] for run in recipes.others(trained.folder, 2, held)] == [0, 1]
+    held, alike = heldout.Heldout.load(ours.data), {"cpu_seconds": 3.0, "machine": machine.detect().describe()}
+    assert [run["seed"] for run in recipes.others(trained.folder, held, alike, 2)] == [0, 1]
     other = heldout.Heldout(held.sequences, held.words, np.add(held.documents, [0, 0, 1, 1, 0]))
-    for seeds, text in ((3, held), (2, other)):
+    for seeds, text, budget in (
+        (3, held, {}),
+        (2, other, {}),
+        (2, held, {"cpu_seconds": 4.0}),
+        (2, held, {"machine": {}}),
+    ):
         with pytest.raises(outside.InputError, match=str(trained.folder)):
-            recipes.others(trained.folder, seeds, text)
+            recipes.others(trained.folder, text, alike | budget, seeds)
 
 
 def test_the_corpus_is_read_without_the_documents_held_out(outside, ours):

@@ -29,7 +29,7 @@ BETTER = split(53.0, intervals={"accuracy": [50.1, 56.0]}, majority={"accuracy":
         ({"documents": 5, "lost": {"empty text": 2, "not UTF-8": 1}}, "5 documents, 3 lost"),
         ({"documents": 1, "dropped": {}}, "1 of 1 document kept"),
         ({"documents": 9000, "checked": False, "dropped": {}}, "9,000 documents, unchecked"),
-        ({"heldout_loss": 5.95321, "tokens": 3}, "held-out loss 5.9532"),
+        ({"heldout_loss": 5.9, "heldout": {"nats_per_byte": {"value": 1.23456}}}, "held-out loss 1.2346 nats per byte"),
         (MNLI, "mnli 81.2 / 82.0 accuracy"),
         (MNLI | {"task": "rte", "validation": {"validation": WEAK}}, "rte 53.0 accuracy (≤ majority)"),
         (MNLI | {"task": "rte", "validation": {"validation": BETTER}}, "rte 53.0 accuracy"),

@@ -87,8 +87,12 @@ def away(line: dict, name: str, digits: int) -> str | None:
 
 
 def reads_no_context(line: dict) -> bool:
-    """Whether a run's loss is more than nine tenths of that of token frequencies; False where this is not known."""
-    return bool(line[LOSS] > BY_FREQUENCIES * line["by_frequencies"])
+    """Whether a run's loss is more than nine tenths of that of token frequencies; False where this is not known.
+
+    Both without what the numbers of pieces cost, which is the same for both.
+    """
+    lengths = line["length_nats"]
+    return bool(line[LOSS] - lengths > BY_FREQUENCIES * (line["by_frequencies"] - lengths))
 
 
 def loss_table(lines: list[dict], published: dict[str, str], also: dict[str, list[str]]) -> list[dict]:

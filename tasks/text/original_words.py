@@ -1,6 +1,7 @@
 """The words of texts as they stand, the same for every vocabulary, and which of them each token is a piece of."""
 
 from collections.abc import Iterable
+from itertools import chain
 
 import numpy as np
 import regex
@@ -22,16 +23,15 @@ def divided(text: str, tokenizer: Tokenizer, unknown: int = UNK) -> tuple[np.nda
 
     A token that reaches over two words, because what lies between them is deleted, is a piece of the second.
     """
-    ids, begins, ends = [], [], []
-    first = 0
+    ids, offsets, first = [], [], 0
     for part in pieces(text):
         encoding = tokenizer.encode(part, add_special_tokens=False)
-        ids += encoding.ids
-        begins += [begin + first for begin, _ in encoding.offsets]
-        ends += [end + first for _, end in encoding.offsets]
+        ids.append(np.array(encoding.ids, dtype=np.int64))
+        offsets.append(np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + first)
         first += len(part)
-    spans = np.array([match.span() for match in WORD.finditer(text)], dtype=np.int64).reshape(-1, 2)
-    ids, begins, ends = (np.array(values, dtype=np.int64) for values in (ids, begins, ends))
+    every = (match.span() for match in WORD.finditer(text))
+    spans = np.fromiter(chain.from_iterable(every), dtype=np.int64).reshape(-1, 2)
+    ids, (begins, ends) = np.concatenate(ids), np.concatenate(offsets).T
     words = np.searchsorted(spans[:, 0], np.maximum(begins, ends - 1), side="right") - 1
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)  # bytes of a character in UTF-8
