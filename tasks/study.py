@@ -134,7 +134,9 @@ def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, An
     sized = np.array([set(member.changes) <= SIZES for member in params.members])
     numbers = ["operations", "tokens", "nats_per_byte"]
     measured = rows[rows["model"].ne("") & rows["nats_per_byte"].notna() & sized]
-    finished = measured.groupby("run", sort=False)[[*numbers, "length_nats", "by_frequencies"]].mean().reset_index()  # over seeds
+    finished = (
+        measured.groupby("run", sort=False)[[*numbers, "length_nats", "by_frequencies"]].mean().reset_index()
+    )  # over seeds
     early = np.array(list(map(study_sections.reads_no_context, finished.to_dict("records"))), dtype=bool)
     done, left_out = finished[~early], finished["run"][early].tolist()
     runs = law.Runs(
