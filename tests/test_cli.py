@@ -373,7 +373,7 @@ def test_ls_fits_the_terminal_and_has_each_result(store: Path, monkeypatch: pyte
     monkeypatch.setattr(tables.console, "width", width)
     lines = show("ls").splitlines()
     assert max(len(line) for line in lines if str(store) not in line) <= width
-    results = {"filter/0123456789ab": "45,095 of 50,489 documents", "pretrain/3456789abcde": "loss 5.9532"}
+    results = {"filter/0123456789ab": "45,095 of 50,489 documents", "pretrain/3456789abcde": "loss 1.2346"}
     for name, result in results.items():
         [line] = (line for line in lines if name in line)
         for words in (result, "  2 h  ", "  1.2 h  "):
