@@ -156,6 +156,7 @@ def end_picture(results: dict[str, list[dict]], path: Path) -> None:
         panel.plot([mean], [row], "|", color=f"C{row}", markersize=18)
         panel.plot([mean - lengths, mean], [row, row], color=f"C{row}", linewidth=1)
     panel.set_yticks(range(len(results)), list(results))
+    panel.margins(y=0.12)
     panel.invert_yaxis()
     panel.grid(axis="x", alpha=0.3)
     panel.set_xlabel("held-out loss, nats per byte")
