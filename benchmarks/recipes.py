@@ -113,7 +113,7 @@ def corpora(texts: list[str], names: list[str]) -> dict[str, Corpus]:
 
 
 def measured(bert: Bert, corpus: Corpus, here: machine.Machine, every: int = 1) -> dict:
-    """The held-out loss and the nats of each document; of each `every`-th sequence, as if all words had their mean."""
+    """The held-out loss and the nats of each document; of each `every`-th part, as if all words had their mean."""
     held = corpus.heldout
     nats_D, predicted_D = heldout.measure(bert, held, corpus.mask_id, here, every=every)
     nats_D *= (held.lengths > 0).sum() / predicted_D.sum()

@@ -113,7 +113,7 @@ def main() -> None:
         folder={"type": Path, "required": True, "help": "with kept runs, at any depth"},
         data={"type": Path, "nargs": "+", "required": True, "help": "folders of the tokenize stage, one a vocabulary"},
         beside={"nargs": "+", "default": [], "metavar": "NAME=DIR", "help": "folders of outside.py"},
-        every={"type": common.positive, "default": 1, "help": "measure only each N-th held-out sequence"},
+        every={"type": common.positive, "default": 1, "help": "measure only each N-th part of the held-out text"},
         picture={"type": Path, "help": "where to draw the losses, as PNG"},
         json=common.JSON_OPTION,
     )
@@ -137,7 +137,7 @@ def main() -> None:
     ends = curves.ends(results, held)
     sizes = {"documents": len(held.documents)} | {unit: held.totals[unit] for unit in ("words", "characters", "bytes")}
     counts = ", ".join(f"{count:,} {unit}" for unit, count in sizes.items())
-    part = f", estimated from each {given.every}th sequence" if given.every > 1 else ""
+    part = f", estimated from each {given.every}th part" if given.every > 1 else ""
     print(f"{counts}{part}; mean ± sample standard deviation over runs")
     print(curves.end_table(ends))
     common.write_json(given.json, sizes | {"ends": ends, "runs": results})

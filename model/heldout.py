@@ -27,7 +27,9 @@ from model.machine import Machine
 ROUNDS = 7  # each masks another seventh of the words, 14.3 %, near the 15 % of most recipes
 SEED = 0  # of the rounds, the same for every run
 BATCH_TOKENS = 64 * 128  # computed at once, with the scores of a seventh of them in memory
-CURVE_SEQUENCES = 256  # spread over the text, for the losses over a run
+# spread over the text, for the losses over a run: of single tokens, and of whole words
+CURVE_SEQUENCES, CURVE_WORDS = 256, 25_000
+BLOCK = 512  # words in a row, of which all or none are in a part of the text: the same words for every vocabulary
 FILE = "heldout.npz"  # in the folders of the tokenize and pretrain stages
 SIZES = ("tokens", "words", "characters", "bytes", "unread_bytes")  # columns of `Heldout.documents`
 UNITS = ("word", "character", "byte")
@@ -151,12 +153,12 @@ def measure(
     """The loss of each document, nats, and how many words of it were predicted: (d,) each.
 
     All rounds together predict every word once, from a sequence in which it and the other words of its round are
-    [MASK]; a word at the end of a sequence is two words, one in each. Fewer `rounds`, or only each `every`-th sequence,
-    predict fewer words.
+    [MASK]; a word at the end of a sequence is two words, one in each. Fewer `rounds`, or only each `every`-th BLOCK,
+    predict fewer words, with the same loss.
     """
-    rounds_MS, pieces_MS = heldout.rounds()[::every], heldout.pieces[::every]
-    owners_MS, documents = heldout.owners[::every], len(heldout.documents)
-    chosen_MS = (rounds_MS >= 0) & (rounds_MS < rounds)
+    rounds_MS, pieces_MS, owners_MS = heldout.rounds(), heldout.pieces, heldout.owners
+    documents = len(heldout.documents)
+    chosen_MS = (rounds_MS >= 0) & (rounds_MS < rounds) & (heldout.words // BLOCK % every == 0)
     rows, places = np.nonzero(chosen_MS)
     # one forward pass for each sequence, round and piece; sorted, so that long words of all rounds share batches
     passes = np.unique(np.stack([pieces_MS[rows, places], rounds_MS[rows, places], rows], axis=1), axis=0)
@@ -164,11 +166,11 @@ def measure(
     def hide(passes_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         pieces_B1, rounds_B1 = passes_BP[:, :1], passes_BP[:, 1:2]
         words_BS, away_BS = rounds_MS[passes_BP[:, 2]] == rounds_B1, pieces_MS[passes_BP[:, 2]] - pieces_B1
-        return words_BS & (away_BS >= 0), words_BS & (away_BS == 0)
+        return words_BS & (away_BS >= 0), words_BS & (away_BS == 0) & chosen_MS[passes_BP[:, 2]]
 
-    nats_D = predict(bert, heldout.sequences[::every], owners_MS, passes, hide, documents, mask_id, machine)
+    nats_D = predict(bert, heldout.sequences, owners_MS, passes, hide, documents, mask_id, machine)
     first_MS = chosen_MS & (pieces_MS == 0)
-    nats_D += np.bincount(owners_MS[first_MS], heldout.length_nats[::every][first_MS], minlength=documents)
+    nats_D += np.bincount(owners_MS[first_MS], heldout.length_nats[first_MS], minlength=documents)
     return nats_D, np.bincount(owners_MS[first_MS], minlength=documents)
 
 
@@ -203,10 +205,10 @@ def predict(
 
 
 def curve_losses(bert: nn.Module, heldout: Heldout, mask_id: int, machine: Machine) -> dict[str, float]:
-    """The losses for the curve over a run, of the first round in sequences spread over the text.
+    """The losses for the curve over a run, of the first round in parts spread over the text.
 
     heldout_loss           nats per token, with single tokens masked, as in training: not for other vocabularies
-    heldout_nats_per_byte  nats per byte, with whole words masked
+    heldout_nats_per_byte  nats per byte, with whole words masked, of the same words for every vocabulary
     """
     every = -(-len(heldout.sequences) // CURVE_SEQUENCES)
     owners_MS = heldout.owners[::every]
@@ -219,6 +221,7 @@ def curve_losses(bert: nn.Module, heldout: Heldout, mask_id: int, machine: Machi
 
     where = owners_MS, passes, hide, len(heldout.documents), mask_id, machine
     of_tokens = predict(bert, heldout.sequences[::every], *where).sum() / (rounds_MS == 0).sum()
+    every = -(-heldout.totals["words"] // CURVE_WORDS)  # by words, so that it is the same for every vocabulary
     nats_D, predicted_D = measure(bert, heldout, mask_id, machine, rounds=1, every=every)
     words_per_byte = (heldout.lengths > 0).sum() / heldout.totals["bytes"]
     return {

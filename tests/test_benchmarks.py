@@ -18,7 +18,7 @@ import torch
 from conftest import write_jsonl
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import InputError, export, masking
+from model import InputError, export, heldout, masking
 from model.bert import Bert
 from model.heldout import Heldout
 from model.settings import Architecture, Finetuning, Training
@@ -240,7 +240,8 @@ def test_kept_runs_are_scored_again(bare, benchmarks, tmp_path: Path):
         benchmarks.score.runs_below(tmp_path)
 
 
-def test_a_part_of_the_text_is_measured_as_if_it_were_all(bare, benchmarks):
+def test_a_part_of_the_text_is_measured_as_if_it_were_all(bare, benchmarks, monkeypatch):
+    monkeypatch.setattr(heldout, "BLOCK", 20)
     home, corpus = next((bare.folder / "race").glob("pocket-*")), benchmarks.recipes.read(bare.folder / "data")
     every, part = (
         benchmarks.score.score(home, corpus, benchmarks.recipes.machine.detect(), number)["heldout"]

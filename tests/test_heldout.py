@@ -204,10 +204,29 @@ def test_the_losses_over_a_run_are_those_of_sequences_spread_over_the_text(monke
     assert 2 * len(rows) <= len(labels) <= 3 * len(rows)
     nats, _ = measure(by_id, held, MASK, CPU)
     assert losses["heldout_nats_per_byte"] == pytest.approx(nats.sum() / held.totals["bytes"], rel=0.1), "a sample"
-    monkeypatch.setattr(heldout, "CURVE_SEQUENCES", 1000)
+    monkeypatch.setattr(heldout, "CURVE_WORDS", 100)
+    monkeypatch.setattr(heldout, "BLOCK", 20)
+    part = curve_losses(by_id, held, MASK, CPU)["heldout_nats_per_byte"]
+    assert part == pytest.approx(nats.sum() / held.totals["bytes"], rel=0.3), "a smaller one"
+    monkeypatch.setattr(heldout, "CURVE_WORDS", 10_000)
     monkeypatch.setattr(heldout, "ROUNDS", 1)  # all words
     whole = curve_losses(by_id, held, MASK, CPU)["heldout_nats_per_byte"]
     assert whole == pytest.approx(nats.sum() / held.totals["bytes"])
+
+
+def test_a_part_of_the_text_has_the_same_words_for_every_vocabulary_predicted_as_in_all_of_it(monkeypatch):
+    monkeypatch.setattr(heldout, "BLOCK", 10)
+    held, asked = packed([40] * 6), {}
+    for every in (1, 3):
+        model = Unigram(np.zeros(VOCABULARY))
+        _, predicted = measure(model, held, MASK, CPU, every=every)
+        asked[every] = {
+            (tuple(tokens[place // LENGTH].tolist()), place % LENGTH, label)
+            for tokens, places, labels in model.asked
+            for place, label in zip(places.tolist(), labels.tolist(), strict=True)
+        }
+    assert asked[3] < asked[1]
+    assert predicted.sum() == sum(word // 10 % 3 == 0 for *_, word in runs_of(held))
 
 
 class KnowsWords(nn.Module):
