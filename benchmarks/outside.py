@@ -157,13 +157,8 @@ def pretrain(given: argparse.Namespace, here: machine.Machine, seed: int, home: 
     held, predictor = held_out(given.data, tokenizer, given.length), Predictor(model, tokenizer.pad_token_id)
     operations = operations_per_token(given)
     order, limit = np.random.default_rng(seed), given.cpu_seconds or 60 * given.minutes
-    clock, step, read, evaluations, waiting = (
-        (CpuClock if given.cpu_seconds else Clock)(0.0),
-        0,
-        0,
-        [],
-        np.zeros(0, int),
-    )
+    clock = CpuClock(0.0) if given.cpu_seconds else Clock(0.0)
+    step, read, evaluations, waiting = 0, 0, [], np.zeros(0, int)
 
     def evaluate(fraction: float) -> None:
         with clock.paused():
@@ -227,18 +222,14 @@ class Predictor(nn.Module):
 
 def held_out(data: Path, tokenizer: "PreTrainedTokenizerFast", length: int) -> Heldout:
     """The documents on which our models' loss is measured, in another tokenizer's tokens, each with [CLS] and [SEP]."""
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
     from tasks.text.original_words import heldout_of
+    from tasks.tokenize import measured_texts
 
-    table = pq.read_table(data / HELDOUT_TEXT, columns=["text", "measured"])
-    documents = table.filter(pc.is_valid(table["measured"])).sort_by("measured")["text"].to_pylist()
     names = {"unknown": "unk", "separator": "sep", "pad": "pad", "begin": "cls"}
     ids = {name: getattr(tokenizer, f"{token}_token_id") for name, token in names.items()}
     fast = tokenizer.backend_tokenizer
     fast.encode_special_tokens = True
-    return heldout_of(documents, fast, length, **ids)
+    return heldout_of(measured_texts(data), fast, length, **ids)
 
 
 def finetune(given: argparse.Namespace, here: machine.Machine, task: str, seed: int, home: Path) -> dict:

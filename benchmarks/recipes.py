@@ -180,8 +180,8 @@ def others(folder: Path, held: Heldout, expected: dict, seeds: int | None = None
     settings = {json.dumps({name: run[name] for name in run.keys() - MEASURED}, sort_keys=True) for run in runs}
     same = all(run["heldout"][name] == held.totals[name] for run in runs for name in ("words", "characters", "bytes"))
     for name, value in expected.items():
-        if found := next((run[name] for run in runs if run[name] != value), None):
-            raise InputError(f"{folder} has results with {name} {found}; the others have {value}. Make them alike.")
+        if wrong := [run[name] for run in runs if run[name] != value]:
+            raise InputError(f"{folder} has results with {name} {wrong[0]}; the others have {value}. Make them alike.")
     if len(settings) != 1 or (seeds and len(runs) != seeds) or not same:
         raise InputError(
             f"{folder} has {len(runs)} results of {len(settings)} settings{'' if same else ', on other text'}. Give a "
@@ -190,11 +190,17 @@ def others(folder: Path, held: Heldout, expected: dict, seeds: int | None = None
     return sorted(runs, key=lambda run: run["seed"])
 
 
-def budget_of(given: argparse.Namespace) -> dict:
-    """The budget as outside.py has it, for comparisons. Raises InputError for budgets that it doesn't have."""
-    if given.cpu_seconds is None and given.hours is None:
-        raise InputError("--beside compares runs of the same time: give --cpu-seconds or --hours.")
-    return {"cpu_seconds": given.cpu_seconds} if given.cpu_seconds else {"minutes": 60 * given.hours}
+def beside(texts: list[str], first: dict, held: Heldout, seeds: int | None = None) -> dict[str, list[dict]]:
+    """The results of outside.py in the folders of --beside, by name. `first`: a run that they stand beside."""
+    if not texts:
+        return {}
+    if first["training"]["budget_unit"] != "hours":
+        raise InputError("--beside compares runs of the same time. Give runs of --cpu-seconds or --hours.")
+    seconds = round(3600 * first["training"]["budget"], 6)  # as given: the budget is a fraction of an hour
+    expected = {"cpu_seconds": seconds} if "clock" in first else {"minutes": seconds / 60}
+    expected["machine"] = first["machine"]
+    folders = {name or Path(folder).name: Path(folder) for name, _, folder in (text.rpartition("=") for text in texts)}
+    return {name: others(folder, held, expected, seeds) for name, folder in folders.items()}
 
 
 def run_all(given: argparse.Namespace) -> dict:
@@ -203,14 +209,15 @@ def run_all(given: argparse.Namespace) -> dict:
     if len(names) < len(given.recipe):
         raise InputError(f"Two of {', '.join(given.recipe)} have the same name; write NAME=RECIPE.")
     unit = next(unit for unit in UNITS if getattr(given, unit) is not None)
-    budget = {"budget": getattr(given, unit), "budget_unit": unit}
+    budget, here = {"budget": getattr(given, unit), "budget_unit": unit}, machine.detect()
+    where, clock = {"machine": here.describe(), "torch": torch.__version__}, Clock
     if unit == "cpu_seconds":
-        common.check_cpu(machine.detect())
+        common.check_cpu(here)
+        where, clock = where | {"clock": "CPU seconds"}, CpuClock
         budget = {"budget": given.cpu_seconds / 3600, "budget_unit": "hours"}
     changed = changes(given.set, list(names))
     chosen = {name: common.settings(recipe, budget | changed[name]) for name, recipe in names.items()}
-    corpus_of, here = corpora(given.data, list(names)), machine.detect()
-    where = {"machine": here.describe(), "torch": torch.__version__}
+    corpus_of = corpora(given.data, list(names))
     results: dict[str, list[dict]] = {name: [] for name in names}
     for seed in range(given.seeds):  # with the recipes in turn, in case the machine changes its speed
         for name, recipe in names.items():
@@ -219,14 +226,9 @@ def run_all(given: argparse.Namespace) -> dict:
             about = {"recipe": recipe, "architecture": architecture.identity(), "training": training.model_dump()}
             corpus = corpus_of[name]
             about |= {"data": identity(corpus)} | where
-            clock = CpuClock if unit == "cpu_seconds" else Clock
-            about |= {"clock": "CPU seconds"} if clock is CpuClock else {}
             with mock.patch("model.pretraining.Clock", clock):
                 results[name].append(train(name, about, corpus, here, given.folder, given.keep))
-    for text in given.beside:
-        name, _, runs = text.rpartition("=")
-        alike = budget_of(given) | {"machine": here.describe()}
-        results[name or Path(runs).name] = others(Path(runs), corpus.heldout, alike, given.seeds)
+    results |= beside(given.beside, next(iter(results.values()))[0], corpus.heldout, given.seeds)
     comparison = {"recipes": curves.compare(results), "ends": curves.ends(results, corpus.heldout)}
     return {"budget": getattr(given, unit), "budget_unit": unit} | where | {"seeds": given.seeds} | comparison
 

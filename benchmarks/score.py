@@ -16,7 +16,7 @@ from pathlib import Path
 import common
 import curves
 import numpy as np
-from recipes import RESULT, measured, others, read, sizes_of
+from recipes import RESULT, beside, measured, read, sizes_of
 from safetensors import SafetensorError, safe_open
 
 from model import InputError, machine
@@ -112,7 +112,7 @@ def main() -> None:
         __doc__,
         folder={"type": Path, "required": True, "help": "with kept runs, at any depth"},
         data={"type": Path, "nargs": "+", "required": True, "help": "folders of the tokenize stage, one a vocabulary"},
-        beside={"nargs": "+", "default": [], "metavar": "NAME=DIR", "help": "folders of outside.py"},
+        beside={"nargs": "+", "default": [], "metavar": "[NAME=]DIR", "help": "folders of outside.py"},
         every={"type": common.positive, "default": 1, "help": "measure only each N-th part of the held-out text"},
         picture={"type": Path, "help": "where to draw the losses, as PNG"},
         json=common.JSON_OPTION,
@@ -128,12 +128,7 @@ def main() -> None:
                 results.setdefault(name, []).append(result)
                 losses = [f"{result['heldout'][f'nats_per_{unit}']['value']:.4f} per {unit}" for unit in curves.UNITS]
                 print(f"{name}, seed {result['training']['seed']}: {', '.join(losses)}", file=sys.stderr)
-        for text in given.beside:
-            name, _, folder = text.partition("=")
-            first = next(iter(results.values()))[0]
-            seconds = 3600 * first["training"]["budget"] if first["training"]["budget_unit"] == "hours" else None
-            spent = {"cpu_seconds": seconds} if "clock" in first else {"minutes": seconds and seconds / 60}
-            results[name] = others(Path(folder), held, spent | {"machine": first["machine"]})
+        results |= beside(given.beside, next(iter(results.values()))[0], held)
     ends = curves.ends(results, held)
     sizes = {"documents": len(held.documents)} | {unit: held.totals[unit] for unit in ("words", "characters", "bytes")}
     counts = ", ".join(f"{count:,} {unit}" for unit, count in sizes.items())

@@ -174,7 +174,7 @@ class Plan:
         self.check_probes(step)
 
     def check_probes(self, step: Step) -> None:
-        """Raise InputError if the step is to make a model, and its held-out text, if it is there, is short for probes."""
+        """Raise InputError if the step is to make a model, and its held-out text, if it is there, is too little."""
         readers = [each.params for each in self.steps if each.stage == SEVERAL and step in each.inputs]
         runs = [params for params in readers if params.data == "probes"]
         if not runs or self.is_made(step) or SEVERAL not in {each.stage for each in self.needed()}:

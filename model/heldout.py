@@ -58,8 +58,8 @@ class Heldout:
             or self.words.max(initial=-1) >= words
         ):
             raise ValueError(
-                f"{len(self.documents):,} documents of {tokens:,} tokens and {words:,} words don't fit sequences of shape "
-                f"{self.sequences.shape} whose tokens belong to words of shape {self.words.shape}"
+                f"{len(self.documents):,} documents of {tokens:,} tokens and {words:,} words don't fit sequences of "
+                f"shape {self.sequences.shape} whose tokens belong to words of shape {self.words.shape}"
             )
 
     @classmethod
@@ -252,9 +252,9 @@ def by_frequencies(heldout: Heldout, counts_V: np.ndarray) -> float:
 def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = None) -> dict:
     """The result of all rounds: the size of the text, and nats per word, character and byte of it.
 
-    `unread`: the share of its bytes that the model can't read: nothing predicts deleted ones, and [UNK] is one token. `length_nats_per_byte`: what of
-    the nats per byte is for the number of pieces of the words. With the counts of `by_frequencies`, its nats per token,
-    and per byte with those for the numbers of pieces.
+    `unread`: the share of its bytes that the model can't read: nothing predicts deleted ones, and [UNK] is one token.
+    `length_nats_per_byte`: what of the nats per byte is for the number of pieces of the words. With the counts of
+    `by_frequencies`, its nats per token, and per byte with those for the numbers of pieces.
     """
     totals, lengths = heldout.totals, float(heldout.length_nats.sum())
     found = {

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
@@ -38,7 +37,7 @@ from tasks.store import (
     lineage,
 )
 from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, SPECIALS
-from tasks.tokenize import digest_of
+from tasks.tokenize import digest_of, measured_texts
 from tasks.workers import side_by_side
 
 if TYPE_CHECKING:
@@ -205,12 +204,10 @@ def measured_on(folder: Path, model: "Bert", here: "Machine") -> dict:
     """
     from model import heldout
 
-    text = pq.read_table(folder / HELDOUT_TEXT, columns=["text", "measured"])
-    text = text.filter(pc.is_valid(text["measured"])).sort_by("measured")["text"]
     documents = heldout.Heldout.load(folder)
     log.info("Measuring the held-out loss on %s.", counted(documents.totals["words"], "word"))
     nats_D, _ = heldout.measure(model.to(here.device), documents, MASK, here)
-    return heldout.summary(documents, nats_D, counts_of(folder)) | {"digest": digest_of(one.as_py() for one in text)}
+    return heldout.summary(documents, nats_D, counts_of(folder)) | {"digest": digest_of(measured_texts(folder))}
 
 
 def measure_heldout(pretrained: Artifact) -> dict:

@@ -294,7 +294,7 @@ def discard(artifact: Artifact) -> None:
 
 
 def point_latest(artifact: Artifact) -> None:
-    """Point the link `latest` of its stage to the artifact. A directory in its place, a copy that `cp -L` made, stays."""
+    """Point the link `latest` of its stage to the artifact. A directory in its place, a copy by `cp -L`, stays."""
     latest = artifact.path.parent / LATEST
     if latest.is_dir() and not latest.is_symlink():
         log.warning(

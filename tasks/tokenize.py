@@ -101,6 +101,12 @@ def measured(texts: Iterable[str], characters: int = MEASURED_CHARACTERS) -> np.
     return order[: np.searchsorted(total, characters) + 1]
 
 
+def measured_texts(folder: Path) -> list[str]:
+    """The documents that the held-out loss is measured on, in their order, of a tokenize or pretrain artifact."""
+    table = pq.read_table(folder / HELDOUT_TEXT, columns=["text", "measured"])
+    return table.filter(pc.is_valid(table["measured"])).sort_by("measured")["text"].to_pylist()
+
+
 def digest_of(texts: Iterable[str]) -> str:
     """A digest of the measured documents in their order."""
     digest = hashlib.sha256()

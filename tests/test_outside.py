@@ -114,6 +114,22 @@ def test_its_runs_stand_beside_ours_if_the_seeds_and_the_text_agree(outside, our
             recipes.others(trained.folder, text, alike | budget, seeds)
 
 
+def test_runs_stand_beside_others_of_the_same_time_only(outside, ours, trained):
+    recipes, held = importlib.import_module("recipes"), heldout.Heldout.load(ours.data)
+
+    def first(budget: float, unit: str = "hours", **clock: str) -> dict:
+        return {"training": {"budget": budget, "budget_unit": unit}, "machine": machine.detect().describe(), **clock}
+
+    assert recipes.beside([], first(1e6, "tokens"), held) == {}
+    cpu = {"clock": "CPU seconds"}
+    [(name, runs)] = recipes.beside([str(trained.folder)], first(3 / 3600, **cpu), held, 2).items()
+    assert (name, len(runs)) == (trained.folder.name, 2)
+    assert [*recipes.beside([f"other={trained.folder}"], first(3 / 3600, **cpu), held)] == ["other"]
+    for wrong in (first(1e6, "tokens"), first(3 / 3600), first(4 / 3600, **cpu)):
+        with pytest.raises(outside.InputError, match=r"--beside|cpu_seconds|minutes"):
+            recipes.beside([str(trained.folder)], wrong, held)
+
+
 def test_the_corpus_is_read_without_the_documents_held_out(outside, ours):
     read = outside.texts(ours.corpus, ours.data)
     held = set(pq.read_table(ours.data / "heldout.parquet")["text"].to_pylist())

@@ -184,13 +184,7 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool, has_curves: 
             f"Of {', '.join(unknown)} it is not known what token frequencies alone give, as an older version of cram "
             "made the models."
         )
-    lengths = sorted((line["length_nats"], line["run"]) for line in lines if line["seeds"])
-    if lengths and lengths[-1][0] > lengths[0][0]:
-        found.append(
-            f"The vocabularies split words differently. Of the losses, {lengths[0][0]:.4f} ({lengths[0][1]}) to "
-            f"{lengths[-1][0]:.4f} nats per byte ({lengths[-1][1]}) are for the number of pieces of words, at most: it "
-            "follows from the context in part, so a smaller difference between two runs does not tell them apart."
-        )
+    found += split_differently(lines)
     found += unequal(done, has_curves)
     if done["evaluation"].ne("").any():
         found.append(
@@ -202,6 +196,19 @@ def notes(rows: pd.DataFrame, lines: list[dict], is_rescaled: bool, has_curves: 
     if done["device"].nunique() > 1:
         found.append(f"The runs are from different machines: {', '.join(sorted(set(done['device'])))}.")
     return found
+
+
+def split_differently(lines: list[dict]) -> list[str]:
+    """What the numbers of pieces cost in the losses, in a sentence, if that differs between the runs."""
+    lengths = sorted((line["length_nats"], line["run"]) for line in lines if line["seeds"])
+    if not lengths or lengths[-1][0] == lengths[0][0]:
+        return []
+    (least, one), *_, (most, other) = lengths
+    return [
+        f"The vocabularies split words differently. Of the losses, {least:.4f} ({one}) to {most:.4f} nats per byte "
+        f"({other}) are for the number of pieces of words, at most: it follows from the context in part, so a smaller "
+        "difference between two runs does not tell them apart."
+    ]
 
 
 def unequal(done: pd.DataFrame, has_curves: bool) -> list[str]:
