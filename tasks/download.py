@@ -9,22 +9,21 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from model import InputError
 from model.quantities import counted
-from tasks.corpus import fetch, hub, local, pydocs
-from tasks.corpus.part_writer import PartWriter
-from tasks.corpus.parts import Document, Tally, in_order
-from tasks.corpus.reader import Reader, Shard
-from tasks.corpus.records import OTHER, Loss, source_name
+from tasks.corpus import formats, hub, local, pydocs
+from tasks.corpus.formats import OTHER, Damage, Layout, Loss, source_name
+from tasks.corpus.parts import Document, PartWriter, Tally, in_order
 from tasks.stage import Params, stage
 from tasks.store import WORK, draft_of
-from tasks.workers import pool
+from tasks.text.printable import printable
 from tasks.workers.progress import Progress
 
 DOCUMENTS_BETWEEN_REPORTS = 256
@@ -53,17 +52,10 @@ class Download(Params):
     )
     files: list[str] = Field([], description="For source 'files': paths, globs or directories.")
     sets: list[str] = Field([], description="Keep documents of these sets only (as the Pile's 'Wikipedia (en)').")
-    shards: int = Field(0, ge=0, description="Number of shards to read of each source; 0: all.")
     documents: int = Field(8_000_000, ge=0, description="Stop after this many documents; 0: no limit.")
     megabytes: float = Field(0, ge=0, description="Stop after this much UTF-8 text, 10^6 bytes; 0: no limit.")
     part_megabytes: float = Field(32, gt=0, le=1024, description="Text per part, 10^6 characters.")
-    max_document_megabytes: float = Field(
-        100, gt=0, le=1000, description="Longer lines and texts are dropped, 10^6 bytes of UTF-8."
-    )
     max_lost: float = Field(0.01, ge=0, le=1, description="Largest fraction of records that may be unreadable.")
-    damaged: Literal["refuse", "keep"] = Field(
-        "refuse", description="A truncated or corrupt shard: fail, or keep what precedes the damage."
-    )
 
     @model_validator(mode="after")
     def _files_with_their_source(self) -> "Download":
@@ -75,26 +67,18 @@ class Download(Params):
 
     @model_validator(mode="after")
     def _sets_given_twice(self) -> "Download":
-        fixed = {
-            name: hub.SOURCES[name].sets for name in self.weights if name in hub.SOURCES and hub.SOURCES[name].sets
-        }
-        if self.sets and fixed:
-            name, sets = next(iter(fixed.items()))
-            raise ValueError(
-                f"source {name!r} stands for sets of its own ({', '.join(sets)}), and sets is {self.sets}: leave sets "
-                "out, or choose another source, for example 'pile'"
-            )
+        for name in self.weights:
+            if self.sets and name in hub.SOURCES and (own := hub.SOURCES[name].sets):
+                raise ValueError(
+                    f"source {name!r} stands for sets of its own ({', '.join(own)}), and sets is {self.sets}: leave "
+                    "sets out, or choose another source, for example 'pile'"
+                )
         return self
 
     @property
     def weights(self) -> dict[str, float]:
         """The sources by name, with their shares of the text in any unit."""
         return dict(sorted(self.source.items())) if isinstance(self.source, dict) else {self.source: 1.0}
-
-    @property
-    def limited(self) -> bool:
-        """Whether reading may stop before the end of a source."""
-        return bool(self.documents or self.megabytes)
 
     @classmethod
     def usual(cls) -> dict:
@@ -104,25 +88,14 @@ class Download(Params):
     def identity(self) -> dict:
         """Names and digests of local files; repository and commit on the hub; versions of installed packages."""
         about = self.model_dump(mode="json", exclude={"files"})
-        about["sources"] = {name: identity_of(name, self) for name in self.weights}
+        about["sources"] = {name: identity_of(name, self.files) for name in self.weights}
         return about
 
 
-def shards(name: str, params: Download) -> list[Shard]:
-    """The shards of a source to read, in order."""
-    if name == "files":
-        found = [Shard(*file) for file in local.local_files(params.files).items()]
-    elif name == "python-docs":
-        found = [Shard(package, None) for package in pydocs.installed()]
-    else:
-        found = [Shard(file.name, file) for file in hub.files(hub.SOURCES[name], tuple(params.sets))]
-    return found[: params.shards or None]
-
-
-def identity_of(name: str, params: Download) -> dict:
+def identity_of(name: str, files: list[str]) -> dict:
     """What identifies the content of a source in a key."""
     if name == "files":
-        return {"files": [[shard.name, local.file_digest(shard.place)] for shard in shards(name, params)]}
+        return {"files": [[name, local.file_digest(path)] for name, path in local.local_files(files).items()]}
     if name == "python-docs":
         return {"packages": pydocs.packages_digest()}
     source = hub.SOURCES[name]
@@ -130,17 +103,101 @@ def identity_of(name: str, params: Download) -> dict:
     return identity | {"text": source.text, "sets": list(source.sets), "mixed": source.mixed}
 
 
-class Reading:
+class Shard(NamedTuple):
+    """A file, or an installed package (whose place is None)."""
+
+    name: str
+    place: Path | hub.File | None
+
+    @property
+    def bytes(self) -> int:
+        """Its size; 0 if unknown."""
+        if isinstance(self.place, Path):
+            return self.place.stat().st_size
+        return self.place.bytes if self.place else 0
+
+
+def shards_of(source: str, files: list[str], sets: list[str]) -> list[Shard]:
+    """The shards of a source, in order. `files` are those of the source 'files'; `sets` choose shards on the hub."""
+    if source == "files":
+        return [Shard(*file) for file in local.local_files(files).items()]
+    if source == "python-docs":
+        return [Shard(package, None) for package in pydocs.installed()]
+    return [Shard(file.name, file) for file in hub.files(hub.SOURCES[source], tuple(sets))]
+
+
+class Reader:
+    """Reads the records of one source in order.
+
+    `at` is where an earlier attempt stopped: the number of shards that were read completely, and the number of records
+    (documents or losses) that were read of the next one.
+    """
+
+    def __init__(self, name: str, shards: list[Shard], at: tuple[int, int]) -> None:
+        self.name, self.shards, self.hub = name, shards, hub.SOURCES.get(name)
+        self.shard, self.records = at
+        self.starts = [0, *accumulate(shard.bytes for shard in shards)]  # of each shard, in bytes of the source
+        self.digests = {s.name: local.file_digest(s.place) for s in shards if isinstance(s.place, Path)}
+        self.file: BinaryIO | None = None
+
+    def __iter__(self) -> Iterator[Document | Loss]:
+        """The records that are left. Raises Damage for a shard that can't be read."""
+        while not self.ended:
+            name, place = self.shards[self.shard]
+            with self._open(place) as self.file:
+                if place is None:
+                    records = pydocs.package_documents(name)
+                else:
+                    family = (place.set or self.name) if isinstance(place, hub.File) else formats.family(name)
+                    layout = Layout(family, text=self.hub.text if self.hub else "text")
+                    records = formats.read_file(self.file, name, layout)
+                for record in islice(records, self.records, None):
+                    self.records += 1
+                    yield record
+            self.check_unchanged()
+            self.shard, self.records = self.shard + 1, 0
+
+    def _open(self, place: Path | hub.File | None) -> AbstractContextManager[BinaryIO | None]:
+        if place is None:
+            return nullcontext()
+        path = place if isinstance(place, Path) else hub.cached(self.hub, place)
+        return path.open("rb", formats.BUFFER) if path else hub.opened(self.hub, place)
+
+    def check_unchanged(self) -> None:
+        """Raise Damage if the local file that is being read no longer has the digest that is in the key."""
+        if self.ended:
+            return
+        name, place = self.shards[self.shard]
+        if isinstance(place, Path) and local.file_digest(place) != self.digests[name]:
+            raise Damage(
+                f"{printable(str(place))} changed while it was read. Nothing of this download is kept. Run again, and "
+                "don't change the file until the stage has finished."
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the whole source has been read."""
+        return self.shard == len(self.shards)
+
+    @property
+    def bytes(self) -> int:
+        """Approximate number of bytes read so far."""
+        inside = 0
+        with suppress(ValueError, AttributeError):  # between two files
+            inside = self.file.tell()
+        return min(self.starts[self.shard] + inside, self.starts[-1])
+
+
+class Counts:
     """Counts what was read and lost, by source and in total, and knows when a limit is reached."""
 
     def __init__(self, params: Download, lost: Path, state: dict) -> None:
         self.params, self.tally = params, Tally()
         self.tally.documents, self.tally.characters = (Counter(state.get(k)) for k in ("documents", "characters"))
-        self.count = Counter(state.get("count"))  # of documents, by the name in download.source
-        self.bytes = Counter(state.get("bytes"))
+        self.read = Counter(state.get("read"))  # documents, by the name in download.source
+        self.bytes = Counter(state.get("bytes"))  # the same
         self.other_sets = Counter(state.get("other_sets"))
-        self.reasons = {reason: Counter(files) for reason, files in state.get("reasons", {}).items()}
-        self.lost = lost.open("a")
+        self.lost = lost.open("a+")
         self.lost.truncate(state.get("lost", 0))
 
     def state(self) -> dict:
@@ -149,22 +206,16 @@ class Reading:
         return {
             "documents": self.tally.documents,
             "characters": self.tally.characters,
-            "count": self.count,
+            "read": self.read,
             "bytes": self.bytes,
             "other_sets": self.other_sets,
-            "reasons": self.reasons,
             "lost": self.lost.seek(0, io.SEEK_END),
         }
 
-    def lose(self, loss: Loss) -> None:
-        """Record something that could not be read."""
-        self.reasons.setdefault(loss.reason, Counter())[loss.file] += 1
-        self.lost.write(json.dumps(loss._asdict()) + "\n")
-
-    def take(self, name: str, document: Document) -> None:
+    def add(self, name: str, document: Document) -> None:
         """Count a document of a source."""
         self.tally.add(document)
-        self.count[name] += 1
+        self.read[name] += 1
         self.bytes[name] += len(document.text) if document.text.isascii() else len(document.text.encode())
 
     @property
@@ -172,13 +223,16 @@ class Reading:
         """Whether a limit is reached."""
         documents, megabytes = self.params.documents, self.params.megabytes
         return bool(
-            (documents and self.count.total() >= documents) or (megabytes and self.bytes.total() >= 1e6 * megabytes)
+            (documents and self.read.total() >= documents) or (megabytes and self.bytes.total() >= 1e6 * megabytes)
         )
 
-    def finish(self, what: str) -> dict:
+    def stats(self, what: str) -> dict:
         """The counts. Raises InputError if no document was read, or if more was lost than `max_lost` allows."""
-        counts = self.tally.counts()
-        lost = {reason: files.total() for reason, files in sorted(self.reasons.items())}
+        counts, reasons = self.tally.counts(), {}
+        with open(self.lost.name) as file:
+            for loss in map(json.loads, file):
+                reasons.setdefault(loss["reason"], Counter())[loss["file"]] += 1
+        lost = {reason: files.total() for reason, files in sorted(reasons.items())}
         shown = "; ".join(f"{n:,} x {reason}" for reason, n in lost.items()) or "nothing"
         if not counts["documents"] and self.other_sets:
             sets = ", ".join(name for name, _ in self.other_sets.most_common(30))
@@ -190,7 +244,7 @@ class Reading:
         total = sum(lost.values())
         seen = total + counts["documents"] + self.other_sets.total()
         if total > self.params.max_lost * seen:
-            reason, files = max(self.reasons.items(), key=lambda item: item[1].total())
+            reason, files = max(reasons.items(), key=lambda item: item[1].total())
             raise InputError(
                 f"{total:,} of {counted(seen, 'record')} in {what} are unreadable ({shown}), more than "
                 f"download.max_lost allows ({self.params.max_lost:.1%}). Most of '{reason}' is in "
@@ -200,134 +254,111 @@ class Reading:
         return {**counts, "bytes": self.bytes.total(), "lost": lost}
 
 
-def in_turn(readers: dict[str, Reader], reading: Reading, weights: dict[str, float]) -> Iterator[tuple[str, Document]]:
-    """Documents with their sources: always the next one of the source whose text is furthest behind its share.
-
-    The caller counts each document in `reading` before it asks for the next. Ties go to the first source by name.
-    """
-    with ExitStack() as stack:
-        left = {name: stack.enter_context(closing(wanted(reader, reading))) for name, reader in readers.items()}
-        while left:
-            name = min(left, key=lambda source: reading.bytes[source] / weights[source])
-            document = next(left[name], None)
-            if document is not None:
-                yield name, document
-                continue
-            del left[name]
-            if left:
-                log.warning("%s is exhausted; continuing with %s.", name, ", ".join(left))
-
-
-def wanted(reader: Reader, reading: Reading) -> Iterator[Document]:
-    """The documents of a source that belong to the requested sets; losses and other sets are counted."""
-    sets = set(map(source_name, reading.params.sets or (reader.hub.sets if reader.hub else ())))
-    prefix = f"{reader.name}/" if len(reading.params.weights) > 1 else ""  # files of two sources may have one name
-    with closing(iter(reader)) as records:
-        for record in records:
-            if isinstance(record, Loss):
-                reading.lose(record._replace(file=prefix + record.file))
-            elif sets and record.source not in sets:
-                reading.other_sets[counted_as(record.source, reading.other_sets)] += 1
-            else:
-                yield record._replace(id=prefix + record.id, source=counted_as(record.source, reading.tally.documents))
-
-
 def counted_as(source: str, counts: Counter) -> str:
     """The name under which a source is counted: its own, or OTHER after the first MOST_SOURCES names."""
     return source if source in counts or len(counts) < MOST_SOURCES else OTHER
 
 
-def measure(params: Download, readers: dict[str, Reader], reading: Reading) -> tuple[Callable[[], float], float, str]:
-    """The progress so far as a function, the total and the unit, which is bytes wherever their number is known."""
-    if params.megabytes:
-        return lambda: reading.bytes.total(), 1e6 * params.megabytes, "B"
-    if params.documents:
-        return lambda: reading.count.total(), params.documents, "doc"
-    if size := sum(reader.starts[-1] for reader in readers.values()):
-        return lambda: sum(reader.bytes for reader in readers.values()), size, "B"
-    packages = sum(len(reader.shards) for reader in readers.values())
-    return lambda: sum(reader.shard for reader in readers.values()), packages, "package"
+def read_sources(readers: dict[str, Reader], counts: Counts, parts: PartWriter) -> None:
+    """Read until a limit or the end of all sources is reached, and write the documents as parts.
 
-
-def write_all(params: Download, readers: dict[str, Reader], reading: Reading, parts: PartWriter) -> None:
-    """Read until a limit or the end is reached, and write the documents as parts."""
+    The next document is always one of the source whose text is furthest behind its share; ties go to the first by name.
+    """
+    params, weights = counts.params, counts.params.weights
+    prefixes = {name: f"{name}/" if len(readers) > 1 else "" for name in readers}  # two sources may have like names
+    sets = {name: set(map(source_name, params.sets or (r.hub.sets if r.hub else ()))) for name, r in readers.items()}
 
     def end_part() -> None:
         for reader in readers.values():
             reader.check_unchanged()  # before a rerun may rely on it
         at = {name: (reader.shard, reader.records) for name, reader in readers.items()}
-        parts.end_part(reading.state() | {"at": at}, [path for reader in readers.values() for path in reader.spent])
-        for reader in readers.values():
-            reader.spent.clear()
+        parts.end_part(counts.state() | {"at": at})
 
     def report() -> None:
-        bar.update(done() - bar.count, counted(reading.count.total(), "document"))
+        bar.update(done() - bar.count, counted(counts.read.total(), "document"))
 
-    done, total, unit = measure(params, readers, reading)
-    with (
-        closing(reading.lost),  # or its buffer would be written after a rerun in this process has begun
-        Progress("download", total, unit) as bar,
-        parts,
-        closing(in_turn(readers, reading, params.weights)) as documents,
-    ):
-        for reader in readers.values():
-            reader.note = lambda text: bar.update(0, text)
-        while not reading.enough and (item := next(documents, None)):
-            name, document = item
-            reading.take(name, document)
-            parts.write(document)
-            if parts.characters >= 1e6 * params.part_megabytes:
-                end_part()
-            if not reading.count.total() % DOCUMENTS_BETWEEN_REPORTS:
-                report()
+    done, total, unit = goal(readers, counts)
+    with Progress("download", total, unit) as bar, ExitStack() as stack:
+        left = {name: stack.enter_context(closing(iter(reader))) for name, reader in readers.items()}
+        while left and not counts.enough:
+            name = min(left, key=lambda source: counts.bytes[source] / weights[source])
+            record = next(left[name], None)
+            if record is None:
+                del left[name]
+                if left:
+                    log.warning("%s is exhausted; continuing with %s.", name, ", ".join(left))
+            elif isinstance(record, Loss):
+                counts.lost.write(json.dumps(record._replace(file=prefixes[name] + record.file)._asdict()) + "\n")
+            elif sets[name] and record.source not in sets[name]:
+                counts.other_sets[counted_as(record.source, counts.other_sets)] += 1
+            else:
+                source = counted_as(record.source, counts.tally.documents)
+                document = Document(prefixes[name] + record.id, source, record.text)
+                counts.add(name, document)
+                parts.write(document)
+                if parts.characters >= 1e6 * params.part_megabytes:
+                    end_part()
+                if not counts.read.total() % DOCUMENTS_BETWEEN_REPORTS:
+                    report()
         end_part()
         parts.wait()
         report()
 
 
-@stage(version=4, resumes=True)
+def goal(readers: dict[str, Reader], counts: Counts) -> tuple[Callable[[], float], float | None, str]:
+    """The progress so far as a function, its total (None if unknown) and its unit."""
+    if counts.params.megabytes:
+        return counts.bytes.total, 1e6 * counts.params.megabytes, "B"
+    if counts.params.documents:
+        return counts.read.total, counts.params.documents, "doc"
+    if size := sum(reader.starts[-1] for reader in readers.values()):
+        return lambda: sum(reader.bytes for reader in readers.values()), size, "B"
+    return counts.bytes.total, None, "B"  # of installed packages
+
+
+@stage(version=4, resumes=True, retries=3)
 def download(params: Download, out: Path) -> dict:
     """Read the source and write it as parts; count what was read and what was lost, and where."""
-    pool.prepare()  # the stages that follow work on parts
     work = out / WORK
     work.mkdir(exist_ok=True)
     saved = work / STATE
     state = json.loads(saved.read_text()) if saved.exists() else {"parts": 0, "at": {}}
     for part in in_order(out)[state["parts"] :]:  # written after the state was saved
         part.unlink()
-    reading, parts = Reading(params, out / LOST, state), PartWriter(out, out / LOST, saved, state["parts"])
-    options = {
-        "whole": not params.limited,
-        "limit": round(1e6 * params.max_document_megabytes),
-        "keep": params.damaged == "keep",
-    }
-    readers = {
-        name: Reader(name, shards(name, params), work / "hub" / name, state["at"].get(name, (0, 0)), **options)
-        for name in params.weights
-    }
+    counts, parts = Counts(params, out / LOST, state), PartWriter(out, out / LOST, saved, state["parts"])
+    readers = {}
+    for name in params.weights:
+        shards, at = shards_of(name, params.files, params.sets), state["at"].get(name, (0, 0))
+        readers[name] = Reader(name, shards, at)
     try:
         if draft_of(download.target(params)) != out:
-            raise fetch.Tainted("The files in download.files changed after this stage began. Run again.")
-        write_all(params, readers, reading, parts)
-    except fetch.Tainted:  # a rerun must not resume from what was written
+            raise Damage("The files in download.files changed after this stage began. Run again.")
+        # `lost` is closed, or its buffer would be written after a rerun in this process has begun
+        with closing(counts.lost), parts:
+            read_sources(readers, counts, parts)
+    except Damage:  # a rerun must not resume from what was written
         saved.unlink(missing_ok=True)
         raise
     what = ", ".join(params.files) if params.source == "files" else " and ".join(params.weights)
-    stats = {"shards": sum(r.opened for r in readers.values()), "parts": parts.parts, **reading.finish(what)}
-    if reading.other_sets:
-        stats["other_sets"] = dict(reading.other_sets.most_common())
+    stats = {
+        "shards": sum(r.shard + bool(r.records) for r in readers.values()),
+        "parts": parts.parts,
+        **counts.stats(what),
+    }
+    if counts.other_sets:
+        stats["other_sets"] = dict(counts.other_sets.most_common())
     if len(readers) > 1:
-        stats["mixture"] = {name: share(reader, reading) for name, reader in readers.items()}
+        stats["mixture"] = {name: share(reader, counts) for name, reader in readers.items()}
     return stats
 
 
-def share(reader: Reader, reading: Reading) -> dict:
+def share(reader: Reader, counts: Counts) -> dict:
     """The statistics of one source of a mixture."""
-    weights, name = reading.params.weights, reader.name
+    weights, name = counts.params.weights, reader.name
     return {
-        "documents": reading.count[name],
-        "bytes": reading.bytes[name],
-        "share": round(reading.bytes[name] / max(1, reading.bytes.total()), 6),
+        "documents": counts.read[name],
+        "bytes": counts.bytes[name],
+        "share": round(counts.bytes[name] / max(1, counts.bytes.total()), 6),
         "asked_for": round(weights[name] / sum(weights.values()), 6),
         "ended": reader.ended,
     }

@@ -1,6 +1,7 @@
 """Download: subsets, parts, counts, mixtures, and what the key follows."""
 
 import dataclasses
+import gzip
 import json
 import os
 import random
@@ -18,11 +19,10 @@ from pydantic import ValidationError
 from model import InputError
 from tasks import download as download_stage
 from tasks import store as store_module
-from tasks.corpus import hub, local, part_writer, parts
-from tasks.corpus.part_writer import PartWriter
-from tasks.corpus.parts import SCHEMA, batches, documents_of, parts_of
+from tasks.corpus import hub, parts
+from tasks.corpus.parts import SCHEMA, documents_in, documents_of, in_order, parts_of
 from tasks.download import Download, download
-from tasks.store import artifacts
+from tasks.store import WORK, artifacts, draft_of
 
 
 @pytest.fixture
@@ -49,18 +49,18 @@ def test_parts_end_where_the_text_reaches_their_size(store: Path, shards: Path, 
         if sum(map(len, expected[-1])) >= 1e6 * part_megabytes:
             expected.append([])
         expected[-1].append(text)
-    assert [[d.text for batch in batches(part) for d in batch] for part in parts_of(made)] == expected
+    assert [[d.text for d in documents_in(part)] for part in parts_of(made)] == expected
     assert made.stats["parts"] == len(expected)
     assert [p.name for p in parts_of(made)] == [f"part-{i:05d}.parquet" for i in range(len(expected))]
 
 
 def test_parts_are_plain_parquet_in_groups_of_a_few_megabytes(store: Path, shards: Path, toy_texts, monkeypatch):
-    monkeypatch.setattr(part_writer, "ROW_GROUP_CHARACTERS", 20_000)
+    monkeypatch.setattr(parts, "ROW_GROUP_CHARACTERS", 20_000)
     [part] = parts_of(downloaded(shards))
     file = pq.ParquetFile(part)
     assert file.schema_arrow.equals(SCHEMA)
     assert file.metadata.row_group(0).column(2).compression == "ZSTD"
-    sizes = [sum(len(d.text) for d in batch) for batch in batches(part)]
+    sizes = [sum(map(len, rows["text"].to_pylist())) for rows in parts.tables(part)]
     assert len(sizes) == file.num_row_groups > 3
     assert all(20_000 <= size < 20_000 + max(map(len, toy_texts)) for size in sizes[:-1])
     assert pq.read_table(part)["text"].to_pylist() == toy_texts
@@ -90,19 +90,16 @@ def test_names_of_sources_beyond_a_limit_are_counted_as_one(store: Path, tmp_pat
     assert [d.source for d in documents_of(made)][:5] == [f"https://example.org/{i}" for i in range(3)] + ["other"] * 2
 
 
-@pytest.mark.parametrize("kind", ["documents", "shards"])
-def test_a_subset_is_a_prefix_and_what_lies_behind_it_is_not_read(store: Path, shards: Path, toy_texts, kind: str):
-    unit = {"documents": 1, "shards": 100}[kind]
-    for number in (1, 3) if kind == "shards" else (1, 99, 100, 101, 200):
-        made = downloaded(shards, **{kind: number})
-        documents = min(300, unit * number)
+def test_a_subset_is_a_prefix_and_what_lies_behind_it_is_not_read(store: Path, shards: Path, toy_texts):
+    for documents in (1, 99, 100, 101, 200):
+        made = downloaded(shards, documents=documents)
         assert texts_of(made) == toy_texts[:documents]
         assert made.stats["shards"] == -(-documents // 100)
     (shards / "toy-1.jsonl").write_text("no JSON\n" * 50)
     (shards / "toy-2.jsonl.zst").write_bytes(b"no frame")
-    assert texts_of(downloaded(shards, **{kind: 100 // unit})) == toy_texts[:100]
-    with pytest.raises(InputError, match="unreadable"):
-        downloaded(shards, documents=101, shards=2)
+    assert texts_of(downloaded(shards, documents=100)) == toy_texts[:100]
+    with pytest.raises(InputError, match=r"max_lost.* toy-1\.jsonl"):
+        downloaded(shards, documents=101)
 
 
 def test_a_subset_by_megabytes_is_the_shortest_prefix_of_that_size(store: Path, tmp_path: Path):
@@ -113,12 +110,8 @@ def test_a_subset_by_megabytes_is_the_shortest_prefix_of_that_size(store: Path, 
     assert texts_of(downloaded(shard, megabytes=0.05, documents=7)) == texts[:7], "the limit that is reached first"
 
 
-def test_the_key_follows_what_the_files_hold_and_not_where_they_are(shards: Path, tmp_path: Path, monkeypatch):
-    digested, digest = [], local.store.digest
-    monkeypatch.setattr(local.store, "digest", lambda path: digested.append(path.name) or digest(path))
+def test_the_key_follows_what_the_files_hold_and_not_where_they_are(shards: Path, tmp_path: Path):
     before = key(shards)
-    assert key(shards) == before
-    assert sorted(digested) == ["toy-0.jsonl", "toy-1.jsonl", "toy-2.jsonl"], "each once"
     moved = shards.rename(tmp_path / "moved")
     assert {key(moved), key(moved / "*.jsonl"), key(f"{moved}/../moved/")} == {before}
     with (moved / "toy-1.jsonl").open("a") as file:
@@ -143,10 +136,9 @@ def test_the_key_follows_the_names_and_the_order_of_the_files_and_the_subset(sto
     files = [shards / "toy-0.jsonl", shards / "toy-1.jsonl"]
     assert key(*files) != key(*reversed(files))
     assert texts_of(downloaded(*reversed(files), documents=150)) == toy_texts[100:200] + toy_texts[:50]
-    keys = [key(shards, **s) for s in ({}, {"documents": 5}, {"megabytes": 1}, {"shards": 2}, {"part_megabytes": 1})]
+    keys = [key(shards, **s) for s in ({}, {"documents": 5}, {"megabytes": 1}, {"part_megabytes": 1})]
     assert len(set(keys)) == len(keys)
     (shards / "toy-2.jsonl").rename(shards / "toy-2b.jsonl")
-    assert key(shards, shards=2) == keys[3], "this one is never opened"
     assert key(shards) != keys[0], "a document's id has its file's name"
 
 
@@ -174,37 +166,38 @@ def test_settings_that_do_not_fit_each_other_are_refused(settings: dict, field: 
         Download(**settings)
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, at: int, when: str, made: Download) -> None:
-    """Break off `download` as it ends its part number `at`, before or after it saves its state."""
-    end, ended = PartWriter._end, []
+def interrupted(monkeypatch: pytest.MonkeyPatch, settings: Download, at: int) -> list[Path]:
+    """Break off `download` when it is about to force its file number `at` to disk; the files before, in order."""
+    forced = []
 
-    def breaking(writer: PartWriter, *given: object) -> None:
-        ended.append(1)
-        if len(ended) == at and when == "before":
-            raise KeyboardInterrupt
-        end(writer, *given)
-        if len(ended) == at:
+    def breaking(path: Path) -> None:
+        forced.append(path)
+        if len(forced) == at:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(PartWriter, "_end", breaking)
-        with pytest.raises(KeyboardInterrupt):
-            download.fn(made)
+        patch.setattr(parts, "fsync", breaking)
+        if at:
+            with pytest.raises(KeyboardInterrupt):
+                download.fn(settings)
+        else:
+            download.fn(settings)
+    return forced
 
 
 @pytest.fixture
 def ugly(shards: Path, toy_texts: list[str]) -> Path:
-    """Shards with losses, with documents of other sets, and one that is truncated."""
+    """Shards with losses, with documents of other sets, and one that is compressed."""
     write_jsonl(shards / "toy-3.jsonl", [None, *toy_texts[:20], "", None], source="other")
     lines = (shards / "toy-1.jsonl").read_text().splitlines()
     (shards / "toy-1.jsonl").write_text("\n".join(["{", *lines[:50], "]", "", *lines[50:], "{}"]))
     data = zstandard.ZstdCompressor().compress((shards / "toy-2.jsonl").read_bytes())
     (shards / "toy-2.jsonl").unlink()
-    (shards / "toy-2.jsonl.zst").write_bytes(data[:-3])
+    (shards / "toy-2.jsonl.zst").write_bytes(data)
     return shards
 
 
-KEEP = {"part_megabytes": 0.02, "damaged": "keep", "max_lost": 0.5}
+UGLY = {"part_megabytes": 0.02, "max_lost": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -220,43 +213,46 @@ KEEP = {"part_megabytes": 0.02, "damaged": "keep", "max_lost": 0.5}
 def test_an_interrupted_download_resumes_at_its_last_part_and_makes_the_same_bytes(
     store: Path, ugly: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict
 ):
-    settings = asked_for(ugly, **KEEP | settings)
+    settings = asked_for(ugly, **UGLY | settings)
     books = write_jsonl(tmp_path / "book.jsonl", [f"{i} " * 100 for i in range(900)])
     local_source(monkeypatch, "books", books)
-    whole = download.fn(settings).manifest
-    count = whole["stats"]["parts"]
-    assert count >= 3
+    forced = interrupted(monkeypatch, settings, at=0)
+    made = download.target(settings)
+    whole, draft = made.manifest, draft_of(made).name
+    assert whole["stats"]["parts"] >= 3
     if settings.megabytes == 0.15:
         assert whole["stats"]["mixture"]["files"]["ended"]
-    written = []
-    write = PartWriter._write
-    monkeypatch.setattr(PartWriter, "_write", lambda w, path, rows: written.append(path.name) or write(w, path, rows))
-    for at in range(1, count + 1):
-        for when in ("before", "after"):
-            monkeypatch.setattr(store_module, "ROOT", tmp_path / f"{at} {when}")
-            interrupted(monkeypatch, at, when, settings)
-            assert artifacts("download") == []
-            written.clear()
-            again = download.fn(settings).manifest
-            assert (again["files"], again["stats"]) == (whole["files"], whole["stats"])
-            done = at if when == "after" else at - 1
-            assert sorted(set(written)) == [f"part-{i:05d}.parquet" for i in range(done, count)]
+    for at, path in enumerate(forced, 1):
+        root = tmp_path / str(at)
+        monkeypatch.setattr(store_module, "ROOT", root)
+        interrupted(monkeypatch, settings, at)
+        assert artifacts("download") == []
+        state = root / ".partial" / draft / WORK / "state.json"
+        finished = json.loads(state.read_text())["parts"] if state.exists() else 0
+        assert finished == [p.name for p in forced[: at - 1]].count("state.half"), path
+        times = {part.name: part.stat().st_mtime_ns for part in in_order(state.parents[1])[:finished]}
+        again = download.fn(settings).manifest
+        assert (again["files"], again["stats"]) == (whole["files"], whole["stats"])
+        assert {name: (made.path / name).stat().st_mtime_ns for name in times} == times, "not written again"
 
 
 def test_a_failure_midway_publishes_nothing_and_leaves_no_litter_behind(store: Path, shards: Path, toy_texts):
-    (shards / "toy-3.jsonl.gz").write_bytes(b"\x1f\x8b")
+    whole = gzip.compress((shards / "toy-2.jsonl").read_bytes())
+    (shards / "toy-2.jsonl").unlink()
+    (shards / "toy-2.jsonl.gz").write_bytes(whole[:-1])
     threads = threading.active_count()
-    assert "toy-3.jsonl.gz is truncated" in refusal(shards, part_megabytes=0.01)
+    assert "toy-2.jsonl.gz is truncated" in refusal(shards, part_megabytes=0.01)
     assert threading.active_count() == threads
     assert list(store.glob(".partial/download-*/part-*.parquet")), "it had begun"
-    made = downloaded(shards, part_megabytes=0.01, damaged="keep")
+    (shards / "toy-2.jsonl.gz").write_bytes(whole)
+    made = downloaded(shards, part_megabytes=0.01)
     assert texts_of(made) == toy_texts
     others = {"lost.jsonl", "stage.json", "stats.json"}
     assert {p.name for p in made.path.iterdir()} == {*(p.name for p in parts_of(made)), *others}
 
 
 def test_after_a_full_disk_a_rerun_resumes(store: Path, ugly: Path, tmp_path: Path, monkeypatch):
-    whole = downloaded(ugly, **KEEP).manifest
+    whole = downloaded(ugly, **UGLY).manifest
     monkeypatch.setattr(store_module, "ROOT", tmp_path / "full")
     writer = pq.ParquetWriter
 
@@ -266,18 +262,18 @@ def test_after_a_full_disk_a_rerun_resumes(store: Path, ugly: Path, tmp_path: Pa
     with monkeypatch.context() as patch:
         patch.setattr(pq, "ParquetWriter", open_writer)
         with pytest.raises(InputError, match=r"No space left on device: .*CRAM_ARTIFACTS"):
-            downloaded(ugly, **KEEP)
+            downloaded(ugly, **UGLY)
     assert artifacts("download") == []
-    again = downloaded(ugly, **KEEP).manifest
+    again = downloaded(ugly, **UGLY).manifest
     assert (again["files"], again["stats"]) == (whole["files"], whole["stats"])
 
 
 def local_source(monkeypatch: pytest.MonkeyPatch, name: str, path: Path) -> None:
     """Have a source of the hub read one local file."""
-    shards, identity_of = download_stage.shards, download_stage.identity_of
+    shards_of, identity_of = download_stage.shards_of, download_stage.identity_of
     shard = download_stage.Shard(path.name, path)
-    monkeypatch.setattr(download_stage, "shards", lambda n, p: [shard] if n == name else shards(n, p))
-    monkeypatch.setattr(download_stage, "identity_of", lambda n, p: n if n == name else identity_of(n, p))
+    monkeypatch.setattr(download_stage, "shards_of", lambda n, *p: [shard] if n == name else shards_of(n, *p))
+    monkeypatch.setattr(download_stage, "identity_of", lambda n, files: n if n == name else identity_of(n, files))
     if not hub.SOURCES[name].sets:
         monkeypatch.setattr(hub, "SOURCES", {n: source for n, source in hub.SOURCES.items() if n != name})
 
@@ -348,10 +344,10 @@ def test_documents_of_other_sets_are_counted_and_not_lost(store: Path, shards: P
     assert texts_of(made) == toy_texts[100:200]
     assert made.stats["other_sets"] == {"toy 0": 100, "toy 2": 100}
     assert made.stats["lost"] == {"broken JSON": 1}
-    made = downloaded(shards, sets=["toy 2"], documents=5, shards=3)
+    made = downloaded(shards, sets=["toy 2"], documents=5)
     assert texts_of(made) == toy_texts[200:205], "a limit counts what is kept"
     with pytest.raises(InputError, match=r"toy 0, toy 1.*download\.sets"):
-        downloaded(shards, sets=["toy 7"], shards=2)
+        downloaded(shards, sets=["toy 7"])
 
 
 def test_the_natural_pile_is_the_pile_without_its_other_sets(store: Path, tmp_path: Path, monkeypatch):
@@ -366,13 +362,12 @@ def test_the_natural_pile_is_the_pile_without_its_other_sets(store: Path, tmp_pa
     assert set(downloaded(source="pile").stats["by_source"]) == set(sets)
 
 
-def test_a_document_longer_than_a_part_is_whole_and_too_long_a_one_is_lost(store: Path, tmp_path: Path):
+def test_a_document_longer_than_a_part_is_whole(store: Path, tmp_path: Path):
     long = " ".join(map(str, random.Random(0).choices(range(10**6), k=800_000)))
     assert len(long) > parts.ROW_GROUP_CHARACTERS
     shard = write_jsonl(tmp_path / "a.jsonl", ["short", long, "after"])
     made = downloaded(shard, part_megabytes=4)
     assert (texts_of(made), made.stats["parts"]) == (["short", long, "after"], 2)
-    assert texts_of(downloaded(shard, max_document_megabytes=0.01, max_lost=0.5)) == ["short", "after"]
 
 
 def test_a_prefix_of_real_shards_is_what_zstandard_and_json_read(store: Path, real_data: Path):

@@ -1,10 +1,12 @@
-"""The Hugging Face hub: the data sets that a recipe can name, their files, and the cache of the hub's own client.
+"""The Hugging Face hub: the data sets that a recipe can name, and reading their files through the hub's own client.
 
-A data set is always read at a fixed commit.
+A data set is always read at a fixed commit. Shards are streamed: only what is read of them is fetched. If a connection
+drops, the client continues where it stopped.
 """
 
 import fcntl
 import hashlib
+import io
 import json
 import logging
 import re
@@ -14,10 +16,13 @@ from typing import Any, NamedTuple
 
 from model import InputError
 from tasks import store
+from tasks.corpus.formats import Damage
 
-ATTEMPTS = 2  # downloads of a file that arrives with a wrong digest
+CHUNK = 1 << 18  # bytes requested from the client at once
+BLOCK = 1 << 21  # bytes of one request where a file is not read in order
 REVISIONS = ".revisions.json"  # in the store: commits of the data sets that have none in the table below
 OWN_TEXT = "use local files (see tasks/README.md, 'Your own text')"
+NOT_FOUND = 404
 COMMON_CRAWL = "ODC-BY, and the terms of Common Crawl"
 log = logging.getLogger(__name__)
 
@@ -125,6 +130,10 @@ class File(NamedTuple):
         return hashlib.sha1(b"blob %d\0" % self.bytes, usedforsecurity=False)
 
 
+class Unreachable(InputError, ConnectionError):
+    """The hub does not answer, or breaks off: a later attempt may succeed."""
+
+
 def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> InputError:
     """What to tell the user if the hub can't be reached or refuses."""
     status = getattr(getattr(problem, "response", None), "status_code", None)
@@ -135,7 +144,8 @@ def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> Input
             f"and set HF_TOKEN to it; or {'use another source' if instead == OWN_TEXT else instead}."
         )
     reason = (str(problem).strip() or "no answer").splitlines()[0].rstrip(".:")
-    return InputError(
+    kind = InputError if status == NOT_FOUND else Unreachable
+    return kind(
         f"{repository} could not be read from the Hugging Face hub: {type(problem).__name__}: {reason}. "
         f"Check the network, HF_ENDPOINT and HF_TOKEN; or {instead}."
     )
@@ -145,28 +155,23 @@ def commit(source: Source) -> str:
     """The commit at which the source is read: its own, or the newest at the first use with this store."""
     if source.revision:
         return source.revision
+    from huggingface_hub import HfApi
+
     path, lock = store.ROOT / REVISIONS, store.ROOT / ".locks" / "revisions"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         commits = json.loads(path.read_text()) if path.exists() else {}
         if source.repository not in commits:
-            commits[source.repository] = _newest(source.repository)
+            try:
+                commits[source.repository] = HfApi().dataset_info(source.repository).sha
+            except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
+                raise error(source.repository, problem) from problem
             half = path.with_suffix(".half")
             half.write_text(json.dumps(commits, indent=2) + "\n")
             half.replace(path)
+            log.info("From now on, %s is read at its newest commit (%s).", source.repository, path)
     return commits[source.repository]
-
-
-def _newest(repository: str) -> str:
-    from huggingface_hub import HfApi
-
-    try:
-        sha = HfApi().dataset_info(repository).sha
-    except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
-        raise error(repository, problem) from problem
-    log.info("From now on, %s is read at its newest commit, %s (%s).", repository, sha, store.ROOT / REVISIONS)
-    return sha
 
 
 def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:
@@ -204,11 +209,8 @@ def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:
 
 def digest(path: Path, like: str) -> str:
     """The digest of a local file, of the same kind as `like`."""
-    if len(like) == 64:
-        return store.digest(path)
-    hasher = File(path.name, path.stat().st_size, like).hasher()
-    hasher.update(path.read_bytes())
-    return hasher.hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, File(path.name, path.stat().st_size, like).hasher).hexdigest()
 
 
 def cached(source: Source, file: File) -> Path | None:
@@ -224,25 +226,69 @@ def cached(source: Source, file: File) -> Path | None:
     return None
 
 
-def bring(source: Source, file: File, **options: Any) -> Path:
-    """Download a file unless it is present, and check its digest; `options` are those of `hf_hub_download`.
+class Remote(io.RawIOBase):
+    """A file on the hub, fetched as it is read.
 
-    Raises InputError if the hub does not deliver it, and OSError if the disk is full.
+    If it is read in order, its digest is checked at the end. Raises InputError if the hub does not deliver it.
     """
-    from huggingface_hub import hf_hub_download
 
-    options |= {"repo_type": "dataset", "revision": commit(source)}
-    for attempt in range(ATTEMPTS):
+    def __init__(self, source: Source, file: File, in_order: bool) -> None:
+        from huggingface_hub import HfFileSystem
+
+        self.source, self.about = source, file
+        self.hasher = file.hasher() if in_order else None
+        path = f"datasets/{source.repository}@{commit(source)}/{file.name}"
         try:
-            path = Path(hf_hub_download(source.repository, file.name, force_download=attempt > 0, **options))
+            self.remote = HfFileSystem().open(path, "rb", block_size=0 if in_order else BLOCK, size=file.bytes)
+        except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
+            raise error(source.repository, problem) from problem
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """BufferedReader asks for it; if the file is read in order, it can only go back within its buffer."""
+        return True
+
+    def tell(self) -> int:
+        """The position of the next byte."""
+        return self.remote.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Continue at another position."""
+        return self.remote.seek(offset, whence)
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read the next bytes; 0 at the end."""
+        try:
+            data = self.remote.read(len(buffer))
         except Exception as problem:
-            if store.machine_problem(problem):
-                raise
-            raise error(source.repository, problem, source.instead) from problem
-        if digest(path, file.digest) == file.digest:
-            return path
-        log.warning("%s arrived with a wrong digest.", file.name)
-    raise InputError(
-        f"{file.name} of {source.repository} arrived {ATTEMPTS} times with a digest that is not the hub's "
-        f"({file.digest[:12]}…). Check HF_ENDPOINT and any proxy on the way to the hub, and run again."
-    )
+            raise error(self.source.repository, problem) from problem
+        buffer[: len(data)] = data
+        if self.hasher:
+            self.hasher.update(data)
+            if not data:
+                self._check()
+        return len(data)
+
+    def _check(self) -> None:
+        name, repository = self.about.name, self.source.repository
+        if self.tell() < self.about.bytes:
+            raise error(repository, EOFError(f"{name} ended after {self.tell():,} bytes"))
+        if self.hasher.hexdigest() != self.about.digest:
+            raise Damage(
+                f"{name} of {repository}: checksum mismatch (the hub's digest is {self.about.digest[:12]}…). "
+                "What was read of it is discarded. Run again."
+            )
+
+    def close(self) -> None:
+        """Close the connection."""
+        if not self.closed:
+            self.remote.close()
+        super().close()
+
+
+def opened(source: Source, file: File) -> io.BufferedReader:
+    """A file on the hub, of which only what is read is fetched."""
+    return io.BufferedReader(Remote(source, file, in_order=not file.name.endswith(".parquet")), CHUNK)

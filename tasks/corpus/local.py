@@ -12,31 +12,13 @@ from pathlib import Path
 
 from model import InputError
 from tasks import store
+from tasks.corpus.formats import FORMATS, ending_of
 from tasks.text.printable import printable
 
-SUFFIXES = (".jsonl", ".json", ".jsonl.zst", ".json.zst", ".jsonl.gz", ".json.gz", ".parquet", ".txt")
-# The end of a stem that numbers a shard; on the hub, a digest may follow
-SHARD = re.compile(r"[-_. ]?\d+([-_. ]?of[-_. ]?\d+(-[0-9a-f]{16})?)?$")
 WILD = re.compile(r"[*?[]")  # the characters that make a path a glob
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 NAMED = 3  # files that a warning names
 log = logging.getLogger(__name__)
-
-
-def suffix_of(name: str) -> str:
-    """The last suffix of a file's name, in lower case."""
-    return Path(name).suffix.lower()
-
-
-def is_read(path: Path) -> bool:
-    """Whether a file's name ends as those of files that cram reads, in capitals or not."""
-    return path.name.lower().endswith(SUFFIXES)
-
-
-def shard_family(name: str) -> str:
-    """A file's name without suffix and shard number, for example `train` for `train-00003-of-00010.jsonl.zst`."""
-    whole = Path(name).name
-    stem = next((whole[: -len(suffix)] for suffix in SUFFIXES if whole.lower().endswith(suffix)), whole)
-    return SHARD.sub("", stem) or stem or whole
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
@@ -47,28 +29,19 @@ def unreadable(path: Path, error: OSError) -> InputError:
     )
 
 
-def status(path: Path | str, follow: bool = True) -> os.stat_result | None:
-    """The status of a path, or of a link's target; None if there is none. Raises InputError if access is denied."""
+def mode_of(path: Path | str, follow: bool = True) -> int:
+    """The type of what is at a path, or of a link's target, as os.stat gives it; 0 if there is nothing."""
     try:
-        return os.stat(path) if follow else os.lstat(path)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
-            return None
-        raise unreadable(Path(path), error) from error
+        return os.stat(path, follow_symlinks=follow).st_mode
+    except OSError as error:  # os.path.isdir takes a folder that may not be read for absent
+        if error.errno in ABSENT:
+            return 0
+        raise
 
 
 def is_folder(path: Path | str) -> bool:
     """Whether a path is a folder or a link to one."""
-    found = status(path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
-
-
-def listed(folder: Path | str) -> list[str]:
-    """The names in a folder, in order."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError as error:
-        raise unreadable(Path(folder), error) from error
+    return stat.S_ISDIR(mode_of(path))
 
 
 def walk(top: Path, hidden: bool = True) -> Iterator[tuple[Path, list[Path]]]:
@@ -83,7 +56,7 @@ def walk(top: Path, hidden: bool = True) -> Iterator[tuple[Path, list[Path]]]:
             continue
         seen.add(real)
         files = []
-        for path in (folder / name for name in listed(folder)):
+        for path in (folder / name for name in sorted(os.listdir(folder))):
             if not is_folder(path):
                 files.append(path)
             elif hidden or not path.name.startswith("."):
@@ -99,7 +72,7 @@ def expand(pattern: str) -> list[str]:
     paths = ["/" if pattern.startswith("/") else ""]
     for part in pattern.lstrip("/").split("/"):
         if not WILD.search(part):
-            paths = [path for folder in paths if status(path := os.path.join(folder, part), follow=False)]
+            paths = [path for folder in paths if mode_of(path := os.path.join(folder, part), follow=False)]
             continue
         folders = [folder for folder in paths if is_folder(folder or ".")]
         if part == "**":
@@ -109,49 +82,44 @@ def expand(pattern: str) -> list[str]:
             paths = [
                 os.path.join(folder, name)
                 for folder in folders
-                for name in fnmatch.filter(listed(folder or "."), part)
+                for name in fnmatch.filter(os.listdir(folder or "."), part)
                 if part.startswith(".") or not name.startswith(".")
             ]
     return sorted(set(paths))
-
-
-def expect_file(path: Path) -> None:
-    """Raise InputError for a broken link, a pipe or a device."""
-    found = status(path)
-    if found is None:
-        raise InputError(
-            f"{printable(str(path))} is a broken link, to {printable(os.readlink(path))}. Expected a file; correct the "
-            "link or delete it."
-        )
-    if not stat.S_ISREG(found.st_mode):
-        raise InputError(
-            f"{printable(str(path))} is not a regular file (a pipe, socket or device?). Save its output to a file "
-            "and give that file."
-        )
-
-
-@functools.cache
-def warn_once(warning: str) -> None:
-    """Log a warning once, although files are listed when a run is planned and again when it reads them."""
-    log.warning(warning)
 
 
 def matches(pattern: str) -> tuple[list[Path], list[Path]]:
     """The files that a path, glob or directory stands for, and those that a directory holds besides."""
     path = os.path.expanduser(pattern)
     # A file may have brackets in its name
-    paths = [Path(p) for p in ([path] if status(path, follow=False) else expand(path))]
+    paths = [Path(p) for p in ([path] if mode_of(path, follow=False) else expand(path))]
     folders = [p for p in paths if is_folder(p)]
     inner = [p for folder in folders for p in sorted(p for _, files in walk(folder) for p in files)]
-    files = [p for p in paths if p not in folders] + [p for p in inner if is_read(p)]
+    files = [p for p in paths if p not in folders] + [p for p in inner if ending_of(p.name)]
     if not files:
         what = "holds no file that cram reads" if paths else "matches nothing"
-        raise InputError(f"{pattern!r} {what}. Expected files that end in {', '.join(SUFFIXES)}. Check download.files.")
+        raise InputError(f"{pattern!r} {what}. Expected files that end in {', '.join(FORMATS)}. Check download.files.")
     for file in files:
-        expect_file(file)
-        if not is_read(file):
-            raise InputError(f"{file} is of a kind that cram doesn't read. Expected {', '.join(SUFFIXES)}.")
-    return files, [p for p in inner if not is_read(p)]
+        shown, mode = printable(str(file)), mode_of(file)
+        if not mode:
+            raise InputError(
+                f"{shown} is a broken link, to {printable(os.readlink(file))}. Expected a file; correct the link or "
+                "delete it."
+            )
+        if not stat.S_ISREG(mode):
+            raise InputError(
+                f"{shown} is not a regular file (a pipe, socket or device?). Save its output to a file and give that "
+                "file."
+            )
+        if not ending_of(file.name):
+            raise InputError(f"{shown} is of a kind that cram doesn't read. Expected {', '.join(FORMATS)}.")
+    return files, [p for p in inner if not ending_of(p.name)]
+
+
+@functools.cache
+def warn_once(warning: str) -> None:
+    """Log a warning once, although files are listed when a run is planned and again when it reads them."""
+    log.warning(warning)
 
 
 def local_files(patterns: Iterable[str]) -> dict[str, Path]:
@@ -163,7 +131,10 @@ def local_files(patterns: Iterable[str]) -> dict[str, Path]:
     once: dict[tuple[str, str], Path] = {}  # by folder and name, so that a link to a folder doesn't double its files
     real = functools.cache(os.path.realpath)
     for pattern in patterns:
-        files, others = matches(pattern)
+        try:
+            files, others = matches(pattern)
+        except OSError as error:
+            raise unreadable(Path(pattern), error) from error
         ignored.update(others)
         for path in map(Path, map(os.path.abspath, files)):
             # Under its own name, not that of a link's target, which in the hub's cache is a digest
@@ -183,18 +154,9 @@ def local_files(patterns: Iterable[str]) -> dict[str, Path]:
     return by_name
 
 
-@functools.cache
-def _digest(path: Path, *_: int) -> str:
-    return store.digest(path)
-
-
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file; computed again only if its size, time or inode changes.
-
-    Raises InputError if it can't be read.
-    """
+    """The SHA-256 of a file, computed again only if the file changes. Raises InputError if it can't be read."""
     try:
-        found = path.stat()
-        return _digest(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+        return store.known_digest(path)
     except OSError as error:
         raise unreadable(path, error) from error

@@ -6,7 +6,9 @@ A part is read a few megabytes at a time, as Arrow tables or as documents.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import groupby, islice, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -19,10 +21,10 @@ import pyarrow.parquet as pq
 import xxhash
 
 from model import InputError
-from tasks.store import Artifact
+from tasks.store import Artifact, fsync
 
 SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("text", pa.large_string())])
-ROW_GROUP_CHARACTERS = 4_000_000  # that a reader of a part holds in memory
+ROW_GROUP_CHARACTERS = 4_000_000  # a reader of a part holds one row group in memory
 TOTAL = "all"  # the row of the total in tables by source
 DIGEST_RANGE = 2**64
 SAMPLES, SAMPLE_CHARACTERS = 20, 300  # number of sample documents; characters shown of each
@@ -64,6 +66,75 @@ def writer(out: Path) -> pq.ParquetWriter:
     return pq.ParquetWriter(out, SCHEMA, compression="zstd", use_dictionary=["source"])
 
 
+class PartWriter:
+    """Writes documents as parts; a context manager.
+
+    The caller decides where a part ends, and then passes the state of its work. The state is saved after the part and
+    `log`, a file to which the caller appends, are on disk.
+    """
+
+    def __init__(self, out: Path, log: Path, state: Path, parts: int) -> None:
+        self.out, self.log, self.state, self.parts = out, log, state, parts
+        self.characters, self.waiting, self.waiting_characters = 0, [], 0
+        self.file: pq.ParquetWriter | None = None
+        self.pool, self.pending = ThreadPoolExecutor(1, thread_name_prefix="write"), Future()
+        self.pending.set_result(None)
+
+    def __enter__(self) -> "PartWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+        if self.file is not None:  # an incomplete part, which a rerun writes again
+            with suppress(OSError):
+                self.file.close()
+            self.file.is_open = False  # or it would try again when it is garbage-collected
+
+    def write(self, document: Document) -> None:
+        """Add a document to the part."""
+        self.waiting.append(document)
+        self.characters += len(document.text)
+        self.waiting_characters += len(document.text)
+        if self.waiting_characters >= ROW_GROUP_CHARACTERS:
+            self._flush()
+
+    def end_part(self, state: dict) -> None:
+        """End the part, unless it is empty, and save the state."""
+        self._flush()
+        self.parts += bool(self.characters)
+        self.characters = 0
+        self._submit(self._end, json.dumps(state | {"parts": self.parts}))
+
+    def wait(self) -> None:
+        """Wait until everything is written."""
+        self.pending.result()
+
+    def _flush(self) -> None:
+        if self.waiting:
+            self._submit(self._write, self.out / f"part-{self.parts:05d}.parquet", table(self.waiting))
+            self.waiting, self.waiting_characters = [], 0
+
+    def _submit(self, work: Callable, *arguments: object) -> None:
+        self.wait()  # after a failure nothing more is written: a part without a row group must not look complete
+        self.pending = self.pool.submit(work, *arguments)
+
+    def _write(self, path: Path, rows: pa.Table) -> None:
+        if self.file is None:
+            self.file = writer(path)
+        self.file.write_table(rows)
+
+    def _end(self, state: str) -> None:
+        if self.file is not None:
+            self.file.close()
+            fsync(Path(self.file.where))
+            self.file = None
+        half = self.state.with_suffix(".half")
+        half.write_text(state)
+        fsync(self.log)
+        fsync(half)
+        half.replace(self.state)
+
+
 def tables(part: Path, columns: tuple[str, ...] = tuple(SCHEMA.names)) -> Iterator[pa.Table]:
     """The row groups of a part, a few megabytes each. Raises InputError if the file or its UTF-8 is damaged."""
     try:
@@ -77,30 +148,26 @@ def tables(part: Path, columns: tuple[str, ...] = tuple(SCHEMA.names)) -> Iterat
         raise InputError(f"{name} is damaged: {error}. Delete its artifact and run the stage again.") from error
 
 
-def batches(part: Path) -> Iterator[list[Document]]:
-    """The documents of a part, a few megabytes at a time. Raises InputError as `tables` does."""
+def documents_in(part: Path) -> Iterator[Document]:
+    """The documents of a part, in order. Raises InputError as `tables` does."""
     for rows in tables(part):
-        yield [Document(*row) for row in zip(*rows.to_pydict().values(), strict=True)]
+        yield from map(Document, *rows.to_pydict().values())
 
 
 def documents_of(corpus: Artifact) -> Iterator[Document]:
     """All documents of a corpus, in order."""
     for part in parts_of(corpus):
-        for batch in batches(part):
-            yield from batch
+        yield from documents_in(part)
 
 
-def documents_at(part: Path, rows: list[int]) -> list[Document]:
-    """The documents in these rows of a part."""
+def document_at(part: Path, row: int) -> Document:
+    """The document in this row of a part."""
     with pq.ParquetFile(part) as file:
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        ends, found = np.cumsum(sizes), []
-        for row in rows:
-            group = int(np.searchsorted(ends, row, side="right"))
-            table = file.read_row_group(group, columns=SCHEMA.names, use_threads=False)
-            [document] = table.slice(row - ends[group] + sizes[group], 1).to_pylist()
-            found.append(Document(**document))
-        return found
+        group = 0
+        while row >= (size := file.metadata.row_group(group).num_rows):
+            group, row = group + 1, row - size
+        [document] = file.read_row_group(group, columns=SCHEMA.names, use_threads=False).slice(row, 1).to_pylist()
+    return Document(**document)
 
 
 def strings(column: pa.ChunkedArray) -> tuple[np.ndarray, memoryview]:
