@@ -21,7 +21,7 @@ from tasks.corpus.parts import (
     Tally,
     add_up,
     count,
-    documents_at,
+    document_at,
     parts_of,
     smallest,
     tables,
@@ -32,9 +32,9 @@ from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
 from tasks.text import minhash, sorted_runs, substrings
 from tasks.text.minhash import MinHash
-from tasks.text.sorted_runs import address, load_range, part_of, place_of, runs_in, save_run
+from tasks.text.sorted_runs import group_starts, load_range, offset_of, part_of, position, runs_in, save_pairs, save_run
 from tasks.text.substrings import Substring
-from tasks.workers.mapping import over_parts
+from tasks.workers.parts import over_parts
 
 REASONS = {"exact": "duplicate", "minhash": "near-duplicate", "substring": "substring"}
 Method = Literal["exact", "minhash", "substring"]
@@ -64,48 +64,29 @@ class Deduplicate(Params):
 
     def identity(self) -> dict:
         """The methods in their order, with their settings."""
-        return {"methods": [[name, self.settings(name)] for name in self.methods]}
-
-    def settings(self, method: str) -> dict:
-        """The settings of one method."""
-        return getattr(self, method).model_dump(mode="json") if hasattr(self, method) else {}
+        settings = self.model_dump(mode="json")
+        return {"methods": [[name, settings.get(name, {})] for name in self.methods]}
 
 
 def digest_part(number: int, part: Path, work: Path) -> dict:
-    """Write the 128-bit digests of the different texts of a part, and which documents repeat one of them."""
+    """Write the 128-bit digests of a part's documents, ascending."""
     joined = [b"".join(map(xxhash.xxh3_128_digest, views(table["text"]))) for table in tables(part, ("text",))]
     digests = np.frombuffer(b"".join(joined), dtype="<u8").reshape(-1, 2)
-    order, first = grouped(digests)
-    new = order == first
-    sizes = np.diff(np.flatnonzero(new), append=len(order))
-    save_run(work / f"digests/{part.stem}", *digests[order[new]].T, address(number, order[new]), sizes)
-    save_drops(work / f"drops/{part.stem}", address(number, order), address(number, first))
-    return {"different": int(new.sum())}
-
-
-def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The order that sorts the rows of (n, 2) digests, stable; and for each the first row that equals it."""
-    order = np.lexsort((digests[:, 1], digests[:, 0]))
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (digests[order[1:]] != digests[order[:-1]]).any(axis=1)
-    return order, order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
-
-
-def save_drops(run: Path, addresses: np.ndarray, firsts: np.ndarray) -> None:
-    """Write the documents that are not the first of their text, and that first."""
-    later = np.flatnonzero(addresses != firsts)
-    later = later[np.argsort(addresses[later])]
-    save_run(run, addresses[later], firsts[later])
+    order = np.lexsort(digests.T[::-1])
+    save_run(work / f"digests/{part.stem}", *digests[order].T, position(number, order))
+    return {"documents": len(order)}
 
 
 def match(low: int, high: int, work: Path, out: Path) -> dict:
-    """Write the documents whose digest (in this range) an earlier part has too, and the first; count their copies."""
-    *digests, addresses, sizes = load_range(runs_in(work / "digests", "part-*"), low, high, arrays=4)
-    order, first = grouped(np.stack(digests, axis=1))
-    starts = np.flatnonzero(order == first)
-    totals = np.add.reduceat(sizes[order], starts) if len(starts) else starts
-    save_drops(out, addresses[order], addresses[first])
-    return {"sizes": Counter(totals[totals > 1].tolist())}
+    """Write the documents with a digest (in this range) that an earlier one has too, and the first one that has it."""
+    *digests, documents = load_range(runs_in(work / "digests", "part-*"), low, high, arrays=3)
+    digests = np.stack(digests, axis=1)
+    order = np.lexsort(digests.T[::-1])  # stable, so that copies stay in the order of the corpus
+    documents, starts = documents[order], group_starts(digests[order])
+    sizes = np.diff(starts, append=len(order))
+    first = np.repeat(documents[starts], sizes)
+    save_pairs(out, documents, first, documents != first)
+    return {"sizes": Counter(sizes[sizes > 1].tolist())}
 
 
 def find_copies(parts: list[Path], work: Path) -> tuple[Counter, dict]:
@@ -117,8 +98,8 @@ def find_copies(parts: list[Path], work: Path) -> tuple[Counter, dict]:
         (work / name).mkdir(parents=True, exist_ok=True)
     jobs = [(i, part, work) for i, part in enumerate(parts)]
     counts = over_parts(digest_part, jobs, work / "digested", "digest documents")
-    ranges = enumerate(sorted_runs.ranges(sum(r["different"] for r in counts)))
-    jobs = [(*bounds, work, work / f"drops/range-{i:05d}") for i, bounds in ranges]
+    bounds = enumerate(sorted_runs.ranges(sum(r["documents"] for r in counts)))
+    jobs = [(low, high, work, work / f"drops/range-{i:05d}") for i, (low, high) in bounds]
     return sum_sizes(over_parts(match, jobs, work / "matched", "find duplicates")), {}
 
 
@@ -132,19 +113,16 @@ def sum_sizes(results: list[dict]) -> Counter:
 
 def keep_rest(number: int, part: Path, drops: Path, out: Path) -> dict:
     """Write the documents of a part that are in no run of `drops`; return counts, and samples of the others."""
-    dropped, firsts = load_range(runs_in(drops, "*"), address(number, 0), address(number + 1, 0))
+    dropped, firsts = load_range(runs_in(drops, "*"), position(number, 0), position(number + 1, 0))
     order = np.argsort(dropped)
     dropped, firsts = dropped[order], firsts[order]
     kept, gone, samples, start = Tally(), Tally(), [], 0
     with writer(out / part.name) as file:
         for table in tables(part):
-            low, high = np.searchsorted(dropped, [address(number, row) for row in (start, start + len(table))])
-            rows = place_of(dropped[low:high]) - start
+            low, high = np.searchsorted(dropped, [position(number, row) for row in (start, start + len(table))])
             is_kept = np.ones(len(table), dtype=bool)
-            is_kept[rows] = False
-            rest, others = (
-                (table.filter(pa.array(is_kept)), table.take(pa.array(rows))) if len(rows) else (table, table[:0])
-            )
+            is_kept[offset_of(dropped[low:high]) - start] = False
+            rest, others = table.filter(pa.array(is_kept)), table.filter(pa.array(~is_kept))
             if len(rest):
                 file.write_table(rest)
             count(kept, rest)
@@ -165,44 +143,55 @@ def distribution(sizes: Counter) -> dict:
     return {"number": sizes.total(), "largest": max(sizes, default=0), "sizes": named}
 
 
-def pairs(method: str, params: Deduplicate, samples: list[tuple], parts: list[Path]) -> list[dict]:
-    """Samples for people to read: the document kept, the one dropped, and how similar they are."""
-    rows = []
-    for _, *addresses in samples:
-        [first], [other] = (documents_at(parts[part_of(a)], [place_of(a)]) for a in addresses)
+def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
+    """Drop the documents that a method finds; return counts and samples: documents kept, and dropped as the same."""
+    sizes, compared = find_copies(parts, work) if method == "exact" else minhash.find(params.minhash, parts, work)
+    jobs = [(i, part, work / "drops", out) for i, part in enumerate(parts)]
+    results, rows = over_parts(keep_rest, jobs, work / "kept", "drop duplicates"), []
+    for _, *pair in smallest([sample for result in results for sample in result["samples"]]):
+        first, other = (document_at(parts[part_of(at)], offset_of(at)) for at in pair)
         row = {"method": method}
         if method == "minhash":
             row["jaccard"] = round(minhash.similarity(first.text, other.text, params.minhash.words), 4)
         for what, document in (("kept", first), ("dropped", other)):
             row[what] = {**document._asdict(), "text": document.text[:SAMPLE_CHARACTERS]}
         rows.append(row)
-    return rows
-
-
-def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
-    """Drop the documents that a method finds; return counts and samples."""
-    sizes, compared = find_copies(parts, work) if method == "exact" else minhash.find(params.minhash, parts, work)
-    jobs = [(i, part, work / "drops", out) for i, part in enumerate(parts)]
-    results = over_parts(keep_rest, jobs, work / "kept", "drop duplicates")
-    samples = smallest([sample for result in results for sample in result["samples"]])
     return {
         "kept": add_up([r["kept"] for r in results]),
         "dropped": add_up([r["dropped"] for r in results]),
         "stats": {"clusters": distribution(sizes), **compared},
-        "samples": pairs(method, params, samples, parts),
+        "samples": rows,
     }
 
 
+def first_copy(copy: int, n: int, parts: list[Path], work: Path) -> int:
+    """The position of the first of all copies of the window at this position."""
+    while True:
+        name = f"{parts[part_of(copy)].stem}-{offset_of(copy) // substrings.CHUNK:05d}"
+        starts, stops, copies = (np.load(work / f"again/{name}.{i}.npy", mmap_mode="r") for i in range(3))
+        i = int(np.searchsorted(starts, copy, side="right")) - 1
+        if i >= 0 and copy + n <= stops[i]:
+            copy += int(copies[i]) - int(starts[i])
+            continue
+        same = [*runs_in(work / "same", f"{name}-*"), *runs_in(work / "same", "range-*")]
+        _, before = load_range(same, copy, copy + 1)
+        if not len(before):
+            return copy
+        copy = int(before[0])
+
+
 def cut(params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
-    """Cut repeated passages; return counts and samples."""
+    """Cut repeated passages; return counts and samples: what was cut, and where it stood first."""
     results, rows = substrings.cut(params.substring, parts, out, work), []
     samples = smallest([sample for result in results for sample in result["samples"]])
     for _, copy, before, other, place, size, text in samples:
-        first = substrings.first_copy(copy, params.substring.bytes, parts, work) + before
+        first = first_copy(copy, params.substring.bytes, parts, work) + before
         part = parts[part_of(first)]
-        row, byte = substrings.row_and_byte(place_of(first), part, work)
-        [there] = documents_at(part, [row])
-        [here] = documents_at(parts[part_of(other)], [place_of(other)])
+        ends = np.load(work / f"{part.stem}.ends.npy")  # of the part's documents in its text
+        row = int(np.searchsorted(ends, offset_of(first), side="right"))
+        byte = offset_of(first) - int(ends[row - 1] if row else 0)
+        there = document_at(part, row)
+        here = document_at(parts[part_of(other)], offset_of(other))
         places = {"kept": (there, byte), "cut": (here, place)}
         named = {what: {"id": d.id, "source": d.source, "byte": at} for what, (d, at) in places.items()}
         rows.append({"method": "substring", **named, "bytes": size, "text": text})
@@ -220,9 +209,10 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
     """Apply the methods one after the other; count what each dropped or cut, by source."""
     parts, work, results = parts_of(corpus), out / WORK, {}
     work.mkdir(exist_ok=True)
+    kept = {name: corpus.stats[name] for name in Tally().counts()}
     if not params.methods:
-        jobs = [(i, part, work / "nothing", out) for i, part in enumerate(parts)]
-        kept = add_up([result["kept"] for result in over_parts(keep_rest, jobs, work / "kept", "copy documents")])
+        for part in parts:  # not linked: damage to one artifact must not damage the other
+            shutil.copyfile(part, out / part.name)
     for method in params.methods:
         here, done = work / method, work / f"{method}.json"
         written = out if method == params.methods[-1] else work / f"{method}-parts"

@@ -1,4 +1,4 @@
-"""Filter: drop documents that a WordPiece vocabulary compresses poorly (section 4.4 of the paper).
+"""Filter: drop documents that a WordPiece vocabulary compresses poorly (section 4.4 of the paper), by their measures.
 
 Reads   the parts of a corpus, and their measures.
 Writes  part-00000.parquet …      the documents kept, in order
@@ -8,7 +8,6 @@ Writes  part-00000.parquet …      the documents kept, in order
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -21,12 +20,12 @@ import xxhash
 from pydantic import Field, model_validator
 
 from model import InputError
-from tasks.corpus.parts import TOTAL, add_up, parts_of, row_name, smallest_of_each, tables, views, writer
+from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, smallest_of_each, tables, views, writer
 from tasks.measure import MEASURES, RATIOS, name_of
 from tasks.reports import plots
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
-from tasks.workers.mapping import over_parts
+from tasks.workers.parts import over_parts
 
 KEPT = "kept"
 SAMPLES, SAMPLE_CHARACTERS = 3, 400  # of each source and reason
@@ -58,27 +57,22 @@ class Filter(Params):
         return self
 
 
-def rules(params: Filter) -> list[tuple[str, str, np.ufunc, float]]:
-    """Why documents are dropped, in the order of checking: reason, measure, comparison with the limit, limit."""
-    every = (
-        ("too short", "characters", np.less, params.min_characters or None),
-        ("too long", "characters", np.greater, params.max_characters),
-        ("no tokens", "tokens", np.equal, 0),  # no text is left without accents and non-ASCII characters
-        ("incompressible", "tokens_per_char", np.greater_equal, params.max_tokens_per_char),
-        ("incompressible by zstd", "zstd_ratio", np.greater_equal, params.max_zstd_ratio),
-    )
-    return [rule for rule in every if rule[-1] is not None]
-
-
-def reasons(params: Filter) -> list[str]:
-    """The reasons for which these params can drop a document."""
-    return [reason for reason, *_ in rules(params)]
+def rules(params: Filter) -> dict[str, tuple[str, np.ufunc, float]]:
+    """Why documents are dropped, in the order of checking: by reason, a measure, the comparison, and the limit."""
+    every = {
+        "too short": ("characters", np.less, params.min_characters or None),
+        "too long": ("characters", np.greater, params.max_characters),
+        "no tokens": ("tokens", np.equal, 0),  # no text is left without accents and non-ASCII characters
+        "incompressible": ("tokens_per_char", np.greater_equal, params.max_tokens_per_char),
+        "incompressible by zstd": ("zstd_ratio", np.greater_equal, params.max_zstd_ratio),
+    }
+    return {reason: rule for reason, rule in every.items() if rule[-1] is not None}
 
 
 def verdicts(measures: pa.Table, params: Filter) -> np.ndarray:
     """(documents,) `kept`, or the first reason why a document is dropped."""
-    dropped = [compare(measures[name].to_numpy(), limit) for _, name, compare, limit in rules(params)]
-    return np.select(dropped, reasons(params), KEPT)
+    dropped = [compare(measures[name].to_numpy(), limit) for name, compare, limit in rules(params).values()]
+    return np.select(dropped, list(rules(params)), KEPT)
 
 
 def mismatch(part: Path, measures: Path) -> InputError:
@@ -101,15 +95,15 @@ def aligned(part: Path, measures: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
         yield table, about
 
 
-def sampled(dropped: pa.Table) -> list[list]:
+def sampled(dropped: pa.Table) -> list[tuple]:
     """Samples of dropped documents: source, reason, digest, id, ratios, the beginning of the text."""
     digests = [xxhash.xxh3_64_intdigest(view) for view in views(dropped["text"])]
     kinds = (dropped[name].to_pylist() for name in ("source", "verdict"))
     chosen = smallest_of_each(zip(*kinds, digests, range(len(digests)), strict=True), 2, SAMPLES)
     rows = dropped.take([place for *_, place in chosen])
-    begins = pc.utf8_slice_codeunits(rows["text"], 0, SAMPLE_CHARACTERS)
-    columns = (column.to_pylist() for column in (*(rows[name] for name in ("id", *RATIOS)), begins))
-    return [[*kind, *others] for (*kind, _), *others in zip(chosen, *columns, strict=True)]
+    columns = [rows[name].to_pylist() for name in ("id", *RATIOS)]
+    begins = pc.utf8_slice_codeunits(rows["text"], 0, SAMPLE_CHARACTERS).to_pylist()
+    return [(*kind, *others) for (*kind, _), *others in zip(chosen, *columns, begins, strict=True)]
 
 
 def filter_part(part: Path, measures: Path, params: Filter, out: Path) -> dict:
@@ -131,42 +125,27 @@ def filter_part(part: Path, measures: Path, params: Filter, out: Path) -> dict:
     return {"samples": samples}
 
 
-def counts_by_verdict(measured: pa.Table) -> tuple[dict[str, dict], int]:
-    """Documents and characters by verdict and source, as `Tally.counts`; and the tokens of the documents kept."""
-    columns = [("characters", "count"), ("characters", "sum"), ("tokens", "sum")]
-    by_source: dict[str, dict] = {}
-    tokens = Counter()
-    for row in measured.group_by(["verdict", "source"], use_threads=False).aggregate(columns).to_pylist():
-        counts = {"documents": row["characters_count"], "characters": row["characters_sum"]}
-        by_source.setdefault(row["verdict"], {})[row["source"]] = counts
-        tokens[row["verdict"]] += row["tokens_sum"]
-    return {verdict: add_up([{"by_source": of}]) for verdict, of in by_source.items()}, tokens[KEPT]
+def counts_of(measured: pa.Table, verdict: str) -> dict:
+    """How many documents have this verdict, and their characters."""
+    own, tally = measured.filter(pc.equal(measured["verdict"], verdict)), Tally()
+    count(tally, own, own["characters"])
+    return tally.counts()
 
 
-def rows(seen: dict, kept: dict, dropped: dict, medians: dict) -> list[dict]:
+def sources_table(seen: dict, kept: dict, dropped: dict, medians: dict) -> list[dict]:
     """The statistics as a table: a row for all sources, then one for each."""
     table, nothing = [], {"documents": 0, "characters": 0}
     for source in (None, *seen["by_source"]):
-        counts = (
+        every, own, *gone = (
             of if source is None else of["by_source"].get(source, nothing) for of in (seen, kept, *dropped.values())
         )
-        every, own, *gone = counts
         name = TOTAL if source is None else row_name(source)
         row = {"source": name, "documents": every["documents"], "kept": own["documents"]}
         row |= {reason: of["documents"] for reason, of in zip(dropped, gone, strict=True)}
         row |= {"characters": every["characters"], "characters kept": own["characters"]}
         row["kept, % of documents"] = round(100 * own["documents"] / max(1, every["documents"]), 1)
-        table.append(row | {f"median {measure}": values[name]["50%"] for measure, values in medians.items()})
+        table.append(row | {f"median {ratio}": values[name]["50%"] for ratio, values in medians.items()})
     return table
-
-
-def write_samples(samples: list[list], out: Path) -> None:
-    """Write samples of the documents dropped."""
-    with (out / "dropped.jsonl").open("w", encoding="utf-8") as file:
-        for source, reason, _, name, *ratios, text in samples:
-            measures = {measure: round(ratio, 4) for measure, ratio in zip(RATIOS, ratios, strict=True)}
-            row = {"id": name, "source": source, "reason": reason, **measures, "text": text}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 @stage(version=3, resumes=True, name="filter")
@@ -177,29 +156,29 @@ def drop_incompressible(params: Filter, corpus: Artifact, measures: Artifact, ou
         raise mismatch(*missing[0][:2])
     results = over_parts(filter_part, jobs, out / WORK / "filtered", "filter")
     samples = [sample for result in results for sample in result["samples"]]
-    write_samples(smallest_of_each(samples, 2, SAMPLES), out)
-    names = ["source", "verdict"]
-    columns = [*names, "characters", "tokens", "tokens_per_char"]
-    files = sorted(out.glob("measured-*.parquet"))
-    measured = pq.read_table(files, columns=columns, read_dictionary=names).unify_dictionaries()
-    counts, tokens = counts_by_verdict(measured)
-    seen, nothing = add_up(list(counts.values())), add_up([])
-    kept, dropped = counts.get(KEPT, nothing), {reason: counts.get(reason, nothing) for reason in reasons(params)}
-    plots.ratio_histogram(
-        measured["tokens_per_char"].to_numpy(),
-        pc.equal(measured["verdict"], KEPT).to_numpy(),
-        params.max_tokens_per_char,
-        out / "histogram.png",
-    )
+    with (out / "dropped.jsonl").open("w", encoding="utf-8") as file:
+        for source, reason, _, name, *values, text in smallest_of_each(samples, 2, SAMPLES):
+            shown = {ratio: round(value, 4) for ratio, value in zip(RATIOS, values, strict=True)}
+            row = {"id": name, "source": source, "reason": reason, **shown, "text": text}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    columns, files = ["source", "verdict", "characters", "tokens", "tokens_per_char"], sorted(out.glob("measured-*"))
+    measured = pq.read_table(files, columns=columns, read_dictionary=columns[:2]).unify_dictionaries()
+    kept, dropped = counts_of(measured, KEPT), {reason: counts_of(measured, reason) for reason in rules(params)}
+    seen, is_kept = add_up([kept, *dropped.values()]), pc.equal(measured["verdict"], KEPT).to_numpy()
+    ratios, limit = measured["tokens_per_char"].to_numpy(), params.max_tokens_per_char
+    plots.ratio_histogram(ratios, is_kept, limit, out / "histogram.png")
     about = measures.stats
-    by_source = rows(seen, kept, dropped, about["quantiles"])
-    pq.write_table(pa.Table.from_pylist(by_source), out / "sources.parquet")
+    table = sources_table(seen, kept, dropped, about["quantiles"])
+    pq.write_table(pa.Table.from_pylist(table), out / "sources.parquet")
     return {
         "parts": len(jobs),
         **kept,
         "seen": seen,
         "dropped": dropped,
         "quantiles": about["quantiles"],
-        "measured_with": {"vocabulary_entries": about["vocabulary_entries"], "tokens_kept": tokens},
-        "table": by_source,
+        "measured_with": {
+            "vocabulary_entries": about["vocabulary_entries"],
+            "tokens_kept": int(measured["tokens"].to_numpy()[is_kept].sum()),
+        },
+        "table": table,
     }

@@ -15,14 +15,12 @@ import zstandard
 from pydantic import Field
 
 from model import InputError
-from tasks.corpus.parts import TOTAL, Tally, add_up, parts_of, row_name, tables, views
-from tasks.corpus.parts import count as count_documents
+from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, tables, views
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
-from tasks.text.encoding import encoder_of
-from tasks.text.tokenizer import load_tokenizer, save_tokenizer
-from tasks.text.vocabulary_training import count, train
-from tasks.workers.mapping import over_parts
+from tasks.text.tokenizer import encoder_of, load_tokenizer, save_tokenizer
+from tasks.vocabulary import count_sample, train_wordpiece
+from tasks.workers.parts import over_parts
 
 ZSTD_LEVEL = 3
 RATIOS = ("tokens_per_char", "zstd_ratio")
@@ -65,29 +63,14 @@ def measure_part(part: Path, tokenizer_folder: Path, out: Path) -> dict:
             compressed = [len(compressor.compress(view)) / len(view) for view in views(table["text"])]
             columns = [table["id"], table["source"], characters, tokens, tokens / characters.to_numpy(), compressed]
             file.write_table(pa.table(columns, schema=MEASURES))
-            count_documents(tally, table, characters)
+            count(tally, table, characters)
             total += int(tokens.sum())
     return {"counts": tally.counts(), "tokens": total}
 
 
-def quantiles(sources: np.ndarray, names: list[str], values: np.ndarray) -> dict:
-    """Quantiles of a measure over all documents and by source; `sources` has the index of each document's name."""
-
-    def of(chosen: np.ndarray) -> dict:
-        return {f"{q:.0%}": round(float(v), 4) for q, v in zip(QUANTILES, np.quantile(chosen, QUANTILES), strict=True)}
-
-    by_name = sorted((name, index) for index, name in enumerate(names))
-    return {TOTAL: of(values), **{row_name(name): of(values[sources == index]) for name, index in by_name}}
-
-
-def rows(counts: dict, spread: dict) -> list[dict]:
-    """The measures as a table: a row for all sources, then one for each."""
-    by_name = {TOTAL: counts, **{row_name(source): of for source, of in counts["by_source"].items()}}
-    return [
-        {"source": name, "documents": of["documents"], "characters": of["characters"]}
-        | {f"{ratio}, {q}": spread[ratio][name][q] for ratio in RATIOS for q in SHOWN}
-        for name, of in by_name.items()
-    ]
+def quantiles(values: np.ndarray) -> dict[str, float]:
+    """Some quantiles of a measure."""
+    return {f"{q:.0%}": round(float(v), 4) for q, v in zip(QUANTILES, np.quantile(values, QUANTILES), strict=True)}
 
 
 @stage(version=1, resumes=True)
@@ -99,8 +82,8 @@ def measure(params: Measure, corpus: Artifact, out: Path) -> dict:
             "deduplicate and decontaminate, or give more text (download)."
         )
     if not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is complete
-        counts, _ = count(corpus, params.sample_megabytes, out / WORK, "count words of a sample")
-        save_tokenizer(train(counts, params.vocabulary_entries), out)
+        counts, _ = count_sample(corpus, params.sample_megabytes, out / WORK, "count words of a sample")
+        save_tokenizer(train_wordpiece(counts, params.vocabulary_entries), out)
     jobs = [(part, out, out) for part in parts_of(corpus)]
     results = over_parts(measure_part, jobs, out / WORK / "measured", "measure")
     counts = add_up([r["counts"] for r in results])
@@ -108,13 +91,21 @@ def measure(params: Measure, corpus: Artifact, out: Path) -> dict:
     files, columns = sorted(out.glob("measured-*.parquet")), ["source", *RATIOS]
     measured = pq.read_table(files, columns=columns, read_dictionary=["source"])
     sources = measured["source"].unify_dictionaries().combine_chunks()
-    indices, names = sources.indices.to_numpy(), sources.dictionary.to_pylist()
-    spread = {ratio: quantiles(indices, names, measured[ratio].to_numpy()) for ratio in RATIOS}
+    names, indices = sources.dictionary.to_pylist(), sources.indices.to_numpy()
+    rows_of = {TOTAL: slice(None), **{row_name(name): indices == names.index(name) for name in sorted(names)}}
+    spread = {
+        ratio: {name: quantiles(measured[ratio].to_numpy()[own]) for name, own in rows_of.items()} for ratio in RATIOS
+    }
+    sizes = {TOTAL: counts, **{row_name(source): of for source, of in counts["by_source"].items()}}
     return {
         "parts": len(jobs),
         **counts,
         "tokens": sum(r["tokens"] for r in results),
         "vocabulary_entries": load_tokenizer(out).get_vocab_size(),
         "quantiles": spread,
-        "table": rows(counts, spread),
+        "table": [
+            {"source": name, "documents": of["documents"], "characters": of["characters"]}
+            | {f"{ratio}, {q}": spread[ratio][name][q] for ratio in RATIOS for q in SHOWN}
+            for name, of in sizes.items()
+        ],
     }

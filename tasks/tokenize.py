@@ -11,7 +11,6 @@ Writes  sequences.npy     (n, S) uint16, in the order of training (uint32 for mo
 import hashlib
 import logging
 import mmap
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -28,13 +27,11 @@ from model.quantities import counted
 from tasks.corpus.parts import SCHEMA, parts_of, tables, unit_hash
 from tasks.stage import Params, stage
 from tasks.store import HELDOUT_TEXT, SEQUENCES, WORK, Artifact
-from tasks.text.encoding import encoder_of
-from tasks.text.tokenizer import SEP, SPECIALS, UNK, WORD_START, copy_tokenizer, inner, load_tokenizer
-from tasks.workers.mapping import over_parts
+from tasks.text.tokenizer import SEP, UNK, copy_tokenizer, encoder_of, heldout_of, load_tokenizer
+from tasks.workers.parts import over_parts
 
 BLOCK = 1 << 16  # sequences handled at once
 MOST_SEQUENCES = 85_000_000  # the release's limit
-JOINED, DRAWN = "joined.npy", "drawn.npy"  # all sequences, and those drawn of them, in the order of the corpus
 log = logging.getLogger(__name__)
 MEASURED_CHARACTERS = 1_000_000  # of held-out text that the loss is measured on, or all if there is less
 HELD_SCHEMA = pa.schema([*SCHEMA, *((name, pa.int64()) for name in ("characters", "bytes", "tokens"))])
@@ -47,13 +44,12 @@ class Tokenize(Params):
     heldout_fraction: float = Field(
         0.0005, gt=0, lt=0.5, description="Fraction of documents that are never trained on."
     )
-    sort: Literal["sentence-length", "unigram", "word-length", "fragments", "random", "none"] = Field(
+    sort: Literal["sentence-length", "unigram", "random", "none"] = Field(
         "sentence-length",
         description="sentence-length: sequences of short sentences first (most full stops, the released recipe); "
-        "unigram: of likely words first (mean log-probability, the paper's text); word-length: of short entries first; "
-        "fragments: of many documents first; random: in random order; none: in the order of the corpus.",
+        "unigram: of likely words first (mean log-probability, the paper's text); "
+        "random: in random order; none: in the order of the corpus.",
     )
-    descending: bool = Field(False, description="Reverse the order: long sentences, rare words … first.")
     max_sequences: int = Field(
         MOST_SEQUENCES,
         ge=1,
@@ -89,7 +85,7 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Pat
     return {**counts, "tokens": len(ids), "lost": len(ids) - used}
 
 
-def measured(texts: Iterable[str], characters: int = MEASURED_CHARACTERS) -> np.ndarray:
+def measured(texts: Iterable[str], characters: int) -> np.ndarray:
     """The indices of the documents that the held-out loss is measured on, in the order of their digests.
 
     The last is the one that completes so many characters. So the choice depends on the texts alone: not on the
@@ -117,10 +113,8 @@ def digest_of(texts: Iterable[str]) -> str:
 
 def hold_out(stems: list[str], work: Path, length: int, out: Path) -> dict:
     """Write the held-out documents of all parts, and the tokens of the measured ones; count both."""
-    from tasks.text.original_words import heldout_of  # here, as it loads torch
-
     held = pa.concat_tables(pq.read_table(work / f"{stem}.held.parquet", schema=HELD_SCHEMA) for stem in stems)
-    order = measured(text.as_py() for text in held["text"])
+    order = measured((text.as_py() for text in held["text"]), MEASURED_CHARACTERS)
     places = np.full(len(held), -1, dtype=np.int64)
     places[order] = np.arange(len(order))
     column = pa.array(places, pa.int64(), mask=places < 0)
@@ -142,90 +136,64 @@ def hold_out(stems: list[str], work: Path, length: int, out: Path) -> dict:
     }
 
 
-def keys_of(sequences: np.memmap, sort: str, tokenizer: Tokenizer) -> np.ndarray:
-    """The sort keys of the sequences: integers, so that sums don't depend on their order."""
-    entries, length = tokenizer.get_vocab_size(), sequences.shape[1]
-
-    def blocks() -> Iterator[np.ndarray]:
-        for start in range(0, len(sequences), BLOCK):
-            yield sequences[start : start + BLOCK]
-            release(sequences)
-
-    if sort in ("sentence-length", "fragments"):
-        # sequences have the same length, so the more marks, the shorter the sentences or documents
-        stops = [place for entry, place in tokenizer.get_vocab().items() if entry in (".", f"{WORD_START}.")]
-        marks = np.zeros(entries, dtype=bool)
-        marks[stops if sort == "sentence-length" else SEP] = True
-        return np.concatenate([(length - marks[block].sum(axis=1)).astype(np.uint16) for block in blocks()])
-    if sort == "word-length":
-        worth = np.zeros(entries, dtype=np.int64)
-        for entry, place in tokenizer.get_vocab().items():
-            worth[place] = 0 if entry in SPECIALS else len(inner(entry))
-    else:
-        counts = sum(np.bincount(block.ravel(), minlength=entries) for block in blocks())
-        surprise = -np.log((counts + 1) / (counts.sum() + entries))  # add-one smoothing
-        worth = np.rint(surprise * 2**40).astype(np.int64)
-    return np.concatenate([worth[block].sum(axis=1) for block in blocks()])
+def blocks_of(parts: list[np.memmap], rows: np.ndarray | range) -> Iterator[np.ndarray]:
+    """The sequences in these rows of all parts together, a block at a time."""
+    starts = np.cumsum([0, *map(len, parts)])
+    for begin in range(0, len(rows), BLOCK):
+        some = np.asarray(rows[begin : begin + BLOCK])
+        numbers = np.searchsorted(starts, some, side="right") - 1
+        by_part = np.argsort(numbers, kind="stable")
+        block = np.empty((len(some), parts[0].shape[1]), parts[0].dtype)
+        for here in np.split(by_part, np.flatnonzero(np.diff(numbers[by_part])) + 1):
+            number = numbers[here[0]]
+            block[here] = parts[number][some[here] - starts[number]]
+            # pages that this process has read count as its memory; the system still caches them
+            parts[number]._mmap.madvise(mmap.MADV_DONTNEED)
+        yield block
 
 
-def order_of(sequences: np.memmap, params: Tokenize, tokenizer: Tokenizer) -> np.ndarray:
-    """The order in which to write the sequences; ties stay in the order of the corpus."""
+def sort_keys(parts: list[np.memmap], rows: np.ndarray | range, sort: str, tokenizer: Tokenizer) -> np.ndarray:
+    """The keys by which sequences are sorted: integers, so that sums don't depend on their order."""
+    vocabulary, length = tokenizer.get_vocab(), parts[0].shape[1]
+    if sort == "sentence-length":
+        # sequences have the same length, so the more full stops, the shorter the sentences
+        stop = vocabulary["."]
+        keys = [(length - (block == stop).sum(axis=1)).astype(np.uint16) for block in blocks_of(parts, rows)]
+        return np.concatenate(keys)
+    counts = sum(np.bincount(block.ravel(), minlength=len(vocabulary)) for block in blocks_of(parts, rows))
+    surprise = -np.log((counts + 1) / (counts.sum() + len(vocabulary)))  # add-one smoothing
+    worth = np.rint(surprise * 2**40).astype(np.int64)
+    return np.concatenate([worth[block].sum(axis=1) for block in blocks_of(parts, rows)])
+
+
+def order_of(parts: list[np.memmap], params: Tokenize, tokenizer: Tokenizer) -> np.ndarray:
+    """The rows to keep, in the order in which to write them; ties stay in the order of the corpus."""
+    rows = range(sum(map(len, parts)))
+    if len(rows) > params.max_sequences:
+        draw = np.random.default_rng(params.seed).choice(len(rows), params.max_sequences, replace=False, shuffle=False)
+        rows = np.sort(draw)
+    if params.sort == "none":
+        return np.asarray(rows)
     if params.sort == "random":
-        order = np.random.default_rng(params.seed).permutation(len(sequences))
-    elif params.sort == "none":
-        order = np.arange(len(sequences))
+        order = np.random.default_rng(params.seed).permutation(len(rows))
     else:
-        keys = keys_of(sequences, params.sort, tokenizer)
-        return np.argsort(keys.max() - keys if params.descending else keys, kind="stable")
-    return order[::-1] if params.descending else order
+        order = np.argsort(sort_keys(parts, rows, params.sort, tokenizer), kind="stable")
+    return order if isinstance(rows, range) else rows[order]
 
 
-def release(array: np.memmap) -> None:
-    """Drop the pages of a memory-mapped file from this process's memory; the system may still cache them."""
-    array._mmap.madvise(mmap.MADV_DONTNEED)
-
-
-def write_rows(path: Path, source: Path, order: np.ndarray) -> None:
-    """Write the sequences of a file in this order, a block at a time.
-
-    They are read one by one: in a memory map, each would load up to 2 MiB of the file around it.
-    """
-    mapped = np.load(source, mmap_mode="r")  # for its type and offset
-    length, begin, size = mapped.shape[1], mapped.offset, mapped.itemsize * mapped.shape[1]
-
-    def blocks() -> Iterator[np.ndarray]:
-        with source.open("rb") as file:
-            for start in range(0, len(order), BLOCK):
-                places = begin + size * order[start : start + BLOCK].astype(np.int64)
-                rows = b"".join([os.pread(file.fileno(), size, place) for place in places.tolist()])
-                yield np.frombuffer(rows, mapped.dtype).reshape(-1, length)
-
-    write_array(path, blocks(), (len(order), length), mapped.dtype)
-
-
-def write_array(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Write a .npy file of this shape from its consecutive blocks. Raises OSError if the disk is full.
+def write_sequences(path: Path, parts: list[np.memmap], order: np.ndarray) -> None:
+    """Write the sequences in this order as a .npy file. Raises OSError if the disk is full.
 
     Not through a memory map: the kernel kills a process that writes into one on a full disk (SIGBUS).
     """
-    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    for part in parts:
+        part._mmap.madvise(mmap.MADV_RANDOM)  # or each row would load up to 2 MiB of the file around it
+    kind = np.lib.format.dtype_to_descr(parts[0].dtype)
+    about = {"descr": kind, "fortran_order": False, "shape": (len(order), parts[0].shape[1])}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, about)
-        for block in blocks:
-            file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
-
-
-def gather(files: list[Path], length: int, path: Path) -> np.memmap:
-    """The sequences of all parts, one after the other, memory-mapped."""
-    arrays = [np.load(file, mmap_mode="r") for file in files]
-
-    def blocks() -> Iterator[np.ndarray]:
-        for array in arrays:
-            yield array
-            release(array)
-
-    write_array(path, blocks(), (sum(map(len, arrays)), length), arrays[0].dtype)
-    return np.load(path, mmap_mode="r")
+        for block in blocks_of(parts, order):
+            file.write(block.data)
 
 
 @stage(version=4, resumes=True)
@@ -238,33 +206,27 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
     results = over_parts(tokenize_part, jobs, work / "done", "tokenize")
     counts = {name: sum(r[name] for r in results) for name in results[0]}
     tokenizer = load_tokenizer(out)
-    joined = gather([work / f"{part.stem}.npy" for part in parts], params.length, work / JOINED)
-    if not len(joined):
+    encoded = [np.load(work / f"{part.stem}.npy", mmap_mode="r") for part in parts]
+    if not (sequences := sum(map(len, encoded))):
         raise InputError(
             f"The corpus gives {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. "
             "Give more text (download), or a looser filter."
         )
-    kept, file = joined, JOINED
-    if len(joined) > params.max_sequences:
-        rng = np.random.default_rng(params.seed)
-        draw = rng.choice(len(joined), params.max_sequences, replace=False, shuffle=False)
-        write_rows(work / DRAWN, work / JOINED, np.sort(draw))
-        kept, file = np.load(work / DRAWN, mmap_mode="r"), DRAWN
-    elif params.seed and params.sort != "random":
+    if params.seed and params.sort != "random" and sequences <= params.max_sequences:
         log.warning(
             "tokenize.seed has no effect: all %d sequences are kept, in the order of %r. It applies to sort 'random' "
             "and to a smaller max_sequences.",
-            len(joined), params.sort,
+            sequences, params.sort,
         )  # fmt: skip
-    order = order_of(kept, params, tokenizer)
-    write_rows(out / SEQUENCES, work / file, order)
+    order = order_of(encoded, params, tokenizer)
+    write_sequences(out / SEQUENCES, encoded, order)
     held = hold_out([part.stem for part in parts], work, params.length, out)
     return {
         "documents": counts["documents"],
         "characters": counts["characters"],
-        "tokens": int(kept.size),
-        "sequences": len(kept),
-        "drawn_from": {"tokens": counts["tokens"], "sequences": len(joined)},
+        "tokens": len(order) * params.length,
+        "sequences": len(order),
+        "drawn_from": {"tokens": counts["tokens"], "sequences": sequences},
         "tokens_lost_at_part_ends": counts["lost"],
         "unknown_tokens": counts["unknown"],
         "characters_per_token": round(

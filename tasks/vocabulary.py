@@ -1,35 +1,51 @@
-"""Vocabulary: WordPiece, BPE or Unigram, trained from scratch on the corpus; always the same bytes from a corpus.
+"""Vocabulary: WordPiece, trained from scratch on the corpus; always the same bytes from a corpus.
 
 Reads   the parts of a corpus.
 Writes  tokenizer.json and tokenizer_config.json, which transformers.AutoTokenizer loads
         entries.parquet   id, entry, kind, and how often it occurs in the text it was trained on
 """
 
-from itertools import pairwise
+import json
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import Field, model_validator
-from tokenizers import Tokenizer
+from pydantic import Field
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from tokenizers.models import WordPiece
+from tokenizers.trainers import WordPieceTrainer
 
 from model import InputError
+from tasks.corpus.parts import parts_of, tables, unit_hash
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
-from tasks.text.encoding import BATCHES_AT_ONCE, DIVIDED_AT_ONCE, Encoder
-from tasks.text.tokenizer import SPECIALS, WORD_START, inner, save_tokenizer
-from tasks.text.vocabulary_training import Model, count, train
-from tasks.workers.pool import library_threads
+from tasks.text import words
+from tasks.text.tokenizer import (
+    ALPHABET,
+    KNOWN_WORDS,
+    LONGEST_WORD,
+    SPECIALS,
+    Encoder,
+    portions,
+    save_tokenizer,
+    tokenizer_of,
+)
+from tasks.workers.parts import over_parts
+from tasks.workers.processes import library_threads, one_library_thread
 
+TRAINING_WORDS = 8_000_000  # the trainer reads each word as often as it occurs, so counts are scaled down to this total
+LINE_WORDS = 1000  # that the trainer is given at once
+MIN_FREQUENCY = 2  # in those words, of a pair that is merged
 KINDS = ("letters", "mixed", "digits", "punctuation", "special")  # of entries
 
 
 class Vocabulary(Params):
-    """The vocabulary (section 4.1)."""
+    """The vocabulary (section 4.1): WordPiece, trained on the corpus."""
 
-    model: Model = Field("wordpiece", description="How words are divided; the paper found no difference.")
     entries: int = Field(
         32_768,
         ge=256,
@@ -39,20 +55,92 @@ class Vocabulary(Params):
     sample_megabytes: float = Field(
         1000, gt=0, description="Text to train on, 10^6 characters; of a larger corpus, a fixed sample."
     )
-    min_frequency: int = Field(
-        2, ge=1, description="Rarer pairs, in eight million words, are not merged (wordpiece and bpe only)."
-    )
 
-    @model_validator(mode="after")
-    def _no_idle_setting(self) -> "Vocabulary":
-        if self.model == "unigram" and self.min_frequency != 2:
-            raise ValueError("min_frequency has no effect on the model unigram, which merges nothing: leave it out")
-        return self
+
+def count_words(texts: list[str]) -> pa.Table:
+    """How often each word of at most LONGEST_WORD characters occurs in the texts: words.COUNTS."""
+    counts = pa.concat_tables(words.count(some) for some, _ in portions(texts))
+    return summed([counts.filter(pc.less_equal(pc.binary_length(counts["word"]), LONGEST_WORD))])
+
+
+def summed(counts: Iterable[pa.Table]) -> pa.Table:
+    """The sum of counts of words."""
+    joined = pa.concat_tables([words.COUNTS.empty_table(), *counts])
+    different = joined["word"].combine_chunks().dictionary_encode()  # several times as fast as Arrow's group_by
+    sums = np.bincount(different.indices.to_numpy(), joined["count"].to_numpy(), len(different.dictionary))
+    return pa.table([different.dictionary, sums.astype(np.int64)], schema=words.COUNTS)
+
+
+def count_part(part: Path, fraction: float, out: Path) -> dict:
+    """Write the counts of the words in a fraction of a part's documents, always the same ones."""
+    counts, used = [], {"documents": 0, "characters": 0}
+    for table in tables(part, ("text",)):
+        every = table["text"].to_pylist()
+        texts = [text for text in every if fraction >= 1 or unit_hash(text, salt=1) < fraction]
+        used["documents"] += len(texts)
+        used["characters"] += sum(map(len, texts))
+        counts.append(count_words(texts))
+    pq.write_table(summed(counts), out, compression="zstd")
+    return used
+
+
+def count_sample(corpus: Artifact, megabytes: float, work: Path, label: str) -> tuple[pa.Table, dict]:
+    """How often each word occurs in a sample of about so much text, 10^6 characters; and the size of the sample."""
+    fraction = 1e6 * megabytes / max(1, corpus.stats["characters"])
+    work.mkdir(exist_ok=True)
+    jobs = [(part, fraction, work / f"{part.stem}.words.parquet") for part in parts_of(corpus)]
+    used = over_parts(count_part, jobs, work / "counted", label)
+    counts = summed(pq.read_table(file, schema=words.COUNTS) for _, _, file in jobs)
+    return counts, {name: sum(u[name] for u in used) for name in ("documents", "characters")}
+
+
+def scaled(counts: pa.Table) -> Iterator[str]:
+    """The words, each as often as it was counted, a line at a time; scaled down to TRAINING_WORDS if there are more.
+
+    The word's digest decides whether its count is rounded up or down, so that rare words keep their share of the total.
+    """
+    ranked = counts.sort_by("word")
+    different, numbers = ranked["word"].to_pylist(), ranked["count"].to_numpy()
+    scale = min(1.0, TRAINING_WORDS / max(1, numbers.sum()))
+    times = (numbers * scale + np.fromiter(map(unit_hash, different), np.float64, len(different))).astype(np.int64)
+    all_words = chain.from_iterable(map(repeat, different, times.tolist()))
+    while line := list(islice(all_words, LINE_WORDS)):
+        yield " ".join(line)
+
+
+def train_wordpiece(counts: pa.Table, entries: int) -> Tokenizer:
+    """Train a vocabulary of at most so many entries on counted words.
+
+    The trainer breaks ties by the order in which it first sees the characters within words, which differs from run to
+    run. So these characters get ids beforehand, as special tokens, and become plain entries afterwards.
+    Nothing depends on the number of threads.
+    """
+
+    def lines() -> Iterator[str]:  # several threads count the words in them
+        yield from scaled(counts)
+        one_library_thread()  # the merges are too little work for more
+
+    learner = Tokenizer(WordPiece(unk_token="[UNK]"))
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = WordPieceTrainer(
+        vocab_size=entries,
+        min_frequency=MIN_FREQUENCY,
+        special_tokens=[*SPECIALS, *(f"##{c}" for c in ALPHABET)],
+        initial_alphabet=ALPHABET,
+        limit_alphabet=len(ALPHABET),
+        show_progress=False,
+    )
+    with library_threads():
+        learner.train_from_iterator(lines(), trainer)
+    learned = json.loads(learner.to_str())["model"]["vocab"]
+    tokenizer = tokenizer_of(WordPiece(learned, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    return tokenizer
 
 
 def kind_of(entry: str) -> str:
     """What an entry consists of: one of KINDS."""
-    text = inner(entry)
+    text = entry.removeprefix("##") or entry
     if entry in SPECIALS:
         return "special"
     if text.isalpha():
@@ -62,29 +150,22 @@ def kind_of(entry: str) -> str:
     return "mixed" if any(map(str.isalnum, text)) else "punctuation"
 
 
-def usage(tokenizer: Tokenizer, counts: pa.Table) -> pa.Table:
+def entries_table(tokenizer: Tokenizer, counts: pa.Table) -> pa.Table:
     """Every entry with its kind, and how often it occurs in the counted words."""
-    ranked, divider = counts.sort_by("count"), Encoder(tokenizer).words
-    words, numbers = ranked["word"].to_pylist(), ranked["count"].to_numpy()
-    # words that occur equally often are divided together
-    starts = np.union1d(np.flatnonzero(np.diff(numbers, prepend=0)), np.arange(0, len(words), DIVIDED_AT_ONCE))
-    batches = list(pairwise([*starts.tolist(), len(words)]))
-    times = np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
-    with library_threads():
-        for i in range(0, len(batches), BATCHES_AT_ONCE):
-            some = batches[i : i + BATCHES_AT_ONCE]
-            given = [words[start:end] for start, end in some]
-            divided = divider.encode_batch_fast(given, is_pretokenized=True, add_special_tokens=False)
-            ids = [np.array(encoding.ids, dtype=np.int64) for encoding in divided]
-            weights = np.repeat([numbers[start] for start, _ in some], [len(of_batch) for of_batch in ids])
-            times += np.bincount(np.concatenate(ids), weights, len(times)).astype(np.int64)
+    encoder, times = Encoder(tokenizer), np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
+    different, numbers = counts["word"].to_pylist(), counts["count"].to_numpy()
+    for start in range(0, len(different), KNOWN_WORDS):
+        encoder.forget()
+        encoder.known(different[start : start + KNOWN_WORDS])
+        weights = np.repeat(numbers[start : start + KNOWN_WORDS], encoder.lengths)
+        times += np.bincount(encoder.ids, weights, len(times)).astype(np.int64)
     entries = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
     return pa.table(
         {"id": range(len(entries)), "entry": entries, "kind": [kind_of(e) for e in entries], "occurrences": times}
     )
 
 
-def rows(used: pa.Table) -> list[dict]:
+def kinds_table(used: pa.Table) -> list[dict]:
     """The entries as a table, a row for each kind: how many, how many are rare, and their share of all tokens."""
     kinds, occurrences = np.array(used["kind"].to_pylist()), used["occurrences"].to_numpy()
     table = []
@@ -110,8 +191,8 @@ def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
             "There is no text left to train a vocabulary on: deduplicate, decontaminate and filter dropped all of it. "
             "Look at what they dropped (cram show filter), and drop less."
         )
-    counts, used = count(corpus, params.sample_megabytes, out / WORK, "count words")
-    tokenizer = train(counts, params.entries, params.min_frequency, params.model)
+    counts, used = count_sample(corpus, params.sample_megabytes, out / WORK, "count words")
+    tokenizer = train_wordpiece(counts, params.entries)
     size = tokenizer.get_vocab_size()
     if size != params.entries:
         raise InputError(
@@ -119,15 +200,14 @@ def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
             f"{params.entries:,} were asked for. Give more text (download), or lower vocabulary.entries."
         )
     save_tokenizer(tokenizer, out)
-    entries = usage(tokenizer, counts)
+    entries = entries_table(tokenizer, counts)
     pq.write_table(entries, out / "entries.parquet", compression="zstd")
-    unigram, names = params.model == "unigram", [n for n in entries["entry"].to_pylist() if n not in SPECIALS]
-    starts = sum(name.startswith(WORD_START) if unigram else not name.startswith("##") for name in names)
+    continuations = sum(entry.startswith("##") for entry in entries["entry"].to_pylist())
     return {
         "entries": size,
-        "whole_words": starts,
-        "continuations": len(names) - starts,
+        "whole_words": size - len(SPECIALS) - continuations,
+        "continuations": continuations,
         "unused": int((entries["occurrences"].to_numpy() == 0).sum()) - len(SPECIALS),
         "trained_on": used | {"words": pc.sum(counts["count"]).as_py() or 0, "different_words": len(counts)},
-        "table": rows(entries),
+        "table": kinds_table(entries),
     }

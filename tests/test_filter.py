@@ -17,13 +17,13 @@ from conftest import document, filtered, store_of_its_own, write_jsonl
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
+from flows.cli.artifacts import kept_by_source, measured_by_both
 from model import InputError
-from tasks.corpus import part_writer
-from tasks.corpus.parts import batches, documents_of, parts_of, unit_hash
+from tasks.corpus import parts
+from tasks.corpus.parts import documents_in, documents_of, parts_of, unit_hash
 from tasks.download import Download, download
-from tasks.filter import Filter, drop_incompressible, filter_part, reasons, verdicts
+from tasks.filter import Filter, drop_incompressible, filter_part, rules, verdicts
 from tasks.measure import MEASURES, RATIOS, Measure, measure, measure_part, name_of
-from tasks.reports.filter_diff import compare
 from tasks.store import Artifact
 
 SMALL = Measure(vocabulary_entries=700)
@@ -68,8 +68,8 @@ def measured(made: Artifact) -> pd.DataFrame:
 def test_junk_is_dropped_and_prose_stays_in_its_part(corpus: Artifact):
     made = filtered(corpus, 700)
     for before, after in zip(parts_of(corpus), parts_of(made), strict=True):
-        prose = [d for batch in batches(before) for d in batch if d.source == "prose"]
-        assert [d for batch in batches(after) for d in batch] == prose
+        prose = [d for d in documents_in(before) if d.source == "prose"]
+        assert list(documents_in(after)) == prose
     assert corpus.stats["parts"] == made.stats["parts"] > 3
     assert (made.path / "histogram.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
@@ -80,7 +80,7 @@ def test_the_statistics_count_every_document_once_by_source_and_verdict(corpus: 
     stats, rows = made.stats, measured(made)
     assert stats["seen"] == {name: corpus.stats[name] for name in ("documents", "characters", "by_source")}
     outcomes = {"kept": stats, **stats["dropped"]}
-    assert list(outcomes) == ["kept", *reasons(Filter(**settings))]
+    assert list(outcomes) == ["kept", *rules(Filter(**settings))]
     for verdict, counts in outcomes.items():
         own = rows[rows["verdict"] == verdict]
         sums = own.groupby("source")["characters"].agg(documents="size", characters="sum")
@@ -119,7 +119,7 @@ def test_measures_are_those_of_the_saved_tokenizer_on_each_document_alone(corpus
 
 def test_a_measure_does_not_depend_on_the_part_or_batch_a_document_is_in(store: Path, shard: Path, monkeypatch):
     whole = filtered(corpus_of(shard, part_megabytes=1024), 700)
-    monkeypatch.setattr(part_writer, "ROW_GROUP_CHARACTERS", 5_000)
+    monkeypatch.setattr(parts, "ROW_GROUP_CHARACTERS", 5_000)
     split = filtered(corpus_of(shard, part_megabytes=0.03), 700)
     assert (whole.stats["parts"], whole.stats["table"]) == (1, split.stats["table"])
     assert split.stats["parts"] > 2
@@ -148,7 +148,7 @@ def test_the_verdict_names_the_first_limit_that_a_document_of_ten_characters_rea
     params = Filter(**settings)
     row = [["a"], ["b"], [10], [tokens], [tokens / 10], [0.5]]
     assert verdicts(pa.table(row, schema=MEASURES), params).tolist() == [expected]
-    assert expected in ["kept", *reasons(params)]
+    assert expected in ["kept", *rules(params)]
 
 
 def test_a_filter_may_drop_all_of_which_nothing_is_left_to_measure(store: Path, tmp_path: Path):
@@ -211,4 +211,4 @@ def test_a_source_may_have_the_name_of_the_total(store: Path, tmp_path: Path, to
     assert made.stats["table"][0]["median tokens_per_char"] == measured(made)["tokens_per_char"].median().round(4)
     of_measures = measure.fn(SMALL, corpus).stats["table"]
     assert [row["source"] for row in of_measures] == [name for name, _, _ in rows]
-    assert [row["source"] for row in compare(made, strict)["sources"]][:2] == ["all", '"all"']
+    assert list(kept_by_source(measured_by_both(made, strict))["source"][:2]) == ["all", '"all"']

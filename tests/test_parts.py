@@ -11,7 +11,7 @@ import pytest
 from conftest import downloaded, store_of_its_own, toy_tokens, write_jsonl
 
 from model import InputError
-from tasks.corpus import part_writer, parts
+from tasks.corpus import parts
 from tasks.corpus.parts import Document, Tally, documents_of, in_order, views
 
 TEXTS = ["one", "", "é" * 5, "語 and 😀", "five\n" * 30, " "]
@@ -21,7 +21,7 @@ MANUAL = Path(__file__).parents[1] / "artifacts" / "README.md"
 @pytest.fixture
 def part(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One part of several row groups."""
-    monkeypatch.setattr(part_writer, "ROW_GROUP_CHARACTERS", 100)
+    monkeypatch.setattr(parts, "ROW_GROUP_CHARACTERS", 100)
     rng = random.Random(0)
     for i in range(3):
         write_jsonl(tmp_path / f"{i}.jsonl", [*TEXTS[i:], *rng.choices(TEXTS, k=20)], source=f"toy {i}")
@@ -31,7 +31,7 @@ def part(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_tables_and_rows_of_a_part_are_its_documents_and_are_counted_alike(part: Path):
-    documents, rows, tally, expected = [d for batch in parts.batches(part) for d in batch], [], Tally(), Tally()
+    documents, rows, tally, expected = list(parts.documents_in(part)), [], Tally(), Tally()
     for table in parts.tables(part):
         rows += [tuple(row.values()) for row in table.to_pylist()]
         for column in (table["text"], table["text"].slice(1, 2), table["text"].slice(0, 0)):
@@ -40,7 +40,7 @@ def test_tables_and_rows_of_a_part_are_its_documents_and_are_counted_alike(part:
     for document in documents:
         expected.add(document)
     assert rows == documents
-    assert parts.documents_at(part, [len(rows) - 1, *range(len(rows))]) == [documents[-1], *documents]
+    assert [parts.document_at(part, row) for row in range(len(rows))] == documents
     assert tally.counts() == expected.counts()
     other = Tally()
     parts.count(other, table, pc.multiply(pc.utf8_length(table["text"]), 0))

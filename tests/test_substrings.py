@@ -12,7 +12,7 @@ from conftest import corpus_of, texts_of
 
 from tasks.corpus.parts import documents_of
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.text import sorted_runs, substrings, windows
+from tasks.text import sorted_runs, substrings
 from tasks.text.substrings import Substring
 
 SPACE = " \t\n\r\v\f"
@@ -52,7 +52,7 @@ def left_of(texts: list[str], size: int) -> list[str]:
     return [text for text in naive(texts, size) if text is not None]
 
 
-def random_texts(seed: int, alphabet: str, documents: int = 40) -> list[str]:
+def random_texts(seed: int, alphabet: str, documents: int = 30) -> list[str]:
     """Texts that repeat pieces of themselves and of one another."""
     rng = random.Random(seed)
     texts: list[str] = []
@@ -149,8 +149,8 @@ def test_passages_of_enough_bytes_are_cut(store: Path, tmp_path: Path, case: str
 
 def test_hashes_that_collide_by_chance_cut_nothing_that_did_not_stand_before(store, tmp_path, monkeypatch):
     made = corpus_of(tmp_path, random_texts(3, "abc ", 80), 0.002)
-    before, whole = {d.id: d.text for d in documents_of(made)}, windows.gram_hashes
-    monkeypatch.setattr(windows, "gram_hashes", lambda data, n: whole(data, n) << np.uint64(56))
+    before, whole = {d.id: d.text for d in documents_of(made)}, substrings.gram_hashes
+    monkeypatch.setattr(substrings, "gram_hashes", lambda data, n: whole(data, n) << np.uint64(56))
     left = {d.id: d.text for d in documents_of(deduplicate.fn(params(13), made))}
     fully = [text or "" for text in naive(list(before.values()), 13)]
     sizes = [sum(map(len, texts)) for texts in (fully, left.values(), before.values())]

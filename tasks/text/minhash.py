@@ -1,9 +1,14 @@
-"""MinHash: documents of nearly the same words, found by bands of minima and verified by their true Jaccard similarity.
+"""MinHash: documents of nearly the same words, found by locality-sensitive hashing and verified by their similarity.
 
-A document is the set of its runs of five words. In a random order of all hashes, two documents have the same least hash
-with the probability that is their Jaccard similarity (Broder, "On the resemblance and containment of documents", 1997).
-Documents with the same minima in all rows of a band share a bucket and are compared (in a large bucket each with a few
-before it and the first). Those that are similar enough are joined; all joined in a chain form a cluster.
+A document is the set of its shingles, the runs of five words. In a random order of all hashes, two documents have the
+same least hash with a probability that is their Jaccard similarity s (Broder, "On the resemblance and containment of
+documents", 1997). The signature of a document is its least hash in many orders, divided into bands of several rows.
+Documents with the same minima in all rows of a band share a bucket. Two documents share one with the probability
+
+    1 - (1 - s^rows)^bands        with 14 bands of 8 rows: 0.56 at s = 0.7, 0.77 at 0.75, 0.92 at 0.8, 0.99 at 0.85
+
+Documents that share a bucket are compared (in a large bucket each with a few before it and the first). Those that are
+similar enough are joined; the connected components of all joined pairs are the clusters.
 
 Works on disk in bounded memory: the sets take 4 bytes a word, the bands 16 bytes each for every document.
 """
@@ -19,17 +24,16 @@ import pyarrow.compute as pc
 import xxhash
 from pydantic import BaseModel, Field, model_validator
 
-from model.quantities import counted
 from tasks.corpus.parts import tables, views
 from tasks.text import sorted_runs, words
-from tasks.text.sorted_runs import address, ascending, firsts, group, load_range, part_of, place_of, runs_in, save_run
-from tasks.workers.mapping import over_parts
+from tasks.text.sorted_runs import load_range, offset_of, part_numbers, part_of, position, runs_in, save_pairs, save_run
+from tasks.workers.parts import over_parts
 
 PIECE = 1 << 20  # bytes of text that are split into words at once
-SLICE = 1 << 16  # documents whose minima are held at once
+SLICE = 1 << 16  # documents whose signatures are held at once
 BLOCK = 1 << 16  # hashes that are multiplied at once: what fits in a core's cache
 COMPARED = 1 << 21  # hashes of the sets that are compared at once
-MOST_MINIMA = 2048  # of a document: 512 MiB for SLICE documents
+LONGEST_SIGNATURE = 2048  # minima of a document: 512 MiB for SLICE documents
 NEIGHBOURS = 8  # before it in its bucket that a document is compared with, besides the bucket's first
 PLAIN = bytes(c if c > 127 or words.KINDS[c] == words.WORD else 32 for c in range(256))
 SIGNS = (b"\xc2", b"\xe2\x80", b"\xe3\x80")  # how U+0080–U+00BF, U+2000–U+203F, U+3000–U+303F begin: punctuation
@@ -45,11 +49,11 @@ class MinHash(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     jaccard: float = Field(0.72, gt=0, le=1, description="Compared documents at least this similar are joined.")
 
     @model_validator(mode="after")
-    def _minima_fit_in_memory(self) -> "MinHash":
-        if self.bands * self.rows > MOST_MINIMA:
+    def _signatures_fit_in_memory(self) -> "MinHash":
+        if (minima := self.bands * self.rows) > LONGEST_SIGNATURE:
             raise ValueError(
-                f"{counted(self.bands, 'band')} of {counted(self.rows, 'row')} are {self.bands * self.rows:,} minima "
-                f"of every document; a worker has memory for {MOST_MINIMA:,}. Take fewer bands or rows"
+                f"{self.bands} bands of {self.rows} rows are {minima:,} minima of every document; a worker has memory "
+                f"for {LONGEST_SIGNATURE:,}. Take fewer bands or rows"
             )
         return self
 
@@ -88,11 +92,8 @@ def _hashed_words(texts: list[memoryview]) -> tuple[np.ndarray, np.ndarray]:
         at = at[data[at + len(sign) - 1] == sign[-1]]
         for i in range(length):
             data[at + i] = 32
-    starts, lengths = words.runs(bytes(plain))
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    letters = [None, pa.py_buffer(offsets), pa.py_buffer(plain.translate(None, b" "))]
-    encoded = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), letters).dictionary_encode()
+    every, starts = words.divide(bytes(plain))
+    encoded = every.dictionary_encode()
     different = np.array([xxhash.xxh3_64_intdigest(word) for word in encoded.dictionary.to_pylist()], dtype=np.uint64)
     ends = np.searchsorted(starts, np.cumsum([len(text) + 1 for text in texts]))
     return different[encoded.indices.to_numpy()], np.diff(ends, prepend=0)
@@ -111,9 +112,9 @@ def shingles(hashed: np.ndarray, ends: np.ndarray, n: int) -> tuple[np.ndarray, 
     return (grams >> np.uint64(32)).astype(np.uint32), ends
 
 
-def minima(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
+def signatures(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
     """(count, texts) uint32: the least hash of each text in so many orders; the greatest number if it has none."""
-    least = np.full((count, len(ends)), 0xFFFFFFFF, dtype=np.uint32)
+    minima = np.full((count, len(ends)), 0xFFFFFFFF, dtype=np.uint32)
     # to multiply by an odd number permutes all numbers
     factors = np.array(
         [xxhash.xxh3_64_intdigest(b"order %d" % i) & 0xFFFFFFFF | 1 for i in range(count)], dtype=np.uint32
@@ -126,16 +127,16 @@ def minima(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
         block = hashed[begin : begin + BLOCK]
         low, high = np.searchsorted(ends, begin, side="right"), np.searchsorted(starts, begin + len(block))
         texts, edges = some[low:high], np.maximum(starts[low:high] - begin, 0)
-        for row, factor in zip(least, factors, strict=True):
+        for row, factor in zip(minima, factors, strict=True):
             np.multiply(block, factor, out=product[: len(block)])
             row[texts] = np.minimum(row[texts], np.minimum.reduceat(product[: len(block)], edges))
-    return least
+    return minima
 
 
-def band_keys(least: np.ndarray, bands: int) -> np.ndarray:
-    """(bands, texts) uint64: a hash of the minima in each band."""
-    keys = np.zeros((bands, least.shape[1]), dtype=np.uint64)
-    for row in least.reshape(bands, -1, least.shape[1]).swapaxes(0, 1):
+def buckets(minima: np.ndarray, bands: int) -> np.ndarray:
+    """(bands, texts) uint64: the bucket of each text in each band, a hash of its minima there."""
+    keys = np.zeros((bands, minima.shape[1]), dtype=np.uint64)
+    for row in minima.reshape(bands, -1, minima.shape[1]).swapaxes(0, 1):
         keys *= words.MULTIPLIER
         keys += row
     keys ^= keys >> words.SHIFT
@@ -149,16 +150,17 @@ def slices(part: Path) -> Iterator[list[memoryview]]:
         yield from gathered(views(pc.utf8_lower(table["text"])), 2 * PIECE, SLICE)
 
 
-def sketch(number: int, part: Path, params: MinHash, work: Path) -> dict:
-    """Write the sets of a part's documents, and the keys of their bands.
+def sign(number: int, part: Path, params: MinHash, work: Path) -> dict:
+    """Write the sets of a part's documents, and their buckets.
 
-    Of documents with the same words in the same order, only the first has keys: the others are compared with it.
+    Of documents with the same words in the same order, only the first is put into buckets: the others are compared with
+    it.
     """
-    keys, ends, digests = [], [np.zeros(1, dtype=np.int64)], []
+    by_slice, ends, digests = [], [np.zeros(1, dtype=np.int64)], []
     with (work / f"{part.stem}.sets").open("wb") as file:
         for texts in slices(part):
             hashed, ends_here = shingles(*hashed_words(texts), params.words)
-            keys.append(band_keys(minima(hashed, ends_here, params.bands * params.rows), params.bands))
+            by_slice.append(buckets(signatures(hashed, ends_here, params.bands * params.rows), params.bands))
             data, edges = memoryview(hashed.view(np.uint8)), [0, *(4 * ends_here).tolist()]
             digests.append(np.array([xxhash.xxh3_64_intdigest(data[a:b]) for a, b in pairwise(edges)], dtype=np.uint64))
             file.write(data)
@@ -166,22 +168,15 @@ def sketch(number: int, part: Path, params: MinHash, work: Path) -> dict:
     sorted_runs.save(work / f"{part.stem}.ends.npy", np.concatenate(ends))
     rows = np.flatnonzero(np.diff(np.concatenate(ends)))  # a document without words is similar to none
     digest = np.concatenate([np.zeros(0, dtype=np.uint64), *digests])[rows]
-    _, addresses, first = group(digest, address(number, rows))
-    save_pairs(work / f"pairs/same-{part.stem}", addresses, first)
-    addresses = np.sort(addresses[addresses == first])
-    rows = place_of(addresses)
+    _, documents, first = sorted_runs.group(digest, position(number, rows))
+    save_pairs(work / f"pairs/same-{part.stem}", documents, first, documents != first)
+    documents = np.sort(documents[documents == first])
+    rows = offset_of(documents)
     for band in range(params.bands):
-        here = np.concatenate([of_slice[band] for of_slice in keys])[rows] if keys else np.zeros(0, dtype=np.uint64)
-        order = ascending(here)
-        save_run(work / f"bands/{band:03d}-{part.stem}", here[order], addresses[order])
+        here = np.concatenate([of_slice[band] for of_slice in by_slice])[rows] if len(rows) else rows.astype(np.uint64)
+        order = sorted_runs.stable_argsort(here)
+        save_run(work / f"bands/{band:03d}-{part.stem}", here[order], documents[order])
     return {"documents": len(rows)}
-
-
-def save_pairs(run: Path, later: np.ndarray, earlier: np.ndarray) -> None:
-    """Write pairs of addresses, except those of a document with itself."""
-    chosen = np.flatnonzero(later != earlier)
-    chosen = chosen[np.argsort(later[chosen], kind="stable")]
-    save_run(run, later[chosen], earlier[chosen])
 
 
 def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
@@ -190,44 +185,46 @@ def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
     In a larger one each is compared with NEIGHBOURS before it and with the first, so that the work grows with the size
     of the bucket, not with its square. If several clusters share such a bucket, some may then stay apart.
     """
-    keys, addresses = load_range(runs_in(work / "bands", f"{band:03d}-*"), low, high)
-    order = ascending(keys)
-    first, index, addresses = firsts(keys[order]), np.arange(len(keys)), addresses[order]
+    keys, documents = load_range(runs_in(work / "bands", f"{band:03d}-*"), low, high)
+    order = sorted_runs.stable_argsort(keys)
+    starts, index, documents = sorted_runs.group_starts(keys[order]), np.arange(len(keys)), documents[order]
+    first = np.repeat(starts, np.diff(starts, append=len(keys)))
     pairs = [(at, at - back) for back in range(1, NEIGHBOURS + 1) for at in [index[index - back >= first]]]
     far = index[index - first > NEIGHBOURS]
     later, earlier = (np.concatenate(side) for side in zip(*pairs, (far, first[far]), strict=True))
-    save_pairs(out, addresses[later], addresses[earlier])
+    later, earlier = documents[later], documents[earlier]
+    save_pairs(out, later, earlier, later != earlier)
     return {}
 
 
 def candidates(number: int, folder: Path) -> np.ndarray:
-    """(n, 2) addresses, later and earlier: all different pairs whose later document is in this part."""
+    """(n, 2) documents, later and earlier: all different pairs whose later document is in this part."""
     pairs = np.zeros((0, 2), dtype=np.int64)
     for run in runs_in(folder, "*"):
-        here = load_range([run], address(number, 0), address(number + 1, 0))
+        here = load_range([run], position(number, 0), position(number + 1, 0))
         if len(here[0]):
             pairs = np.concatenate((pairs, np.stack(here, axis=1)))
             pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-            pairs = pairs[np.concatenate(([True], (pairs[1:] != pairs[:-1]).any(axis=1)))]
+            pairs = pairs[sorted_runs.group_starts(pairs)]
     return pairs
 
 
-def edges_of(addresses: np.ndarray, files: list[Path]) -> np.ndarray:
+def edges_of(documents: np.ndarray, files: list[Path]) -> np.ndarray:
     """(n, 2): where the sets of these documents, in ascending order, begin and end in the file of their part."""
-    edges = np.zeros((len(addresses), 2), dtype=np.int64)
-    for number in sorted_runs.part_numbers(addresses):
-        here = part_of(addresses) == number
-        ends, rows = np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r"), place_of(addresses[here])
+    edges = np.zeros((len(documents), 2), dtype=np.int64)
+    for number in part_numbers(documents):
+        here = part_of(documents) == number
+        ends, rows = np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r"), offset_of(documents[here])
         edges[here] = np.stack((ends[rows], ends[rows + 1]), axis=1)
     return edges
 
 
-def read_sets(addresses: np.ndarray, edges: np.ndarray, files: list[Path]) -> list[np.ndarray]:
-    """The sets of these documents, whose addresses are in ascending order."""
+def read_sets(documents: np.ndarray, edges: np.ndarray, files: list[Path]) -> list[np.ndarray]:
+    """The sets of these documents, in ascending order."""
     sets = []
-    for number in sorted_runs.part_numbers(addresses):
+    for number in part_numbers(documents):
         with files[number].open("rb") as file:
-            for start, end in edges[part_of(addresses) == number].tolist():
+            for start, end in edges[part_of(documents) == number].tolist():
                 file.seek(4 * start)
                 sets.append(np.frombuffer(file.read(4 * (end - start)), dtype=np.uint32))
     return sets
@@ -258,12 +255,12 @@ def verify(number: int, files: list[Path], least: float, pairs: Path, out: Path)
         sets = read_sets(known[needed], edges[needed], files)
         similar.append(jaccard(*([sets[i] for i in side] for side in at.reshape(-1, 2).T)))
     joined = compared[np.concatenate(similar) >= least]
-    save_run(out, *clusters(joined))
+    save_run(out, *connected(joined))
     return {"compared": len(compared), "similar": len(joined)}
 
 
-def clusters(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All but the first of each cluster of (n, 2) joined addresses, ascending, and that first."""
+def connected(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All but the first of each connected component of (n, 2) joined documents, ascending, and that first."""
     from scipy.sparse import coo_matrix  # slow to load, and used only here
     from scipy.sparse.csgraph import connected_components
 
@@ -272,9 +269,9 @@ def clusters(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     known, index = np.unique(pairs, return_inverse=True)
     ends = index.reshape(-1, 2).T
     graph = coo_matrix((np.ones(len(pairs), dtype=np.int8), tuple(ends)), shape=(len(known), len(known)))
-    _, cluster = connected_components(graph, directed=False)
-    _, first = np.unique(cluster, return_index=True)
-    kept = known[first[cluster]]
+    _, component = connected_components(graph, directed=False)
+    _, first = np.unique(component, return_index=True)
+    kept = known[first[component]]
     return known[known != kept], kept[known != kept]
 
 
@@ -286,15 +283,15 @@ def find(params: MinHash, parts: list[Path], work: Path) -> tuple[Counter, dict]
     for name in ("bands", "pairs", "links", "drops"):
         (work / name).mkdir(parents=True, exist_ok=True)
     jobs = [(i, part, params, work) for i, part in enumerate(parts)]
-    sketched = over_parts(sketch, jobs, work / "sketched", "minhash")
-    ranges = list(enumerate(sorted_runs.ranges(sum(r["documents"] for r in sketched))))
+    signed = over_parts(sign, jobs, work / "signed", "minhash")
+    ranges = list(enumerate(sorted_runs.ranges(sum(r["documents"] for r in signed))))
     jobs = [(b, *r, work, work / f"pairs/{b:03d}-{i:05d}") for b in range(params.bands) for i, r in ranges]
     over_parts(pair_up, jobs, work / "paired", "find pairs")
     files = [work / f"{part.stem}.sets" for part in parts]
     jobs = [(i, files, params.jaccard, work / "pairs", work / f"links/{p.stem}") for i, p in enumerate(parts)]
     counts = over_parts(verify, jobs, work / "verified", "compare pairs")
-    links = load_range(runs_in(work / "links", "*"), 0, address(len(parts), 0))
-    dropped, kept = clusters(np.stack(links, axis=1))
+    links = load_range(runs_in(work / "links", "*"), 0, position(len(parts), 0))
+    dropped, kept = connected(np.stack(links, axis=1))
     save_run(work / "drops/all", dropped, kept)
     sizes = np.unique(kept, return_counts=True)[1] + 1
     return Counter(sizes.tolist()), {name: sum(r[name] for r in counts) for name in ("compared", "similar")}

@@ -1,7 +1,7 @@
-"""Numbers too many for memory: sorted runs on disk, from which a process reads one range of the keys at a time.
+"""External sorting: sorted runs on disk, from which a process reads one range of the keys at a time.
 
 A run is a set of files with one array each: `<name>.0.npy` has the keys, ascending, and `<name>.1.npy` … their
-values. An address is a place in a corpus: the number of a part, then a row or byte of that part.
+values. A position is a place in a corpus as one integer: the number of a part, then a row or byte of that part.
 """
 
 from itertools import pairwise
@@ -10,23 +10,27 @@ from pathlib import Path
 import numpy as np
 
 ENTRIES = 1 << 22  # in a range: sorting them takes some 200 MiB
-CLOSE = 1000  # pairs of keys that differ in their lower bits only; above this number a plain sort is faster
-PLACE_BITS = 40  # of an address: rows or bytes of a part
+OFFSET_BITS = 40  # of a position: rows or bytes of a part
 
 
-def address(part: int, place: np.ndarray | int) -> np.ndarray | int:
-    """The address of a row or byte of a part, or of many."""
-    return (part << PLACE_BITS) + place
+def position(part: int, offset: np.ndarray | int) -> np.ndarray | int:
+    """The position of a row or byte of a part, or of many."""
+    return (part << OFFSET_BITS) + offset
 
 
-def part_of(addresses: np.ndarray | int) -> np.ndarray | int:
+def part_of(positions: np.ndarray | int) -> np.ndarray | int:
     """The number of the part."""
-    return addresses >> PLACE_BITS
+    return positions >> OFFSET_BITS
 
 
-def place_of(addresses: np.ndarray | int) -> np.ndarray | int:
+def offset_of(positions: np.ndarray | int) -> np.ndarray | int:
     """The row or byte in its part."""
-    return addresses & ((1 << PLACE_BITS) - 1)
+    return positions & ((1 << OFFSET_BITS) - 1)
+
+
+def part_numbers(positions: np.ndarray) -> np.ndarray:
+    """The numbers of the parts of these positions, each once, ascending."""
+    return np.flatnonzero(np.bincount(part_of(positions)))
 
 
 def save(path: Path, array: np.ndarray) -> None:
@@ -36,10 +40,17 @@ def save(path: Path, array: np.ndarray) -> None:
         file.write(np.ascontiguousarray(array))
 
 
-def save_run(run: Path, keys: np.ndarray, *others: np.ndarray) -> None:
+def save_run(run: Path, keys: np.ndarray, *values: np.ndarray) -> None:
     """Write keys, which are in ascending order, and their values."""
-    for i, array in enumerate((keys, *others)):
+    for i, array in enumerate((keys, *values)):
         save(run.with_name(f"{run.name}.{i}.npy"), array)
+
+
+def save_pairs(run: Path, positions: np.ndarray, firsts: np.ndarray, chosen: np.ndarray) -> None:
+    """Write the chosen ones of these positions, in ascending order, and an earlier position for each."""
+    positions, firsts = positions[chosen], firsts[chosen]
+    order = np.argsort(positions)
+    save_run(run, positions[order], firsts[order])
 
 
 def runs_in(folder: Path, pattern: str) -> list[Path]:
@@ -66,47 +77,28 @@ def ranges(entries: int, most: int = 0, low: int = 0, high: int = 1 << 64) -> li
     return list(pairwise(low + (high - low) * i // count for i in range(count + 1)))
 
 
-def ascending(keys: np.ndarray) -> np.ndarray:
-    """The order that sorts keys from 0 to 2^64 - 1, stable; several times as fast as numpy's argsort.
-
-    Each key's upper bits are sorted together with its index; keys that differ in the bits below are then put in order.
-    """
-    keys = keys.astype(np.uint64, copy=False)
-    index = np.uint64((1 << len(keys).bit_length()) - 1)
-    shift = np.uint64(min(63, 64 - int(keys.max(initial=0)).bit_length()))
-    packed = ((keys << shift) & ~index) | np.arange(len(keys), dtype=np.uint64)
-    packed.sort()
-    order = (packed & index).astype(np.int64)
+def stable_argsort(keys: np.ndarray) -> np.ndarray:
+    """The order that sorts keys, stable. If few keys are equal, three times as fast as numpy's stable sort."""
+    order = np.argsort(keys)
     ranked = keys[order]
-    close = (ranked[1:] != ranked[:-1]) & ((packed[1:] ^ packed[:-1]) <= index)
-    if close.sum() > CLOSE:
-        return np.argsort(keys, kind="stable")
-    for i in np.flatnonzero(close).tolist():
-        group = slice(*np.searchsorted(packed, [packed[i] & ~index, packed[i] | index]))
-        order[group] = order[group][np.argsort(keys[order[group]], kind="stable")]
+    equal = np.flatnonzero(ranked[1:] == ranked[:-1])
+    ties = np.union1d(equal, equal + 1)
+    order[ties] = order[ties][np.lexsort((order[ties], ranked[ties]))]
     return order
 
 
-def by_address(addresses: np.ndarray) -> np.ndarray:
-    """The order that sorts addresses."""
-    place_bits = int(place_of(addresses).max(initial=0)).bit_length()
-    return ascending((part_of(addresses) << place_bits) + place_of(addresses))  # without the unused bits between
-
-
-def part_numbers(addresses: np.ndarray) -> np.ndarray:
-    """The numbers of the parts of these addresses, each once, ascending."""
-    return np.flatnonzero(np.bincount(part_of(addresses)))
-
-
-def firsts(ranked: np.ndarray) -> np.ndarray:
-    """For each of sorted keys, the index of the first that equals it."""
+def group_starts(ranked: np.ndarray) -> np.ndarray:
+    """Where each group of equal keys begins; `ranked`: keys in ascending order, or (n, k) rows of several."""
     new = np.ones(len(ranked), dtype=bool)
-    np.not_equal(ranked[1:], ranked[:-1], out=new[1:])
-    return np.maximum.accumulate(np.where(new, np.arange(len(ranked)), 0))
+    differ = ranked[1:] != ranked[:-1]
+    new[1:] = differ.any(axis=1) if differ.ndim > 1 else differ
+    return np.flatnonzero(new)
 
 
-def group(keys: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The keys in ascending order, their addresses, and for each the address of the first that equals it."""
-    order = ascending(keys)
-    keys, addresses = keys[order], addresses[order]
-    return keys, addresses, addresses[firsts(keys)]
+def group(keys: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The keys in ascending order, their positions, and for each the lowest position among those of equal keys."""
+    order = np.argsort(keys)
+    keys, positions = keys[order], positions[order]
+    starts = group_starts(keys)
+    lowest = np.minimum.reduceat(positions, starts) if len(starts) else positions
+    return keys, positions, np.repeat(lowest, np.diff(starts, append=len(keys)))

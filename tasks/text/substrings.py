@@ -23,31 +23,85 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, Field
 
 from tasks.corpus.parts import SAMPLE_CHARACTERS, Tally, count, smallest, strings, tables, views, writer
-from tasks.text import sorted_runs, windows
-from tasks.text.sorted_runs import (
-    address,
-    group,
-    load_range,
-    part_numbers,
-    part_of,
-    place_of,
-    ranges,
-    runs_in,
-    save_run,
-)
-from tasks.workers.mapping import over_parts
+from tasks.text import sorted_runs
+from tasks.text.sorted_runs import group, load_range, offset_of, part_numbers, part_of, position, runs_in, save_run
+from tasks.workers.parts import over_parts
 
 CHUNK = 1 << 22  # windows of a part that are processed together
 BLOCK = 1 << 15  # bytes that are hashed at once: what fits in a core's cache
 COMPARED = 1 << 22  # bytes that are compared at once
 SEPARATOR = b"\xff"  # after each document: no byte of UTF-8
 HASHED = 0.25  # fraction of all windows whose hashes are on disk at once, 16 bytes each; more take several passes
+FACTORS = [np.uint64(xxhash.xxh3_64_intdigest(b"factor %d" % i) | 3) for i in range(16)]  # odd, of joined hashes
+BYTES = np.array([xxhash.xxh3_64_intdigest(bytes([i])) for i in range(256)], dtype=np.uint64)  # the hash of each byte
 
 
 class Substring(BaseModel, frozen=True, extra="forbid"):
     """Which passages are cut."""
 
     bytes: int = Field(75, ge=8, le=10_000, description="Passages of so many bytes or more (75 in the paper's code).")
+
+
+def gram_hashes(data: np.ndarray, n: int) -> np.ndarray:
+    """(len(data) - n + 1,) uint64: a hash of each n successive bytes, made of the hashes of two shorter runs."""
+    hashes, size = BYTES[data], 1
+    while size < n:
+        step = min(size, n - size)  # the last two may overlap
+        joined = hashes[:-step] * FACTORS[size.bit_length()]
+        joined += hashes[step:]
+        hashes, size = joined, size + step
+    hashes ^= hashes >> np.uint64(32)
+    return hashes
+
+
+def sliding(function: np.ufunc, values: np.ndarray, width: int) -> np.ndarray:
+    """The least or greatest of each `width` successive values; width is a power of two."""
+    size = 1
+    while size < width:
+        values, size = function(values[:-size], values[size:]), 2 * size
+    return values
+
+
+def anchors_in(n: int) -> int:
+    """How many places in a window of n bytes an anchor can begin at: a power of two."""
+    return 1 << ((n // 2).bit_length() - 1)
+
+
+def select(data: np.ndarray, whole: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the anchors of windows of n bytes in `data` begin, and their hashes; `whole`: which windows to consider.
+
+    An anchor depends on its window alone, so equal windows have equal anchors. Each window has at least one.
+    """
+    width = anchors_in(n)
+    hashes = gram_hashes(data, n - width + 1)
+    ranks = (hashes >> np.uint64(32)).astype(np.uint32) | 1  # 0 is less than all
+    least = np.zeros(len(ranks) + width - 1, dtype=np.uint32)
+    least[width - 1 : len(ranks)] = np.where(whole, sliding(np.minimum, ranks, width), 0)
+    at = np.flatnonzero(sliding(np.maximum, least, width) == ranks)
+    return at, hashes[at] * FACTORS[0]  # anchors have small hashes; this spreads them evenly
+
+
+def whole_windows(ends: np.ndarray, start: int, size: int, n: int) -> np.ndarray:
+    """(size,) bool: which windows of n bytes that begin at start, start + 1 … lie within one document."""
+    low, high = np.searchsorted(ends, [start, start + size], side="right")
+    stops = ends[low : high + 1]
+    begins = np.concatenate(([start], stops[:-1]))
+    last = np.clip(stops - n, begins, start + size)  # the last byte of each is the separator
+    return mask(begins - start, last - start, size)
+
+
+def mask(starts: np.ndarray, stops: np.ndarray, size: int) -> np.ndarray:
+    """(size,) bool: true within these intervals, which are in ascending order and do not overlap."""
+    edges = np.concatenate(([0], np.stack((starts, stops), axis=1).ravel(), [size]))
+    return np.repeat(np.arange(len(edges) - 1) % 2 == 1, np.diff(edges))
+
+
+def intervals(chosen: np.ndarray, copies: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Where runs of true values begin and end; if `copies` are given, a run ends where they don't continue by one."""
+    on = chosen[1:] & chosen[:-1]
+    if copies is not None:
+        on &= np.diff(copies) == 1
+    return np.flatnonzero(chosen & ~np.append(False, on)), np.flatnonzero(chosen & ~np.append(on, False)) + 1
 
 
 def read_bytes(text: Path, start: int, size: int) -> np.ndarray:
@@ -79,60 +133,53 @@ def flatten(number: int, part: Path, n: int, work: Path) -> dict:
     ends, counts = np.concatenate(ends)[1:], Counter(anchors=0, windows=0)
     sorted_runs.save(work / f"{part.stem}.ends.npy", ends)
     for chunk, start, size in chunks(ends):
-        data, whole = read_bytes(text, start, size + n - 1), windows.whole_windows(ends, start, size, n)
+        data, whole = read_bytes(text, start, size + n - 1), whole_windows(ends, start, size, n)
         anchors = [
-            (begin, *windows.select(data[begin : begin + BLOCK + n - 1], whole[begin : begin + BLOCK], n))
+            (begin, *select(data[begin : begin + BLOCK + n - 1], whole[begin : begin + BLOCK], n))
             for begin in range(0, size, BLOCK)
         ]
         places, index = np.unique(np.concatenate([at + begin for begin, at, _ in anchors]), return_index=True)
         hashes = np.concatenate([hashes for _, _, hashes in anchors])[index]
-        hashes, addresses, first = group(hashes, address(number, start + places))
-        save_shared(work / f"repeated/{part.stem}-{chunk:05d}", addresses, first)
-        new = addresses == first
-        save_run(work / f"anchors/{part.stem}-{chunk:05d}", hashes[new], addresses[new])
+        hashes, positions, first = group(hashes, position(number, start + places))
+        save_shared(work / f"repeated/{part.stem}-{chunk:05d}", positions, first)
+        new = positions == first
+        save_run(work / f"anchors/{part.stem}-{chunk:05d}", hashes[new], positions[new])
         counts.update(anchors=int(new.sum()), windows=size)
     return counts
 
 
-def save_repeated(run: Path, addresses: np.ndarray, first: np.ndarray, chosen: np.ndarray) -> None:
-    """Write the chosen addresses, in ascending order, and those of the same bytes before them."""
-    addresses, first = addresses[chosen], first[chosen]
-    order = sorted_runs.by_address(addresses)
-    save_run(run, addresses[order], first[order])
-
-
-def save_shared(run: Path, addresses: np.ndarray, first: np.ndarray) -> None:
-    """Write the addresses of which several, next to each other, have the same first; that one too."""
+def save_shared(run: Path, positions: np.ndarray, first: np.ndarray) -> None:
+    """Write the positions of which several, next to each other, have the same first; that one too."""
     same = first[1:] == first[:-1]
-    save_repeated(run, addresses, first, (np.append(same, False) | np.append(False, same))[: len(first)])
+    sorted_runs.save_pairs(run, positions, first, (np.append(same, False) | np.append(False, same))[: len(first)])
 
 
 def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
-    """Write the addresses of the anchors in a range of hashes that occur in several chunks, and the first of each."""
-    _, addresses, first = group(*load_range(runs_in(work / "anchors", "*"), low, high))
-    save_shared(out, addresses, first)
+    """Write the positions of the anchors in a range of hashes that occur in several chunks, and the first of each."""
+    _, positions, first = group(*load_range(runs_in(work / "anchors", "*"), low, high))
+    save_shared(out, positions, first)
     return {}
 
 
 def extend(number: int, part: Path, n: int, files: list[Path], work: Path) -> dict:
     """Write the windows of a part that its anchors show to be repeated, and the others that have a repeated anchor."""
-    ends, width = np.load(work / f"{part.stem}.ends.npy"), windows.anchors_in(n)
+    ends, width = np.load(work / f"{part.stem}.ends.npy"), anchors_in(n)
     everywhere, left = runs_in(work / "repeated", "range-*"), 0
     for chunk, start, size in chunks(ends):
-        bounds = (address(number, start), address(number, start + size + width - 1))
+        bounds = (position(number, start), position(number, start + size + width - 1))
         anchors, firsts = load_range([work / f"repeated/{part.stem}-{chunk:05d}", *everywhere], *bounds)
-        places = place_of(anchors) - start
+        places = offset_of(anchors) - start
         held = np.zeros(size + width - 1, dtype=bool)
         held[places] = True
-        held = windows.sliding(np.logical_or, held, width) & windows.whole_windows(ends, start, size, n)
+        held = sliding(np.logical_or, held, width) & whole_windows(ends, start, size, n)
         data = read_bytes(files[number], start, size + n - 1)
         later = anchors - firsts >= n
         again, copies = follow(places[later], data, firsts[later], files, n)
         again &= held
-        starts, stops = windows.intervals(again, copies)
-        edges = [address(number, start + edge) for edge in (starts, stops + n - 1)]
+        starts, stops = intervals(again, copies)
+        edges = [position(number, start + edge) for edge in (starts, stops + n - 1)]
         save_run(work / f"again/{part.stem}-{chunk:05d}", *edges, copies[starts])
-        starts, stops = windows.intervals(held & ~again)
+        starts, stops = intervals(held & ~again)
         save_run(work / f"held/{part.stem}-{chunk:05d}", starts, stops)
         left += int((stops - starts).sum())
     return {"held": left}
@@ -143,15 +190,15 @@ def follow(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which windows of `data` are repeated, by comparing bytes around anchors at the same distance from their firsts.
 
-    Both (len(data) - n + 1,): bool, and the address of an earlier copy. Single anchors are left out: most are phrases
+    Both (len(data) - n + 1,): bool, and the position of an earlier copy. Single anchors are left out: most are phrases
     shorter than a window.
     """
-    width = windows.anchors_in(n)
+    width = anchors_in(n)
     again = np.zeros(len(data) - n + 1, dtype=bool)
     copies = np.zeros(len(again), dtype=np.int64)
     order = np.lexsort((places, firsts - places))
     places, firsts = places[order], firsts[order]
-    starts = places - np.minimum(np.minimum(places, width - 1), place_of(firsts))
+    starts = places - np.minimum(np.minimum(places, width - 1), offset_of(firsts))
     stops, distances = np.minimum(places + n, len(data)), firsts - places
     apart = np.ones(len(places) + 1, dtype=bool)
     apart[1:-1] = (distances[1:] != distances[:-1]) | (starts[1:] > stops[:-1])
@@ -167,7 +214,7 @@ def follow(
             last = np.repeat(np.cumsum(sizes), sizes)
             at = np.arange(len(last)) + np.repeat(starts[some] - (np.cumsum(sizes) - sizes), sizes)
             before = at + np.repeat(distances[some], sizes)
-            differing = data[at] != text.take(place_of(before), mode="clip")
+            differing = data[at] != text.take(offset_of(before), mode="clip")
             count = np.concatenate(([0], np.cumsum(differing)))
             same = np.flatnonzero(count[n:] == count[:-n])
             same = same[same + n <= last[same]]
@@ -176,59 +223,59 @@ def follow(
 
 
 def hash_windows(number: int, part: Path, n: int, low: int, high: int, work: Path) -> dict:
-    """Write the hashes, in a range, of the windows of a part that may be repeated, and their addresses.
+    """Write the hashes, in a range, of the windows of a part that may be repeated, and their positions.
 
     Those with an equal window before them in their chunk are written as repeated instead.
     """
     text, ends, written = work / f"{part.stem}.text", np.load(work / f"{part.stem}.ends.npy"), 0
     for chunk, start, size in chunks(ends):
-        held = windows.mask(*(np.load(work / f"held/{part.stem}-{chunk:05d}.{i}.npy") for i in range(2)), size)
+        held = mask(*(np.load(work / f"held/{part.stem}-{chunk:05d}.{i}.npy") for i in range(2)), size)
         data, keys, places = read_bytes(text, start, size + n - 1), [], []
         for begin in range(0, size, BLOCK):
             at = np.flatnonzero(held[begin : begin + BLOCK])
             if len(at):
-                hashes = windows.gram_hashes(data[begin : begin + BLOCK + n - 1], n)[at]
+                hashes = gram_hashes(data[begin : begin + BLOCK + n - 1], n)[at]
                 inside = (hashes >= np.uint64(low)) & (hashes <= np.uint64(high - 1))
                 keys.append(hashes[inside])
                 places.append(at[inside] + begin + start)
         keys, places = np.concatenate([np.zeros(0, np.uint64), *keys]), np.concatenate([np.zeros(0, np.int64), *places])
-        keys, addresses, first = group(keys, address(number, places))
-        again = addresses - first >= n
-        save_repeated(work / f"same/{part.stem}-{chunk:05d}-{low:016x}", addresses, first, again)
-        save_run(work / f"windows/{part.stem}-{chunk:05d}", keys[~again], addresses[~again])
+        keys, positions, first = group(keys, position(number, places))
+        again = positions - first >= n
+        sorted_runs.save_pairs(work / f"same/{part.stem}-{chunk:05d}-{low:016x}", positions, first, again)
+        save_run(work / f"windows/{part.stem}-{chunk:05d}", keys[~again], positions[~again])
         written += int((~again).sum())
     return {"windows": written}
 
 
 def match_windows(low: int, high: int, n: int, work: Path, out: Path) -> dict:
     """Write which windows in a range of hashes have an equal one that ends before they begin, and the first one."""
-    _, addresses, first = group(*load_range(runs_in(work / "windows", "*"), low, high))
-    save_repeated(out, addresses, first, addresses - first >= n)
+    _, positions, first = group(*load_range(runs_in(work / "windows", "*"), low, high))
+    sorted_runs.save_pairs(out, positions, first, positions - first >= n)
     return {}
 
 
 def equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[Path], n: int) -> np.ndarray:
-    """(windows,) bool: whether the windows at these places of `data` have the bytes at the addresses `firsts`."""
+    """(windows,) bool: whether the windows at these places of `data` have the bytes at the positions `firsts`."""
     same = np.zeros(len(places), dtype=bool)
     here = sliding_window_view(data, n)
     for number in part_numbers(firsts):
         there = sliding_window_view(np.memmap(files[number], dtype=np.uint8, mode="r"), n)
         chosen = np.flatnonzero(part_of(firsts) == number)
         for some in np.split(chosen, range(COMPARED // n, len(chosen), COMPARED // n)):
-            same[some] = (here[places[some]] == there[place_of(firsts[some])]).all(axis=1)
+            same[some] = (here[places[some]] == there[offset_of(firsts[some])]).all(axis=1)
     return same
 
 
 def find_cuts(number: int, part: Path, n: int, files: list[Path], work: Path) -> np.ndarray:
-    """(cuts, 3): where each cut in the text of a part begins and ends, and the address of an earlier copy."""
+    """(cuts, 3): where each cut in the text of a part begins and ends, and the position of an earlier copy."""
     ends, found = np.load(work / f"{part.stem}.ends.npy"), [np.zeros((3, 0), dtype=np.int64)]
     everywhere = runs_in(work / "same", "range-*")
     for chunk, start, size in chunks(ends):
-        name, bounds = f"{part.stem}-{chunk:05d}", (address(number, start), address(number, start + size))
+        name, bounds = f"{part.stem}-{chunk:05d}", (position(number, start), position(number, start + size))
         *edges, copies = load_range([work / f"again/{name}"], *bounds, arrays=3)
-        found.append(np.stack([*map(place_of, edges), copies]))
-        addresses, copies = load_range([*runs_in(work / "same", f"{name}-*"), *everywhere], *bounds)
-        places = place_of(addresses)
+        found.append(np.stack([*map(offset_of, edges), copies]))
+        positions, copies = load_range([*runs_in(work / "same", f"{name}-*"), *everywhere], *bounds)
+        places = offset_of(positions)
         same = equal(places - start, read_bytes(files[number], start, size + n - 1), copies, files, n)
         found.append(np.stack((places[same], places[same] + n, copies[same])))
     starts, stops, copies = (array := np.concatenate(found, axis=1))[:, np.argsort(array[0], kind="stable")]
@@ -271,16 +318,15 @@ def cut_part(number: int, part: Path, n: int, files: list[Path], work: Path, out
         for table in tables(part):
             offsets, data = strings(table["text"])
             touched = np.flatnonzero(np.diff(within[begin : begin + len(table) + 1]))
-            pieces, lengths, done, blank = [], np.diff(offsets), offsets[0], np.zeros(len(table), dtype=bool)
+            left = []
             for row in touched.tolist():
                 here = cuts[slice(*within[begin + row : begin + row + 2]), :2] - edges[begin + row]
-                left = rest(data[offsets[row] : offsets[row + 1]], *here.T.tolist())
-                pieces += [data[done : offsets[row]], left]
-                lengths[row], done, blank[row] = len(left), offsets[row + 1], not left.decode().strip()
-            joined = pa.py_buffer(b"".join([*pieces, data[done : offsets[-1]]]))
-            ends = pa.py_buffer(np.concatenate(([0], np.cumsum(lengths))))
-            texts = pa.LargeStringArray.from_buffers(len(table), ends, joined)
-            after = table.set_column(table.schema.get_field_index("text"), "text", texts)
+                left.append(rest(data[offsets[row] : offsets[row + 1]], *here.T.tolist()).decode())
+            is_touched, blank = np.zeros((2, len(table)), dtype=bool)
+            is_touched[touched], blank[touched] = True, [not text.strip() for text in left]
+            column, texts = table.column_names.index("text"), pa.array(left, pa.large_string())
+            texts = pc.replace_with_mask(table["text"].combine_chunks(), pa.array(is_touched), texts)
+            after = table.set_column(column, "text", texts)
             written = after.filter(pa.array(~blank))
             if len(written):
                 file.write_table(written)
@@ -300,8 +346,8 @@ def cut_part(number: int, part: Path, n: int, files: list[Path], work: Path, out
 
 
 def samples(number: int, found: np.ndarray, cuts: np.ndarray, edges: np.ndarray, text: Path) -> list[tuple]:
-    """The cuts with the smallest digests: digest, address of a copy of the first window, bytes of that window before
-    the cut, address of the document, byte of it, bytes cut, text."""
+    """The cuts with the smallest digests: digest, position of a copy of the first window, bytes of that window before
+    the cut, position of the document, byte of it, bytes cut, text."""
     data = np.memmap(text, dtype=np.uint8, mode="r") if len(cuts) else b""
     digests = [(xxhash.xxh3_64_intdigest(data[start:stop]), i) for i, (start, stop) in enumerate(cuts[:, :2].tolist())]
     chosen = []
@@ -310,31 +356,8 @@ def samples(number: int, found: np.ndarray, cuts: np.ndarray, edges: np.ndarray,
         row = int(np.searchsorted(edges, start, side="right")) - 1
         begins = bytes(data[start : min(stop, start + 4 * SAMPLE_CHARACTERS)]).decode(errors="ignore")
         before, place = start - int(found[i, 0]), start - int(edges[row])
-        chosen.append((digest, copy, before, address(number, row), place, stop - start, begins[:SAMPLE_CHARACTERS]))
+        chosen.append((digest, copy, before, position(number, row), place, stop - start, begins[:SAMPLE_CHARACTERS]))
     return chosen
-
-
-def first_copy(copy: int, n: int, parts: list[Path], work: Path) -> int:
-    """The address of the first of all copies of the window at this address."""
-    while True:
-        name = f"{parts[part_of(copy)].stem}-{place_of(copy) // CHUNK:05d}"
-        starts, stops, copies = (np.load(work / f"again/{name}.{i}.npy", mmap_mode="r") for i in range(3))
-        i = int(np.searchsorted(starts, copy, side="right")) - 1
-        if i >= 0 and copy + n <= stops[i]:
-            copy += int(copies[i]) - int(starts[i])
-            continue
-        same = [*runs_in(work / "same", f"{name}-*"), *runs_in(work / "same", "range-*")]
-        _, before = load_range(same, copy, copy + 1)
-        if not len(before):
-            return copy
-        copy = int(before[0])
-
-
-def row_and_byte(place: int, part: Path, work: Path) -> tuple[int, int]:
-    """The row of a part that has the byte at this place of its text, and the byte's place in that document."""
-    ends = np.load(work / f"{part.stem}.ends.npy")
-    row = int(np.searchsorted(ends, place, side="right"))
-    return row, place - int(ends[row - 1] if row else 0)
 
 
 def cut(params: Substring, parts: list[Path], out: Path, work: Path) -> list[dict]:
@@ -344,17 +367,17 @@ def cut(params: Substring, parts: list[Path], out: Path, work: Path) -> list[dic
     n, files = params.bytes, [work / f"{part.stem}.text" for part in parts]
     jobs = [(i, part, n, work) for i, part in enumerate(parts)]
     flat = over_parts(flatten, jobs, work / "flattened", "find anchors")
-    of_anchors = ranges(sum(r["anchors"] for r in flat))
+    of_anchors = sorted_runs.ranges(sum(r["anchors"] for r in flat))
     matches = [(*bounds, work, work / f"repeated/range-{bounds[0]:016x}") for bounds in of_anchors]
     over_parts(match_anchors, matches, work / "anchored", "match anchors")
     shutil.rmtree(work / "anchors")
     jobs = [(i, part, n, files, work) for i, part in enumerate(parts)]
     extended = over_parts(extend, jobs, work / "extended", "compare passages")
     most = max(1, int(HASHED * sum(r["windows"] for r in flat)))
-    for low, high in ranges(sum(r["held"] for r in extended), most):
+    for low, high in sorted_runs.ranges(sum(r["held"] for r in extended), most):
         jobs = [(i, part, n, low, high, work) for i, part in enumerate(parts)]
         hashed = over_parts(hash_windows, jobs, work / f"hashed-{low:016x}", "hash passages")
-        of_windows = ranges(sum(r["windows"] for r in hashed), low=low, high=high)
+        of_windows = sorted_runs.ranges(sum(r["windows"] for r in hashed), low=low, high=high)
         matches = [(*bounds, n, work, work / f"same/range-{bounds[0]:016x}") for bounds in of_windows]
         over_parts(match_windows, matches, work / f"matched-{low:016x}", "match passages")
         for file in (work / "windows").iterdir():

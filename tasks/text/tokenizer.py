@@ -1,27 +1,44 @@
-"""The tokenizer: text to tokens of a vocabulary, in files that transformers.AutoTokenizer loads."""
+"""Text to tokens: the tokenizer of a vocabulary, a fast encoder of many documents, and the words of held-out text.
 
+The tokenizer's files are those that transformers.AutoTokenizer loads.
+"""
+
+import functools
 import json
 import shutil
 import string
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain, repeat
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import regex
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.models import WordPiece
 
 from model import InputError
+from tasks.text import words
+
+if TYPE_CHECKING:
+    from model.heldout import Heldout
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their ids are their places
 PAD, UNK, CLS, SEP, MASK = range(len(SPECIALS))
 FILES = ("tokenizer.json", "tokenizer_config.json")
 # the characters that the normaliser keeps, except white space: printable ASCII without capitals
 ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.ascii_uppercase))
-LONGEST_WORD = 100  # characters; a longer one is [UNK] in WordPiece, as in BERT, and is left out of training
-# characters; BPE and Unigram could divide longer words, but in a hundred times their memory
-LONGEST_DIVIDED = 100_000
-UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # a word that is in no vocabulary
-WORD_START = "▁"  # marks the beginning of a word in Unigram, as in SentencePiece
+LONGEST_WORD = 100  # characters; a longer word is [UNK], as in BERT, and is left out of training
+PIECE_CHARACTERS = 4_000_000  # of text split at once, which takes ten times their memory
+LEARNED_AT_ONCE = 1 << 16  # words; each takes some hundred bytes
+KNOWN_WORDS = 1 << 20  # at so many the encoder forgets all words: about 200 MB
+UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # not in the alphabet, so [UNK]
+# A word is what lies between white space and punctuation, or a run of punctuation; no token reaches beyond one. `_` is
+# a letter, as for the tokenizer. Ideographs and kana are words by themselves, as in BERT, since no space divides them.
+ALONE, MARKS = r"\p{Han}\p{Hiragana}\p{Katakana}", r"[\p{P}\p{S}--_]"
+WORD = regex.compile(rf"[{ALONE}]|{MARKS}+|[^\s{ALONE}{MARKS}]+", regex.V1)
 
 
 def normalizer() -> normalizers.Normalizer:
@@ -38,17 +55,12 @@ def normalizer() -> normalizers.Normalizer:
     )
 
 
-def marking(model: object) -> list[pre_tokenizers.PreTokenizer]:
-    """The pre-tokenizers that a model needs for a single word."""
-    return [pre_tokenizers.Metaspace(WORD_START, "always", split=False)] if isinstance(model, Unigram) else []
-
-
-def tokenizer_of(model: WordPiece | BPE | Unigram) -> Tokenizer:
-    """The tokenizer of a model: it divides words and runs of punctuation; [CLS] A [SEP] B [SEP]."""
+def tokenizer_of(model: WordPiece) -> Tokenizer:
+    """The tokenizer of a vocabulary: it splits text at white space and punctuation; [CLS] A [SEP] B [SEP]."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), *marking(model)])
-    tokenizer.decoder = decoders.Metaspace(WORD_START) if isinstance(model, Unigram) else decoders.WordPiece()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace()])
+    tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B [SEP]",
@@ -92,6 +104,176 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def inner(entry: str) -> str:
-    """The characters of an entry, without the mark that it begins or continues a word."""
-    return entry.removeprefix("##").removeprefix(WORD_START) or entry
+def pieces(text: str) -> Iterator[str]:
+    """A long text in pieces of some million characters, cut at white space so that no word is divided."""
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        ends = [end for end in (text.find(c, start + PIECE_CHARACTERS) for c in " \n\t") if end >= 0]
+        end = min(ends, default=len(text))
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+class Encoded(NamedTuple):
+    """The ids of some texts, one after the other: those of text i are `ids[ends[i - 1]:ends[i]]`."""
+
+    ids: np.ndarray  # (tokens,) uint16, or uint32 for more than 65,536 entries
+    ends: np.ndarray  # (texts,) int64
+
+
+class Encoder:
+    """Encodes texts as the tokenizer does, without special tokens, but divides every different word only once.
+
+    A word's tokens don't depend on the words around it, so this is exact, and several times as fast.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.words = Tokenizer(tokenizer.model)  # divides words, without normalising them or recognising special tokens
+        self.type = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all words."""
+        self.places: dict[str, int] = {}
+        self.lengths, self.starts, self.ids = np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, self.type)
+
+    def known(self, different: list[str]) -> np.ndarray:
+        """The number of each word among the known ones; new ones are learned first."""
+        if len(self.places) > KNOWN_WORDS:
+            self.forget()
+        places = np.fromiter(map(self.places.get, different, repeat(-1)), np.int64, len(different))
+        unknown = np.flatnonzero(places < 0)
+        places[unknown] = np.arange(len(unknown)) + len(self.places)
+        new = [different[i] for i in unknown.tolist()]
+        for start in range(0, len(new), LEARNED_AT_ONCE):
+            self._learn(new[start : start + LEARNED_AT_ONCE])
+        return places
+
+    def _learn(self, new: list[str]) -> None:
+        # a word too long for the vocabulary is [UNK], but `tokenizers` would take a hundred times its memory to say so
+        divided = [word if len(word) <= LONGEST_WORD else UNWRITTEN for word in new]
+        encoding = self.words.encode(divided, is_pretokenized=True, add_special_tokens=False)
+        lengths = np.bincount(np.array(encoding.word_ids, dtype=np.int64), minlength=len(new)).astype(np.int32)
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths + len(self.ids)
+        self.places.update(zip(new, range(len(self.places), len(self.places) + len(new)), strict=True))
+        self.lengths, self.starts = np.append(self.lengths, lengths), np.append(self.starts, starts)
+        self.ids = np.append(self.ids, np.array(encoding.ids, dtype=self.type))
+
+    def __call__(self, texts: list[str]) -> Encoded:
+        """The ids of the texts."""
+        ids, ends, before = [], [], 0
+        for some, last in portions(texts):
+            split = words.split(some)
+            places = self.known(split.different)
+            counts = self.lengths[places][split.indices]
+            word_ends = np.cumsum(counts, dtype=np.int64)
+            # from a token's place here to its place in self.ids
+            shift = self.starts[places][split.indices] - (word_ends - counts)
+            ids.append(self.ids[np.repeat(shift, counts) + np.arange(len(shift) and word_ends[-1])])
+            ends.append(np.append(0, word_ends)[split.ends][last] + before)
+            before += len(ids[-1])
+        return Encoded(np.concatenate(ids), np.concatenate(ends))
+
+    def tokens(self, texts: list[str]) -> np.ndarray:
+        """(texts,) the number of tokens of each text; a word longer than LONGEST_WORD counts as its characters."""
+        ends, before = [], 0
+        for some, last in portions(texts):
+            split = words.split(some)
+            letters = np.fromiter(map(len, split.different), np.int64, len(split.different))
+            places = self.known(split.different)
+            costs = np.where(letters > LONGEST_WORD, letters, self.lengths[places])
+            sums = np.append(0, np.cumsum(costs[split.indices]))
+            ends.append(sums[split.ends][last] + before)
+            before += int(sums[-1])
+        return np.diff(np.concatenate(ends), prepend=0)
+
+
+def encoder_of(folder: Path) -> Encoder:
+    """The encoder of a vocabulary. A worker keeps it from part to part, since it then knows most words."""
+    about = (folder / FILES[0]).stat()
+    return _encoder(folder, about.st_mtime_ns, about.st_ino, threading.get_ident())
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(folder: Path, *_: int) -> Encoder:
+    return Encoder(load_tokenizer(folder))
+
+
+def portions(texts: list[str]) -> Iterator[tuple[list[str], np.ndarray]]:
+    """The texts, long ones in pieces, some million characters at a time; and which of the pieces end a text."""
+    some, last, size = [], [], 0
+    for text in texts:
+        for piece in pieces(text):
+            if some and size + len(piece) > PIECE_CHARACTERS:
+                yield some, np.array(last)
+                some, last, size = [], [], 0
+            some.append(piece)
+            last.append(False)
+            size += len(piece)
+        last[-1] = True
+    yield some, np.array(last, dtype=bool)
+
+
+def divided(text: str, tokenizer: Tokenizer, unknown: int = UNK) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """The ids of a text, without special tokens; the number of the word in the text of each; and its sizes (model.heldout.SIZES).
+
+    A token that reaches over two words, because what lies between them is deleted, is a piece of the second.
+    """
+    ids, offsets, first = [], [], 0
+    for part in pieces(text):
+        encoding = tokenizer.encode(part, add_special_tokens=False)
+        ids.append(np.array(encoding.ids, dtype=np.int64))
+        offsets.append(np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + first)
+        first += len(part)
+    every = (match.span() for match in WORD.finditer(text))
+    spans = np.fromiter(chain.from_iterable(every), dtype=np.int64).reshape(-1, 2)
+    ids, (begins, ends) = np.concatenate(ids), np.concatenate(offsets).T
+    owners = np.searchsorted(spans[:, 0], np.maximum(begins, ends - 1), side="right") - 1
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)  # bytes of a character in UTF-8
+    known = ids != unknown
+    unread = covered(spans[:, 0], spans[:, 1], len(text)) & ~covered(begins[known], ends[known], len(text))
+    return ids, owners, (len(ids), len(spans), len(text), int(sizes.sum()), int(sizes[unread].sum()))
+
+
+def covered(begins: np.ndarray, ends: np.ndarray, length: int) -> np.ndarray:
+    """(length,): whether each character is in one of the spans."""
+    edges = np.bincount(begins, minlength=length + 1) - np.bincount(ends, minlength=length + 1)
+    return np.cumsum(edges)[:length] > 0
+
+
+def heldout_of(
+    texts: Iterable[str],
+    tokenizer: Tokenizer,
+    length: int,
+    unknown: int = UNK,
+    separator: int = SEP,
+    pad: int = PAD,
+    begin: int | None = None,
+) -> "Heldout":
+    """The texts as held-out documents: one after another in sequences of `length`, each with its separator.
+
+    `begin`: an id before each document, which is not predicted.
+    """
+    from model.heldout import SIZES, Heldout  # loads torch, which encoding doesn't need
+
+    before_each = [] if begin is None else [begin]
+    ids, owners, sizes, before = [], [], [np.zeros((0, len(SIZES)), np.int64)], 0
+    for text in texts:
+        of_text, numbers, size = divided(text, tokenizer, unknown)
+        ids.append(np.concatenate([before_each, of_text, [separator]]))
+        owners.append(np.concatenate([[-1] * len(before_each), numbers + before, [-1]]))
+        sizes.append(np.array([size], dtype=np.int64))
+        before += size[SIZES.index("words")]
+    kind = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+    return Heldout(
+        in_sequences(np.concatenate([np.zeros(0, kind), *ids]).astype(kind), length, pad),
+        in_sequences(np.concatenate([np.zeros(0, np.int32), *owners]).astype(np.int32), length, -1),
+        np.concatenate(sizes),
+    )
+
+
+def in_sequences(values: np.ndarray, length: int, pad: int) -> np.ndarray:
+    """(m, length): the values one after another, `pad` after the last."""
+    return np.pad(values, (0, -len(values) % length), constant_values=pad).reshape(-1, length)

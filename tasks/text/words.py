@@ -48,26 +48,26 @@ def normalise(text: str) -> bytes:
 def split(texts: list[str]) -> Words:
     """The words of the texts, in order. Takes about ten times the memory of the texts."""
     plain = [normalise(text) for text in texts]
-    every, starts = _split(plain)
-    words = every.dictionary_encode()
+    every, starts = divide(b"\n".join([*plain, b""]))
+    words = every.view(pa.large_string()).dictionary_encode()
     text_ends = np.cumsum([len(p) + 1 for p in plain], dtype=np.int64)
     return Words(words.dictionary.to_pylist(), words.indices.to_numpy(), np.searchsorted(starts, text_ends))
 
 
 def count(texts: list[str]) -> pa.Table:
     """How often each word occurs in the texts: COUNTS. Takes the memory of `split`, but creates no Python objects."""
-    every, _ = _split([normalise(text) for text in texts])
-    return pa.Table.from_arrays(every.value_counts().flatten(), schema=COUNTS)
+    every, _ = divide(b"\n".join(map(normalise, texts)))
+    return pa.Table.from_arrays(every.view(pa.large_string()).value_counts().flatten(), schema=COUNTS)
 
 
-def _split(plain: list[bytes]) -> tuple[pa.LargeStringArray, np.ndarray]:
-    """Every word of normalised texts, in order, and its first byte in all of them joined by one byte."""
-    joined = b"\n".join([*plain, b""])
-    starts, lengths = runs(joined)
+def divide(data: bytes) -> tuple[pa.LargeBinaryArray, np.ndarray]:
+    """The words of a text, in order, and the place of each word's first byte."""
+    starts, lengths = runs(data)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    letters = pa.py_buffer(joined.translate(None, SPACES))  # all words, one after another
-    return pa.LargeStringArray.from_buffers(len(lengths), pa.py_buffer(offsets), letters), starts
+    letters = data.translate(None, SPACES)  # all words, one after another
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), buffers), starts
 
 
 def runs(data: bytes) -> tuple[np.ndarray, np.ndarray]:
