@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import bytes_of, corpus_of
@@ -19,8 +20,8 @@ from test_workers import LONG, SQUARES, jobs_in, square, squares, traces, wait_f
 
 from model import InputError
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.workers import dask_cluster, mapping
-from tasks.workers.mapping import over_parts
+from tasks.workers import dask_cluster, parts
+from tasks.workers.parts import over_parts
 
 distributed = pytest.importorskip("distributed")
 
@@ -102,8 +103,8 @@ def two_workers(dask: Cluster) -> Cluster:
 
 def test_a_cluster_without_workers_is_an_input_error(dask: Cluster, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(dask_cluster, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(mapping, "SECONDS_BETWEEN_CHECKS", 0.2)
-    with pytest.raises(InputError, match=r"no workers .*dask worker tcp://"):
+    monkeypatch.setattr(parts, "SECONDS_BETWEEN_CHECKS", 0.2)
+    with pytest.raises(InputError, match="has had no workers"):
         squares(square, tmp_path)
 
 
@@ -189,10 +190,12 @@ def test_a_worker_of_many_threads_is_refused(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(distributed, "get_worker", Worker)
     with pytest.raises(InputError, match=r"tcp://somewhere:1.*--nworkers 4 --nthreads 1"):
-        dask_cluster.finish_there(b"", str(tmp_path), dask_cluster.edition(), str(tmp_path / "0.json"))
+        dask_cluster.measured_there(b"", str(tmp_path), dask_cluster.edition())
 
 
-@pytest.mark.parametrize("error", [distributed.KilledWorker("square-3", None, 3), MemoryError()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [distributed.KilledWorker("square-3", SimpleNamespace(address="tcp://w:1"), 3), MemoryError()], ids=repr
+)
 def test_a_part_that_no_worker_survives_is_an_input_error(error: Exception):
     problem = dask_cluster.explained(error, "tcp://somewhere:1", "square")
     assert isinstance(problem, InputError)
@@ -207,7 +210,7 @@ def test_a_scheduler_that_is_lost_half_way_is_an_input_error(dask: Cluster, tmp_
     dask.have_workers(1)
     with ThreadPoolExecutor(1) as beside:
         beside.submit(kill)
-        with pytest.raises(InputError, match=r"scheduler at tcp://.* lost during 'square'"):
+        with pytest.raises(InputError, match="lost"):
             squares(begin_and_wait, tmp_path)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], "tracebacks"
 
@@ -218,10 +221,10 @@ def test_a_scheduler_that_is_lost_half_way_is_an_input_error(dask: Cluster, tmp_
 def test_an_address_where_no_scheduler_answers_is_refused(tmp_path: Path, monkeypatch, address: str):
     monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.1)
     monkeypatch.setenv("CRAM_DASK", address)
-    before = threading.active_count()
+    before = {thread.name for thread in threading.enumerate()}
     with pytest.raises(InputError, match=f"CRAM_DASK={address}"):
         squares(square, tmp_path)
-    assert threading.active_count() == before
+    assert {thread.name for thread in threading.enumerate()} <= before | {"tqdm_monitor"}
 
 
 def test_the_missing_package_is_named(tmp_path: Path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Reports to Prefect: no work waits for its server; bars and log lines share a terminal."""
+"""Progress: no work waits for Prefect's server; bars and log lines share a terminal."""
 
 import logging
 import os
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,143 +16,93 @@ import httpx
 import pytest
 
 from tasks.workers import progress
-from tasks.workers.progress import Progress, Reporter
+from tasks.workers.progress import Messenger, Progress
 
 LONG = 60  # seconds: what is waited for comes at once, or the test fails
 HOME = Path(__file__).resolve().parents[1]
 LOGS_BESIDE_A_BAR = """
-import logging, prefect
+import logging
+from flows.reporting import configure, log_to_terminal
 from tasks.workers.progress import Progress
-from prefect.logging.configuration import setup_logging
-setup_logging()
-log = logging.getLogger("tasks")
-log.setLevel(logging.INFO)
+configure()
+log_to_terminal()
 with Progress("pretrain", total=1.0) as bar:
     for i in range(4):
         bar.update(0.2101851766583347, "loss 3.2")
         bar.bar.refresh()
-        log.info("line %d is whole", i)
+        logging.getLogger("tasks").info("line %d is whole", i)
 """
 
 
-class FakeServer:
-    """What a reporter calls in place of Prefect's client; it hangs, refuses or answers as the test says."""
+class Server:
+    """What a messenger calls: it hangs while it is closed, and may refuse."""
 
     def __init__(self) -> None:
         self.said, self.threads, self.error = [], set(), None
         self.asked, self.open = threading.Semaphore(0), threading.Event()
-        self.open.set()
 
     def call(self, what: object) -> None:
         self.threads.add(threading.current_thread())
+        self.said.append(what)
         self.asked.release()
         assert self.open.wait(LONG)
         if self.error:
             raise self.error
-        self.said.append(what)
 
-    def create_logs(self, batch: list[dict]) -> None:
-        self.call([record["message"] for record in batch])
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    made = FakeServer()
-    yield made
-    made.open.set()
+    def wait_for_a_call(self) -> None:
+        assert self.asked.acquire(timeout=LONG)
 
 
-@pytest.fixture
-def reporter(monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> Reporter:
-    """One whose calls need no client, and that tries again at once."""
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_TRIES", 0.01)
-    monkeypatch.setattr(Reporter, "_call", lambda self, call: call())
-    monkeypatch.setattr(progress, "reporter", made := Reporter())
-    made.session = "", None, SimpleNamespace(client=server)
-    return made
-
-
-def test_the_caller_goes_on_while_the_server_hangs_and_only_the_newest_is_sent(reporter: Reporter, server: FakeServer):
-    server.open.clear()
-    reporter.send("a", lambda: server.call("a 1"))
-    assert server.asked.acquire(timeout=LONG)
-    for i in range(2, 100):
-        reporter.send("a", lambda i=i: server.call(f"a {i}"))
-        reporter.send("b", lambda i=i: server.call(f"b {i}"))
-    assert not reporter.flush(0.01)
-    assert not reporter.answers
+def test_the_caller_goes_on_while_the_server_hangs_and_then_the_newest_is_sent():
+    server, messenger = Server(), Messenger()
+    messenger.send(lambda: server.call(1))
+    server.wait_for_a_call()
+    for number in range(2, 100):
+        messenger.send(lambda number=number: server.call(number))
     server.open.set()
-    assert reporter.flush(LONG)
-    assert server.said == ["a 1", "a 99", "b 99"]
-    assert threading.current_thread() not in server.threads
+    server.wait_for_a_call()
+    assert server.said == [1, 99]
     assert len(server.threads) == 1
+    assert threading.current_thread() not in server.threads
 
 
-def answered(status: int) -> httpx.HTTPStatusError:
-    return httpx.HTTPStatusError("refused", request=None, response=httpx.Response(status))
-
-
-@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), answered(500)], ids=["absent", "broken"])
-def test_an_absent_server_is_logged_once_and_gets_the_newest_when_it_is_back(
-    reporter: Reporter, server: FakeServer, caplog: pytest.LogCaptureFixture, error: Exception
-):
-    caplog.set_level(logging.INFO, "tasks")
+@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), RuntimeError("a bug"), SystemExit(1)])
+def test_a_call_that_fails_is_dropped_and_the_next_one_is_made(error: BaseException):
+    server, messenger = Server(), Messenger()
+    server.open.set()
     server.error = error
-    reporter.send("a", lambda: server.call("old"))
-    for _ in range(5):
-        assert server.asked.acquire(timeout=LONG), "it is tried again"
-    reporter.send("a", lambda: server.call("new"))
-    assert not reporter.flush(LONG), "one more failure ends the wait"
-    server.error = None
-    assert reporter.flush(LONG) or reporter.flush(LONG), "a request may have been under way"
-    assert server.said == ["new"]
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    for what in ("lost", "taken"):
+        messenger.send(lambda what=what: server.call(what))
+        server.wait_for_a_call()
+    assert server.said == ["lost", "taken"]
 
 
-def test_what_the_server_refuses_is_logged_and_holds_up_nothing(reporter: Reporter, server: FakeServer, caplog):
-    server.error = answered(422)
-    reporter.send("artifacts of filter/1", lambda: server.call("table"))
-    assert reporter.flush(LONG)
-    reporter.send_log({"message": "refused"})
-    assert reporter.flush(LONG)
-    assert reporter.answers
-    assert ["artifacts of filter/1" in record.getMessage() for record in caplog.records] == [True, False]
-    server.error = None
-    reporter.send_log({"message": "taken"})
-    assert reporter.flush(LONG)
-    assert server.said == [["taken"]]
-
-
-def test_log_records_wait_for_the_server_in_order(reporter: Reporter, server: FakeServer, monkeypatch):
-    monkeypatch.setattr(progress, "LOG_BATCH", 2)
-    server.error = httpx.ReadTimeout("no answer")
-    for i in range(5):
-        reporter.send_log({"message": i, "__payload_size__": 1})
-    assert not reporter.flush(LONG)
-    server.error = None
-    reporter.send_log({"message": 5, "__payload_size__": 1})
-    assert reporter.flush(LONG) or reporter.flush(LONG)
-    assert [message for batch in server.said for message in batch] == list(range(6))
-    assert max(map(len, server.said)) == 2
-
-
-def test_progress_of_a_task_is_created_and_updated_on_the_reporters_thread(reporter, server, monkeypatch):
+def test_progress_of_a_task_run_is_created_and_then_updated(monkeypatch: pytest.MonkeyPatch):
+    sent = []
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_REPORTS", -1)
-    monkeypatch.setattr(progress.TaskRunContext, "get", lambda: object())
-    monkeypatch.setattr(progress, "create_progress_artifact", lambda **given: server.call(given) or 7)
-    monkeypatch.setattr(progress, "update_progress_artifact", lambda key, **given: server.call((key, given)))
-    server.open.clear()
+    monkeypatch.setattr(progress, "task_run", SimpleNamespace(id="a task run"))
+    monkeypatch.setattr(progress, "create_progress_artifact", lambda **given: sent.append(given) or 7)
+    monkeypatch.setattr(progress, "update_progress_artifact", lambda key, **given: sent.append((key, given)))
+    monkeypatch.setattr(progress.messenger, "send", lambda call: call())
     with Progress("Pre train", total=4) as bar:
         bar.update()
-        assert server.asked.acquire(timeout=LONG)
-        for _ in range(3):
-            bar.update()
-    assert server.said == []
-    server.open.set()
-    assert reporter.flush(LONG)
+        bar.update(3)
     created = {"progress": 25.0, "key": "pre-train", "description": "Pre train"}
-    assert server.said == [created, (7, {"progress": 100.0})]
-    assert threading.current_thread() not in server.threads
+    assert sent == [created, (7, {"progress": 100.0}), (7, {"progress": 100.0})]
+
+
+def test_work_goes_on_when_nobody_reads_its_log_any_more(monkeypatch: pytest.MonkeyPatch):
+    class Closed(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise SystemExit(1)  # as rich does it
+
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_REPORTS", -1)
+    monkeypatch.setattr(progress.log, "handlers", [Closed()])
+    monkeypatch.setattr(progress.log, "level", logging.INFO)
+    with Progress("pretrain", total=2) as bar:
+        bar.update()
+        bar.update()
+    assert bar.count == 2
 
 
 def shown(line: str) -> str:

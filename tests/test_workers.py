@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -10,9 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -22,24 +19,33 @@ import pytest
 from tqdm import tqdm
 
 from model import InputError
-from tasks.corpus import fetch
-from tasks.workers import jobs, mapping, pool, side_by_side
-from tasks.workers.jobs import finish
-from tasks.workers.mapping import over_parts
-from tasks.workers.pool import library_threads, one_library_thread, workers
-from tasks.workers.side_by_side import FINETUNE, PRETRAIN
-from tasks.workers.usage import usage
+from tasks.workers import parts, processes, runs
+from tasks.workers.parts import finish, over_parts
+from tasks.workers.processes import library_threads, one_library_thread, usage, workers
 
 LONG = 600  # seconds: such a part is never waited for
 SQUARES = [0, 1, 4, 9, 16, 25]
-SCRIPT = """
+PARTS = """
 import sys
 from pathlib import Path
-from tasks.workers.mapping import over_parts
+from tasks.workers.parts import over_parts
 import test_workers
 
 folder = Path(sys.argv[1])
 over_parts(test_workers.linger, [(number, folder) for number in range(4)], folder / "done", "linger")
+"""
+RUNS = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tasks.workers import runs
+import test_workers
+
+def run(number):
+    return runs.in_worker(test_workers.linger, (number, Path(sys.argv[1])), 1, str(number))
+
+with ThreadPoolExecutor(2) as threads, runs.several(2, 4, 4):
+    list(threads.map(run, range(4)))
 """
 
 
@@ -68,7 +74,7 @@ def go_wrong(number: int, folder: Path) -> dict:
     return square(number, folder)
 
 
-def linger(number: int, folder: Path) -> dict:
+def linger(number: int, folder: Path, report: Callable | None = None) -> dict:
     """Write who works on this, and who forked it; take long."""
     (folder / f"{number}.pid").write_text(f"{os.getpid()} {os.getppid()}")
     time.sleep(LONG)
@@ -97,7 +103,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def start(folder: Path, script: str = SCRIPT) -> subprocess.Popen:
+def start(folder: Path, script: str) -> subprocess.Popen:
     """A script, which finds this module, in a process group of its own."""
     (folder / "script.py").write_text(script)
     here = Path(__file__).parent
@@ -124,35 +130,32 @@ def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRAM_WORKERS", "2")
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_results_have_the_order_of_the_jobs_and_are_the_same_fresh_and_read_again(tmp_path, monkeypatch, processes):
-    monkeypatch.setenv("CRAM_WORKERS", processes)
-    monkeypatch.setattr(usage, "peak_mib", 0.0)
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_results_have_the_order_of_the_jobs_and_are_the_same_fresh_and_read_again(tmp_path, monkeypatch, count):
+    monkeypatch.setenv("CRAM_WORKERS", count)
+    usage.peak_mib = 0.0
     results = over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square")
     assert [result["square"] for result in results] == SQUARES
-    if processes == "2":
+    if count == "2":
         assert os.getpid() not in {result["process"] for result in results}
         assert all(result["threads"] == ["1", 1] for result in results), "it leaves the other cores to the others"
         assert 10 < usage.peak_mib < 10_000
-    monkeypatch.setattr(mapping, "processes", None)  # finished parts need no workers
     assert over_parts(square, jobs_in(tmp_path), tmp_path / "done", "square") == results
     assert traces(tmp_path) == dict.fromkeys(range(6), 1)
     assert over_parts(square, [], tmp_path / "none", "square") == []
 
 
 @pytest.mark.parametrize(
-    ("how", "processes", "named"),
+    ("how", "count", "named"),
     [
         ("fail", "3", "part one is bad"),
-        ("be killed", "2", r"'square' .*CRAM_WORKERS=1"),
-        ("lack memory", "2", r"CRAM_WORKERS=1.*part_megabytes"),
-        ("lack memory", "1", r"CRAM_WORKERS=1.*part_megabytes"),
+        ("be killed", "2", "CRAM_WORKERS=1"),
+        ("lack memory", "2", "part_megabytes"),
+        ("lack memory", "1", "part_megabytes"),
     ],
 )
-def test_an_error_ends_the_other_parts_and_a_rerun_does_only_what_is_missing(
-    tmp_path, monkeypatch, how, processes, named
-):
-    monkeypatch.setenv("CRAM_WORKERS", processes)
+def test_an_error_ends_the_other_parts_and_a_rerun_does_only_what_is_missing(tmp_path, monkeypatch, how, count, named):
+    monkeypatch.setenv("CRAM_WORKERS", count)
     (tmp_path / "how").write_text(how)
     with pytest.raises(InputError, match=named):
         squares(go_wrong, tmp_path)
@@ -177,8 +180,8 @@ def test_a_result_appears_once_the_files_of_its_part_are_on_disk_and_not_if_the_
         seen.append((Path(os.readlink(f"/proc/self/fd/{handle}")).parent, traces(tmp_path), done.exists()))
         return answers.pop(0)
 
-    monkeypatch.setattr(jobs, "libc", SimpleNamespace(syncfs=syncfs))
-    monkeypatch.setattr(jobs.ctypes, "get_errno", lambda: errno.ENOSPC)
+    monkeypatch.setattr(parts, "libc", SimpleNamespace(syncfs=syncfs))
+    monkeypatch.setattr(parts.ctypes, "get_errno", lambda: errno.ENOSPC)
     with pytest.raises(OSError, match="No space left"):
         finish(square, (3, tmp_path), done)
     for _ in range(2):
@@ -205,7 +208,7 @@ def test_the_fork_server_has_one_thread_and_the_libraries_and_workers_the_enviro
     assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1, "a fork of a process with threads can hang"
     assert "libarrow" in Path(f"/proc/{server}/maps").read_text(), "what loads slowly is loaded once"
     own = dict(pair.split("=", 1) for pair in Path(f"/proc/{server}/environ").read_text().split("\0") if pair)
-    assert pool.KEPT_MEMORY.items() <= own.items(), "the C library reads it when a process begins"
+    assert processes.KEPT_MEMORY.items() <= own.items(), "the C library reads it when a process begins"
     monkeypatch.setenv("CRAM_TEST_SETTING", "set when the fork server ran")
     results = over_parts(square, jobs_in(tmp_path), tmp_path / "again", "square")
     assert {result["setting"] for result in results} == {"set when the fork server ran"}
@@ -220,7 +223,6 @@ def test_threads_can_have_workers_at_the_same_time_and_leave_this_process_as_it_
         folder.mkdir()
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(squares, [square] * 3, folders)) == [SQUARES] * 3
-    assert squares(square, tmp_path) == SQUARES
     with library_threads():
         one_library_thread()
     assert dict(os.environ) == before
@@ -234,9 +236,17 @@ def test_work_that_only_a_script_has_is_refused(tmp_path, two_workers, monkeypat
         squares(square, tmp_path)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_workers_of_a_script_without_a_guard_and_their_server_end_with_it(tmp_path, how):
-    process = start(tmp_path)
+@pytest.mark.parametrize(
+    ("script", "how"),
+    [
+        (PARTS, signal.SIGKILL),
+        (PARTS, signal.SIGINT),
+        (PARTS, signal.SIGTERM),
+        (RUNS, signal.SIGINT),
+    ],
+)
+def test_workers_of_a_script_without_a_guard_and_their_server_end_with_it(tmp_path, script, how):
+    process = start(tmp_path, script)
     wait_for(lambda: len([p for p in tmp_path.glob("*.pid") if p.read_text()]) == 2)
     others = {int(pid) for p in tmp_path.glob("*.pid") for pid in p.read_text().split()}
     assert len(others) == 3, "two workers and the server that they were forked from"
@@ -244,17 +254,19 @@ def test_workers_of_a_script_without_a_guard_and_their_server_end_with_it(tmp_pa
     os.killpg(process.pid, how) if how == signal.SIGINT else process.send_signal(how)  # Ctrl-C goes to all of them
     printed = process.communicate(timeout=LONG)[0]
     wait_for(lambda: not any(map(is_running, others)))
+    assert len(list(tmp_path.glob("*.pid"))) == 2, "no other work begins"
     if how == signal.SIGINT:
         assert printed.count("Traceback") == printed.count("KeyboardInterrupt") == 1, printed
 
 
 def test_an_interrupt_while_the_server_starts_ends_all(tmp_path):
-    process = start(tmp_path)
+    process = start(tmp_path, PARTS)
 
     def server() -> list[int]:
         """The fork server, once it imports the libraries."""
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        named = [pid for pid in children if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        children += [pid for p in Path(f"/proc/{process.pid}/task").glob("*/children") for pid in p.read_text().split()]
+        named = {pid for pid in children if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()}
         return [int(pid) for pid in named if "libarrow" in Path(f"/proc/{pid}/maps").read_text()]
 
     wait_for(server)
@@ -262,7 +274,7 @@ def test_an_interrupt_while_the_server_starts_ends_all(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     printed = process.communicate(timeout=LONG)[0]
     wait_for(lambda: not is_running(pid))
-    assert printed.count("Traceback") == 1, printed
+    assert printed.count("Traceback") == printed.count("KeyboardInterrupt") == 1, printed
     assert traces(tmp_path) == {}
 
 
@@ -280,7 +292,7 @@ def interrupt_half_way(fds):
 
 forkserver.connect_to_new_process = interrupt_half_way
 """
-    printed = start(tmp_path, interrupted + SCRIPT).communicate(timeout=LONG)[0]
+    printed = start(tmp_path, interrupted + PARTS).communicate(timeout=LONG)[0]
     assert printed.count("Traceback") == printed.count("KeyboardInterrupt") == 1, printed
     assert "EOFError" not in printed
 
@@ -304,16 +316,6 @@ def train(path: Path, number: int, report: Callable[[int, str], None]) -> object
     return number**2, os.getpid()
 
 
-def set_up_without_torch(reports: Connection, threads: int, gpu: str | None) -> None:
-    side_by_side.to_parent = reports
-
-
-@pytest.fixture
-def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare each process the seconds that torch takes to load."""
-    monkeypatch.setattr(side_by_side, "set_up", set_up_without_torch)
-
-
 class Strange(Exception):
     """An error that pickle writes and can't read."""
 
@@ -322,7 +324,6 @@ class Strange(Exception):
 
 
 ERRORS = {
-    "input": InputError("bad data"),
     "disk": OSError(errno.ENOSPC, "No space left on device", "model.safetensors"),
     "bug": KeyError("a bug"),
     "strange": Strange("this", "that"),
@@ -332,10 +333,10 @@ ERRORS = {
 def run_one(folder: Path, number: int, asks: str = "") -> tuple[int, int]:
     if asks:
         (folder / str(number)).write_text(asks)
-    return side_by_side.run(FINETUNE, train, (folder / str(number), number), 10, f"finetune {number}")
+    return runs.in_worker(train, (folder / str(number), number), 10, f"finetune {number}")
 
 
-def two_at_a_time(folder: Path, asks: dict[int, str], runs: int) -> list:
+def two_at_a_time(folder: Path, asks: dict[int, str], count: int) -> list:
     """The results or errors of so many runs, two at a time, with the memory that their processes used."""
 
     def run(number: int) -> object:
@@ -345,70 +346,73 @@ def two_at_a_time(folder: Path, asks: dict[int, str], runs: int) -> list:
         except Exception as error:
             return error
 
-    with side_by_side.several(FINETUNE, 2, 10 * runs, runs), ThreadPoolExecutor(2) as threads:
-        return [future.result() for future in [threads.submit(copy_context().run, run, n) for n in range(runs)]]
+    with ThreadPoolExecutor(2) as threads, runs.several(2, 10 * count, count):
+        return list(threads.map(run, range(count)))
 
 
 def test_runs_have_at_most_so_many_processes_none_of_which_outlives_them(tmp_path):
-    update = side_by_side.Progress.update
-    with mock.patch.object(side_by_side.Progress, "update", autospec=True, side_effect=update) as updates:
-        values, pids, peaks = zip(*two_at_a_time(tmp_path, {0: "bar"}, runs=6), strict=True)
+    update = runs.Progress.update
+    with mock.patch.object(runs.Progress, "update", autospec=True, side_effect=update) as updates:
+        values, pids, peaks = zip(*two_at_a_time(tmp_path, {0: "bar"}, 6), strict=True)
     assert values[0] is type(threading.RLock()), "tqdm's own semaphore would outlive a worker that is ended"
     assert list(values[1:]) == SQUARES[1:]
     assert len(set(pids)) <= 2
     assert os.getpid() not in pids
-    wait_for(lambda: not any(map(is_running, pids)))
+    assert not any(map(is_running, pids))
     assert all(10 < peak < 10_000 for peak in peaks)
     amounts, notes = zip(*(call.args[1:] for call in updates.call_args_list), strict=True)
     assert sum(amounts) == 60, "the examples of all runs"
-    assert notes[-1] == "6 of 6 runs done, about 0 min left"
+    assert notes[-1].startswith("6 of 6 runs")
     assert any("; 3 halfway" in note for note in notes)
     assert run_one(tmp_path, 5) == (25, os.getpid()), "one alone needs no other process"
 
 
-def test_a_killed_or_failed_run_loses_no_other(tmp_path, without_torch):
-    results = two_at_a_time(tmp_path, {1: "die", 2: "input", 4: "disk", 5: "bug", 6: "strange"}, runs=8)
-    assert [results[number][0] for number in (0, 3, 7)] == [0, 9, 49]
-    killed, wrong, full, bug, strange = (results[number] for number in (1, 2, 4, 5, 6))
+def test_a_killed_or_failed_run_loses_no_other(tmp_path):
+    results = two_at_a_time(tmp_path, {1: "die", 2: "disk", 4: "strange"}, 6)
+    assert [results[number][0] for number in (0, 3, 5)] == [0, 9, 25]
+    killed, full, strange = (results[number] for number in (1, 2, 4))
     assert isinstance(killed, InputError)
-    assert re.search("'finetune 1' was killed.*CRAM_FINETUNES=1", str(killed))
-    assert (type(wrong), str(wrong)) == (InputError, "bad data")
+    assert "'finetune 1'" in str(killed)
+    assert "CRAM_FINETUNES=1" in str(killed)
     assert (type(full), full.errno, full.filename) == (OSError, errno.ENOSPC, "model.safetensors")
-    assert isinstance(bug, KeyError)
-    assert "in train" in str(bug.__cause__), "the traceback of the other process"
+    assert "in train" in full.__notes__[0], "the traceback of the other process"
     assert isinstance(strange, RuntimeError)
     assert "Strange: this, not that" in str(strange), "it is not taken for a killed process"
 
 
-def test_unfinished_runs_end_with_their_pool_and_none_begins_after_it(tmp_path, without_torch):
-    with ThreadPoolExecutor(1) as thread:
-        with side_by_side.several(FINETUNE, 2, 10, 1) as run_pool:
-            context = copy_context()
-            unfinished = thread.submit(copy_context().run, run_one, tmp_path, 0, "wait")
-            wait_for((tmp_path / "waiting").exists)
-        with pytest.raises(InputError, match="'finetune 0' was cancelled"):
-            unfinished.result(timeout=LONG)
-    with pytest.raises(InputError, match="'finetune 1' was cancelled"):
-        context.run(run_one, tmp_path, 1)
-    assert run_pool.workers == []
+def test_after_an_interrupt_unfinished_runs_end_and_none_begins(tmp_path):
+    later, futures = threading.Event(), []
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            with runs.several(2, 10, 2):
+                futures.append(threads.submit(run_one, tmp_path, 0, "wait"))
+                futures.append(threads.submit(lambda: later.wait() and run_one(tmp_path, 1)))
+                wait_for((tmp_path / "waiting").exists)
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            later.set()
+        for number, future in enumerate(futures):
+            with pytest.raises(InputError, match=f"'finetune {number}' was cancelled"):
+                future.result(timeout=LONG)
+    assert run_one(tmp_path, 5) == (25, os.getpid()), "this thread can go on"
 
 
-def test_a_process_is_used_again_and_replaced_after_an_error_or_its_death(tmp_path, without_torch):
-    with side_by_side.several(FINETUNE, 1, 40, 4) as run_pool:
+def test_a_process_is_used_again_and_replaced_after_an_error_or_its_death(tmp_path):
+    with runs.several(1, 40, 4):
         _, first = run_one(tmp_path, 0)
         assert run_one(tmp_path, 1) == (1, first)
         os.kill(first, signal.SIGKILL)
-        wait_for(lambda: run_pool.idle[0].executor._broken)
+        wait_for(lambda: not Path(f"/proc/{first}").exists())  # all its threads have ended
         _, second = run_one(tmp_path, 2)
         with pytest.raises(KeyError):
             run_one(tmp_path, 3, "bug")
-        assert run_pool.workers == run_pool.idle == [], "a failed run's memory is freed"
+        assert not is_running(second), "a failed run's memory is freed"
         assert run_one(tmp_path, 4)[1] not in (first, second)
 
 
-def test_an_error_while_progress_is_shown_is_no_killed_process(tmp_path, monkeypatch, without_torch):
-    monkeypatch.setattr(side_by_side.Progress, "update", mock.Mock(side_effect=OSError("the terminal is gone")))
-    with side_by_side.several(FINETUNE, 1, 10, 1), pytest.raises(OSError, match="the terminal is gone"):
+def test_an_error_while_progress_is_shown_is_no_killed_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs.Progress, "update", mock.Mock(side_effect=OSError("the terminal is gone")))
+    with runs.several(1, 10, 1), pytest.raises(OSError, match="the terminal is gone"):
         run_one(tmp_path, 0)
 
 
@@ -419,23 +423,30 @@ def test_as_many_workers_and_runs_go_on_at_once_as_asked_for_or_as_cores_and_mem
     assert workers() == len(os.sched_getaffinity(0))
     monkeypatch.setenv("CRAM_WORKERS", "8")
     assert workers() == 8
-    monkeypatch.setattr(machine, "available_memory", lambda: 5 * side_by_side.BYTES_A_RUN)
-    assert [side_by_side.at_once(FINETUNE, runs) for runs in (0, 1, 3, 40)] == [0, 1, 3, 5]
-    assert side_by_side.at_once(FINETUNE, 40, 2 * side_by_side.BYTES_A_RUN) == 2
+    monkeypatch.setattr(machine, "available_memory", lambda: 5 * runs.BYTES_A_RUN)
+    assert [runs.at_once(count) for count in (0, 1, 3, 40)] == [0, 1, 3, 5]
+    assert runs.at_once(40, 2 * runs.BYTES_A_RUN) == 2
     monkeypatch.setattr(machine, "available_memory", lambda: 0)
-    assert side_by_side.at_once(FINETUNE, 40) == 1
+    assert runs.at_once(40) == 1
     monkeypatch.setenv("CRAM_FINETUNES", "6")
-    assert [side_by_side.at_once(FINETUNE, runs) for runs in (1, 4, 40)] == [1, 4, 6]
+    assert [runs.at_once(count) for count in (1, 4, 40)] == [1, 4, 6]
+
+
+def test_memory_of_a_gpu_that_this_process_keeps_is_freed_before_runs_start_elsewhere(monkeypatch):
+    import torch
+
+    freed = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(True))
+    monkeypatch.setenv("CRAM_FINETUNES", "4")
+    for initialized, count, times in ((False, 8, 0), (True, 1, 0), (True, 8, 1)):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda initialized=initialized: initialized)
+        assert runs.at_once(count) == min(4, count)
+        assert len(freed) == times
 
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [
-        ("CRAM_WORKERS", workers),
-        ("CRAM_FINETUNES", FINETUNE.asked),
-        ("CRAM_TRAININGS", PRETRAIN.asked),
-        ("CRAM_DOWNLOADS", fetch.downloads),
-    ],
+    [("CRAM_WORKERS", workers), ("CRAM_FINETUNES", runs.finetunes)],
 )
 def test_a_number_that_is_none_is_refused(monkeypatch, name, count):
     for value in ("0", "-1", "two", "1.5", " ", "²"):

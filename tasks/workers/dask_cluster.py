@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 from model import InputError
 from model.quantities import counted
 from tasks.home import CODE
-from tasks.workers.jobs import ONE_THREAD, Place, finish
-from tasks.workers.usage import measured, reset_usage
+from tasks.workers.processes import ONE_THREAD, Measured, measured, reset_usage
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -33,6 +32,8 @@ CONNECT_SECONDS = 10
 PATIENCE_SECONDS = 60  # to wait for a worker where there is none
 LIBRARIES = ("numpy", "orjson", "pyarrow", "tokenizers", "xxhash", "zstandard")  # that the bytes of a part depend on
 log = logging.getLogger(__name__)
+# submit(work, *arguments), whose future gives `Measured`; and what raises when the workers are gone, to call in between
+Place = tuple[Callable[..., Future], Callable[[], None]]
 
 
 @functools.cache  # in a worker: as of its import of this code, which may have been edited since
@@ -70,7 +71,7 @@ def connect(address: str) -> "Client":
 
 
 class Call:
-    """Unpickling this calls `finish_there`.
+    """Unpickling this calls `measured_there`.
 
     So the cluster runs `pickle.loads`: the scheduler does not need cram, and a worker without cram raises an error.
     """
@@ -79,13 +80,13 @@ class Call:
         self.arguments = arguments
 
     def __reduce__(self) -> tuple:
-        return finish_there, self.arguments
+        return measured_there, self.arguments
 
 
-def finish_there(pickled: bytes, marker: str, expected: dict[str, str], done: str) -> tuple[dict, float, float]:
-    """`finish` in a worker of the cluster, measured. Raises InputError first if the worker can't do the work.
+def measured_there(pickled: bytes, marker: str, expected: dict[str, str]) -> Measured:
+    """Do and measure the pickled (work, *arguments). Raises InputError first if this worker can't.
 
-    `marker` is a file in the store that the worker must see.
+    `marker` is a file in the store that the worker must see; `expected` the `edition` of the process that asks.
     """
     from distributed import get_worker
 
@@ -109,49 +110,27 @@ def finish_there(pickled: bytes, marker: str, expected: dict[str, str], done: st
         )
     os.environ.update(ONE_THREAD)
     reset_usage()
-    work, job = pickle.loads(pickled)
-    return measured(finish, work, job, Path(done))
+    return measured(*pickle.loads(pickled))
 
 
 def explained(error: Exception, address: str, label: str) -> Exception:
     """An InputError for an error of the cluster; any other error unchanged."""
     from distributed import KilledWorker
 
-    if isinstance(error, KilledWorker):
-        sentence = (
-            f"A part of '{label}' lost every worker of the Dask cluster that tried it ({error.allowed_failures + 1}), "
-            "most likely for lack of memory: start fewer workers per machine, or give them more (--memory-limit)."
-        )
-    elif isinstance(error, MemoryError):
-        sentence = f"A worker of the Dask cluster ran out of memory in '{label}': start fewer per machine."
-    elif isinstance(error, CancelledError):
-        sentence = f"The connection to the Dask scheduler at {address} was lost during '{label}'."
-    elif isinstance(error, ImportError):
-        sentence = (
-            f"A worker of the Dask cluster lacks what cram needs: {error}. Install the same cram as here in the Python "
-            "of every worker."
-        )
-    elif isinstance(error, FileNotFoundError):
-        sentence = (
-            f"A worker of the Dask cluster doesn't find {error.filename}. Store and text must be on a file system that "
-            "all machines share, at the same path."
-        )
-    else:
-        return error
-    return InputError(f"{sentence} Fix this and run again; the finished parts of '{label}' are kept.")
-
-
-@contextmanager
-def muted(*loggers: str) -> Iterator[None]:
-    """Keep these loggers from logging."""
-    levels = {logging.getLogger(name): logging.getLogger(name).level for name in loggers}
-    for logger in levels:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
+    reasons = {
+        KilledWorker: f"A part of '{label}' lost every worker of the Dask cluster that tried it, most likely for lack "
+        "of memory: start fewer workers per machine, or give them more (--memory-limit).",
+        MemoryError: f"A worker of the Dask cluster ran out of memory in '{label}': start fewer per machine.",
+        CancelledError: f"The connection to the Dask scheduler at {address} was lost during '{label}'.",
+        ImportError: f"A worker of the Dask cluster lacks what cram needs: {error}. Install the same cram as here in "
+        "the Python of every worker.",
+        FileNotFoundError: f"A worker of the Dask cluster doesn't find {getattr(error, 'filename', '')}. Store and "
+        "text must be on a file system that all machines share, at the same path.",
+    }
+    for kind, reason in reasons.items():
+        if isinstance(error, kind):
+            return InputError(f"{reason} Fix this and run again; the finished parts of '{label}' are kept.")
+    return error
 
 
 @contextmanager
@@ -161,9 +140,9 @@ def cluster(address: str, label: str, done: Path) -> Iterator[Place]:
     marker.touch()
     pool = client.get_executor(pure=False)
 
-    def submit(work: Callable[..., dict], job: tuple, file: Path) -> Future:
-        call = Call(pickle.dumps((work, job)), str(marker), edition(), str(file))
-        return pool.submit(pickle.loads, pickle.dumps(call), key=f"{label}-{file.stem}-{marker.stem}")
+    def submit(*call: object) -> Future:
+        pickled = pickle.dumps(Call(pickle.dumps(call), str(marker), edition()))
+        return pool.submit(pickle.loads, pickled, key=f"{label}-{uuid.uuid4().hex}")
 
     def check() -> None:
         nonlocal seen
@@ -179,15 +158,16 @@ def cluster(address: str, label: str, done: Path) -> Iterator[Place]:
                 f"`dask worker {address} --nthreads 1`, and run again; the finished parts of '{label}' are kept."
             )
 
-    with muted("distributed.client", "tornado.application"):  # they log tracebacks of what is lost or cancelled
-        try:
-            log.info("%s: on %s of the Dask cluster at %s", label, counted(len(client.nthreads()), "worker"), address)
-            yield submit, check
-        except Exception as error:
-            if (problem := explained(error, address, label)) is error:
-                raise
-            raise problem from error
-        finally:
-            pool.shutdown(wait=False)
-            client.close()
-            marker.unlink(missing_ok=True)
+    for name in ("distributed.client", "tornado.application"):  # they log tracebacks of what is lost or cancelled
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    try:
+        log.info("%s: on %s of the Dask cluster at %s", label, counted(len(client.nthreads()), "worker"), address)
+        yield submit, check
+    except Exception as error:
+        if (problem := explained(error, address, label)) is error:
+            raise
+        raise problem from error
+    finally:
+        pool.shutdown(wait=False)
+        client.close()
+        marker.unlink(missing_ok=True)

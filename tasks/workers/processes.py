@@ -1,0 +1,287 @@
+"""The worker processes of this machine, for parts of a corpus and for finetuning runs; CPU time and memory of a stage.
+
+They are forked from a server that has imported what they need. None outlives the process that uses them.
+"""
+
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tqdm import tqdm
+
+from model import whole_number
+from tasks.home import CODE
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # of each library
+# of glibc: returning memory after every array and taking it again cost workers up to a tenth of their time
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
+# imported by the fork server, with their libraries; workers import other modules themselves
+PRELOADED = [
+    "tasks.decontaminate",
+    "tasks.deduplicate",
+    "tasks.filter",
+    "tasks.measure",
+    "tasks.tokenize",
+    "tasks.vocabulary",
+]
+starting = threading.Lock()  # starting a worker changes, for a moment, what it takes over from this process
+to_parent: Connection | None = None  # in a worker
+Measured = tuple[Any, float, float]  # a result, the CPU seconds it took, and the peak memory of its process, MiB
+
+
+class Usage(threading.local):
+    """What the workers of a stage used. Each thread runs a stage of its own."""
+
+    peak_mib = 0.0  # the largest resident memory of any worker
+    cpu_seconds = 0.0  # of all workers
+
+    def add(self, seconds: float, peak_mib: float) -> None:
+        """Add what one worker used for one piece of work."""
+        self.cpu_seconds, self.peak_mib = self.cpu_seconds + seconds, max(self.peak_mib, peak_mib)
+
+
+usage = Usage()
+
+
+def measured(work: Callable, *arguments: object) -> Measured:
+    """Measure work(*arguments) in this process."""
+    start = time.process_time()
+    result = work(*arguments)
+    return result, time.process_time() - start, peak_memory()["process"]
+
+
+def reset_usage() -> float:
+    """Restart the peak of resident memory, where the kernel allows it (Linux); returns the CPU seconds so far."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    usage.peak_mib = usage.cpu_seconds = 0.0
+    return cpu_clock()
+
+
+def cpu_clock() -> float:
+    """CPU seconds of this process, or of this thread if stages run in several threads."""
+    return time.process_time() if threading.current_thread() is threading.main_thread() else time.thread_time()
+
+
+def peak_memory() -> dict:
+    """Peak resident memory since the last reset, MiB: of this process, and of the largest worker."""
+    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with suppress(OSError):
+        status = Path("/proc/self/status").read_text()
+        mib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
+    return {"process": round(mib), "largest_worker": round(usage.peak_mib)}
+
+
+class Lost(Exception):
+    """The worker was killed, or its pool has ended."""
+
+
+def workers() -> int:
+    """CRAM_WORKERS, or the cores that this process may use."""
+    return whole_number("CRAM_WORKERS", "one per core") or len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def environment_with(changes: dict[str, str]) -> Iterator[None]:
+    """Change environment variables of this process for a while."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def library_threads() -> AbstractContextManager[None]:
+    """Let tokenizers use as many threads of this process as there could be workers, which are idle meanwhile.
+
+    It starts the threads at its first use and keeps their number. Results must not depend on that number.
+    """
+    several = "true" if workers() > 1 else "false"
+    return environment_with({"RAYON_NUM_THREADS": str(workers()), "TOKENIZERS_PARALLELISM": several})
+
+
+def one_library_thread() -> None:
+    """Let tokenizers use one thread from here to the end of `library_threads`."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+@contextmanager
+def fork_server() -> Iterator[None]:
+    """Have the server that workers are forked from, for one start at a time.
+
+    The server has a single thread, so forking it is safe; forking this process is not. It imports once what all workers
+    need, and ends with this process and the last worker. Workers don't import the script that was started, which would
+    run it again.
+    """
+    searched = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
+    # PYTHONSAFEPATH: cram's `tasks`, not a folder of that name in the working directory
+    own = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTHONSAFEPATH": "1", "PYTHONPATH": searched}
+    with starting:
+        resource_tracker.ensure_running()  # first, since it unblocks the signal
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process to handle
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            with environment_with(ONE_THREAD | KEPT_MEMORY | own):
+                forkserver.set_forkserver_preload(PRELOADED)
+                forkserver.ensure_running()
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            sys.modules["__main__"] = main
+
+
+def serve(pipe: Connection, environment: dict[str, str]) -> None:
+    """In a worker: do what comes through the pipe, one work after the other, until the parent ends this process."""
+
+    def end_with_parent() -> None:  # also with one that was killed by SIGKILL
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    global to_parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(environment | ONE_THREAD)
+    # for torch's bars: tqdm's own lock is a semaphore, which such an end would leave behind
+    tqdm.set_lock(threading.RLock())
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    to_parent = pipe
+    with suppress(EOFError, OSError):  # the parent has gone
+        while True:
+            work, arguments = pipe.recv()
+            pipe.send(answer(work, arguments))
+
+
+def answer(work: Callable, arguments: tuple) -> tuple[str, Any]:
+    """In a worker: how work(*arguments) ended, as ("result", `Measured`) or ("error", exception)."""
+    try:
+        return "result", measured(work, *arguments)
+    except Exception as error:
+        printed = traceback.format_exc()
+        error.add_note(f"In a worker process:\n{printed}")
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return "error", RuntimeError(printed)
+        return "error", error
+
+
+def tell(*report: object) -> None:
+    """In a worker: have `Processes.call` in the parent pass this on."""
+    to_parent.send(("report", report))
+
+
+class Worker:
+    """A process, and the pipe to it, which closes with the last reference."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self.ending = threading.Lock()
+        self.pipe, theirs = context.Pipe()
+        with fork_server(), theirs:
+            self.process = context.Process(target=serve, args=(theirs, dict(os.environ)), daemon=True)
+            self.process.start()
+
+    def call(self, work: Callable, arguments: tuple, hear: Callable[..., None]) -> Measured:
+        """See `Processes.call`."""
+        try:
+            self.pipe.send((work, arguments))
+        except OSError as error:
+            raise Lost from error
+        while True:
+            try:
+                kind, value = self.pipe.recv()
+            except (EOFError, OSError) as error:
+                raise Lost from error
+            if kind == "result":
+                return value
+            if kind == "error":
+                raise value
+            hear(*value)
+
+    def end(self) -> None:
+        """Kill the process and wait for its end."""
+        with self.ending:
+            self.process.kill()
+            self.process.join()
+
+
+class Processes:
+    """A pool of worker processes, as many as there are calls at a time. They end with its context, or by `end`.
+
+    Call from threads other than the main one: an interrupt would leave a process half-started.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.ended = threading.Lock(), False
+        self.workers: list[Worker] = []
+        self.idle: list[Worker] = []
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def call(self, work: Callable, *arguments: object, hear: Callable[..., None] = lambda *_: None) -> Measured:
+        """What work(*arguments) returns in an idle process or a new one; each `tell` there is a call of `hear` here.
+
+        An error of the work is raised here. Raises Lost if the process is killed or the pool ends. After any error the
+        process ends, which frees its memory; others continue.
+        """
+        worker = self._take()
+        try:
+            result = worker.call(work, arguments, hear)
+        except BaseException:
+            worker.end()
+            with self.lock:
+                self.workers.remove(worker)
+            raise
+        with self.lock:
+            self.idle.append(worker)
+        return result
+
+    def _take(self) -> Worker:
+        with self.lock:
+            if self.ended:
+                raise Lost
+            while self.idle:
+                worker = self.idle.pop()
+                if not worker.pipe.poll():  # an idle worker sends nothing: the pipe of a dead one has ended
+                    return worker
+                self.workers.remove(worker)
+            self.workers.append(worker := Worker())
+            return worker
+
+    def end(self) -> None:
+        """End all processes at once. Unfinished calls, and later ones, raise Lost."""
+        self.ended = True
+        ending = threading.Thread(target=self._end)  # which a second Ctrl-C doesn't interrupt
+        ending.start()
+        ending.join()
+
+    def _end(self) -> None:
+        with self.lock:
+            left = self.workers.copy()
+        for worker in left:
+            worker.process.kill()
+        for worker in left:
+            worker.end()

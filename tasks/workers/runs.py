@@ -1,0 +1,139 @@
+"""Finetuning runs side by side, each in a process of its own: if one is killed, the others continue.
+
+Small models leave most of a machine idle when they are trained one after the other: two processes of one thread each do
+more than one process of two threads. A run's result depends on its seed and data; threads change it by rounding only.
+"""
+
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from model import InputError, whole_number
+from model.quantities import counted
+from tasks.workers import processes
+from tasks.workers.processes import usage
+from tasks.workers.progress import Progress
+
+ON_A_GPU = 4  # finetuning runs at most: each has a CUDA context of its own
+BYTES_A_RUN = 3 << 29  # of memory, without the model: measured at pocket size, where the model takes little
+SECONDS_BETWEEN_REPORTS = 0.5  # from a worker to this process
+log = logging.getLogger(__name__)
+pool: "RunPool | None" = None  # of `several`
+
+
+def finetunes() -> int | None:
+    """CRAM_FINETUNES, or None."""
+    return whole_number("CRAM_FINETUNES", "as many as fit")
+
+
+def at_once(runs: int, bytes_each: int = BYTES_A_RUN) -> int:
+    """How many of `runs` go on at a time: CRAM_FINETUNES, or as many as cores, memory and GPU allow."""
+    asked = finetunes()
+    if runs <= 1:
+        return runs
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():  # what this process keeps for itself is for those of the runs
+        gc.collect()
+        torch.cuda.empty_cache()
+    if asked:
+        return min(asked, runs)
+    import torch
+
+    from model import machine
+
+    if machine.detect().device.type == "cuda":
+        return max(1, min(ON_A_GPU, runs, torch.cuda.mem_get_info()[0] // bytes_each))
+    return max(1, min(processes.workers(), runs, machine.available_memory() // bytes_each))
+
+
+def reporting(work: Callable, arguments: tuple, threads: int) -> Any:
+    """In a worker: work(*arguments, report) with so many threads of torch; its reports go to the parent."""
+    # one, since other runs compile beside it; and it leaves no processes behind
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    import torch
+
+    torch.set_num_threads(threads)
+    last = float("-inf")
+
+    def report(amount: float, note: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > SECONDS_BETWEEN_REPORTS:
+            last = time.monotonic()
+            processes.tell(amount, note)
+
+    return work(*arguments, report)
+
+
+class RunPool:
+    """Processes for up to `count` of `runs`, and their progress towards `total` in one bar."""
+
+    def __init__(self, count: int, total: float, runs: int, bar: Progress, own: processes.Processes) -> None:
+        self.processes, self.threads, self.bar = own, max(1, processes.workers() // count), bar
+        self.lock, self.start, self.opener = threading.Lock(), time.monotonic(), threading.current_thread()
+        self.total, self.runs, self.done = total, runs, 0
+        self.seen: dict[object, float] = {}  # of each run
+
+    def call(self, work: Callable, arguments: tuple, amount: float, label: str) -> Any:
+        """What work(*arguments, report) returns in one of the processes."""
+        run = object()
+        try:
+            result, *used = self.processes.call(
+                reporting, work, arguments, self.threads, hear=lambda seen, note: self.show(run, seen, label, note)
+            )
+        except processes.Lost as error:
+            if self.processes.ended:
+                raise InputError(
+                    f"'{label}' was cancelled before it finished. Run again: it starts over; finished runs are kept."
+                ) from error
+            raise InputError(
+                f"The process of '{label}' was killed, most likely for lack of memory. The other runs continue. Run "
+                "again: only this one starts over; CRAM_FINETUNES=1 gives it all the memory."
+            ) from error
+        finally:
+            with self.lock:
+                self.done += 1
+        usage.add(*used)
+        self.show(run, amount)
+        return result
+
+    def show(self, run: object, amount: float, label: str = "", note: str = "") -> None:
+        """Show how far a run is, and when all will be done."""
+        with self.lock:
+            self.seen[run] = max(amount, self.seen.get(run, 0))
+            so_far, seconds = sum(self.seen.values()), time.monotonic() - self.start
+            minutes = seconds * max(0, self.total / so_far - 1) / 60 if so_far else 0
+            left = "" if sys.stderr.isatty() else f" done, about {minutes:.0f} min left"  # a bar shows the time left
+            note = f"; {label.removeprefix('finetune ')} {note}" if note else ""
+            self.bar.update(so_far - self.bar.count, f"{self.done} of {counted(self.runs, 'run')}{left}{note}")
+
+
+@contextmanager
+def several(count: int, total: float, runs: int) -> Iterator[RunPool]:
+    """Have `in_worker` use up to `count` processes, from as many threads. They end with the context.
+
+    `total`: the sum of the amounts of all `runs`. After an error, unfinished runs are given up, and threads that have
+    yet to begin one get an InputError.
+    """
+    global pool
+    log.info("%s, %d at a time.", counted(runs, "finetuning run"), count)
+    with Progress("finetune", total=total, unit="ex") as bar, processes.Processes() as own:
+        pool = RunPool(count, total, runs, bar, own)
+        yield pool
+        pool = None  # not after an error: the threads may still be there
+
+
+def in_worker(work: Callable, arguments: tuple, amount: float, label: str) -> Any:
+    """What work(*arguments, report) returns: within `several` in one of its processes, or else in this one.
+
+    `work` calls report(amount so far, note).
+    """
+    if pool and not (pool.processes.ended and pool.opener is threading.current_thread()):
+        return pool.call(work, arguments, amount, label)
+    with Progress(label, total=amount, unit="ex") as bar:
+        return work(*arguments, lambda seen, note: bar.update(seen - bar.count, note))
