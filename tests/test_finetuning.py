@@ -1,8 +1,7 @@
+"""The loop of finetuning: its steps beside plain torch, batches, predictions, numbers of few bits."""
+
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Event
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from model import InputError, attention, bert, finetuning
+from model.classifier import Classifier
 from model.machine import Machine
 from model.settings import Architecture, Finetuning
 
@@ -20,15 +20,15 @@ QUICK = Finetuning(learning_rate=3e-3, epochs=5)
 torch.set_num_threads(1)  # for so small a model
 
 
-def tune(model: bert.Classifier, given: finetuning.Examples, settings: Finetuning = QUICK, seed: int = 0, **changes):
+def tune(model: Classifier, given: finetuning.Examples, settings: Finetuning = QUICK, seed: int = 0, **changes):
     """Finetune on the CPU; `changes`: other arguments than the usual."""
     usual = {"machine": CPU, "report": lambda *_: None}
     return finetuning.finetune(model, given, settings, seed=seed, **usual | changes)
 
 
-def classifier(classes: int, seed: int = 0, dropout: float = 0.1, **axes) -> bert.Classifier:
+def classifier(classes: int, seed: int = 0, dropout: float = 0.1, **axes) -> Classifier:
     encoder = bert.Bert(SMALL.model_copy(update=axes), VOCABULARY, LENGTH, seed=1)
-    return bert.Classifier(encoder, classes, dropout, seed)
+    return Classifier(encoder, classes, dropout, seed)
 
 
 def examples(count: int, seed: int, classes: int) -> finetuning.Examples:
@@ -54,48 +54,26 @@ def test_the_seed_gives_the_predictions():
     assert not np.allclose(scores[0], scores[2])
 
 
-@pytest.fixture
-def cudnn_attention() -> Iterator[None]:
-    """Torch may choose cuDNN's attention, as in a new process."""
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    yield
-    torch.backends.cuda.enable_cudnn_sdp(before)
-
-
 @pytest.mark.parametrize("work", [tune, finetuning.predict])
-def test_cudnns_attention_which_plans_for_every_shape_is_not_used(work: Callable, cudnn_attention, monkeypatch):
-    forward, enabled, longer_run = bert.Classifier.forward, [], []
-    first, longer, given = classifier(2), classifier(2, seed=1), examples(32, 0, classes=2)
-    rest = () if work is tune else (CPU,)
-    both_run, first_ended = Event(), Event()
+def test_cudnns_attention_which_plans_for_every_shape_is_off_and_stays_so_for_runs_in_other_threads(work, monkeypatch):
+    forward, enabled, before = Classifier.forward, [], torch.backends.cuda.cudnn_sdp_enabled()
 
     def watched(self, *batch):
-        if self is longer:
-            both_run.set()
-            first_ended.wait(60)
-        elif not both_run.is_set():
-            longer_run.append(beside.submit(work, longer, given, *rest))
-            both_run.wait(60)
         enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
         return forward(self, *batch)
 
-    monkeypatch.setattr(bert.Classifier, "forward", watched)
-    with ThreadPoolExecutor(1) as beside:
-        try:
-            work(first, given, *rest)
-        finally:
-            first_ended.set()
-        longer_run[0].result()
-    assert set(enabled) == {False}
+    monkeypatch.setattr(Classifier, "forward", watched)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        work(classifier(2), examples(32, 0, classes=2), *(() if work is tune else (CPU,)))
+        assert {*enabled, torch.backends.cuda.cudnn_sdp_enabled()} == {False}
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-@pytest.mark.parametrize(
-    ("count", "settings"), [(15, {}), (16, {"choose": "best"}), (9, {"batch_size": 4, "choose": "best"})]
-)
-def test_too_few_examples_are_refused(count: int, settings: dict):
-    with pytest.raises(InputError, match=r"(15|9) training examples.*finetune\.(batch_size|choose)"):
-        tune(classifier(2), examples(count, 0, classes=2), Finetuning(**settings))
+def test_fewer_examples_than_a_batch_are_refused():
+    with pytest.raises(InputError, match=r"15 training examples.*finetune\.batch_size"):
+        tune(classifier(2), examples(15, 0, classes=2))
 
 
 def test_a_finetuning_loss_that_is_not_finite_is_refused():
@@ -134,34 +112,31 @@ def test_gradients_that_fp16_cannot_hold_are_not_lost(monkeypatch):
         assert (exact - ours).norm() < 0.05 * exact.norm()
 
 
-@pytest.mark.parametrize("kind", ["length", "random"])
-def test_an_epoch_has_each_example_once_in_an_order_of_its_own_and_by_length_pads_little(kind):
-    lengths, settings = np.random.default_rng(1).integers(3, 40, 4008), Finetuning(batches=kind)
+def test_an_epoch_has_each_example_once_in_an_order_of_its_own_and_little_padding():
+    lengths = np.random.default_rng(1).integers(3, 40, 4008)
     seeded, again = np.random.default_rng(0), np.random.default_rng(0)
-    first, second = (finetuning.batches(lengths, settings, seeded) for _ in range(2))
+    first, second = (finetuning.batches(lengths, 16, seeded) for _ in range(2))
     assert (first.shape, len(np.unique(first))) == ((250, 16), 4000)
-    assert (first == finetuning.batches(lengths, settings, again)).all()
+    assert (first == finetuning.batches(lengths, 16, again)).all()
     assert set(second.ravel()) != set(first.ravel()), "other examples are left out"
     assert not {frozenset(batch) for batch in first.tolist()} & {frozenset(batch) for batch in second.tolist()}
     widths = lengths[first].max(axis=1)
-    assert (16 * widths.sum() < 1.05 * lengths[first].sum()) == (kind == "length")
+    assert 16 * widths.sum() < 1.05 * lengths[first].sum()
     assert abs(np.corrcoef(widths[1:], widths[:-1])[0, 1]) < 0.2
 
 
 @pytest.mark.parametrize(
-    ("classes", "schedule", "axes"),
+    ("classes", "axes"),
     [
-        (3, "cosine", {}),
-        (1, "linear", {"positions": "rotary", "bias": True, "qkv_bias": True}),
-        (3, "linear", {"norm_order": "post", "final_norm": False}),
+        (3, {}),
+        (1, {"positions": "rotary", "bias": True, "qkv_bias": True}),
+        (3, {"norm_order": "post", "final_norm": False}),
     ],
 )
-def test_training_is_that_of_a_plain_loop_with_torchs_adamw(classes, schedule, axes):
+def test_training_is_that_of_a_plain_loop_with_torchs_adamw(classes, axes):
     """One input at a time, so without padding; the whole encoder for all tokens; AdamW without fused kernels."""
     given = examples(45, 3, classes)
-    settings = Finetuning(
-        batch_size=8, epochs=2, learning_rate=1e-3, weight_decay=0.1, schedule=schedule, warmup=0.3, batches="random"
-    )
+    settings = Finetuning(batch_size=8, epochs=2, learning_rate=1e-3, weight_decay=0.1, warmup=0.3)
     ours, plain = (classifier(classes, dropout=0.0, **axes) for _ in range(2))
     tune(ours, given, settings, seed=5)
 
@@ -170,69 +145,22 @@ def test_training_is_that_of_a_plain_loop_with_torchs_adamw(classes, schedule, a
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6, fused=False, foreach=False)
     shuffle, step = np.random.default_rng(5), 0
     for _ in range(2):
-        order = shuffle.permutation(45)
-        for start in range(0, 40, 8):
+        for rows in finetuning.batches(given.lengths, 8, shuffle):
             step += 1
             spent, left = step / 10 / 0.3, (1 - step / 10) / 0.7
-            falling = 0.5 - 0.5 * math.cos(math.pi * left) if schedule == "cosine" else left
+            falling = 0.5 - 0.5 * math.cos(math.pi * left)
             for group in adamw.param_groups:
                 group["lr"] = 1e-3 * min(spent, falling if spent > 1 else 1)
             scores = []
-            for row in order[start : start + 8]:
+            for row in rows:
                 state = plain.bert.encode(torch.tensor(given.input(row)[None]))[:, 0]
                 scores.append(plain.classifier.out(torch.tanh(plain.classifier.dense(state))))
-            found, labels = torch.cat(scores), torch.tensor(given.labels[order[start : start + 8]])
+            found, labels = torch.cat(scores), torch.tensor(given.labels[rows])
             (F.cross_entropy(found, labels) if classes > 1 else ((found[:, 0] - labels) ** 2).mean()).backward()
             adamw.step()
             adamw.zero_grad()
     for (name, found), expected in zip(ours.state_dict().items(), plain.state_dict().values(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-5, msg=name)
-
-
-def scored(scores: list[float], model: bert.Classifier, given: finetuning.Examples, seed: int = 0):
-    """Choose the epoch by these scores. Returns the outcome, the weights after each epoch, and the labels scored."""
-    left, states, asked = iter(scores), [], []
-
-    def score(labels: np.ndarray, predictions: np.ndarray) -> float:
-        assert predictions.shape == labels.shape
-        asked.append(labels.tolist())
-        states.append({name: value.clone() for name, value in model.state_dict().items()})
-        return next(left)
-
-    settings = Finetuning(choose="best", epochs=len(scores), learning_rate=1e-3)
-    return tune(model, given, settings, seed, score=score), states, asked
-
-
-@pytest.mark.parametrize(
-    ("scores", "best"), [([1.0, 3.0, 2.0], 1), ([0.5, 0.5, 0.5], 0), ([-2.0, -1.0, 0.0], 2), ([4.0, 3.0, 3.5], 0)]
-)
-def test_the_epoch_that_scores_best_is_kept_and_of_several_the_first(scores, best):
-    model = classifier(2)
-    outcome, states, _ = scored(scores, model, examples(64, 0, classes=2))
-    assert outcome.chosen_epoch == best + 1
-    assert [each["score"] for each in outcome.epochs] == scores
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, states[best][name])
-    assert not torch.equal(states[0]["classifier.out.weight"], states[1]["classifier.out.weight"])
-
-
-def test_a_tenth_is_held_back_for_all_epochs_by_the_seed_and_not_trained_on(monkeypatch):
-    given, loss_of, drawn = replace(examples(177, 0, classes=1), labels=np.arange(177)), finetuning.loss_of, []
-
-    def recording(model, given, rows, *others):
-        trained.extend(given.labels[rows].tolist())  # a label is the number of the example
-        return loss_of(model, given, rows, *others)
-
-    monkeypatch.setattr(finetuning, "loss_of", recording)
-    for seed in (*range(10), 0):
-        trained: list[int] = []
-        first, second = scored([0.0, 0.0], classifier(1), given, seed)[2]
-        assert first == second
-        assert (len(first), len(trained)) == (17, 2 * 160)
-        assert sorted(set(first) | set(trained)) == list(range(177))
-        drawn.append(first)
-    assert drawn[0] == drawn[10]
-    assert len(set().union(*drawn)) > 90, "112 for ten independent draws, with a deviation of 4"
 
 
 def test_an_outcome_has_steps_speed_and_each_epochs_mean_loss():
@@ -244,54 +172,7 @@ def test_an_outcome_has_steps_speed_and_each_epochs_mean_loss():
     expected = pytest.approx(F.cross_entropy(untrained, torch.tensor(given.labels)).item(), rel=1e-4)
     assert outcome.epochs == [{"epoch": epoch, "loss": expected} for epoch in (1, 2, 3)]
     assert [done for done, _ in reports] == [12 * 16]
-    assert (outcome.steps, outcome.chosen_epoch, finetuning.steps_of(64, settings)) == (12, 3, 12)
-
-
-@pytest.mark.parametrize(("graphs", "fewest", "most"), [((), 1, 4), (("cpu",), 2, 2)], ids=["dynamic", "graphs"])
-def test_a_run_is_compiled_if_told_to_and_learns_the_same(graphs, fewest, most, monkeypatch):
-    """Of any length, with and without padding; or as CUDA graphs, once for each of two static lengths."""
-    monkeypatch.setattr(finetuning, "WITH_GRAPHS", graphs)
-    traced, compiler = [], torch.compile
-
-    def tracing(graph, _, **__):
-        traced.append(graph)
-        return graph.forward  # not to wait for C++
-
-    def losses(here: Machine, words: int = VOCABULARY) -> list[float]:
-        model = bert.Classifier(bert.Bert(SMALL, words, LENGTH, seed=1), 2, 0.0, seed=0)
-        return [epoch["loss"] for epoch in tune(model, examples(64, 0, classes=2), machine=here).epochs]
-
-    monkeypatch.setattr(torch, "compile", lambda *given, **named: compiler(*given, **named, backend=tracing))
-    eager = losses(CPU)
-    assert losses(replace(CPU, compiles=True)) == eager
-    assert not traced
-    always = replace(CPU, compiles=True, compiles_always=True)
-    assert losses(always) == pytest.approx(eager, rel=1e-4)
-    once = len(traced)
-    assert fewest <= once <= most
-    with torch._dynamo.config.patch(recompile_limit=once):  # of one module
-        for run in (1, 2):
-            losses(always, VOCABULARY + run)
-            assert len(traced) == (run + 1) * once, "what others compiled does not keep it from being compiled"
-
-
-@pytest.mark.parametrize("longest", [1, 8, 9, 60, 64, 65, 127, 128, 500, 512])
-def test_compiled_batches_have_few_lengths_that_hold_every_input(longest: int):
-    for most in (longest, 512):
-        widths = finetuning.compiled_widths(longest, most)
-        assert len(widths) <= 8, "torch compiles no more shapes of a function"
-        assert (np.diff(widths) > 0).all()
-        assert longest <= widths[-1] <= most
-        assert (widths[:-1] % 8 == 0).all()
-
-
-def test_a_batch_is_padded_to_the_first_width_that_holds_it():
-    given = finetuning.Examples.of([[2, 7, 3], [2, 7, 8, 9, 3], [2] * 8], np.zeros(3))
-    for rows, width in (([0, 1], 5), ([0], 5), ([2], 8)):
-        tokens_BS, padded = given.batch(np.array(rows), CPU.device, np.array([5, 8, 16]))
-        assert tokens_BS.shape == (len(rows), width)
-        assert padded, "whether or not it is, so that each width is compiled once"
-        assert [ids[ids != bert.PAD].tolist() for ids in tokens_BS] == [given.input(row).tolist() for row in rows]
+    assert outcome.steps == finetuning.steps_of(64, settings) == 12
 
 
 def test_answers_in_bf16_are_as_fine_as_in_fp32():

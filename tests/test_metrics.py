@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tasks.glue import metrics
-from tasks.glue.metrics import bootstrap, confusion, measure, note, official_average, paper_average, score
+from tasks.glue.metrics import bootstrap, confusion, note, official_average, paper_average, score, scored
 from tasks.glue.tasks import TASKS
 from tasks.reports.scores import PUBLISHED
 
@@ -95,22 +95,22 @@ def test_intervals_keep_their_digits(metric: str, ends: list[float]):
     assert found == ends, "other draws change results: raise the version of finetune if this is intended"
 
 
-def test_measure_reports_all_of_a_task():
+def test_all_metrics_of_a_task_are_scored_with_their_baseline_and_confusions():
     random = np.random.default_rng(2)
     labels = random.integers(0, 2, 100)
     predictions = np.where(random.random(100) < 0.8, labels, 1 - labels)
-    about = measure(TASKS["mrpc"], labels, predictions, np.array([1, 1, 0]))
+    about = scored(TASKS["mrpc"], labels, predictions, np.array([1, 1, 0]))
     assert list(about["metrics"]) == list(about["intervals"]) == list(about["majority"]) == ["f1", "accuracy"]
     ones = labels.mean()
     assert about["majority"] == pytest.approx({"f1": 200 * ones / (1 + ones), "accuracy": 100 * max(ones, 1 - ones)})
     assert about["notes"] == []
     seen = Counter(zip(labels.tolist(), predictions.tolist(), strict=True))
     assert about["confusion"] == [[seen[0, 0], seen[0, 1]], [seen[1, 0], seen[1, 1]]]
-    three = measure(TASKS["mnli"], np.array([0, 1, 1]), np.array([0, 1, 0]), np.array([1]))
+    three = scored(TASKS["mnli"], np.array([0, 1, 1]), np.array([0, 1, 0]), np.array([1]))
     assert three["confusion"] == [[1, 0, 0], [1, 1, 0], [0, 0, 0]], "a row for each class, seen or not"
 
 
-NINE = [row for row in PUBLISHED["cramming"] if len(row.scores) == 9]
+NINE = [row for row in PUBLISHED if len(row.scores) == 9]
 
 
 @pytest.mark.parametrize("row", NINE, ids=lambda row: row.model)
@@ -141,7 +141,7 @@ def test_a_constant_answer_does_not_beat_the_baseline_and_the_right_answers_do(t
     labels = random.choice(about.classes, 300, p=shares) if shares else random.random(300) * 5
     common = np.bincount(labels).argmax() if shares else labels.mean()
     constant, right, noise = (
-        measure(about, labels, answers, labels)
+        scored(about, labels, answers, labels)
         for answers in (np.full(len(labels), common), labels, random.permutation(labels))
     )
     assert constant["metrics"] == constant["majority"]

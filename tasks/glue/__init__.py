@@ -1,1 +1,1 @@
-"""GLUE: its tasks and data, metrics, probes and submission files."""
+"""GLUE: its tasks and data, metrics and probes."""

@@ -10,21 +10,25 @@ import logging
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from model import InputError
-from model.quantities import counted
 from tasks.corpus import hub, local
-from tasks.glue import checks, probes
-from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, PLACES, TASKS, evaluation_splits, splits_of
+from tasks.glue import probes
+from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, TASKS, evaluation_splits, training_splits
 from tasks.store import Artifact
 
+if TYPE_CHECKING:  # here and below imported where it is needed: every command line imports this module
+    import pandas as pd
+
 HUB_SECONDS = 10  # to wait for an answer of the hub
+SENTENCES_AT_ONCE = 1 << 16
 log = logging.getLogger(__name__)
 
 
@@ -32,51 +36,42 @@ log = logging.getLogger(__name__)
 class Data:
     """A task's checked data, with warnings and counts."""
 
-    tables: dict[str, pa.Table]  # by split, train first, then validation, then test; the task's texts and the label
+    tables: "dict[str, pd.DataFrame]"  # by split, train first, then validation; the task's texts and the label
     notes: list[str]  # warnings
     left_out: dict[str, dict[str, int]]  # rows that are not in the tables, by split and reason
-    shared: dict[str, int]  # training rows whose texts occur in another split too (in either order, if SYMMETRIC)
+    shared: dict[str, int]  # training rows whose texts occur in another split too (in either order, if symmetric)
     duplicates: int  # training rows whose texts occur in an earlier training row (likewise)
 
 
-def read(data: str, task: str, test: bool = False, pretrained: Artifact | None = None) -> Data:
-    """Fetch, read and check a task's data, with its test splits if `test`. Probes are made from `pretrained`.
+def read(data: str, task: str, pretrained: Artifact | None = None) -> Data:
+    """Fetch, read and check a task's data. Probes are made from `pretrained`.
 
     Raises InputError for data that can't be trained on or scored.
     """
+    from tasks.glue import checks
+
     tables, notes, left_out = {}, [], {}
-    if data == "probes" and test:
-        raise InputError("Probes have no test data. Leave finetune.test false.")
     if data == "probes":
         tables = probes.make(task, pretrained)
     else:
-        for split, paths in find_splits(data, task, test).items():
-            tables[split], counts, warnings = read_split(paths, task, split)
-            left_out |= {split: counts} if counts else {}
+        for split, paths in find_splits(data, task).items():
+            tables[split], without, warnings = read_split(paths, task, split)
+            left_out |= {split: without} if without else {}
             notes += warnings
     duplicates, shared, warnings = checks.repeated(task, tables)
     return Data(tables, notes + warnings, left_out, shared, duplicates)
 
 
-def identity(data: str, task: str, test: bool = False) -> dict:
+def identity(data: str, task: str) -> dict:
     """What identifies the data in a key, wherever it lies: digests of local files, or the hub's revision."""
     if data == "probes":
         return {"probes": probes.VERSION}
     if data == HUB_GLUE.repository:
         return {"repository": HUB_GLUE.repository, "revision": HUB_GLUE.revision}
-    files = local_splits(Path(data).expanduser(), task, test)
-    return {split: [local.file_digest(path) for path in paths] for split, paths in files.items()}
+    return {split: [local.file_digest(path) for path in paths] for split, paths in find_splits(data, task).items()}
 
 
 # Finding the files
-
-
-def find_splits(data: str, task: str, test: bool = False) -> dict[str, list[Path]]:
-    """The files of each split of a task, fetched if they are on the hub."""
-    if data == HUB_GLUE.repository:
-        files = hub_files(tuple((task, split) for split in splits_of(task, test)))
-        return {split: [path] for (_, split), path in files.items()}
-    return local_splits(Path(data).expanduser(), task, test)
 
 
 def split_files(folder: Path, task: str, split: str) -> list[Path]:
@@ -103,36 +98,23 @@ def split_files(folder: Path, task: str, split: str) -> list[Path]:
     return own or shards
 
 
-def local_splits(folder: Path, task: str, test: bool = False) -> dict[str, list[Path]]:
-    """The files of each split of a task in a local GLUE folder. Raises InputError if a split is missing."""
-    files = {split: split_files(folder, task, split) for split in splits_of(task, test)}
+def find_splits(data: str, task: str) -> dict[str, list[Path]]:
+    """The files of each split of a task, fetched if they are on the hub. Raises InputError if a split is missing."""
+    splits, folder = training_splits(task), Path(data).expanduser()
+    if data == HUB_GLUE.repository:
+        return {split: [hub_file(task, split)] for split in splits}
+    files = {split: split_files(folder, task, split) for split in splits}
     if missing := next((split for split, paths in files.items() if not paths), None):
         try:
             present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
         except OSError as error:
             raise local.unreadable(folder, error) from error
-        advice = "leave finetune.test false" if missing in TASKS[task].test else f"leave {task} out of finetune.tasks"
         raise InputError(
             f"{folder} has no {task}/{missing}.parquet, {task}/{missing}-*.parquet or {task}/{missing}.tsv (folders "
             f"there: {present or 'none'}). Expected the data of {HUB_GLUE.repository}; correct finetune.data, "
-            f"or {advice}."
+            f"or leave {task} out of finetune.tasks."
         )
     return files
-
-
-def hub_name(task: str, split: str) -> str:
-    """The path of a split on the hub, where each is one file at that commit."""
-    return f"{task}/{split}-00000-of-00001.parquet"
-
-
-def cached(task: str, split: str) -> Path | None:
-    """A split's file in the cache of the hub's client, if it is complete: the cache names a file by its digest."""
-    from huggingface_hub import try_to_load_from_cache
-
-    about = {"repo_type": "dataset", "revision": HUB_GLUE.revision}
-    path = try_to_load_from_cache(HUB_GLUE.repository, hub_name(task, split), **about)
-    digest = Path(path).resolve().name if isinstance(path, str) else None
-    return Path(path) if digest and hub.digest(Path(path), digest) == digest else None
 
 
 @functools.cache
@@ -149,35 +131,40 @@ def hub_problem() -> str:
 
 # Not load_dataset(repository, task): without a network it takes the revision that it prepared last, whichever it is.
 @functools.cache  # asked once before the model is trained, and not again by the runs a day later
-def hub_files(wanted: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Path]:
-    """The files of splits (task, split): from the cache without a network, or fetched. Raises InputError."""
-    files = {one: path for one in wanted if (path := cached(*one))}
-    names = {hub_name(*one): one for one in wanted if one not in files}
-    if names:
-        if problem := hub_problem():
+def hub_file(task: str, split: str) -> Path:
+    """A split's file from the cache of the hub's client, which names a file by its digest, or from the hub."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    name, about = f"{task}/{split}-00000-of-00001.parquet", {"repo_type": "dataset", "revision": HUB_GLUE.revision}
+    for again in (False, True):
+        known = try_to_load_from_cache(HUB_GLUE.repository, name, **about)
+        if (again or not isinstance(known, str)) and (problem := hub_problem()):
             raise InputError(problem)
-        for file in hub.files(replace(HUB_GLUE, pattern="|".join(map(re.escape, names)))):
-            files[names.pop(file.name)] = hub.bring(HUB_GLUE, file)
-    if names:
-        raise InputError(f"{HUB_GLUE.repository} on the hub lacks {', '.join(names)}. To continue, {HUB_GLUE.instead}.")
-    return {one: files[one] for one in wanted}
+        try:
+            path = Path(hf_hub_download(HUB_GLUE.repository, name, force_download=again, **about))
+        except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
+            raise InputError(f"{name}: {hub.error(HUB_GLUE.repository, problem, HUB_GLUE.instead)}") from problem
+        digest = path.resolve().name
+        if not path.is_symlink() or hub.digest(path, digest) == digest:
+            return path
+        log.warning("%s does not have the hub's digest; it is downloaded again.", path)
+    raise InputError(
+        f"{name} of {HUB_GLUE.repository} arrived damaged. Check HF_ENDPOINT and any proxy, and run again."
+    )
 
 
 @functools.cache  # the answer enters a key, so it must stay the same throughout a run
 def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
     """All validation and test splits from the hub; with only some of them the next run would have another key.
 
-    Empty, with a warning, if one can't be had. If the hub can't be reached at all, the stages that need it report that.
+    Empty, with a warning, if one is not available. If the hub can't be reached at all, the stages that need it say so.
     """
-    wanted = tuple((task, split) for task in (*GLUE, "wnli") for split in evaluation_splits(task))
     try:
-        files = hub_files(wanted)
+        return {(task, split): [hub_file(task, split)] for task in (*GLUE, "wnli") for split in evaluation_splits(task)}
     except InputError as error:
         if not hub_problem():
-            missing = ", ".join(f"{task}/{split}" for task, split in wanted if not cached(task, split))
-            log.warning("%s Decontamination is skipped, because these splits are unavailable: %s.", error, missing)
+            log.warning("%s Decontamination is skipped: it takes all validation and test splits, or none.", error)
         return {}
-    return {one: [path] for one, path in files.items()}
 
 
 def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, list[Path]]]:
@@ -206,20 +193,21 @@ def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, lis
 # Reading them
 
 
-def read_file(path: Path, where: str, needed: Iterable[str] = (), optional: Iterable[str] = ()) -> pa.Table:
-    """Read columns of a Parquet or TSV file, all text as large_string; optional columns only if they are there.
+def read_file(path: Path, where: str, columns: Iterable[str]) -> "pd.DataFrame":
+    """Read columns of a Parquet or TSV file; those of a TSV file are text.
 
-    `where` is the file's name in messages. Raises InputError for damaged files, naming the row or line where it can.
+    `where` is the file's name in messages. Raises InputError for damaged files and missing columns, naming the row or
+    line where it can.
     """
     from datasets.exceptions import DatasetGenerationError
 
     try:
         if not path.stat().st_size:
             raise InputError(f"{where} is empty. Get it again.")
-        return (read_tsv if path.suffix == ".tsv" else read_parquet)(path, where, [*needed], [*optional])
+        return (read_tsv if path.suffix == ".tsv" else read_parquet)(path, where, list(columns))
     except PermissionError as error:
         raise local.unreadable(path, error) from error
-    except (pa.ArrowException, OSError, UnicodeDecodeError, DatasetGenerationError) as error:
+    except (pa.ArrowException, OSError, DatasetGenerationError) as error:
         cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
         if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise InputError(
@@ -230,7 +218,18 @@ def read_file(path: Path, where: str, needed: Iterable[str] = (), optional: Iter
         raise InputError(f"{where} is not a readable {kind} file: {str(cause).rstrip('.')}. Get it again.") from error
 
 
-def read_parquet(path: Path, where: str, needed: list[str], optional: list[str]) -> pa.Table:
+def check_columns(names: list[str], needed: list[str], where: str) -> None:
+    """Raise InputError unless a file has the needed columns, and each name once."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InputError(f"{where} has the column {twice[0]} twice. Remove one of them.")
+    if missing := [name for name in needed if name not in names]:
+        raise InputError(
+            f"{where} has no column {', '.join(missing)}; its columns are {', '.join(names)}. "
+            f"Expected {', '.join(needed)}, as in {HUB_GLUE.repository}; correct it."
+        )
+
+
+def read_parquet(path: Path, where: str, columns: list[str]) -> "pd.DataFrame":
     """Read columns of a Parquet file with `datasets`, by way of an Arrow copy that is deleted again; see `read_file`.
 
     Columns have the types of the file: with its ClassLabel, `datasets` would refuse labels without naming a row.
@@ -238,11 +237,11 @@ def read_parquet(path: Path, where: str, needed: list[str], optional: list[str])
     from datasets import Dataset, Features, disable_progress_bars, logging
 
     with pq.ParquetFile(path) as file:
-        fields, rows = list(file.schema_arrow), file.metadata.num_rows
-    checks.check_columns([field.name for field in fields], needed, where)
-    schema = pa.schema([(field.name, plain(field.type)) for field in fields if field.name in (*needed, *optional)])
-    if not rows or not schema.names:
-        return schema.empty_table()
+        fields, rows = file.schema_arrow, file.metadata.num_rows
+    check_columns(fields.names, columns, where)
+    schema = pa.schema([(name, plain(fields.field(name).type)) for name in columns])
+    if not rows:  # `datasets` refuses it
+        return schema.empty_table().to_pandas()
     disable_progress_bars()
     logging.set_verbosity(logging.CRITICAL)  # its errors are raised too, and they name the link
     try:
@@ -255,15 +254,13 @@ def read_parquet(path: Path, where: str, needed: list[str], optional: list[str])
     with tempfile.TemporaryDirectory(prefix="cram-glue-") as scratch:
         link = Path(scratch) / "split.parquet"  # `datasets` takes names for patterns, and "::" for a chain of systems
         link.symlink_to(path.absolute())
-        options = {"features": features, "columns": schema.names, "cache_dir": scratch, "keep_in_memory": True}
+        options = {"features": features, "columns": columns, "cache_dir": scratch, "keep_in_memory": True}
         dataset = Dataset.from_parquet(str(link), **options)  # load_dataset reports to a server, even of local files
-    table = dataset.with_format("arrow")[:].replace_schema_metadata()
-    if len(table) != rows:
-        raise InputError(f"{where} has {counted(rows, 'row')}, of which {len(table):,} could be read. Get it again.")
+    table = dataset.with_format("arrow")[:]
     for field in table.schema:
         if pa.types.is_large_string(field.type):
-            checks.check_utf8(table[field.name], field.name, where)
-    return table
+            check_utf8(table[field.name], field.name, where)
+    return table.to_pandas()
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
@@ -272,38 +269,85 @@ def plain(kind: pa.DataType) -> pa.DataType:
     return pa.large_string() if value in (pa.string(), pa.large_string(), pa.string_view()) else kind
 
 
-def read_tsv(path: Path, where: str, needed: list[str], optional: list[str]) -> pa.Table:
-    """Read columns of a TSV file, all as text, named by the first line; quotes are characters. See `read_file`."""
-    names, fields = checks.split_fields(checks.decoded(path.read_bytes(), where), where)
-    checks.check_columns(names, needed, where)
-    wanted = {name: number for number, name in enumerate(names) if name in (*needed, *optional)}
-    return pa.table({name: fields[number :: len(names)] for name, number in wanted.items()})
+def check_utf8(text: pa.ChunkedArray, name: str, where: str) -> None:
+    """Raise InputError if a column is not UTF-8, which Arrow doesn't check when it reads."""
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:  # it doesn't name the row
+        for row, value in enumerate(text.cast(pa.large_binary()).to_pylist(), 1):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{where}: {name} of row {row:,} is not UTF-8 ({error.reason}). Correct it."
+                ) from error
+        raise
 
 
-def read_split(paths: list[Path], name: str, split: str) -> tuple[pa.Table, dict[str, int], list[str]]:
+def read_tsv(path: Path, where: str, columns: list[str]) -> "pd.DataFrame":
+    """Read columns of a TSV file, all as text, named by the first line; quotes are characters. See `read_file`.
+
+    Not with pandas, which takes a line with too few fields for one whose last fields are empty.
+    """
+    import pandas as pd
+
+    data = path.read_bytes()
+    try:
+        header, *lines = data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{where} is not UTF-8 (line {line}: {error.reason}). Write it as UTF-8.") from error
+    names = [name.strip() for name in header.split("\t")]
+    check_columns(names, columns, where)
+    rows = [line.split("\t") for line in lines]
+    for number, fields in enumerate(rows, 2):
+        if len(fields) != len(names):
+            raise InputError(
+                f"{where}: line {number:,} should have {len(names)} fields, as the first line ({', '.join(names)}), "
+                f"but has {len(fields)}. Correct it; a sentence can't have tabs or line ends."
+            )
+    return pd.DataFrame(rows, columns=names, dtype=str)[columns]
+
+
+def read_split(paths: list[Path], name: str, split: str) -> "tuple[pd.DataFrame, dict[str, int], list[str]]":
     """Read and check a split: the task's texts and the label; the rows left out, by reason; and warnings.
 
     Training rows without a sentence are left out. Raises InputError for data that can't be trained on or scored.
     """
-    task, test, rows, tables, counts, notes = TASKS[name], split in TASKS[name].test, 0, [], Counter(), []
-    needed, optional = (task.columns, PLACES) if test else ((*task.columns, LABEL), ())
+    import pandas as pd
+
+    from tasks.glue import checks
+
+    task, train, tables, reasons, notes = TASKS[name], split == "train", [], [], []
     for path in paths:
         where = f"{name}/{path.name}"
-        table = read_file(path, where, needed, optional)
-        if test:
-            checks.check_order(table, where, rows)
-            labels = pa.repeat(-1, len(table))
-        else:
-            labels = checks.checked_labels(table[LABEL], task, where, path.suffix == ".tsv")
-        kind = pa.int64() if task.labels else pa.float32()  # as on the hub
-        table = table.select(task.columns).append_column(LABEL, labels.cast(kind))
-        rows += len(table)
-        kept, without, warnings = checks.checked_texts(table, where, split == "train")
-        tables.append(kept)
-        counts.update(without)
-        notes += warnings
-    if not rows:
-        raise InputError(f"{name}/{paths[0].name} has no rows. Get it again, or leave {name} out of finetune.tasks.")
-    checks.check_share(counts, rows, f"{name}/{split}", notes)
-    whole = pa.concat_tables(tables)
-    return whole, dict(counts) if split == "train" else {}, notes + checks.checked_classes(whole, name, split)
+        table = read_file(path, where, (*task.columns, LABEL))
+        checks.check_text(table, task.columns, where)
+        table[LABEL] = checks.checked_labels(table[LABEL], task, where, path.suffix == ".tsv")
+        why, warning = checks.without_text(table, list(task.columns), where, train)
+        tables.append(table[why == ""] if train else table)
+        reasons.append(why)
+        notes += [warning] if warning else []
+    whole, why = pd.concat(tables, ignore_index=True), pd.concat(reasons)
+    checks.check_split(why, notes, f"{name}/{paths[0].name}" if why.empty else f"{name}/{split}")
+    counts = {reason: int((why == reason).sum()) for reason in ("null", "empty") if train and (why == reason).any()}
+    return whole, counts, notes + checks.missing_classes(whole[LABEL], task, f"{name}/{split}")
+
+
+def sentences(paths: list[Path], task: str) -> Iterator[tuple[str, int, list[str]]]:
+    """The sentences of a split, which decontamination looks for, many at a time: column, row of the first, texts.
+
+    Raises InputError if a file lacks a column of the task, or if a column isn't text.
+    """
+    from tasks.glue import checks
+
+    row, columns = 0, TASKS[task].columns
+    for path in paths:
+        where = f"{task}/{path.name}"
+        table = read_file(path, where, columns)
+        checks.check_text(table, columns, where)
+        table = table.fillna("")
+        for start in range(0, len(table), SENTENCES_AT_ONCE):
+            for name in columns:
+                yield name, row + start, table[name].iloc[start : start + SENTENCES_AT_ONCE].tolist()
+        row += len(table)

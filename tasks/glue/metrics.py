@@ -147,7 +147,7 @@ def _spearman(x_RN: np.ndarray, y_RN: np.ndarray, axis: int = -1) -> np.ndarray:
 CORRELATIONS = {"pearson": _pearson, "spearman": _spearman}  # for whole arrays of resamples
 
 
-def measure(task: Task, labels: np.ndarray, predictions: np.ndarray, train_labels: np.ndarray) -> dict:
+def scored(task: Task, labels: np.ndarray, predictions: np.ndarray, train_labels: np.ndarray) -> dict:
     """Metrics of predictions with intervals and notes, the metrics of the majority baseline, and the confusion table.
 
     The confusion table has true classes as rows and predicted ones as columns; it is None for a regression.
@@ -165,7 +165,7 @@ def measure(task: Task, labels: np.ndarray, predictions: np.ndarray, train_label
 
 
 def beats(about: Mapping, metric: str) -> bool:
-    """Whether the interval of a score lies above the majority baseline's score. `about`: as from `measure`."""
+    """Whether the interval of a score lies above the majority baseline's score. `about`: as from `scored`."""
     return about["intervals"][metric][0] > about["majority"][metric]
 
 

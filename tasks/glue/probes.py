@@ -8,34 +8,28 @@ import itertools
 import math
 import re
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from model import InputError
 from model.quantities import counted
 from tasks.corpus import parts
+from tasks.glue.tasks import LABEL, TASKS
 from tasks.store import HELDOUT_TEXT, Artifact
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 VERSION = 2  # raise it when the tasks change: it enters the keys of their runs
-COLUMNS = {
-    "word-order": ("sentence",),  # is the word order of this sentence intact?
-    "odd-word": ("sentence",),  # does every word belong here, or are some from other documents?
-    "neighbours": ("sentence1", "sentence2"),  # did the second sentence follow the first?
-}
-LABELS = {
-    "word-order": ("shuffled", "intact"),
-    "odd-word": ("odd", "intact"),
-    "neighbours": ("apart", "neighbours"),
-}
 TRAIN, VALIDATION = 4000, 1000  # examples at most
 FEWEST = 64  # examples of a split; fewer measure nothing
 ODD = 0.25  # of a sentence's words; one odd word alone is not noticed after a minute of pretraining
 WORDS = range(6, 41)  # allowed lengths of a sentence
 
 
-def sentences(text: str) -> list[str]:
+def prose_of(text: str) -> list[str]:
     """The sentences that are prose: several words, mostly letters, with an end mark."""
     flat = re.sub(r"\s+", " ", text)
     candidates = re.split(r"(?<=[.!?])\s+(?=[A-Z])", flat)
@@ -51,85 +45,80 @@ def split_of(text: str) -> str:
     return "validation" if parts.unit_hash(text, salt=2) < VALIDATION / (TRAIN + VALIDATION) else "train"
 
 
-class Others:
-    """The sentences of a split without those of one document, pool[start:end]."""
-
-    def __init__(self, pool: list[str], start: int, end: int) -> None:
-        self.pool, self.start, self.end = pool, start, end
-
-    def __len__(self) -> int:
-        return len(self.pool) - (self.end - self.start)
-
-    def __getitem__(self, index: int) -> str:
-        return self.pool[index if index < self.start else index + self.end - self.start]
+def another(pool: list[str], own: range, random: np.random.Generator) -> str:
+    """A random sentence of the pool outside a document's `own` places."""
+    index = int(random.integers(len(pool) - len(own)))
+    return pool[index if index < own.start else index + len(own)]
 
 
-def shuffled(words: list[str], others: Others, random: np.random.Generator) -> list[str]:
-    """The words with those between the first and the last in random order."""
+def shuffled(words: list[str], other: Callable[[], str], random: np.random.Generator) -> list[str]:
+    """The words in random order, except the first and the last."""
     inner = random.permutation(len(words) - 2) + 1
     return [words[0], *(words[i] for i in inner), words[-1]]
 
 
-def some_replaced(words: list[str], others: Others, random: np.random.Generator) -> list[str]:
-    """The words with `ODD` of them, rounded up, replaced by words of other documents; the last word stays."""
+def some_replaced(words: list[str], other: Callable[[], str], random: np.random.Generator) -> list[str]:
+    """The words; `ODD` of them, rounded up, are replaced by words of other documents. The last word stays."""
     replaced = list(words)
     for place in random.permutation(len(words) - 1)[: math.ceil(ODD * len(words))]:
-        other = others[random.integers(len(others))].split()
-        replaced[place] = other[random.integers(len(other) - 1)]
+        drawn = other().split()
+        replaced[place] = drawn[random.integers(len(drawn) - 1)]
     return replaced
 
 
-def altered(change: Callable, own: list[str], others: Others, random: np.random.Generator) -> list[tuple]:
-    """Sentences, half of them changed; those that the change leaves as they are, are left out."""
+def altered(change: Callable, own: list[str], other: Callable[[], str], random: np.random.Generator) -> list[tuple]:
+    """Sentences, half of them changed. A sentence is left out if the change leaves it as it was."""
     examples = []
     for sentence in own:
         words, intact = sentence.split(), int(random.integers(2))
-        given = words if intact else change(words, others, random)
+        given = words if intact else change(words, other, random)
         if intact or given != words:
             examples.append((" ".join(given), intact))
     return examples
 
 
-def neighbours(own: list[str], others: Others, random: np.random.Generator) -> list[tuple]:
+def neighbours(own: list[str], other: Callable[[], str], random: np.random.Generator) -> list[tuple]:
     """Pairs of neighbouring sentences, half of them with the second from another document."""
     examples = []
     for first, second in itertools.pairwise(own):
         side_by_side = int(random.integers(2))
-        examples.append((first, second if side_by_side else others[random.integers(len(others))], side_by_side))
+        examples.append((first, second if side_by_side else other(), side_by_side))
     return examples
 
 
 MAKERS = {
-    "word-order": functools.partial(altered, shuffled),
-    "odd-word": functools.partial(altered, some_replaced),
-    "neighbours": neighbours,
+    "word-order": functools.partial(altered, shuffled),  # is the word order of this sentence intact?
+    "odd-word": functools.partial(altered, some_replaced),  # does every word belong here, or are some from elsewhere?
+    "neighbours": neighbours,  # did the second sentence follow the first?
 }
 
 
-def make(task: str, source: Artifact) -> dict[str, pa.Table]:
+def make(task: str, source: Artifact) -> "dict[str, pd.DataFrame]":
     """The splits of a probe; the same documents give the same examples, and each document is in one split only."""
+    import pandas as pd
+
     texts = pq.read_table(source.path / HELDOUT_TEXT)["text"].to_pylist()
-    documents = [(split_of(text), prose) for text in texts if (prose := sentences(text))]
+    documents = [(split_of(text), prose) for text in texts if (prose := prose_of(text))]
     tables = {}
     for split, wanted in (("train", TRAIN), ("validation", VALIDATION)):
         own_split = [prose for other, prose in documents if other == split]
-        pool, start, rows = [sentence for prose in own_split for sentence in prose], 0, []
+        pool, end, rows = [sentence for prose in own_split for sentence in prose], 0, []
         for number, own in enumerate(own_split):
-            others, start = Others(pool, start, start + len(own)), start + len(own)
-            if len(others):
-                rows += MAKERS[task](own, others, np.random.default_rng([VERSION, split == "train", number]))
+            places, end = range(end, end + len(own)), end + len(own)
+            random = np.random.default_rng([VERSION, split == "train", number])
+            if len(own) < len(pool):
+                rows += MAKERS[task](own, functools.partial(another, pool, places, random), random)
         if len(rows) < FEWEST:
             raise InputError(
                 f"The held-out documents of {source.name} give {counted(len(rows), 'example')} of {task}/{split}; "
                 f"expected {FEWEST} or more. Raise tokenize.heldout_fraction, or give more text (download)."
             )
         order = np.random.default_rng(VERSION).permutation(len(rows))[:wanted]
-        columns = zip(*(rows[i] for i in order), strict=True)
-        tables[split] = pa.table(dict(zip((*COLUMNS[task], "label"), columns, strict=True)))
+        tables[split] = pd.DataFrame([rows[i] for i in order], columns=[*TASKS[task].columns, LABEL])
     return tables
 
 
 @functools.cache  # a plan asks for every run, and again when its steps run
 def training_rows(task: str, tokens: Artifact) -> int:
     """The training examples of a probe that a model of these tokens gives. Raises InputError if they are too few."""
-    return make(task, tokens)["train"].num_rows
+    return make(task, tokens)["train"].shape[0]
