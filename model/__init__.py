@@ -5,10 +5,27 @@ import os
 # OpenMP's threads, which torch computes with, spin while they wait for each other. Beside other work on the machine
 # they spin on the cores that the others need: a training of two threads then got a fifth of its share of two cores.
 # Waiting in the kernel costs a sleep and a wake-up, up to a fifth of a step in virtual machines where those are slow.
-# So they spin for a short while first (LOG.md, "threads that spin"). It has to be set before torch is loaded.
+# So they spin for a short while first (docs/log/2026-11.md, "threads that spin"). It has to be set before torch is
+# loaded.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 class InputError(ValueError):
     """An error in the user's input or environment; its message says what was found, expected and what to do."""
+
+
+def choice(name: str, choices: tuple[str, ...]) -> str:
+    """The environment variable's value, one of `choices`; "auto" if it is unset or empty. InputError for others."""
+    value = os.environ.get(name) or "auto"
+    if value not in ("auto", *choices):
+        raise InputError(f"{name} is {value!r}; expected one of {', '.join(('auto', *choices))}, or unset.")
+    return value
+
+
+def whole_number(name: str, default: str) -> int | None:
+    """The environment variable's value, above 0; None if it is unset or empty. `default` is what cram uses then."""
+    value = os.environ.get(name, "")
+    if value and not (value.isdecimal() and int(value) > 0):
+        raise InputError(f"{name} is {value!r}; expected a positive whole number, or unset for {default}.")
+    return int(value) if value else None

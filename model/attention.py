@@ -1,6 +1,6 @@
-"""Self-attention, and which of torch's kernels computes it on a GPU.
+"""How a machine computes attention and dropout: the fastest of torch's kernels on a GPU, code of its own on a CPU.
 
-Shapes: B sequences, S tokens each, D hidden, N heads, H = D / N, K tokens that look at the others.
+Shapes: B sequences, S tokens each, N heads, H values of each, K tokens that look at the others.
 """
 
 import logging
@@ -11,15 +11,13 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model.machine import Machine
-from model.positions import Rotation
 from model.settings import Architecture
 
 log = logging.getLogger(__name__)
-Chosen = tuple[Tensor, Tensor]  # positions (B, K) and the states there (B, K, D)
 KERNELS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 WARM_UP, REPEATS = 3, 10  # of a kernel that is timed; cuDNN plans at the first
 
@@ -34,14 +32,6 @@ def drop(x: Tensor, probability: float) -> Tensor:
     return x * kept.div_(1.0 - probability)
 
 
-class Dropout(nn.Dropout):
-    """`drop` as a module: in training only."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
-        return drop(x, self.p) if self.training else x
-
-
 def attend(q_BNKH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """Scaled dot-product attention; written out on CPUs, where torch's kernel takes 4 times as long at 128 tokens."""
     if q_BNKH.device.type != "cpu":
@@ -50,56 +40,6 @@ def attend(q_BNKH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, 
     if mask is not None:
         scores_BNKS = scores_BNKS.masked_fill(~mask, -torch.inf)
     return drop(scores_BNKS.softmax(dim=-1, dtype=v_BNSH.dtype), dropout) @ v_BNSH
-
-
-def at(x_BSD: Tensor, positions_BK: Tensor) -> Tensor:
-    """(B, K, D): the states at these positions."""
-    return x_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))
-
-
-class Attention(nn.Module):
-    """Bidirectional self-attention."""
-
-    def __init__(self, architecture: Architecture, length: int) -> None:
-        super().__init__()
-        hidden = architecture.hidden
-        self.heads = architecture.heads
-        # three matrices, since Muon orthogonalises each by itself; multiplied as one
-        self.query = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
-        self.key = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
-        self.value = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
-        self.out = nn.Linear(hidden, hidden, bias=architecture.bias)
-        rotary = architecture.positions == "rotary"
-        self.rotation = Rotation(hidden // self.heads, length) if rotary else None
-        self.dropout = 0.0
-
-    def project(self, x_BSD: Tensor, *parts: nn.Linear) -> Tensor:
-        """(B, S, D) to (B, S, parts, N, H)."""
-        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
-        together = F.linear(x_BSD, torch.cat([part.weight for part in parts]), bias)
-        return together.view(*x_BSD.shape[:2], len(parts), self.heads, -1)
-
-    def forward(self, x_BSD: Tensor, mask: Tensor | None, chosen: Chosen | None = None) -> Tensor:
-        """(B, S, D) to (B, S, D), or to (B, K, D) where only K tokens look at all others.
-
-        mask    (B, 1, 1, S): True for visible tokens
-        chosen  the positions (B, K) of the K tokens, and what x_BSD holds there (B, K, D)
-        """
-        if chosen is None:
-            qk_BS2NH, v_BS1NH = self.project(x_BSD, self.query, self.key, self.value).split((2, 1), dim=2)
-            q_BK1NH, k_BS1NH = self.rotated(qk_BS2NH).split(1, dim=2)
-        else:
-            positions_BK, x_BKD = chosen
-            q_BK1NH = self.rotated(self.project(x_BKD, self.query), positions_BK)
-            k_BS1NH, v_BS1NH = self.project(x_BSD, self.key, self.value).split(1, dim=2)
-            k_BS1NH = self.rotated(k_BS1NH)
-        q_BNKH, k_BNSH, v_BNSH = (part.squeeze(2).transpose(1, 2) for part in (q_BK1NH, k_BS1NH, v_BS1NH))
-        x_BNKH = attend(q_BNKH, k_BNSH, v_BNSH, mask, self.dropout if self.training else 0.0)
-        return self.out(x_BNKH.transpose(1, 2).flatten(2))
-
-    def rotated(self, x_BSPNH: Tensor, positions_BS: Tensor | None = None) -> Tensor:
-        """Queries or keys with their positions, if these are rotary."""
-        return x_BSPNH if self.rotation is None else self.rotation(x_BSPNH, positions_BS)
 
 
 def seconds_of(kernel: SDPBackend, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> float:
@@ -152,7 +92,7 @@ def fastest_kernel(
     if not seconds:
         yield {}
         return
-    order = sorted(seconds, key=seconds.get)
+    order = sorted(seconds, key=seconds.__getitem__)
     log.info("Attention: %s.", ", ".join(f"{kernel.name} {1000 * seconds[kernel]:.2f} ms" for kernel in order))
     with by_kernels(*order, SDPBackend.MATH):
         yield {kernel.name: seconds[kernel] for kernel in order}

@@ -1,24 +1,24 @@
-"""The encoder with every axis of `Architecture`, its vocabulary head and its classification head.
+"""The encoder with every axis of `Architecture`, and its vocabulary head, from token ids to scores and losses.
 
 The defaults are the model of "Cramming" (Geiping & Goldstein, arXiv 2212.14034, section 4.2).
 Shapes: B sequences, S tokens each, D hidden, E embedding (D unless factorised), N heads, H = D / N, V vocabulary
 entries, K masked tokens per sequence, M = B * K.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model import InputError
-from model.attention import Attention, Dropout, at
-from model.layouts import transformers_model, why_not_transformers_classifier
-from model.positions import sinusoids
+from model import InputError, attention
 from model.quantities import counted
-from model.settings import CLASSIFIER_WIDTH, Architecture, HeadName, Pooling, Texts
+from model.settings import Architecture
 
 INIT_STD = 0.02  # of every weight matrix, as BERT
-HEAD_STREAM = 2**31  # beyond all seeds of encoders, so that a head does not start with the same numbers
 PAD, SEP = 0, 3  # the vocabulary fixes the ids of special tokens
+ROTARY_BASE = 10_000.0  # Su et al. 2021
+OUTPUTS = ("attention.out.weight", "ffn.dense_out.weight")  # of each branch: the last layer's weights
 
 
 def norm(architecture: Architecture, width: int) -> nn.Module:
@@ -28,8 +28,28 @@ def norm(architecture: Architecture, width: int) -> nn.Module:
     return nn.LayerNorm(width, eps=architecture.norm_eps, bias=architecture.norm_bias)
 
 
+class Dropout(nn.Dropout):
+    """Dropout in training, none in inference."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return attention.drop(x, self.p) if self.training else x
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Position codes (S, E): pairs of sine and cosine, interleaved, of base 10,000 (Vaswani et al. 2017)."""
+    positions = torch.arange(length, dtype=torch.float32)[:, None]
+    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
+    codes = torch.zeros(length, width)
+    codes[:, 0::2] = torch.sin(positions * rates)
+    codes[:, 1::2] = torch.cos(positions * rates)
+    return codes
+
+
 class Embedding(nn.Module):
     """Words plus positions, normalised, projected to the hidden width if factorised."""
+
+    codes: Tensor  # (S, E)
 
     def __init__(self, architecture: Architecture, vocabulary: int, length: int) -> None:
         super().__init__()
@@ -56,6 +76,74 @@ class Embedding(nn.Module):
         elif self.positions == "scaled-sinusoidal":
             x_BSE = x_BSE + self.scale * self.codes[:S]
         return self.project(self.norm(x_BSE))
+
+
+class Rotation(nn.Module):
+    """Rotary positions: values i and i + H / 2 of a head are turned by an angle proportional to the position."""
+
+    cosines: Tensor  # (S, 1, 1, H)
+    sines: Tensor
+
+    def __init__(self, size: int, length: int) -> None:
+        super().__init__()
+        rates = ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
+        angles = torch.arange(length, dtype=torch.float32)[:, None] * rates
+        sine = torch.sin(angles)
+        self.register_buffer("cosines", torch.cos(angles).repeat(1, 2)[:, None, None], persistent=False)
+        self.register_buffer("sines", torch.cat([-sine, sine], dim=1)[:, None, None], persistent=False)
+
+    def forward(self, x_BSPNH: Tensor, positions_BS: Tensor | None = None) -> Tensor:
+        """Queries or keys (P of them), turned. They are those of the first S positions if no others are given."""
+        places = slice(x_BSPNH.shape[1]) if positions_BS is None else positions_BS
+        cosines, sines = (part[places].to(x_BSPNH.dtype) for part in (self.cosines, self.sines))
+        # its two halves swapped; compiled for a CPU, `roll` would not be vectorised
+        other = x_BSPNH.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+        return torch.addcmul(x_BSPNH * cosines, other, sines)
+
+
+class Attention(nn.Module):
+    """Bidirectional self-attention."""
+
+    def __init__(self, architecture: Architecture, length: int) -> None:
+        super().__init__()
+        hidden = architecture.hidden
+        self.heads = architecture.heads
+        # three matrices, since Muon orthogonalises each by itself; multiplied as one
+        self.query = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
+        self.key = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
+        self.value = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
+        self.out = nn.Linear(hidden, hidden, bias=architecture.bias)
+        rotary = architecture.positions == "rotary"
+        self.rotation = Rotation(hidden // self.heads, length) if rotary else None
+        self.dropout = 0.0
+
+    def project(self, x_BSD: Tensor, *parts: nn.Linear) -> Tensor:
+        """(B, S, D) to (B, S, parts, N, H)."""
+        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
+        together = F.linear(x_BSD, torch.cat([part.weight for part in parts]), bias)
+        return together.view(*x_BSD.shape[:2], len(parts), self.heads, -1)
+
+    def forward(self, x_BSD: Tensor, mask: Tensor | None, chosen: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """(B, S, D) to (B, S, D), or to (B, K, D) if only K tokens look at all others.
+
+        mask    (B, 1, 1, S): True for tokens that others see
+        chosen  the positions (B, K) of the K tokens, and what x_BSD holds there (B, K, D)
+        """
+        if chosen is None:
+            qk_BS2NH, v_BS1NH = self.project(x_BSD, self.query, self.key, self.value).split((2, 1), dim=2)
+            q_BK1NH, k_BS1NH = self.rotated(qk_BS2NH).split(1, dim=2)
+        else:
+            positions_BK, x_BKD = chosen
+            q_BK1NH = self.rotated(self.project(x_BKD, self.query), positions_BK)
+            k_BS1NH, v_BS1NH = self.project(x_BSD, self.key, self.value).split(1, dim=2)
+            k_BS1NH = self.rotated(k_BS1NH)
+        q_BNKH, k_BNSH, v_BNSH = (part.squeeze(2).transpose(1, 2) for part in (q_BK1NH, k_BS1NH, v_BS1NH))
+        x_BNKH = attention.attend(q_BNKH, k_BNSH, v_BNSH, mask, self.dropout if self.training else 0.0)
+        return self.out(x_BNKH.transpose(1, 2).flatten(2))
+
+    def rotated(self, x_BSPNH: Tensor, positions_BS: Tensor | None = None) -> Tensor:
+        """Queries or keys, turned by their positions if these are rotary."""
+        return x_BSPNH if self.rotation is None else self.rotation(x_BSPNH, positions_BS)
 
 
 class FeedForward(nn.Module):
@@ -88,7 +176,7 @@ class Convolution(nn.Module):
 
     def __init__(self, tokens: int, hidden: int) -> None:
         super().__init__()
-        # three dimensions, so that Muon, which is for matrices, leaves it to AdamW (LOG.md)
+        # three dimensions, so that Muon, which is for matrices, leaves it to AdamW (docs/findings.md)
         self.weight = nn.Parameter(torch.zeros(tokens, 1, hidden))
 
     def forward(self, x_BSD: Tensor, seen_BS: Tensor | None) -> Tensor:
@@ -113,7 +201,7 @@ class Block(nn.Module):
         self.attention_norm = norm(architecture, architecture.hidden) if with_norm else nn.Identity()
         self.attention = Attention(architecture, length)
         with_ffn = (index + 1) % architecture.ffn_every == 0
-        self.ffn_norm = norm(architecture, architecture.hidden) if with_ffn else None
+        self.ffn_norm = norm(architecture, architecture.hidden) if with_ffn else nn.Identity()
         self.ffn = FeedForward(architecture) if with_ffn else None
         self.dropout = Dropout(0.0)
 
@@ -146,7 +234,7 @@ class Head(nn.Module):
         self.transforms = architecture.head_transform
         factorised = architecture.embedding is not None
         self.dense = nn.Linear(hidden, width, bias=architecture.bias) if factorised or self.transforms else None
-        self.norm = norm(architecture, width) if self.transforms else None
+        self.norm = norm(architecture, width) if self.transforms else nn.Identity()
         self.decoder = None if architecture.tied else nn.Linear(width, vocabulary, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if architecture.decoder_bias else None
 
@@ -154,17 +242,6 @@ class Head(nn.Module):
         """(..., D) to (..., E), the decoder's input."""
         x = states if self.dense is None else self.dense(states)
         return self.norm(F.gelu(x)) if self.transforms else x
-
-
-def initialize(module: nn.Module, generator: torch.Generator) -> None:
-    """Matrices from a normal distribution of deviation 0.02, with zeros for [PAD]; biases zero, norms one."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=INIT_STD, generator=generator)
-        if isinstance(part, nn.Linear) and part.bias is not None:
-            nn.init.zeros_(part.bias)
-        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
-            nn.init.zeros_(part.weight[part.padding_idx])
 
 
 class Bert(nn.Module):
@@ -187,10 +264,9 @@ class Bert(nn.Module):
         self.dropout = Dropout(0.0)
         initialize(self, torch.Generator().manual_seed(seed))
         if architecture.zero_outputs:
-            for block in self.blocks:
-                nn.init.zeros_(block.attention.out.weight)
-                if block.ffn is not None:
-                    nn.init.zeros_(block.ffn.dense_out.weight)
+            for name, weight in self.named_parameters():
+                if name.endswith(OUTPUTS):
+                    nn.init.zeros_(weight)
 
     def set_dropout(self, probability: float) -> None:
         """Set dropout after embedding and branches and on attention weights."""
@@ -212,6 +288,7 @@ class Bert(nn.Module):
 
     def restore_tokens(self) -> None:
         """Undo `keep_tokens`: restore all rows, with the trained values of those that were kept."""
+        assert self.kept is not None, "keep_tokens was not called"
         ids, rows = self.kept
         tuned = self.embedding.word.weight.detach()
         rows = rows.to(tuned.device).index_copy(0, ids.to(tuned.device), tuned)
@@ -240,22 +317,6 @@ class Bert(nn.Module):
             x_BSD = self.blocks[index % len(self.blocks)](x_BSD, seen_BS, positions_BK if last else None)
         return self.norm(x_BSD)[:, :S]
 
-    def pooled(self, tokens_BS: Tensor, padded: bool, pooling: Pooling = "cls", texts: Texts = None) -> Tensor:
-        """What the head on sequences of one or two texts reads, (B, D), or (B, 4 D) to compare two texts.
-
-        [CLS] is the first token; means are over all tokens but [PAD]; the first text ends with the first [SEP].
-        """
-        if pooling == "cls":
-            first_B1 = tokens_BS.new_zeros(len(tokens_BS), 1, dtype=torch.int64)
-            return self.encode(tokens_BS, padded, first_B1)[:, 0]
-        states_BSD, seen_BS = self.encode(tokens_BS, padded), tokens_BS != PAD
-        if width_factor(pooling, texts) == 1:
-            return mean(states_BSD, seen_BS)
-        ends_BS = (tokens_BS == SEP).int()
-        first_BS = seen_BS & (ends_BS.cumsum(dim=1) == ends_BS)
-        u_BD, v_BD = mean(states_BSD, first_BS), mean(states_BSD, seen_BS & ~first_BS)
-        return torch.cat([u_BD, v_BD, (u_BD - v_BD).abs(), u_BD * v_BD], dim=1)
-
     @property
     def decoder(self) -> Tensor:
         """The vocabulary head's matrix (V, E)."""
@@ -280,15 +341,26 @@ class Bert(nn.Module):
         return F.cross_entropy(scores_MV.float(), labels_M, reduction="none")
 
 
-def mean(states: Tensor, chosen: Tensor) -> Tensor:
-    """(..., S, D) to (..., D): the mean over the tokens that `chosen` (..., S) marks; zero if there are none."""
-    weights = chosen.to(states.dtype) / chosen.sum(dim=-1, keepdim=True).clamp(min=1)
+def initialize(module: nn.Module, generator: torch.Generator) -> None:
+    """Matrices from a normal distribution of deviation 0.02, with zeros for [PAD]; biases zero, norms one."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=INIT_STD, generator=generator)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            nn.init.zeros_(part.weight[part.padding_idx])
+
+
+def at(x_BSD: Tensor, positions_BK: Tensor) -> Tensor:
+    """(B, K, D): the states at these positions."""
+    return x_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))
+
+
+def mean(states: Tensor, seen: Tensor) -> Tensor:
+    """(..., S, D) to (..., D): the mean over the tokens that are `seen` (..., S); zero if there are none."""
+    weights = seen.to(states.dtype) / seen.sum(dim=-1, keepdim=True).clamp(min=1)
     return (states * weights[..., None]).sum(dim=-2)
-
-
-def width_factor(pooling: Pooling, texts: Texts) -> int:
-    """The width of what a head reads, by the encoder's."""
-    return 4 if pooling == "compare" and texts == 2 else 1
 
 
 def halve(x_BSD: Tensor, seen_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -320,65 +392,3 @@ def operations(
         total += 4 * share * hidden**2 + asked * (2 * (2 * hidden**2 + ffn) + 4 * share * length * hidden)
     transform = hidden * width if architecture.head_transform else projection
     return 3 * (total + masks / length * 2 * (transform + width * vocabulary))
-
-
-class ClassifierHead(nn.Module):
-    """Dense, tanh (EuroBERT: GELU), dropout and dense to the scores; ModernBERT's has only the last two.
-
-    `inputs`: the width of what it reads.
-    """
-
-    def __init__(self, inputs: int, classes: int, dropout: float, seed: int, layout: str | None = None) -> None:
-        super().__init__()
-        width = inputs if layout else CLASSIFIER_WIDTH
-        self.activation = F.gelu if layout == "EuroBert" else torch.tanh
-        self.dense = None if layout == "ModernBert" else nn.Linear(inputs, width)
-        self.dropout = Dropout(dropout)
-        self.out = nn.Linear(width, classes)
-        initialize(self, torch.Generator().manual_seed(HEAD_STREAM + seed))
-
-    def forward(self, states_BD: Tensor) -> Tensor:
-        """(B, inputs) to (B, classes) scores."""
-        x = states_BD if self.dense is None else self.activation(self.dense(states_BD))
-        return self.out(self.dropout(x))
-
-
-class Classifier(nn.Module):
-    """The encoder with a head on the pooled state of each sequence.
-
-    "tanh" is the reference's GLUE head, 1024 wide. "native" is that of transformers' model of the layout, as wide as
-    the encoder; ModernBERT's begins with the pretrained transform. InputError if transformers has no such model.
-    `texts` in an input; None: not known.
-    """
-
-    def __init__(
-        self,
-        bert: Bert,
-        classes: int,
-        dropout: float,
-        seed: int,
-        head: HeadName = "tanh",
-        pooling: Pooling = "cls",
-        texts: Texts = None,
-    ) -> None:
-        super().__init__()
-        self.bert, self.classes, self.head, self.pooling, self.texts = bert, classes, head, pooling, texts
-        self.layout = transformers_model(bert.architecture) if head == "native" else None
-        if head == "native" and (lacking := why_not_transformers_classifier(bert.architecture, head, pooling)):
-            raise InputError(f"{lacking} Set finetune.head to 'tanh'.")
-        bert.set_dropout(dropout)
-        inputs = bert.architecture.hidden * width_factor(pooling, texts)
-        self.classifier = ClassifierHead(inputs, classes, dropout, seed, self.layout)
-
-    def scores(self, states_BD: Tensor) -> Tensor:
-        """What `Bert.pooled` returns to (B, classes) scores."""
-        return self.classifier(self.bert.head(states_BD) if self.layout == "ModernBert" else states_BD)
-
-    def forward(self, tokens_BS: Tensor, padded: bool = True) -> Tensor:
-        """(B, S) token ids to (B, classes) scores. `padded`: mask [PAD]."""
-        states_BD = self.bert.pooled(tokens_BS, padded, self.pooling, self.texts)
-        if self.training:
-            return self.scores(states_BD)
-        # not in bf16, where one prediction in a hundred is a tie of classes
-        with torch.autocast(states_BD.device.type, enabled=False):
-            return self.scores(states_BD.float())

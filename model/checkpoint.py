@@ -1,10 +1,16 @@
-"""Checkpoints: weights, optimizers and how much of the budget is spent."""
+"""How a run stops and resumes: checkpoints, the clock of its budget, signals."""
 
 import json
 import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,26 +20,25 @@ from torch import Tensor, nn
 from model import InputError
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
 class Spent:
     """The progress of a run: all that a checkpoint holds besides weights and optimizers.
 
-    Masks and dropout are drawn from the seed and the number of the sequence, so that number is also the state of the
-    random numbers. A checkpoint lies between two steps, so there are no half-summed gradients.
+    The tokens also tell the next sequence, from whose number and the seed masks and dropout are drawn. A checkpoint
+    lies between two steps, so there are no half-summed gradients.
     """
 
     step: int = 0
     seconds: float = 0.0  # on the clock, held-out evaluation not counted
     tokens: int = 0
     operations: float = 0.0  # floating-point operations for these tokens
-    sequence: int = 0  # the next to be read, counted over all epochs; more than tokens / length if some were skipped
     micro_batch: int = 0  # sequences; a resumed run keeps it on the same device, so that sums are rounded alike
     device: str = ""  # for which that micro-batch was chosen
     compilations: int = 0  # successful, of the forward and backward pass
     compile_seconds: float = 0.0  # on the clock, failures included
-    skipped: list[dict] = field(default_factory=list)  # batches whose loss was not finite
     scaler: dict = field(default_factory=dict)  # state of the scale of fp16 gradients
     evaluations: list[dict] = field(default_factory=list)
 
@@ -89,10 +94,6 @@ class Writer:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
 
-    def start(self) -> None:
-        """Start the thread: a signal while `save` starts it would let another thread write at the same time."""
-        self.thread.submit(int).result()
-
     def save(self, model: nn.Module, optimizers: list[torch.optim.Optimizer], spent: Spent) -> None:
         """Copy the state of a run and start writing it. Waits for the previous write to end."""
         self.wait()
@@ -112,10 +113,8 @@ class Writer:
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk. Raises InputError if it could not be written."""
         if self.writing:
-            written = self.writing
-            written.exception()  # waits; after a signal in here, `wait` can be called again
-            self.writing = None
-            written.result()
+            writing, self.writing = self.writing, None
+            writing.result()
 
     def close(self) -> None:
         """End the thread once the last checkpoint is written, and free the copies."""
@@ -123,7 +122,9 @@ class Writer:
         self.copies.clear()
 
 
-def restore(folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Spent | None:
+def restore(
+    folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler
+) -> Spent | None:
     """Load the checkpoint, if there is one. Raises InputError if it can't be read or belongs to another model."""
     path = folder / CHECKPOINT
     if not path.exists():
@@ -139,6 +140,8 @@ def restore(folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimiz
                 _, _, index, part = name.split(".")
                 states.setdefault(int(index), {})[part] = tensors[name]
             optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+        if spent.scaler:  # empty unless the run computed in fp16
+            scaler.load_state_dict(spent.scaler)
     except (OSError, SafetensorError, TypeError, KeyError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{path} is damaged or belongs to another model ({' '.join(str(error).split())}), so the run can't resume "
@@ -164,3 +167,78 @@ def last_row(folder: Path) -> dict | None:
     path = folder / METRICS
     rows = path.read_bytes().split(b"\n") if path.exists() else []
     return json.loads(rows[-2]) if len(rows) > 1 else None
+
+
+class Clock:
+    """Seconds spent on a budget, with those `before` a restart and without those inside `paused`."""
+
+    @staticmethod
+    def now() -> float:
+        """The timer, in seconds."""
+        return time.perf_counter()
+
+    def __init__(self, before: float) -> None:
+        self.before, self.since = before, self.now()
+
+    def seconds(self) -> float:
+        """The seconds spent until now."""
+        return self.before + self.now() - self.since
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock inside this context."""
+        stopped = self.now()
+        try:
+            yield
+        finally:
+            self.since += self.now() - stopped
+
+
+class StopRequest:
+    """In this context, the first signal that would end the process only sets `number`; a second one acts at once.
+
+    `pass_on`, or else the end of the context, gives the signal to what handled it before, so none is lost. Ignored
+    signals stay ignored. Only the main thread can set handlers; in other threads nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.before: dict[int, Any] = {}  # handlers
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in SIGNALS}
+            # None: a handler that was not set by Python, which could not be put back
+            self.before = {number: each for number, each in handlers.items() if each not in (signal.SIG_IGN, None)}
+        self.listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+        if self.number is not None:
+            self.pass_on(self.number)
+
+    def listen(self) -> None:
+        """Take the next signal as a request, also after one that was passed on."""
+        for number in self.before:
+            signal.signal(number, self._receive)
+
+    def _restore(self) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: object) -> None:
+        self.number = number
+        self._restore()
+
+    def pass_on(self, number: int) -> None:
+        """Have the signal handled as before this context. Returns if its handler does.
+
+        Where the default is to end the process at once, it raises SystemExit with the shell's code, so that `finally`
+        blocks run.
+        """
+        self.number = None
+        self._restore()
+        if signal.getsignal(number) is signal.SIG_DFL:
+            raise SystemExit(128 + number)
+        signal.raise_signal(number)

@@ -1,8 +1,7 @@
-"""Several processes that train one model. Each of them is started as: python -m model.distributed JOB.json FOLDER
+"""A training job, and the processes of several GPUs that do it: each is `python -m model.distributed JOB.json FOLDER`.
 
-The job says what to train on which files. The first process writes checkpoint and metrics to the job's folder, from
-where the run that started the processes continues. They find each other through a file in FOLDER, which only their user
-may enter.
+The first process writes checkpoint and metrics to the job's folder. The run that started the processes continues from
+there. They find each other through a file in FOLDER, which only their user may enter.
 """
 
 import json
@@ -17,12 +16,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import torch
 import torch.distributed as dist
+from pydantic import BaseModel
 
-from model import InputError, machine, processes
+from model import InputError, machine, memory
+from model.bert import Bert
 from model.checkpoint import last_row, line
-from model.job import Job
+from model.heldout import Heldout
+from model.masking import Corpus
 from model.pretraining import Pretraining
+from model.settings import Architecture, Training
 
 PROBLEM = "problem.json"  # the user error that ended the run, for the process that started it
 MEETING = "meeting"  # the file through which the processes find each other
@@ -32,7 +37,53 @@ POLL_SECONDS = 1.0  # between two looks at the progress
 ERROR_SECONDS = 10.0  # until the other processes are killed when one has ended with an error
 
 
-def train(job: Job, count: int, report: Callable[[float, str], None]) -> None:
+class Job(BaseModel, frozen=True, extra="forbid"):
+    """What to train, on which .npy files, and the folder for checkpoint and metrics."""
+
+    architecture: Architecture
+    training: Training
+    sequences: Path
+    heldout: Path  # the folder of the held-out text
+    vocabulary: int
+    mask_id: int
+    specials: int
+    folder: Path
+
+    def pretraining(self, here: machine.Machine, among: machine.Processes = machine.ALONE) -> Pretraining:
+        """The training loop, at its start or at the checkpoint. The sequences are mapped into memory."""
+        sequences, heldout = np.load(self.sequences, mmap_mode="r"), Heldout.load(self.heldout)
+        corpus = Corpus(sequences, heldout, self.vocabulary, self.mask_id, self.specials)
+        memory.check_memory(self.architecture, self.training, self.vocabulary, corpus.length, here)
+        bert = Bert(self.architecture, self.vocabulary, corpus.length, seed=self.training.seed)
+        return Pretraining(bert, self.training, corpus, here, self.folder, among)
+
+
+def environment(rank: int, count: int) -> dict[str, str]:
+    """The environment of process `rank` of `count` on this machine. They connect over the loopback interface only."""
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    threads = str(max(1, (os.cpu_count() or 1) // count))
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    interfaces = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    return {"OMP_NUM_THREADS": threads} | os.environ | ranks | interfaces
+
+
+def join(device: torch.device, meeting: Path) -> machine.Processes:
+    """Connect this process to the others that were started with `environment`.
+
+    They find each other through the file `meeting`, which must be new and out of reach of other users. A server, such
+    as torchrun's, would listen on all interfaces and unpickle what anyone sends.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    # not by a file:// address, in which torch does not decode escaped characters such as spaces
+    store = dist.FileStore(str(meeting), count)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+    return machine.Processes(rank, count, dist.new_group(backend="gloo"))
+
+
+def launch(job: Job, count: int, report: Callable[[float, str], None]) -> None:
     """Train with `count` processes on this machine until the budget is spent, with a checkpoint in the job's folder."""
     work = job.folder
     (work / JOB).write_text(job.model_dump_json())
@@ -41,9 +92,15 @@ def train(job: Job, count: int, report: Callable[[float, str], None]) -> None:
         started: list[subprocess.Popen] = []
         try:
             for rank in range(count):
-                settings = {"env": processes.environment(rank, count), "stdout": output, "stderr": output}
-                # a new session: Ctrl-C reaches this process only, which stops all of them at the same step
-                started.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **settings))
+                process = subprocess.Popen(
+                    command,
+                    env=environment(rank, count),
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C reaches this process only, which stops all at the same step
+                )
+                started.append(process)
             while None in [process.poll() for process in started]:
                 if any(process.returncode for process in started):  # the others would wait for it
                     end(started, ERROR_SECONDS)
@@ -70,39 +127,28 @@ def end(processes: list[subprocess.Popen], seconds: float) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdin.close()
+        if process.stdin:
+            process.stdin.close()
 
 
-def stop_with_parent(runs: list[Pretraining]) -> None:
-    """End this process when its parent, which holds its stdin open, is gone.
-
-    A run in `runs` writes a checkpoint first. If `runs` is empty, training has not begun.
-    """
+def stop_with_parent() -> None:
+    """Stop this process, with a checkpoint if it trains, when its parent, which holds its stdin open, is gone."""
     while os.read(0, 1):
         pass
-    if runs:
-        runs[0].stopping = True
-        time.sleep(STOP_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_SECONDS)
     os._exit(1)  # the main thread may wait for a process that is gone too
 
 
 def main() -> None:
     """Train as one of several processes. SIGTERM, which the parent sends to all, ends the run with a checkpoint."""
     job, folder = Job.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    runs: list[Pretraining] = []  # this process's run, once its model is built
-    threading.Thread(target=stop_with_parent, args=(runs,), daemon=True).start()
+    threading.Thread(target=stop_with_parent, daemon=True).start()
     here = machine.detect()
-    among = processes.join(here.device, folder / MEETING)
+    among = join(here.device, folder / MEETING)
     logging.basicConfig(level=logging.INFO if among.first else logging.ERROR, format="%(message)s")
     try:
-        run = job.pretraining(here, among)
-
-        def stop(*_: object) -> None:
-            run.stopping = True
-
-        signal.signal(signal.SIGTERM, stop)
-        runs.append(run)
-        run.run(lambda fraction, note: None)
+        job.pretraining(here, among).run(lambda fraction, note: None)
         among.wait()  # the first to end would close connections that others still read from
     except InputError as problem:
         own = folder / f"{PROBLEM}.{among.rank}"

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
+from model.bert import Bert
 from model.draws import draws, random_order
 from model.machine import Machine
 
@@ -134,21 +134,18 @@ class Heldout:
         return np.where(self.words < 0, -1, shuffled_GR.ravel()[self.words])
 
 
-def token_rounds(owners_BS: np.ndarray, first: int) -> np.ndarray:
-    """(B, S): the round in which each token is masked by itself, -1 for never; a sequence's tokens are shared evenly.
-
-    They depend on the number of the sequence, `first` + i, and on the place in it, not on how sequences are batched.
-    """
-    B, S = owners_BS.shape
-    never_BS = owners_BS < 0
-    order_BS = random_order(draws(first, B, S, SEED), never_BS)
-    ranks_BS = np.empty_like(order_BS)
-    np.put_along_axis(ranks_BS, order_BS, np.arange(S)[None], axis=1)
-    return np.where(never_BS, -1, ranks_BS % ROUNDS)
+def token_rounds(owners_MS: np.ndarray) -> np.ndarray:
+    """(m, S): the round in which each token is masked by itself, -1 for never; evenly shared in each sequence."""
+    M, S = owners_MS.shape
+    never_MS = owners_MS < 0
+    order_MS = random_order(draws(0, M, S, SEED), never_MS)
+    ranks_MS = np.empty_like(order_MS)
+    np.put_along_axis(ranks_MS, order_MS, np.arange(S)[None], axis=1)
+    return np.where(never_MS, -1, ranks_MS % ROUNDS)
 
 
-def measure(
-    bert: nn.Module, heldout: Heldout, mask_id: int, machine: Machine, rounds: int = ROUNDS, every: int = 1
+def document_losses(
+    bert: Bert, heldout: Heldout, mask_id: int, machine: Machine, rounds: int = ROUNDS, every: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """The loss of each document, nats, and how many words of it were predicted: (d,) each.
 
@@ -168,14 +165,14 @@ def measure(
         words_BS, away_BS = rounds_MS[passes_BP[:, 2]] == rounds_B1, pieces_MS[passes_BP[:, 2]] - pieces_B1
         return words_BS & (away_BS >= 0), words_BS & (away_BS == 0) & chosen_MS[passes_BP[:, 2]]
 
-    nats_D = predict(bert, heldout.sequences, owners_MS, passes, hide, documents, mask_id, machine)
+    nats_D = sum_passes(bert, heldout.sequences, owners_MS, passes, hide, documents, mask_id, machine)
     first_MS = chosen_MS & (pieces_MS == 0)
     nats_D += np.bincount(owners_MS[first_MS], heldout.length_nats[first_MS], minlength=documents)
     return nats_D, np.bincount(owners_MS[first_MS], minlength=documents)
 
 
-def predict(
-    bert: nn.Module,
+def sum_passes(
+    bert: Bert,
     sequences_MS: np.ndarray,
     owners_MS: np.ndarray,
     passes: np.ndarray,
@@ -188,7 +185,9 @@ def predict(
 
     `hide` returns of some passes which tokens are [MASK], and which of them are predicted: (B, S) each.
     """
-    nats_D, batch, was_training = np.zeros(documents), max(1, BATCH_TOKENS // sequences_MS.shape[1]), bert.training
+    nats_D = np.zeros(documents)
+    batch = max(1, BATCH_TOKENS // sequences_MS.shape[1])
+    was_training = bert.training
     bert.eval()
     with torch.inference_mode(), machine.autocast():
         for first in range(0, len(passes), batch):
@@ -197,14 +196,15 @@ def predict(
             tokens_BS, places_M = sequences_MS[some[:, -1]].astype(np.int64), np.flatnonzero(predicted_BS)
             parts = np.where(hidden_BS, mask_id, tokens_BS), places_M, tokens_BS.ravel()[places_M]
             padded = bool((some[:, -1] == len(sequences_MS) - 1).any())  # only the last sequence has [PAD]
-            losses_M = bert.losses(*(torch.from_numpy(part).to(machine.device) for part in parts), padded=padded)
+            tokens, places, labels = (torch.from_numpy(part).to(machine.device) for part in parts)
+            losses_M = bert.losses(tokens, places, labels, padded)
             owners_M = owners_MS[some[:, -1]].ravel()[places_M]
             nats_D += np.bincount(owners_M, losses_M.double().cpu().numpy(), minlength=documents)
     bert.train(was_training)
     return nats_D
 
 
-def curve_losses(bert: nn.Module, heldout: Heldout, mask_id: int, machine: Machine) -> dict[str, float]:
+def curve_losses(bert: Bert, heldout: Heldout, mask_id: int, machine: Machine) -> dict[str, float]:
     """The losses for the curve over a run, of the first round in parts spread over the text.
 
     heldout_loss           nats per token, with single tokens masked, as in training: not for other vocabularies
@@ -212,17 +212,18 @@ def curve_losses(bert: nn.Module, heldout: Heldout, mask_id: int, machine: Machi
     """
     every = -(-len(heldout.sequences) // CURVE_SEQUENCES)
     owners_MS = heldout.owners[::every]
-    rounds_MS = token_rounds(owners_MS, 0)
+    rounds_MS = token_rounds(owners_MS)
     passes = np.flatnonzero((rounds_MS == 0).any(axis=1))[:, None]
 
     def hide(passes_B1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         chosen_BS = rounds_MS[passes_B1[:, 0]] == 0
         return chosen_BS, chosen_BS
 
-    where = owners_MS, passes, hide, len(heldout.documents), mask_id, machine
-    of_tokens = predict(bert, heldout.sequences[::every], *where).sum() / (rounds_MS == 0).sum()
+    sequences_MS, documents = heldout.sequences[::every], len(heldout.documents)
+    nats_D = sum_passes(bert, sequences_MS, owners_MS, passes, hide, documents, mask_id, machine)
+    of_tokens = nats_D.sum() / (rounds_MS == 0).sum()
     every = -(-heldout.totals["words"] // CURVE_WORDS)  # by words, so that it is the same for every vocabulary
-    nats_D, predicted_D = measure(bert, heldout, mask_id, machine, rounds=1, every=every)
+    nats_D, predicted_D = document_losses(bert, heldout, mask_id, machine, rounds=1, every=every)
     words_per_byte = (heldout.lengths > 0).sum() / heldout.totals["bytes"]
     return {
         "heldout_loss": float(of_tokens),
@@ -240,21 +241,15 @@ def ratio(nats_D: np.ndarray, sizes_D: np.ndarray) -> dict[str, float | None]:
     return {"value": round(float(nats / size), 6), "standard_error": error}
 
 
-def by_frequencies(heldout: Heldout, counts_V: np.ndarray) -> float:
-    """Nats of all tokens if each is predicted by its share of training text: what a model reaches without context.
-
-    counts_V: how often each entry of the vocabulary is in training text; each counts once more, so that none is zero.
-    """
-    nats_V = -np.log((counts_V + 1) / (counts_V + 1).sum())
-    return float(nats_V[heldout.sequences[heldout.words >= 0]].sum())
-
-
 def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = None) -> dict:
     """The result of all rounds: the size of the text, and nats per word, character and byte of it.
 
     `unread`: the share of its bytes that the model can't read: nothing predicts deleted ones, and [UNK] is one token.
-    `length_nats_per_byte`: what of the nats per byte is for the number of pieces of the words. With the counts of
-    `by_frequencies`, its nats per token, and per byte with those for the numbers of pieces.
+    `length_nats_per_byte`: the part of the nats per byte that is for the number of pieces of the words.
+
+    With `counts_V`, how often each entry of the vocabulary is in training text, also `by_frequencies`: the nats if each
+    token is predicted by its share of that text, which a model reaches without context. Each entry counts once more, so
+    that none is zero.
     """
     totals, lengths = heldout.totals, float(heldout.length_nats.sum())
     found = {
@@ -265,7 +260,8 @@ def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = 
         "length_nats_per_byte": round(lengths / totals["bytes"], 6),
     }
     if counts_V is not None:
-        nats = by_frequencies(heldout, counts_V)
+        nats_V = -np.log((counts_V + 1) / (counts_V + 1).sum())
+        nats = float(nats_V[heldout.sequences[heldout.words >= 0]].sum())
         found["by_frequencies"] = {
             "nats_per_token": round(nats / totals["tokens"], 6),
             "nats_per_byte": round((nats + lengths) / totals["bytes"], 6),

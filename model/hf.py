@@ -4,6 +4,12 @@ A layout that transformers implements is saved as that model and needs nothing f
 model_type "cram", under cram's own names. No code in a model's folder is executed.
 """
 
+# mypy: disable-error-code="index, union-attr, arg-type, assignment, operator"
+# The fields of a config are complete once `__post_init__` has run, which the type checker can't see.
+
+from functools import reduce
+from operator import getitem
+
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -19,13 +25,17 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
-from model.bert import PAD, SEP, Bert, ClassifierHead, Convolution, Embedding, Head, width_factor
+from model.bert import OUTPUTS, PAD, SEP, Bert, Convolution, Embedding, Head, Rotation, sinusoids
+from model.classifier import ClassifierHead, pooled, width_factor
 from model.export import Saved, SavedClassifier, described
-from model.positions import Rotation, sinusoids
 from model.settings import Architecture
 
 PAPER = {"vocabulary": 32_768, "length": 128}  # of the paper's final model
-OUTPUTS = ("attention.out", "ffn.dense_out")  # the last layer of each branch
+
+
+def read_from(*names: str) -> property:
+    """A property of a config that reads a field of its `cram`."""
+    return property(lambda config: reduce(getitem, names, config.cram))
 
 
 @strict
@@ -51,10 +61,6 @@ class CramConfig(PreTrainedConfig):
                 raise ValueError(f"id2label has {len(self.id2label)} names, but cram.classes is {saved.classes}")
             if saved.head != "tanh":
                 raise ValueError(f"cram.head is {saved.head!r}; model_type 'cram' only has the head 'tanh'")
-        if sizes := kwargs.keys() & {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"}:
-            raise ValueError(
-                f"{min(sizes)} is read from cram; in a folder of another model_type, open it with its own class"
-            )
         super().__post_init__(**kwargs)
 
     @property
@@ -62,30 +68,11 @@ class CramConfig(PreTrainedConfig):
         """The encoder's sizes and layout."""
         return Architecture(**self.cram["architecture"])
 
-    @property
-    def vocab_size(self) -> int:
-        """Entries of the vocabulary."""
-        return self.cram["vocabulary"]
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """Tokens of the longest input."""
-        return self.cram["length"]
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the states."""
-        return self.cram["architecture"]["hidden"]
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Blocks; those with shared weights are counted as often as they are used."""
-        return self.cram["architecture"]["layers"]
-
-    @property
-    def num_attention_heads(self) -> int:
-        """Attention heads of each block."""
-        return self.cram["architecture"]["heads"]
+    vocab_size = read_from("vocabulary")
+    max_position_embeddings = read_from("length")
+    hidden_size = read_from("architecture", "hidden")
+    num_hidden_layers = read_from("architecture", "layers")
+    num_attention_heads = read_from("architecture", "heads")
 
 
 class CramPreTrainedModel(PreTrainedModel):
@@ -136,8 +123,9 @@ class CramPreTrainedModel(PreTrainedModel):
             initialization.zeros_(module.weight)
 
     def _starts_at_zero(self, module: nn.Module) -> bool:
-        named = self.bert.named_modules() if self.bert.architecture.zero_outputs else ()
-        return any(part is module for name, part in named if name.endswith(OUTPUTS))
+        named = self.bert.named_parameters() if self.bert.architecture.zero_outputs else ()
+        own = getattr(module, "weight", None)
+        return any(weight is own for name, weight in named if name.endswith(OUTPUTS))
 
 
 class CramModel(CramPreTrainedModel):
@@ -205,7 +193,7 @@ class CramForSequenceClassification(CramPreTrainedModel):
         `token_type_ids` are ignored. Raises ValueError for single texts if the model compares two.
         """
         self.check_pairs(input_ids)
-        logits = self.classifier(self.bert.pooled(self.padded(input_ids, attention_mask), True, *self.pooling))
+        logits = self.classifier(pooled(self.bert, self.padded(input_ids, attention_mask), True, *self.pooling))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 

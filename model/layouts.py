@@ -6,38 +6,36 @@ from model.settings import CLASSIFIER_WIDTH, Architecture, HeadName, Pooling
 
 
 def _needs(a: Architecture) -> dict[str, dict]:
-    """The values of axes with which each model of transformers computes the same; other axes may have any value."""
-    every = {"embedding": None, "different_layers": None, "ffn_every": 1, "funnel": 0, "convolution": 0}
-    rotary = every | {
-        "norm_order": "pre",
-        "activation": "geglu",
-        "positions": "rotary",
-        "final_norm": True,
-        "qkv_bias": a.bias,  # one switch for all of attention
+    """The axis values that each model of transformers requires; other axes may have any value."""
+    both = {
+        "embedding": None,
+        "different_layers": None,
+        "ffn_every": 1,
+        "funnel": 0,
+        "convolution": 0,
+        "norm": "layernorm",
+        "embedding_norm": True,
+        "head_transform": True,
     }
     return {
-        "ModernBert": rotary
-        | {"norm": "layernorm", "embedding_norm": True, "first_norm": False, "head_transform": True},
-        "EuroBert": rotary
+        "ModernBert": both
         | {
-            "norm": "rmsnorm",
-            "embedding_norm": False,
-            "first_norm": True,
-            "head_transform": False,
-            "decoder_bias": a.bias,
+            "norm_order": "pre",
+            "activation": "geglu",
+            "positions": "rotary",
+            "first_norm": False,
+            "final_norm": True,
+            "qkv_bias": a.bias,  # one switch for all of attention
         },
-        "Bert": every
+        "Bert": both
         | {
             "norm_order": "post",
-            "norm": "layernorm",
             "norm_bias": True,
             "activation": "gelu",
-            "positions": "learned" if a.positions == "rotary" else a.positions,  # any table can be written down
-            "embedding_norm": True,
+            "positions": "learned",
             "final_norm": False,
             "bias": True,
             "qkv_bias": True,
-            "head_transform": True,
             "decoder_bias": True,
             "tied": True,
         },
@@ -65,15 +63,13 @@ def why_not_transformers(architecture: Architecture) -> str | None:
     if not lacking:
         return None
     axes = [f"{axis} {json.dumps(v)} (here {json.dumps(getattr(architecture, axis))})" for axis, v in lacking.items()]
-    listed = ", ".join(axes[:-1]) + " and " * (len(axes) > 1) + axes[-1]
-    return f"transformers has no model of this layout; the nearest, {name}, would need {listed}."
+    return f"transformers has no model of this layout; the nearest, {name}, would need {', '.join(axes)}."
 
 
 def transformers_classifier(architecture: Architecture, head: HeadName, pooling: Pooling = "cls") -> str | None:
     """transformers' class for this layout, head and pooling, such as `BertForSequenceClassification`; None if none."""
-    if why_not_transformers_classifier(architecture, head, pooling):
-        return None
-    return f"{transformers_model(architecture)}ForSequenceClassification"
+    lacking = why_not_transformers_classifier(architecture, head, pooling)
+    return None if lacking else f"{transformers_model(architecture)}ForSequenceClassification"
 
 
 def why_not_transformers_classifier(architecture: Architecture, head: HeadName, pooling: Pooling = "cls") -> str | None:

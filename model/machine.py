@@ -1,4 +1,4 @@
-"""What this machine offers to training: device, precision, compiler. None of it enters a key."""
+"""What this machine offers to training: device, precision, compiler, processes. None of it enters a key."""
 
 import ctypes
 import functools
@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from model import InputError
-from model.environment import choice, whole_number
+from model import InputError, choice, whole_number
 from model.quantities import counted
 
 log = logging.getLogger(__name__)
 CPU_MICRO_BATCH = 32  # sequences; beyond it no gain on two cores, and more memory
 CUDA_MICRO_BATCH = 1024  # sequences to begin with, where the memory decides
-# of the products whose rate is the machine's limit. A product takes a second at most: CPUs emulate precisions that they
-# lack at a hundredth of the usual rate, where one of the largest side takes half a minute.
+# Largest side of the matrices whose product gives the machine's peak rate, how often it is timed, and how long it may
+# take: CPUs emulate precisions that they lack at a hundredth of the usual rate, half a minute for the largest side.
 MATRIX_SIDE, MATRIX_REPEATS, MATRIX_SECONDS = {"cpu": 2048, "cuda": 8192}, 5, 1.0
 CGROUPS = (  # files with the container's memory limit, its use and what it is used for: version 2, version 1
     tuple(f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat")),
@@ -64,6 +65,51 @@ class Machine:
             "compiled": self.compiles,
             "micro_batch": self.micro_batch,
         }
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among `count`. They agree through the host's memory, so that no GPU waits."""
+
+    rank: int = 0
+    count: int = 1
+    control: dist.ProcessGroup | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files."""
+        return self.rank == 0
+
+    def agree(self, value: float) -> float:
+        """The first process's `value`, an int or a float."""
+        if self.count == 1:
+            return value
+        shared = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(shared, src=0, group=self.control)
+        return type(value)(shared.item())
+
+    def least(self, value: int) -> int:
+        """The smallest `value` of all processes."""
+        if self.count == 1:
+            return value
+        smallest = torch.tensor([value])
+        dist.all_reduce(smallest, dist.ReduceOp.MIN, group=self.control)
+        return int(smallest.item())
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over all processes."""
+        if self.count > 1:
+            dist.all_reduce(values)
+            values /= self.count
+        return values
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        if self.count > 1:
+            dist.barrier(group=self.control)
+
+
+ALONE = Processes()
 
 
 def detect() -> Machine:
@@ -128,23 +174,6 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     while side < largest and 8 * product_seconds(side, 1, device, dtype) <= MATRIX_SECONDS:
         side *= 2
     return 2 * side**3 / product_seconds(side, MATRIX_REPEATS, device, dtype)
-
-
-class Reading:
-    """Numbers on their way from the device. Reading waits for the work that made them, not for work queued later."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values, self.made = values, None
-        if values.is_cuda:
-            self.values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
-            self.made = torch.cuda.Event()
-            self.made.record(torch.cuda.current_stream(values.device))  # else that of the first GPU
-
-    def read(self) -> list[float]:
-        """The numbers."""
-        if self.made is not None:
-            self.made.synchronize()
-        return self.values.tolist()
 
 
 def available_memory() -> int:

@@ -1,15 +1,30 @@
-"""Masks for masked language modelling: exactly K tokens of every sequence, so that all shapes are static."""
+"""Micro-batches for pretraining: masked tokens, corrupted tokens, and the thread that makes them one ahead.
 
+Exactly K tokens of every sequence are masked, so that all shapes are static.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from model.draws import draws, random_order
 from model.heldout import Heldout
+from model.settings import Training
 
 MASKED = 0.8  # of the chosen tokens become [MASK], half of the others random, the rest stays (Devlin et al. 2019)
-SAMPLED = 1_000_000  # tokens of the text, from which `detection` draws random ones
+REPLACED = 0.05  # fraction of the tokens that become random ones of the text; at least one token
+SWAPPED = 0.1  # fraction of the tokens that are drawn to trade places with one of the next two; at most 2/3
+STREAM = 1  # second word of the generator's key, so that corruptions are independent of masks, whose word is 0
+REACH = 3  # tokens of a block in which two trade places
+TRADES = np.array([[0, 1], [1, 2], [0, 2]])  # the places of a block that do
+IGNORED = -1.0  # label of [MASK] and of special tokens
+SAMPLED = 1_000_000  # tokens of the text, from which replacements are drawn
+# tokens (B, S), positions (B, K) and labels (B, K), int64; with detection also what is corrupted, (B, S), fp32
+Batch = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -55,9 +70,8 @@ def mask(
     """
     B, S = tokens_BS.shape
     masked = round(share * count)
-    random = min(
-        count - masked, round(round(1 - share, 9) / 2 * count)
-    )  # rounded, since (1 - 0.8) / 2 is not exactly 0.1
+    half = round(1 - share, 9) / 2  # rounded, since (1 - 0.8) / 2 is not exactly 0.1
+    random = min(count - masked, round(half * count))
     draws_BW = draws(first, B, S + random, seed)
     order_BS = random_order(draws_BW[:, :S], tokens_BS < corpus.specials)
     # a part of rows would go to a GPU by a copy that is not in pinned memory
@@ -70,3 +84,88 @@ def mask(
     inputs_BK[:, masked : masked + random] = corpus.specials + (draws_BW[:, S : S + random] % words).astype(np.int64)
     np.put_along_axis(hidden_BS, positions_BK, inputs_BK, axis=1)
     return hidden_BS, positions_BK, labels_BK
+
+
+def corrupt(
+    masked_BS: np.ndarray,
+    tokens_BS: np.ndarray,
+    positions_BK: np.ndarray,
+    first: int,
+    corpus: Corpus,
+    seed: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Swap and replace tokens that are not to be predicted.
+
+    masked_BS     what `mask` made of tokens_BS; positions_BK, the tokens it chose, stay as they are
+    first         number of the first sequence; the corruptions of a sequence depend on its number and the seed alone
+
+    Returns the tokens (B, S), int64, and the labels (B, S), fp32: 1 where a token differs from the original, 0 where it
+    does not, IGNORED for [MASK] and special tokens. A pair that is drawn to be swapped stays as it is if either token
+    is special or to be predicted. Replacements are drawn from the text, so that frequent tokens are drawn often; if
+    fewer tokens than REPLACED are left, fewer are replaced.
+    """
+    B, S = tokens_BS.shape
+    replaced = max(1, round(REPLACED * S))
+    blocks = (S - REACH + 1) // REACH
+    key = np.array([seed, STREAM], dtype=np.uint64)
+    draws_BW = draws(first, B, S + replaced + 1 + blocks, key)
+    order_BS, words_BR, offset_B1, trades_BT = np.split(draws_BW, np.cumsum([S, replaced, 1]), axis=1)
+    free_BS = tokens_BS >= corpus.specials
+    np.put_along_axis(free_BS, positions_BK, False, axis=1)
+    changed_BS = swap(masked_BS, free_BS, offset_B1, trades_BT)
+    places_BR = random_order(order_BS, ~free_BS)[:, :replaced]
+    drawn_BR = corpus.ordinary[words_BR % np.uint64(len(corpus.ordinary))]
+    old_BR = np.take_along_axis(changed_BS, places_BR, axis=1)
+    new_BR = np.where(np.take_along_axis(free_BS, places_BR, axis=1), drawn_BR, old_BR)
+    np.put_along_axis(changed_BS, places_BR, new_BR, axis=1)
+    visible_BS = (changed_BS != corpus.mask_id) & (tokens_BS >= corpus.specials)
+    labels_BS = np.where(visible_BS, changed_BS != tokens_BS, IGNORED).astype(np.float32)
+    return changed_BS, labels_BS
+
+
+def swap(tokens_BS: np.ndarray, free_BS: np.ndarray, offset_B1: np.ndarray, draws_BT: np.ndarray) -> np.ndarray:
+    """Tokens where in some of the T blocks of three two trade places, if both are free."""
+    offset_B1 = (offset_B1 % np.uint64(REACH)).astype(np.int64)
+    begins_BT = offset_B1 + REACH * np.arange(draws_BT.shape[1])
+    trades_BT2 = TRADES[(draws_BT % np.uint64(len(TRADES))).astype(np.int64)]
+    one_BT, other_BT = begins_BT + trades_BT2[..., 0], begins_BT + trades_BT2[..., 1]
+    chosen_BT = (draws_BT >> np.uint64(11)) * 2.0**-53 < SWAPPED * REACH / 2
+    for places_BT in (one_BT, other_BT):
+        chosen_BT &= np.take_along_axis(free_BS, places_BT, axis=1)
+    sources_BS = np.tile(np.arange(tokens_BS.shape[1]), (len(tokens_BS), 1))
+    np.put_along_axis(sources_BS, one_BT, np.where(chosen_BT, other_BT, one_BT), axis=1)
+    np.put_along_axis(sources_BS, other_BT, np.where(chosen_BT, one_BT, other_BT), axis=1)
+    return np.take_along_axis(tokens_BS, sources_BS, axis=1)
+
+
+class Batches:
+    """The corpus in order, epoch after epoch, `size` sequences at a time. A thread prepares the next micro-batch."""
+
+    def __init__(self, corpus: Corpus, size: int, training: Training, device: torch.device) -> None:
+        self.corpus, self.size, self.training, self.device = corpus, size, training, device
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self.next: tuple[tuple[int, int], Future[Batch]] | None = None
+
+    def make(self, first: int, masks: int) -> Batch:
+        """The micro-batch from sequence `first`, counted over all epochs, with `masks` tokens of each to predict."""
+        rows = np.arange(first, first + self.size) % len(self.corpus.sequences)
+        tokens_BS, training = self.corpus.sequences[rows], self.training
+        parts: tuple[np.ndarray, ...] = mask(tokens_BS, first, masks, self.corpus, training.seed, training.masked_share)
+        if training.detection:
+            masked_BS, positions_BK, labels_BK = parts
+            changed_BS, corrupted_BS = corrupt(masked_BS, tokens_BS, positions_BK, first, self.corpus, training.seed)
+            parts = changed_BS, positions_BK, labels_BK, corrupted_BS
+        tensors = (torch.from_numpy(part) for part in parts)
+        if self.device.type == "cuda":
+            return tuple(tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors)
+        return tuple(tensors)
+
+    def take(self, first: int, masks: int, after: int) -> Batch:
+        """What `make` makes; then the thread makes the micro-batch from sequence `after`, likely to be taken next."""
+        batch = self.next[1].result() if self.next and self.next[0] == (first, masks) else self.make(first, masks)
+        self.next = (after, masks), self.thread.submit(self.make, after, masks)
+        return batch
+
+    def close(self) -> None:
+        """End the thread."""
+        self.thread.shutdown(cancel_futures=True)

@@ -1,14 +1,23 @@
-"""The memory that training a model needs, computed before any of it is allocated."""
+"""Memory for training: whether the model fits, and how large a micro-batch may be."""
+
+import gc
 
 import torch
+from torch import nn
 
-from model import InputError
+from model import InputError, schedules
 from model.bert import Bert
+from model.checkpoint import Spent
 from model.detection import with_detector
 from model.machine import Machine, available_memory
+from model.masking import Batches, Corpus, masks_per_sequence
+from model.quantities import counted
 from model.settings import Architecture, Training
 
 FP32 = 4  # bytes of a weight, of its gradient and of each number that an optimizer keeps
+SPARE_MEMORY = 0.1  # of a GPU's memory, kept free when the size of a micro-batch is chosen
+# In the messages of other errors that a full GPU causes, such as those of a library that can't allocate its workspace
+FULL = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED")
 
 
 def sizes(architecture: Architecture, training: Training, vocabulary: int, length: int) -> tuple[int, int]:
@@ -19,7 +28,7 @@ def sizes(architecture: Architecture, training: Training, vocabulary: int, lengt
     matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2)
     states = {
         "adafactor": 0,
-        "sgd": parameters if training.momentum else 0,
+        "sgd": parameters,
         "muon": 2 * parameters - matrices,  # one number per weight of the blocks' matrices
     }
     return FP32 * parameters, FP32 * states.get(training.optimizer, 2 * parameters)
@@ -45,3 +54,67 @@ def check_memory(
                 f"least {needed:,} bytes of memory for weights, gradients and optimizer states, but {where} has "
                 f"{there:,} bytes available. Lower pretrain.architecture.layers, hidden or intermediate."
             )
+
+
+def share_of(training: Training, processes: int) -> int:
+    """The sequences of each unit of the batch that one process computes. Raises InputError if they differ."""
+    unit = schedules.ramp_unit(training)
+    if unit % processes:
+        raise InputError(
+            f"pretrain.batch_size {training.batch_size} can't be shared by {processes} processes: it is made of units "
+            f"of {counted(unit, 'sequence')}. Set CRAM_GPUS to a divisor of {unit}."
+        )
+    return unit // processes
+
+
+def choose_micro_batch(
+    model: nn.Module, training: Training, corpus: Corpus, machine: Machine, spent: Spent, share: int
+) -> int:
+    """Sequences of the largest micro-batch that divides the share and, where the machine probes, fits the memory.
+
+    Since micro-batches divide the unit, all are equally large and one compiled shape serves every step. A run that is
+    resumed on the same device keeps its micro-batch if that still fits, so that its sums are rounded alike.
+    """
+    if machine.device.type == "cuda":  # blocks that an earlier run has left would count as used
+        gc.collect()
+        torch.cuda.empty_cache()
+    most = min(share, machine.micro_batch)
+    if machine.probes and spent.device == machine.device_name():
+        most = min(most, spent.micro_batch)
+    sizes = [size for size in range(1, most + 1) if share % size == 0]
+    while machine.probes and len(sizes) > 1 and not fits(model, training, corpus, machine, sizes[-1], not spent.step):
+        sizes.pop()
+    return sizes[-1]
+
+
+def fits(model: nn.Module, training: Training, corpus: Corpus, machine: Machine, size: int, new: bool) -> bool:
+    """Whether a micro-batch can be computed with memory to spare; `new`: the optimizers have no state yet."""
+    fraction = max(training.mask_fraction, training.last_mask_fraction or 0.0)
+    try:
+        # twice, since all gradients exist while the second micro-batch of a step is computed
+        compute(model, training, corpus, machine, size, masks_per_sequence(fraction, corpus.length), times=2)
+        if machine.device.type != "cuda":
+            return True
+        free, total = torch.cuda.mem_get_info(machine.device)
+        states = 2 * sum(p.numel() * p.element_size() for p in model.parameters()) if new else 0
+        return free > states + SPARE_MEMORY * total
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in FULL):
+            raise
+        return False
+    finally:
+        if machine.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def compute(
+    model: nn.Module, training: Training, corpus: Corpus, machine: Machine, size: int, masks: int, times: int = 1
+) -> None:
+    """Compute the loss of a micro-batch and add up its gradients, so many times; discard them."""
+    batch = Batches(corpus, size, training, machine.device).make(0, masks)
+    try:
+        for _ in range(times):
+            with machine.autocast():
+                model(*batch).sum().backward()
+    finally:
+        model.zero_grad()

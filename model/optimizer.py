@@ -1,15 +1,19 @@
 """Parameter groups, the optimizers on them, and their rates. Each group carries its own peak rate, as `peak`."""
 
-from collections import Counter
+import math
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn, optim
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer, RAdam
 
-from model.muon import Muon
+from model.bert import Bert
+from model.detection import Detecting
 from model.settings import Training
 
+BETA1 = 0.9  # decay of the mean gradient
+MOMENTUM = 0.95  # of sgd and muon, in Nesterov's form
 # Adafactor's smallest mean squared gradient, and the smallest RMS of a parameter that its rate is multiplied by (from
 # Shazeer & Stern 2018). As the former, torch's 1e-7 hides gradients below about 1e-5, which rare words have, and the
 # paper's 1e-30 underflows when squared in fp32, so that [PAD]'s gradient of 0 is divided by 0.
@@ -23,7 +27,8 @@ def groups(
 
     With `decay_norms`, everything but biases decays.
     """
-    decaying, others = [], []
+    decaying: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in named:
         decays = parameter.ndim >= 2 or (decay_norms and not name.endswith("bias"))
         (decaying if decays else others).append(parameter)
@@ -38,59 +43,33 @@ def adamw(model: nn.Module, lr: float, betas: tuple[float, float], eps: float, w
     return AdamW(groups(model.named_parameters(), lr, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
 
 
-def muon(bert: nn.Module, training: Training, dtype: torch.dtype) -> list[Optimizer]:
-    """Muon on the matrices of `bert.blocks`; AdamW without decay on all else: embedding, convolutions, norms, head."""
-    matrices = [p for p in bert.blocks.parameters() if p.ndim == 2]
-    orthogonal = {id(p) for p in matrices}
-    rest = [(name, p) for name, p in bert.named_parameters() if id(p) not in orthogonal]
-    return [
-        Muon(
-            [{"params": matrices, "peak": training.matrix_learning_rate}],
-            dtype,
-            lr=training.matrix_learning_rate,
-            weight_decay=training.weight_decay,
-            momentum=training.momentum,
-        ),
-        AdamW(
-            groups(rest, training.learning_rate, 0.0),
-            lr=training.learning_rate,
-            betas=(training.beta1, training.beta2),
-            eps=training.adam_eps,
-            fused=True,
-        ),
-    ]
-
-
-def optimizers(bert: nn.Module, training: Training, dtype: torch.dtype = torch.float32) -> list[Optimizer]:
+def optimizers(bert: Bert | Detecting, training: Training, dtype: torch.dtype = torch.float32) -> list[Optimizer]:
     """The optimizer of `training` for an encoder with `blocks`; two for muon, each with its own parameters.
 
     `dtype`: of Muon's matrix products
     """
-    lr, betas, eps = training.learning_rate, (training.beta1, training.beta2), training.adam_eps
+    lr, betas, eps = training.learning_rate, (BETA1, training.beta2), training.adam_eps
     all_groups = groups(bert.named_parameters(), lr, training.weight_decay, training.decay_norms)
     match training.optimizer:
         case "adamw":
-            chosen = [AdamW(all_groups, lr=lr, betas=betas, eps=eps, fused=True)]
+            return [AdamW(all_groups, lr=lr, betas=betas, eps=eps, fused=True)]
         case "adam":  # as in BERT's paper: the decay is added to the gradient
-            chosen = [Adam(all_groups, lr=lr, betas=betas, eps=eps, fused=True)]
+            return [Adam(all_groups, lr=lr, betas=betas, eps=eps, fused=True)]
         case "radam":
-            chosen = [RAdam(all_groups, lr=lr, betas=betas, eps=eps, decoupled_weight_decay=True)]
+            return [RAdam(all_groups, lr=lr, betas=betas, eps=eps, decoupled_weight_decay=True)]
         case "adafactor":  # its rate is multiplied by the RMS of each parameter
-            chosen = [Adafactor(all_groups, lr=lr, eps=ADAFACTOR_EPS)]
-        case "sgd":  # Nesterov's form, which torch refuses without momentum, where it makes no difference
-            momentum = training.momentum
-            chosen = [SGD(all_groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=True)]
-        case "muon":
-            chosen = muon(bert, training, dtype)
-    check(bert, chosen)
-    return chosen
-
-
-def check(model: nn.Module, optimizers: list[Optimizer]) -> None:
-    """Raise RuntimeError unless each parameter is in exactly one group of one optimizer."""
-    times = Counter(id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
-    if wrong := [f"{name} in {times[id(p)]}" for name, p in model.named_parameters() if times[id(p)] != 1]:
-        raise RuntimeError(f"Expected each parameter in one group of an optimizer; found {', '.join(wrong)}.")
+            return [Adafactor(all_groups, lr=lr, eps=ADAFACTOR_EPS)]
+        case "sgd":
+            return [SGD(all_groups, lr=lr, momentum=MOMENTUM, nesterov=True, fused=True)]
+        case "muon":  # AdamW without decay for all but the matrices of the blocks: embedding, convolutions, norms, head
+            matrices = [p for p in bert.blocks.parameters() if p.ndim == 2]
+            ids = {id(p) for p in matrices}
+            others = groups([(name, p) for name, p in bert.named_parameters() if id(p) not in ids], lr, 0.0)
+            peak = training.matrix_learning_rate
+            return [
+                Muon([{"params": matrices, "peak": peak}], dtype, lr=peak, weight_decay=training.weight_decay),
+                AdamW(others, lr=lr, betas=betas, eps=eps, fused=True),
+            ]
 
 
 def set_rates(optimizers: list[Optimizer], multiplier: float) -> None:
@@ -98,3 +77,57 @@ def set_rates(optimizers: list[Optimizer], multiplier: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = multiplier * group["peak"]
+
+
+class Muon(optim.Muon):
+    """torch's Muon with updates of AdamW's size, whose rates and decays carry over (Liu et al. 2025).
+
+    Matrices of the same shape are orthogonalised together, and in `dtype`. torch takes one after the other, always in
+    bf16: some 25 kernels for each of the 96 matrices of `modern`, and emulated where the hardware has no bf16.
+    """
+
+    def __init__(self, groups: list[dict], dtype: torch.dtype, lr: float, weight_decay: float) -> None:
+        super().__init__(
+            groups, lr=lr, weight_decay=weight_decay, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw"
+        )
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all matrices that have gradients."""
+        for group in self.param_groups:
+            by_shape = defaultdict(list)
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    by_shape[matrix.shape].append(matrix)
+            for matrices in by_shape.values():
+                self.update(matrices, group)
+
+    def update(self, matrices: list[Tensor], group: dict) -> None:
+        """Update matrices of one shape (A, B)."""
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        nesterov_NAB = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))
+        # normalised before the cast, as fp16 doesn't hold small gradients
+        nesterov_NAB /= torch.linalg.matrix_norm(nesterov_NAB, keepdim=True).clamp(min=group["eps"])
+        updates_NAB = orthogonal(nesterov_NAB.to(self.dtype), group["ns_coefficients"], group["ns_steps"])
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        rate = 0.2 * math.sqrt(max(matrices[0].shape)) * group["lr"]
+        torch._foreach_add_(matrices, updates_NAB.unbind(), alpha=-rate)
+
+
+def orthogonal(wide_NAB: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
+    """Matrices (N, A, B) of norm 1 with singular values moved to between 0.7 and 1.2, by Newton-Schulz steps."""
+    a, b, c = coefficients
+    is_tall = wide_NAB.shape[1] > wide_NAB.shape[2]
+    if is_tall:
+        wide_NAB = wide_NAB.mT
+    for _ in range(steps):
+        gram_NAA = wide_NAB @ wide_NAB.mT
+        change_NAA = torch.baddbmm(gram_NAA, gram_NAA, gram_NAA, beta=b, alpha=c)
+        wide_NAB = torch.baddbmm(wide_NAB, change_NAA, wide_NAB, beta=a)
+    return wide_NAB.mT if is_tall else wide_NAB

@@ -1,30 +1,24 @@
 """Pretraining within a budget: the training loop."""
 
+import json
 import logging
 import math
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from dataclasses import asdict, replace
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model import InputError, attention, detection, masking, micro_batch, optimizer, schedules
-from model.batches import Batch, Batches
+from model import InputError, attention, detection, masking, memory, optimizer, schedules
 from model.bert import Bert
-from model.checkpoint import METRICS, Spent, Writer, cut_metrics, line, restore
-from model.clock import Clock
-from model.compiling import Forward
+from model.checkpoint import METRICS, Clock, Spent, StopRequest, Writer, cut_metrics, line, restore
 from model.heldout import curve_losses
-from model.machine import Machine, Reading, keep_heap, matrix_rate
-from model.masking import Corpus
-from model.processes import ALONE, Processes
+from model.machine import ALONE, Machine, Processes, keep_heap, matrix_rate
+from model.masking import Batches, Corpus
 from model.quantities import budget, counted
 from model.settings import Training
-from model.signals import Deferred
-from model.steps import NotFinite, Step, StepQueue
 
 log = logging.getLogger(__name__)
 EVALUATIONS = 10  # held-out losses over the budget, and one before it
@@ -33,7 +27,34 @@ CHECKPOINT_SECONDS = (5.0, 600.0)  # between checkpoints: a tenth of the budget,
 # pays if the compiled code is used for this long. For a budget of tokens or operations, that time is estimated at this
 # share of the machine's peak rate.
 COMPILE_FROM_SECONDS, USUAL_MFU = 600.0, 0.4
-AHEAD = {"cpu": 0, "cuda": 1}  # steps that may be queued while another is computed
+AHEAD = {"cpu": 0, "cuda": 1}  # steps that the device may still compute when the next one is queued
+
+
+class Forward(nn.Module):
+    """A model's forward pass, compiled or not: a wrapper such as DistributedDataParallel stays when compiling fails."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.call: Callable[..., Tensor] = model.__call__
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the compiler's code is in use."""
+        return self.call != self.model.__call__
+
+    def use_compiler(self) -> None:
+        """Compile at the next call, for its shapes."""
+        torch.compiler.reset()  # graphs of earlier shapes and runs count towards a limit
+        self.call = torch.compile(self.model, fullgraph=True, dynamic=False).__call__  # type: ignore[operator]
+
+    def use_eager(self) -> None:
+        """Call the model without compiling."""
+        self.call = self.model.__call__
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        """The model's loss."""
+        return self.call(*batch)
 
 
 def check_corpus(corpus: Corpus, training: Training) -> None:
@@ -69,191 +90,108 @@ class Pretraining:
         self.module = detection.with_detector(self.bert, training).to(machine.device)
         self.optimizers = optimizer.optimizers(self.module, training, machine.dtype)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
-        self.spent = self.restored() or Spent()
-        self.saved, self.saved_at = asdict(self.spent), 0.0  # the last checkpoint, and when it was written
+        self.spent = restore(folder, self.module, self.optimizers, self.scaler) or Spent()
         if self.spent.step:
             log.info("Resuming from step %d, %.0f s into the budget.", self.spent.step, self.spent.seconds)
+        if processes.first:
+            cut_metrics(folder, self.spent.step)
         self.model = Forward(self.module)
-        self.forward: torch.nn.Module = self.model  # in DistributedDataParallel, if there are several processes
+        self.forward: Forward | DistributedDataParallel = self.model  # the latter with several processes
+        self.no_sync: Callable[[], AbstractContextManager] = nullcontext
         self.compiled_masks: int | None = None  # masks per sequence at the last call of `prepare`
         self.compiler_failed = False
-        self.deferred, self.stopping = Deferred(), False  # `stopping` is set from outside to stop several processes
         self.writer = Writer(folder)
-        share = micro_batch.share_of(training, processes.count)
-        fitting = micro_batch.choose(self.module, training, corpus, machine, self.spent, share)
+        share = memory.share_of(training, processes.count)
+        fitting = memory.choose_micro_batch(self.module, training, corpus, machine, self.spent, share)
         self.micro_batch, self.device = processes.least(fitting), machine.device_name()
         self.batches = Batches(corpus, self.micro_batch, training, machine.device)
 
-    def restored(self) -> Spent | None:
-        """Load the last checkpoint, if there is one: weights, optimizers, gradient scale and metrics as they were."""
-        spent = restore(self.folder, self.module, self.optimizers)
-        if spent and spent.scaler:
-            self.scaler.load_state_dict(spent.scaler)
-        if self.processes.first:
-            cut_metrics(self.folder, spent.step if spent else 0)
-        return spent
-
     def run(self, report: Callable[[float, str], None], seconds_between_checkpoints: float | None = None) -> Spent:
         """Train until the budget is spent. `report` gets the fraction spent and a note after each step."""
-        if seconds_between_checkpoints is None:
-            low, high = CHECKPOINT_SECONDS
-            hours = self.training.budget if self.training.budget_unit == "hours" else math.inf
-            seconds_between_checkpoints = min(high, max(low, 360 * hours))
-        self.checkpoint_seconds = seconds_between_checkpoints
-        self.limit = self.processes.agree(matrix_rate(self.machine.device, self.machine.dtype)) * self.processes.count
+        training, machine, processes = self.training, self.machine, self.processes
+        low, high = CHECKPOINT_SECONDS
+        usual = min(high, max(low, 360 * training.budget)) if training.budget_unit == "hours" else high
+        self.checkpoint_seconds = usual if seconds_between_checkpoints is None else seconds_between_checkpoints
+        if processes.count > 1:  # sums the gradients of all processes at the end of each step
+            devices = [machine.device] if machine.device.type == "cuda" else None
+            self.forward = DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True)
+            self.no_sync = self.forward.no_sync
+        self.limit = processes.agree(matrix_rate(machine.device, machine.dtype)) * processes.count
+        kernel = attention.fastest_kernel(self.bert.architecture, self.corpus.length, self.micro_batch, machine)
+        self.report = report
         self.clock = Clock(self.spent.seconds)
-        kernel = attention.fastest_kernel(self.bert.architecture, self.corpus.length, self.micro_batch, self.machine)
-        with self.deferred, kernel, (self.folder / METRICS).open("a", buffering=1) as metrics:
-            self.queue = StepQueue(
-                clock=self.clock,
-                finished=self.spent.seconds,
-                metrics=metrics if self.processes.first else None,
-                deferred=self.deferred,
-                limit=self.limit,
-                scaled=self.scaler.is_enabled(),
-                ahead=AHEAD[self.machine.device.type],
-            )
+        self.saved_step, self.saved_at = self.spent.step, self.spent.seconds  # of the last checkpoint
+        # steps that the device may not have computed yet: rows of metrics, the numbers that they lack, when these exist
+        self.queued: list[tuple[dict, Tensor, torch.cuda.Event | None]] = []
+        self.step_ended, self.step_seconds = self.spent.seconds, math.inf  # of the last step that was read
+        with StopRequest() as self.stop, kernel, (self.folder / METRICS).open("a", buffering=1) as self.metrics:
             try:
-                self.writer.start()
-                self.train(report)
+                self.train()
                 self.finish()
-            except BaseException as stop:
-                if not isinstance(stop, Exception) and not self.deferred.broken:  # a signal between two steps
-                    self.save_stopped()
-                raise
             finally:
                 self.batches.close()
                 self.writer.close()
         return self.spent
 
-    def train(self, report: Callable[[float, str], None]) -> None:
-        """The loop. On a GPU, one step is queued while another is computed; anything else waits for both."""
-        if self.processes.count > 1:  # sums the gradients of all processes at the end of each step
-            devices = [self.machine.device] if self.machine.device.type == "cuda" else None
-            self.forward = DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True)
-        if self.training.nonfinite == "skip" and not self.spent.step:
-            self.save()  # the state to return to
-        self.saved_at = self.clock.seconds()
-        row, drain = None, False
+    def train(self) -> None:
+        """The loop. On a GPU, a step is read once the next one is queued; anything else waits until all are read."""
+        training, spent, agree = self.training, self.spent, self.processes.agree
         while True:
-            if self.processes.agree(self.stopping):
-                raise SystemExit("Training was stopped.")
             self.writer.check()
-            try:
-                row = self.collect(drain) or row
-                fraction, near_end = self.fraction()
-                due = self.due(fraction)
-                drain = bool(self.queue.pending) and (near_end or due is not None)
-                if drain:
-                    continue  # with nothing queued, the fraction is exact
-                if row:
-                    report(fraction, line(row))
-                    row = None
-                if due == "checkpoint":
-                    self.save()
-                    continue  # as this took time
-            except NotFinite as problem:
-                with self.deferred.held():
-                    self.skip(problem)
-                continue
-            if due == "end":
+            fraction = self.fraction()
+            stop = agree(self.stop.number or 0)
+            late = agree(self.clock.seconds() - self.saved_at >= self.checkpoint_seconds)
+            saves = stop or (late and spent.step > self.saved_step)
+            compiles = self.masks(fraction) != self.compiled_masks
+            tenths = math.floor(EVALUATIONS * spent.evaluations[-1]["fraction"]) if spent.evaluations else -1
+            evaluates = math.floor(EVALUATIONS * fraction) > tenths
+            # the part of the budget that an unread step may still take: twice the time of the one before it
+            unread = 2 * self.step_seconds / 3600 / training.budget if training.budget_unit == "hours" else 0.0
+            if self.queued and (saves or compiles or evaluates or agree(fraction + unread >= 1)):
+                self.read()  # then the fraction is exact
+            elif fraction >= 1 and not stop:
                 return
-            if due == "compilation":
+            elif saves:
+                self.save()
+                if stop:
+                    self.writer.wait()
+                    self.stop.pass_on(int(stop))
+                    self.stop.listen()  # as its handler lets the run go on
+            elif compiles:
                 self.prepare(fraction)
-                continue  # as this took time
-            if due == "evaluation":
+            elif evaluates:
                 self.evaluate(fraction)
-            self.step(fraction)
+            else:
+                self.step(fraction)
+                if len(self.queued) > AHEAD[self.machine.device.type]:
+                    self.read()
 
-    def collect(self, everything: bool) -> dict | None:
-        """Write the metrics of finished steps, of all steps if `everything`; the last row, if there is one."""
-        row = self.queue.collect(everything)
-        if row:
-            self.spent.seconds = row["seconds"]
-        return row
+    def fraction(self) -> float:
+        """The fraction of the budget that is spent, at which the next step begins; the same in all processes.
 
-    def fraction(self) -> tuple[float, bool]:
-        """The fraction of the budget at which the next step will begin, and whether it is too near the end to predict.
-
-        The same in all processes. Hours are predicted if steps are queued and exact if not; tokens and flops are exact.
+        A budget in hours goes by the clock. A step that is queued while the device computes another one counts as begun
+        when it is queued, so its schedules are up to one step behind.
         """
-        budget, unit = self.training.budget, self.training.budget_unit
-        if unit != "hours":
-            spent = self.spent.tokens if unit == "tokens" else self.spent.operations
-            return self.processes.agree(spent / budget), False
-        now = self.clock.seconds()
-        begin = self.queue.end()
-        later = begin + (begin - now)  # if the queued steps take twice as long as predicted
-        return self.processes.agree(begin / 3600 / budget), self.processes.agree(later / 3600 >= budget)
-
-    def due(self, fraction: float) -> str | None:
-        """What comes before the next step, while no step is queued; None if nothing does."""
-        save = self.processes.agree(self.clock.seconds() - self.saved_at >= self.checkpoint_seconds)
-        save = save or fraction >= 1  # at the end too, because the last evaluation may be killed
-        if save and self.spent.step > self.saved["step"]:
-            return "checkpoint"
-        if fraction >= 1:
-            return "end"
-        if self.masks(fraction) != self.compiled_masks:
-            return "compilation"
-        return "evaluation" if self.evaluation_due(fraction) else None
+        spent = self.spent
+        spent.seconds = self.clock.seconds()
+        amounts = {"hours": spent.seconds / 3600, "tokens": spent.tokens, "flops": spent.operations}
+        return self.processes.agree(amounts[self.training.budget_unit] / self.training.budget)
 
     def step(self, fraction: float) -> None:
-        """Queue one optimizer step. Weights, `spent` and the queue change together."""
-        queued, spent = self.clock.seconds(), self.spent
-        batch, masks = schedules.batch(self.training, fraction), self.masks(fraction)
-        multiplier = schedules.rate(self.training, fraction)
+        """Queue one optimizer step, which begins at that fraction of the budget."""
+        training, spent, length = self.training, self.spent, self.corpus.length
+        batch, masks = schedules.batch(training, fraction), self.masks(fraction)
+        multiplier = schedules.rate(training, fraction)
         optimizer.set_rates(self.optimizers, multiplier)
         losses = self.backward(batch, masks)
-        with self.deferred.held():
-            norm = self.update()
-            tokens = batch * self.corpus.length
-            operations = tokens * self.operations(masks)
-            spent.step += 1
-            spent.micro_batch, spent.device = self.micro_batch, self.device
-            spent.tokens += tokens
-            spent.operations += operations
-            spent.sequence += batch
-            row = {
-                "step": spent.step,
-                "fraction": fraction,
-                "tokens": spent.tokens,
-                "lr": multiplier * self.training.learning_rate,
-                "batch": batch,
-                "masks": masks,
-            }
-            reading = Reading(self.processes.mean(torch.cat([losses, norm.to(losses).view(1)])))
-            self.queue.pending.append(Step(row, reading, queued, tokens, operations))
 
-    def backward(self, batch: int, masks: int) -> Tensor:
-        """Add up the gradients of this process's share of the batch, micro-batch by micro-batch; the mean losses."""
-        unit = self.micro_batch * self.processes.count
-        total = torch.zeros(2 if self.training.detection else 1, device=self.machine.device)
-        begin = self.spent.sequence + self.processes.rank * self.micro_batch
-        for first in range(begin, begin + batch, unit):
-            last = first + unit >= begin + batch
-            with nullcontext() if last or self.processes.count == 1 else self.forward.no_sync():
-                losses = self.losses(self.batches.take(first, masks, first + unit), first) * (unit / batch)
-                loss = losses[0] + self.training.detection * losses[1] if self.training.detection else losses
-                self.scaler.scale(loss).backward()
-            total += losses.detach()
-        return total
-
-    def losses(self, batch: Batch, first: int) -> Tensor:
-        """The loss of the micro-batch that begins with sequence `first`; with detection, both losses."""
-        if self.training.dropout:
-            torch.manual_seed(self.training.seed * 1_000_003 + first)  # so that a resumed run drops the same
-        with self.machine.autocast():
-            return self.forward(*batch)
-
-    def update(self) -> Tensor:
-        """Change the weights by the gradients, which are clipped and then cleared; the norm of the gradients."""
+        # clip the gradients, change the weights
         for each in self.optimizers:
             self.scaler.unscale_(each)
-        if self.training.clip is None:
+        if training.clip is None:
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
         else:
-            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.training.clip)
+            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), training.clip)
         # the scaler leaves out each optimizer whose own gradients overflow; of several, all have to
         together = self.scaler.is_enabled() and len(self.optimizers) > 1
         for each in self.optimizers:
@@ -261,7 +199,58 @@ class Pretraining:
                 self.scaler.step(each)
             each.zero_grad()
         self.scaler.update()
-        return norm
+
+        # count the step; its loss is read later
+        values, computed = self.processes.mean(torch.cat([losses, norm.to(losses).view(1)])), None
+        if values.is_cuda:  # a copy, as reading them later would wait for the next step too
+            values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+            computed = torch.cuda.current_stream(self.machine.device).record_event()
+        spent.micro_batch, spent.device = self.micro_batch, self.device
+        spent.step += 1
+        spent.tokens += batch * length
+        spent.operations += batch * length * self.operations(masks)
+        row = {"step": spent.step, "fraction": fraction, "tokens": spent.tokens}
+        row |= {"lr": multiplier * training.learning_rate, "batch": batch, "masks": masks}
+        self.queued.append((row, values, computed))
+
+    def backward(self, batch: int, masks: int) -> Tensor:
+        """Add up the gradients of this process's share of the batch, micro-batch by micro-batch; the mean losses."""
+        training, processes = self.training, self.processes
+        unit = self.micro_batch * processes.count
+        total = torch.zeros(2 if training.detection else 1, device=self.machine.device)
+        begin = self.spent.tokens // self.corpus.length + processes.rank * self.micro_batch
+        for first in range(begin, begin + batch, unit):
+            micro_batch = self.batches.take(first, masks, first + unit)
+            if training.dropout:
+                torch.manual_seed(training.seed * 1_000_003 + first)  # so that a resumed run drops the same
+            with self.no_sync() if first + unit < begin + batch else nullcontext():
+                with self.machine.autocast():
+                    losses = self.forward(*micro_batch) * (unit / batch)
+                loss = losses[0] + training.detection * losses[1] if training.detection else losses
+                self.scaler.scale(loss).backward()
+            total += losses.detach()
+        return total
+
+    def read(self) -> None:
+        """Wait until the first of the queued steps is computed; write its metrics. Raises InputError for NaN or inf."""
+        row, values, computed = self.queued.pop(0)
+        if computed:
+            computed.synchronize()
+        row["loss"], *detection_loss, row["gradient_norm"] = values.tolist()
+        if detection_loss:
+            (row["detection_loss"],) = detection_loss
+        loss = row["loss"] + sum(detection_loss)
+        finite = math.isfinite(row["gradient_norm"]) or self.scaler.is_enabled()  # in fp16 the step is left out
+        if not (finite and math.isfinite(loss)):
+            raise not_finite(row["step"], f"the loss is {loss} and the gradient norm {row['gradient_norm']}")
+        now, tokens = self.clock.seconds(), row["batch"] * self.corpus.length
+        self.step_ended, self.step_seconds = now, now - self.step_ended
+        row["seconds"] = now
+        row["tokens_per_second"] = tokens / self.step_seconds
+        row["mfu"] = tokens * self.operations(row["masks"]) / self.step_seconds / self.limit
+        if self.processes.first:
+            self.metrics.write(json.dumps(row) + "\n")
+        self.report(self.fraction(), line(row))
 
     def evaluate(self, fraction: float) -> None:
         """Add the held-out losses to the record, off the clock."""
@@ -269,94 +258,32 @@ class Pretraining:
             losses = dict.fromkeys(("heldout_loss", "heldout_nats_per_byte"), 0.0)
             if self.processes.first:
                 losses = curve_losses(self.bert, self.corpus.heldout, self.corpus.mask_id, self.machine)
-            self.spent.evaluations.append(
-                {
-                    "fraction": min(fraction, 1.0),
-                    "step": self.spent.step,
-                    "tokens": self.spent.tokens,
-                    "operations": self.spent.operations,
-                    "seconds": self.spent.seconds,
-                    **{name: self.processes.agree(loss) for name, loss in losses.items()},
-                }
-            )
-
-    def evaluation_due(self, fraction: float) -> bool:
-        """Whether another tenth of the budget is spent since the last evaluation."""
-        done = self.spent.evaluations
-        return not done or math.floor(EVALUATIONS * fraction) > math.floor(EVALUATIONS * done[-1]["fraction"])
+            about = {name: getattr(self.spent, name) for name in ("step", "tokens", "operations", "seconds")}
+            agreed = {name: self.processes.agree(loss) for name, loss in losses.items()}
+            self.spent.evaluations.append({"fraction": fraction} | about | agreed)
 
     def save(self) -> None:
-        """Start writing a checkpoint. Raises NotFinite if the weights are not finite, as no run can continue there."""
+        """Start writing a checkpoint. Raises InputError for weights that are not finite: no run can continue there."""
         norm = torch.nn.utils.get_total_norm(list(self.module.parameters()))
         if not norm.isfinite():
-            raise NotFinite(self.spent.step, f"the norm of the weights is {norm.item()}")
-        self.spent.scaler = self.scaler.state_dict()
+            raise not_finite(self.spent.step, f"the norm of the weights is {norm.item()}")
         if self.processes.first:
+            self.spent.scaler = self.scaler.state_dict()
             self.writer.save(self.module, self.optimizers, self.spent)
-        self.saved, self.saved_at = asdict(self.spent), self.clock.seconds()
-
-    def save_changes(self) -> None:
-        """Start writing a checkpoint if the last one differs."""
-        if asdict(self.spent) != self.saved:
-            self.save()
-
-    def save_stopped(self) -> None:
-        """Write a checkpoint of a run that a signal stops, unless its last steps are not finite."""
-        with suppress(NotFinite):
-            self.collect(everything=True)
-            self.spent.seconds = self.clock.seconds()
-            self.save()
-            self.writer.wait()
-
-    def skip(self, problem: NotFinite) -> None:
-        """Return to the weights of the last checkpoint and continue with the data after the bad step; once."""
-        if self.training.nonfinite == "stop" or self.spent.skipped:
-            twice = " It happened before, and batches were skipped then." if self.spent.skipped else ""
-            way = "" if twice else ", or set pretrain.nonfinite to 'skip' to continue without this batch"
-            raise InputError(
-                f"{problem}.{twice} The last checkpoint is kept. Lower pretrain.learning_rate or pretrain.clip{way}."
-            ) from problem
-        self.writer.wait()
-        self.processes.wait()  # for the first, which has written it
-        spent, restored = self.spent, self.restored()
-        what = {"step": problem.step, "sequences": [restored.sequence, spent.sequence], "problem": str(problem)}
-        self.spent = replace(  # the lost steps stay spent
-            restored,
-            seconds=self.clock.seconds(),
-            tokens=spent.tokens,
-            operations=spent.operations,
-            sequence=spent.sequence,
-            skipped=[what],
-            compilations=spent.compilations,
-            compile_seconds=spent.compile_seconds,
-        )
-        self.queue.pending.clear()
-        log.warning("%s. Resuming from step %d after skipping the bad batch.", problem, restored.step)
+        self.saved_step, self.saved_at = self.spent.step, self.clock.seconds()
 
     def finish(self) -> None:
-        """Save that the budget is spent, then the last held-out loss. Raises InputError if no step is left.
-
-        A checkpoint or a compilation after the last step may have spent the last seconds, and steps may have been
-        skipped since the last checkpoint. A resumed run has to know of both, or it would train on.
-        """
-        training, spent = self.training, self.spent
-        limit = budget(training.budget, training.budget_unit)
-        if not spent.step and not spent.skipped:
+        """Save, so that a run killed from here on knows its budget is spent; then measure the last held-out loss."""
+        if not self.spent.step:
+            limit = budget(self.training.budget, self.training.budget_unit)
             raise InputError(
                 f"The budget of {limit} was spent before the first step. Raise pretrain.budget, or set CRAM_COMPILE=0 "
                 "if compiling took that long."
             )
-        if training.budget_unit == "hours" and spent.seconds / 3600 / training.budget < 1:
-            spent.seconds = self.clock.seconds()
-        self.save_changes()
-        if not spent.step:
-            raise InputError(
-                f"The budget of {limit} is spent and no trained step is left. {spent.skipped[-1]['problem']}. All "
-                "steps were lost, because the only checkpoint was that of step 0. Lower pretrain.learning_rate."
-            )
-        if not spent.evaluations or spent.evaluations[-1]["step"] < spent.step:
+        self.save()
+        if not self.spent.evaluations or self.spent.evaluations[-1]["step"] < self.spent.step:
             self.evaluate(1.0)
-            self.save_changes()
+            self.save()
         self.writer.wait()
 
     def masks(self, fraction: float) -> int:
@@ -389,7 +316,7 @@ class Pretraining:
         try:
             self.model.use_compiler()
             about = self.training, self.corpus, self.machine
-            micro_batch.compute(self.model, *about, self.micro_batch, self.compiled_masks)
+            memory.compute(self.model, *about, self.micro_batch, self.compiled_masks)
             self.spent.compilations += 1
         except torch.OutOfMemoryError:
             raise
@@ -399,3 +326,11 @@ class Pretraining:
             self.model.use_eager()
             self.compiler_failed = True
         self.spent.compile_seconds += self.clock.seconds() - began
+
+
+def not_finite(step: int, what: str) -> InputError:
+    """The error of a step whose loss, gradient or weights are not finite."""
+    return InputError(
+        f"At step {step} {what}; expected finite numbers. The last checkpoint is kept. Lower pretrain.learning_rate or "
+        "pretrain.clip."
+    )

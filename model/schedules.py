@@ -32,9 +32,9 @@ def warm_cosine(spent: float, warmup: float) -> float:
     return min(rise(spent, warmup), half_cosine(fall(spent, 1.0 - warmup)))
 
 
-def annealing(spent: float, warmup: float, cycles: int = 4) -> float:
+def annealing(spent: float, warmup: float) -> float:
     """A warm-up, then four half cosines from 1 to 0, one after the other; the last ends at 1."""
-    left = cycles * fall(spent, 1.0 - warmup)
+    left = 4 * fall(spent, 1.0 - warmup)
     return min(rise(spent, warmup), half_cosine(left - max(0, math.ceil(left) - 1)))
 
 

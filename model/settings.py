@@ -47,10 +47,6 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "with the token itself in the middle. 0: none.",
     )
 
-    def identity(self) -> dict:
-        """All fields, but newer ones only if the model needs them, so that older models keep their keys."""
-        return self.model_dump(mode="json", exclude=set() if self.convolution else {"convolution"})
-
     @property
     def inner(self) -> int:
         """Input width of the feed-forward layer's output projection."""
@@ -97,28 +93,17 @@ OptimizerName = Literal["adamw", "adam", "adafactor", "radam", "sgd", "muon"]
 ScheduleName = Literal[
     "triangle", "one-cycle", "cosine", "linear", "trapezoid", "inverse-sqrt", "ramp", "dive", "annealing", "polynomial"
 ]
-# The fields below that an optimizer or a schedule reads; the others must keep their defaults.
-ADAM = {"beta1", "beta2", "adam_eps"}
+ADAMS = {"adamw", "adam", "radam", "muon"}
+# Optimizers and schedules that read a field of `Training`; with any other, the field must keep its default.
 READ_BY: dict[str, set[str]] = {
-    "adamw": ADAM | {"decay_norms"},
-    "adam": ADAM | {"decay_norms"},
-    "radam": ADAM | {"decay_norms"},
-    "adafactor": {"decay_norms"},
-    "sgd": {"momentum", "decay_norms"},
-    "muon": ADAM | {"momentum", "matrix_learning_rate"},
-    "triangle": set(),
-    "one-cycle": set(),
-    "cosine": {"warmup"},
-    "linear": {"warmup"},
-    "trapezoid": {"warmup", "cooldown"},
-    "inverse-sqrt": {"warmup", "cooldown"},
-    "ramp": {"cooldown"},
-    "dive": {"cooldown"},
-    "annealing": {"warmup"},
-    "polynomial": {"warmup", "power"},
+    "matrix_learning_rate": {"muon"},
+    "decay_norms": {"adamw", "adam", "radam", "adafactor", "sgd"},
+    "beta2": ADAMS,
+    "adam_eps": ADAMS,
+    "warmup": {"cosine", "linear", "trapezoid", "inverse-sqrt", "annealing", "polynomial"},
+    "cooldown": {"trapezoid", "inverse-sqrt", "ramp", "dive"},
+    "power": {"polynomial"},
 }
-
-CORRUPTION = ("replaced", "swapped")  # what only detection reads
 
 
 class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -149,10 +134,8 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         description="On matrices and convolutions; decoupled except for adam and sgd. Muon: on its matrices only.",
     )
     decay_norms: bool = Field(False, description="Weight decay on norm gains and the position scale too.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the mean gradient.")
     beta2: float = Field(0.98, ge=0, lt=1, description="Decay of the squared gradient.")
     adam_eps: float = Field(1e-12, ge=1e-30, le=1, description="Adam's epsilon.")
-    momentum: float = Field(0.95, ge=0, lt=1, description="Nesterov momentum of sgd and muon.")
     clip: float | None = Field(0.5, gt=0, description="Largest global gradient norm; null: none.")
     dropout: float = Field(0.0, ge=0, lt=1, description="After embedding and branches, and on attention weights.")
     mask_fraction: float = Field(0.25, gt=0, lt=1, description="Tokens of a sequence that are predicted.")
@@ -172,36 +155,20 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         description="Weight of a second loss, the cross-entropy of detecting which of the tokens that are not [MASK] "
         "are corrupted, divided by the number of all tokens. 0: masked language modelling alone.",
     )
-    replaced: float = Field(
-        0.05,
-        ge=0,
-        lt=1,
-        description="With detection: fraction of the tokens that become random ones of the text; at least one token.",
-    )
-    swapped: float = Field(
-        0.1,
-        ge=0,
-        le=2 / 3,
-        description="With detection: fraction of the tokens drawn to swap with one of the next two. A pair with a "
-        "token to predict stays.",
-    )
-    nonfinite: Literal["stop", "skip"] = Field(
-        "stop", description="After a loss that is not a number: stop, or resume once without the batch."
-    )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of initialisation, masks, corruptions and dropout.")
 
     @model_validator(mode="after")
     def _everything_is_read(self) -> "Training":
-        read, known = READ_BY[self.optimizer] | READ_BY[self.schedule], set().union(*READ_BY.values())
-        for name in sorted(known - read):
-            if getattr(self, name) != (usual := type(self).model_fields[name].default):
+        for name, readers in READ_BY.items():
+            value, usual = getattr(self, name), type(self).model_fields[name].default
+            if value != usual and not readers & {self.optimizer, self.schedule}:
                 raise ValueError(
-                    f"{name} is {getattr(self, name)}, but neither optimizer {self.optimizer!r} nor schedule "
-                    f"{self.schedule!r} reads it; leave it at {usual}"
+                    f"{name} is {value}, but neither optimizer {self.optimizer!r} nor schedule {self.schedule!r} reads "
+                    f"it; leave it at {usual}"
                 )
         if self.schedule == "inverse-sqrt" and not self.warmup:
             raise ValueError("schedule 'inverse-sqrt' needs a warm-up; set warmup above 0")
-        if self.warmup and "cooldown" in READ_BY[self.schedule] and self.warmup + self.cooldown > 1:
+        if self.warmup and self.schedule in READ_BY["cooldown"] and self.warmup + self.cooldown > 1:
             raise ValueError(
                 f"warmup {self.warmup} and cooldown {self.cooldown} are more than the whole budget; lower one"
             )
@@ -209,16 +176,6 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             raise ValueError("decay_norms is true, but weight_decay is 0, so nothing decays; set decay_norms to false")
         if self.last_mask_fraction == self.mask_fraction:
             raise ValueError("last_mask_fraction is mask_fraction; leave it null")
-        for name in CORRUPTION:
-            if getattr(self, name) != (usual := type(self).model_fields[name].default) and not self.detection:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}, but detection is 0, which doesn't read it; set detection above "
-                    f"0, or leave {name} at {usual}"
-                )
-        if self.detection and self.masked_share == 1 and not self.replaced and not self.swapped:
-            raise ValueError("detection has nothing to detect; raise replaced or swapped, or lower masked_share")
-        if self.detection and self.replaced + (most := max(self.mask_fraction, self.last_mask_fraction or 0.0)) > 1:
-            raise ValueError(f"replaced {self.replaced} and masks {most} are more than all tokens; lower one")
         return self
 
 
@@ -234,11 +191,12 @@ class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     epochs: int = Field(5, ge=1, le=20, description="Passes over the training data.")
     batch_size: int = Field(16, ge=1, description="Examples per step; each epoch drops a smaller last batch.")
     learning_rate: float = Field(4e-5, gt=0, le=1, description="Peak rate.")
-    schedule: Literal["cosine", "linear"] = Field(
-        "cosine", description="How the rate falls to zero at the end: along half a cosine, or a line."
-    )
     warmup: float = Field(
-        0.1, ge=0, lt=1, description="Fraction of the task's steps in which the rate rises from zero."
+        0.1,
+        ge=0,
+        lt=1,
+        description="Fraction of the task's steps in which the rate rises from zero; after it the rate falls to zero "
+        "along half a cosine.",
     )
     weight_decay: float = Field(
         0.0, ge=0, le=1, description="Of AdamW, decoupled; on matrices, including the embedding."
@@ -254,12 +212,4 @@ class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "cls",
         description="What the head reads. cls: the state of [CLS]. mean: the mean over all tokens. compare: for a "
         "pair, the mean of each text, their absolute difference and product (GLUE's baselines, Wang et al. 2018).",
-    )
-    choose: Literal["last", "best"] = Field(
-        "last",
-        description="Epoch whose model is kept. best: the one with the best score on a tenth of the training data, "
-        "which is drawn by the seed and not trained on.",
-    )
-    batches: Literal["length", "random"] = Field(
-        "length", description="length: batches of inputs of similar length, in random order, which need little padding."
     )

@@ -21,29 +21,19 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from model import InputError
 from model.quantities import counted
-from model.settings import CORRUPTION, Architecture, Training
+from model.settings import Architecture, Training
 from tasks.reports import plots
 from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
-from tasks.store import (
-    FREQUENCIES,
-    HELDOUT_TEXT,
-    LINEAGE,
-    SEQUENCES,
-    WORK,
-    Artifact,
-    lineage,
-)
+from tasks.store import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, lineage
 from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, SPECIALS
 from tasks.tokenize import digest_of, measured_texts
-from tasks.workers import side_by_side
+from tasks.workers.progress import Progress
 
 if TYPE_CHECKING:
     from model.bert import Bert
-    from model.checkpoint import Spent
-    from model.job import Job
+    from model.distributed import Job
     from model.machine import Machine
     from model.pretraining import Pretraining
 
@@ -57,56 +47,15 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
 
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
 
-    def identity(self) -> dict:
-        """All fields, but newer ones only if the model needs them, so that older models keep their keys."""
-        usual = self.masked_share == type(self).model_fields["masked_share"].default
-        without = {"masked_share"} if usual else set()
-        without |= set() if self.detection else {"detection", *CORRUPTION}
-        return self.model_dump(mode="json", exclude=without) | {"architecture": self.architecture.identity()}
-
-    @classmethod
-    def usual(cls) -> dict:
-        """All defaults, also of the fields that `identity` leaves out."""
-        return cls().model_dump(mode="json")
-
     def check(self) -> None:
         """Check that this machine can train the model, before an old model is discarded."""
-        from model import machine, memory, micro_batch
+        from model import machine, memory
 
         here = machine.detect()
         count = machine.gpus(here)
-        micro_batch.share_of(self, count)
+        memory.share_of(self, count)
         shortest = 2**self.architecture.funnel  # the real vocabulary and length, not yet known, need more
         memory.check_memory(self.architecture, self, vocabulary=1, length=shortest, machine=here, processes=count)
-
-    def memory(self, tokens: Artifact, here: "Machine") -> int:
-        """Bytes that training takes: weights, gradients, optimizer states, the copy for a checkpoint, and the rest."""
-        from model import memory
-
-        length = tokens.manifest["params"]["length"]
-        weights, states = memory.sizes(self.architecture, self, tokens.stats["entries"], length)
-        return side_by_side.BYTES_A_RUN + 3 * weights + 2 * states
-
-
-def job_of(params: Pretrain, tokens: Artifact, folder: Path) -> "Job":
-    """The description of the training run; checkpoint and metrics go to the folder."""
-    from model.heldout import FILE
-    from model.job import Job
-
-    if not (tokens.path / FILE).exists():
-        raise InputError(
-            f"{tokens.name} was made by another version of cram: it has no {FILE}. Run its tokenize stage again."
-        )
-    return Job(
-        architecture=params.architecture,
-        training=Training(**params.model_dump(exclude={"architecture"})),
-        sequences=tokens.path / SEQUENCES,
-        heldout=tokens.path,
-        vocabulary=tokens.stats["entries"],
-        mask_id=MASK,
-        specials=len(SPECIALS),
-        folder=folder,
-    )
 
 
 def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
@@ -116,20 +65,17 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     """
     from model import checkpoint, distributed, export, machine  # here, as they load torch
 
-    def spent_so_far(fraction: float, note: str) -> None:
-        report(min(1.0, fraction), note)
-
     here = machine.detect()
     if (gpus := machine.gpus(here)) > 1:
-        distributed.train(job, gpus, spent_so_far)
+        distributed.launch(job, gpus, report)
     run = job.pretraining(here)  # resumes where several processes ended
-    spent = run.run(spent_so_far)
+    run.run(report)
     export.save(run.bert, out)
     metrics = pyarrow.json.read_json(job.folder / checkpoint.METRICS)
     pq.write_table(metrics, out / "metrics.parquet")
     steps = {name: metrics[name].to_numpy() for name in metrics.column_names}
     held = measured_on(out, run.bert, here)
-    stats = statistics(run, spent, steps, held, here.describe() | {"gpus": gpus})
+    stats = statistics(run, steps, held, here.describe() | {"gpus": gpus})
     plots.loss_curve(steps, stats["evaluations"], held["by_frequencies"]["nats_per_token"], out / "loss.png")
     return stats
 
@@ -145,13 +91,9 @@ def sampled_counts(sequences: np.ndarray, entries: int) -> np.ndarray:
     return counts
 
 
-def counts_of(folder: Path) -> np.ndarray | None:
-    """The counts of tokens in a pretrained artifact; None of an older one."""
-    return np.load(folder / FREQUENCIES) if (folder / FREQUENCIES).exists() else None
-
-
-def statistics(run: "Pretraining", spent: "Spent", steps: dict[str, np.ndarray], held: dict, machine: dict) -> dict:
+def statistics(run: "Pretraining", steps: dict[str, np.ndarray], held: dict, machine: dict) -> dict:
     """The statistics of a trained model in stage.json. `steps`: the columns of metrics; `machine`: its description."""
+    spent = run.spent
     return {
         "parameters": sum(p.numel() for p in run.bert.parameters()),
         "steps": spent.step,
@@ -164,7 +106,6 @@ def statistics(run: "Pretraining", spent: "Spent", steps: dict[str, np.ndarray],
         "training_loss": round(float(steps["loss"][-max(1, len(steps["loss"]) // 20) :].mean()), 4),
         "heldout_loss": spent.evaluations[-1]["heldout_loss"],
         "heldout": held,
-        "skipped": spent.skipped,
         "evaluations": spent.evaluations,
         "machine": machine
         | {
@@ -176,19 +117,30 @@ def statistics(run: "Pretraining", spent: "Spent", steps: dict[str, np.ndarray],
     }
 
 
-@stage(version=6, resumes=True, varies=True)
+@stage(version=7, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
-    from model import heldout  # here, as it loads torch
+    from model import heldout  # here, as they load torch
+    from model.distributed import Job
 
     work = out / WORK  # checkpoint and metrics, kept until the artifact is published
     work.mkdir(exist_ok=True)
-    job = job_of(params, tokens, work)
+    job = Job(
+        architecture=params.architecture,
+        training=Training(**params.model_dump(exclude={"architecture"})),
+        sequences=tokens.path / SEQUENCES,
+        heldout=tokens.path,
+        vocabulary=tokens.stats["entries"],
+        mask_id=MASK,
+        specials=len(SPECIALS),
+        folder=work,
+    )
     for file in (*FILES, heldout.FILE, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
     sequences = np.load(tokens.path / SEQUENCES, mmap_mode="r")
     np.save(out / FREQUENCIES, sampled_counts(sequences, tokens.stats["entries"]))
-    stats = side_by_side.run(side_by_side.PRETRAIN, train, (job, out), 1.0, "pretrain")
+    with Progress("pretrain", total=1.0) as bar:
+        stats = train(job, out, lambda fraction, note: bar.update(min(1.0, fraction) - bar.count, note))
     manifests = lineage(tokens)
     (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n")
     about = {"stage": "pretrain", "params": params.identity(), "stats": stats}
@@ -206,8 +158,10 @@ def measured_on(folder: Path, model: "Bert", here: "Machine") -> dict:
 
     documents = heldout.Heldout.load(folder)
     log.info("Measuring the held-out loss on %s.", counted(documents.totals["words"], "word"))
-    nats_D, _ = heldout.measure(model.to(here.device), documents, MASK, here)
-    return heldout.summary(documents, nats_D, counts_of(folder)) | {"digest": digest_of(measured_texts(folder))}
+    nats_D, _ = heldout.document_losses(model.to(here.device), documents, MASK, here)
+    return heldout.summary(documents, nats_D, np.load(folder / FREQUENCIES)) | {
+        "digest": digest_of(measured_texts(folder))
+    }
 
 
 def measure_heldout(pretrained: Artifact) -> dict:

@@ -12,16 +12,15 @@ from safetensors.torch import save_file
 
 from flows.recipes import RECIPES
 from model import InputError, layouts
-from model.bert import PAD, SEP, Bert, Classifier
-from model.conversion import TOKENS
-from model.export import load, load_classifier, save, save_classifier
+from model.bert import PAD, SEP, Bert
+from model.classifier import Classifier
+from model.export import TOKENS, load, load_classifier, save, save_classifier
 from model.settings import Architecture
 from tasks.text import tokenizer as vocabulary_ids
 
 VOCABULARY, LENGTH = 60, 24
 SMALL = {"layers": 3, "hidden": 32, "heads": 4, "intermediate": 48, "norm_eps": 1e-6}
 MODERN = SMALL | {"positions": "rotary", "norm_bias": False, "first_norm": False, "head_transform": True}
-EURO = SMALL | {"positions": "rotary", "norm": "rmsnorm", "norm_bias": False, "embedding_norm": False}
 BIASES = {"bias": True, "qkv_bias": True, "decoder_bias": True}
 POST = {"norm_order": "post", "activation": "gelu", "final_norm": False, "head_transform": True}
 ORIGINAL = SMALL | POST | BIASES | {"positions": "learned"}
@@ -29,26 +28,21 @@ NATIVE = {  # the model of transformers, and a layout that it has
     "modern": ("ModernBert", MODERN),
     "modern with biases": ("ModernBert", MODERN | BIASES | {"norm_bias": True}),
     "modern untied": ("ModernBert", MODERN | {"tied": False, "decoder_bias": True}),
-    "euro": ("EuroBert", EURO),
-    "euro with biases, untied": ("EuroBert", EURO | BIASES | {"tied": False}),
     "bert": ("Bert", ORIGINAL),
-    "bert, sinusoidal": ("Bert", ORIGINAL | {"positions": "sinusoidal"}),
-    "bert, scaled sinusoidal": ("Bert", ORIGINAL | {"positions": "scaled-sinusoidal"}),
-}  # fmt: skip
-OWN = {  # a layout that transformers doesn't have, and axes that keep it from being another of those above
-    "the paper's": (SMALL, "positions"),
-    "relu2": (MODERN | {"activation": "relu2"}, "activation"),
-    "factorised": (MODERN | {"embedding": 16}, "embedding"),
-    "shared": (MODERN | {"different_layers": 1}, "different_layers"),
-    "funnel": (MODERN | {"funnel": 1}, "funnel 0 (here"),
-    "fewer feed-forward layers": (MODERN | {"layers": 4, "ffn_every": 2}, "ffn_every"),
-    "convolution": (MODERN | {"convolution": 3}, "convolution 0 (here"),
-    "biases but for queries": (MODERN | {"bias": True}, "qkv_bias"),
-    "two axes": (MODERN | {"head_transform": False, "funnel": 1}, "funnel 0 (here 1) and head_transform"),
-    "rotary post-norm": (ORIGINAL | {"positions": "rotary"}, "positions"),
-    "albert": (ORIGINAL | {"embedding": 16, "different_layers": 1}, "embedding"),
-    "bert, untied": (ORIGINAL | {"tied": False}, "tied"),
-    "rmsnorm with head": (EURO | {"head_transform": True}, "head_transform"),
+}
+OWN = {  # a layout that transformers doesn't have, and axes that keep it from being one of those above
+    "the paper's": (SMALL, {"positions", "head_transform", "first_norm"}),
+    "relu2": (MODERN | {"activation": "relu2"}, {"activation"}),
+    "rmsnorm": (MODERN | {"norm": "rmsnorm"}, {"norm"}),
+    "factorised": (MODERN | {"embedding": 16}, {"embedding"}),
+    "shared": (MODERN | {"different_layers": 1}, {"different_layers"}),
+    "fewer feed-forward layers": (MODERN | {"layers": 4, "ffn_every": 2}, {"ffn_every"}),
+    "convolution": (MODERN | {"convolution": 3}, {"convolution"}),
+    "biases but for queries": (MODERN | {"bias": True}, {"qkv_bias"}),
+    "funnel": (MODERN | {"head_transform": False, "funnel": 1}, {"funnel", "head_transform"}),
+    "bert, sinusoidal": (ORIGINAL | {"positions": "sinusoidal"}, {"positions"}),
+    "albert": (ORIGINAL | {"embedding": 16, "different_layers": 1}, {"embedding", "different_layers"}),
+    "bert, untied": (ORIGINAL | {"tied": False}, {"tied"}),
 }
 WITH_HF = {name: ("Cram", OWN[name][0]) for name in ("the paper's", "funnel", "convolution", "albert", "bert, untied")}
 LAYOUTS = {name: layout for name, (_, layout) in NATIVE.items()} | {name: layout for name, (layout, _) in OWN.items()}
@@ -127,30 +121,23 @@ def test_what_is_saved_and_loaded_is_the_same_model_stored_once_in_single_precis
     assert sum(tensor.ndim == 2 and len(tensor) == VOCABULARY for tensor in tensors) == 2 - bert.architecture.tied
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "compare"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_classifier_with_the_papers_head_that_is_saved_and_loaded_is_the_same_and_so_is_its_encoder(
-    layout, pooling, tmp_path
-):
-    ours = some_classifier(layout, "tanh", pooling=pooling, texts=2)
+def test_a_classifier_with_the_papers_head_that_is_saved_and_loaded_is_the_same_and_so_is_its_encoder(layout, tmp_path):
+    ours = some_classifier(layout, "tanh", pooling="compare", texts=2)
     save_classifier(ours, tmp_path, LABELS)
     loaded = load_classifier(tmp_path)
-    assert (loaded.head, loaded.pooling) == ("tanh", pooling)
+    assert (loaded.head, loaded.pooling) == ("tanh", "compare")
     assert torch.equal(scores(loaded.eval()), scores(ours))
     assert torch.equal(scores(loaded.train()), scores(ours))  # without dropout
     assert torch.equal(scores(load(tmp_path).eval()), scores(ours.bert))
 
 
-def retrained(theirs: torch.nn.Module, layout: dict, folder: Path) -> torch.Tensor:
-    """Give all parameters of a model of transformers other values, but for those that cram has none of, and save it.
-
-    Returns the model's scores.
-    """
+def retrained(theirs: torch.nn.Module, folder: Path) -> torch.Tensor:
+    """Give all parameters of a model of transformers but token types other values, and save it; its scores."""
     generator = torch.Generator().manual_seed(8)
-    fixed = ["token_type"] + ["position_embeddings"] * ("sinusoidal" in layout.get("positions", ""))
     with torch.no_grad():
         for key, parameter in theirs.named_parameters():
-            if not any(part in key for part in fixed):
+            if "token_type" not in key:
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
     theirs.save_pretrained(folder)
     assert answers(theirs).std() > 0.1
@@ -172,7 +159,7 @@ def test_transformers_gives_the_same_scores_and_states_and_what_it_trains_loads_
         assert_close(answers(theirs), scores(bert))
     encoder = transformers.AutoModel.from_pretrained(tmp_path)
     assert_close(answers(encoder, "last_hidden_state"), states(bert))
-    expected = retrained(theirs, layout, tmp_path / "again")
+    expected = retrained(theirs, tmp_path / "again")
     assert_close(scores(load(tmp_path / "again").eval()), expected)
 
 
@@ -182,7 +169,6 @@ def test_transformers_gives_the_same_scores_and_states_and_what_it_trains_loads_
         *((*model, LABELS, "cls") for model in (NATIVE | WITH_HF).values()),
         *((*model, LABELS, "mean") for model in (NATIVE | WITH_HF).values() if model[0] != "Bert"),
         ("ModernBert", MODERN, (), "cls"),
-        ("Cram", SMALL, (), "mean"),
         ("Cram", SMALL, LABELS, "compare"),
     ],
 )
@@ -198,11 +184,11 @@ def test_transformers_gives_the_scores_of_a_classifier_and_what_it_trains_loads_
     assert theirs.config.label2id == {label: number for number, label in theirs.config.id2label.items()}
     assert_close(answers(theirs), scores(ours))
     assert_close(states(load(tmp_path).eval()), states(ours.bert))
-    expected = retrained(theirs, layout, tmp_path / "again")
+    expected = retrained(theirs, tmp_path / "again")
     assert_close(scores(load_classifier(tmp_path / "again").eval()), expected)
 
 
-@pytest.mark.parametrize("name", ["modern", "euro", "bert"])
+@pytest.mark.parametrize("name", ["modern", "bert"])
 def test_a_classifier_of_transformers_starts_from_the_whole_encoder(name, tmp_path, transformers):
     bert = some_bert(NATIVE[name][1])
     save(bert, tmp_path)
@@ -217,7 +203,7 @@ def test_a_classifier_of_transformers_starts_from_the_whole_encoder(name, tmp_pa
     assert answers(classifier).shape == (3, 3)
 
 
-@pytest.mark.parametrize("name", ["modern", "euro with biases, untied", "bert, scaled sinusoidal"])
+@pytest.mark.parametrize("name", ["modern", "bert"])
 def test_a_folder_that_transformers_halved_in_precision_loads(name, tmp_path, transformers):
     bert = some_bert(NATIVE[name][1])
     save(bert, tmp_path)
@@ -253,10 +239,10 @@ def test_a_layout_that_transformers_has_is_named_and_has_a_classifier_of_the_nat
     assert layouts.transformers_classifier(about, "native") == f"{name}ForSequenceClassification"
     assert layouts.why_not_transformers_classifier(about, "native") is None
     assert layouts.transformers_classifier(about, "tanh") is None
-    assert "head 'native'" in layouts.why_not_transformers_classifier(about, "tanh")
+    assert "head" in layouts.why_not_transformers_classifier(about, "tanh")
     for pooling in ("mean", "compare") if name == "Bert" else ("compare",):
         assert layouts.transformers_classifier(about, "native", pooling) is None
-        with pytest.raises(InputError, match=f"pooling '{pooling}'"):
+        with pytest.raises(InputError, match="pooling"):
             Classifier(some_bert(layout), 3, dropout=0.0, seed=0, head="native", pooling=pooling)
 
 
@@ -264,7 +250,7 @@ def test_a_layout_that_transformers_has_is_named_and_has_a_classifier_of_the_nat
 def test_a_layout_that_transformers_lacks_is_told_by_its_axes_and_has_no_classifier_there(layout, axes, tmp_path):
     bert = some_bert(layout)
     why_not = layouts.why_not_transformers(bert.architecture)
-    assert f"{axes} " in why_not
+    assert {axis for axis in Architecture.model_fields if f" {axis} " in why_not} == axes
     for head in ("tanh", "native"):
         assert layouts.transformers_classifier(bert.architecture, head) is None
         assert layouts.why_not_transformers_classifier(bert.architecture, head) == why_not
@@ -280,17 +266,15 @@ def test_recipes_give_models_that_transformers_has_or_not():
     assert {name: layouts.transformers_model(RECIPES[name].pretrain.architecture) for name in models} == models
 
 
-def test_a_classifier_is_saved_with_all_tokens_and_a_name_for_each_class_only(tmp_path):
+def test_a_classifier_is_saved_with_all_tokens_only(tmp_path):
     classifier = some_classifier(MODERN, "native")
     expected = scores(classifier)
     classifier.bert.keep_tokens(torch.arange(30))
-    with pytest.raises(RuntimeError, match="restore_tokens"):
+    with pytest.raises(RuntimeError):
         save_classifier(classifier, tmp_path, LABELS)
     classifier.bert.restore_tokens()
     save_classifier(classifier, tmp_path, LABELS)
     assert torch.equal(scores(load_classifier(tmp_path).eval()), expected)
-    with pytest.raises(RuntimeError, match="2 names for 3 classes"):
-        save_classifier(classifier, tmp_path, LABELS[:2])
 
 
 @pytest.mark.parametrize("inputs", [(2, 16), (None, None)])
@@ -331,14 +315,14 @@ def assert_refused(read, folder: Path, reason: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-DAMAGE = [  # of a pretrained BERT with a table of positions, and what the error names
+DAMAGE = [  # of a pretrained BERT, and what the error names
     ("config.json", None, "No such file"),
     ("config.json", 20, ""),
     ("config.json", b"\xff\xfe\x00", ""),
-    ("config.json", b"[]", "JSON"),
+    ("config.json", b"[]", "'cram'"),
     ("config.json", b'{"model_type": "bert"}', "'cram'"),
     ("config.json", {"model_type": "cram"}, "embedding.word.weight"),
-    ("config.json", {"model_type": "modernbert"}, "'modernbert'; expected cram or bert"),
+    ("config.json", {"model_type": "modernbert"}, "model_type 'modernbert'"),
     ("config.json", {"cram": 5}, ""),
     ("cram", {"architecture": {"layers": 2, "depth": 3}}, "depth"),
     ("cram", {"vocabulary": "many"}, "vocabulary"),
@@ -350,14 +334,13 @@ DAMAGE = [  # of a pretrained BERT with a table of positions, and what the error
     ("model.safetensors", bytes(range(256)) * 40, ""),
     ("model.safetensors", {"cls.predictions.bias": None}, "head.bias"),
     ("model.safetensors", {"bert.pooler.dense.bias": torch.ones(32)}, "bert.pooler.dense.bias"),
-    ("model.safetensors", {"bert.embeddings.token_type_embeddings.weight": torch.ones(2, 32)}, "type.* was changed"),
-    ("model.safetensors", {"bert.embeddings.position_embeddings.weight": torch.ones(24, 32)}, "position.* was changed"),
+    ("model.safetensors", {"bert.embeddings.token_type_embeddings.weight": torch.ones(2, 32)}, "token_type_embeddings"),
 ]
 
 
 @pytest.mark.parametrize(("part", "change", "reason"), DAMAGE)
 def test_what_is_no_model_is_refused(part, change, reason, tmp_path):
-    save(some_bert(ORIGINAL | {"positions": "scaled-sinusoidal"}), tmp_path)
+    save(some_bert(ORIGINAL), tmp_path)
     spoil(tmp_path, part, change)
     assert_refused(load, tmp_path, reason)
 

@@ -7,25 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import corpus_of, document
 from scipy.stats import entropy
-from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from torch import Tensor, nn
 
 from model import bert, heldout
-from model.heldout import Heldout, curve_losses, measure, ratio, token_rounds
+from model.heldout import Heldout, curve_losses, document_losses, ratio, token_rounds
 from model.machine import Machine
 from model.settings import Architecture
-from tasks.download import Download, download
-from tasks.text.original_words import heldout_of
-from tasks.text.tokenizer import SPECIALS, tokenizer_of
-from tasks.tokenize import Tokenize, tokenize
-from tasks.vocabulary import Vocabulary, train_vocabulary
+from tasks.text.tokenizer import SPECIALS, heldout_of, tokenizer_of
 
 PAD, UNK, SEP, MASK = 0, 1, 3, 4
 CPU = Machine(torch.device("cpu"), torch.float32, False, 8)
@@ -90,7 +83,7 @@ def of_lengths(runs: list[tuple[int, int, int, int]]) -> dict[int, float]:
 @pytest.mark.parametrize("lengths", [[1], [3, 0, 40], [15], [16], [7] * 300, [2000, 1]])
 def test_every_word_is_predicted_once_and_pays_for_the_number_of_its_pieces(lengths, by_id):
     held = packed(lengths)
-    nats, predicted = measure(by_id, held, MASK, CPU)
+    nats, predicted = document_losses(by_id, held, MASK, CPU)
     runs = runs_of(held)
     expected, words, owners = np.zeros(len(lengths)), np.zeros(len(lengths)), np.cumsum(held.documents[:, 1])
     for row, begin, end, word in runs:
@@ -99,33 +92,6 @@ def test_every_word_is_predicted_once_and_pays_for_the_number_of_its_pieces(leng
         words[owner] += 1
     np.testing.assert_allclose(nats, expected, rtol=1e-6)
     assert predicted.tolist() == words.tolist()
-
-
-def test_the_pieces_of_a_word_are_revealed_from_left_to_right(by_id):
-    held = packed([300, 40])
-    measure(by_id, held, MASK, CPU)
-    runs, rounds = runs_of(held), held.rounds()
-    asked = Counter()
-    for tokens, places, labels in by_id.asked:
-        for number, row in enumerate(tokens.tolist()):
-            chosen = [place - number * LENGTH for place in places.tolist() if place // LENGTH == number]
-            [source] = {
-                index
-                for index, whole in enumerate(held.sequences.tolist())
-                if all(a in (b, MASK) for a, b in zip(row, whole, strict=True))
-                and all(
-                    whole[place] == label
-                    for place, label in zip(chosen, labels[places // LENGTH == number].tolist(), strict=True)
-                )
-            }  # random ids tell every sequence apart
-            masked = {place for place, token in enumerate(row) if token == MASK}
-            [turn] = {int(rounds[source, place]) for place in chosen}
-            [piece] = {int(held.pieces[source, place]) for place in chosen}
-            words = [run for run in runs if run[0] == source and rounds[source, run[1]] == turn]
-            assert masked == {place for _, begin, end, _ in words for place in range(begin + piece, end)}
-            assert chosen == [begin + piece for _, begin, end, _ in words if end - begin > piece]
-            asked.update((source, place) for place in chosen)
-    assert asked == Counter((row, place) for row, begin, end, _ in runs for place in range(begin, end))
 
 
 def test_of_seven_words_in_a_row_each_has_another_round_whatever_their_pieces():
@@ -142,19 +108,18 @@ def test_of_seven_words_in_a_row_each_has_another_round_whatever_their_pieces():
 
 def test_the_rounds_of_single_tokens_share_each_sequence_by_its_number_alone():
     owners = packed([1000] * 20).owners
-    whole = token_rounds(owners, 0)
-    parts = [token_rounds(owners[start:stop], start) for start, stop in ((0, 1), (1, 77), (77, len(owners)))]
-    assert np.array_equal(np.concatenate(parts), whole)
+    whole = token_rounds(owners)
+    assert np.array_equal(token_rounds(owners[:77]), whole[:77])
     counts = np.stack([(whole == number).sum(axis=1) for number in range(heldout.ROUNDS)])
     assert (counts.max(axis=0) - counts.min(axis=0) <= 1).all()
     assert len({row.tobytes() for row in whole}) == len(whole)
     assert ((whole < 0) == (owners < 0)).all()
 
 
-def test_the_loss_is_the_models_cross_entropy_and_leaves_it_as_it_was():
+def test_the_loss_is_the_models_with_the_pieces_of_a_word_revealed_from_left_to_right_and_leaves_it_as_it_was():
     held, model = packed([100, 30, 300, 13]), bert.Bert(SMALL, VOCABULARY, LENGTH, seed=1)
     model.set_dropout(0.5)
-    nats, _ = measure(model.train(), held, MASK, CPU)
+    nats, _ = document_losses(model.train(), held, MASK, CPU)
     assert model.training
     expected, rounds, runs = np.zeros(4), held.rounds(), runs_of(held)
     model.eval()
@@ -175,20 +140,19 @@ def test_the_loss_is_the_models_cross_entropy_and_leaves_it_as_it_was():
 )
 def test_what_stands_for_padding_changes_nothing(change):
     held, model = packed([100, 30, 5]), bert.Bert(SMALL.model_copy(update=change), VOCABULARY, LENGTH, seed=1)
-    before, _ = measure(model, held, MASK, CPU)
+    before, _ = document_losses(model, held, MASK, CPU)
     model.embedding.word.weight.data[PAD] += 100  # which is not the decoder's row
-    np.testing.assert_allclose(measure(model, held, MASK, CPU)[0], before, rtol=1e-5)
+    np.testing.assert_allclose(document_losses(model, held, MASK, CPU)[0], before, rtol=1e-5)
 
 
 def test_a_model_that_knows_the_text_is_between_the_bounds_whatever_its_pieces():
     held = packed([200, 60])
-    nats, _ = measure(Unigram(np.zeros(VOCABULARY)), held, MASK, CPU)
-    found = heldout.summary(held, nats)
-    assert found["nats_per_byte"]["value"] == found["length_nats_per_byte"] > 0
-    whole = Heldout.of_rows(held.sequences)
-    assert (
-        heldout.summary(whole, measure(Unigram(np.zeros(VOCABULARY)), whole, MASK, CPU)[0])["length_nats_per_byte"] == 0
+    found, whole = (
+        heldout.summary(one, document_losses(Unigram(np.zeros(VOCABULARY)), one, MASK, CPU)[0])
+        for one in (held, Heldout.of_rows(held.sequences))
     )
+    assert found["nats_per_byte"]["value"] == found["length_nats_per_byte"] > 0
+    assert whole["length_nats_per_byte"] == 0
 
 
 def test_the_losses_over_a_run_are_those_of_sequences_spread_over_the_text(monkeypatch, by_id):
@@ -202,13 +166,8 @@ def test_the_losses_over_a_run_are_those_of_sequences_spread_over_the_text(monke
     assert torch.equal((tokens != rows).flatten().nonzero()[:, 0], places)
     assert losses["heldout_loss"] == pytest.approx(labels.float().mean().item())
     assert 2 * len(rows) <= len(labels) <= 3 * len(rows)
-    nats, _ = measure(by_id, held, MASK, CPU)
+    nats, _ = document_losses(by_id, held, MASK, CPU)
     assert losses["heldout_nats_per_byte"] == pytest.approx(nats.sum() / held.totals["bytes"], rel=0.1), "a sample"
-    monkeypatch.setattr(heldout, "CURVE_WORDS", 100)
-    monkeypatch.setattr(heldout, "BLOCK", 20)
-    part = curve_losses(by_id, held, MASK, CPU)["heldout_nats_per_byte"]
-    assert part == pytest.approx(nats.sum() / held.totals["bytes"], rel=0.3), "a smaller one"
-    monkeypatch.setattr(heldout, "CURVE_WORDS", 10_000)
     monkeypatch.setattr(heldout, "ROUNDS", 1)  # all words
     whole = curve_losses(by_id, held, MASK, CPU)["heldout_nats_per_byte"]
     assert whole == pytest.approx(nats.sum() / held.totals["bytes"])
@@ -219,7 +178,7 @@ def test_a_part_of_the_text_has_the_same_words_for_every_vocabulary_predicted_as
     held, asked = packed([40] * 6), {}
     for every in (1, 3):
         model = Unigram(np.zeros(VOCABULARY))
-        _, predicted = measure(model, held, MASK, CPU, every=every)
+        _, predicted = document_losses(model, held, MASK, CPU, every=every)
         asked[every] = {
             (tuple(tokens[place // LENGTH].tolist()), place % LENGTH, label)
             for tokens, places, labels in model.asked
@@ -257,7 +216,7 @@ class KnowsWords(nn.Module):
 
 
 def test_two_vocabularies_of_an_exactly_known_model_read_the_same():
-    """A unigram model over words. The loss of single tokens, with the other pieces in sight, favours the one that splits."""
+    """A unigram model over words. The loss of single tokens, the other pieces in sight, favours the one that splits."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcd", k=rng.randint(1, 7))) for _ in range(40)]
     texts = rng.choices(words, weights=[1 / (rank + 1) for rank in range(40)], k=250)
@@ -268,7 +227,7 @@ def test_two_vocabularies_of_an_exactly_known_model_read_the_same():
         tokenizer = tokenizer_of(WordPiece(vocabulary, unk_token="[UNK]"))
         held = heldout_of(texts, tokenizer, length=1 << 12)
         model = KnowsWords(Counter(tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts))
-        found[name] = heldout.summary(held, measure(model, held, MASK, CPU)[0])
+        found[name] = heldout.summary(held, document_losses(model, held, MASK, CPU)[0])
         of_tokens[name] = curve_losses(model, held, MASK, CPU)["heldout_loss"] * held.tokens / held.totals["bytes"]
     assert found["split"]["tokens"] > 1.5 * found["whole"]["tokens"] == 1.5 * len(texts)
     exact = entropy(list(Counter(texts).values()))
@@ -306,12 +265,10 @@ def test_what_is_written_is_read_again_and_damage_is_named(tmp_path: Path):
     assert all(np.array_equal(getattr(held, name), getattr(read, name)) for name in ("sequences", "words", "documents"))
     path, rng = tmp_path / heldout.FILE, random.Random(0)
     written = path.read_bytes()
-    flipped = [
-        written[:place] + bytes([written[place] ^ 0xFF]) + written[place + 1 :]
-        for place in rng.sample(range(len(written)), 60)
-    ]
-    for damaged in (b"", written[:-100], *flipped):
-        path.write_bytes(damaged)
+    for place in (None, *rng.sample(range(len(written)), 60)):
+        path.write_bytes(written[:-100])
+        if place is not None:
+            path.write_bytes(written[:place] + bytes([written[place] ^ 0xFF]) + written[place + 1 :])
         with suppress(KeyError):  # a name in the file
             try:
                 found = Heldout.load(tmp_path)
@@ -320,41 +277,11 @@ def test_what_is_written_is_read_again_and_damage_is_named(tmp_path: Path):
             assert found.sequences.shape == held.sequences.shape, "a byte that says nothing of the arrays"
 
 
-@pytest.mark.parametrize(
-    ("text", "entries", "fraction"), [("toy", 256, 0.45), ("toy", 400, 0.45), ("real", 4096, 0.1), ("real", 16384, 0.1)]
-)
-def test_no_vocabulary_is_measured_with_a_bias(store: Path, tmp_path: Path, request, text, entries, fraction):
-    """Against the losses of a unigram model on whole documents."""
-    if text == "toy":
-        rng = random.Random(5)
-        prose = [document(rng, 40) for _ in range(150)]
-        letters = [" ".join(rng.choices("aeioubcdfg", k=1500)) for _ in range(30)]  # fewer characters a token
-        corpus = corpus_of(tmp_path, [*prose, *letters], part_megabytes=1024)
-    else:
-        shard = request.getfixturevalue("real_data") / "pile-like" / "train-00000.jsonl.zst"
-        corpus = download.fn(Download(source="files", files=[str(shard)], documents=0, megabytes=5))
-    words = train_vocabulary.fn(Vocabulary(entries=entries), corpus)
-    tokens = tokenize.fn(Tokenize(length=16, heldout_fraction=fraction, sort="none"), corpus, words)
-    counts = np.bincount(np.load(tokens.path / "sequences.npy").ravel(), minlength=tokens.stats["entries"]) + 1
-    nats = -np.log(counts / counts.sum())
-    given = Heldout.load(tokens.path)
-    found = heldout.summary(given, measure(Unigram(nats), given, MASK, CPU)[0])
-    tokenizer = Tokenizer.from_file(str(tokens.path / "tokenizer.json"))
-    tokenizer.encode_special_tokens = True
-    rows = pq.read_table(tokens.path / "heldout.parquet").to_pylist()
-    texts = [row["text"] for row in rows if row["measured"] is not None]
-    ids = [tokenizer.encode(one, add_special_tokens=False).ids for one in texts]
-    total = sum(nats[some].sum() for some in ids) + given.length_nats.sum()
-    sizes = {"character": map(len, texts), "byte": (len(one.encode()) for one in texts)}
-    for unit, size in sizes.items():
-        assert found[f"nats_per_{unit}"]["value"] == pytest.approx(total / sum(size), abs=1e-6)
-
-
 def test_the_loss_by_frequencies_is_that_of_a_unigram_model_of_the_training_text():
     """Its loss by the same rounds; with counts of the text itself about its entropy, by scipy."""
     held = packed([3, 0, 400, 90])
     counts = np.random.default_rng(0).integers(0, 50, VOCABULARY)
-    measured_D = measure(Unigram(-np.log((counts + 1) / (counts + 1).sum())), held, MASK, CPU)[0]
+    measured_D = document_losses(Unigram(-np.log((counts + 1) / (counts + 1).sum())), held, MASK, CPU)[0]
     found = heldout.summary(held, measured_D, counts)
     assert found["by_frequencies"]["nats_per_byte"] == pytest.approx(found["nats_per_byte"]["value"], abs=1e-6)
     own = np.bincount(held.sequences[held.words >= 0], minlength=VOCABULARY)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import store_of_its_own, toy_tokens
 
-from model import InputError, distributed, machine, pretraining, processes
+from model import InputError, distributed, machine, pretraining
+from model.distributed import Job
 from model.heldout import Heldout
-from model.job import Job
 from tasks import pretrain as pretrain_module
 from tasks import store as store_module
 from tasks.finetune import Finetune, finetune
-from tasks.pretrain import Pretrain, job_of, measure_heldout, pretrain
+from tasks.pretrain import Pretrain, measure_heldout, pretrain
 from tasks.store import LINEAGE, Artifact
 from tasks.text.tokenizer import CLS, MASK, PAD, SEP
 
@@ -51,11 +52,6 @@ def assert_measured_again(bert: Artifact) -> None:
 
 def columns(bert: Artifact) -> dict[str, list]:
     return pq.read_table(bert.path / "metrics.parquet").to_pydict()
-
-
-def test_convolutions_change_the_key_of_a_model_and_their_absence_does_not():
-    assert "convolution" not in Pretrain().identity()["architecture"]
-    assert Pretrain(architecture={"convolution": 5}).identity()["architecture"]["convolution"] == 5
 
 
 def test_the_model_learned_and_its_record_is_complete(made):
@@ -104,7 +100,7 @@ def test_the_held_out_loss_is_that_of_all_words_per_word_character_and_byte(made
 def test_the_pretrained_artifact_is_complete_in_itself(made, tmp_path: Path, monkeypatch):
     """Copied alone to another store, it can be measured and finetuned, with the same result."""
     bert, asked = made["pretrain"], Finetune(data="probes", tasks=["word-order"], seeds=1, epochs=1, max_tokens=32)
-    ((params, _),) = asked.runs()
+    (params,) = asked.runs()
     run = finetune.fn(params, bert)
     scores = run.stats["validation"]
     monkeypatch.setattr(store_module, "ROOT", tmp_path)
@@ -127,14 +123,8 @@ def test_a_failure_while_the_model_is_published_costs_no_training(made, monkeypa
     assert_measured_again(bert)
 
 
-def test_sequences_of_an_older_version_are_refused(store: Path):
-    with pytest.raises(InputError, match=r"tokenize/old .*heldout\.npz"):
-        job_of(TINY, Artifact(stage="tokenize", key="old"), store)
-
-
-@pytest.mark.parametrize("changes", [{}, {"detection": 5.0}])
 def test_two_processes_that_meet_in_a_folder_of_any_name_have_the_losses_of_one_with_the_same_batch(
-    made, tmp_path: Path, monkeypatch, changes
+    made, tmp_path: Path, monkeypatch
 ):
     meeting = tmp_path / "name with spaces, 100%20"
     meeting.mkdir()
@@ -145,11 +135,10 @@ def test_two_processes_that_meet_in_a_folder_of_any_name_have_the_losses_of_one_
     for gpus, most in ((1, 4), (2, 8)):  # two processes have 4 sequences each
         monkeypatch.setenv("CRAM_GPUS", str(gpus))
         monkeypatch.setenv("CRAM_MICRO_BATCH", str(most))
-        bert = pretrain.fn(TINY.model_copy(update={"seed": 6, "budget": 12_000} | changes), made["tokens"])
+        bert = pretrain.fn(TINY.model_copy(update={"seed": 6, "budget": 12_000, "detection": 5.0}), made["tokens"])
         assert (bert.stats["machine"]["gpus"], bert.stats["machine"]["micro_batch"]) == (gpus, 4)
-        names = ["loss", "detection_loss"] if changes else ["loss"]
         heldout = [each["heldout_loss"] for each in bert.stats["evaluations"]]
-        runs.append([heldout, *(columns(bert)[name] for name in names)])
+        runs.append([heldout, *(columns(bert)[name] for name in ("loss", "detection_loss"))])
         shutil.rmtree(bert.path)
     assert len(evaluated) == len(runs[0][0]), "the two processes measure all their held-out losses themselves"
     assert len(runs[0][1]) > 40
@@ -185,11 +174,11 @@ def endless(tmp_path: Path) -> Job:
 def test_a_process_that_waits_for_the_others_ends_when_its_parent_is_gone(tmp_path, endless):
     (tmp_path / "job.json").write_text(endless.model_dump_json())
     command = [sys.executable, "-m", "model.distributed", str(tmp_path / "job.json"), str(tmp_path)]
-    environment = processes.environment(0, 2) | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = distributed.environment(0, 2) | {"PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as first:  # and no second
         try:
             first.stdin.close()  # as when the parent is killed
-            assert first.wait(60) == 1
+            assert first.wait(60) == -signal.SIGTERM
         finally:
             first.kill()
 
@@ -209,7 +198,7 @@ def test_processes_that_train_together_listen_on_the_loopback_interface_only_and
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        distributed.train(endless, 2, look_and_stop)
+        distributed.launch(endless, 2, look_and_stop)
     assert len(started) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
     assert endless.pretraining(machine.detect()).spent.step > 0

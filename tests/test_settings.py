@@ -7,10 +7,8 @@ from model.settings import READ_BY, Architecture, Finetuning, OptimizerName, Sch
 
 OPTIMIZERS, SCHEDULES = OptimizerName.__args__, ScheduleName.__args__
 OTHER = {  # values of what only some of them read, none of them the default
-    "beta1": 0.5,
     "beta2": 0.5,
     "adam_eps": 1e-8,
-    "momentum": 0.5,
     "matrix_learning_rate": 0.5,
     "warmup": 0.25,
     "cooldown": 0.25,
@@ -23,10 +21,10 @@ WRONG = {  # settings, value, and the fields that do not take it
     (Architecture, "sandwich"): "activation norm norm_order positions and_a_field_that_there_is_not",
     (Architecture, math.nan): "norm_eps",
     (Training, 0): "budget batch_size learning_rate adam_eps clip cooldown mask_fraction last_mask_fraction",
-    (Training, 1): "warmup beta1 beta2 momentum floor dropout mask_fraction last_mask_fraction",
-    (Training, 1.1): "batch_ramp weight_decay cooldown",
-    (Training, -0.1): "warmup batch_ramp weight_decay momentum floor",
-    (Training, "never"): "optimizer schedule nonfinite budget_unit and_a_field_that_there_is_not",
+    (Training, 1): "warmup beta2 floor dropout mask_fraction last_mask_fraction",
+    (Training, 1.1): "batch_ramp weight_decay cooldown masked_share",
+    (Training, -0.1): "warmup batch_ramp weight_decay floor masked_share detection",
+    (Training, "never"): "optimizer schedule budget_unit and_a_field_that_there_is_not",
     (Training, math.inf): "budget clip",
     (Finetuning, 0): "epochs batch_size learning_rate",
     (Finetuning, 1): "warmup dropout",
@@ -53,45 +51,45 @@ def test_settings_can_not_be_changed(settings: type[BaseModel]):
 
 
 def refusal(settings: type[BaseModel], **given) -> str:
-    """The one sentence with which these are refused, without pydantic's frame."""
+    """The one sentence with which these are refused."""
     with pytest.raises(ValidationError) as caught:
         settings(**given)
     (problem,) = caught.value.errors()
-    return problem["msg"].removeprefix("Value error, ")
+    return problem["msg"]
 
 
-REFUSED = [  # settings, the first words of the sentence, and changes that make them fit
-    ({"hidden": 100, "heads": 12}, "hidden 100 ", {"hidden": 108}),
-    ({"heads": 13}, "hidden 768 ", {"heads": 16}),
-    ({"intermediate": 2048}, "intermediate 2048 ", {"activation": "gelu"}),
-    ({"norm": "rmsnorm"}, "norm 'rmsnorm' ", {"norm_bias": False}),
-    ({"norm_order": "post", "first_norm": False}, "first_norm false ", {"norm_order": "pre"}),
-    ({"hidden": 99, "heads": 3}, "the embedding's width 99 ", {"positions": "learned"}),
-    ({"hidden": 99, "heads": 3, "positions": "sinusoidal"}, "the embedding's width 99 ", {"embedding": 34}),
-    ({"embedding": 33}, "the embedding's width 33 ", {"positions": "rotary"}),
-    ({"hidden": 36, "heads": 12, "positions": "rotary"}, "heads are 3 wide", {"heads": 9}),
-    ({"embedding": 768}, "embedding 768 ", {"embedding": 1024}),
-    ({"different_layers": 3}, "different_layers 3 ", {"different_layers": 4}),
-    ({"different_layers": 32}, "different_layers 32 ", {"layers": 64}),
-    ({"different_layers": 16}, "different_layers 16 ", {"layers": 32}),
-    ({"ffn_every": 17}, "ffn_every 17 ", {"ffn_every": 16}),
-    ({"convolution": 2}, "convolution 2 ", {"convolution": 3}),
-    ({"different_layers": 1, "ffn_every": 2}, "ffn_every 2 ", {"different_layers": 2}),
-    ({"funnel": 8}, "funnel 8 ", {"layers": 17}),
-    ({"layers": 2, "funnel": 1}, "funnel 1 ", {"layers": 3}),
-    ({"mask_fraction": 0.3, "last_mask_fraction": 0.3}, "last_mask_fraction ", {"last_mask_fraction": 0.15}),
-    ({"last_mask_fraction": 0.25}, "last_mask_fraction ", {"last_mask_fraction": 0.15}),
-    ({"decay_norms": True, "weight_decay": 0}, "decay_norms ", {"weight_decay": 0.1}),
-    ({"schedule": "inverse-sqrt"}, "schedule 'inverse-sqrt' needs a warm-up", {"warmup": 1e-6}),
-    ({"schedule": "trapezoid", "warmup": 0.6, "cooldown": 0.5}, "warmup 0.6 and cooldown 0.5 ", {"cooldown": 0.4}),
-    ({"schedule": "inverse-sqrt", "warmup": 0.51}, "warmup 0.51 and cooldown 0.5 ", {"cooldown": 0.4}),
+REFUSED = [  # settings, a field that the sentence names, and changes that make them fit
+    ({"hidden": 100, "heads": 12}, "hidden", {"hidden": 108}),
+    ({"heads": 13}, "hidden", {"heads": 16}),
+    ({"intermediate": 2048}, "intermediate", {"activation": "gelu"}),
+    ({"norm": "rmsnorm"}, "norm", {"norm_bias": False}),
+    ({"norm_order": "post", "first_norm": False}, "first_norm", {"norm_order": "pre"}),
+    ({"hidden": 99, "heads": 3}, "embedding", {"positions": "learned"}),
+    ({"hidden": 99, "heads": 3, "positions": "sinusoidal"}, "embedding", {"embedding": 34}),
+    ({"embedding": 33}, "embedding", {"positions": "rotary"}),
+    ({"hidden": 36, "heads": 12, "positions": "rotary"}, "heads", {"heads": 9}),
+    ({"embedding": 768}, "embedding", {"embedding": 1024}),
+    ({"different_layers": 3}, "different_layers", {"different_layers": 4}),
+    ({"different_layers": 32}, "different_layers", {"layers": 64}),
+    ({"different_layers": 16}, "different_layers", {"layers": 32}),
+    ({"ffn_every": 17}, "ffn_every", {"ffn_every": 16}),
+    ({"convolution": 2}, "convolution", {"convolution": 3}),
+    ({"different_layers": 1, "ffn_every": 2}, "ffn_every", {"different_layers": 2}),
+    ({"funnel": 8}, "funnel", {"layers": 17}),
+    ({"layers": 2, "funnel": 1}, "funnel", {"layers": 3}),
+    ({"mask_fraction": 0.3, "last_mask_fraction": 0.3}, "last_mask_fraction", {"last_mask_fraction": 0.15}),
+    ({"last_mask_fraction": 0.25}, "last_mask_fraction", {"last_mask_fraction": 0.15}),
+    ({"decay_norms": True, "weight_decay": 0}, "decay_norms", {"weight_decay": 0.1}),
+    ({"schedule": "inverse-sqrt"}, "schedule", {"warmup": 1e-6}),
+    ({"schedule": "trapezoid", "warmup": 0.6, "cooldown": 0.5}, "warmup", {"cooldown": 0.4}),
+    ({"schedule": "inverse-sqrt", "warmup": 0.51}, "warmup", {"cooldown": 0.4}),
 ]
 
 
-@pytest.mark.parametrize(("given", "words", "fitting"), REFUSED)
-def test_settings_that_do_not_fit_each_other_are_refused_by_name(given: dict, words: str, fitting: dict):
+@pytest.mark.parametrize(("given", "field", "fitting"), REFUSED)
+def test_settings_that_do_not_fit_each_other_are_refused_by_name(given: dict, field: str, fitting: dict):
     settings = Training if given.keys() <= Training.model_fields.keys() else Architecture
-    assert refusal(settings, **given).startswith(words)
+    assert field in refusal(settings, **given)
     settings(**given | fitting)
 
 
@@ -99,15 +97,12 @@ def test_settings_that_do_not_fit_each_other_are_refused_by_name(given: dict, wo
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_what_is_not_read_is_refused_and_what_is_read_taken(optimizer: str, schedule: str):
     chosen = {"optimizer": optimizer, "schedule": schedule} | ({"warmup": 0.1} if schedule == "inverse-sqrt" else {})
-    for name in set().union(*READ_BY.values()):
-        usual, other = Training.model_fields[name].default, chosen | {name: OTHER[name]}
-        if name in READ_BY[optimizer] | READ_BY[schedule]:
-            Training(**other)
-            continue
-        sentence = refusal(Training, **other)
-        for part in (f"{name} is {OTHER[name]},", repr(optimizer), repr(schedule), f"at {usual}"):
-            assert part in sentence
-        Training(**chosen | {name: usual})  # to say what holds anyway is no mistake
+    for name, readers in READ_BY.items():
+        if readers & {optimizer, schedule}:
+            Training(**chosen | {name: OTHER[name]})
+        else:
+            assert f"{name} is" in refusal(Training, **chosen | {name: OTHER[name]})
+            Training(**chosen | {name: Training.model_fields[name].default})  # to say what holds anyway is no mistake
 
 
 def test_warmup_and_cooldown_may_be_the_whole_budget_and_the_default_of_one_that_is_not_read_leaves_it_to_the_other():

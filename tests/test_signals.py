@@ -1,22 +1,24 @@
 import os
 import signal
 import threading
-from contextlib import suppress
 
 import pytest
 
-from model.signals import Deferred
+from model.checkpoint import SIGNALS, StopRequest
 
 
 def handlers() -> list:
-    return [signal.getsignal(number) for number in Deferred.SIGNALS]
+    return [signal.getsignal(number) for number in SIGNALS]
 
 
 @pytest.fixture(autouse=True)
-def _put_back():
-    before = handlers()
-    yield
-    for number, handler in zip(Deferred.SIGNALS, before, strict=True):
+def seen() -> list:
+    """The signals that were handled; then the handlers are as they were before the test."""
+    before, seen = handlers(), []
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: seen.append(number))
+    yield seen
+    for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)
 
 
@@ -24,67 +26,64 @@ def send(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
-def test_signals_wait_until_what_is_held_ends_and_are_handled_in_order():
-    seen = []
-    for number in Deferred.SIGNALS:
-        signal.signal(number, lambda number, frame: seen.append(number))
-    with Deferred() as deferred:
-        send(signal.SIGHUP)
-        assert seen == [signal.SIGHUP], "outside of held() it is handled at once"
-        with deferred.held():
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
-                send(number)
-            assert len(seen) == 1
-        assert seen[1:] == [signal.SIGTERM, signal.SIGINT, signal.SIGTERM]
-        assert not deferred.broken
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_waits_to_be_passed_on_and_the_second_acts_at_once(seen, number):
+    with StopRequest() as stop:
+        send(number)
+        assert (stop.number, seen) == (number, [])
+        send()
+        assert seen == [signal.SIGTERM]
+        stop.pass_on(number)
+        assert (stop.number, seen) == (None, [signal.SIGTERM, number])
 
 
-def test_handlers_are_restored_after_an_error_which_leaves_what_is_held_half_done():
-    signal.signal(signal.SIGTERM, lambda *args: None)
+@pytest.mark.parametrize("problem", [None, ValueError])
+def test_no_signal_is_lost_and_handlers_are_restored_at_the_end_of_the_context_and_after_an_error(seen, problem):
     before = handlers()
-    with suppress(KeyboardInterrupt), Deferred() as deferred, deferred.held():
-        assert not set(before) & set(handlers())
-        raise KeyboardInterrupt
+    try:
+        with StopRequest():
+            assert not set(before) & set(handlers())
+            send()
+            if problem:
+                raise problem
+    except ValueError:
+        pass
+    assert seen == [signal.SIGTERM]
     assert handlers() == before
-    assert (deferred.broken, deferred.holding) == (True, False)
 
 
-@pytest.mark.parametrize("number", Deferred.SIGNALS)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_the_default_is_to_end_with_the_shells_code(number):
     signal.signal(number, signal.SIG_DFL)
-    with pytest.raises(SystemExit) as ended, Deferred():
+    with pytest.raises(SystemExit) as ended, StopRequest():
         send(number)
     assert ended.value.code == 128 + number
 
 
 def test_an_ignored_signal_stays_ignored():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with Deferred() as deferred, deferred.held():
-        send()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest() as stop:
+        send(signal.SIGHUP)
+        assert stop.number is None
 
 
-def test_one_within_another_waits_for_both():
-    done = []
-    with suppress(SystemExit), Deferred() as outer:
-        with outer.held():
-            with Deferred() as inner:
-                with inner.held():
-                    send()
-                    done.append("inner held")
-                done.append("inner left")
-            done.append("outer held")
-        done.append("the signal was lost")
-    assert done == ["inner held", "inner left", "outer held"]
+def test_one_within_another_passes_its_signal_to_the_other(seen):
+    with StopRequest() as outer:
+        with StopRequest():
+            send()
+            assert outer.number is None
+        assert (outer.number, seen) == (signal.SIGTERM, [])
+    assert seen == [signal.SIGTERM]
 
 
 def test_another_thread_sets_no_handlers():
-    before, seen = handlers(), []
+    before, found = handlers(), []
 
     def work() -> None:
-        with Deferred() as deferred, deferred.held():
-            seen.extend(handlers())
+        with StopRequest():
+            found.extend(handlers())
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == before
+    assert found == before
