@@ -1,7 +1,6 @@
-"""The comparison of two filters, against a dictionary in plain Python."""
+"""`cram diff`: filters against a dictionary in plain Python, and the scores of reports."""
 
 import itertools
-import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -10,16 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from conftest import filtered, store_of_its_own, write_jsonl
-from test_report import made
+from test_report import BERT, HELDOUT, finetuned, lineage, made, with_scores, written
 from typer.testing import CliRunner
 
-from flows.cli import tables
+from flows.cli import common
+from flows.cli.artifacts import changed_verdicts, compared_scores, kept_by_source, measured_by_both, sampled
 from flows.cli.main import app
 from model import InputError
 from tasks.corpus.parts import Document, documents_of, table
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
-from tasks.reports.filter_diff import compare
 from tasks.store import Artifact
 
 MEASURES = ("id", "source", "characters", "tokens", "tokens_per_char", "zstd_ratio", "verdict")
@@ -68,9 +67,10 @@ def test_a_comparison_is_that_of_dictionaries(seed: int, store: Path):
     rng = random.Random(seed)
     a = random_rows(rng, 90)
     b = [(*row[:4], rng.random(), rng.random(), rng.choice(VERDICTS)) for row in a[:70]] + random_rows(rng, 20)
-    found = compare(in_parts(a, 40), in_parts(b, 23), 4)
+    filters = {"A": in_parts(a, 40), "B": in_parts(b, 23)}
+    both = measured_by_both(*filters.values())
     a, b = by_copy(a), by_copy(b)
-    sources, changes, samples = defaultdict(Counter), defaultdict(Counter), {"dropped": [], "added": []}
+    sources, changes, samples = defaultdict(Counter), defaultdict(Counter), {"A": [], "B": []}
     for key in a | b:
         x, y = a.get(key, ABSENT), b.get(key, ABSENT)
         in_a, in_b = x[-1] == "kept", y[-1] == "kept"
@@ -83,25 +83,24 @@ def test_a_comparison_is_that_of_dictionaries(seed: int, store: Path):
             kept = x if in_a else y
             changes[x[-1], y[-1]].update({"documents": 1, "characters": kept[2]})
             if key in a and key in b:
-                samples["dropped" if in_a else "added"].append({
-                    "id": x[0], "source": x[1], "A tokens_per_char": round(x[4], 4), "A verdict": x[-1],
-                    "B tokens_per_char": round(y[4], 4), "B verdict": y[-1], "text": text_of(kept)[:200],
-                })  # fmt: skip
-    assert json.loads(json.dumps(found)) == found, "plain values only"
-    assert found["sources"][0]["source"] == "all"
-    assert {row.pop("source"): row for row in found["sources"]} == sources
-    assert {(row.pop("A"), row.pop("B")): row for row in found["changes"]} == changes
+                samples["A" if in_a else "B"].append((x[0], x[1], x[4], x[-1], y[4], y[-1], text_of(kept)[:200]))
+    by_source = kept_by_source(both).to_dict("records")
+    assert by_source[0]["source"] == "all"
+    assert {row.pop("source"): row for row in by_source} == sources
+    assert {(row.pop("A"), row.pop("B")): row for row in changed_verdicts(both).to_dict("records")} == changes
     assert {"incompressible", "not given"} < {verdict for change in changes for verdict in change}
-    for name, fitting in samples.items():
-        assert len(found[name]) == min(4, len(fitting)) > 2
-        assert all(sample in fitting for sample in found[name])
+    shown = ["id", "source", "A tokens_per_char", "A verdict", "B tokens_per_char", "B verdict", "text"]
+    for (side, fitting), other in zip(samples.items(), "BA", strict=True):
+        found = sampled(both, filters[side], side, other, 4)[shown]
+        assert len(found) == min(4, len(fitting)) > 2
+        assert set(found.itertuples(index=False, name=None)) <= set(fitting)
 
 
 def test_the_same_documents_in_another_order_are_the_same(store: Path):
     rows = [(f"f:{i}", "web", 50, 9, 0.1, 0.1, VERDICTS[i % 4]) for i in range(40)]
-    found = compare(in_parts(rows, 11), in_parts(rows[::-1], 9))
-    assert found["changes"] == found["dropped"] == found["added"] == []
-    assert found["sources"][0]["A keeps"] == found["sources"][0]["B keeps"] == 20
+    both = measured_by_both(in_parts(rows, 11), in_parts(rows[::-1], 9))
+    assert changed_verdicts(both).empty
+    assert kept_by_source(both)[["A keeps", "B keeps"]].values.tolist() == [[20, 20]] * 2
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +118,19 @@ def filters(tmp_path_factory, toy_texts: list[str]) -> Iterator[tuple[Artifact, 
 
 def test_a_stricter_threshold_only_drops_and_the_counts_are_those_of_the_filters(filters):
     a, b = filters
-    found = compare(a, b, 1000)
-    whole = found["sources"][0]
+    both = measured_by_both(a, b)
+    whole = kept_by_source(both).iloc[0]
     for side, own in (("A", a), ("B", b)):
         kept = (whole[f"{side} keeps"], whole[f"characters, {side} keeps"])
         assert kept == (own.stats["documents"], own.stats["characters"])
-    assert [(change["A"], change["B"]) for change in found["changes"]] == [("kept", "incompressible")]
-    assert found["added"] == []
+    assert changed_verdicts(both)[["A", "B"]].values.tolist() == [["kept", "incompressible"]]
+    assert sampled(both, b, "B", "A", 1000).empty
     texts = {document.id: document.text[:200] for document in documents_of(a)}
     gone = set(texts) - {document.id for document in documents_of(b)}
     assert len(gone) > 10
-    assert {sample["id"]: sample["text"] for sample in found["dropped"]} == {id: texts[id] for id in gone}
-    assert all(0.3 <= sample["A tokens_per_char"] <= 0.4 for sample in found["dropped"])
+    found = sampled(both, a, "A", "B", 1000)
+    assert dict(zip(found["id"], found["text"], strict=True)) == {id: texts[id] for id in gone}
+    assert found["A tokens_per_char"].between(0.3, 0.4).all()
 
 
 def diff(*arguments: str) -> str:
@@ -144,13 +144,14 @@ def test_cram_diff_filter_prints_parameters_counts_and_samples(filters):
     printed = diff("filter", a.key[:8], b.key, "--samples", "2")
     lines = [line.split() for line in printed.splitlines()]
     assert ["params.max_tokens_per_char", "0.4", "0.3"] in lines
-    found = compare(a, b, 2)
-    noise = next(row for row in found["sources"] if row["source"] == "noise")
-    assert ["noise", str(noise["A keeps"]), str(noise["B keeps"])] in [line[:3] for line in lines]
-    assert len(found["dropped"]) == 2
-    for sample in found["dropped"]:
-        assert f"{sample['id']} (" in printed
-        assert " ".join(sample["text"].split())[:60] in printed
+    both = measured_by_both(a, b)
+    by_source = kept_by_source(both).set_index("source")
+    assert ["noise", *map(str, by_source.loc["noise"][:2])] in [line[:3] for line in lines]
+    found = sampled(both, a, "A", "B", 2)
+    assert len(found) == 2
+    for name, text in zip(found["id"], found["text"], strict=True):
+        assert f"{name} (" in printed
+        assert " ".join(text.split())[:60] in printed
     for words in ("vocabulary_entries", "read different inputs", "sample documents that B keeps"):  # nothing to tell
         assert words not in printed
     assert "sample documents that B keeps and A drops" in diff("filter", b.key, a.key)
@@ -165,27 +166,75 @@ def test_cram_diff_says_that_inputs_differ(filters):
     assert all(words in printed for words in (other.key, "read different inputs", f"deduplicate/{unique.key}"))
 
 
-def test_an_unknown_stage_an_artifact_itself_and_missing_or_damaged_measurements_are_refused(store: Path):
+def test_an_unknown_stage_an_artifact_itself_and_damaged_measurements_are_refused(store: Path):
     rows = [(f"f:{i}", "web", 50, 9, 0.1, 0.1, "kept") for i in range(40)]
-    whole, other, empty = in_parts(rows, 20), in_parts(rows[::-1], 20), in_parts([], 20)
+    whole, other = in_parts(rows, 20), in_parts(rows[::-1], 20)
     for stage, named in (("filtr", "filter?"), ("filter", whole.name)):
         error = CliRunner().invoke(app, ["diff", stage, whole.key, whole.key]).exception
         assert isinstance(error, InputError)
         assert named in str(error)
-    with pytest.raises(InputError, match=empty.name):
-        compare(whole, empty)
     path = other.path / "measured-00001.parquet"
     path.write_bytes(b"\0" * path.stat().st_size)
     with pytest.raises(InputError, match=rf"{path.name} of {other.name}"):
-        compare(whole, other)
+        measured_by_both(whole, other)
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
 def test_tables_are_never_cut_off_in_a_narrow_terminal(filters, monkeypatch, capsys, width: int):
-    monkeypatch.setattr(tables.console, "width", width)
+    monkeypatch.setattr(common.console, "width", width)
     rows = filters[0].stats["table"]
-    tables.print_rows(rows)
+    common.print_rows(rows)
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert all(len(line) <= width for line in shown.splitlines())
-    assert all(tables.cell(value) in shown for row in rows for value in row.values())
+    assert all(common.cell(value) in shown for row in rows for value in row.values())
+
+
+# Reports
+
+
+def verdicts(a: list[Artifact], b: list[Artifact]) -> dict[str, tuple[str, str]]:
+    """The differences of the scores of two reports, and what the intervals say of them."""
+    found = compared_scores(written(a, "a")[1], written(b, "b")[1])
+    return {row["score"]: (row["B - A"], row["verdict"]) for row in found.to_dict("records")}
+
+
+def test_the_intervals_of_two_scores_decide_which_is_better(store: Path):
+    near, far = lineage("b"), lineage("c", heldout=HELDOUT | {"nats_per_byte": {"value": 0.3, "standard_error": 0.01}})
+    a = with_scores(BERT)  # with intervals of two points on either side
+    found = verdicts(a, with_scores({name: value + 1 for name, value in BERT.items()}, model=near))
+    assert found["CoLA, Matthews"] == ("+1.0", "no difference told apart")
+    assert found["average of nine"] == ("+1.0", "no interval")
+    assert found["held-out nats per byte"] == ("+0.0000", "the same")
+    away = {name: value + (5 if name == "CoLA" else -5) for name, value in BERT.items()}
+    found = verdicts(a, with_scores(away, model=far))
+    assert found["CoLA, Matthews"] == ("+5.0", "B is better")
+    assert found["RTE, accuracy"] == ("-5.0", "A is better")
+    assert found["held-out nats per byte"] == ("-0.1800", "B is better"), "a loss is better when it is lower"
+
+
+def test_scores_on_other_data_or_of_one_report_have_no_difference(store: Path):
+    elsewhere = lineage("b", heldout=HELDOUT | {"digest": "d2"})
+    a = [finetuned("cola", 50.0), finetuned("rte", 60.0), finetuned("word-order", 60.0)]
+    b = [
+        finetuned("cola", 60.0, model=elsewhere, data={"other": "file"}),
+        finetuned("word-order", 70.0, model=elsewhere),
+    ]
+    assert verdicts(a, [*b, finetuned("sst2", 90.0, model=elsewhere, share=0.1)]) == {
+        "CoLA, Matthews": ("–", "different data"),
+        "RTE, accuracy": ("–", ""),
+        "word-order, accuracy": ("–", "different data"),  # probes are made from the held-out text of each model
+        "SST-2, accuracy, 10% of the data": ("–", ""),
+        "held-out nats per byte": ("–", "different data"),
+    }
+    average = verdicts(with_scores(BERT), with_scores(BERT, model=elsewhere, data={"other": "file"}))["average of nine"]
+    assert average == ("–", "different data")
+
+
+def test_cram_diff_report_prints_both_scores_and_the_parameters_of_all_stages(store: Path):
+    model = lineage("b")
+    model["pretrain/00000000000b"]["params"]["learning_rate"] = 2e-3
+    keys = [written(runs, "x")[2].name for runs in ([finetuned("cola", 50.0)], [finetuned("cola", 60.0, model=model)])]
+    lines = [" ".join(line.split()) for line in diff("report", *keys).splitlines()]
+    assert "CoLA, Matthews 50.0 (48.0 to 52.0) 60.0 (58.0 to 62.0) +10.0 B is better" in lines
+    assert "pretrain.learning_rate 0.001 0.002" in lines

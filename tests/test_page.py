@@ -11,10 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from conftest import store_of_its_own
-from test_report import BERT, finetuned, lineage, rows_of, with_scores, written
+from test_report import BERT, counts, finetuned, lineage, rows_of, with_scores, written
 
-from tasks.reports.markdown import Marked, code, escape, table
-from tasks.reports.page import page
+from tasks.reports.markdown import Marked, code, escape, page, table
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--dump-dom",
@@ -71,7 +70,7 @@ def measured(browser, text: str, size: tuple[int, int], dark: bool = False) -> d
 def report_page(tmp_path_factory) -> str:
     """The page of a report."""
     with store_of_its_own(tmp_path_factory.mktemp("report") / "artifacts"):
-        _, _, folder = written([*with_scores(BERT, seeds=2, spread=1.0), finetuned("rte", 79.0, protocol="modern")])
+        _, _, folder = written(with_scores(BERT, seeds=2, spread=1.0))
         yield (folder / "report.html").read_text()
 
 
@@ -141,13 +140,12 @@ def test_the_page_is_one_file_without_scripts_and_with_words_for_pictures(report
     assert "url(" not in report_page.split("</style>")[0]
     assert names.count("table") == names.count("thead") > 10
     pictures = [about for name, about in found if name == "svg"]
-    assert len(pictures) >= 3
+    assert len(pictures) >= 2
     assert all(about["role"] == "img" and about["aria-label"] for about in pictures)
     ids = [about["id"] for _, about in found if "id" in about]
-    assert len(set(ids)) == len(ids) > 20
+    assert len(set(ids)) == len(ids) > 8
     links = {about["href"] for name, about in found if name == "a"}
-    assert links
-    assert links <= {f"#{about['id']}" for name, about in found if name == "h2"}
+    assert links == {f"#{about['id']}" for name, about in found if name == "h2"}
 
 
 MARKUP = ["*a* _b_ __c__ `d`", "[a](b) ![a](b) <b>", "a|b \\| c", "&amp; &lt;", "# a", "~~a~~", "a\nb", "a_b_c", "\\"]
@@ -165,7 +163,8 @@ def test_templates_escape_what_they_insert_for_markdown_and_html(store):
     hostile = HOSTILE.format(url="http://example.org/") + "\x1b[31m"
     model = lineage()
     stats = {about["stage"]: about["stats"] for about in model.values()}
-    stats["pretrain"]["machine"]["device"] = stats["filter"]["table"][1]["source"] = hostile
+    stats["pretrain"]["machine"]["device"] = hostile
+    stats["deduplicate"]["dropped"]["duplicate"]["by_source"] = {hostile: counts(9, 90)}
     stats["decontaminate"] |= {"checked": False, "why": hostile}
     markdown, _, folder = written([finetuned("cola", 50.0, model=model, notes=(hostile,))], title=hostile)
     text = (folder / "report.html").read_text()

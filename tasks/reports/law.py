@@ -112,6 +112,21 @@ def predicted(law: LossLaw, laws: list[LossLaw], size: float, tokens: float) -> 
     return {"loss": float(law(size, tokens)), "low": low, "high": high}
 
 
+def described(runs: Runs, law: LossLaw, laws: list[LossLaw]) -> dict[str, Any]:
+    """The fitted parameters with the intervals of the resampled laws, and how well the law fits."""
+    bounds = np.percentile([one.values for one in laws], INTERVAL, axis=0).T.tolist()
+    return {
+        "runs": len(runs),
+        "parameters": {
+            name: {"value": float(value), "low": low, "high": high}
+            for name, value, (low, high) in zip(PARAMETERS, law.values, bounds, strict=True)
+        },
+        "units": {"size": law.units[0], "tokens": law.units[1]},
+        "resamples": len(laws),
+        "residual": float(np.sqrt(np.mean((law(runs.sizes, runs.tokens) / runs.losses - 1) ** 2))),
+    }
+
+
 def tested(runs: Runs) -> dict[str, Any] | None:
     """What the small runs predict of the largest; None if too few have a quarter of its operations or less."""
     largest = int(np.argmax(runs.operations))

@@ -17,18 +17,11 @@ from model.settings import Architecture
 from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict
 from tasks.glue.tasks import TASKS, Task
-from tasks.reports import common
-from tasks.reports.common import METRICS, WEAK, stage_of
-from tasks.reports.data_sections import text_sections
 from tasks.reports.markdown import code, render
-from tasks.reports.scores import NAMES, chosen, is_partial_run
-from tasks.reports.training_sections import nats
+from tasks.reports.scores import HELPERS, METRICS, NAMES, WEAK, chosen, is_partial, settings, settings_rows
+from tasks.reports.sections import stage_of, text_sections
 
 LONG = 100  # characters of a list in a table
-FINETUNING = (  # settings that a card shows
-    "epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "dropout", "max_tokens", "pooling",
-    "choose", "batches", "seed",
-)  # fmt: skip
 GLUE = "nyu-mll/glue"
 HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}  # names on the hub
 
@@ -54,11 +47,10 @@ def result(task: str, split: str, metric: str, value: float, how: str) -> dict:
 
 def results(rows: Iterable[dict]) -> list[dict]:
     """The scores of a pretrained model for the head of its card: those on complete data of GLUE."""
-    rows = [row for protocol in ("cramming", "modern") for row in chosen(rows, protocol) if not row["partial"]]
     return [
         result(row["task"], row["split"], metric, round(spread["median"], 2),
-               f"protocol {row['protocol']}, median of {counted(row['seeds'], 'seed')}")
-        for row in rows for metric, spread in row["metrics"].items()
+               f"median of {counted(row['seeds'], 'seed')}")
+        for row in chosen(rows) if not row["partial"] for metric, spread in row["metrics"].items()
     ]  # fmt: skip
 
 
@@ -77,6 +69,12 @@ def shown(value: object) -> str:
     """A value as JSON; of a long list (files with their digests), its length."""
     whole = json.dumps(value)
     return counted(len(value), "item") if isinstance(value, list) and len(whole) > LONG else code(whole)
+
+
+def nats(held: dict, unit: str) -> str:
+    """The held-out loss per word, character or byte, with its standard error."""
+    value, error = held[f"nats_per_{unit}"].values()
+    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
 
 def recipe(about: dict, lineage: dict[str, dict]) -> dict:
@@ -104,12 +102,11 @@ def sources(lineage: dict[str, dict]) -> list[dict]:
     return listed
 
 
-def card(about: dict, lineage: dict[str, dict], rows: Iterable[dict] = (), protocols: Iterable[dict] = ()) -> str:
+def card(about: dict, lineage: dict[str, dict], glue: dict | None = None) -> str:
     """The card of a pretrained model.
 
     `about`: `stage`, `params`, `stats` and `environment` of its pretrain stage, as in its manifest. `lineage`: the
-    manifests of what led to it, by name, with or without its own. `rows`, `protocols`: its scores, from `gather` and
-    `protocol_sections`.
+    manifests of what led to it, by name, with or without its own. `glue`: its scores, from `score_section`.
     """
     lineage = {name: m for name, m in lineage.items() if m["stage"] != "pretrain"} | {"pretrain": about}
     tokens, text, architecture = stage_of(lineage, "tokenize"), sources(lineage), recipe(about, lineage)["architecture"]
@@ -121,13 +118,13 @@ def card(about: dict, lineage: dict[str, dict], rows: Iterable[dict] = (), proto
         "mask_token": "[MASK]",
         "datasets": repositories or None,
     }
-    values = common.HELPERS | recipe(about, lineage) | text_sections(lineage) | {
+    values = HELPERS | recipe(about, lineage) | text_sections(lineage) | {
         "transformers_class": name and f"{name}ForMaskedLM", "why_not": why_not_transformers(architecture),
         "leaves_out_biases": name == "ModernBert" and (architecture.norm_bias or architecture.bias),
         "environment": about["environment"], "sources": text, "length": tokens and tokens["params"].get("length"),
-        "protocols": protocols, "pictures": (),
+        "glue": glue, "pictures": (),
     }  # fmt: skip
-    return assembled("card", values, head, results(rows))
+    return assembled("card", values, head, results(glue["rows"]) if glue else [])
 
 
 def notes(task: Task, stats: dict) -> list[str]:
@@ -153,17 +150,17 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
         "tags": ["cram", params["task"], "pretrained-from-scratch" if params["pretrained"] else "not-pretrained"],
         "datasets": [repository] if repository else None,
     }
-    values = common.HELPERS | {
+    values = HELPERS | {
         "task": task, "params": params, "stats": stats, "parameters": pretrained["stats"]["parameters"],
         "pair": len(task.columns) > 1, "lineage": lineage, "transformers_class": name, "beats": beats,
         "why_not": why_not_transformers_classifier(*layout),
-        "shown_settings": FINETUNING, "notes": notes(task, stats),
+        "settings": settings_rows(settings([params | {"head": stats["head"]}])), "notes": notes(task, stats),
     }  # fmt: skip
     share = f", {params['share']:.0%} of the training data" if params["share"] < 1 else ""
     scores = [
         result(params["task"], split, metric, float(value), f"seed {params['seed']}{share}")
         for split, of_split in stats["validation"].items()
         for metric, value in of_split["metrics"].items()
-        if params["task"] in NAMES and not is_partial_run(stats)
+        if params["task"] in NAMES and not is_partial(stats, split)
     ]
     return assembled("finetuned_card", values, head, scores)

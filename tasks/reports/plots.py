@@ -88,24 +88,23 @@ def thinned(values: np.ndarray) -> np.ndarray:
     return np.array([part.mean() for part in np.array_split(values, min(POINTS, len(values)))])
 
 
-def scores(
-    names: Sequence[str], ours: Sequence[dict | None], others: dict[str, Sequence[float | None]], path: Path
-) -> None:
-    """Scores with their range over seeds, one line per task, beside the scores of other models.
+def scores(rows: Sequence[dict], others: dict[str, dict[str, float]], path: Path) -> None:
+    """Scores with their interval and their range over seeds, a line for each, beside those of other models.
 
-    `ours`: the `score`, `range` and `interval` of each name. `others`: scores by model, in the same order.
+    `rows`: from `gather`. `others`: scores by model and column; they don't compare with those on partial data.
     """
-    places = np.arange(len(names))
-    with _drawing(path, 1.3 + 0.36 * len(names)) as (figure, axes):
-        for place, row in zip(places, ours, strict=True):
-            if row:
-                axes.plot(row["interval"], [place] * 2, color=KEPT, linewidth=5, alpha=0.3, solid_capstyle="butt")
-                axes.plot(row["range"], [place] * 2, color=KEPT, linewidth=2)
-        medians = [row["score"] if row else np.nan for row in ours]
-        axes.plot(medians, places, "o", color=KEPT, markersize=6, label="this run")
-        for i, (name, values) in enumerate(others.items()):
+    places = np.arange(len(rows))
+    with _drawing(path, 1.3 + 0.36 * len(rows)) as (figure, axes):
+        for place, row in zip(places, rows, strict=True):
+            spread = row["metrics"][row["metric"]]
+            axes.plot(spread["interval"], [place] * 2, color=KEPT, linewidth=5, alpha=0.3, solid_capstyle="butt")
+            axes.plot(spread["range"], [place] * 2, color=KEPT, linewidth=2)
+        axes.plot([row["score"] for row in rows], places, "o", color=KEPT, markersize=6, label="this run")
+        for i, (name, known) in enumerate(others.items()):
+            values = [np.nan if row["partial"] else known.get(row["column"], np.nan) for row in rows]
             style = {"marker": "D^sv"[i % 4], "color": SERIES[1 + i], "markerfacecolor": "none", "linestyle": ""}
-            axes.plot(np.array(values, dtype=float), places, markersize=5, label=name, **style)
+            axes.plot(values, places, markersize=5, label=name, **style)
+        names = [row["column"] + ("*" if row["partial"] else "") for row in rows]
         axes.set(yticks=places, yticklabels=names, ylim=(len(names) - 0.5, -0.5))
         axes.grid(axis="x", color=INK, alpha=0.15)
         figure.legend(frameon=False, loc="outside lower left", ncols=1, fontsize=9)
@@ -123,8 +122,9 @@ def lines(
     path: Path,
     marked: Sequence[str] = (),
     ticks: Sequence[float] = (),
+    bottom: float | None = None,
 ) -> None:
-    """Curves (x, y) by name, those in `marked` with their points. `ticks` make x logarithmic."""
+    """Curves (x, y) by name, those in `marked` with their points. `ticks` make x logarithmic; `bottom`: the least y."""
     with _drawing(path, 3.2 + 0.18 * max(0, len(curves) - 4) / 2) as (figure, axes):
         for i, (name, (xs, ys)) in enumerate(curves.items()):
             colour = SERIES[i % len(SERIES)]
@@ -132,38 +132,13 @@ def lines(
             shape |= {"marker": "o", "markersize": 4} if name in marked else {}
             axes.plot(xs, ys, color=colour, linewidth=1.4, label=_literal(name), **shape)
         axes.set(xlabel=x, ylabel=y)
+        axes.set_ylim(bottom=bottom)
         if ticks:
             axes.set_xscale("log")
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.set_xticks([], minor=True)
         axes.grid(color=INK, alpha=0.15)
         figure.legend(frameon=False, loc="outside lower left", ncols=2, fontsize=9)
-
-
-def speed(rows: dict[str, np.ndarray], path: Path) -> None:
-    """Tokens per second over the run, and MFU if it was measured."""
-    with _drawing(path) as (_, axes):
-        hours = thinned(rows["seconds"]) / 3600
-        axes.plot(hours, thinned(rows["tokens_per_second"]) / 1000, color=KEPT, linewidth=1.2)
-        axes.set(xlabel="hours", ylabel="thousand tokens per second")
-        axes.set_ylim(bottom=0)
-        axes.grid(color=INK, alpha=0.15)
-        if "mfu" in rows:
-            share = axes.twinx()
-            share.plot(hours, 100 * thinned(rows["mfu"]), color=ACCENT, linewidth=1, linestyle=":")
-            share.set_ylabel("MFU, % (dotted)")
-            share.set_ylim(0, 100)
-            share.spines.right.set_visible(True)
-
-
-def bars(names: Sequence[str], values: Sequence[float], x: str, path: Path) -> None:
-    """One bar per name, the first on top."""
-    with _drawing(path, 0.9 + 0.36 * len(names)) as (_, axes):
-        axes.barh(range(len(names)), values, color=KEPT, height=0.65)
-        axes.set(yticks=range(len(names)), yticklabels=names, xlabel=x)
-        axes.invert_yaxis()
-        axes.grid(axis="x", color=INK, alpha=0.15)
-        axes.set_axisbelow(True)
 
 
 def law(runs: "Runs", fitted: "LossLaw", laws: "Sequence[LossLaw]", interval: tuple[float, float], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Scores: those of the finetuning runs of one model, over seeds, and published ones."""
+"""Scores: those of one model's finetuning runs, over seeds, and published ones; and the words and marks for them."""
 
 import hashlib
 import json
@@ -7,14 +7,18 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from model import InputError
+from model.quantities import counted
+from model.settings import Finetuning
 from tasks.glue import metrics
-from tasks.glue.tasks import GLUE, PROTOCOLS, TASKS
+from tasks.glue.tasks import GLUE, TASKS
+from tasks.reports.markdown import Marked, code, escape
 from tasks.store import LINEAGE, Artifact
 
 NAMES = {name: TASKS[name].title for name in (*GLUE, "wnli")}
-COLUMNS = tuple(metrics.COLUMNS)  # nine numbers, as the paper
-KIND = ("protocol", "pretrained", "share", "task")  # of runs that are reported together
-NOT_SETTINGS = ("seed", "keep", "test")  # params that may differ between the runs of one median
+COLUMNS = tuple(metrics.COLUMNS)  # nine numbers, as in the paper
+PLACES = {place: name for name, place in metrics.COLUMNS.items()}  # columns by task and split
+METRICS = {name: words.removesuffix(" correlation") for name, words in metrics.NAMES.items()}
+WEAK = "†"  # marks a score that doesn't beat the majority baseline
 
 
 class Published(NamedTuple):
@@ -24,7 +28,6 @@ class Published(NamedTuple):
     scores: dict[str, float]  # by column; those not found are missing
     average: float
     source: str
-    numbers: int = 9  # that the average is the mean of
 
 
 def _row(*values: float) -> dict[str, float]:
@@ -34,69 +37,93 @@ def _row(*values: float) -> dict[str, float]:
 V1, FINAL = "arXiv 2212.14034v1, as quoted by others", "the authors' final version, as quoted by others"
 RELEASED, AGAIN = "the model card of JonasGeiping/crammed-bert", "He and Hofmann 2023, arXiv 2311.01906, tables 1 and 2"
 CONDITIONED = {"SST-2": 92.5, "RTE": 55.6, "QNLI": 91.1, "QQP": 87.4, "MRPC": 86.3, "CoLA": 53.7}
-MOSAIC = {"SST-2": 92.46, "STS-B": 89.27, "RTE": 81.36, "QNLI": 90.74, "QQP": 90.29, "MRPC": 90.03, "CoLA": 55.11}
-PUBLISHED: dict[str, list[Published]] = {
-    "cramming": [
-        Published("BERT-base, fully trained", _row(83.2, 83.4, 91.9, 86.7, 59.2, 90.6, 87.7, 89.3, 56.5), 80.9, V1),
-        Published("RoBERTa-base, fully trained", _row(86.6, 86.4, 93.7, 90.4, 77.3, 92.1, 88.3, 91.4, 60.2), 85.1, V1),
-        Published("BERT-base, no pretraining", _row(34.1, 34.1, 79.9, 17.8, 47.3, 50.0, 68.6, 77.9, 0.0), 45.5, V1),
-        Published("crammed BERT, A6000, v1", _row(83.9, 84.1, 92.2, 84.6, 53.8, 89.5, 87.3, 87.5, 44.5), 78.6, V1),
-        Published("crammed BERT, A6000, as released (best of 5 runs)",
-                  _row(84.1, 84.6, 92.0, 87.4, 58.5, 90.2, 87.5, 88.9, 53.3), 80.7, RELEASED),
-        Published("crammed BERT, A6000, final", {}, 80.4, FINAL),
-        Published("crammed BERT, A4000, final", {}, 79.2, FINAL),
-        Published("crammed BERT, 2080 Ti, run again",
-                  _row(81.2, 81.6, 89.9, 87.6, 56.3, 88.9, 87.1, 88.3, 49.4), 78.9, AGAIN),
-        Published("conditioned embeddings, 1 GPU, 24 hours", CONDITIONED, 79.7,
-                  "arXiv 2505.12789, as quoted by others"),
-    ],
-    "modern": [
-        Published("MosaicBERT-Base, 70,000 steps (8 A100)", MOSAIC, 84.28, "its model card, five seeds; MNLI 84.95", 8),
-        Published("MosaicBERT-Base, 1.13 hours of 8 A100", {}, 79.6, "arXiv 2312.17482", 8),
-        Published("BERT-base, run by MosaicML", {}, 83.3, "the README of mosaicml/examples", 8),
-        Published("NexteraBERT 220M, 13 billion tokens, one GPU", {}, 85.45,
-                  "the README of Rikka-Botan/NexteraBERT", 8),
-        Published("ModernBERT-base, 2 trillion tokens", {}, 88.4, "the model card of Ettin", 8),
-    ],
-}  # fmt: skip
+PUBLISHED = [
+    Published("BERT-base, fully trained", _row(83.2, 83.4, 91.9, 86.7, 59.2, 90.6, 87.7, 89.3, 56.5), 80.9, V1),
+    Published("RoBERTa-base, fully trained", _row(86.6, 86.4, 93.7, 90.4, 77.3, 92.1, 88.3, 91.4, 60.2), 85.1, V1),
+    Published("BERT-base, no pretraining", _row(34.1, 34.1, 79.9, 17.8, 47.3, 50.0, 68.6, 77.9, 0.0), 45.5, V1),
+    Published("crammed BERT, A6000, v1", _row(83.9, 84.1, 92.2, 84.6, 53.8, 89.5, 87.3, 87.5, 44.5), 78.6, V1),
+    Published("crammed BERT, A6000, as released (best of 5 runs)",
+              _row(84.1, 84.6, 92.0, 87.4, 58.5, 90.2, 87.5, 88.9, 53.3), 80.7, RELEASED),
+    Published("crammed BERT, A6000, final", {}, 80.4, FINAL),
+    Published("crammed BERT, A4000, final", {}, 79.2, FINAL),
+    Published("crammed BERT, 2080 Ti, run again",
+              _row(81.2, 81.6, 89.9, 87.6, 56.3, 88.9, 87.1, 88.3, 49.4), 78.9, AGAIN),
+    Published("conditioned embeddings, 1 GPU, 24 hours", CONDITIONED, 79.7,
+              "arXiv 2505.12789, as quoted by others"),
+]  # fmt: skip
 
 
 def column(task: str, split: str) -> str:
     """The name of a number in the tables."""
-    columns = {place: name for name, place in metrics.COLUMNS.items()}
-    return columns.get((task, split)) or NAMES.get(task, task)
+    return PLACES.get((task, split)) or NAMES.get(task, task)
 
 
 def label(pretrained: bool, share: float = 1.0) -> str:
-    """What kind of run it is."""
+    """The kind of run: pretrained or not, on which share of the data."""
     return ("pretrained" if pretrained else "no pretraining") + (f", {share:.0%} of the data" if share < 1 else "")
 
 
-def groups(runs: list[Artifact]) -> dict[tuple, list[Artifact]]:
-    """The runs of each (protocol, pretrained, share, task). Raises InputError unless they differ in their seed only."""
-    grouped: dict[tuple, list[Artifact]] = {}
+def marked(score: float | str, partial: bool, beats: bool = True) -> Marked:
+    """A score (or a name) with an asterisk if its data is partial, and a dagger if it doesn't beat the baseline."""
+    text = f"{score:.1f}" if isinstance(score, float) else score
+    return Marked(escape(text) + ("\\*" if partial else "") + ("" if beats else WEAK))
+
+
+def partial_notes(rows: Iterable[dict]) -> list[Marked]:
+    """Which numbers are on partial data, and on how much."""
+    notes = []
+    for row in (row for row in rows if row["partial"]):
+        sizes = [f"{have:,} of {counted(of, f'{split} example')}" for split, (have, of) in row["examples"].items()]
+        notes.append(
+            f"\\* {escape(row['column'])} is on partial data: {', '.join(sizes)}. "
+            "It is left out of the averages and can't be compared with published scores."
+        )
+    return [Marked(note) for note in notes]
+
+
+def settings(params: Sequence[dict]) -> dict:
+    """How runs were finetuned: each field of `Finetuning` with its value, or the list of its values if they differ."""
+    values = {name: list(dict.fromkeys(one[name] for one in params)) for name in Finetuning.model_fields}
+    return {name: found[0] if len(found) == 1 else found for name, found in values.items() if found}
+
+
+def settings_rows(values: dict) -> list[dict]:
+    """Settings as rows of a table."""
+    shown = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    return [
+        {"setting": code(name), "value": ", ".join(v if isinstance(v, str) else f"{v:g}" for v in value)}
+        for name, value in shown.items()
+    ]
+
+
+HELPERS = {"label": label, "mark": WEAK, "marked": marked, "metric_names": METRICS, "task_names": NAMES}  # of templates
+
+
+def pretrained_of(runs: list[Artifact]) -> tuple[str, dict[str, dict]]:
+    """The one pretrained artifact that all runs start from: its name, and the manifests up to its own."""
+    names = {run.manifest["inputs"]["start"] for run in runs}
+    if len(names) > 1:
+        raise InputError(
+            f"The finetune artifacts come from different models: {', '.join(sorted(names))}. Give those of one."
+        )
+    return names.pop(), json.loads((runs[0].path / LINEAGE).read_text())
+
+
+def grouped(runs: list[Artifact]) -> dict[tuple, list[Artifact]]:
+    """The runs by (pretrained, share, task). Raises InputError unless those of a group differ in their seed only."""
+    groups: dict[tuple, list[Artifact]] = {}
     for run in runs:
         stats = run.stats
-        if "protocol" not in stats:
+        groups.setdefault((stats["pretrained"], stats["share"], stats["task"]), []).append(run)
+    for (_, _, task), members in groups.items():
+        params = [run.manifest["params"] for run in members]
+        settings = [{name: value for name, value in one.items() if name not in ("seed", "keep")} for one in params]
+        if len({one["seed"] for one in params}) < len(members) or any(one != settings[0] for one in settings):
             raise InputError(
-                f"{run.name} was made by an older version of cram, so it can't be reported. Run its finetuning again."
+                f"The {len(members)} runs of {task} are not one setting with as many seeds, so they have no median. "
+                "Give runs that differ in their seed only."
             )
-        grouped.setdefault(tuple(stats[name] for name in KIND), []).append(run)
-    for (protocol, _, _, task), members in grouped.items():
-        settings = [setting(run) for run in members]
-        seeds = {run.manifest["params"]["seed"] for run in members}
-        if len(seeds) < len(members) or any(one != settings[0] for one in settings):
-            raise InputError(
-                f"The {len(members)} runs of {task} by protocol {protocol} are not one setting with as many seeds, so "
-                "they have no median. Give runs that differ in their seed only."
-            )
-    return grouped
-
-
-def setting(run: Artifact) -> dict:
-    """What the runs of one median have in common: params, the model that they start from, and the data."""
-    params = {name: value for name, value in run.manifest["params"].items() if name not in NOT_SETTINGS}
-    return params | run.manifest["inputs"] | {"data": scored_on(run)}
+    return groups
 
 
 def middle(members: list[Artifact], split: str | None = None) -> Artifact:
@@ -110,101 +137,94 @@ def middle(members: list[Artifact], split: str | None = None) -> Artifact:
     return sorted(members, key=score)[(len(members) - 1) // 2]
 
 
-def present(stats: dict) -> int:
-    """Rows in a run's training data, with those that can't be trained on: the official data has some too (QQP two)."""
-    return stats["train_examples"] + sum(stats["data"]["left_out"].get("train", {}).values())
+def examples(stats: dict, split: str) -> dict[str, list[int]]:
+    """How many rows a run's data has for training and in a validation split, and how many the official data has."""
+    own, left_out = stats["validation"][split], stats["data"]["left_out"].get("train", {})
+    return {  # with rows that can't be trained on: the official data has some too (QQP two)
+        "train": [stats["train_examples"] + sum(left_out.values()), stats["official_train_examples"]],
+        "validation": [own["examples"], own["official_examples"]],
+    }
 
 
-def is_partial(task: str, sizes: Iterable[Sequence[int]]) -> bool:
-    """Whether a task of GLUE has unofficial numbers of examples; `sizes`: pairs (present, official)."""
-    return task in NAMES and any(have != official for have, official in sizes)
+def is_partial(stats: dict, split: str) -> bool:
+    """Whether a run of a GLUE task was trained on, or scored on this split of, other than the official data."""
+    return stats["task"] in NAMES and any(have != official for have, official in examples(stats, split).values())
 
 
-def is_partial_run(stats: dict) -> bool:
-    """Whether a run was trained or scored on a part of the official data."""
-    splits = stats["validation"].values()
-    sizes = [(of_split["examples"], of_split["official_examples"]) for of_split in splits]
-    return is_partial(stats["task"], [(present(stats), stats["official_train_examples"]), *sizes])
+def gather(groups: Iterable[list[Artifact]], corpus: str | None) -> list[dict]:
+    """A row for each number of the tables: the median over seeds, its range, and the data that it was measured on.
 
-
-def gather(grouped: dict[tuple, list[Artifact]]) -> list[dict]:
-    """A row for each number of the tables: the median over seeds, its range, and the data that it was measured on."""
-    rows = []
-    for kind, members in grouped.items():
-        stats = [run.stats for run in members]  # each reads a file
-        rows += [score_row(kind, members, stats, split) for split in stats[0]["validation"]]
+    `groups`: the seeds' runs of each setting. `corpus`: the name of the tokenized text, from which probes are made.
+    """
+    rows = [score_row(members, split, corpus) for members in groups for split in members[0].stats["validation"]]
     order = {name: place for place, name in enumerate(COLUMNS)}
-    return sorted(
-        rows,
-        key=lambda row: (
-            PROTOCOLS.index(row["protocol"]), not row["pretrained"], -row["share"], order.get(row["column"], len(order))
-        ),
-    )  # fmt: skip
+    return sorted(rows, key=lambda row: (not row["pretrained"], -row["share"], order.get(row["column"], len(order))))
 
 
-def score_row(kind: tuple, members: list[Artifact], stats: list[dict], split: str) -> dict:
-    """The number of one split. `members`: the seeds' runs of one `kind`, with their statistics."""
-    import pandas as pd
-
-    median, first = middle(members, split), stats[0]
-    of_median, of_seeds = median.stats["validation"][split], [one["validation"][split] for one in stats]
-    metric = first["metric"]
-    values = pd.DataFrame([of_seed["metrics"] for of_seed in of_seeds], index=[str(one["seed"]) for one in stats])
-    spread = {
-        name: {
-            "median": float(one["median"]),  # round() of a numpy number is less exact
-            "range": [one["min"], one["max"]],
-            "interval": of_median["intervals"][name],
-        }
-        for name, one in values.agg(["median", "min", "max"]).items()
-    }
-    sizes = {
-        "train": [present(first), first["official_train_examples"]],
-        "validation": [of_median["examples"], of_median["official_examples"]],
-    }
-    return dict(zip(KIND, kind, strict=True)) | {
+def score_row(members: list[Artifact], split: str, corpus: str | None) -> dict:
+    """The row of one split. `members`: the runs of one setting, which differ in their seeds."""
+    run, of_seeds = middle(members, split), [one.stats for one in members]
+    stats = run.stats
+    task, metric, own = stats["task"], stats["metric"], stats["validation"][split]
+    values = {name: [one["validation"][split]["metrics"][name] for one in of_seeds] for name in own["metrics"]}
+    measured_on = [run.manifest["params"]["data"], None if task in NAMES else corpus]
+    return {
+        "task": task,
+        "pretrained": stats["pretrained"],
+        "share": stats["share"],
         "split": split,
-        "column": column(first["task"], split),
+        "column": column(task, split),
         "metric": metric,
-        "score": spread[metric]["median"],
-        "by_seed": values[metric].to_dict(),
-        "metrics": spread,
-        "majority": of_median["majority"],
-        "beats_majority": metrics.beats(of_median, metric),
+        "score": statistics.median(values[metric]),
+        "by_seed": {str(one["seed"]): value for one, value in zip(of_seeds, values[metric], strict=True)},
+        "metrics": {
+            name: {
+                "median": statistics.median(each),
+                "range": [min(each), max(each)],
+                "interval": own["intervals"][name],
+            }
+            for name, each in values.items()
+        },
+        "majority": own["majority"],
+        "beats_majority": metrics.beats(own, metric),
         "seeds": len(members),
-        "examples": sizes,
-        "partial": is_partial(first["task"], sizes.values()),
-        "notes": sorted({note for of_seed in of_seeds for note in of_seed["notes"]}),
-        "data_notes": list(dict.fromkeys(note for one in stats for note in one["data"]["notes"])),
-        "cut": max(one["data"]["cut"].get(split, 0) for one in stats),
-        "confusion": of_median["confusion"],
-        "median_run": median.name,
-        "data": _digest(scored_on(members[0])),
+        "examples": examples(stats, split),
+        "train_examples": round(stats["share"] * stats["train_examples"]),
+        "partial": is_partial(stats, split),
+        "notes": notes_on(of_seeds, split),
+        "median_run": run.name,
+        "data": hashlib.sha256(json.dumps(measured_on, sort_keys=True).encode()).hexdigest()[:12],
     }
 
 
-def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+def notes_on(of_seeds: list[dict], split: str) -> list[str]:
+    """Notes on undefined metrics, the data and truncated inputs. `of_seeds`: the statistics of the runs."""
+    first = of_seeds[0]
+    task, data = first["task"], first["data"]
+    title, name = NAMES.get(task, task), column(task, split) + ("" if first["pretrained"] else ", no pretraining")
+    notes = [f"{name}: {note}" for note in sorted({n for one in of_seeds for n in one["validation"][split]["notes"]})]
+    notes += [title + note.removeprefix(task) if note.startswith(task) else note for note in data["notes"]]
+    if cut := data["cut"].get(split, 0):
+        notes.append(f"{column(task, split)}: {counted(cut, 'input')} truncated to the model's limit.")
+    return notes
 
 
-def chosen(rows: Iterable[dict], protocol: str, pretrained: bool = True) -> list[dict]:
-    """The rows of GLUE's tasks on all of the training data, by one protocol."""
-    kind = (protocol, pretrained, 1.0)
-    return [r for r in rows if (r["protocol"], r["pretrained"], r["share"]) == kind and r["task"] in NAMES]
+def chosen(rows: Iterable[dict], pretrained: bool = True) -> list[dict]:
+    """The rows of GLUE's tasks on all of the training data."""
+    return [row for row in rows if row["pretrained"] == pretrained and row["share"] == 1.0 and row["task"] in NAMES]
 
 
-def weak(rows: Iterable[dict]) -> dict[str, list[str]]:
-    """The scores that don't beat the majority baseline, by the verdict on them."""
+def weak_notes(rows: Iterable[dict]) -> list[str]:
+    """Which scores don't beat the majority baseline, as sentences without a full stop."""
     verdicts: dict[str, list[str]] = {}
     for row in rows:
         if not row["beats_majority"]:
-            majority = row["majority"][row["metric"]]
-            shown = f"{row['column']} {row['score']:.1f} (majority {majority:.1f})"
+            shown = f"{row['column']} {row['score']:.1f} (majority {row['majority'][row['metric']]:.1f})"
             verdicts.setdefault(metrics.verdict(TASKS[row["task"]]), []).append(shown)
-    return verdicts
+    return [f"{verdict.capitalize()}: {', '.join(scores)}" for verdict, scores in verdicts.items()]
 
 
-def averages(rows: list[dict]) -> dict[str, float | None]:
+def averages(rows: Iterable[dict]) -> dict[str, float | None]:
     """The paper's average and GLUE's own, of rows of one kind; None unless all numbers are there, on complete data."""
     complete = {row["column"]: row for row in rows if not row["partial"]}
     medians = {name: {m: one["median"] for m, one in row["metrics"].items()} for name, row in complete.items()}
@@ -214,35 +234,10 @@ def averages(rows: list[dict]) -> dict[str, float | None]:
     }
 
 
-def average_by_seed(rows: list[dict]) -> list[float]:
+def average_by_seed(rows: Iterable[dict]) -> list[float]:
     """The paper's average of each seed that has all nine numbers, in ascending order."""
-    complete = {row["column"]: row["by_seed"] for row in rows if not row["partial"]}
-    if any(name not in complete for name in COLUMNS):
-        return []
-    seeds = set.intersection(*(set(complete[name]) for name in COLUMNS))
-    return sorted(metrics.paper_average({name: complete[name][seed] for name in COLUMNS}) for seed in seeds)
-
-
-def scored_on(run: Artifact) -> dict:
-    """The data of a run: files by split or a revision, without the files of the test data."""
-    params = run.manifest["params"]
-    return {split: files for split, files in params["data"].items() if split not in TASKS[params["task"]].test}
-
-
-def start(run: Artifact) -> str:
-    """The name of the pretrained artifact that a run goes back to, also through a finetuned model."""
-    lineage, name = json.loads((run.path / LINEAGE).read_text()), run.manifest["inputs"]["start"]
-    while not name.startswith("pretrain/"):
-        name = lineage[name]["inputs"]["start"]
-    return name
-
-
-def pretrained_of(runs: list[Artifact]) -> tuple[str, dict[str, dict]]:
-    """The one pretrained artifact that all runs go back to: its name, and the manifests up to its own."""
-    names = {start(run) for run in runs}
-    if len(names) > 1:
-        raise InputError(
-            f"The finetune artifacts come from different models: {', '.join(sorted(names))}. Give those of one."
-        )
-    lineage = json.loads((runs[0].path / LINEAGE).read_text())
-    return names.pop(), {name: manifest for name, manifest in lineage.items() if manifest["stage"] != "finetune"}
+    scores: dict[str, dict[str, float]] = {}
+    for row in rows:
+        for seed, score in row["by_seed"].items() if not row["partial"] else ():
+            scores.setdefault(seed, {})[row["column"]] = score
+    return sorted(mean for of_seed in scores.values() if (mean := metrics.paper_average(of_seed)) is not None)

@@ -1,82 +1,209 @@
-"""Scores for the page: rows of tables, and what to note about them. The sentences are in the templates."""
+"""Sections of reports and cards: the training text, the rules of the game, the scores. Templates have the sentences."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from model.quantities import counted
-from tasks.glue.tasks import PROTOCOLS, TASKS
-from tasks.reports.common import METRICS, TITLES, marked, partial_notes, settings_rows, weak_notes
+import numpy as np
+
+from model.quantities import counted, duration
+from model.settings import Finetuning
+from tasks.glue.tasks import MOST_EPOCHS, TASKS
 from tasks.reports.markdown import Marked, escape, records, table
-from tasks.reports.rules import REFERENCE, from_mnli, varying
 from tasks.reports.scores import (
     COLUMNS,
+    METRICS,
     NAMES,
     PUBLISHED,
-    Published,
     average_by_seed,
     averages,
     chosen,
-    column,
     label,
-    weak,
+    marked,
+    middle,
+    partial_notes,
+    settings,
+    weak_notes,
 )
+from tasks.store import Artifact
 
+COUNTS = ("documents", "characters", "tokens", "sequences")
 HEADLINE = ("BERT-base, fully trained", "crammed BERT, A6000, final")  # published rows that are named beside ours
+REFERENCE = Finetuning().model_dump()  # the settings of the published rows
+RULE_HOURS, RULE_SEEDS = 24.0, 5
+RULE_WORDS = 13  # in a row, that a document has in common with downstream data: appendix C of the GPT-3 paper
+LAST_STEP = 1.001  # a budget ends with the step in which it is spent
+YES, NO, UNKNOWN = "✓", "✗", "?"
 
 
-def headline(rows: list[dict], settings: dict) -> dict:
-    """The `figures` at the top of the page, and the published averages to compare with.
+# The training text
 
-    `settings`: those of protocol cramming. Where they differ from the published ones, `differing` says how.
+
+def stage_of(lineage: dict[str, dict], name: str) -> dict | None:
+    """The manifest of a stage, None where it is missing."""
+    return next((manifest for manifest in lineage.values() if manifest["stage"] == name), None)
+
+
+def funnel(lineage: dict[str, dict]) -> list[dict]:
+    """Documents, characters, tokens and sequences that each stage passed on."""
+    rows = []
+
+    def add(stage: str, name: str, counts: dict) -> None:
+        rows.append({"stage": stage, "artifact": name} | {what: counts.get(what) for what in COUNTS})
+
+    for name, manifest in lineage.items():
+        stage, stats = manifest["stage"], manifest["stats"]
+        if stage == "filter":
+            add(stage, name, stats | {"tokens": stats["measured_with"]["tokens_kept"]})
+        elif stage == "pretrain":
+            add(f"trained on ({stats['epochs']:.2f} epochs)", name, {"tokens": stats["tokens"]})
+        elif "documents" in stats and stage != "measure":  # measure passes no documents on
+            add(stage, name, stats)
+        if stage == "tokenize":
+            add("held out", name, stats["heldout"])
+            add("of these, measured for the held-out loss", name, stats["heldout"]["measured"])
+    return rows
+
+
+def dropped(lineage: dict[str, dict]) -> list[list]:
+    """Stage, reason, documents, characters and the main sources of everything that was dropped."""
+    rows = []
+    for manifest in lineage.values():
+        stage, stats = manifest["stage"], manifest["stats"]
+        for reason, counts in stats.get("dropped", {}).items():
+            if not stats.get("checked", True):  # decontaminate had nothing to compare with
+                rows.append([stage, f"{reason}: not checked", None, None, None])
+                continue
+            main = sorted(counts["by_source"].items(), key=lambda source: -source[1]["documents"])[:3]
+            sources = ", ".join(f"{name} {of_source['documents']:,}" for name, of_source in main)
+            rows.append([stage, reason, counts["documents"], counts["characters"], sources or None])
+        for reason, documents in stats.get("lost", {}).items():
+            rows.append([stage, f"unreadable: {reason}", documents, None, None])
+    return rows
+
+
+def contamination(lineage: dict[str, dict]) -> dict:
+    """Whether the corpus was searched for text of the downstream data, what was found, and what was removed."""
+    manifest = stage_of(lineage, "decontaminate")
+    if manifest is None:
+        return {"checked": False, "why": "the corpus did not pass the stage decontaminate"}
+    stats = manifest["stats"]
+    content = {name: stats[name] for name in ("checked", "why", "words", "not_at_hand", "documents_found", "tasks")
+               if stats.get(name) is not None}  # fmt: skip
+    content["dropped"] = stats["dropped"]["contaminated"]["documents"]
+    return content | {"removal": f"{counted(content['dropped'], 'document')} dropped"}
+
+
+def text_sections(lineage: dict[str, dict]) -> dict:
+    """What reports and cards both show of the training text."""
+    return {"funnel": funnel(lineage), "funnel_columns": ["stage", *COUNTS], "contamination": contamination(lineage)}
+
+
+# The rules of cramming (section 2 of the paper): rows of rule, whether it was kept, and the fact
+
+
+def pretraining_rules(lineage: dict[str, dict], pretrained: dict, tasks: Iterable[str]) -> list[list[str]]:
+    """The rules for pretraining. `tasks`: those that the model is scored on."""
+    machine, seconds = pretrained["stats"]["machine"], pretrained["stats"]["seconds_on_the_clock"]
+    words = next((name for name, manifest in lineage.items() if manifest["stage"] == "vocabulary"), None)
+    one, detection = machine["gpus"] == 1, pretrained["params"].get("detection", 0.0)
+    no_gpu = one and machine["device"].startswith("CPU")
+    return [
+        ["masked language modelling from scratch", NO if detection else YES,
+         f"random weights, seed {pretrained['params']['seed']}; "
+         + (f"a second loss, detection of corrupted tokens, has weight {detection:g}" if detection
+            else "cram always trains from scratch")],
+        ["no pretrained model or tokenizer", YES if words else UNKNOWN,
+         f"the vocabulary was trained on this text ({words})" if words else "the vocabulary's manifest is missing"],
+        ["one GPU", YES if one else NO,
+         f"no GPU: {machine['device']}" if no_gpu else f"{machine['gpus']} x {machine['device']}"],
+        [f"at most {RULE_HOURS:g} hours", YES if seconds <= 3600 * RULE_HOURS * LAST_STEP else NO,
+         f"{duration(seconds, 5)} on the clock"],
+        ["no downstream data in the text", *text_rule(contamination(lineage), set(tasks))],
+    ]  # fmt: skip
+
+
+def text_rule(text: dict, tasks: set[str]) -> list[str]:
+    """Whether the corpus is known to be free of downstream text, and the fact. `text`: from `contamination`."""
+    if not text["checked"]:
+        return [UNKNOWN, f"not checked, because {text['why']}"]
+    missing = text.get("not_at_hand", [])
+    unseen = [
+        name
+        for task, name in NAMES.items()
+        if task in tasks
+        and (task not in text["tasks"] or any(f"{task}/{split}" in missing for split in TASKS[task].validation))
+    ]
+    facts = [text["removal"], f"{text['words']} words in a row count"]
+    facts += [f"not available: {', '.join(missing)}"] if missing else []
+    facts += [f"scored on, but not searched for: {', '.join(unseen)}"] if unseen else []
+    return [YES if not unseen and text["words"] <= RULE_WORDS else UNKNOWN, "; ".join(facts)]
+
+
+def finetuning_rules(runs: Sequence[dict]) -> list[list[str]]:
+    """The rules for finetuning, from the params of the runs on all of the training data."""
+    epochs = sorted({run["epochs"] for run in runs})
+    differing = [name for name, value in settings(runs).items() if isinstance(value, list)]
+    seeds = sorted(set(Counter(run["task"] for run in runs if run["pretrained"]).values()))
+    return [
+        [f"at most {MOST_EPOCHS} epochs", YES if epochs[-1] <= MOST_EPOCHS else NO, ", ".join(map(str, epochs))],
+        ["one setting for all tasks", NO if differing else YES,
+         f"differ: {', '.join(differing)}" if differing else "the same for all"],
+        ["each task on its own training data only", YES, "all start from the pretrained model"],
+        ["the last epoch is scored", YES, "the last"],
+        [f"median of {RULE_SEEDS} seeds", YES if seeds[0] >= RULE_SEEDS else NO,
+         f"{' or '.join(map(str, seeds))} per task"],
+    ]  # fmt: skip
+
+
+# Scores
+
+
+def headline(rows: list[dict], finetuning: dict) -> dict:
+    """The `figures` at the top of the page, and the `published` averages to compare with.
+
+    `finetuning`: the settings; `differing` lists those that are not the published ones.
     """
-    figures, suffixes = [], {"cramming": "", "modern": ", protocol modern"}
-    for protocol, suffix in suffixes.items():
-        nine = [row for row in chosen(rows, protocol) if row["column"] in COLUMNS]
-        mean = averages(nine)["paper"]
-        if mean is not None and any(row["beats_majority"] for row in nine):
-            figures.append((mean, f"GLUE, average of nine{suffix}"))
-    shown = chosen(rows, "cramming") or chosen(rows, "modern")
-    if not figures:
-        figures = [
-            (row["score"], f"{row['column']}, {METRICS[row['metric']]}{suffixes[row['protocol']]}")
-            for row in shown
-            if not row["partial"] and row["beats_majority"]
-        ]
-    content = {"figures": figures, "weak": weak_notes(shown), "published": [], "differing": []}
-    if averages(chosen(rows, "cramming"))["paper"] is not None:
-        for name, value in REFERENCE.items():
-            if settings[name] != value:
-                here = "by task" if isinstance(settings[name], dict) else settings[name]
-                content["differing"].append(f"{name} {value}, here {here}")
-        content["published"] = [f"{r.model} {r.average}" for r in PUBLISHED["cramming"] if r.model in HEADLINE]
-    return content
+    own = chosen(rows)
+    mean, better = averages(own)["paper"], [row for row in own if row["beats_majority"] and not row["partial"]]
+    return {
+        "figures": [(mean, "GLUE, average of nine")]
+        if mean is not None and better
+        else [(row["score"], f"{row['column']}, {METRICS[row['metric']]}") for row in better],
+        "weak": weak_notes(own),
+        "published": [f"{row.model} {row.average}" for row in PUBLISHED if row.model in HEADLINE and mean is not None],
+        "differing": [
+            f"{name} {usual}, here {finetuning[name]}"
+            for name, usual in REFERENCE.items()
+            if finetuning.get(name) != usual
+        ],
+    }
 
 
-def protocol_sections(rows: list[dict], title: str, params: dict[str, list[dict]]) -> list[dict]:
-    """What scores.md.j2 shows of each protocol; `params`: of its runs on all of the training data."""
-    sections = []
-    for protocol in PROTOCOLS:
-        ours = {pretrained: chosen(rows, protocol, pretrained) for pretrained in (True, False)}
-        own = ours[True] or ours[False]
-        if not own:
-            continue
-        runs, published = params[protocol], PUBLISHED[protocol]
-        partial = [row["column"] for row in own if row["partial"] and row["column"] in COLUMNS]
-        missing = [name for name in COLUMNS if name not in {row["column"] for row in own}]
-        sections.append({
-            "protocol": protocol, "heading": TITLES[protocol], "varying": varying(runs), "from_mnli": from_mnli(runs),
-            "last_epoch": all(run["choose"] == "last" for run in runs),
-            "scores": score_table(title, ours, published), "sources": _sources(published),
-            "weak": weak_notes(ours[True]), "weak_without": weak_notes(ours[False]),
-            "seed_averages": average_by_seed(own), "missing": missing, "incomplete": partial,
-            "partial_notes": partial_notes(own), "wnli": [row["score"] for row in own if row["task"] == "wnli"],
-            "rows": [*ours[True], *ours[False]], "notes": data_notes([*ours[True], *ours[False]]),
-            "settings": settings_rows([run for run in runs if run["task"] in NAMES]),
-        })  # fmt: skip
-    return sections
+def score_section(rows: list[dict], title: str, shown: list[dict]) -> dict:
+    """What scores.md.j2 shows of the scores on GLUE; empty if there are none. `shown`: settings as rows of a table."""
+    ours = {pretrained: chosen(rows, pretrained) for pretrained in (True, False)}
+    own, every = ours[True], ours[True] + ours[False]
+    if not own:
+        return {}
+    sources = list(dict.fromkeys(row.source for row in PUBLISHED))
+    return {
+        "scores": score_table(title, ours, sources),
+        "sources": sources,
+        "weak": weak_notes(own),
+        "seed_averages": average_by_seed(own),
+        "missing": [name for name in COLUMNS if name not in {row["column"] for row in own}],
+        "incomplete": [row["column"] for row in own if row["partial"] and row["column"] in COLUMNS],
+        "partial_notes": partial_notes(own),
+        "wnli": [row["score"] for row in own if row["task"] == "wnli"],
+        "rows": every,
+        "settings": shown,
+        "notes": list(dict.fromkeys(note for row in every for note in row["notes"])),
+    }
 
 
-def score_table(title: str, ours: dict[bool, list[dict]], published: Sequence[Published]) -> Marked:
-    """A protocol's table: our models, pretrained and not; the majority baseline; published models."""
+def score_table(title: str, ours: dict[bool, list[dict]], sources: list[str]) -> Marked:
+    """Our models, pretrained and not; the majority baseline; published models."""
     lines: list[dict] = []
     for pretrained, rows in ours.items():
         if rows:
@@ -84,40 +211,20 @@ def score_table(title: str, ours: dict[bool, list[dict]], published: Sequence[Pu
             line = {"model": Marked(f"**{name}** (this run)"), "average": mean["paper"], "GLUE's own": mean["official"]}
             scores = {row["column"]: marked(row["score"], row["partial"], row["beats_majority"]) for row in rows}
             lines.append(line | scores)
-    own = ours[True] or ours[False]
-    simple = {row["column"]: marked(row["majority"][row["metric"]], row["partial"]) for row in own}
+    simple = {row["column"]: marked(row["majority"][row["metric"]], row["partial"]) for row in ours[True]}
     lines.append({"model": "majority class or mean (this data)"} | simple)
-    sources = _sources(published)
-    for row in published:
+    for row in PUBLISHED:
         name = Marked(f"*{escape(row.model)}* (published \\[{sources.index(row.source) + 1}\\])")
-        means = {"average": row.average} if row.numbers == len(COLUMNS) else {}
-        means = means or {"GLUE's own": f"{row.average:.1f} (of {row.numbers})"}
-        lines.append({"model": name} | means | row.scores)
-    return records(lines, {name: name for name in ("model", "average", "GLUE's own", *COLUMNS)})
+        lines.append({"model": name, "average": row.average} | row.scores)
+    return records(lines, ["model", "average", "GLUE's own", *COLUMNS])
 
 
-def _sources(published: Sequence[Published]) -> list[str]:
-    return list(dict.fromkeys(row.source for row in published))
-
-
-def data_notes(rows: list[dict]) -> list[str]:
-    """What there is to know about undefined metrics, the data, and truncated inputs."""
-    notes = []
-    for row in rows:
-        name = row["column"] + ("" if row["pretrained"] else ", no pretraining")
-        notes += [f"{name}: {note}" for note in row["notes"]]
-        title = NAMES.get(row["task"], row["task"])
-        notes += [title + n.removeprefix(row["task"]) if n.startswith(row["task"]) else n for n in row["data_notes"]]
-        if row["cut"]:
-            notes.append(f"{row['column']}: {counted(row['cut'], 'input')} truncated to the model's limit.")
-    return list(dict.fromkeys(notes))
-
-
-def probes(rows: list[dict], params: list[dict]) -> dict:
-    """The scores of the probes with and without pretraining; `params`: of the runs on all of the training data."""
-    probing = [row for row in rows if row["task"] not in NAMES and row["share"] == 1.0]
+def probe_rows(rows: list[dict]) -> list[dict]:
+    """The scores of the probes with and without pretraining."""
     lines: dict[str, dict] = {}
-    for row in probing:  # those with pretraining come first
+    for row in rows:  # those with pretraining come first
+        if row["task"] in NAMES or row["share"] < 1:
+            continue
         sizes = (row["examples"][split][0] for split in ("train", "validation"))
         line = lines.setdefault(row["task"], {
             "probe": row["task"], "pretrained": None, "no pretraining": None,
@@ -125,37 +232,45 @@ def probes(rows: list[dict], params: list[dict]) -> dict:
             "train / validation examples": " / ".join(f"{size:,}" for size in sizes), "seeds": row["seeds"],
         })  # fmt: skip
         line[label(row["pretrained"])] = marked(row["score"], False, row["beats_majority"])
-    settings = settings_rows([run for run in params if run["task"] not in NAMES])
-    return {"rows": list(lines.values()), "weak": bool(weak(probing)), "settings": settings}
+    return list(lines.values())
 
 
-def confusion_tables(rows: list[dict]) -> list[Marked]:
-    """For each task, how often which class was predicted as which, in the run with the median score."""
-    tables = []
-    for row in rows:
-        if row["confusion"] and row["pretrained"] and row["share"] == 1.0:
-            labels = TASKS[row["task"]].labels or tuple(map(str, range(len(row["confusion"]))))
-            lines = [
-                [name, *counts, f"{100 * counts[i] / max(1, sum(counts)):.1f} %"]
-                for i, (name, counts) in enumerate(zip(labels, row["confusion"], strict=True))
-            ]
-            name = Marked(f"{marked(row['column'], row['partial'])}, {row['protocol']}: true class")
-            tables.append(table([name, *(f"predicted {name}" for name in labels), "recall"], lines))
-    return tables
+def learning_curve(rows: Iterable[dict]) -> list[dict]:
+    """Scores by share of the training data, smallest first, of the columns that have several shares.
+
+    `rows`: from `gather`. `per_doubling`: the gain in points per doubling of the examples, since the row before.
+    """
+    numbers: dict[str, list[dict]] = {}
+    for row in sorted((row for row in rows if row["pretrained"]), key=lambda row: row["share"]):
+        numbers.setdefault(row["column"], []).append(row)
+    curve = []
+    for points in numbers.values():
+        for before, row in zip([None, *points], points, strict=False) if len(points) > 1 else ():
+            gain = before and (row["score"] - before["score"]) / math.log2(row["share"] / before["share"])
+            low, high = row["metrics"][row["metric"]]["range"]
+            curve.append(
+                {name: row[name] for name in ("column", "partial", "share", "train_examples", "seeds")}
+                | {"median": row["score"], "low": low, "high": high, "majority": row["majority"][row["metric"]]}
+                | {"per_doubling": None if gain is None else round(gain, 2)}
+            )
+    return curve
 
 
-def curve_rows(points: list[dict], partial: Iterable[str]) -> list[dict]:
-    """Scores by share of the training data, for what was run on several: `points` of errors.learning_curve."""
-    several = {(point["task"], point["split"]) for point in points if point["share"] < 1.0}
-    rows = []
-    for point in points:
-        kind = (point["protocol"], point["pretrained"], (point["task"], point["split"]) in several)
-        if kind == ("cramming", True, True):
-            name = column(point["task"], point["split"])
-            rows.append({
-                "number": marked(name, name in partial), "share": f"{point['share']:.0%}",
-                "examples": point["train_examples"], "median": point["median"],
-                "range of seeds": (point["low"], point["high"]) if point["seeds"] > 1 else None,
-                "gain per doubling": point["per_doubling"], "majority": point["majority"], "seeds": point["seeds"],
-            })  # fmt: skip
-    return rows
+def confusion_counts(members: list[Artifact]) -> list[list[int]] | None:
+    """Counts by true class (row) and predicted class, over all validation splits; None for a regression.
+
+    They are those of the run with the median score. `members`: the seeds' runs of a task.
+    """
+    counts = [about["confusion"] for about in middle(members).stats["validation"].values()]
+    return None if None in counts else np.sum(counts, axis=0).tolist()
+
+
+def confusion_table(task: str, counts: list[list[int]]) -> Marked:
+    """How often which class was predicted as which, with the recall of each class."""
+    classes = TASKS[task].labels
+    lines = [
+        [name, *row, f"{100 * row[i] / max(1, sum(row)):.1f} %"]
+        for i, (name, row) in enumerate(zip(classes, counts, strict=True))
+    ]
+    header = [f"{NAMES.get(task, task)}: true class", *(f"predicted {name}" for name in classes), "recall"]
+    return table(header, lines)
