@@ -62,9 +62,9 @@ def tuned(hidden: int, tokens: float, convolution: int) -> dict:
 
     AdamW's rate is higher for models with a `convolution` (tokens; 0: none).
 
-    Constants are fits to runs of 2 x 128 to 4 x 256 with 1 to 6 million tokens (LOG.md). Rates fall with the root of
-    the width, which keeps the size of Muon's updates in the spectral norm. The batch grows with the tokens by the
-    exponent of Li et al. 2025 (arXiv 2503.04715). Muon's matrices forget their start as often in a long run as in a
+    Constants are fits to runs of 2 x 128 to 4 x 256 with 1 to 6 million tokens (docs/findings.md). Rates fall with the
+    root of the width, which keeps the size of Muon's updates in the spectral norm. The batch grows with the tokens by
+    the exponent of Li et al. 2025 (arXiv 2503.04715). Muon's matrices forget their start as often in a long run as in a
     short one: decay times rate, summed over the steps, is 2 at a constant rate.
     """
     narrower = math.sqrt(256 / hidden)
@@ -98,11 +98,11 @@ ROTARY = {
 }
 # With a dense layer before the vocabulary it is transformers' ModernBERT with global attention only.
 MODERN = BEYOND | {"architecture": ROTARY | {"head_transform": True}}
-DETECTION = {"detection": 5.0}  # at pocket size a weight of 1 gained hardly anything on CoLA (LOG.md)
-# Without ModernBERT's dense layer and with convolutions, short runs reach a lower loss (LOG.md).
+DETECTION = {"detection": 5.0}  # at pocket size a weight of 1 gained hardly anything on CoLA (docs/findings.md)
+# Without ModernBERT's dense layer and with convolutions, short runs reach a lower loss (docs/findings.md).
 FRONTIER = BEYOND | DETECTION | {"architecture": ROTARY | {"convolution": 5}}
 
-# The changes of each to the paper's final recipe, without the title, which is the recipe's name.
+# How each recipe differs from the paper's final one. The title, which is the recipe's name, comes below.
 NAMED: dict[str, dict] = {
     "crammed-bert": {},
     # The paper's first version (December 2022: c5, o3, C4) has the same layout. Its release read 25 million documents
@@ -162,7 +162,7 @@ NAMED: dict[str, dict] = {
     "architecture-and-training-reverted": {"pretrain": BERT | ORIGINAL_TRAINING | COSINE},
     "modern": {"pretrain": MODERN | tuned(Architecture().hidden, DAY, 0)},
     # At pocket size, STS-B needs a head that compares the texts of a pair, with or without pretraining, and CoLA needs
-    # detection: without it, a lower loss gives no higher score (LOG.md).
+    # detection: without it, a lower loss gives no higher score (docs/findings.md).
     "frontier": {"pretrain": FRONTIER | tuned(Architecture().hidden, DAY, 5), "finetune": {"pooling": "compare"}},
 }
 POCKET_HEAD = 64  # values of an attention head, as in BERT
@@ -171,12 +171,13 @@ DOCUMENTS = 8_000_000  # of the paper's text, as tasks/download.py has it
 LIMITS = ("documents", "megabytes")  # of a download
 # What a pocket recipe changes beyond the rule below. Of so small a model 32,768 entries take nearly half of the
 # operations; with 8,192 a step takes 0.63 of the time. After the same time the loss of whole words doesn't tell which
-# is better, and CoLA and STS-B are no worse in any of two seeds (LOG.md).
+# is better, and CoLA and STS-B are no worse in any of two seeds (docs/findings.md).
 POCKET_EXTRA = {name: {"vocabulary": {"entries": 8192}} for name in ("modern", "frontier")}
 
 # Offline and in a few minutes: the documentation of installed packages, and probes in place of GLUE. The layout is that
-# of `frontier`, whose convolutions learn in a minute what the probes ask (LOG.md). Sizes, batch, Muon's rate and masks
-# were the best of twelve trials of a minute's tokens without convolutions; AdamW's rate was tried once with them.
+# of `frontier`, whose convolutions learn in a minute what the probes ask. Sizes, batch, Muon's rate and masks were the
+# best of twelve trials of two minutes' CPU time without convolutions; AdamW's rate was tried once with them
+# (docs/log/2026-11.md).
 DEMO = {
     "download": {"source": "python-docs", "documents": 0, "megabytes": 12, "part_megabytes": 4},
     "measure": {"vocabulary_entries": 4096, "sample_megabytes": 5},
@@ -209,7 +210,7 @@ def nearest(value: float, unit: int) -> int:
 
 
 def heads(architecture: Architecture, hidden: int) -> int:
-    """The number of heads at another width. They keep theirs if it divides `hidden`; else their number is scaled."""
+    """The number of heads at another width. Heads keep their width if it divides `hidden`; else their number scales."""
     width = architecture.hidden // architecture.heads
     if hidden % width == 0:
         return hidden // width
@@ -224,7 +225,7 @@ def reads_files(download: dict) -> bool:
 
 
 def less_text(download: dict) -> dict:
-    """What to download for a pocket recipe: less from the hub, but all that is asked for of text on this machine."""
+    """The download of a pocket recipe: a 128th from the hub, but everything from text on this machine."""
     if reads_files(download) or download.get("source") == "python-docs":
         return download
     limits = {"documents": DOCUMENTS, "megabytes": 0} | download
@@ -233,15 +234,13 @@ def less_text(download: dict) -> dict:
 
 
 def in_minutes(training: Training, hidden: int, narrow: int) -> dict:
-    """Batch, rates and decay in twenty minutes at a width of `narrow`, for those of a day at a width of `hidden`.
+    """Scale batch, rates and decay from a day at the width `hidden` to twenty minutes at the width `narrow`.
 
-    A 128th of the batch (at least 16 sequences) and four times the rate; with Muon, all change as `tuned` does.
+    The batch shrinks to a 128th (at least 16 sequences) and the rate grows by four; for Muon, all follow `tuned`.
     """
     if training.optimizer != "muon":
-        return {
-            "batch_size": max(16, training.batch_size // POCKET_SHARE),
-            "learning_rate": training.learning_rate * 4,
-        }
+        batch = max(16, training.batch_size // POCKET_SHARE)
+        return {"batch_size": batch, "learning_rate": 4 * training.learning_rate}
     day, minutes = tuned(hidden, DAY, 0), tuned(narrow, MINUTES, 0)
     rates = {
         name: float(f"{getattr(training, name) * minutes[name] / day[name]:.2g}")
@@ -251,36 +250,42 @@ def in_minutes(training: Training, hidden: int, narrow: int) -> dict:
     return rates | {"batch_size": max(16, round(training.batch_size * minutes["batch_size"] / day["batch_size"]))}
 
 
+def resized(shape: Architecture, layers: float, hidden: int, fewest: int = 1) -> dict:
+    """The sizes of an architecture at another width, with `layers` times the blocks (at least `fewest`).
+
+    Embeddings and feed-forward layers keep their relative width, the latter in multiples of 6, which all activations
+    accept.
+    """
+    sizes = {
+        "layers": max(fewest, round(layers * shape.layers)),
+        "hidden": hidden,
+        "heads": heads(shape, hidden),
+        "intermediate": nearest(hidden * shape.intermediate / shape.hidden, 6),
+    }
+    if shape.embedding:
+        sizes["embedding"] = nearest(hidden * shape.embedding / shape.hidden, 2)
+    if shape.different_layers:
+        sizes["different_layers"] = max(1, round(layers * shape.different_layers))
+    return sizes
+
+
 def pocket(delta: dict) -> dict:
     """The delta of the same recipe for two CPU cores and twenty minutes.
 
-    A quarter of the blocks (at least two; at least one distinct block if they share weights) and a third of the width,
-    in heads of 64, or wider if the recipe's are. Embeddings and feed-forward layers keep their relative width (the
-    latter in multiples of 6, which all activations accept). A 128th of the text, unless it is the user's own. Batch and
-    rates for the short run, see `in_minutes`. Sequences in random order: such a run is far shorter than an epoch and
-    would only see the junk at the head of the sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so
-    small a model hardly leaves the majority class.
+    A quarter of the blocks, but at least two, and a third of the width, in heads of 64, or wider if the recipe's are
+    (`resized`). A 128th of the text, unless it is the user's own. Batch and rates for the short run (`in_minutes`).
+    Sequences in random order: such a run is far shorter than an epoch and would only see the junk at the head of the
+    sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the majority class.
     """
-    given = delta.get("pretrain", {})
+    given, tokenize = delta.get("pretrain", {}), delta.get("tokenize", {})
     architecture = Architecture(**given.get("architecture", {}))
     training = Training(**{name: value for name, value in given.items() if name != "architecture"})
     hidden = nearest(architecture.hidden / 3, POCKET_HEAD)
-    sizes = {
-        "layers": max(2, round(architecture.layers / 4)),
-        "hidden": hidden,
-        "heads": heads(architecture, hidden),
-        "intermediate": nearest(hidden * architecture.intermediate / architecture.hidden, 6),
-    }
-    if architecture.embedding:
-        sizes["embedding"] = nearest(hidden * architecture.embedding / architecture.hidden, 2)
-    if architecture.different_layers:
-        sizes["different_layers"] = max(1, round(architecture.different_layers / 4))
     changes = {
-        "architecture": given.get("architecture", {}) | sizes,
+        "architecture": given.get("architecture", {}) | resized(architecture, 1 / 4, hidden, fewest=2),
         "budget": 1 / 3,
         "budget_unit": "hours",
     }
-    tokenize = delta.get("tokenize", {})
     most = min(250_000, tokenize.get("max_sequences", 250_000))
     return delta | {
         "download": less_text(delta.get("download", {})),
@@ -290,13 +295,11 @@ def pocket(delta: dict) -> dict:
     }
 
 
-def _deltas() -> dict[str, dict]:
-    """The changes of every recipe, with its title: those above, a pocket recipe for each, and the demo."""
-    pockets = {
-        "pocket" if name == "crammed-bert" else f"pocket-{name}": pocket(delta) | POCKET_EXTRA.get(name, {})
-        for name, delta in NAMED.items()
-    }
-    return {name: delta | {"report": {"title": name}} for name, delta in (NAMED | pockets | {"demo": DEMO}).items()}
-
-
-DELTAS: dict[str, dict] = _deltas()
+POCKETS = {
+    "pocket" if name == "crammed-bert" else f"pocket-{name}": pocket(delta) | POCKET_EXTRA.get(name, {})
+    for name, delta in NAMED.items()
+}
+# The changes of every recipe, with its title: those above, a pocket recipe for each, and the demo
+DELTAS: dict[str, dict] = {
+    name: delta | {"report": {"title": name}} for name, delta in (NAMED | POCKETS | {"demo": DEMO}).items()
+}

@@ -1,4 +1,4 @@
-"""What a study consists of: its name or file, its size and budget, and the recipe of each of its runs."""
+"""Resolve a study: its definition, its size and budget, and the recipe of each run."""
 
 import math
 import re
@@ -8,21 +8,22 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from flows.deltas import LIMITS, NAMED, POCKET_EXTRA, POCKET_HEAD, heads, nearest, pocket, reads_files
-from flows.recipes import DELTAS, Recipe, check_changes, check_name, did_you_mean, level, merge, parse_json, recipe_of
+from flows.deltas import DELTAS, LIMITS, NAMED, POCKET_EXTRA, POCKET_HEAD, nearest, pocket, reads_files, resized
+from flows.recipes import Recipe, check_changes, check_name, did_you_mean, merge, parse_json, recipe_of
 from flows.studies import STUDIES
 from model import InputError
 from model.quantities import budget
 from model.settings import READ_BY, Training
+from tasks.reports.law import FEWEST
+from tasks.study import SIZE_FIELDS, Card, Member, StudyReport
 
-SCALE = re.compile(r"(?:(pocket|day)(?: +x *([^\s,]+))?)?(?:(?:^|(?<=\w),? +)(\S+) +(hour|token|flop)s?)?")
-NUMBER = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?|[^,]+")  # commas between thousands only
+NUMBER = r"(\d{1,3}(?:,\d{3})+|\d*\.?\d+(?:[eE][+-]?\d+)?)"  # commas between thousands only
+SCALE = re.compile(rf"(?:(pocket|day)(?: +x *{NUMBER})?)?(?:(?:^|(?<=\w),? +){NUMBER} +(hour|token|flop)s?)?")
 MOST = 64  # the largest multiple of a size
 SCALES = (
-    "a size (pocket, day, or a multiple of its depth and width as 'pocket x 0.5'), a budget ('3e6 tokens', '0.5 "
-    "hours', '1e15 flops'), or both: 'pocket 3e6 tokens'"
+    f"a size (pocket, day, or 1/{MOST} to {MOST} times its depth and width, as 'pocket x 0.5'), a budget (at least "
+    "a token or flop: '3e6 tokens', '0.5 hours', '1e15 flops'), or both: 'pocket 3e6 tokens'"
 )
-SELECTED = set().union(*READ_BY.values())  # fields of Training that only some optimizers or schedules read
 KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them itself
     "tokenize": {"heldout_fraction", "sort"},
     "pretrain": {"budget", "budget_unit"},
@@ -30,6 +31,11 @@ KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them 
 }
 RELATIVE = "scale"  # the name of `Multiples` among the changes of a run
 OTHER = "recipe"  # the name of the recipe that a run is instead of the study's, among its changes
+# Dense fp16 or bf16 TFLOP/s: paper, section 4.1, and NVIDIA's data sheet. 42 % of the peak is what the release reached
+# on an A6000 (pytorch/pytorch#96693: 103,200 tokens/s).
+CARDS = {"RTX 2080 Ti": 53.8, "RTX A4000": 88.45, "RTX A6000": 154.8, "H100 or H200": 989.4}
+SHARE_OF_PEAK = 0.42
+SECONDS_PER_DAY = 86_400
 
 
 class Multiples(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -84,22 +90,19 @@ class Scale(NamedTuple):
 
 
 class StudyRun(NamedTuple):
-    """A run: its name, other names for the same run, the number of its seed, its recipe, and the fields it changes."""
+    """A run before it starts: its row on the page, and its recipe (None: impossible)."""
 
-    name: str
-    also: tuple[str, ...]
-    seed: int
-    recipe: Recipe
-    changes: dict[str, Any]
+    member: Member
+    recipe: Recipe | None
 
     @property
     def title(self) -> tuple[str, str]:
         """Name and seed."""
-        return self.name, f"seed {self.seed}"
+        return self.member.run, f"seed {self.member.seed}"
 
 
 def study_called(name: str) -> Study:
-    """The study of that name, or in that JSON or Python file. Raises InputError for anything else."""
+    """A study by its name, or from a JSON or Python file."""
     if name in STUDIES:
         return Study(**STUDIES[name])
     if not name.lower().endswith((".json", ".py")):
@@ -128,54 +131,40 @@ def study_called(name: str) -> Study:
 
 
 def scale_of(text: str, recipe: str) -> Scale:
-    """The scale that a text names, for this recipe. Without a size, a recipe of the paper's size becomes pocket."""
+    """Parse a scale. Without a size, recipes of the paper's size become pocket recipes."""
     check_name(recipe)
     match = SCALE.fullmatch(text.strip())
-    if not match:
+    size, by, number, noun = match.groups() if match else ("", "0", "", "")
+    multiple, amount = (float(given.replace(",", "")) if given else 1.0 for given in (by, number))
+    if not 1 / MOST <= multiple <= MOST or not 0 < amount < math.inf or (amount < 1 and noun != "hour"):
         raise InputError(f"scale is {text!r}; expected {SCALES}.")
-    size, unit = match[1] or "", f"{match[4]}s" if match[4] else ""
-    multiple, amount = (positive(number, text) if number else None for number in (match[2], match[3]))
-    if multiple and not 1 / MOST <= multiple <= MOST:
-        raise InputError(f"scale is {text!r}; expected a multiple between 1/{MOST} and {MOST}.")
-    if amount and amount < 1 and unit != "hours":
-        raise InputError(f"scale is {text!r}; expected a budget of at least one {unit.removesuffix('s')}.")
     if size and recipe not in NAMED:
         raise InputError(
             f"Recipe {recipe!r} has a size of its own, and scale is {text!r}. Give only a budget, or one of the "
             f"recipes {', '.join(NAMED)}."
         )
-    return Scale(size or ("pocket" if recipe in NAMED else ""), multiple or 1.0, amount, unit)
-
-
-def positive(number: str, scale: str) -> float:
-    """A number in the text of a scale. Raises InputError unless it is positive and finite."""
-    try:
-        value = float(number.replace(",", "")) if NUMBER.fullmatch(number) else math.nan
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise InputError(f"scale is {scale!r}, but {number!r} is no positive number; expected {SCALES}.")
-    return value
+    size = size or ("pocket" if recipe in NAMED else "")
+    return Scale(size, multiple, *((amount, f"{noun}s") if noun else (None, "")))
 
 
 def read_only(training: dict, chosen: dict) -> dict:
-    """Pretraining without fields of the recipe that the run's optimizer, schedule and norms don't read.
+    """Drop the fields of pretraining that the run's optimizer, schedule or norms ignore.
 
-    `chosen`: the fields that the run sets itself, which stay.
+    `chosen`: the fields that the run sets itself; they stay.
     """
     usual, shape = Training(), training.get("architecture", {})
     if shape.get("norm_order") == "post" and "first_norm" not in chosen.get("architecture", {}):
         shape = {name: value for name, value in shape.items() if name != "first_norm"}
         training = training | {"architecture": shape}
-    read = READ_BY.get(training.get("optimizer", usual.optimizer), SELECTED)
-    read = read | READ_BY.get(training.get("schedule", usual.schedule), SELECTED)
-    return {name: value for name, value in training.items() if name not in SELECTED - read or name in chosen}
+    readers = {training.get("optimizer", usual.optimizer), training.get("schedule", usual.schedule)}
+    unread = {name for name, by in READ_BY.items() if not by & readers} - set(chosen)
+    return {name: value for name, value in training.items() if name not in unread}
 
 
 def delta_of(recipe: str, changes: dict, scale: Scale) -> dict:
-    """The changes to the paper's recipe of a run at this scale. Raises InputError for changes that no recipe takes."""
+    """The delta of a run at this scale. Raises InputError for changes that no recipe takes."""
     own, recipe = stages_of(changes), changes.get(OTHER, recipe)
-    delta = merge((NAMED if recipe in NAMED else DELTAS)[recipe], own)
+    delta = merge(DELTAS[recipe], own)
     if "pretrain" in delta:
         delta["pretrain"] = read_only(delta["pretrain"], own.get("pretrain", {}))
     recipe_of(delta, {})
@@ -189,52 +178,13 @@ def delta_of(recipe: str, changes: dict, scale: Scale) -> dict:
     return merge(delta, kept)
 
 
-def multiplied(recipe: Recipe, by: Multiples) -> dict:
-    """The fields of pretraining that these multiples change."""
-    shape, fields = recipe.pretrain.architecture, {}
-    if by.budget != 1:
-        fields["budget"] = by.budget * recipe.pretrain.budget
-    if (by.layers, by.hidden) != (1, 1):
-        hidden = nearest(by.hidden * shape.hidden, min(shape.hidden // shape.heads, POCKET_HEAD))
-        fields["architecture"] = {
-            "layers": max(1, round(by.layers * shape.layers)),
-            "hidden": hidden,
-            "heads": heads(shape, hidden),
-            "intermediate": nearest(hidden * shape.intermediate / shape.hidden, 6),
-        }
-        if shape.embedding:
-            fields["architecture"]["embedding"] = nearest(hidden * shape.embedding / shape.hidden, 2)
-        if shape.different_layers:
-            fields["architecture"]["different_layers"] = max(1, round(by.layers * shape.different_layers))
-    return fields
-
-
-def differing(a: dict, b: dict, chosen: dict | None = None, model: type[BaseModel] = Recipe) -> dict:
-    """The fields of `b`, a model's, that differ from those of `a` or are among the chosen ones, level by level."""
-    found, chosen = {}, chosen or {}
-    for name, value in b.items():
-        if value != a[name] or name in chosen:
-            inner = level(model.model_fields[name])
-            found[name] = differing(a[name], value, chosen.get(name), inner) if inner else value
-    return found
-
-
-def flat(changes: dict, path: str = "") -> dict[str, Any]:
-    """Changes by dotted field."""
-    found: dict[str, Any] = {}
-    for name, value in changes.items():
-        nested = isinstance(value, dict) and f"{path}{name}" != "download.source"
-        found |= flat(value, f"{path}{name}.") if nested else {f"{path}{name}": value}
-    return found
-
-
 def stages_of(changes: dict) -> dict:
-    """The changes of a run to the stages of its recipe."""
+    """A run's changes to stages, without `scale` and `recipe`."""
     return {name: fields for name, fields in changes.items() if name not in (RELATIVE, OTHER)}
 
 
 def multiples_of(changes: dict) -> Multiples:
-    """The multiples among the changes of a run. Raises InputError for changes that no recipe takes."""
+    """The multiples in a run's changes. Raises InputError for changes that no recipe takes."""
     check_changes(stages_of(changes))
     if OTHER in changes and changes[OTHER] not in [*NAMED]:
         raise InputError(f"{OTHER} is {changes[OTHER]!r}; expected one of {', '.join(NAMED)}.")
@@ -247,10 +197,40 @@ def multiples_of(changes: dict) -> Multiples:
         raise InputError(f"{'.'.join(map(str, (RELATIVE, *first['loc'])))}: {first['msg']}.") from error
 
 
+def multiplied(recipe: Recipe, by: Multiples) -> dict:
+    """The pretraining fields of a recipe that these multiples change."""
+    shape, fields = recipe.pretrain.architecture, {}
+    if by.budget != 1:
+        fields["budget"] = by.budget * recipe.pretrain.budget
+    if (by.layers, by.hidden) != (1, 1):
+        hidden = nearest(by.hidden * shape.hidden, min(shape.hidden // shape.heads, POCKET_HEAD))
+        fields["architecture"] = resized(shape, by.layers, hidden)
+    return fields
+
+
+def differing(a: BaseModel, b: BaseModel, chosen: dict) -> dict:
+    """The fields of `b` that differ from `a` or that are in `chosen`, level by level."""
+    found = {}
+    for name, value in b:
+        if isinstance(value, BaseModel):
+            found[name] = differing(getattr(a, name), value, chosen.get(name, {}))
+        elif value != getattr(a, name) or name in chosen:
+            found[name] = value
+    return found
+
+
+def flat(settings: BaseModel, path: str = "") -> dict[str, Any]:
+    """Values by dotted field."""
+    found: dict[str, Any] = {}
+    for name, value in settings:
+        found |= flat(value, f"{path}{name}.") if isinstance(value, BaseModel) else {f"{path}{name}": value}
+    return found
+
+
 def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe:
     """The recipe of a run. Raises InputError for changes that no recipe takes.
 
-    The fields in `override` hold, unless the run changes them. Multiples are of what the run has then.
+    A run's own changes win over `override`. Multiples apply to the result.
     """
     if OTHER in changes and recipe not in NAMED:
         raise InputError(
@@ -258,11 +238,10 @@ def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe
             f"size of its own. Give one of the recipes {', '.join(NAMED)}."
         )
     base = delta_of(recipe, {}, scale)
-    scaled = recipe_of(delta_of(recipe, changes, scale), {})
-    own = differing(recipe_of(base, {}).model_dump(), scaled.model_dump(), changes)
-    own.pop("report", None)
-    if reads_files(merge(override, own).get("download", {})):  # its limits are what the run says, not the recipe's
-        kept = {name: value for name, value in own.get("download", {}).items() if name not in LIMITS}
+    own = differing(recipe_of(base, {}), recipe_of(delta_of(recipe, changes, scale), {}), changes)
+    del own["report"]
+    if reads_files(merge(override, own)["download"]):  # its limits are what the run says, not the recipe's
+        kept = {name: value for name, value in own["download"].items() if name not in LIMITS}
         own["download"] = kept | {name: value for name, value in changes.get("download", {}).items() if name in LIMITS}
     by = multiples_of(changes)
     by = by.model_copy(update={name: scale.multiple * getattr(by, name) for name in ("layers", "hidden")})
@@ -271,9 +250,9 @@ def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe
 
 
 def check_run(study: Study, name: str, recipe: str, scale: Scale, until: str) -> None:
-    """Raise InputError if a run takes changes that no recipe takes, or is impossible with the study's own recipe.
+    """Raise InputError if a run has changes that no recipe takes, or is impossible with the study's own recipe.
 
-    With other recipes or sizes, or with an override, it may be impossible without being wrong.
+    Other recipes, sizes and overrides may make a correct run impossible.
     """
     changes = study.runs[name]
     try:
@@ -284,50 +263,109 @@ def check_run(study: Study, name: str, recipe: str, scale: Scale, until: str) ->
         raise InputError(f"Run {name!r} of the study: {error}") from error
 
 
-def runs_of(
-    study: Study, recipe: str, override: dict, seeds: int, scale: Scale, until: str
-) -> tuple[list[StudyRun], dict[str, str]]:
-    """The runs of a study, each with every seed; and the reasons for which other runs are impossible, by name.
+def runs_of(study: Study, recipe: str, override: dict, seeds: int, scale: Scale, until: str) -> list[StudyRun]:
+    """The runs of a study, for every seed; runs that are identical at this scale become one.
 
-    Runs that are the same at this scale are one. Only another recipe than the study's own, a multiple of a size, or an
-    override can make a run impossible; else it raises InputError.
+    A run that another recipe, a multiple of the size or an override makes impossible gets a `problem`. Raises
+    InputError for all other mistakes.
     """
     if "report" in override:
         raise InputError("A study sets report.title to the name of each run. Remove report from override.")
     check_changes(override)
-    made: dict[str, tuple[list[str], Recipe]] = {}
-    refused: dict[str, str] = {}
-    usual = scale._replace(multiple=1.0)
+    found: dict[str, tuple[list[str], Recipe | None, str]] = {}  # names, recipe and problem of each run
+    usual, unread = scale._replace(multiple=1.0), {"report"} | ({"finetune"} if until == "pretrain" else set())
     for name, changes in study.runs.items():
         check_run(study, name, recipe, usual, until)
         try:
-            run = resolved(recipe, changes, override, scale)
-            run.check_lengths(until)
+            own = resolved(recipe, changes, override, scale)
+            own.check_lengths(until)
+            found.setdefault(own.model_dump_json(exclude=unread), ([], own, ""))[0].append(name)
         except InputError as error:
-            refused[name] = str(error)
-            continue
-        unread = {"report", "finetune"} if until == "pretrain" else {"report"}
-        made.setdefault(run.model_dump_json(exclude=unread), ([], run))[0].append(name)
-    if not made:
+            found[name] = [name], None, str(error)
+    first = next(((names[0], own) for names, own, _ in found.values() if own), None)
+    if not first:
         given = f"recipe {recipe}{f', scale {scale}' if str(scale) else ''}{' and this override' if override else ''}"
-        raise InputError(f"No run of the study is possible with {given}: {next(iter(refused.values()))}")
-    (base, *_), run = next(iter(made.values()))
-    first = run.model_dump()
-    if scale.multiple != 1 and resolved(recipe, study.runs[base], override, usual).model_dump() == first:
+        raise InputError(f"No run of the study is possible with {given}: {next(iter(found.values()))[2]}")
+    if scale.multiple != 1 and resolved(recipe, study.runs[first[0]], override, usual) == first[1]:
         raise InputError(
             f"A multiple of {scale.multiple:g} changes nothing: models have whole blocks, and widths in steps of "
             f"{POCKET_HEAD}. Give one that is further from 1."
         )
-    return [
-        StudyRun(
-            names[0], tuple(names[1:]), seed, seeded(run, names[0], seed), flat(differing(first, run.model_dump()))
-        )
-        for names, run in made.values()
-        for seed in range(seeds)
-    ], refused
+    base, runs = flat(first[1]), []
+    for names, own, problem in found.values():
+        changed = {field: value for field, value in flat(own).items() if value != base[field]} if own else {}
+        for seed in range(seeds):
+            member = Member(run=names[0], also=names[1:], seed=seed, changes=changed, problem=problem)
+            runs.append(StudyRun(member, seeded(own, names[0], seed) if own else None))
+    return runs
 
 
 def seeded(recipe: Recipe, title: str, seed: int) -> Recipe:
-    """A recipe with the seed of training moved on by `seed`, and this title."""
+    """A recipe with this title, and `seed` added to its seed of pretraining."""
     pretrain = recipe.pretrain.model_copy(update={"seed": recipe.pretrain.seed + seed})
     return recipe.model_copy(update={"pretrain": pretrain, "report": recipe.report.model_copy(update={"title": title})})
+
+
+def resolve_study(
+    name: str, recipe: str | None, override: dict, seeds: int, scale: str, until: str
+) -> tuple[StudyReport, list[StudyRun]]:
+    """The head of a study's page, and its runs. Raises InputError for a study that can't run."""
+    study = study_called(name)
+    base = recipe or study.recipe
+    if seeds < 1:
+        raise InputError(f"seeds is {seeds}; expected 1 or more.")
+    size = scale_of(scale, base)
+    runs = runs_of(study, base, override, seeds, size, until)
+    if seeds > 1 and any("seed" in run.get("pretrain", {}) for run in study.runs.values()):
+        raise InputError("A run of this study sets pretrain.seed, and seeds is above 1. Leave one of them out.")
+    if study.fit:
+        check_fit(name, runs)
+    about = StudyReport(
+        title=f"Study: {Path(name).stem}",
+        **study.model_dump(include={"about", "paper", "fit"}),
+        published=study.published if base == study.recipe else {},
+        recipe=base,
+        scale=str(size),
+        is_rescaled=base in NAMED and (size.size == "pocket" or size.multiple != 1 or size.amount is not None),
+        cards=days_of_cards(base, override) if study.fit else [],
+    )
+    return about, runs
+
+
+def check_fit(name: str, runs: list[StudyRun]) -> None:
+    """Raise InputError if no scaling law can be fitted to the runs of this study, even if all of them finish."""
+    sized = {run.member.run: run.recipe for run in runs if run.recipe and set(run.member.changes) <= SIZE_FIELDS}
+    if len(sized) < FEWEST:
+        raise InputError(
+            f"A scaling law needs at least {FEWEST} runs that differ in size or budget only, and study {name} has "
+            f"{len(sized)}. Add runs, or set fit to false."
+        )
+    budgets = {(recipe.pretrain.budget_unit, recipe.pretrain.budget) for recipe in sized.values()}
+    of_one_size = len(set(map(operations_per_token, sized.values()))) == 1
+    if of_one_size or (len(budgets) == 1 and budgets.pop()[0] == "tokens"):  # else larger models read fewer tokens
+        raise InputError(
+            f"A scaling law needs several sizes and several numbers of tokens, and all runs of study {name} have the "
+            f"same {'size' if of_one_size else 'number of tokens'}. Add runs, or set fit to false."
+        )
+
+
+def operations_per_token(recipe: Recipe) -> float:
+    """Floating-point operations per token of a recipe's pretraining, for the vocabulary that it asks for."""
+    from model import detection
+    from model.masking import masks_per_sequence
+
+    length, training = recipe.tokenize.length, recipe.pretrain
+    masks = masks_per_sequence(training.mask_fraction, length)
+    return detection.operations_per_token(training.architecture, training, recipe.vocabulary.entries, length, masks)
+
+
+def days_of_cards(recipe: str, override: dict) -> list[Card]:
+    """A day of each card, with the recipe at full size; none for a recipe that has no full size."""
+    if recipe not in NAMED:
+        return []
+    kept = override | {"pretrain": {k: v for k, v in override.get("pretrain", {}).items() if k != "architecture"}}
+    size = operations_per_token(recipe_of(NAMED[recipe], kept)) / 6
+    return [
+        Card(name=name, operations=SHARE_OF_PEAK * peak * 1e12 * SECONDS_PER_DAY, size=size)
+        for name, peak in CARDS.items()
+    ]

@@ -20,9 +20,8 @@ from pydantic import Field
 
 from model import InputError
 from tasks.corpus.parts import parts_of, row_name, tables
-from tasks.pretrain import counts_of
 from tasks.stage import Params, stage
-from tasks.store import HELDOUT_TEXT, Artifact
+from tasks.store import FREQUENCIES, HELDOUT_TEXT, Artifact
 from tasks.text.tokenizer import MASK, load_tokenizer
 from tasks.tokenize import MEASURED_CHARACTERS, digest_of, measured
 
@@ -61,7 +60,7 @@ def share_in_common(text: Artifact, other: Artifact) -> float:
     return sum(map(len, shared(text, [other]))) / max(1, everything)
 
 
-def chosen(text: Artifact, others: list[Artifact], characters: int) -> pa.Table:
+def to_measure(text: Artifact, others: list[Artifact], characters: int) -> pa.Table:
     """The documents to measure: the same whatever the order and the parts of the text."""
     order = measured((one.as_py() for table in shared(text, others) for one in table["text"]), characters)
     if not len(order):
@@ -79,14 +78,14 @@ def chosen(text: Artifact, others: list[Artifact], characters: int) -> pa.Table:
 def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Artifact], out: Path) -> dict:
     """Predict every word of the documents once; nats per word, character and byte, of all and by source."""
     from model import export, heldout, machine
-    from tasks.text.original_words import heldout_of
+    from tasks.text.tokenizer import heldout_of
 
-    documents = chosen(text, others, params.characters)
+    documents = to_measure(text, others, params.characters)
     bert, here, texts = export.load(model.path), machine.detect(), documents["text"].to_pylist()
     held = heldout_of(texts, load_tokenizer(model.path), bert.length)
     if not held.tokens:
         raise InputError(f"{text.name} has no word that {model.name} can read. Give text in its script.")
-    nats_D, _ = heldout.measure(bert.to(here.device), held, MASK, here)
+    nats_D, _ = heldout.document_losses(bert.to(here.device), held, MASK, here)
     sizes = dict(zip(heldout.SIZES, held.documents.T, strict=True))
     columns = {name: documents[name] for name in COLUMNS[:2]} | sizes
     pq.write_table(pa.table(columns | {"nats": nats_D}), out / "documents.parquet", compression="zstd")
@@ -102,5 +101,5 @@ def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Art
         for name in sorted(set(sources))
         for own in [sources == name]
     ]  # fmt: skip
-    stats = heldout.summary(held, nats_D, counts_of(model.path)) | {"digest": digest_of(texts)}
+    stats = heldout.summary(held, nats_D, np.load(model.path / FREQUENCIES)) | {"digest": digest_of(texts)}
     return stats | {"table": rows}

@@ -1,7 +1,6 @@
 """The loss of a model on another text: that of pretraining on its own, the same for every order and layout."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,8 +14,7 @@ from model import InputError, export
 from tasks.evaluate import Evaluate, evaluate
 from tasks.pretrain import Pretrain, pretrain
 from tasks.store import artifacts
-from tasks.text.original_words import heldout_of
-from tasks.text.tokenizer import MASK, PAD, SEP, load_tokenizer
+from tasks.text.tokenizer import MASK, PAD, SEP, heldout_of, load_tokenizer
 from tasks.tokenize import Tokenize, tokenize
 
 TINY = Pretrain(
@@ -117,15 +115,6 @@ def test_the_sources_add_up_to_the_whole(made, others, tmp_path):
         assert written["nats"].sum() / sizes.sum() == pytest.approx(stats[f"nats_per_{unit}"]["value"], abs=1e-6)
 
 
-def test_a_repeated_evaluation_is_cached_and_another_text_is_another_artifact(made, others, tmp_path):
-    corpus = corpus_of(tmp_path, others[:5])
-    first = evaluate.fn(Evaluate(), made["model"], corpus, [])
-    finished = first.manifest["finished"]
-    assert evaluate.fn(Evaluate(), made["model"], corpus, []) == first
-    assert first.manifest["finished"] == finished
-    assert evaluate.fn(Evaluate(), made["model"], corpus_of(tmp_path, others[5:9]), []) != first
-
-
 def test_a_text_without_documents_and_a_model_that_was_not_pretrained_are_refused(made):
     corpus = made["filter"]
     with pytest.raises(InputError, match=made["vocabulary"].name):
@@ -176,12 +165,6 @@ def test_the_command_refuses_what_is_no_model_or_no_text_and_names_it(made, argu
     assert isinstance(error, InputError)
     assert words in str(error)
     assert artifacts("evaluate") == before
-
-
-def test_an_empty_file_is_refused(made, tmp_path: Path):
-    (tmp_path / "empty.txt").write_text("\n")
-    error = CliRunner().invoke(app, ["evaluate", "latest", str(tmp_path / "empty.txt")]).exception
-    assert isinstance(error, InputError)
 
 
 def test_evaluations_are_listed_and_shown_with_their_loss(made):

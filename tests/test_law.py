@@ -69,7 +69,7 @@ def test_the_same_runs_give_the_same_law_whatever_the_unit_of_their_size_and_the
 
 
 def test_the_interval_of_resampled_laws_contains_the_truth_of_most_noisy_runs(monkeypatch):
-    monkeypatch.setattr(law, "RESAMPLES", 40)
+    monkeypatch.setattr(law, "RESAMPLES", 25)
     inside, widths = 0, []
     for seed in range(4):
         runs = grid(0.004, seed)
@@ -119,7 +119,7 @@ def test_a_law_needs_more_different_runs_than_it_has_parameters_of_several_sizes
 
 
 def test_the_fewest_runs_have_an_interval_too_and_noise_widens_it(monkeypatch):
-    monkeypatch.setattr(law, "RESAMPLES", 30)
+    monkeypatch.setattr(law, "RESAMPLES", 12)
     widths = []
     for noise in (0.001, 0.02):
         runs = runs_at([*PAIRS[: FEWEST - 1], PAIRS[-1]], noise)
