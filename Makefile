@@ -10,15 +10,16 @@ demo: install ## raw text to scores in a few minutes, offline, without a server
 test: install ## all tests, on two cores; a file stays together, since its tests share a server or a trained model
 	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-check: install ## format and lint
+check: install ## format, lint and types
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
+	.venv/bin/mypy
 
 up: install ## Prefect server, worker and the deployments cram/full and cram/study
-	$(CRAM) up
+	flows/prefect.sh up
 
 down: ## end what `make up` started
-	@test ! -x $(CRAM) || $(CRAM) down
+	flows/prefect.sh down
 
 install: .venv/installed
 

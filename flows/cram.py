@@ -1,11 +1,13 @@
 """The flow: from raw text to a GLUE table. Read it top to bottom; each line is a stage, an artifact and a cache."""
 
-from prefect import flow
+from pathlib import Path
 
-from flows.flow_runs import register
-from flows.logs import configure
+from prefect import flow, tags
+from prefect.runtime import flow_run
+
 from flows.plan import Plan, Step
 from flows.recipes import Override, Recipe, RecipeName, StageName, Use, resolve, without_empty
+from flows.reporting import configure
 from tasks.decontaminate import decontaminate
 from tasks.deduplicate import deduplicate
 from tasks.download import download
@@ -17,38 +19,47 @@ from tasks.report import report
 from tasks.store import Artifact
 from tasks.tokenize import tokenize
 from tasks.vocabulary import train_vocabulary
-from tasks.workers.progress import SECONDS_AT_THE_END, reporter
 
 configure()
 
 
-def add(plan: Plan, r: Recipe) -> dict[str, Step]:
-    """Add the stages in order, each with its params and inputs. Returns the steps of the model and of the report."""
-    corpus = plan(download, r.download)
-    unique = plan(deduplicate, r.deduplicate, corpus)
-    clean = plan(decontaminate, r.decontaminate, unique)
-    measures = plan(measure, r.measure, clean)
-    kept = plan(drop_incompressible, r.filter, clean, measures)
-    words = plan(train_vocabulary, r.vocabulary, kept)
-    sequences = plan(tokenize, r.tokenize, kept, words)
-    bert = plan(pretrain, r.pretrain, sequences)
-    finetuned: list[Step] = []
-    for params, start in r.finetune.runs():  # protocol modern: some start from the run on MNLI
-        finetuned.append(plan(finetune, params, bert if start is None else finetuned[start]))
-    page = plan(report, r.report, finetuned)
+def add(plan: Plan, r: Recipe, run: tuple[str, ...] = ()) -> dict[str, Step]:
+    """Add the stages in order, each with its params and inputs. Returns the steps of the model and of the report.
+
+    `run`: if the plan has several runs, what distinguishes this one.
+    """
+    corpus = plan.add(run, download, r.download)
+    unique = plan.add(run, deduplicate, r.deduplicate, corpus)
+    clean = plan.add(run, decontaminate, r.decontaminate, unique)
+    measures = plan.add(run, measure, r.measure, clean)
+    kept = plan.add(run, drop_incompressible, r.filter, clean, measures)
+    words = plan.add(run, train_vocabulary, r.vocabulary, kept)
+    sequences = plan.add(run, tokenize, r.tokenize, kept, words)
+    bert = plan.add(run, pretrain, r.pretrain, sequences)
+    finetuned = [plan.add(run, finetune, params, bert) for params in r.finetune.runs()]
+    page = plan.add(run, report, r.report, finetuned)
     return {"pretrain": bert, "report": page}
 
 
 def planned(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
-    """The plan of a run. Nothing runs yet."""
+    """The plan of a run, checked for every mistake that can be known before it starts."""
     r, plan = resolve(recipe, override), Plan(until, use, refresh)
     if not {"tokenize", "pretrain", "finetune"} & set(use):  # else the length of the given artifact counts
         r.check_lengths(until)
     add(plan, r)
+    plan.warn_of_unused(without_empty(override))
+    for error in plan.check().values():
+        raise error
     return plan
 
 
-@flow(name="cram", flow_run_name=register, log_prints=True)
+def run_name() -> str:
+    """The name of a flow run: its recipe, or its study, before the name that Prefect gave it."""
+    given = flow_run.parameters
+    return f"{Path(given.get('study') or given['recipe']).stem}-{flow_run.name}"
+
+
+@flow(name="cram", flow_run_name=run_name, log_prints=True)
 def cram(
     recipe: RecipeName = "demo",
     override: Override = {},
@@ -66,8 +77,6 @@ def cram(
         refresh: Stages to run again though they are cached.
     """
     plan = planned(recipe, override, until, use, refresh)
-    plan.warn_of_unused(without_empty(override))
-    try:
-        return plan.run()
-    finally:
-        reporter.flush(SECONDS_AT_THE_END)
+    with tags(recipe, f"until {until}"):
+        plan.run()
+    return plan.results()

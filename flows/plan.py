@@ -1,35 +1,33 @@
-"""A plan: the stages that one run needs, or several. Nothing runs until it is complete, so none runs needlessly."""
+"""The stages that one or more runs need. Nothing starts before the plan is complete, so every key is known first."""
 
 import logging
+import os
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from itertools import takewhile
+from typing import Any, cast
 
-from prefect import Task
-from prefect.exceptions import UnfinishedRun
-from prefect.futures import PrefectFuture, as_completed
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture
+from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
-from prefect.utilities.callables import get_call_parameters
 
-from flows.logs import running
-from flows.pages import show
+from flows.reporting import publish, running
 from flows.summary import brief_duration, counts, relative
 from model import InputError
-from model.quantities import counted
-from tasks.corpus.fetch import downloads
 from tasks.glue import probes
-from tasks.report import refuse_older
-from tasks.stage import Params
+from tasks.stage import Params, StageTask
 from tasks.store import Artifact, find, read_manifest, refresh, verify
 from tasks.text.printable import printable
-from tasks.workers import pool, side_by_side
+from tasks.workers import processes, runs
 
 SEVERAL = "finetune"  # the stage with many runs, which don't wait for each other
 log = logging.getLogger(__name__)
-
-
-def as_list(given: "Step | list[Step]") -> "list[Step]":
-    """One step or several as a list."""
-    return given if isinstance(given, list) else [given]
 
 
 @dataclass(eq=False)
@@ -39,8 +37,8 @@ class Step:
     `run`: where a plan has several runs, what distinguishes those that need the step, as ("15 %", "seed 0").
     """
 
-    task: Task
-    params: Params
+    task: StageTask
+    params: Any  # of its stage
     inputs: tuple["Step | list[Step]", ...]
     run: tuple[str, ...] = ()
 
@@ -52,28 +50,31 @@ class Step:
     @property
     def title(self) -> str:
         """The stage's name, with the task and seed of a finetuning run, and the run that it belongs to."""
-        return " ".join(filter(None, (self.stage, self.params.label(), self.run and f"[{', '.join(self.run)}]")))
+        run = f"[{', '.join(self.run)}]" if self.run else ""
+        return " ".join(filter(None, (self.stage, self.params.label(), run)))
 
     @property
     def upstream(self) -> "set[Step]":
         """The steps whose artifacts it reads."""
-        return {step for given in self.inputs for step in as_list(given)}
+        return {step for given in self.inputs for step in (given if isinstance(given, list) else [given])}
 
 
 Problems = dict[Step, Exception | None]  # failed steps with their errors; None for one that needs a failed one
 
 
 class Plan:
-    """Collects steps; `run` carries out those that the last stage needs, `run_each` those of several runs.
+    """The steps of one run, or of several that share steps.
 
     `until`: the last stage; `use`: keys of artifacts by stage, to take in place of running it; `again`: stages to
     run though they are cached.
     """
 
     def __init__(self, until: str, use: dict[str, str], again: list[str]) -> None:
-        self.until, self.again, self.steps, self.adding = until, set(again), [], ()
+        self.until, self.again = until, set(again)
+        self.steps: list[Step] = []
         self.made: dict[Step, Artifact] = {}  # the artifact of each needed step, made or not
         self.anew: set[Step] = set()  # needed steps that run though they are cached
+        self.problems: Problems = {}
         self.given = {
             stage: list(dict.fromkeys(find(stage, key.strip()) for key in keys.split(",")))
             for stage, keys in use.items()
@@ -83,32 +84,23 @@ class Plan:
                 f"use names several artifacts of {several[0]}; expected one, since only finetune takes several."
             )
 
-    def __call__(self, task: Task, params: Params, *inputs: "Step | list[Step]") -> Step:
-        """Add a step for the run `adding`, unless another run has the same one, which then belongs to both."""
+    def add(self, run: tuple[str, ...], task: StageTask, params: Params, *inputs: Step | list[Step]) -> Step:
+        """Add a step; identical steps are shared between runs."""
         for step in self.steps:
             if (step.task, step.params, step.inputs) == (task, params, inputs):
-                pairs = takewhile(lambda pair: pair[0] == pair[1], zip(step.run, self.adding, strict=False))
+                pairs = takewhile(lambda pair: pair[0] == pair[1], zip(step.run, run, strict=False))
                 step.run = tuple(own for own, _ in pairs)
                 return step
-        step = Step(task, params, inputs, self.adding)
-        self.steps.append(step)
+        self.steps.append(step := Step(task, params, inputs, run))
         return step
-
-    def warn_of_unused(self, changed: dict[str, dict]) -> None:
-        """Log a warning if this run doesn't reach an overridden stage."""
-        reached = {step.stage for step in self.needed()}
-        unused = [stage for stage in changed if stage not in reached]
-        if "decontaminate" in reached and set(changed.get("finetune", ())) <= {"data"}:  # which decontaminate reads
-            unused = [stage for stage in unused if stage != "finetune"]
-        if unused:
-            log.warning("This run doesn't reach %s; overrides of it have no effect.", ", ".join(unused))
 
     def needed(self) -> list[Step]:
         """The steps that the last stage needs, in order.
 
         Raises InputError if `use` or `refresh` names a stage that this run doesn't reach.
         """
-        needed, reached = [], {self.until}
+        needed: list[Step] = []
+        reached = {self.until}
         wanted = {step for step in self.steps if step.stage == self.until}
         for step in reversed(self.steps):
             if step in wanted:
@@ -127,220 +119,205 @@ class Plan:
             raise InputError(f"{', '.join(sorted(both))} is in both use and refresh. Choose one.")
         return needed
 
-    def arguments(self, step: Step) -> list[Artifact | list[Artifact]]:
-        """The artifacts that a step reads: those that other steps make, or those given in their place."""
+    def warn_of_unused(self, changed: dict[str, dict]) -> None:
+        """Log a warning if this run doesn't reach an overridden stage."""
+        reached = {step.stage for step in self.needed()}
+        unused = [stage for stage in changed if stage not in reached]
+        if "decontaminate" in reached and set(changed.get("finetune", ())) <= {"data"}:  # which decontaminate reads
+            unused = [stage for stage in unused if stage != "finetune"]
+        if unused:
+            log.warning("This run doesn't reach %s; overrides of it have no effect.", ", ".join(unused))
 
-        def resolved(given: "Step | list[Step]") -> Artifact | list[Artifact]:
+    def arguments(self, step: Step) -> list[Any]:
+        """The params of a step and the artifacts that it reads, made by other steps or given in their place."""
+
+        def read(given: Step | list[Step]) -> Artifact | list[Artifact]:
             if isinstance(given, list):
                 return self.given.get(given[0].stage) or [self.made[each] for each in given]
             return self.given[given.stage][0] if given.stage in self.given else self.made[given]
 
-        return [resolved(given) for given in step.inputs]
+        return [step.params, *map(read, step.inputs)]
 
-    def check(self) -> None:
-        """Raise InputError for every mistake that can be known before a stage runs, and not after a day of training."""
-        if problems := self.check_each():
-            raise next(iter(problems.values()))
+    def is_made(self, step: Step) -> bool:
+        """Whether a step has nothing to do."""
+        return step not in self.anew and step.task.is_made(*self.arguments(step))
 
-    def check_each(self) -> Problems:
-        """The steps with such a mistake, and those that need them; the others are ready to run."""
-        for kind in side_by_side.KINDS.values():
-            kind.asked()
-        pool.workers()
-        downloads()
-        if self.until == "report":
-            for artifact in self.given.get("pretrain", []):
-                refuse_older(artifact.name, artifact.stats)
-        problems: Problems = {}
+    def is_blocked(self, step: Step) -> bool:
+        """Whether a step, or one that it needs, has failed."""
+        if step not in self.problems and step.upstream & set(self.problems):
+            self.problems[step] = None
+        return step in self.problems
+
+    def check(self) -> Problems:
+        """Find the artifact of every step, and each mistake that can be known before a stage runs.
+
+        Raises InputError for a mistake that concerns all steps.
+        """
+        runs.finetunes()
+        processes.workers()
+        for artifacts in self.given.values():
+            for artifact in artifacts:
+                verify(artifact)
         for step in self.needed():
             try:
-                if not self.is_blocked(step, problems):
+                if not self.is_blocked(step):
                     self.prepare(step)
             except InputError as error:
-                problems[step] = error
-        if any(step.stage == SEVERAL and not self.is_made(step) for step in self.made):
-            from model import machine  # torch: not for every command line
-
-            machine.detect()
-        return problems
+                self.problems[step] = error
+        return self.problems
 
     def prepare(self, step: Step) -> None:
         """Find a step's artifact, and check what the step needs if that is to be made."""
-        self.made[step] = step.task.target(step.params, *self.arguments(step))
+        self.made[step] = step.task.target(*self.arguments(step))
         if step.stage in self.again or self.anew & step.upstream:
             self.anew.add(step)
         if not self.is_made(step):
             step.params.check()
-        self.check_probes(step)
+            self.check_probes(step)
 
     def check_probes(self, step: Step) -> None:
-        """Raise InputError if the step is to make a model, and its held-out text, if it is there, is too little."""
-        readers = [each.params for each in self.steps if each.stage == SEVERAL and step in each.inputs]
-        runs = [params for params in readers if params.data == "probes"]
-        if not runs or self.is_made(step) or SEVERAL not in {each.stage for each in self.needed()}:
-            return
-        [tokens] = self.arguments(step)
-        if read_manifest(tokens):
+        """Raise InputError if a step is to make a model, and its held-out text, if it is there, has too few probes."""
+        readers = [each for each in self.steps if each.stage == SEVERAL and step in each.inputs]
+        wanted = [each.params for each in readers if each.params.data == "probes" and self.until in (SEVERAL, "report")]
+        _, tokens, *_ = self.arguments(step) if wanted else (None, None)
+        if tokens and read_manifest(tokens):
             from model.finetuning import steps_of  # torch: not for every command line
 
-            for run in runs:
-                steps_of(run.rows(probes.training_rows(run.task, tokens)), run.finetuning())
+            for params in wanted:
+                steps_of(params.rows(probes.training_rows(params.task, tokens)), params.finetuning())
 
-    def is_blocked(self, step: Step, problems: Problems) -> bool:
-        """Whether a step needs a failed one; then it is entered into `problems` too."""
-        if blocked := bool(step.upstream & set(problems)):
-            problems[step] = None
-        return blocked
+    def run(self) -> Problems:
+        """Carry out what is needed, stage by stage; if a step fails, those that don't need it go on."""
+        self.made or self.check()
+        if not flow_run.id:
+            where = f" at {url}" if (url := os.environ.get("PREFECT_API_URL")) else ""
+            log.info("No Prefect server answers%s; this run goes on in its own process. `make up` starts one.", where)
+        for step, error in self.problems.items():
+            if error:
+                log.warning("%s is not possible: %s", step.title, error)
+        for stage in dict.fromkeys(step.stage for step in self.made):
+            steps = [step for step in self.made if step.stage == stage and not self.is_blocked(step)]
+            left = [step for step in steps if not self.is_made(step)] if stage == SEVERAL else []
+            count = runs.at_once(len(left), self.memory(left)) if len(left) > 1 else 1
+            for step in steps:
+                if count == 1 or step not in left:
+                    self.attempt(step, partial(self.carry_out, step), self.is_made(step))
+            if count > 1:
+                self.side_by_side(left, count)
+        return self.problems
 
-    def is_made(self, step: Step) -> bool:
-        """Whether a step has nothing to do."""
-        return step not in self.anew and step.task.is_made(step.params, *self.arguments(step))
+    def results(self) -> list[Artifact]:
+        """The artifacts of the last stage. Raises one error if a step has failed."""
+        if self.problems:
+            raise self.error()
+        if self.given:
+            names = [artifact.name for artifacts in self.given.values() for artifact in artifacts]
+            log.info("Existing artifacts used: %s", ", ".join(names))
+        return self.given.get(self.until) or [made for step, made in self.made.items() if step.stage == self.until]
 
-    def run(self) -> list[Artifact]:
-        """Carry out what is needed; returns the artifacts of the last stage."""
-        given = [artifact for artifacts in self.given.values() for artifact in artifacts]
-        for artifact in given:
-            verify(artifact)
-        self.check()
-        several = [step for step in self.made if step.stage == SEVERAL]
-        for step in self.made:
-            if step.stage != SEVERAL:
-                self.carry_out(step)
-            elif step is several[0]:  # the steps before it are done, and none of them needs the steps after it
-                self.carry_out_several(several)
-        if given:
-            log.info("Existing artifacts used: %s", ", ".join(artifact.name for artifact in given))
-        return self.given.get(self.until) or [a for step, a in self.made.items() if step.stage == self.until]
+    def attempt(self, step: Step, work: Callable[[], Artifact], cached: bool) -> None:
+        """Settle the artifact that work() makes, or record its error."""
+        try:
+            self.settle(step, work(), cached)
+        except Exception as error:
+            if step.run or step.stage == SEVERAL:  # at once, since others may go on for hours
+                log.warning("%s failed: %s", step.title, error)
+            self.problems[step] = error
 
-    def carry_out(self, step: Step) -> None:
-        """Make a step's artifact, unless it is cached."""
-        cached = self.is_made(step)
+    def carry_out(self, step: Step) -> Artifact:
+        """A step's artifact, made unless it is cached."""
         if step in self.anew:
             refresh(self.made[step])
+        if not self.is_made(step):
+            self.check_probes(step)
         with running(step.title):
-            artifact = step.task(step.params, *self.arguments(step))
-        self.settle(step, artifact, cached)
+            return call(step.task, *self.arguments(step))
 
-    def settle(self, step: Step, artifact: Artifact, cached: bool = False) -> None:
-        """Log a step's result, check that it is the planned artifact, and show it on the page of the run."""
-        log.info(result_line(step, artifact, cached))
+    def settle(self, step: Step, artifact: Artifact, cached: bool) -> None:
+        """Log a step's result, check that it is the planned artifact, and put it on the page of the Prefect run."""
+        log.info(result_line(step.title, artifact, cached))
         if artifact != (planned := self.made[step]):
             raise InputError(
                 f"The input files of {step.title} changed during this run: it made {artifact.name}, but {planned.name} "
                 "was planned. Run again, and don't change the files before it ends."
             )
-        show(artifact)
-        for reader in self.made:
-            if step in reader.inputs:
-                self.check_probes(reader)
-
-    def run_each(self) -> Problems:
-        """Carry out the steps of several runs, stage by stage. If one fails, those that don't need it go on."""
-        problems = self.check_each()
-        for step, error in problems.items():
-            if error:
-                failure(step, error)
-        for stage in dict.fromkeys(step.stage for step in self.steps):
-            steps = [step for step in self.made if step.stage == stage and step not in problems]
-            problems |= self.attempt([step for step in steps if not self.is_blocked(step, problems)])
-        return problems
-
-    def carry_out_several(self, steps: list[Step]) -> None:
-        """Carry out finetuning runs. Raises one error for all that failed, when the others have ended."""
-        left = [step for step in steps if not self.is_made(step)]
-        if problems := self.attempt(steps):
-            raise failed(problems, len(left) or len(steps))
-
-    def attempt(self, steps: list[Step]) -> Problems:
-        """Carry out steps of a stage, training runs as many at a time as the machine has room for."""
-        cached = [step for step in steps if self.is_made(step)]
-        problems = self.one_by_one(cached)
-        left = [step for step in steps if step not in cached]
-        kind = side_by_side.KINDS.get(left[0].stage) if len(left) > 1 else None
-        count = side_by_side.at_once(kind, len(left), self.memory(left)) if kind else 1
-        return problems | (self.concurrently(kind, left, count) if count > 1 else self.one_by_one(left))
+        if flow_run.id:
+            publish(artifact)
 
     def memory(self, steps: list[Step]) -> int:
-        """Bytes that the largest of these training runs takes."""
+        """Bytes that the largest of these finetuning runs takes."""
         from model import machine
 
         here = machine.detect()
-        return max(step.params.memory(self.arguments(step)[0], here) for step in steps)
+        return max(step.params.memory(self.arguments(step)[1], here) for step in steps)
 
-    def one_by_one(self, steps: list[Step]) -> Problems:
-        """Carry out steps in order; returns the failed ones."""
-        problems: Problems = {}
-        for step in steps:
-            try:
-                if not self.is_blocked(step, problems):
-                    self.carry_out(step)
-            except Exception as error:
-                problems[step] = failure(step, error)
-        return problems
+    def side_by_side(self, steps: list[Step], count: int) -> None:
+        """Carry out finetuning runs, `count` at a time: each in a process of its own, for which a thread waits.
 
-    def concurrently(self, kind: side_by_side.Kind, steps: list[Step], count: int) -> Problems:
-        """Carry out training runs, `count` at a time, in threads of Prefect's task runner.
-
-        Returns the same as `one_by_one`. On Ctrl-C, `several` first ends the processes that do the work, so that the
-        threads end at once.
+        On Ctrl-C, `several` first ends the processes, so that the threads end at once.
         """
-        problems, futures = {}, {}
-        total = sum(step.params.examples() for step in steps) if kind is side_by_side.FINETUNE else len(steps)
-        several = side_by_side.several(kind, count, total, len(steps))
-        with ThreadPoolTaskRunner(count) as runner, several, running(kind.stage):
-            # those that wait for others come last: a waiting one has a thread, too
-            for step in sorted(steps, key=lambda step: bool(step.upstream & set(steps))):
-                futures[step] = self.submit(step, runner, [futures[each] for each in step.upstream if each in futures])
+        done: queue.SimpleQueue = queue.SimpleQueue()
+        total = sum(step.params.examples() for step in steps)
+        with threads(count) as submit, runs.several(count, total, len(steps)), running(SEVERAL):
+            futures = {}
+            for step in steps:
+                if step in self.anew:
+                    refresh(self.made[step])
+                futures[future := submit(step.task, *self.arguments(step))] = step
+                future.add_done_callback(done.put)
+            while futures:
+                with suppress(queue.Empty):
+                    future = done.get(timeout=1)  # s, as a signal right before an endless wait would not end it
+                    self.attempt(futures.pop(future), future.result, cached=False)
+
+    def error(self) -> Exception:
+        """One error for all failed steps: the first bug, or else the sentences of user errors, each once."""
+        errors = {step: error for step, error in self.problems.items() if error}
+        for error in errors.values():
+            if not isinstance(error, InputError):
+                return error
+        wanted = [step for step in self.made if step.stage == SEVERAL]
+        failed = [step for step in wanted if step in errors]
+        if not failed or len(wanted) == 1:
+            return next(iter(errors.values()))
+        sentences = " ".join(dict.fromkeys(map(str, errors.values())))
+        return InputError(f"{len(failed)} of {len(wanted)} finetuning runs failed; the others are kept. {sentences}")
+
+
+def call(task: StageTask, *arguments: Params | Artifact | list[Artifact]) -> Artifact:
+    """Run a stage: as a task of the Prefect run that this is part of, or without Prefect's engine."""
+    # the result of the state, since a task that returns a state, as `Cached`, returns it as it is
+    return cast(State, task(*arguments, return_state=True)).result() if flow_run.id else task.fn(*arguments)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[Callable[..., PrefectFuture | Future]]:
+    """A function like `call` that returns a future, for up to `count` calls at a time."""
+    if flow_run.id:
+        with ThreadPoolTaskRunner(max_workers=count) as runner:  # type: ignore[var-annotated]
+            yield lambda task, *arguments: runner.submit(task, signature(task.fn).bind(*arguments).arguments)
+    else:
+        with ThreadPoolExecutor(count) as executor:
             try:
-                self.settle_each(futures, problems)
+                yield lambda task, *arguments: executor.submit(task.fn, *arguments)
             finally:
-                for future in futures.values():
-                    future.wrapped_future.cancel()  # on Ctrl-C those that have not begun
-        return problems
-
-    def settle_each(self, futures: dict[Step, PrefectFuture], problems: Problems) -> None:
-        """Settle steps as they end; put those that failed into `problems`."""
-        steps = {future: step for step, future in futures.items()}
-        for future in as_completed(list(steps)):
-            step = steps[future]
-            try:
-                self.settle(step, future.result())
-            except UnfinishedRun:  # another failed that it needs
-                problems[step] = None
-            except Exception as error:
-                problems[step] = failure(step, error)
-
-    def submit(self, step: Step, runner: ThreadPoolTaskRunner, upstream: list[PrefectFuture]) -> PrefectFuture:
-        """Queue a step; Prefect does not begin it if one of these others fails."""
-        if step in self.anew:
-            refresh(self.made[step])
-        parameters = get_call_parameters(step.task.fn, (step.params, *self.arguments(step)), {})
-        with side_by_side.titled(step.title):
-            return runner.submit(step.task, parameters, wait_for=upstream)
+                executor.shutdown(wait=False, cancel_futures=True)
 
 
-def failure(step: Step, error: Exception) -> Exception:
-    """Log at once that a step has failed, since the others may go on for hours; returns the error."""
-    log.warning("%s failed: %s", step.title, error)
-    return error
+def make(task: StageTask, params: Params, *inputs: Artifact | list[Artifact], title: str = "") -> Artifact:
+    """The artifact of a stage that runs after a plan; its result is logged and put on the page of the Prefect run."""
+    title, cached = title or task.name, task.is_made(params, *inputs)
+    with running(title):
+        artifact = call(task, params, *inputs)
+    log.info(result_line(title, artifact, cached))
+    if flow_run.id:
+        publish(artifact)
+    return artifact
 
 
-def failed(problems: Problems, wanted: int) -> Exception:
-    """One error for all failed runs: the first bug, or else the sentences of user errors, each once."""
-    errors = [error for error in problems.values() if error]
-    if bugs := [error for error in errors if not isinstance(error, InputError)]:
-        return bugs[0]
-    if wanted == 1:
-        return errors[0]
-    not_begun = len(problems) - len(errors)
-    others = f", and {counted(not_begun, 'run')} depending on them did not start" if not_begun else ""
-    sentences = " ".join(dict.fromkeys(map(str, errors)))
-    return InputError(f"{len(errors)} of {wanted} finetuning runs failed{others}; the others are kept. {sentences}")
-
-
-def result_line(step: Step, artifact: Artifact, cached: bool) -> str:
+def result_line(title: str, artifact: Artifact, cached: bool) -> str:
     """A stage's counts, seconds and path, for the log."""
     about = artifact.manifest
     duration = "cached" if cached else brief_duration(about["seconds"])
     facts = [duration, counts(about["stats"])] if cached else [counts(about["stats"]), duration]
-    return printable(f"{step.title}: {', '.join(filter(None, [*facts, str(relative(artifact.path))]))}")
+    return printable(f"{title}: {', '.join(filter(None, [*facts, str(relative(artifact.path))]))}")

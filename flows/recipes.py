@@ -1,4 +1,4 @@
-"""Recipes: named sets of all parameters. deltas.py has the changes of each from the paper's final recipe."""
+"""Recipes: named sets of all parameters. flows/deltas.py has how each differs from the paper's final recipe."""
 
 import difflib
 import functools
@@ -60,20 +60,18 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 STAGES = tuple(Recipe.model_fields)
 OTHER_STAGES = ("evaluate", "study")  # no part of a recipe
-# fields that moved when measuring became a stage of its own
-MOVED = {f"filter.{name}": f"measure.{name}" for name in Measure.model_fields}
 StageName = Literal[*STAGES]
 RecipeName = Literal[*DELTAS]  # for Prefect, which refuses other names at submission
 
 
 def level(field: FieldInfo) -> type[BaseModel] | None:
-    """The model that a field of a recipe holds, which has fields of its own; None for a value."""
+    """The nested params class of a field; None for a field that holds a value."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def merge(base: dict, delta: dict, model: type[BaseModel] = Recipe) -> dict:
-    """A model's fields in `base`, overridden by those in `delta`, level by level. A mixture of sources is one value."""
+    """Override the fields of `base` by those of `delta`, level by level. A mixture of sources is one value."""
     merged = dict(base)
     for name, value in delta.items():
         inner = level(model.model_fields[name]) if name in model.model_fields else None
@@ -119,7 +117,7 @@ def _for_the_form(default: Any, schema: dict) -> None:
 
 
 def _partial(model: type[BaseModel], base: dict) -> type:
-    """A typed dict of the model's fields, all of them optional, nested ones too. `base`: their defaults."""
+    """A typed dict of a model's fields, all optional, with their defaults in `base` described."""
     fields = {}
     for name, info in model.model_fields.items():
         nested = level(info)
@@ -157,13 +155,13 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
 
 
 def without_empty(override: dict) -> dict:
-    """An override without empty levels, which Prefect's form sends for cleared fields."""
+    """Drop the empty levels of an override, which Prefect's form sends for cleared fields."""
     levels = {name: without_empty(value) if isinstance(value, dict) else value for name, value in override.items()}
     return {name: value for name, value in levels.items() if value != {}}
 
 
 def without_limits(override: dict) -> dict:
-    """An override that reads files, without the limits of the recipe, which are those of its own source."""
+    """Lift the recipe's download limits, which belong to its source, in an override that reads the user's files."""
     download = override.get("download")
     if not isinstance(download, dict) or not reads_files(download):
         return override
@@ -177,7 +175,7 @@ def check_name(name: str) -> None:
 
 
 def check_changes(changes: dict) -> None:
-    """Raise InputError unless these are changes to a recipe, each field for itself."""
+    """Raise InputError for unknown fields and for values that a field never takes."""
     try:
         CHANGES.validate_python(changes)
     except ValidationError as error:
@@ -185,27 +183,17 @@ def check_changes(changes: dict) -> None:
 
 
 def resolve(name: str, override: dict) -> Recipe:
-    """The recipe of that name with overridden fields. Raises InputError for an unknown name and for invalid fields."""
+    """The recipe of that name, with overrides. Raises InputError for unknown names and invalid fields."""
     check_name(name)
     return recipe_of(DELTAS[name], override)
 
 
 def recipe_of(delta: dict, override: dict) -> Recipe:
-    """The recipe of these changes to the paper's, with overridden fields. Raises InputError for invalid fields."""
-    if not isinstance(override, dict):
-        raise InputError(
-            f'override is {override!r}; expected an object like {{"filter": {{"max_tokens_per_char": 0.25}}}}.'
-        )
+    """The paper's recipe with a delta and then an override. Raises InputError for invalid fields."""
     try:
         recipe = Recipe.model_validate(merge(Recipe().model_dump(), merge(delta, without_limits(override))))
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
-    if unread := recipe.finetune.unread(without_empty(override).get("finetune", {})):
-        raise InputError(
-            f"finetune.{unread[0]} has no effect: its protocol is not selected. finetune.protocols is "
-            f"{recipe.finetune.protocols}; add 'modern' to use the fields of finetune.modern, 'cramming' to use the "
-            "others."
-        )
     data = recipe.decontaminate.data or recipe.finetune.data  # the corpus must not have the data that scores the model
     return recipe.model_copy(update={"decontaminate": recipe.decontaminate.model_copy(update={"data": data})})
 
@@ -214,8 +202,6 @@ def sentence(problem: dict) -> str:
     """A pydantic error as a sentence: the field, what is wrong, the value."""
     *path, last = problem["loc"] or ("recipe",)
     field = ".".join(map(str, (*path, last)))
-    if problem["type"] == "extra_forbidden" and field in MOVED:
-        return f"The field {field} has moved to {MOVED[field]}, in the stage before the filter. Override that instead."
     if problem["type"] == "extra_forbidden":
         model: type[BaseModel] = Recipe
         for step in path:

@@ -87,11 +87,8 @@ STUDIES: dict[str, dict] = {
             "no embedding norm": architecture(embedding_norm=False),
             "no first norm": architecture(first_norm=False),
             "no final norm": architecture(final_norm=False),
-            "4 heads": architecture(heads=4),
-            "8 heads": architecture(heads=8),
-            "learned positions": architecture(positions="learned"),
-            "sinusoidal positions": architecture(positions="sinusoidal"),
-            "rotary positions": architecture(positions="rotary"),
+            **{f"{count} heads": architecture(heads=count) for count in (4, 8)},
+            **{f"{kind} positions": architecture(positions=kind) for kind in ("learned", "sinusoidal", "rotary")},
             "dense head": architecture(head_transform=True),
             "untied head": architecture(tied=False),
             "outputs start at zero": architecture(zero_outputs=True),
@@ -167,10 +164,7 @@ STUDIES: dict[str, dict] = {
         "published": {"adafactor": "no gain", "radam": "no gain", "no clipping": "less stable"},
         "runs": BASE
         | {
-            "adamw": training(optimizer="adamw"),
-            "adam": training(optimizer="adam"),
-            "radam": training(optimizer="radam"),
-            "adafactor": training(optimizer="adafactor"),
+            **{name: training(optimizer=name) for name in ("adamw", "adam", "radam", "adafactor")},
             "sgd": training(optimizer="sgd", learning_rate=0.025),
             "muon, batch, rates and decay as in modern": training(
                 optimizer="muon", **tuned(Architecture().hidden, DAY, 0)
@@ -237,7 +231,7 @@ STUDIES: dict[str, dict] = {
         },
     },
     "vocabulary": {
-        "about": "Size and kind of the vocabulary, by loss per byte.",
+        "about": "Size of the vocabulary, by loss per byte.",
         "paper": f"{SECTION} 4.4; directions only, no numbers at hand",
         "published": {
             "4,096 entries": "worse",
@@ -245,15 +239,8 @@ STUDIES: dict[str, dict] = {
             "16,384 entries": "worse",
             "32,768 entries": "MNLI does not rise beyond it",
             "65,536 entries": "not reliably better",
-            "BPE": "as WordPiece",
-            "Unigram": "as WordPiece",
         },
-        "runs": BASE
-        | {f"{2**power:,} entries": {"vocabulary": {"entries": 2**power}} for power in range(11, 18)}
-        | {
-            "BPE": {"vocabulary": {"model": "bpe"}},
-            "Unigram": {"vocabulary": {"model": "unigram"}},
-        },
+        "runs": BASE | {f"{2**power:,} entries": {"vocabulary": {"entries": 2**power}} for power in range(11, 18)},
     },
     "budgets": {
         "about": "The same recipe with more and with less time. At scale day: an hour, six hours, a day, two days.",

@@ -1,11 +1,10 @@
-"""Summaries of artifacts for listings, logs and messages: the most telling numbers, age, size and path.
+"""Summaries of artifacts for listings, logs and messages: the most telling numbers, age and path.
 
 It imports nothing slow, so that every command can use it.
 """
 
 import json
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,17 +15,8 @@ from tasks.text.printable import printable
 
 SHOWN_TASKS = 3  # of a report without an average
 # values that most rows of a table of scores have
-USUAL = {"verdict": "", "protocol": "cramming", "pretrained": True, "share": 1.0, "partial data": False}
+USUAL = {"verdict": "", "no pretraining": "", "share": 1.0, "partial data": False}
 WEAK = " (≤ majority)"  # of a score that is no better than always answering the most frequent class
-
-
-def size(count: float) -> str:
-    """A number of bytes in a suitable unit."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
 
 
 def brief_duration(seconds: float) -> str:
@@ -46,9 +36,9 @@ def age(when: str) -> str:
     return ""
 
 
-def telling(rows: list[dict], names: Iterable[str] = ()) -> list[str]:
-    """The columns (of these, or of all) that don't have their usual value in every row."""
-    return [name for name in names or rows[0] if name not in USUAL or any(row[name] != USUAL[name] for row in rows)]
+def telling(rows: list[dict]) -> list[str]:
+    """The columns in which some row differs from the usual value."""
+    return [name for name in rows[0] if name not in USUAL or any(row[name] != USUAL[name] for row in rows)]
 
 
 def relative(path: Path) -> Path:
@@ -59,18 +49,15 @@ def relative(path: Path) -> Path:
 
 
 def counts(stats: dict) -> str:
-    """The most telling numbers of a stage's statistics, chosen by their names; empty if none of the names is known.
-
-    A new stage needs no entry here. Older versions may have other statistics under the same names.
-    """
-    with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
+    """The most telling numbers of a stage's statistics, chosen by their names; empty for unknown or odd statistics."""
+    with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # a listing shows the other artifacts
         return next((summarize(stats) for name, summarize in BY_NAME.items() if name in stats), "")
     return ""
 
 
 def _kept(stats: dict) -> str:
     kept, dropped = stats["documents"], sum(of["documents"] for of in stats["dropped"].values())
-    if stats.get("checked") is False:
+    if not stats.get("checked", True):
         return f"{counted(kept, 'document')}, unchecked"
     return f"{kept:,} of {counted(kept + dropped, 'document')} kept"
 
@@ -81,22 +68,18 @@ def _documents(stats: dict) -> str:
 
 
 def _validation(stats: dict) -> str:
-    scores = " / ".join(f"{of['metrics'][stats['metric']]:.1f}" for of in stats["validation"].values())
-    weak = all(_is_weak(of, stats["metric"]) for of in stats["validation"].values())
-    return f"{stats['task']} {scores} {stats['metric']}{WEAK if weak else ''}"
-
-
-def _is_weak(about: dict, metric: str) -> bool:
-    """Whether the majority baseline's score lies within the interval of this one, or above it."""
-    return about.get("intervals", {}).get(metric, [math.inf])[0] <= about.get("majority", {}).get(metric, -math.inf)
+    metric, splits = stats["metric"], stats["validation"].values()
+    scores = " / ".join(f"{of['metrics'][metric]:.1f}" for of in splits)
+    weak = all(of["intervals"][metric][0] <= of["majority"][metric] for of in splits)
+    return f"{stats['task']} {scores} {metric}{WEAK if weak else ''}"
 
 
 def _report(stats: dict) -> str:
     if stats["average"] is not None:
         return f"GLUE average {stats['average']:.1f}"
-    rows = {row["task"]: row for row in stats["table"] if row["pretrained"] and row.get("share", 1) == 1}
-    shown = [f"{task} {row['score']:.1f}{WEAK if row.get('verdict') else ''}" for task, row in rows.items()]
-    return ", ".join(shown[:SHOWN_TASKS]) + (f" and {len(shown) - SHOWN_TASKS} more" if shown[SHOWN_TASKS:] else "")
+    rows = [row for row in stats["table"] if row["share"] == 1]
+    shown = [f"{row['task']} {row['score']:.1f}{WEAK if row['verdict'] else ''}" for row in rows[:SHOWN_TASKS]]
+    return ", ".join(shown) + (f" and {len(rows) - SHOWN_TASKS} more" if rows[SHOWN_TASKS:] else "")
 
 
 # The first of these names that the statistics have decides.

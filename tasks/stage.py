@@ -17,11 +17,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
+from typing import Any
 
-from prefect import Task, task
+from prefect import Task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import task_run
-from prefect.transactions import TransactionState, get_transaction
+from prefect.states import Completed
 from pydantic import BaseModel
 
 from tasks.home import CODE, IN_CHECKOUT
@@ -39,9 +41,10 @@ from tasks.store import (
     tidy,
     warn_of_damage,
 )
-from tasks.workers.usage import cpu_clock, peak_memory, reset_usage, usage
+from tasks.workers.processes import cpu_clock, peak_memory, reset_usage, usage
 
 REPORTED_PACKAGES = ("prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
+SECONDS_BEFORE_A_RETRY = 60
 log = logging.getLogger(__name__)
 
 
@@ -93,10 +96,9 @@ def environment() -> dict:
     return {"python": platform.python_version(), "packages": packages, "machine": machine, "commit": commit}
 
 
-def show_as_cached() -> None:
-    """Have Prefect show the running task as `Cached`, as if an earlier run had committed its transaction."""
-    if transaction := get_transaction():  # there is none in a plain call
-        transaction.state = TransactionState.COMMITTED
+def has_lost_connection(task: Task, task_run: TaskRun, state: State) -> bool:
+    """Whether a stage failed for want of a network, which may come back."""
+    return isinstance(state.result(raise_on_failure=False), ConnectionError)
 
 
 class Stage:
@@ -134,7 +136,6 @@ class Stage:
         inputs = inputs_of(arguments)
         if is_made(artifact, inputs):
             tidy(artifact)
-            show_as_cached()
             return artifact
         with disk_errors_as_input_errors(self.name), held(inputs), locked(artifact):
             if not is_made(artifact, inputs):  # another process may have made it while this one waited
@@ -162,32 +163,48 @@ class Stage:
         publish(draft, artifact, about)
 
 
-def stage(version: int, resumes: bool = False, name: str = "", varies: bool = False) -> Callable[[Callable], Task]:
+class StageTask(Task):
+    """A stage as a Prefect task from (params, *inputs) to an Artifact; `fn` is the plain function."""
+
+    def __init__(self, made: Stage, retries: int) -> None:
+        @functools.wraps(made.fn)
+        def run(*args: Any, **kwargs: Any) -> Artifact | State:
+            if task_run.id and made.is_made(*args, **kwargs):
+                return Completed(name="Cached", message="Found in the store.", data=made.run(*args, **kwargs))
+            return made.run(*args, **kwargs)
+
+        def run_name() -> str:
+            return "-".join(filter(None, (made.name, task_run.parameters["params"].label())))
+
+        run.__signature__ = made.signature  # type: ignore[attr-defined]
+        super().__init__(
+            run,
+            name=made.name,
+            task_run_name=run_name,
+            cache_policy=NO_CACHE,  # the store is the cache, so Prefect keeps no results
+            persist_result=False,
+            retries=retries,
+            retry_delay_seconds=SECONDS_BEFORE_A_RETRY,
+            retry_condition_fn=has_lost_connection,
+        )
+        self.target, self.is_made = made.target, made.is_made
+
+
+def stage(
+    version: int, resumes: bool = False, name: str = "", varies: bool = False, retries: int = 0
+) -> Callable[[Callable], StageTask]:
     """Make fn(params, *inputs, out) -> stats a cached Prefect task from (params, *inputs) to an Artifact.
 
     `resumes`: the function continues from what a killed attempt left in `out`; otherwise `out` is emptied first.
     `varies`: two runs can write different files, as training does; a new run then also reruns the stages after it.
     `name`: that of the directory under artifacts/, if it is not the function's.
+    `retries`: how often Prefect tries again after a lost connection.
     A plain call without Prefect is `fn.fn(params, *inputs)`.
     """
 
-    def decorate(fn: Callable[..., dict]) -> Task:
-        made = Stage(fn, name or fn.__name__, version, resumes, varies)
+    def decorate(fn: Callable[..., dict]) -> StageTask:
         if resumes:
-            RESUMING.add(made.name)
-
-        @functools.wraps(fn)
-        def run(*args, **kwargs) -> Artifact:
-            return made.run(*args, **kwargs)
-
-        run.__signature__ = made.signature
-
-        def run_name() -> str:
-            return "-".join(filter(None, (made.name, task_run.parameters["params"].label())))
-
-        # Prefect keeps no results, since the store is the cache.
-        result = task(run, name=made.name, task_run_name=run_name, cache_policy=NO_CACHE, persist_result=False)
-        result.target, result.is_made = made.target, made.is_made
-        return result
+            RESUMING.add(name or fn.__name__)
+        return StageTask(Stage(fn, name or fn.__name__, version, resumes, varies), retries)
 
     return decorate

@@ -143,7 +143,7 @@ def contents(inputs: dict) -> dict[str, str]:
 def is_made(artifact: Artifact, inputs: dict) -> bool:
     """Whether the artifact is complete and was made from the present contents of these inputs."""
     manifest, now = read_manifest(artifact), contents(inputs)
-    return manifest is not None and manifest.get("made_from", now) == now  # earlier versions did not record it
+    return manifest is not None and manifest.get("made_from") == now
 
 
 def artifacts(stage: str, damaged: bool = False) -> list[Artifact]:
@@ -161,7 +161,7 @@ def find(stage: str, name: str) -> Artifact:
     if not complete:
         raise InputError(
             f"There are no artifacts of {stage} in {ROOT} yet. Make one with `cram run RECIPE --until {stage}`, copy "
-            f"one there, or set CRAM_ARTIFACTS to a directory that has some.{elsewhere(stage, name)}"
+            "one there, or set CRAM_ARTIFACTS to a directory that has some."
         )
     if name == LATEST:  # from the manifests: the link may not have been copied with the directory
         return complete[-1]
@@ -169,23 +169,8 @@ def find(stage: str, name: str) -> Artifact:
     if len(matches) == 1:
         return matches[0]
     keys = ", ".join(artifact.key for artifact in complete[-8:])
-    problem, hint = f"{len(matches)} artifacts of {stage} begin with", ""
-    if not matches:
-        problem, hint = f"No complete artifact of {stage} is", elsewhere(stage, name)
-    raise InputError(f"{problem} {name!r}. Those in {ROOT}: {keys}. Give one of these keys, or `latest`.{hint}")
-
-
-def elsewhere(stage: str, key: str, of: str = "") -> str:
-    """A space and a sentence if the key is that of a draft or of another stage (`of`: only this one); else empty."""
-    if not key:
-        return ""
-    if draft := next((draft for draft in drafts(of or stage) if draft.artifact.key.startswith(key)), None):
-        name, owner = draft.artifact.name, draft.artifact.stage
-        return f" {name} is an unfinished draft ({draft.fate}); `cram ls {owner}` lists drafts."
-    stages = [folder.name for folder in sorted(ROOT.glob("[!.]*")) if folder.is_dir() and of in ("", folder.name)]
-    others = (artifact for name in stages if name != stage for artifact in artifacts(name))
-    match = next((artifact for artifact in others if artifact.key.startswith(key)), None)
-    return f" {match.name} is of the stage {match.stage}." if match else ""
+    problem = f"{len(matches)} artifacts of {stage} begin with" if matches else f"No complete artifact of {stage} is"
+    raise InputError(f"{problem} {name!r}. Those in {ROOT}: {keys}. Give one of these keys, or `latest`.")
 
 
 def lock_of(artifact: Artifact) -> Path:

@@ -203,11 +203,11 @@ def toy_tokens(root: Path, texts: list[str]) -> dict:
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """Let the system write when it likes: no test cuts the power, and they would wait thousands of times."""
-    from tasks.workers import jobs
+    from tasks.workers import parts
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
-        patch.setattr(jobs.libc, "syncfs", lambda handle: 0)
+        patch.setattr(parts.libc, "syncfs", lambda handle: 0)
         yield
 
 
@@ -244,6 +244,15 @@ def transformers(monkeypatch: pytest.MonkeyPatch):
     import model.hf  # noqa: F401
 
     return transformers
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    """A Prefect server of the tests, which flows of this process use."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=600):
+        yield
 
 
 @pytest.fixture(scope="session")

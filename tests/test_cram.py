@@ -11,27 +11,20 @@ from unittest.mock import patch
 
 import pytest
 from conftest import tiny_override, write_jsonl
-from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter
 
-from flows.cram import add, cram, planned
-from flows.plan import Plan, Step
-from flows.recipes import STAGES, resolve
-from flows.server import prefect_server
+from flows.cram import cram, planned
+from flows.plan import Plan
+from flows.recipes import STAGES
 from model import InputError
 from tasks.store import ROOT, Artifact, artifacts
-from tasks.workers import side_by_side
+from tasks.workers import processes
 
 CACHED = dict.fromkeys(STAGES, "Cached")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _server():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PREFECT_API_URL", raising=False)
-        with prefect_server("http://127.0.0.1:1/api"):  # where none answers, so a temporary one
-            yield
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +57,11 @@ def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
 def made(override: dict, until: str = "report") -> dict[str, Artifact]:
     """The artifacts of a run, there or not, by stage; those of finetuning runs by task and seed."""
     plan = planned("demo", override, until, {}, [])
-    plan.check()
     return {step.params.label() or step.stage: artifact for step, artifact in plan.made.items()}
 
 
 @pytest.fixture(scope="module")
-def first(tiny: dict) -> tuple[dict[str, str], str]:
+def first(tiny: dict, prefect_server) -> tuple[dict[str, str], str]:
     return run(tiny)
 
 
@@ -114,7 +106,7 @@ def test_a_second_run_is_cached_executes_nothing_in_artifacts_and_has_the_same_p
         own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
         with get_client(sync_client=True) as client:
             by_key = {a.key: a for a in client.read_artifacts(artifact_filter=own)}
-        tables, files = {"decontaminate-table", "filter-table", "scores"}, {"filter-histogram", "pretrain-loss"}
+        tables, files = {"decontaminate-table", "filter-table", "report-table"}, {"filter-histogram", "pretrain-loss"}
         assert tables | files | {"pretrain-readme", "report"} <= set(by_key)
         rows = json.loads(by_key["filter-table"].data)
         assert rows[0]["documents"] == f"{of['filter'].stats['seen']['documents']:,}"
@@ -154,10 +146,10 @@ def test_too_little_text_for_probes_is_refused_before_a_model_is_pretrained(tiny
 
 
 def test_a_warning_names_overridden_stages_that_the_run_does_not_reach(tiny: dict, caplog):
-    plan = planned("demo", tiny, "filter", {}, [])
-    plan.warn_of_unused({"finetune": {"data": "elsewhere"}})
-    assert not caplog.messages, "decontaminate reads this field"
-    plan.warn_of_unused({"filter": {}, "finetune": {"epochs": 3}, "pretrain": {}})
+    changes = {name: tiny[name] for name in ("download", "filter", "measure")}
+    planned("demo", changes | {"finetune": {"data": "probes"}, "pretrain": {}}, "filter", {}, [])
+    assert not caplog.messages, "decontaminate reads finetune.data, and nothing changes in pretrain"
+    planned("demo", changes | {"finetune": {"epochs": 3}, "pretrain": {"seed": 1}}, "filter", {}, [])
     [warning] = caplog.messages
     assert "finetune, pretrain;" in warning
 
@@ -234,9 +226,10 @@ def test_a_bug_keeps_its_traceback_in_the_log(tiny: dict, caplog, monkeypatch):
 def test_files_that_change_during_a_run_end_it_with_an_error(tiny: dict, tmp_path: Path, toy_texts, monkeypatch):
     shard, check = write_jsonl(tmp_path / "toy.jsonl", toy_texts[:50]), Plan.check
 
-    def check_and_change(plan: Plan) -> None:
-        check(plan)
+    def check_and_change(plan: Plan) -> dict:
+        problems = check(plan)
         write_jsonl(shard, toy_texts[:51])
+        return problems
 
     monkeypatch.setattr(Plan, "check", check_and_change)
     with pytest.raises(InputError, match=r"input files of download changed during this run.*Run again"):
@@ -259,110 +252,39 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
     with monkeypatch.context() as patch:
         patch.setenv("CRAM_FINETUNES", "1")
         run(four)
-    runs, begin = finetuned(four), side_by_side.Worker.begin
-    alone = {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in runs.items()}
+    found, call = finetuned(four), processes.Processes.call
+    alone = {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in found.items()}
     assert len(alone) == 4
 
-    def killed(self, work, arguments):
-        if arguments[0].label() == "word-order-0":
-            return self.submit(signal.raise_signal, signal.SIGKILL)
-        return begin(self, work, arguments)
+    def killed(self, work, *arguments, **others):
+        if arguments[1][0].label() == "word-order-0":
+            work, arguments = signal.raise_signal, (signal.SIGKILL,)
+        return call(self, work, *arguments, **others)
 
     with monkeypatch.context() as patch:
-        patch.setattr(side_by_side.Worker, "begin", killed)
+        patch.setattr(processes.Processes, "call", killed)
         with pytest.raises(InputError, match=r"1 of 4 .*'finetune word-order-0' was killed"):
             run(four, refresh=["finetune"])
-    assert set(runs.values()) - set(artifacts("finetune")) == {runs["word-order-0"]}
-    started = {name: artifact.manifest["started"] for name, artifact in runs.items() if name != "word-order-0"}
+    assert set(found.values()) - set(artifacts("finetune")) == {found["word-order-0"]}
+    started = {name: artifact.manifest["started"] for name, artifact in found.items() if name != "word-order-0"}
     assert run(four)[0]["report"] == "Cached", "the report of all four is the same"
-    assert {name: runs[name].manifest["started"] for name in started} == started
-    assert {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in runs.items()} == alone
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_finetuning_runs_that_start_from_a_failed_one_are_not_begun(tiny: dict, first, monkeypatch, count: int):
-    monkeypatch.setenv("CRAM_FINETUNES", str(count))
-    plan = planned("demo", tiny, "finetune", {}, ["finetune"])
-    [usual] = [step for step in plan.steps if step.stage == "finetune"]
-    train = side_by_side.run
-
-    def fails(kind, work, arguments, amount, label):
-        if label.endswith("-7"):
-            raise InputError("seven")
-        return train(kind, work, arguments, amount, label)
-
-    monkeypatch.setattr(side_by_side, "run", fails)
-    plan.steps = [step for step in plan.steps if step.stage not in ("finetune", "report")]
-    failing = plan(usual.task, usual.params.model_copy(update={"seed": 7, "keep": True}), usual.inputs[0])
-    needs_it = plan(usual.task, usual.params.model_copy(update={"seed": 8}), failing)
-    independent = plan(usual.task, usual.params.model_copy(update={"seed": 9}), usual.inputs[0])
-    with pytest.raises(InputError, match=r"1 of 3 .*1 run .* seven"):
-        flow(plan.run, name="finetune only")()
-    assert plan.made[independent] in artifacts("finetune")
-    assert plan.made[needs_it] not in artifacts("finetune")
+    assert {name: found[name].manifest["started"] for name in started} == started
+    assert {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in found.items()} == alone
 
 
 def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monkeypatch):
-    begun = []
+    begun, call = [], processes.Processes.call
 
-    def interrupted(self, work, arguments):
-        begun.append(self)
-        if len(begun) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return self.submit(time.sleep, 600)  # a run that ends by an interrupt only
+    def interrupted(self, *_, **__):
+        if not self.ended:
+            begun.append(self)
+            if len(begun) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+        return call(self, time.sleep, 600)  # a run that ends by an interrupt only
 
-    monkeypatch.setattr(side_by_side.Worker, "begin", interrupted)
+    monkeypatch.setattr(processes.Processes, "call", interrupted)
     longer = four | {"finetune": four["finetune"] | {"epochs": 5, "learning_rate": 5e-4}}
-    with pytest.raises(KeyboardInterrupt):
-        run(longer)
+    with pytest.raises(KeyboardInterrupt):  # without Prefect, whose server for tests would end too
+        cram.fn(recipe="demo", override=longer)
     assert len(begun) == 2
     assert not set(finetuned(longer).values()) & set(artifacts("finetune"))
-
-
-def test_pretraining_runs_of_several_recipes_go_side_by_side_and_a_killed_one_loses_only_itself(
-    tiny: dict, first, monkeypatch
-):
-    monkeypatch.setenv("CRAM_TRAININGS", "2")
-
-    def plan_of_three() -> tuple[Plan, list[Step]]:
-        plan = Plan("pretrain", {}, [])
-        for seed in (3, 4, 5):
-            plan.adding = (f"seed {seed}",)
-            add(plan, resolve("demo", tiny | {"pretrain": tiny["pretrain"] | {"seed": seed, "budget": 3_000}}))
-        return plan, [step for step in plan.steps if step.stage == "pretrain"]
-
-    begin, processes = side_by_side.Worker.begin, set()
-
-    def killed(self, work, arguments):
-        processes.add(self)
-        seed = arguments[0].training.seed
-        return self.submit(signal.raise_signal, signal.SIGKILL) if seed == 4 else begin(self, work, arguments)
-
-    plan, steps = plan_of_three()
-    with monkeypatch.context() as patch:
-        patch.setattr(side_by_side.Worker, "begin", killed)
-        problems = flow(plan.run_each, name="three trainings")()
-    assert [str(problems[step]) for step in problems] == [str(problems[steps[1]])]
-    assert "'pretrain [seed 4]' was killed" in str(problems[steps[1]])
-    assert [plan.made[step] in artifacts("pretrain") for step in steps] == [True, False, True]
-    assert 2 <= len(processes) <= 3, "two, and one in place of the killed one"
-    again, steps = plan_of_three()
-    assert flow(again.run_each, name="three trainings")() == {}
-    assert {again.made[step] for step in steps} <= set(artifacts("pretrain"))
-
-
-def test_a_model_of_an_older_version_is_refused_before_it_is_finetuned(store: Path):
-    manifest = store / "pretrain" / "0123456789ab" / "stage.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(
-        json.dumps(
-            {
-                "files": [],
-                "stats": {"heldout_loss": 5.9, "heldout": {"nats_per_byte": {"value": 1.2}}},
-                "params": {},
-                "inputs": {},
-            }
-        )
-    )
-    with pytest.raises(InputError, match="pretrain/0123456789ab was made by an older version"):
-        planned("demo", {}, "report", {"pretrain": "latest"}, []).check()

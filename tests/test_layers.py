@@ -17,6 +17,10 @@ FILES = {
 }
 ALLOWED = {"torch", "numpy", "safetensors", "pydantic", "model"} | sys.stdlib_module_names  # in the model's files
 
+PRIVATE_TO_PREFECT = re.compile(
+    r"prefect[\w.]*\._|_engine\b|__var__|_instances|_register_atexit|wrapped_future|transaction\.state"
+)
+
 
 def imported(file: Path) -> set[str]:
     """The modules that a file imports, anywhere in it, and the names it imports from them."""
@@ -57,6 +61,17 @@ def test_rooms_of_helpers_do_not_import_stages():
     assert {name: climbs for name in helpers if (climbs := IMPORTS[name] & stages)} == {}
 
 
+def test_prefect_is_used_by_its_public_names():
+    own = {name: FILES[name] for name in FILES if "prefect" in PACKAGES[name]}
+    assert {"flows.cram", "tasks.stage"} <= set(own)
+    for name, path in own.items():
+        code = path.read_text()
+        assert not PRIVATE_TO_PREFECT.search(code), name
+        attributes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)]
+        others = [node.attr for node in attributes if not isinstance(node.value, ast.Name) or node.value.id != "self"]
+        assert not [attribute for attribute in others if re.match("_(?!_)", attribute)], name
+
+
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
@@ -64,7 +79,7 @@ def test_rooms_of_helpers_do_not_import_stages():
         ("model.distributed, model.finetuning, model.export", "prefect transformers"),
         ("model.settings, flows.deltas", "torch"),
         ("flows.cli.main", "torch prefect pydantic"),
-        ("flows.cli.arguments as names; names.stage_names(), names.recipe_names()", "torch prefect"),
+        ("flows.cli.common as names; names.stage_names(), names.recipe_names()", "torch prefect"),
     ],
 )
 def test_a_module_loads_without_slow_packages(modules: str, heavy: str):

@@ -1,21 +1,40 @@
-"""`cram ls`, `cram show` and `cram diff`: the artifacts of the store, their origin, and how two of them differ."""
+"""`cram ls`, `cram show` and `cram diff`: the artifacts of the store, and how two of them differ."""
 
+import json
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 from rich.markup import escape
 
-from flows.cli.arguments import check_stages, check_store, say_where_artifacts_go, stage_names
-from flows.cli.tables import console, laid_out, print_listing, print_rows, print_scores, say, shorten
-from flows.summary import age, brief_duration, counts, flat, relative, size
+from flows.cli.common import (
+    check_stages,
+    check_store,
+    console,
+    print_listing,
+    print_rows,
+    say,
+    say_where_artifacts_go,
+    shorten,
+    stage_names,
+)
+from flows.summary import age, brief_duration, counts, flat, relative
 from model import InputError
 from tasks.text.printable import printable
 
-if TYPE_CHECKING:  # importing it imports Prefect, and `main` has to set that up first
+if TYPE_CHECKING:  # importing pandas takes half a second, and importing the store imports Prefect
+    import pandas as pd
+
     from tasks.store import Artifact
 
-# The parts of a manifest that ls, show and diff read.
+# The parts of a manifest that the commands read.
 NEEDED = {"params": dict, "inputs": dict, "finished": str, "seconds": int | float, "environment": dict}
+KEPT, NOT_GIVEN = "kept", "not given"  # verdicts of a filter; the second on documents that its input did not have
+KEY = ["id", "source", "copy"]  # of a document: the copies of an id are numbered in their order
+TEXT_CHARACTERS = 200  # of a sample
+LOSS = "held-out nats per byte"
+NORMAL = 1.96  # standard errors on either side of a mean in a 95 % interval
 
 
 def ls(
@@ -51,7 +70,7 @@ def ls(
         say_where_artifacts_go()
     if left := drafts(stage or ""):
         say(f"\nUnfinished drafts in {relative(ROOT / '.partial')}; delete a directory there to discard it:")
-        about = [(d.artifact.name.lstrip("/"), age(d.written), size(d.bytes), d.fate) for d in left]
+        about = [(d.artifact.name.lstrip("/"), age(d.written), decimal(d.bytes), d.fate) for d in left]
         print_listing(("draft", "age", "size", "state"), about, [""] * len(about))
     for sentence in damaged:
         say(sentence)
@@ -73,7 +92,7 @@ def read_about(artifact: "Artifact") -> dict:
 
 def total(manifest: dict) -> str:
     """The total size of an artifact's files."""
-    return size(sum(file["bytes"] for file in manifest["files"]))
+    return decimal(sum(file["bytes"] for file in manifest["files"]))
 
 
 def show(
@@ -111,8 +130,8 @@ def show(
     rows = stats.pop("table", [])
     shown = without_rows(stats, {str(next(iter(row.values()))) for row in rows}) if rows else stats
     console.print("\n[bold]stats[/]")
-    say(laid_out(shown))
-    (print_scores if stage == "report" else print_rows)(rows)
+    say(json.dumps(shown, indent=2))
+    print_rows(rows)
     if shown != stats:
         console.print(f"\nAll statistics: {shorten(found.path)}/stats.json", soft_wrap=True, highlight=False)
 
@@ -136,7 +155,7 @@ def brief(value: str) -> str:
 
 
 def differences(manifests: list[dict]) -> list[str]:
-    """For each artifact of a stage, the params and inputs that are not the same for all."""
+    """For each artifact of a stage, the params and inputs that differ between them."""
     values = [flat(m["params"]) | {f"from {k}": v for k, v in flat(m["inputs"]).items()} for m in manifests]
     every = dict.fromkeys(name for own in values for name in own)
     names = [name for name in every if len({own.get(name) for own in values}) > 1]
@@ -151,10 +170,10 @@ def diff(
         int, typer.Option(min=0, max=1000, help="Documents to print per kind of change (stage filter only).")
     ] = 5,
 ) -> None:
-    """Compare two artifacts of a stage. For filter, also list which documents only one of them keeps."""
+    """Compare two artifacts of a stage: reports by scores, filters by the documents that only one of them keeps."""
     check_stages([stage], others=True)
     check_store()
-    from tasks.store import find
+    from tasks.store import find, verify
 
     pair = [find(stage, a), find(stage, b)]
     if pair[0] == pair[1]:
@@ -165,59 +184,171 @@ def diff(
     for side, artifact, about in zip("AB", pair, manifests, strict=True):
         finished = escape(printable(about["finished"]))
         console.print(f"{side}: [bold]{escape(printable(artifact.name))}[/]  finished {finished}", highlight=False)
-    made_with = [flat({name: about.get(name) for name in ("version", "params", "inputs")}) for about in manifests]
-    console.print("\n[bold]differing parameters and inputs[/]")
-    print_rows(differing(*made_with) or [{"": "none"}])
+    if stage == "report":
+        for artifact in pair:
+            verify(artifact)
+        reports = [json.loads((artifact.path / "report.json").read_text()) for artifact in pair]
+        print_differing("parameters", *(about["params"] | {"finetune": about["finetuning"]} for about in reports))
+        print_scores(*reports)
+        return
+    names = ("version", "params", "inputs")
+    print_differing("parameters and inputs", *({name: about.get(name) for name in names} for about in manifests))
     if stage == "filter":
         print_filters(*pair, samples)
         return
-    console.print("\n[bold]differing statistics[/]")
-    stats = [flat({name: value for name, value in about["stats"].items() if name != "table"}) for about in manifests]
-    if stage == "report":  # the tables of other stages repeat their statistics
-        stats = [own | scores(about["stats"]["table"]) for own, about in zip(stats, manifests, strict=True)]
-    print_rows(differing(*stats) or [{"": "none"}])
-    if stage == "report":
-        say(f"\nFor spread and cost: cram compare {a} {b}")
+    every = [about["stats"] for about in manifests]  # a table repeats them
+    print_differing("statistics", *({name: value for name, value in one.items() if name != "table"} for one in every))
 
 
-def scores(rows: list[dict]) -> dict[str, str]:
-    """A report's scores by task and setting. Reports of older versions have neither protocols nor shares."""
-    by_setting = {}
-    for row in rows:
-        setting = [row["task"], row["metric"], row.get("protocol", "cramming")]
-        setting += [] if row["pretrained"] else ["no pretraining"]
-        setting += [] if row.get("share", 1) == 1 else [f"{100 * row['share']:g} % of the data"]
-        by_setting[", ".join(setting)] = str(row["score"])
-    return by_setting
-
-
-def differing(a: dict[str, str], b: dict[str, str]) -> list[dict]:
-    """Table rows of the names whose values differ."""
+def print_differing(what: str, a: dict, b: dict) -> None:
+    """Print the fields whose values differ."""
+    a, b = flat(a), flat(b)
     names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-    return [{"": name, "A": brief(a.get(name, "-")), "B": brief(b.get(name, "-"))} for name in names]
+    console.print(f"\n[bold]differing {what}[/]")
+    print_rows([{"": n, "A": brief(a.get(n, "-")), "B": brief(b.get(n, "-"))} for n in names] or [{"": "none"}])
 
 
-def print_filters(a: "Artifact", b: "Artifact", samples: int) -> None:
+def scores(about: dict) -> "pd.DataFrame":
+    """The scores of a report and its held-out loss: value, 95 % interval, data, and text to show, by name."""
+    import pandas as pd
+
+    from tasks.reports.model_card import nats
+    from tasks.reports.scores import COLUMNS, METRICS, chosen, label
+
+    rows: dict[str, tuple] = {}
+    for row in about["scores"]:
+        kind = label(row["pretrained"], row["share"]).removeprefix("pretrained").removeprefix(", ")
+        name = ", ".join(filter(None, [row["column"], METRICS[row["metric"]], kind]))
+        low, high = row["metrics"][row["metric"]]["interval"]
+        rows[name] = row["score"], low, high, row["data"], f"{row['score']:.1f} ({low:.1f} to {high:.1f})"
+    if (mean := about["average"]) is not None:
+        data = [row["data"] for row in chosen(about["scores"]) if row["column"] in COLUMNS]
+        rows["average of nine"] = mean, math.nan, math.nan, " ".join(data), f"{mean:.1f}"
+    heldout = about["pretraining"]["heldout"]
+    value, error = heldout["nats_per_byte"]["value"], heldout["nats_per_byte"]["standard_error"] or math.nan
+    rows[LOSS] = value, value - NORMAL * error, value + NORMAL * error, heldout["digest"], nats(heldout, "byte")
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["value", "low", "high", "data", "text"])
+
+
+def compared_scores(a: dict, b: dict) -> "pd.DataFrame":
+    """The scores of two reports, their differences, and whether the intervals tell them apart."""
+    import numpy as np
+    import pandas as pd
+
+    both = pd.concat([scores(a), scores(b)], axis=1, keys=["A", "B"])
+    a, b, is_loss = both["A"], both["B"], both.index == LOSS
+    away, higher, lower = b["value"] - a["value"], b["low"] > a["high"], b["high"] < a["low"]
+    verdicts = {
+        "": away.isna(),
+        "different data": a["data"] != b["data"],
+        "the same": away == 0,
+        "no interval": a["low"].isna() | b["low"].isna(),
+        "B is better": np.where(is_loss, lower, higher),
+        "A is better": np.where(is_loss, higher, lower),
+    }
+    verdict = np.select([*map(np.asarray, verdicts.values())], [*verdicts], "no difference told apart")
+    shown = [f"{value:+.{4 if loss else 1}f}" for value, loss in zip(away, is_loss, strict=True)]
+    away = np.where(np.isin(verdict, ["", "different data"]), "–", shown)
+    table = pd.DataFrame({"A": a["text"], "B": b["text"], "B - A": away, "verdict": verdict}).fillna("–")
+    return table.reset_index(names="score")
+
+
+def print_scores(a: dict, b: dict) -> None:
+    """Print the scores of two reports. `a`, `b`: their report.json."""
+    console.print("\n[bold]scores[/]")
+    print_rows(compared_scores(a, b).to_dict("records"))
+    say("In brackets: 95 % intervals over examples; after ±: standard errors over documents. Smaller differences than")
+    say("these can be real, since both models were measured on the same examples.")
+
+
+def measurements(filtered: "Artifact", side: str) -> "pd.DataFrame":
+    """A row for each document that a filter read: KEY, and its measurements and place in columns prefixed by `side`."""
+    import pandas as pd
+
+    from tasks.corpus.parts import by_number
+    from tasks.store import verify_files
+
+    files = [file for file in filtered.manifest["files"] if file["path"].startswith("measured-")]
+    verify_files(filtered.path, files, filtered.name)
+    columns = ["id", "source", "characters", "tokens_per_char", "verdict"]
+    documents = pd.concat(
+        pd.read_parquet(path, columns=columns).assign(part=path.name.replace("measured", "part"))
+        for path in by_number(filtered.path / file["path"] for file in files)
+    ).reset_index(drop=True)
+    documents["copy"] = documents.groupby(["id", "source"]).cumcount()
+    documents["row"] = documents["verdict"].eq(KEPT).groupby(documents["part"]).cumsum() - 1  # of the part, if kept
+    return documents.rename(columns=lambda name: name if name in KEY else f"{side} {name}")
+
+
+def measured_by_both(a: "Artifact", b: "Artifact") -> "pd.DataFrame":
+    """A row for each document that one of two filters read, with the measurements of both."""
+    return measurements(a, "A").merge(measurements(b, "B"), how="outer", on=KEY)
+
+
+def kept_by_source(both: "pd.DataFrame") -> "pd.DataFrame":
+    """What each filter kept, and only it kept: a row per source, the largest first, below the row of their sum."""
+    import pandas as pd
+
+    from tasks.corpus.parts import TOTAL, row_name
+
+    a, b = (both[f"{side} verdict"] == KEPT for side in "AB")
+    kept = {"A keeps": a, "B keeps": b, "A keeps, B does not": a & ~b, "B keeps, A does not": b & ~a}
+    kept |= {
+        f"characters, {side} keeps": both[f"{side} characters"].where(own, 0) for side, own in (("A", a), ("B", b))
+    }
+    groups = pd.DataFrame(kept).groupby(both["source"])
+    order = groups.size().sort_values(ascending=False, kind="stable").index
+    counts = groups.sum().astype(int).loc[order].rename(index=row_name)
+    return pd.concat([counts.sum().to_frame(TOTAL).T, counts]).reset_index(names="source")
+
+
+def changed_verdicts(both: "pd.DataFrame") -> "pd.DataFrame":
+    """The documents that only one filter kept, by the verdicts of both, the most frequent first."""
+    verdicts = both[["A verdict", "B verdict"]].fillna(NOT_GIVEN).set_axis(["A", "B"], axis=1)
+    by_a = verdicts["A"] == KEPT
+    verdicts["characters"] = both["A characters"].where(by_a, both["B characters"])
+    groups = verdicts[by_a != (verdicts["B"] == KEPT)].groupby(["A", "B"])["characters"]
+    counts = groups.agg(documents="size", characters="sum").astype(int).reset_index()
+    return counts.sort_values("documents", ascending=False, kind="stable")
+
+
+def sampled(both: "pd.DataFrame", filtered: "Artifact", keeps: str, drops: str, most: int) -> "pd.DataFrame":
+    """Sample documents that side `keeps` kept and `drops` dropped: those with the smallest hashes of their keys.
+
+    `filtered` is the artifact of the side that kept them.
+    """
+    import pandas as pd
+
+    from tasks.corpus.parts import document_at
+
+    is_changed = both[f"{keeps} verdict"].eq(KEPT) & both[f"{drops} verdict"].fillna(KEPT).ne(KEPT)
+    hashes = pd.util.hash_pandas_object(both.loc[is_changed, KEY], index=False)
+    shown = both.loc[hashes.nsmallest(most).index]
+    places = zip(shown[f"{keeps} part"], shown[f"{keeps} row"], strict=True)
+    texts = [document_at(filtered.path / part, int(row)).text[:TEXT_CHARACTERS] for part, row in places]
+    return shown.assign(text=texts)
+
+
+def print_filters(a: "Artifact", b: "Artifact", most: int) -> None:
     """Print how many documents two filters keep, and samples of those that only one of them keeps."""
-    from tasks.reports.filter_diff import compare
-
     if a.manifest["inputs"]["corpus"] != b.manifest["inputs"]["corpus"]:
         console.print(
             "\nThe two filters read different inputs. Documents are matched by id and source, so some may exist in "
             "only one of the inputs."
         )
-    compared = compare(a, b, samples)
+    both = measured_by_both(a, b)
     console.print("\n[bold]documents[/]")
-    print_rows(compared["sources"])
+    print_rows(kept_by_source(both).to_dict("records"))
     console.print("\n[bold]documents that only one of them keeps, by both verdicts[/]")
-    print_rows(compared["changes"] or [{"": "none"}])
-    for name, which in (("dropped", "that A keeps and B drops"), ("added", "that B keeps and A drops")):
-        if compared[name]:
-            console.print(f"\n[bold]sample documents {which}[/]")
-        for sample in compared[name]:
-            verdicts = "; ".join(
-                f"{x}: {sample[f'{x} tokens_per_char']} tokens per character, {sample[f'{x} verdict']}" for x in "AB"
+    print_rows(changed_verdicts(both).to_dict("records") or [{"": "none"}])
+    for filtered, keeps, drops in ((a, "A", "B"), (b, "B", "A")):
+        shown = sampled(both, filtered, keeps, drops, most).to_dict("records")
+        if shown:
+            console.print(f"\n[bold]sample documents that {keeps} keeps and {drops} drops[/]")
+        for row in shown:
+            verdicts = (
+                f"{x}: {row[f'{x} tokens_per_char']:.4g} tokens per character, {row[f'{x} verdict']}" for x in "AB"
             )
-            say(printable(f"{sample['id']} ({sample['source']})  {verdicts}"))
-            text = printable(" ".join(sample["text"].split()))
+            say(printable(f"{row['id']} ({row['source']})  {'; '.join(verdicts)}"))
+            text = printable(" ".join(row["text"].split()))
             console.print(f"    {text}", markup=False, highlight=False, style="dim")

@@ -1,4 +1,4 @@
-"""The command line: cram run, study, ls, show, diff, params, compare, evaluate, predict, fill, up, down."""
+"""The command line: cram run, study, ls, show, diff, params, evaluate, predict, fill."""
 
 import errno
 import os
@@ -11,25 +11,20 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from flows.cli.arguments import RECIPES_THERE, STAGES_THERE, WithNames
 from flows.cli.artifacts import diff, ls, show
-from flows.cli.compare import compare
-from flows.cli.params import params
+from flows.cli.common import RECIPES_THERE, STAGES_THERE, WithNames, say
 from flows.cli.predict import fill, predict
-from flows.cli.run import run
+from flows.cli.run import params, run
 from flows.cli.study import evaluate, study
-from flows.cli.tables import say
-from flows.services import SERVER
 from model import InputError
-from tasks.home import HOME, STATE
+from tasks.home import STATE
 from tasks.text.printable import printable
 
 SETTINGS = {  # of Prefect, which reads them when it is imported; the user's own settings come first
-    "PREFECT_HOME": str(HOME / ".prefect"),
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,model",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # else each event that cannot be sent is printed whole
+    "PREFECT_CLIENT_MAX_RETRIES": "2",  # with a lost server, each takes up to a minute
     "DO_NOT_TRACK": "1",
 }
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -40,24 +35,8 @@ app.command(cls=WithNames, epilog=f"{RECIPES_THERE}\n\n{STAGES_THERE}")(run)
 app.command()(study)
 for command in (ls, show, diff, params):
     app.command(cls=WithNames, epilog=STAGES_THERE)(command)
-for command in (compare, evaluate, predict, fill):
+for command in (evaluate, predict, fill):
     app.command()(command)
-
-
-@app.command()
-def up() -> None:
-    """Start a Prefect server (unless one is running) and a worker, and deploy the flows as cram/full and cram/study."""
-    from flows import services
-
-    services.up(os.environ.get("PREFECT_API_URL") or SERVER, say)
-
-
-@app.command()
-def down() -> None:
-    """Stop the server and the worker that `cram up` started."""
-    from flows import services
-
-    services.down(say)
 
 
 def print_versions(wanted: bool) -> None:
@@ -125,3 +104,7 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,20 +1,28 @@
-"""The commands that use trained models: `cram predict` and `cram fill`."""
+"""`cram predict` and `cram fill`: transformers' pipelines with cram's models."""
 
+import itertools
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from flows.summary import age
 from model import InputError
+from model.quantities import counted
 from tasks.text.printable import printable
 
-Lines = list[tuple[int, bytes]]  # numbered from 1
+if TYPE_CHECKING:
+    from transformers import Pipeline, PretrainedConfig
+
+BATCH = 32  # lines of a file; a line that is typed or piped is answered at once
+LONGEST_LINE = 10_000_000  # characters; a file without line ends is not text and would fill the memory
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
@@ -39,59 +47,14 @@ def predict(
     as_json: JSON = False,
 ) -> None:
     """Label texts with a finetuned model. Prints one line per text: label and probability, or the score for STS-B."""
-    from flows.cli.inference import Labeller, model_folder
-
-    with opened(file) as texts:
-        folder = model_folder("finetune", model)
-        labeller = Labeller(folder)
-        if scores and labeller.regression:
-            raise InputError(f"{model} is a regression model without classes. Omit --scores.")
-        tell([f"Model: {describe(folder, 'finetune')}"])
-        expected = {1: "Enter one text per line", 2: "Enter two texts per line, separated by a tab"}
-        answer_lines(
-            texts,
-            lambda lines: (labelled(answer, scores, as_json) for answer in labeller(lines)),
-            expected.get(labeller.texts, "Enter one text per line, or two separated by a tab"),
-            size=0 if file == "-" else os.fstat(texts.fileno()).st_size,
-        )
-    tell(labeller.notes())
-
-
-def describe(folder: Path, stage: str) -> str:
-    """The model in a folder: its artifact, task and seed, recipe (if there is a report on it) and age."""
-    from flows.cli.inference import read_json
-    from tasks.store import MANIFEST, artifacts
-
-    about = read_json(folder / MANIFEST)
-    if not about:
-        return f"folder {folder}"
-    facts = [name := f"{stage}/{about.get('key', folder.name)}"]
-    with suppress(AttributeError, TypeError):  # other programs' files; the model itself may be good
-        if stage == "finetune":
-            facts.append(f"task {about['params'].get('task')}, seed {about['params'].get('seed')}")
-        reports = (read_json(report.path / "report.json") for report in reversed(artifacts("report")))
-        facts += [f"recipe {report['title']}" for report in reports if name in report.get("artifacts", ())][:1]
-        facts += [f"made {old} ago" for old in [age(about.get("finished", ""))] if old]
-    return ", ".join(facts)
-
-
-def tell(notes: list[str]) -> None:
-    """Print notes to standard error, apart from the answers."""
-    for note in notes:
-        print(printable(note), file=sys.stderr)
-
-
-def labelled(answer: dict, scores: bool, as_json: bool) -> str:
-    """An answer as a line of output."""
-    probabilities = answer.pop("probabilities", {})
-    if as_json:
-        return as_object(answer | ({"probabilities": probabilities} if scores else {}))
-    if answer["label"] is None:
-        return ""
-    if "probability" not in answer:
-        return f"{answer['label']:.4f}"
-    every = [f"{printable(name)}={share:.4f}" for name, share in probabilities.items()] if scores else []
-    return "\t".join([printable(answer["label"]), f"{answer['probability']:.4f}", *every])
+    source, folder, doubts = opened(file), model_folder("finetune", model), Counter()
+    classify = open_pipeline("text-classification", folder)
+    if scores and classify.model.config.num_labels == 1:
+        raise InputError(f"{model} is a regression model without classes. Omit --scores.")
+    for answer in answers(classify, lines_of(source), BATCH if os.path.isfile(file) else 1, doubts):
+        write([labelled(answer, scores, as_json)])
+    for doubt, count in (+doubts).items():  # those above 0
+        tell(f"{counted(count, 'line')} {doubt}.")
 
 
 def fill(
@@ -112,32 +75,215 @@ def fill(
     as_json: JSON = False,
 ) -> None:
     """Predict the token at each [MASK]. Prints one line per [MASK]: the most likely tokens with their probabilities."""
-    from flows.cli.inference import Filler, decode, model_folder
+    filler = open_pipeline("fill-mask", model_folder("pretrain", model))
+    lines = ((f"Line {number}", line) for number, line in lines_of(opened("-"))) if text == "-" else [("TEXT", text)]
+    for where, masked in lines:
+        if masked.strip():
+            masks = filled(filler, masked, top, where)
+            tokens = [[{"token": token, "probability": round(share, 6)} for token, share in mask] for mask in masks]
+            plain = ["\t".join(f"{printable(token)} {share:.4f}" for token, share in mask) for mask in masks]
+            write([as_object({"text": masked, "masks": tokens})] if as_json else plain)
 
-    folder = model_folder("pretrain", model)
-    filler = Filler(folder)
-    tell([f"Model: {describe(folder, 'pretrain')}"])
 
-    def answers(lines: Lines) -> Iterator[str]:
-        for number, line in lines:
-            if (masked := decode(line, f"Line {number}")).strip():
-                yield from filled(masked, filler(masked, top, f"Line {number}"), as_json)
+def model_folder(stage: str, name: str) -> Path:
+    """The folder of the model called `name`: a folder, or the artifact STAGE/KEY, KEY, or the start of a key.
 
-    if text == "-":
-        with opened("-") as texts:
-            answer_lines(texts, answers, "Enter one text with [MASK] per line")
+    `latest` is the newest artifact with a model. Raises InputError for other names, for artifacts without a model and
+    for changed files.
+    """
+    from tasks.store import MANIFEST, artifacts, find, verify_files
+
+    kept = [artifact for artifact in artifacts(stage) if (artifact.path / "config.json").exists()]
+    given, slash, key = name.rpartition("/")
+    if os.path.isdir(name):  # unlike Path.is_dir, False for names that are too long
+        folder = Path(name)
+    elif slash and given != stage:
+        raise InputError(f"There is no folder {name!r}. Give a folder with a model, {stage}/KEY, a key, or `latest`.")
     else:
-        masked = decode(os.fsencode(text), "The text")
-        write(filled(masked, filler(masked, top, "The text"), as_json))
-    tell(filler.notes())
+        folder = kept[-1].path if key == "latest" and kept else find(stage, key).path
+    about = read_json(folder / MANIFEST)
+    if about.get("stage", stage) != stage:
+        raise InputError(f"{name} was made by the stage {about['stage']}; expected a model of the stage {stage}.")
+    if about and not (folder / "config.json").exists():
+        names = ", ".join(f"{a.key} ({a.manifest['params'].get('task', stage)})" for a in kept[-8:]) or "none yet"
+        raise InputError(
+            f"The model of {name} was not kept. Kept models: {names}. To keep others, run the recipe with "
+            'finetune.keep set to "first" (seed 0 of each task) or "all".'
+        )
+    # A copied folder may lack what a pipeline doesn't read.
+    verify_files(folder, [file for file in about.get("files", []) if (folder / file["path"]).exists()], name)
+    params = about.get("params") if isinstance(about.get("params"), dict) else {}
+    facts = [f"{stage}/{about.get('key', folder.name)}" if about else f"folder {name}"]
+    facts += [f"{field} {params[field]}" for field in ("task", "seed") if field in params]
+    facts += [f"made {old} ago" for old in [age(about.get("finished", ""))] if old]
+    tell(f"Model: {', '.join(facts)}")
+    return folder
 
 
-def filled(text: str, masks: list[list[tuple[str, float]]], as_json: bool) -> list[str]:
-    """The tokens for each [MASK] as lines of output."""
+def read_json(path: Path) -> dict:
+    """The JSON object in a file; empty if there is none."""
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_text())
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def open_pipeline(task: str, folder: Path) -> "Pipeline":
+    """transformers' pipeline for a task with the model in a folder. Raises InputError if it holds no such model."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    from transformers import pipeline
+    from transformers.utils import logging
+
+    import model.hf  # noqa: F401, for layouts that transformers doesn't have
+    from model import export, machine
+    from tasks.text.tokenizer import load_tokenizer
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    bert = export.load(folder)  # refuses what transformers only warns of, such as missing weights
+    kind = "finetuned" if "classes" in read_json(folder / export.CONFIG)["cram"] else "pretrained"
+    if kind != (expected := "pretrained" if task == "fill-mask" else "finetuned"):
+        raise InputError(f"{folder} holds a {kind} model; expected a {expected} one.")
+    if (entries := load_tokenizer(folder).get_vocab_size()) != bert.vocabulary:
+        raise InputError(
+            f"{folder} has a tokenizer of {entries:,} entries, but a model of {bert.vocabulary:,}. Copy both from the "
+            "same artifact."
+        )
+    try:
+        made = pipeline(task, model=str(folder), device=machine.detect().device, dtype=torch.float32)
+    except (OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
+        raise InputError(f"transformers can't open {folder}: {' '.join(str(error).split())}") from error
+    saved = made.model.config.cram
+    made.tokenizer.model_max_length = saved.get("max_tokens") or saved["length"]  # of a classifier as in finetuning
+    return made
+
+
+def answers(classify: "Pipeline", lines: Iterator[tuple[int, str]], batch: int, doubts: Counter) -> Iterator[dict]:
+    """Yield the answers to numbered lines, in order. Raises InputError at the first line that can't be answered.
+
+    An answer has `line`, `text` (and `text_pair`), `label` (for regression the number; None for an empty line), and
+    with classes `probability` and `probabilities` by label. `doubts` counts the lines whose answers mean little.
+    """
+    config, problem = classify.model.config, None
+    texts = config.cram.get("texts")  # in a line; None: as many as in the first
+    options = {"top_k": None, "truncation": True, "split_special_tokens": True}
+    options |= {"function_to_apply": "none"} if config.num_labels == 1 else {}
+    while not problem:
+        some: list[dict] = []
+        try:
+            for number, line in itertools.islice(lines, batch):
+                parts = divided(classify, number, line, texts, doubts)
+                texts = texts or len(parts) or None
+                some.append({"line": number, "text": ""} | dict(zip(("text", "text_pair"), parts, strict=False)))
+        except InputError as error:  # which is raised after the answers to the lines before
+            problem = error
+        if not some:
+            break
+        inputs = [{name: one[name] for name in ("text", "text_pair") if name in one} for one in some if one["text"]]
+        found = iter(classify(inputs, batch_size=batch, **options) if inputs else [])
+        for one in some:
+            yield one | (labels(config, next(found)) if one["text"] else {"label": None})
+    if problem:
+        raise problem
+
+
+def divided(classify: "Pipeline", number: int, line: str, texts: int | None, doubts: Counter) -> list[str]:
+    """The texts of a line; none if it is empty. Raises InputError unless there are `texts` of them (None: 1 or 2)."""
+    from tasks.text.tokenizer import failures_named
+
+    if not line.strip():
+        doubts["without a text"] += 1
+        return []
+    tokenizer, parts = classify.tokenizer, line.split("\t")
+    expected = texts or min(2, len(parts))
+    if len(parts) != expected or not all(map(str.strip, parts)):
+        words = {1: "one text", 2: "two texts, separated by one tab"}[expected]
+        raise InputError(f"Line {number} has {counted(len(parts) - 1, 'tab')}; expected {words}.")
+    with failures_named(Path(classify.model.name_or_path)):
+        ids = tokenizer(parts, add_special_tokens=False, split_special_tokens=True).input_ids
+    doubts["truncated"] += sum(map(len, ids)) + 1 + len(parts) > tokenizer.model_max_length
+    doubts["without a known word"] += any(set(each) <= {tokenizer.unk_token_id} for each in ids)
+    return parts
+
+
+def labels(config: "PretrainedConfig", found: list[dict]) -> dict:
+    """What a pipeline found in a text, as the fields of an answer."""
+    shares = {each["label"]: round(each["score"], 6) for each in found}
+    best, share = next(iter(shares.items()))
+    if config.num_labels == 1:
+        return {"label": share}
+    probabilities = {label: shares[label] for label in config.id2label.values()}
+    return {"label": best, "probability": share, "probabilities": probabilities}
+
+
+def filled(filler: "Pipeline", text: str, top: int, where: str) -> list[list[tuple[str, float]]]:
+    """For each [MASK], the `top` tokens with their probabilities, best first. `where`: the text's name in errors."""
+    from tasks.text.tokenizer import failures_named
+
+    tokenizer = filler.tokenizer
+    check_text(text, where)
+    with failures_named(Path(filler.model.name_or_path)):
+        ids = tokenizer(text).input_ids
+    if tokenizer.mask_token_id not in ids:
+        raise InputError(f"{where} has no [MASK]. Put [MASK], in capitals, in place of a word.")
+    if len(ids) > (longest := tokenizer.model_max_length):
+        raise InputError(
+            f"{where} has {len(ids):,} tokens with [CLS] and [SEP]; the model takes {longest}. Shorten it."
+        )
+    found = filler(text, top_k=min(top, len(tokenizer)))
+    masks = found if isinstance(found[0], list) else [found]
+    return [[(tokenizer.convert_ids_to_tokens(one["token"]), one["score"]) for one in mask] for mask in masks]
+
+
+def opened(name: str) -> TextIO:
+    """A file, or standard input for `-`, whose lines end in any way. Raises InputError if it can't be read."""
+    reading = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": None}
+    if name == "-":
+        if sys.stdin is None:
+            raise InputError("Standard input is closed. Name a file, or pipe the texts to this command.")
+        sys.stdin.reconfigure(**reading)
+        return sys.stdin
+    try:
+        return Path(name).open(**reading)
+    except OSError as error:
+        raise InputError(f"{name!r} can't be read: {error.strerror}. Expected a file of texts.") from error
+
+
+def lines_of(file: TextIO) -> Iterator[tuple[int, str]]:
+    """The lines of a file as they arrive, numbered from 1. Raises InputError for one that is no text."""
+    if file.isatty():
+        tell("Enter one text per line, or two separated by a tab; end with Ctrl-D.")
+    for number in itertools.count(1):
+        line = file.readline(LONGEST_LINE)
+        if not line:
+            return
+        if len(line) == LONGEST_LINE:
+            raise InputError(f"Line {number} is longer than {LONGEST_LINE:,} characters; expected one text per line.")
+        check_text(line, f"Line {number}")
+        yield number, line.removesuffix("\n")
+
+
+def check_text(text: str, where: str) -> None:
+    """Raise InputError for NUL, and for bytes that are not UTF-8, which Python reads as surrogates."""
+    if "\0" in text:
+        raise InputError(f"{where} has a NUL byte; expected UTF-8, one text per line. Convert it to UTF-8 (`iconv`).")
+    if wrong := re.search("[\ud800-\udfff]", text):
+        byte, position = ord(wrong[0]) - 0xDC00, len(text[: wrong.start()].encode()) + 1
+        raise InputError(f"{where} is not UTF-8: byte {byte:#x} at position {position}. Convert it (`iconv`).")
+
+
+def labelled(answer: dict, scores: bool, as_json: bool) -> str:
+    """An answer as a line of output."""
+    probabilities = answer.pop("probabilities", {})
     if as_json:
-        tokens = [[{"token": token, "probability": round(share, 6)} for token, share in mask] for mask in masks]
-        return [as_object({"text": text, "masks": tokens})]
-    return ["\t".join(f"{printable(token)} {share:.4f}" for token, share in mask) for mask in masks]
+        return as_object(answer | ({"probabilities": probabilities} if scores else {}))
+    if answer["label"] is None:
+        return ""
+    if "probability" not in answer:
+        return f"{answer['label']:.4f}"
+    every = [f"{printable(name)}={share:.4f}" for name, share in probabilities.items()] if scores else []
+    return "\t".join([printable(answer["label"]), f"{answer['probability']:.4f}", *every])
 
 
 def as_object(answer: dict) -> str:
@@ -145,50 +291,13 @@ def as_object(answer: dict) -> str:
     return printable(json.dumps(answer, ensure_ascii=False))
 
 
-def opened(name: str) -> BinaryIO:
-    """A file, or standard input for `-`. Raises InputError if it can't be read."""
-    if name == "-":
-        if sys.stdin is None:
-            raise InputError("Standard input is closed. Name a file, or pipe the texts to this command.")
-        return sys.stdin.buffer
-    try:
-        return Path(name).open("rb")
-    except OSError as error:
-        raise InputError(
-            f"{name!r} can't be read: {error.strerror}. Expected a file with one text per line."
-        ) from error
-
-
-def answer_lines(file: BinaryIO, answers: Callable[[Lines], Iterable[str]], expected: str, size: int = 0) -> None:
-    """Print the answers to the lines of a file as they arrive.
-
-    If the lines come from a terminal, print `expected` first, and continue after a line that can't be answered. If
-    `size` is known (bytes; 0: unknown) and the answers don't go to a terminal, show a progress bar.
-    """
-    from flows.cli.inference import read_lines
-    from tasks.workers.progress import Progress
-
-    typed, lines = file.isatty(), []
-    if typed:
-        print(f"{expected}; end with Ctrl-D.", file=sys.stderr)
-    with Progress("predict", total=size, unit="B") if size and not sys.stdout.isatty() else nullcontext() as bar:
-        for lines in read_lines(file):
-            try:
-                write(answers(lines))
-            except InputError as error:
-                if not typed:
-                    raise
-                tell([f"cram: {error}"])
-            if bar:
-                bar.update(file.tell() - bar.count)
-    if not lines:
-        tell(["The input is empty."])
+def tell(note: str) -> None:
+    """Print a note to standard error, apart from the answers."""
+    print(printable(note), file=sys.stderr)
 
 
 def write(lines: Iterable[str]) -> None:
-    """Print lines in UTF-8 like the input, whatever the locale, and flush them, also those before an error."""
-    try:
-        for line in lines:
-            sys.stdout.buffer.write(line.encode() + b"\n")
-    finally:
-        sys.stdout.buffer.flush()
+    """Print lines in UTF-8 like the input, whatever the locale, and flush them."""
+    for line in lines:
+        sys.stdout.buffer.write(line.encode() + b"\n")
+    sys.stdout.buffer.flush()

@@ -1,43 +1,64 @@
-"""`cram run`: a recipe, from raw text to scores."""
+"""`cram run` and `cram params`: a recipe, from raw text to scores, and the parameters of its stages."""
 
 import json
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from flows.cli.arguments import check_stages, check_store, recipe_names, say_where_artifacts_go, stage_names
-from flows.server import prefect_server
-from flows.services import SERVER
+from flows.cli.common import (
+    check_stages,
+    check_store,
+    console,
+    print_rows,
+    recipe_names,
+    say,
+    say_where_artifacts_go,
+    shorten,
+    stage_names,
+)
+from flows.cli.execution import execute, find_server
+from flows.summary import relative
 from model import InputError
 
+if TYPE_CHECKING:  # slow to import
+    from pydantic import BaseModel
+
+    from tasks.store import Artifact
+
 EXAMPLE = '\'{"filter": {"max_tokens_per_char": 0.25}}\''  # of an --override
-
-
-def parse_override(text: str) -> dict:
-    """The changes in the JSON of an --override."""
-    from flows.recipes import parse_json
-
-    try:
-        changes = parse_json(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"--override is not valid JSON: {error}. Expected an object, as in {EXAMPLE}.") from error
-    except ValueError as error:
-        raise InputError(f"--override: {error}.") from error
-    except RecursionError as error:
-        raise InputError(
-            f"--override is nested too deeply; expected {{stage: {{field: value}}}}, as in {EXAMPLE}."
-        ) from error
-    if not isinstance(changes, dict):
-        raise InputError(f"--override is {changes!r}; expected a JSON object.")
-    return changes
+CANDIDATES = 3  # per blank
+# By the source of the corpus, since a model knows the words of its text.
+BLANKS = {
+    "python-docs": (
+        "By [MASK], the first element is returned.",
+        "See the documentation for more [MASK].",
+        "If the argument is [MASK], the default value is used.",
+    )
+}
+GENERAL_BLANKS = (
+    "She opened the [MASK] and went inside.",
+    "Paris is the capital of [MASK].",
+    "He has lived there for many [MASK].",
+)
+KINDS = {"string": "text", "boolean": "true or false"}  # other types keep their names in JSON Schema
+LONGEST_VALUE = 30  # characters on a line
 
 
 def parse_overrides(texts: list[str]) -> dict:
-    """The changes of several --override; later values win."""
-    from flows.recipes import check_changes, merge
+    """The changes in the JSON of several --override; later values win."""
+    from flows.recipes import check_changes, merge, parse_json
 
     changes = {}
-    for given in map(parse_override, texts):
+    for text in texts:
+        try:
+            given = parse_json(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"--override is not valid JSON: {error}. Expected an object, as in {EXAMPLE}.") from error
+        if not isinstance(given, dict):
+            raise InputError(f"--override is {given!r}; expected an object, as in {EXAMPLE}.")
         if len(texts) > 1:  # only an object can be merged with an object
             check_changes(given)
         changes = merge(changes, given)
@@ -86,14 +107,130 @@ def run(
         raise InputError(f"--until names {' and '.join(lasts)}; a run has only one last stage. Choose one.")
     check_stages([*lasts, *used, *again])
     check_store()
-    from flows.cli.results import print_results
-    from flows.cram import cram, planned
-    from flows.logs import log_to_terminal
+    server = find_server()
+    from flows.cram import cram
 
     say_where_artifacts_go()
-    planned(recipe, changes, lasts[0], used, again).check()  # report user errors before a server starts
-    log_to_terminal()
-    with prefect_server(SERVER):
-        made = cram(recipe=recipe, override=changes, until=lasts[0], use=used, refresh=again)
-    for artifact in made:
+    for artifact in execute(cram, server, recipe=recipe, override=changes, until=lasts[0], use=used, refresh=again):
         print_results(artifact)
+
+
+def print_results(artifact: "Artifact") -> None:
+    """Print what came out of a run: its last artifact."""
+    rows = artifact.stats.get("table", [])
+    if rows:
+        say("")
+        print_rows(rows)
+    if artifact.stage == "report":
+        from tasks.store import named
+
+        about = json.loads((artifact.path / "report.json").read_text())
+        print_blanks(named(about["pretrained"]))
+        say(f"\nFull report: {relative(artifact.path / 'report.html')}")
+        return
+    if artifact.stage == "pretrain":
+        print_blanks(artifact)
+    console.print(f"\n{artifact.stage}: [bold]{shorten(artifact.path)}[/]", soft_wrap=True, highlight=False)
+
+
+def print_blanks(model: "Artifact") -> None:
+    """Print some sentences with a blank, and the most likely tokens by a pretrained model."""
+    import torch  # here: not for every command line
+
+    from model import export
+    from tasks.text.tokenizer import MASK, load_tokenizer
+
+    say(f"\nBlanks filled in by {model.name}:")
+    bert, tokenizer = export.load(model.path).eval(), load_tokenizer(model.path)  # transformers takes seconds to load
+    tokenizer.encode_special_tokens = False  # [MASK] is one
+    for text in BLANKS.get(source_of(model), GENERAL_BLANKS):
+        ids = torch.tensor([tokenizer.encode(text).ids])
+        if ids.shape[1] > bert.length:
+            say(f"  none: the model takes {bert.length} tokens")
+            return
+        with torch.inference_mode():
+            [shares], [tokens] = bert.logits(bert.encode(ids)[ids == MASK]).softmax(dim=-1).topk(CANDIDATES)
+        candidates = zip(tokens.tolist(), shares.tolist(), strict=True)
+        say(
+            f"  {text}\n      "
+            + "   ".join(f"{tokenizer.id_to_token(token)} {share:.0%}" for token, share in candidates)
+        )
+
+
+def source_of(model: "Artifact") -> str:
+    """The source of a model's text; empty if it is not known, or a mixture."""
+    from tasks.store import LINEAGE
+
+    manifests = json.loads((model.path / LINEAGE).read_text()).values()
+    sources = [about["params"].get("source") for about in manifests if about["stage"] == "download"]
+    return sources[0] if sources and isinstance(sources[0], str) else ""
+
+
+class Parameter(NamedTuple):
+    """A parameter of a stage; nested ones have dotted names."""
+
+    name: str
+    takes: str
+    value: str
+    description: str
+
+
+def takes(schema: dict) -> str:
+    """The values that a field takes, in words, from its JSON schema: a type with its range, or choices."""
+    from flows.recipes import limits
+
+    if several := schema.get("anyOf") or schema.get("oneOf"):
+        return ", or ".join(map(takes, several))
+    kind = schema.get("type", "any value")
+    if "items" in schema:
+        each = takes(schema["items"])
+        return f"list, each {each}" if "enum" in schema["items"] else f"list of {each}"
+    if isinstance(values := schema.get("additionalProperties"), dict):
+        return f"object with values: {takes(values)}"
+    return limits(schema) if "enum" in schema else f"{KINDS.get(kind, kind)} {limits(schema)}".strip()
+
+
+def described(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[Parameter]:
+    """The parameters of a model and of nested models, with these values."""
+    from flows.recipes import in_words, level
+
+    schemas = model.model_json_schema()["properties"]
+    for name, field in model.model_fields.items():
+        if inner := level(field):
+            yield from described(inner, values[name], f"{path}{name}.")
+        else:
+            value = in_words(values[name]) or '""'
+            yield Parameter(path + name, takes(schemas[name]), value, field.description or "")
+
+
+def parameters(stage: str, recipe: str) -> list[Parameter]:
+    """The parameters of a stage, with the values that a recipe gives them."""
+    from flows.recipes import DELTAS, Recipe, merge
+
+    params = getattr(Recipe.model_validate(merge(Recipe().model_dump(), DELTAS[recipe])), stage)
+    return list(described(type(params), params.model_dump(mode="json")))
+
+
+def params(
+    stage: Annotated[
+        str | None, typer.Argument(help="Print only this stage's parameters.", autocompletion=stage_names)
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option(metavar="RECIPE", help="Print this recipe's values.", autocompletion=recipe_names)
+    ] = "crammed-bert",
+) -> None:
+    """List parameters: allowed values, value in the recipe, description. Set them with `cram run --override`."""
+    check_stages([stage] if stage else [])
+    from flows.recipes import STAGES, Recipe, check_name
+
+    check_name(recipe)
+
+    for name in [stage] if stage else STAGES:
+        about = (Recipe.model_fields[name].annotation.__doc__ or "").split("\n")[0]
+        console.print(f"\n[bold]{name}[/]  {escape(about)}", highlight=False)
+        table = Table("parameter", "takes", recipe, "description", box=None, header_style="bold")
+        table.columns[0].no_wrap = True
+        table.columns[2].max_width = LONGEST_VALUE
+        for row in parameters(name, recipe):
+            table.add_row(*map(escape, row))
+        console.print(table)

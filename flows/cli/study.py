@@ -6,11 +6,18 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from flows.cli.arguments import check_store, recipe_names, say_where_artifacts_go, study_names
+from flows.cli.common import (
+    check_store,
+    console,
+    print_rows,
+    recipe_names,
+    say,
+    say_where_artifacts_go,
+    shorten,
+    study_names,
+)
+from flows.cli.execution import execute, find_server
 from flows.cli.run import parse_overrides
-from flows.cli.tables import console, print_rows, say, shorten
-from flows.server import prefect_server
-from flows.services import SERVER
 from model import InputError
 
 LASTS = ("pretrain", "report")
@@ -49,15 +56,13 @@ def study(
     if name is None:
         raise InputError(f"Give the name of a study: {', '.join(study_names())}. `cram study --list` describes them.")
     check_store()
-    from flows.logs import log_to_terminal
-    from flows.study import planned
-    from flows.study import study as run_study
+    server = find_server()
+    from flows.study import study as study_flow
 
     say_where_artifacts_go()
-    planned(name, recipe, changes, seeds, scale, until)  # report user errors before a server starts
-    log_to_terminal()
-    with prefect_server(SERVER):
-        page = run_study(study=name, recipe=recipe, override=changes, seeds=seeds, scale=scale, until=until)
+    page = execute(
+        study_flow, server, study=name, recipe=recipe, override=changes, seeds=seeds, scale=scale, until=until
+    )
     say("")
     print_rows(page.stats["table"])
     console.print(f"\nFull page: {shorten(page.path / 'study.html')}", soft_wrap=True, highlight=False)
@@ -65,12 +70,13 @@ def study(
 
 def list_studies(names: list[str], recipe: str | None, override: dict, seeds: int, scale: str, until: str) -> None:
     """Print what each study holds, how many runs, and about how long their pretraining takes on this machine."""
-    from flows.study import estimate, impossible, planned, usual_rate
+    from flows.study import estimate, usual_rate
+    from flows.study_runs import resolve_study
 
     rate = usual_rate()
     for name in names:
         try:
-            about, runs = planned(name, recipe, override, seeds, scale, until)
+            about, runs = resolve_study(name, recipe, override, seeds, scale, until)
         except InputError as problem:
             if len(names) == 1:
                 raise
@@ -81,9 +87,11 @@ def list_studies(names: list[str], recipe: str | None, override: dict, seeds: in
         console.print(title, soft_wrap=True, highlight=False)
         if said := " ".join(filter(None, (about.about, f"({about.paper})" if about.paper else ""))):
             say(f"  {said}")
-        say(f"  Runs: {'; '.join(dict.fromkeys(' = '.join([run.name, *run.also]) for run in runs))}")
-        for run, problem in impossible(about).items():
-            say(f"  Not possible: {run}: {problem}")
+        members = [run.member for run in runs if run.member.seed == 0]
+        say(f"  Runs: {'; '.join(' = '.join([one.run, *one.also]) for one in members if not one.problem)}")
+        for one in members:
+            if one.problem:
+                say(f"  Not possible: {one.run}: {one.problem}")
         say("")
 
 

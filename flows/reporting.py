@@ -1,22 +1,47 @@
-"""What a run logs: a user's error as one sentence, and for `cram run` one line per stage on the terminal."""
+"""What a run shows: errors as one sentence and a line per stage in its log, artifacts on the page of a Prefect run."""
 
+import base64
 import logging
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 from prefect.logging.handlers import PrefectConsoleHandler
 from rich.console import Console
 from tqdm import tqdm
 
+from flows.summary import telling
 from model import InputError
+from tasks.reports.markdown import escape
+from tasks.store import Artifact
 from tasks.text.printable import printable
 
 PROGRESS = "tasks.workers.progress"  # the logger that reports progress where there is no terminal
 SECONDS_BETWEEN_PROGRESS = 120  # in a file or a pipe
 CLEAR = "\r\x1b[2K"  # the terminal's current line
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
+DESCRIPTIONS = {  # by the key of the Prefect artifact
+    "decontaminate-table": "Sentences of the downstream tasks that occur in the corpus, by task.",
+    "measure-table": "Tokens per character of the documents, by source: the median, 5 % and 95 %.",
+    "filter-table": "Documents that the filter read and kept, by source. sources.parquet also has the reasons.",
+    "filter-histogram": "Documents by tokens per character: kept and dropped.",
+    "vocabulary-table": "Vocabulary entries by kind, and how many of them rarely occur.",
+    "pretrain-loss": "Loss during pretraining, on training text and on held-out text.",
+    "pretrain-readme": "Model card of the pretrained model: use, recipe, budget, training data, limits.",
+    "report-table": "Scores by task, median over seeds. majority: of always answering the most frequent class.",
+    "report": "The report: scores beside published ones, rules, budget, data funnel. report.html has the figures too.",
+    "report-readme": "Model card of the pretrained model, with its scores.",
+    "study-table": "Losses and costs of the runs of a study, means over seeds.",
+    "study": "The study: losses, differences, costs, what the paper found. study.html has the curves too.",
+}
+COLUMNS = {  # to show of tables that are too wide for the page
+    "measure": ("source", "documents", *(f"tokens_per_char, {q}" for q in ("5%", "50%", "95%"))),
+    "filter": ("source", "documents", "kept", "kept, % of documents", "median tokens_per_char"),
+}
+MARKUP = re.compile(r"[\[<]")  # begins a picture, a link or HTML in Markdown
+HEAD = re.compile(r"\A---\n.*?\n---\n+", re.DOTALL)  # YAML at the head of a model card, which Prefect would show
 
 
 class OneSentence(logging.Filter):
@@ -52,13 +77,12 @@ class TerminalLog(logging.Handler):
         self.running, self.last_progress = "", time.monotonic()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Leave out Prefect's states, errors that the command prints at its end, and frequent progress."""
+        """Leave out Prefect's states and lost events, errors that the command prints at its end, and frequent progress."""
         if record.name.startswith("prefect"):
-            states = ("Crash detected!", "Finished in state")
+            states = ("Crash detected!", "Finished in state", "Unable to connect to 'ws")
             is_shown = record.levelno >= logging.WARNING and not record.getMessage().startswith(states)
             return is_shown and not hasattr(record, "input_error")
-        # without arguments: that the server answers again
-        if record.name == PROGRESS and record.args and record.levelno == logging.INFO:
+        if record.name == PROGRESS:
             if time.monotonic() - self.last_progress < SECONDS_BETWEEN_PROGRESS:
                 return False
             self.last_progress = time.monotonic()
@@ -109,3 +133,35 @@ def running(name: str) -> Iterator[None]:
     finally:
         for terminal in terminals:
             terminal.show_running("")
+
+
+def cell(value: object) -> str:
+    """A value of a table, with separated thousands; text from data loads and links nothing."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:,}"
+    # Prefect's older pages read cells as Markdown; the newer ones would show escapes, so usual names have none
+    return escape(value) if MARKUP.search(str(value)) else str(value)
+
+
+def publish(artifact: Artifact) -> None:
+    """Put an artifact's table, pictures and texts on the page of the Prefect run that calls this."""
+    stage = artifact.stage
+
+    def about(key: str) -> dict[str, str]:
+        words = DESCRIPTIONS.get(key, f"Made by the stage {stage}.")
+        return {"key": key, "description": f"{words} Details: cram show {artifact.name}"}
+
+    if rows := artifact.stats.get("table"):
+        names = [name for name in COLUMNS.get(stage, ()) if name in rows[0]] or telling(rows)
+        table = [{name: cell(row[name]) for name in names} for row in rows]
+        create_table_artifact(table, **about(f"{stage}-table"))
+    for path in sorted(artifact.path.glob("*.png")):
+        url = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        create_image_artifact(url, **about(f"{stage}-{path.stem}"))
+    for path in sorted(artifact.path.glob("*.md")) if stage != "finetune" else ():  # a run has many of these
+        key = stage if path.stem == stage else f"{stage}-{path.stem.lower()}"
+        create_markdown_artifact(HEAD.sub("", path.read_text()), **about(key))

@@ -1,0 +1,101 @@
+"""Run a flow from the command line: on the Prefect server that answers, or else in this process without Prefect."""
+
+import http.client
+import os
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from model import InputError
+
+if TYPE_CHECKING:
+    from prefect import Flow
+
+SERVER = "http://127.0.0.1:4200/api"  # of `make up`
+HEALTH_SECONDS = 3
+
+
+class Stopped(SystemExit):
+    """A signal asked the run to end."""
+
+
+def find_server() -> str | None:
+    """The address of the Prefect API that answers: PREFECT_API_URL, or that of `make up`; None if none answers.
+
+    Raises InputError if something else answers at PREFECT_API_URL.
+    """
+    given, problem = os.environ.get("PREFECT_API_URL", "").rstrip("/"), ""
+    try:
+        with urllib.request.urlopen(f"{given or SERVER}/health", timeout=HEALTH_SECONDS) as answer:
+            if (body := answer.read(20)) == b"true":
+                return given or SERVER
+            problem = f"GET /health returned {body!r}"
+    except urllib.error.HTTPError as error:
+        problem = f"GET /health returned status {error.code}"
+    except http.client.HTTPException as error:
+        problem = f"GET /health returned no HTTP ({type(error).__name__})"
+    except (OSError, ValueError):
+        return None
+    if given:
+        raise InputError(
+            f"PREFECT_API_URL is {given}, but what answers there is not a Prefect server: {problem}. Set it to the "
+            f"address of a Prefect server's API, such as {SERVER}, or unset it."
+        )
+    return None
+
+
+def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
+    """The result of a flow: a flow run on this server, or without one the plain function in this process."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows.reporting import log_to_terminal
+
+    log_to_terminal()
+    with signals_as_exceptions(), temporary_settings({PREFECT_API_URL: server} if server else {}):
+        try:
+            if server is None:
+                return flow.fn(**parameters)
+            return flow(**parameters)
+        except (KeyboardInterrupt, Stopped) as stop:
+            say_stopped(stop)
+            if server and find_server() is None:  # else Prefect waits for it when the interpreter ends
+                os._exit(stop.code if isinstance(stop, Stopped) else 130)
+            raise
+        except Exception as error:
+            is_of_prefect = type(error).__module__.split(".")[0] in ("httpx", "prefect")
+            if server and is_of_prefect and find_server() is None:
+                raise InputError(
+                    f"The Prefect server at {server} was lost during this run ({type(error).__name__}). Finished "
+                    "stages are kept: run the same command again, with or without a server."
+                ) from error
+            raise
+
+
+@contextmanager
+def signals_as_exceptions() -> Iterator[None]:
+    """Raise Stopped on SIGTERM and SIGHUP, whose usual handling would leave child processes and half-written files."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise Stopped(128 + number)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def say_stopped(stop: KeyboardInterrupt | Stopped) -> None:
+    """Print what has stopped the run, and how to resume it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rest is short; another interrupt would change the exit code
+    cause = signal.Signals(stop.code - 128).name if isinstance(stop, Stopped) else "Ctrl-C"
+    with suppress(OSError):  # the terminal may be gone
+        print(f"cram: Stopped by {cause}. Run the same command to resume; finished stages are kept.", file=sys.stderr)

@@ -1,0 +1,110 @@
+#!/bin/sh
+# Prefect's server and one worker, which runs the deployments cram/full and cram/study: prefect.sh up | down
+# Pid files and logs lie in PREFECT_HOME (.prefect); PREFECT_API_URL chooses another address.
+set -eu
+cd "$(dirname "$0")/.."
+mkdir -p "${PREFECT_HOME:=$PWD/.prefect}"
+PREFECT_HOME=$(cd "$PREFECT_HOME" && pwd) # as Prefect hands it to its runs
+export PREFECT_HOME PREFECT_API_URL="${PREFECT_API_URL:-http://127.0.0.1:4200/api}"
+port=${PREFECT_API_URL##*:}
+port=${port%%/*}
+
+python=${CRAM_PYTHON:-.venv/bin/python}
+
+prefect() { "$python" -m prefect --no-prompt "$@"; }
+
+answers() { # whether a Prefect server does; `prefect server status` waits minutes for another program
+    "$python" - "$PREFECT_API_URL/health" 2>/dev/null <<END
+import sys, urllib.request
+sys.exit(urllib.request.urlopen(sys.argv[1], timeout=3).read(20) != b"true")
+END
+}
+
+is_running() { # of a process: whether it lives; a zombie has no command line
+    [ -n "$1" ] && grep -qs prefect "/proc/$1/cmdline"
+}
+
+pid_of() { cat "$PREFECT_HOME/$1.pid" 2>/dev/null || true; }
+
+start() { # NAME COMMAND...: in a session of its own, so that no terminal ends it
+    name=$1
+    shift
+    setsid "$python" -m prefect --no-prompt "$@" >>"$PREFECT_HOME/$name.log" 2>&1 </dev/null &
+    echo $! >"$PREFECT_HOME/$name.pid"
+}
+
+runs() { # the processes of flow runs; they outlive a killed worker
+    for process in /proc/[0-9]*; do
+        if tr '\0' ' ' 2>/dev/null <"$process/cmdline" | grep -qs "prefect.engine" &&
+            tr '\0' '\n' 2>/dev/null <"$process/environ" | grep -qsxF "PREFECT_HOME=$PREFECT_HOME"; then
+            echo "${process#/proc/}"
+        fi
+    done
+}
+
+end() { # SECONDS PID...: ask processes to end; after this time kill those that are left
+    seconds=$1
+    shift
+    for pid; do kill -TERM "$pid" 2>/dev/null || true; done
+    for pid; do
+        while is_running "$pid" && [ "$seconds" -gt 0 ]; do
+            sleep 1
+            seconds=$((seconds - 1))
+        done
+        ! is_running "$pid" || kill -KILL "$pid" 2>/dev/null || true
+    done
+}
+
+up() {
+    if ! answers; then
+        case $PREFECT_API_URL in
+        *://127.0.0.1:* | *://localhost:*) ;;
+        *) echo "No Prefect server answers at $PREFECT_API_URL (PREFECT_API_URL). Start it there, or unset it." >&2; exit 1 ;;
+        esac
+        is_running "$(pid_of server)" || PREFECT_SERVER_API_PORT=$port start server server start
+        tries=600
+        until answers; do
+            is_running "$(pid_of server)" || { echo "The server ended:" >&2; tail "$PREFECT_HOME/server.log" >&2; exit 1; }
+            tries=$((tries - 1))
+            [ "$tries" -gt 0 ] || { echo "The server does not answer. Run \`make down\`, then \`make up\`." >&2; exit 1; }
+            sleep 0.5
+        done
+    fi
+    echo "Server: running at $PREFECT_API_URL"
+    prefect work-pool inspect local >/dev/null 2>&1 || prefect work-pool create local --type process >/dev/null
+    prefect deploy --all >"$PREFECT_HOME/deploy.log" 2>&1 || { cat "$PREFECT_HOME/deploy.log" >&2; exit 1; }
+    echo "Deployed: cram/full, cram/study"
+    is_running "$(pid_of worker)" || start worker worker start --pool local --limit 1
+    echo "Worker: running"
+    echo
+    echo "Now:  .venv/bin/prefect deployment run cram/full -p recipe=demo --watch"
+    echo "See:  ${PREFECT_API_URL%/api}"
+    echo "Stop: make down"
+}
+
+down() {
+    worker=$(pid_of worker)
+    ! is_running "$worker" || kill -STOP "$worker" # so that it begins no other run; it would kill this one at once
+    for run in $(runs); do
+        end 120 "$run" # a run that trains writes its checkpoint first
+        echo "Run: stopped"
+    done
+    if is_running "$worker"; then
+        kill -KILL "$worker"
+        echo "Worker: stopped"
+    fi
+    server=$(pid_of server)
+    if is_running "$server"; then
+        end 15 "$server"
+        echo "Server: stopped"
+    fi
+    rm -f "$PREFECT_HOME/worker.pid" "$PREFECT_HOME/server.pid"
+}
+
+case ${1:-} in
+up | down) "$1" ;;
+*)
+    echo "usage: $0 up | down" >&2
+    exit 2
+    ;;
+esac
