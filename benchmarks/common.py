@@ -7,6 +7,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,12 @@ from pydantic import ValidationError
 
 from flows.deltas import DELTAS
 from model import machine
-from model.clock import Clock
+from model.checkpoint import Clock
+from model.export import TOKENS
 from model.settings import Architecture, Training
 
 ENTRIES, LENGTH = 32_768, 128  # of recipes that name none
+MASK_ID, SPECIALS = TOKENS["mask_token_id"], 5  # the vocabulary fixes both
 SIZES = ("layers", "hidden", "heads", "intermediate")
 
 
@@ -34,7 +37,7 @@ class CpuClock(Clock):
     @staticmethod
     def now() -> float:
         """The CPU time until now, in seconds."""
-        return sum(os.times()[:4])
+        return time.process_time() + sum(os.times()[2:4])  # of children only in ticks of 10 ms
 
 
 def check_cpu(here: machine.Machine) -> None:
@@ -47,7 +50,7 @@ def parser(about: str, **options: dict) -> argparse.ArgumentParser:
     """A command line with these options, described by the script's docstring."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, settings in options.items():
-        made.add_argument(f"--{name}", **settings)
+        made.add_argument(f"--{name.replace('_', '-')}", **settings)
     return made
 
 
@@ -127,6 +130,17 @@ def medians(turns: list[dict], first: list[dict], rate: str, fields: tuple[str, 
     return middle | {"relative": statistics.median(relative), "turns": turns}
 
 
+def spread(values: list[float]) -> dict:
+    """Mean and sample standard deviation (None for a single value)."""
+    return {"mean": statistics.fmean(values), "deviation": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def cell(value: dict, digits: int) -> str:
+    """A mean, with its deviation if there is one."""
+    deviation = "" if value["deviation"] is None else f" ± {value['deviation']:.{digits}f}"
+    return f"{value['mean']:,.{digits}f}{deviation}"
+
+
 def about(here: machine.Machine) -> dict:
     """The machine: device, dtype and torch."""
     return {name: here.describe()[name] for name in ("device", "dtype")} | {"torch": torch.__version__}
@@ -141,14 +155,9 @@ def aligned(rows: list[list[str]]) -> str:
     )
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is complete or not there, since a result that is there is not made again."""
-    half = path.with_name(f"{path.name}.half")
-    half.write_text(text)
-    half.replace(path)
-
-
 def write_json(path: Path | None, content: dict) -> None:
-    """Write the numbers if a file is given."""
+    """Write the numbers if a file is given; it is complete or not there, since a result is not made again."""
     if path:
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        half = path.with_name(f"{path.name}.half")
+        half.write_text(json.dumps(content, indent=2) + "\n")
+        half.replace(path)

@@ -2,15 +2,14 @@
 
 gradients  of one micro-batch of pretraining, beside the CPU's: the largest relative error of a parameter's gradient
 padded     the same of sequences of several lengths, as finetuning and the held-out loss read them
-resumed    training that is stopped halfway and goes on has the losses of training at once, and lowers them
 
-All at a small size, without dropout, whose random numbers differ between devices. Losses would not do: with so few
-steps, a model that lacks its positions, its convolutions or its attention has nearly the same. Nor would the weights
+All at a small size, without dropout, whose random numbers differ between devices. Losses would not do: after few steps,
+a model that lacks its positions, its convolutions or its attention has nearly the same. Nor would the weights
 that training begins with: attention is uniform at first, and `zero_outputs` leaves most gradients zero.
 """
 
 import contextlib
-import json
+import functools
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,20 +18,17 @@ from pathlib import Path
 import common
 import numpy as np
 import torch
-from loops import MASK_ID, SPECIALS
+from common import MASK_ID, SPECIALS
 from torch import Tensor, nn
 
-from model import InputError
 from model.attention import fastest_kernel
 from model.bert import PAD, Bert
-from model.checkpoint import METRICS
 from model.heldout import Heldout
 from model.machine import Machine
 from model.masking import Corpus
 from model.pretraining import Pretraining
-from model.settings import Architecture, Training
 
-STEPS, VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 20, 1024, 64, 32, 16
+VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 1024, 64, 32, 16
 SIZES = {"layers": 3, "hidden": 128, "heads": 2, "intermediate": 384}
 REFERENCE = Machine(torch.device("cpu"), torch.float32, False, MICRO_BATCH)
 LAYOUTS = {  # a recipe, and changes to its architecture
@@ -48,35 +44,25 @@ LAYOUTS = {  # a recipe, and changes to its architecture
     ),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CHECKS = ("gradients", "padded", "resumed")
+CHECKS = ("gradients", "padded")
 # Largest relative error of a gradient. On a CPU, rounding makes 0.000004, 0.06 and 0.011. No rotation, no convolution,
 # scores of attention halved or all equal, padding that is seen, and inputs or labels of another sequence make 0.6 or
 # more; padding that is convolved, 0.3.
 FAR = {"fp32": 1e-3, "bf16": 0.18, "fp16": 0.05}
 # A gradient that is zero but for rounding, as that of the keys' biases, has this share of the usual norm at least.
 LEAST = 0.01
-# Largest difference of a resumed step's loss, nats. Rounding makes 0.0001; an optimizer that starts again makes 0.02.
-APART = 0.003
 SCALE = 1024.0  # of fp16 gradients; the first of training, 65,536, is too large for these weights
 
 
-class Stopped(BaseException):
-    """Ends a run after half of its steps."""
-
-
-def settings(layout: str) -> tuple[Architecture, Training]:
-    """The layout at its small size, and its recipe's training for some steps."""
+def pretraining(layout: str, here: Machine, folder: Path) -> Pretraining:
+    """A run of the layout at its small size, by its recipe, on sequences that count up from a random number."""
     recipe, architecture = LAYOUTS[layout]
-    changes = {"batch_size": BATCH, "batch_ramp": 0, "dropout": 0, "learning_rate": 1e-3}
-    budget = {"budget": STEPS * BATCH * LENGTH, "budget_unit": "tokens", "last_mask_fraction": None}
-    return common.settings(recipe, changes | budget | {"architecture": SIZES | architecture})
-
-
-def corpus() -> Corpus:
-    """Sequences that count up from a random number: a model learns something in a few steps."""
+    changes = {"batch_size": BATCH, "batch_ramp": 0, "dropout": 0, "last_mask_fraction": None}
+    shape, training = common.settings(recipe, changes | {"architecture": SIZES | architecture})
     starts = np.random.default_rng(0).integers(0, VOCABULARY, (2 * BATCH, 1))
     rows = (SPECIALS + (starts + np.arange(LENGTH)) % (VOCABULARY - SPECIALS)).astype(np.uint16)
-    return Corpus(rows, Heldout.of_rows(rows[:1]), VOCABULARY, MASK_ID, SPECIALS)
+    corpus = Corpus(rows, Heldout.of_rows(rows[:1]), VOCABULARY, MASK_ID, SPECIALS)
+    return Pretraining(Bert(shape, VOCABULARY, LENGTH, seed=1), training, corpus, here, folder)
 
 
 @contextlib.contextmanager
@@ -88,14 +74,6 @@ def exact_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def pretraining(layout: str, here: Machine, folder: Path) -> Pretraining:
-    """A run, which may continue one in the folder."""
-    architecture, training = settings(layout)
-    run = Pretraining(Bert(architecture, VOCABULARY, LENGTH, seed=1), training, corpus(), here, folder)
-    run.evaluation_due = lambda fraction: False
-    return run
 
 
 def randomize(module: nn.Module) -> None:
@@ -141,6 +119,12 @@ def gradients(layout: str, here: Machine, padded: bool = False) -> dict[str, Ten
     return {name: gradient.cpu().double() / run.scaler.get_scale() for name, gradient in found.items()}
 
 
+@functools.cache
+def expected(layout: str, padded: bool) -> dict[str, Tensor]:
+    """The gradients by the CPU in fp32."""
+    return gradients(layout, REFERENCE, padded)
+
+
 def worst(found: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[str, float]:
     """The parameter whose gradient has the largest relative error, and this error; not a number is the largest."""
     norms = torch.stack([gradient.norm() for gradient in expected.values()])
@@ -149,54 +133,10 @@ def worst(found: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[str, f
     return list(expected)[errors.argmax()], errors.max().item()
 
 
-def losses(layout: str, here: Machine, resume: bool) -> list[float]:
-    """The loss of every step of training. `resume`: stop halfway and train on."""
-
-    def train(folder: Path, steps: int) -> None:
-        run, calls = pretraining(layout, here, folder), iter(range(1, steps + 1))
-
-        def report(fraction: float, note: str) -> None:
-            if next(calls) == steps:
-                raise Stopped
-
-        with contextlib.suppress(Stopped):
-            run.run(report)
-
-    with tempfile.TemporaryDirectory() as folder, exact_products():
-        if resume:
-            train(Path(folder), STEPS // 2)
-        train(Path(folder), STEPS + 1)
-        rows = [json.loads(line) for line in (Path(folder) / METRICS).read_text().splitlines()]
-    return [row["loss"] for row in rows]
-
-
-def resumed(layout: str, here: Machine) -> dict:
-    """How training that is stopped and goes on differs from training at once."""
-    whole, parts = (losses(layout, here, resume) for resume in (False, True))
-    away = max((abs(a - b) for a, b in zip(whole, parts, strict=False)), default=0.0)
-    right = len(whole) == len(parts) == STEPS and away <= APART and whole[-1] < whole[0]
-    return {"first_loss": whole[0], "last_loss": whole[-1], "difference": away, "right": right}
-
-
-def check(here: Machine, ways: list[dict]) -> Iterator[dict]:
-    """The rows of some ways to compute one layout, with the error or the losses, and whether they are right.
-
-    A way has the fields layout, dtype, compiled and check, which is one of CHECKS.
-    """
-    expected: dict[bool, dict[str, Tensor]] = {}
-    for way in ways:
-        layout, dtype, padded = way["layout"], way["dtype"], way["check"] == "padded"
-        machine = replace(here, dtype=DTYPES[dtype], micro_batch=MICRO_BATCH, probes=False)
-        machine = replace(machine, compiles=way["compiled"], compiles_always=way["compiled"])
-        try:
-            if way["check"] == "resumed":
-                row = resumed(layout, machine)
-            else:
-                if padded not in expected:
-                    expected[padded] = gradients(layout, REFERENCE, padded)
-                name, error = worst(gradients(layout, machine, padded), expected[padded])
-                row = {"parameter": name, "error": error, "right": error <= FAR[dtype]}
-        except (InputError, RuntimeError) as error:
-            yield way | {"right": False, "problem": f"{type(error).__name__}: {error}".splitlines()[0]}
-            continue
-        yield way | row | {"problem": None}
+def compare(here: Machine, layout: str, dtype: str, compiled: bool, check: str) -> dict:
+    """Compute a layout on the device in one way: the errors, and whether they are small. `check`: one of CHECKS."""
+    here = replace(here, dtype=DTYPES[dtype], micro_batch=MICRO_BATCH, probes=False)
+    here = replace(here, compiles=compiled, compiles_always=compiled)
+    padded = check == "padded"
+    name, error = worst(gradients(layout, here, padded), expected(layout, padded))
+    return {"parameter": name, "error": error, "right": error <= FAR[dtype]}

@@ -1,18 +1,17 @@
 """How fast is finetuning? CoLA with four seeds, and with --peers the same in transformers' Trainer, in the same run.
 
     python benchmarks/finetune.py [--recipe pocket-modern] [--layers 4 ...] [--peers] [--json FILE]
-    python benchmarks/finetune.py --data GLUE_DIR --tokenizer FILE --epochs 5
 
-Needs torch, numpy, safetensors and pydantic; --peers needs transformers and accelerate too, --data pyarrow and
-tokenizers. CRAM_DEVICE and CRAM_DTYPE work as they do for cram; `taskset` limits the cores. Without --data, inputs are
-random tokens: as many, as long and as often the same as CoLA's.
+Needs torch, numpy, safetensors and pydantic; --peers needs transformers and accelerate too. CRAM_DEVICE and CRAM_DTYPE
+work as they do for cram; `taskset` limits the cores. Inputs are random tokens: as many, as long and as often the same
+as CoLA's.
 
 Ours finetunes as cram does: several runs at a time, each in its own process, on CPUs one per core with one thread.
-The Trainer has all cores for one run after the other, once in its random order and once grouped by length; then it
-runs as many at a time as ours, grouped by length, which separates the effect of the processes from that of the loop.
-All have the same encoder, exported from cram for transformers (so --peers is for layouts that it has), batch,
-dropout, dtype, and AdamW without clipping; on CPUs glibc keeps freed blocks (model.machine.keep_heap). Time runs from
-the loading of the first model to the end of the last run.
+The Trainer has all cores for one run after the other, in its random order; then it runs as many at a time as ours,
+grouped by length, which separates the effect of processes and order from that of the loop. All have the same encoder,
+exported from cram for transformers (so --peers is for layouts that it has), batch, dropout, dtype, and AdamW without
+clipping; on CPUs glibc keeps freed blocks (model.machine.keep_heap). Time runs from the loading of the first model to
+the end of the last run.
 
     relative       examples per second over ours in the same round; figures are medians over the rounds
     CPU s          of all processes, for 1,000 examples
@@ -34,16 +33,21 @@ import torch
 from common import LENGTH, aligned, positive
 
 from model import InputError, export, finetuning, layouts, machine
-from model.bert import Bert, Classifier
+from model.bert import Bert
+from model.classifier import Classifier
 from model.settings import Finetuning
 
 CLASSES = 2
 FIRST_WORD, ENDS = 5, (2, 3)  # fixed by the vocabulary: tokens below are special; [CLS] and [SEP]
 ZIPF = 1.29  # how fast words become rare, so that as many differ as in CoLA
 COLA = 8551  # examples of its training data
-OURS, RANDOM, GROUPED, SEVERAL = "cram", "Trainer", "Trainer, by length", "Trainer, by length, several"
-STRATEGIES = {RANDOM: "random", GROUPED: "group_by_length", SEVERAL: "group_by_length"}
+OURS, TRAINER, SEVERAL = "cram", "Trainer", "Trainer, by length, several"
+STRATEGIES = {TRAINER: "random", SEVERAL: "group_by_length"}
 RATE, CPU = "examples_per_second", "cpu_seconds_per_1000_examples"
+DROPOUTS = (  # the fields of transformers' configurations
+    *("embedding_dropout", "attention_dropout", "mlp_dropout", "classifier_dropout"),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob"),
+)
 
 
 def synthetic(count: int, vocabulary: int) -> finetuning.Examples:
@@ -58,28 +62,11 @@ def synthetic(count: int, vocabulary: int) -> finetuning.Examples:
     return finetuning.Examples.of(parts, random.integers(0, CLASSES, count))
 
 
-def cola(folder: Path, tokenizer: Path, count: int) -> finetuning.Examples:
-    """The first examples of cola/train.parquet."""
-    import pyarrow.parquet as pq
-    from tokenizers import Tokenizer
-
-    try:
-        table = pq.read_table(folder / "cola" / "train.parquet").slice(0, count)
-        encoder = Tokenizer.from_file(str(tokenizer))
-        encoder.enable_truncation(LENGTH)
-        ids = [encoding.ids for encoding in encoder.encode_batch_fast(table["sentence"].to_pylist())]
-        return finetuning.Examples.of(ids, table["label"].to_numpy())
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise InputError(
-            f"{folder}/cola/train.parquet or {tokenizer} can't be read ({error}). Give a folder of GLUE as --data, and "
-            "the tokenizer.json of a pretrained model as --tokenizer."
-        ) from error
-
-
 def ours(folder: Path, given: finetuning.Examples, tuning: Finetuning, seed: int, threads: int) -> dict:
     """One run of ours."""
     torch.set_num_threads(threads)
     here = machine.detect()
+    torch.zeros(1, device=here.device)  # starts a GPU before the clock
     begin, cpu = time.monotonic(), time.process_time()
     encoder = export.load(folder)
     head = "native" if layouts.transformers_model(encoder.architecture) else "tanh"
@@ -95,16 +82,20 @@ def ours(folder: Path, given: finetuning.Examples, tuning: Finetuning, seed: int
     }
 
 
+def collate(rows: list[dict]) -> dict:
+    """A padded batch for the Trainer."""
+    longest = max(len(row["input_ids"]) for row in rows)
+    tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
+    for line, row in zip(tokens, rows, strict=True):
+        line[: len(row["input_ids"])] = torch.tensor(row["input_ids"])
+    labels = torch.tensor([row["labels"] for row in rows])
+    return {"input_ids": tokens, "attention_mask": (tokens != 0).long(), "labels": labels}
+
+
 def theirs(
-    folder: Path,
-    given: finetuning.Examples,
-    tuning: Finetuning,
-    seed: int,
-    threads: int,
-    strategy: str,
-    unseen: finetuning.Examples | None = None,
+    folder: Path, given: finetuning.Examples, tuning: Finetuning, seed: int, threads: int, strategy: str
 ) -> dict:
-    """One run of transformers' Trainer, with the scores (n, classes) of `unseen` examples if they are given."""
+    """One run of transformers' Trainer."""
     import transformers
 
     torch.set_num_threads(threads)
@@ -113,72 +104,62 @@ def theirs(
     here = machine.detect()
     if here.device.type == "cpu":
         machine.keep_heap()
+    torch.zeros(1, device=here.device)
     begin, cpu = time.monotonic(), time.process_time()
-    names = ("embedding_dropout", "attention_dropout", "mlp_dropout", "classifier_dropout", "hidden_dropout_prob")
     config = transformers.AutoConfig.from_pretrained(folder, num_labels=CLASSES)
-    for name in (*names, "attention_probs_dropout_prob"):
+    for name in DROPOUTS:
         if hasattr(config, name):
             setattr(config, name, tuning.dropout)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, config=config)
-
-    def collate(rows: list[dict]) -> dict:
-        longest = max(len(row["input_ids"]) for row in rows)
-        tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
-        for line, row in zip(tokens, rows, strict=True):
-            line[: len(row["input_ids"])] = torch.tensor(row["input_ids"])
-        labels = torch.tensor([row["labels"] for row in rows])
-        return {"input_ids": tokens, "attention_mask": (tokens != 0).long(), "labels": labels}
-
-    def rows(examples: finetuning.Examples) -> list[dict]:
-        labels = examples.labels.tolist()
-        return [{"input_ids": examples.input(row).tolist(), "labels": label} for row, label in enumerate(labels)]
-
-    data = rows(given)
+    labels = given.labels.tolist()
+    rows = [{"input_ids": given.input(row).tolist(), "labels": label} for row, label in enumerate(labels)]
     with tempfile.TemporaryDirectory() as out:
-        arguments = transformers.TrainingArguments(
-            output_dir=out,
-            num_train_epochs=tuning.epochs,
-            per_device_train_batch_size=tuning.batch_size,
-            learning_rate=tuning.learning_rate,
-            lr_scheduler_type="cosine",
-            warmup_steps=tuning.warmup,  # below 1: a fraction
-            adam_beta1=finetuning.BETAS[0],
-            adam_beta2=finetuning.BETAS[1],
-            adam_epsilon=finetuning.EPS,
-            max_grad_norm=0.0,
-            bf16=here.dtype is torch.bfloat16,
-            fp16=here.dtype is torch.float16,
-            use_cpu=here.device.type == "cpu",
-            train_sampling_strategy=strategy,
-            dataloader_drop_last=True,
-            dataloader_pin_memory=here.device.type == "cuda",
-            remove_unused_columns=False,
-            logging_strategy="epoch",
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            seed=seed,
-        )
-        trainer = transformers.Trainer(model, arguments, collate, data)
+        trainer = transformers.Trainer(model, arguments(tuning, here, seed, strategy, out), collate, rows)
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
-        end = time.monotonic()
-        trainer.args.dataloader_drop_last = False
-        scores = None if unseen is None else trainer.predict(rows(unseen)).predictions
     return {
-        "scores": scores,
         "examples": trainer.state.global_step * tuning.batch_size,
         "begin": begin,
-        "end": end,
+        "end": time.monotonic(),
         "cpu_seconds": time.process_time() - cpu,
         "loss": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-1],
     }
 
 
+def arguments(tuning: Finetuning, here: machine.Machine, seed: int, strategy: str, out: str):
+    """The Trainer's settings for ours."""
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        output_dir=out,
+        num_train_epochs=tuning.epochs,
+        per_device_train_batch_size=tuning.batch_size,
+        learning_rate=tuning.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=tuning.warmup,  # below 1: a fraction
+        adam_beta1=finetuning.BETAS[0],
+        adam_beta2=finetuning.BETAS[1],
+        adam_epsilon=finetuning.EPS,
+        max_grad_norm=0.0,
+        bf16=here.dtype is torch.bfloat16,
+        fp16=here.dtype is torch.float16,
+        use_cpu=here.device.type == "cpu",
+        train_sampling_strategy=strategy,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=here.device.type == "cuda",
+        remove_unused_columns=False,
+        logging_strategy="epoch",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=seed,
+    )
+
+
 def turn(name: str, folder: Path, train: finetuning.Examples, tuning: Finetuning, seeds: int) -> dict:
     """All seeds once, of ours or of a peer's, in processes of their own."""
     cores, cuda = len(os.sched_getaffinity(0)), machine.detect().device.type == "cuda"
-    at_once = min(cores, seeds) if name in (OURS, SEVERAL) and not cuda else 1
+    at_once = 1 if name == TRAINER or cuda else min(cores, seeds)
     threads = max(1, cores // at_once)
     work = [(folder, train, tuning, seed, threads) for seed in range(seeds)]
     with multiprocessing.get_context("spawn").Pool(at_once) as pool:
@@ -208,25 +189,21 @@ def table(rows: list[dict]) -> str:
     return aligned(lines)
 
 
-def model(given: argparse.Namespace, folder: Path) -> Bert:
+def write_model(recipe: str, given: argparse.Namespace, folder: Path) -> Bert:
     """The recipe's model with random weights, written to a folder."""
-    architecture, _ = common.settings(given.recipe, {"architecture": common.sizes_given(given)})
-    if given.peers and (why := layouts.why_not_transformers(architecture)):
-        raise InputError(f"There are no peers of recipe {given.recipe!r}: {why}")
-    encoder = Bert(architecture, common.entries(given.recipe, given), LENGTH)
+    architecture, _ = common.settings(recipe, {"architecture": common.sizes_given(given)})
+    encoder = Bert(architecture, common.entries(recipe, given), LENGTH)
     export.save(encoder, folder)
     return encoder
 
 
 def main() -> None:
-    """Measure, print the table, and write it as JSON where that is tuning for."""
+    """Measure, print the table, and write it to the --json file."""
     parser = common.parser(
         __doc__,
         recipe={"default": "pocket-modern", "help": "whose model"},
         **common.SIZE_OPTIONS,
         peers={"action": "store_true", "help": "transformers' Trainer too"},
-        data={"type": Path, "help": "a folder of GLUE, with cola/train.parquet; else random tokens"},
-        tokenizer={"type": Path, "help": "tokenizer.json, for --data"},
         examples={"type": positive, "default": COLA, "help": "the number of training examples"},
         epochs={"type": positive, "default": 1},
         seeds={"type": positive, "default": 4, "help": "the number of runs"},
@@ -235,28 +212,25 @@ def main() -> None:
     )
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    given.peers = given.peers and common.installed("transformers", "accelerate")
+    names = (OURS, *STRATEGIES) if given.peers and common.installed("transformers", "accelerate") else (OURS,)
     tuning = Finetuning(epochs=given.epochs)
     with tempfile.TemporaryDirectory() as folder, common.input_errors(parser):
-        here, encoder = machine.detect(), model(given, Path(folder))
-        if given.data and not given.tokenizer:
-            raise InputError("--data holds text; give the tokenizer.json of a pretrained model as --tokenizer.")
-        examples = cola(given.data, given.tokenizer, given.examples) if given.data else None
-        train = examples or synthetic(given.examples, encoder.vocabulary)
+        here, encoder = machine.detect(), write_model(given.recipe, given, Path(folder))
+        if len(names) > 1 and (why := layouts.why_not_transformers(encoder.architecture)):
+            raise InputError(f"There are no peers of recipe {given.recipe!r}: {why}")
+        train = synthetic(given.examples, encoder.vocabulary)
         finetuning.steps_of(len(train), tuning)
-        names = (OURS, *STRATEGIES) if given.peers else (OURS,)
         work = Path(folder), train, tuning, given.seeds
         turns = common.take_turns({name: name for name in names}, given.rounds, lambda name: turn(name, *work), RATE)
     fields = tuple(field for field in turns[0][0] if field != RATE)
     rows = [{"name": n} | common.medians(done, turns[0], RATE, fields) for n, done in zip(names, turns, strict=True)]
     about = common.about(here)
-    tokens = {"examples": len(train), "tokens": len(train.tokens), "different_tokens": len(np.unique(train.tokens))}
     print(
-        f"{', '.join(about.values())}; {len(train):,} examples of {train.lengths.mean():.1f} tokens, "
-        f"{tokens['different_tokens']:,} different ones; {given.seeds} seeds, {tuning.epochs} epochs"
+        f"{', '.join(about.values())}; {len(train):,} examples of {train.lengths.mean():.1f} tokens; "
+        f"{given.seeds} seeds, {given.epochs} epochs"
     )
     print(table(rows))
-    common.write_json(given.json, about | tokens | {"rounds": given.rounds, "rows": rows})
+    common.write_json(given.json, about | {"examples": len(train), "rounds": given.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

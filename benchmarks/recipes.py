@@ -9,39 +9,39 @@ documents. A seed decides initialisation, masks, dropout and the order of the se
 read the same in the same order.
 
 The first recipe is the baseline: the table says at which fraction of its tokens, operations and seconds each recipe
-passes its final held-out loss of the same seed, in nats per byte. Seconds compare only on a quiet machine. With --set
-NAME.budget=… another recipe has less (or more) to spend, and its schedule ends there. Losses are measured at tenths of
-a run's own budget, or at the first step after, on a part of the held-out tokens, with straight lines between them. At
-the end all held-out tokens are measured, and the difference to the first recipe is given with its standard error over
-documents.
+passes its final held-out loss of the same seed, in nats per byte. Seconds compare only on a quiet machine; --cpu-seconds
+compares on any. With --set NAME.budget=… another recipe has less (or more) to spend, and its schedule ends there. Losses
+are measured at tenths of a run's own budget, or at the first step after, on a part of the held-out tokens, with straight
+lines between them. At the end all held-out tokens are measured, and the difference to the first recipe is given with its
+standard error over documents. --beside adds the results of outside.py with the same budget.
 
 Results are kept in the folder. A run of the same settings, data, device and threads (OMP_NUM_THREADS) is not repeated,
-and an interrupted run continues. Changes of the code are not noticed: use another folder. With --keep the last
-checkpoint of each run stays there too, so that score.py can measure it again on other held-out text.
+and an interrupted run continues. Changes of the code are not noticed: use another folder. With --keep the model of each
+run stays there too.
 """
 
 import argparse
-import fcntl
 import hashlib
+import io
 import json
 import logging
+import lzma
+import statistics
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
 import common
-import curves
 import numpy as np
 import torch
-from common import CpuClock, positive
-from loops import MASK_ID, SPECIALS
+from common import MASK_ID, SPECIALS, CpuClock, aligned, cell, positive, spread
 
-from model import InputError, heldout, machine
+from model import InputError, export, heldout, machine
 from model.bert import Bert
-from model.checkpoint import CHECKPOINT
-from model.clock import Clock
-from model.heldout import Heldout
+from model.checkpoint import CHECKPOINT, Clock
+from model.heldout import UNITS, Heldout
 from model.masking import Corpus
 from model.pretraining import EVALUATIONS, Pretraining
 from model.settings import Architecture, Training
@@ -50,36 +50,28 @@ ROWS = 512  # sequences that enter the digest of the data
 RESULT = "result.json"
 MEASURED = {"seed", "tokens", "seconds", "evaluations", "heldout"}  # what differs between the seeds of a setting
 FIXED = ("architecture", "budget_unit", "seed")  # what `--set` can't change
-UNITS = ("tokens", "hours", "flops", "cpu_seconds")
-
-
-class Shuffled:
-    """Sequences read in a random order."""
-
-    def __init__(self, sequences: np.ndarray, seed: int) -> None:
-        self.sequences, self.shape = sequences, sequences.shape
-        self.order = np.random.default_rng(seed).permutation(len(sequences))
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        return self.sequences[self.order[rows]]
+BUDGETS = ("tokens", "hours", "flops", "cpu_seconds")
+TENTHS = [number / EVALUATIONS for number in range(EVALUATIONS + 1)]
+AXES = ("tokens", "operations", "seconds")
 
 
 def read(folder: Path) -> Corpus:
-    """What the tokenize stage has written. Raises InputError where something is missing."""
+    """What the tokenize stage has written, or `gpu.py pack`. Raises InputError where something is missing."""
     try:
-        sequences = np.load(folder / "sequences.npy", mmap_mode="r")
-        held = Heldout.load(folder)
-        entries = json.loads((folder / "stage.json").read_text())["stats"]["entries"]
-        if held.sequences.max() >= entries:
-            raise ValueError(f"token {held.sequences.max()} of {entries} entries")
-    except (OSError, KeyError, ValueError) as error:
+        packed = sorted(folder.glob("sequences-*.npy.xz"))
+        if packed:
+            sequences = np.concatenate([np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) for path in packed])
+        else:
+            sequences = np.load(folder / "sequences.npy", mmap_mode="r")
+        held, stats = Heldout.load(folder), json.loads((folder / "stage.json").read_text())["stats"]
+        if held.sequences.max() >= stats["entries"] or len(sequences) != stats["sequences"]:
+            found = f"{len(sequences)} sequences, token {held.sequences.max()}"
+            raise ValueError(f"{found}; expected {stats['sequences']} sequences, {stats['entries']} entries")
+    except (OSError, KeyError, ValueError, lzma.LZMAError) as error:
         raise InputError(
             f"{folder} is not what the tokenize stage writes ({error}). Give such a folder, made by this version."
         ) from error
-    return Corpus(sequences, held, entries, MASK_ID, SPECIALS)
+    return Corpus(sequences, held, stats["entries"], MASK_ID, SPECIALS)
 
 
 def identity(corpus: Corpus) -> str:
@@ -90,33 +82,24 @@ def identity(corpus: Corpus) -> str:
     return hashlib.sha256(size + rows.tobytes() + held).hexdigest()
 
 
-def sizes_of(corpus: Corpus) -> np.ndarray:
-    """(d, 3): words, characters and bytes of each held-out document, whatever the vocabulary."""
-    return corpus.heldout.documents[:, 1:4]
-
-
 def corpora(texts: list[str], names: list[str]) -> dict[str, Corpus]:
     """The data of each recipe, from DIR for all and NAME=DIR for one. Raises InputError if held-out documents differ."""
     given = {name: folder for name, _, folder in (text.rpartition("=") for text in texts)}
-    if len(given) < len(texts):
-        raise InputError(f"--data names one recipe twice: {', '.join(texts)}. Give each one folder.")
     if unknown := sorted(given.keys() - {"", *names}):
         raise InputError(f"--data names {', '.join(unknown)}, which is no recipe here: {', '.join(names)}.")
     if missing := [name for name in names if name not in given and "" not in given]:
         raise InputError(f"There is no data for {', '.join(missing)}. Add --data DIR.")
     folders = {folder: read(Path(folder)) for folder in set(given.values())}
     chosen = {name: folders[given.get(name, given.get(""))] for name in names}
-    sizes = [sizes_of(corpus) for corpus in chosen.values()]
+    sizes = [corpus.heldout.documents[:, 1:4] for corpus in chosen.values()]  # the same for every vocabulary
     if not all(np.array_equal(sizes[0], other) for other in sizes):
         raise InputError("The folders of --data hold out different documents. Tokenize the same corpus.")
     return chosen
 
 
-def measured(bert: Bert, corpus: Corpus, here: machine.Machine, every: int = 1) -> dict:
-    """The held-out loss and the nats of each document; of each `every`-th part, as if all words had their mean."""
-    held = corpus.heldout
-    nats_D, predicted_D = heldout.measure(bert, held, corpus.mask_id, here, every=every)
-    nats_D *= (held.lengths > 0).sum() / predicted_D.sum()
+def measured(bert: torch.nn.Module, held: Heldout, mask_id: int, here: machine.Machine) -> dict:
+    """The held-out loss, and the nats of each document."""
+    nats_D, _ = heldout.document_losses(bert, held, mask_id, here)
     return heldout.summary(held, nats_D) | {"nats_of_documents": nats_D.tolist()}
 
 
@@ -139,19 +122,15 @@ def changes(texts: list[str], names: list[str]) -> dict[str, dict]:
     return changed
 
 
-def home_of(folder: Path, about: dict) -> Path:
-    """The folder of a run, named by its recipe and a digest of all that identifies it."""
-    return folder / f"{about['recipe']}-{common.digest(about)}"
-
-
 def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder: Path, keep: bool) -> dict:
     """The result of a run: from the folder, or else trained, from its checkpoint if it was interrupted."""
-    home, training = home_of(folder, about), Training(**about["training"])
+    home, training = folder / f"{about['recipe']}-{common.digest(about)}", Training(**about["training"])
     if (home / RESULT).exists():
         return json.loads((home / RESULT).read_text())
     home.mkdir(exist_ok=True)
     bert = Bert(Architecture(**about["architecture"]), corpus.vocabulary, corpus.length, seed=training.seed)
-    ordered, tenth = replace(corpus, sequences=Shuffled(corpus.sequences, training.seed)), 0
+    order = np.random.default_rng(training.seed).permutation(len(corpus.sequences))
+    shuffled, tenth = replace(corpus, sequences=corpus.sequences[order]), 0
 
     def report(fraction: float, note: str) -> None:
         nonlocal tenth
@@ -160,77 +139,167 @@ def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder:
             print(f"{name}, seed {training.seed}: {min(fraction, 1):.0%} of the budget, {note}", file=sys.stderr)
 
     try:
-        spent = Pretraining(bert, training, ordered, here, home).run(report)
+        spent = Pretraining(bert, training, shuffled, here, home).run(report)
     except InputError as error:
         raise InputError(f"{name}, seed {training.seed}: {error}") from error
+    if keep:
+        export.save(bert, home)
     result = about | {"tokens": spent.tokens, "seconds": spent.seconds, "evaluations": spent.evaluations}
-    result["heldout"] = measured(bert, corpus, here)
-    common.write_whole(home / RESULT, json.dumps(result, indent=2) + "\n")
-    if not keep:
-        (home / CHECKPOINT).unlink()
+    result["heldout"] = measured(bert, corpus.heldout, corpus.mask_id, here)
+    common.write_json(home / RESULT, result)
+    (home / CHECKPOINT).unlink()
     return result
 
 
-def others(folder: Path, held: Heldout, expected: dict, seeds: int | None = None) -> list[dict]:
-    """The results of outside.py in a folder, by seed. Raises InputError unless they are of one setting, on this text.
+def beside(texts: list[str], first: dict, held: Heldout, seeds: int) -> dict[str, list[dict]]:
+    """The results of outside.py in the folders of --beside, by name and seed. `first`: a run that they stand beside.
 
-    `expected`: their machine and budget (cpu_seconds or minutes). `seeds`: how many there must be; None: at least one.
+    Raises InputError unless a folder's results are of one setting, as many as `seeds`, and comparable with ours.
     """
-    runs = [json.loads(path.read_text()) for path in folder.glob(f"*/{RESULT}")]
-    settings = {json.dumps({name: run[name] for name in run.keys() - MEASURED}, sort_keys=True) for run in runs}
-    same = all(run["heldout"][name] == held.totals[name] for run in runs for name in ("words", "characters", "bytes"))
-    for name, value in expected.items():
-        if wrong := [run[name] for run in runs if run[name] != value]:
-            raise InputError(f"{folder} has results with {name} {wrong[0]}; the others have {value}. Make them alike.")
-    if len(settings) != 1 or (seeds and len(runs) != seeds) or not same:
-        raise InputError(
-            f"{folder} has {len(runs)} results of {len(settings)} settings{'' if same else ', on other text'}. Give a "
-            f"folder of outside.py with {seeds or 'the'} seeds of one setting, on the same held-out documents."
-        )
-    return sorted(runs, key=lambda run: run["seed"])
-
-
-def beside(texts: list[str], first: dict, held: Heldout, seeds: int | None = None) -> dict[str, list[dict]]:
-    """The results of outside.py in the folders of --beside, by name. `first`: a run that they stand beside."""
-    if not texts:
-        return {}
-    if first["training"]["budget_unit"] != "hours":
+    if texts and first["training"]["budget_unit"] != "hours":
         raise InputError("--beside compares runs of the same time. Give runs of --cpu-seconds or --hours.")
-    seconds = round(3600 * first["training"]["budget"], 6)  # as given: the budget is a fraction of an hour
+    seconds, results = round(3600 * first["training"]["budget"], 6), {}  # as given: the budget is a fraction of an hour
     expected = {"cpu_seconds": seconds} if "clock" in first else {"minutes": seconds / 60}
     expected["machine"] = first["machine"]
-    folders = {name or Path(folder).name: Path(folder) for name, _, folder in (text.rpartition("=") for text in texts)}
-    return {name: others(folder, held, expected, seeds) for name, folder in folders.items()}
+    for name, _, folder in (text.rpartition("=") for text in texts):
+        runs = [json.loads(path.read_text()) for path in Path(folder).glob(f"*/{RESULT}")]
+        settings = {json.dumps({field: run[field] for field in run.keys() - MEASURED}, sort_keys=True) for run in runs}
+        same = all(run["heldout"][size] == held.totals[size] for run in runs for size in ("words", "bytes"))
+        same = same and all(run[field] == value for run in runs for field, value in expected.items())
+        if len(settings) != 1 or len(runs) != seeds or not same:
+            raise InputError(
+                f"{folder} has {len(runs)} results of {len(settings)} settings{'' if same else ', not all like ours'}. "
+                f"Give a folder of outside.py with {seeds} seeds of one setting, on the same held-out documents, with "
+                f"{json.dumps(expected)}."
+            )
+        results[name or Path(folder).name] = sorted(runs, key=lambda run: run["seed"])
+    return results
 
 
-def run_all(given: argparse.Namespace) -> dict:
-    """Train what is not trained yet; the comparison, with all runs."""
+def per_byte(run: dict) -> list[float]:
+    """The held-out losses of a run's evaluations, nats per byte, with whole words masked."""
+    return [evaluation["heldout_nats_per_byte"] for evaluation in run["evaluations"]]
+
+
+def passes(run: dict, loss: float, axis: str) -> float | None:
+    """The tokens, operations or seconds at which the held-out loss first is so low, by straight lines; or None."""
+    for (before, high), (after, low) in pairwise(zip(run["evaluations"], per_byte(run), strict=True)):
+        if low <= loss:
+            part = (high - loss) / (high - low) if high > loss else 0.0
+            return before[axis] + part * (after[axis] - before[axis])
+    return None
+
+
+def passing(runs: list[dict], first: list[dict], axis: str) -> dict:
+    """Where each run passes the end of the first recipe's of the same seed, as a fraction of what that one spent."""
+    fractions = []
+    for run, other in zip(runs, first, strict=True):
+        passed = passes(run, per_byte(other)[-1], axis)
+        fractions.append(None if passed is None else passed / other["evaluations"][-1][axis])
+    there = [fraction for fraction in fractions if fraction is not None]
+    return (spread(there) if there else {}) | {"seeds": len(there), "fractions": fractions}
+
+
+def compare(results: dict[str, list[dict]], bytes_D: np.ndarray) -> dict[str, dict]:
+    """Compare recipes with the first one. `bytes_D`: of the held-out documents.
+
+    For each recipe: the loss at each tenth of its budget (nats per byte), where it passes the first one's last loss,
+    by each axis, and what it spent. On all held-out text: nats per word, character and byte, what of the latter is for
+    the numbers of pieces, and the difference to the first recipe with its standard error over documents.
+    """
+    first, compared = next(iter(results.values())), {}
+    means = {name: np.mean([r["heldout"]["nats_of_documents"] for r in runs], axis=0) for name, runs in results.items()}
+    for name, runs in results.items():
+        places = [[evaluation["fraction"] for evaluation in run["evaluations"]] for run in runs]
+        losses = np.array([np.interp(TENTHS, at, per_byte(run)) for at, run in zip(places, runs, strict=True)])
+        held = [run["heldout"] for run in runs]
+        compared[name] = {
+            "curve": [spread(column) for column in losses.T.tolist()],
+            "passes": {axis: passing(runs, first, axis) for axis in AXES},
+            **{axis: spread([run["evaluations"][-1][axis] for run in runs]) for axis in AXES},
+            **{f"nats_per_{unit}": spread([each[f"nats_per_{unit}"]["value"] for each in held]) for unit in UNITS},
+            "length_nats_per_byte": held[0]["length_nats_per_byte"],
+            "difference": heldout.ratio(means[name] - next(iter(means.values())), bytes_D),
+            "runs": runs,
+        }
+    return compared
+
+
+def table(comparison: dict) -> str:
+    """The comparison as text, with a column for each recipe."""
+    recipes, seeds = comparison["recipes"], comparison["seeds"]
+    rows = [["nats per byte after", *recipes]]
+    for number, tenth in enumerate(TENTHS):
+        rows.append([f"{tenth:.0%}", *(cell(one["curve"][number], 4) for one in recipes.values())])
+    for axis in AXES:
+        rows.append([f"passes the first's end at, of its {axis}"])
+        for where in (one["passes"][axis] for one in recipes.values()):
+            of = "" if where["seeds"] == seeds else f" ({where['seeds']} of {seeds})"
+            rows[-1].append(cell(where, 3) + of if where["seeds"] else "never")
+    rows += [[axis, *(cell(one[axis], 0) for one in recipes.values())] for axis in ("tokens", "seconds")]
+    for unit in UNITS:
+        rows.append([f"nats per {unit} of all", *(cell(one[f"nats_per_{unit}"], 4) for one in recipes.values())])
+    lengths = (f"{one['length_nats_per_byte']:.4f}" for one in recipes.values())
+    rows.append(["of it for the numbers of pieces, at most", *lengths])
+    away = [one["difference"].values() for one in recipes.values()][1:]
+    cells = [f"{value:+.4f}" + ("" if error is None else f" ± {error:.4f}") for value, error in away]
+    rows.append(["difference per byte, ± over documents", "", *cells])
+    about = f"{comparison['budget']:g} {comparison['budget_unit']} on {comparison['machine']['device']}"
+    seeds = f"{seeds} seeds: mean ± sample standard deviation" if seeds > 1 else "one seed"
+    return "\n".join([f"{about}; {seeds}; straight lines between evaluations", aligned(rows)])
+
+
+def picture(results: dict[str, list[dict]], path: Path) -> None:
+    """Plot the losses of all runs: a line for each recipe, with a dot for each run and a mark at the mean.
+
+    A thin line goes to the left by what the numbers of pieces cost at most: the loss lies on it (model.heldout).
+    """
+    from matplotlib.figure import Figure  # not pyplot: no display
+
+    figure = Figure(figsize=(10, 0.8 + 0.4 * len(results)))
+    panel = figure.subplots()
+    for row, runs in enumerate(results.values()):
+        losses = [run["heldout"]["nats_per_byte"]["value"] for run in runs]
+        panel.plot(losses, [row] * len(losses), "o", color=f"C{row}", alpha=0.6)
+        mean, lengths = statistics.fmean(losses), runs[0]["heldout"]["length_nats_per_byte"]
+        panel.plot([mean], [row], "|", color=f"C{row}", markersize=18)
+        panel.plot([mean - lengths, mean], [row, row], color=f"C{row}", linewidth=1)
+    panel.set_yticks(range(len(results)), list(results))
+    panel.margins(y=0.12)
+    panel.invert_yaxis()
+    panel.grid(axis="x", alpha=0.3)
+    panel.set_xlabel("held-out loss, nats per byte")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def run_all(given: argparse.Namespace) -> tuple[dict, dict[str, list[dict]]]:
+    """Train what is not trained yet; the comparison, and all runs by recipe."""
     names = {name or recipe: recipe for name, _, recipe in (text.rpartition("=") for text in given.recipe)}
     if len(names) < len(given.recipe):
         raise InputError(f"Two of {', '.join(given.recipe)} have the same name; write NAME=RECIPE.")
-    unit = next(unit for unit in UNITS if getattr(given, unit) is not None)
-    budget, here = {"budget": getattr(given, unit), "budget_unit": unit}, machine.detect()
-    where, clock = {"machine": here.describe(), "torch": torch.__version__}, Clock
+    unit = next(unit for unit in BUDGETS if getattr(given, unit) is not None)
+    amount, here, clock = getattr(given, unit), machine.detect(), Clock
+    budget, where = {"budget": amount, "budget_unit": unit}, {"machine": here.describe(), "torch": torch.__version__}
     if unit == "cpu_seconds":
         common.check_cpu(here)
         where, clock = where | {"clock": "CPU seconds"}, CpuClock
-        budget = {"budget": given.cpu_seconds / 3600, "budget_unit": "hours"}
-    changed = changes(given.set, list(names))
+        budget = {"budget": amount / 3600, "budget_unit": "hours"}
+    changed, corpus_of = changes(given.set, list(names)), corpora(given.data, list(names))
     chosen = {name: common.settings(recipe, budget | changed[name]) for name, recipe in names.items()}
-    corpus_of = corpora(given.data, list(names))
     results: dict[str, list[dict]] = {name: [] for name in names}
     for seed in range(given.seeds):  # with the recipes in turn, in case the machine changes its speed
         for name, recipe in names.items():
             architecture, training = chosen[name]
             training = training.model_copy(update={"seed": seed})
-            about = {"recipe": recipe, "architecture": architecture.identity(), "training": training.model_dump()}
-            corpus = corpus_of[name]
-            about |= {"data": identity(corpus)} | where
+            about = {"recipe": recipe, "architecture": architecture.model_dump(), "training": training.model_dump()}
+            about |= {"data": identity(corpus_of[name])} | where
             with mock.patch("model.pretraining.Clock", clock):
-                results[name].append(train(name, about, corpus, here, given.folder, given.keep))
-    results |= beside(given.beside, next(iter(results.values()))[0], corpus.heldout, given.seeds)
-    comparison = {"recipes": curves.compare(results), "ends": curves.ends(results, corpus.heldout)}
-    return {"budget": getattr(given, unit), "budget_unit": unit} | where | {"seeds": given.seeds} | comparison
+                results[name].append(train(name, about, corpus_of[name], here, given.folder, given.keep))
+    held = next(iter(corpus_of.values())).heldout
+    results |= beside(given.beside, next(iter(results.values()))[0], held, given.seeds)
+    about = {"budget": amount, "budget_unit": unit, "seeds": given.seeds} | where
+    return about | {"recipes": compare(results, held.documents[:, heldout.SIZES.index("bytes")])}, results
 
 
 def main() -> None:
@@ -244,25 +313,20 @@ def main() -> None:
         beside={**several, "default": [], "metavar": "[NAME=]DIR", "help": "folders of outside.py, for the table"},
         seeds={"type": positive, "default": 3, "help": "the number of runs of each"},
         folder={"type": Path, "required": True, "help": "for the results"},
-        keep={"action": "store_true", "help": "keep checkpoints, for score.py"},
+        keep={"action": "store_true", "help": "keep the models"},
     )
     budget = parser.add_mutually_exclusive_group(required=True)
-    for unit in UNITS:
+    for unit in BUDGETS:
         budget.add_argument(f"--{unit.replace('_', '-')}", type=float, help="the budget of each run")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     given.folder.mkdir(parents=True, exist_ok=True)
-    with common.input_errors(parser), (given.folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            parser.error(f"{given.folder} is in use by another comparison. Wait for it, or use another folder.")
-        comparison = run_all(given)
+    with common.input_errors(parser):
+        comparison, results = run_all(given)
     common.write_json(given.folder / "comparison.json", comparison)
-    print(curves.table(comparison))
-    print(f"\nOn all held-out text:\n{curves.end_table(comparison['ends'])}")
+    print(table(comparison))
     try:
-        curves.picture(comparison, given.folder / "comparison.png")
+        picture(results, given.folder / "comparison.png")
     except ImportError:
         print("There is no picture, since matplotlib is not installed.")
 
