@@ -1,4 +1,4 @@
-"""The flow: from raw text to a GLUE table. Read it top to bottom; each line is a stage, an artifact and a cache."""
+"""The flow: from raw text to a GLUE table. Each line of `add` is a stage; its artifact is cached."""
 
 from pathlib import Path
 
@@ -26,7 +26,8 @@ configure()
 def add(plan: Plan, r: Recipe, run: tuple[str, ...] = ()) -> dict[str, Step]:
     """Add the stages in order, each with its params and inputs. Returns the steps of the model and of the report.
 
-    `run`: if the plan has several runs, what distinguishes this one.
+    Each line declares a task run; `Plan.run` calls the tasks, those of finetuning in a task runner. `run`: if the plan
+    has several runs, what distinguishes this one.
     """
     corpus = plan.add(run, download, r.download)
     unique = plan.add(run, deduplicate, r.deduplicate, corpus)
@@ -59,7 +60,7 @@ def run_name() -> str:
     return f"{Path(given.get('study') or given['recipe']).stem}-{flow_run.name}"
 
 
-@flow(name="cram", flow_run_name=run_name, log_prints=True)
+@flow(name="cram", flow_run_name=run_name)
 def cram(
     recipe: RecipeName = "demo",
     override: Override = {},

@@ -169,7 +169,7 @@ POCKET_HEAD = 64  # values of an attention head, as in BERT
 POCKET_SHARE = 128  # batch and text are divided by it
 DOCUMENTS = 8_000_000  # of the paper's text, as tasks/download.py has it
 LIMITS = ("documents", "megabytes")  # of a download
-# What a pocket recipe changes beyond the rule below. Of so small a model 32,768 entries take nearly half of the
+# What a pocket recipe changes beyond the rule below. In so small a model, 32,768 entries take nearly half of the
 # operations; with 8,192 a step takes 0.63 of the time. After the same time the loss of whole words doesn't tell which
 # is better, and CoLA and STS-B are no worse in any of two seeds (docs/findings.md).
 POCKET_EXTRA = {name: {"vocabulary": {"entries": 8192}} for name in ("modern", "frontier")}

@@ -188,7 +188,8 @@ class Plan:
 
     def run(self) -> Problems:
         """Carry out what is needed, stage by stage; if a step fails, those that don't need it go on."""
-        self.made or self.check()
+        if not self.made:
+            self.check()
         if not flow_run.id:
             where = f" at {url}" if (url := os.environ.get("PREFECT_API_URL")) else ""
             log.info("No Prefect server answers%s; this run goes on in its own process. `make up` starts one.", where)
@@ -294,6 +295,7 @@ def call(task: StageTask, *arguments: Params | Artifact | list[Artifact]) -> Art
 def threads(count: int) -> Iterator[Callable[..., PrefectFuture | Future]]:
     """A function like `call` that returns a future, for up to `count` calls at a time."""
     if flow_run.id:
+        # not the flow's own task runner, since how many fit is known only now
         with ThreadPoolTaskRunner(max_workers=count) as runner:  # type: ignore[var-annotated]
             yield lambda task, *arguments: runner.submit(task, signature(task.fn).bind(*arguments).arguments)
     else:

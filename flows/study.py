@@ -21,7 +21,7 @@ USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # before anything has run
 log = logging.getLogger(__name__)
 
 
-@flow(name="cram", flow_run_name=run_name, log_prints=True)
+@flow(name="cram", flow_run_name=run_name)  # the same name: its deployments are cram/full and cram/study
 def study(
     study: str = "masking",
     recipe: RecipeName | None = None,

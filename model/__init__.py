@@ -15,6 +15,10 @@ class InputError(ValueError):
     """An error in the user's input or environment; its message says what was found, expected and what to do."""
 
 
+class Unreachable(InputError):
+    """The network or the other side is lost; a later attempt may succeed."""
+
+
 def choice(name: str, choices: tuple[str, ...]) -> str:
     """The environment variable's value, one of `choices`; "auto" if it is unset or empty. InputError for others."""
     value = os.environ.get(name) or "auto"

@@ -1,4 +1,4 @@
-"""A stage is a pure function from typed params and input artifacts to one output artifact.
+"""A stage is a function from typed params and input artifacts to one output artifact.
 
 Keys follow params and inputs, not code: raise a stage's `version` whenever its code changes what it writes.
 """
@@ -26,6 +26,7 @@ from prefect.runtime import task_run
 from prefect.states import Completed
 from pydantic import BaseModel
 
+from model import Unreachable
 from tasks.home import CODE, IN_CHECKOUT
 from tasks.store import (
     RESUMING,
@@ -96,9 +97,9 @@ def environment() -> dict:
     return {"python": platform.python_version(), "packages": packages, "machine": machine, "commit": commit}
 
 
-def has_lost_connection(task: Task, task_run: TaskRun, state: State) -> bool:
+def has_lost_connection(_task: Task, _task_run: TaskRun, state: State) -> bool:
     """Whether a stage failed for want of a network, which may come back."""
-    return isinstance(state.result(raise_on_failure=False), ConnectionError)
+    return isinstance(state.result(raise_on_failure=False), ConnectionError | Unreachable)
 
 
 class Stage:

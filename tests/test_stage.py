@@ -17,9 +17,8 @@ import pytest
 from prefect.states import Failed
 from test_workers import wait_for
 
-from model import InputError
+from model import InputError, Unreachable
 from tasks import store as store_module
-from tasks.corpus.hub import Unreachable
 from tasks.download import download
 from tasks.stage import Params, has_lost_connection, stage, target
 from tasks.store import WORK, Artifact, artifacts, draft_of, find, read_manifest, refresh, verify

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model import InputError
+from model import InputError, Unreachable
 from tasks import store
 from tasks.corpus.formats import Damage
 
@@ -128,10 +128,6 @@ class File(NamedTuple):
         if len(self.digest) == 64:
             return hashlib.sha256()
         return hashlib.sha1(b"blob %d\0" % self.bytes, usedforsecurity=False)
-
-
-class Unreachable(InputError, ConnectionError):
-    """The hub does not answer, or breaks off: a later attempt may succeed."""
 
 
 def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> InputError:
