@@ -20,10 +20,10 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.reporting import publish, running
 from flows.summary import brief_duration, counts, relative
 from model import InputError
+from tasks import printable
 from tasks.glue import probes
 from tasks.stage import Params, StageTask
 from tasks.store import Artifact, find, read_manifest, refresh, verify
-from tasks.text.printable import printable
 from tasks.workers import processes, runs
 
 SEVERAL = "finetune"  # the stage with many runs, which don't wait for each other

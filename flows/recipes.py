@@ -12,8 +12,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict
 
 from flows.deltas import DELTAS, LIMITS, reads_files
-from model import InputError
-from model.quantities import counted
+from model import InputError, counted
 from tasks.decontaminate import Decontaminate
 from tasks.deduplicate import Deduplicate
 from tasks.download import Download

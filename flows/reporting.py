@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from flows.summary import telling
 from model import InputError
+from tasks import printable
 from tasks.reports.markdown import escape
 from tasks.store import Artifact
-from tasks.text.printable import printable
 
 PROGRESS = "tasks.workers.progress"  # the logger that reports progress where there is no terminal
 SECONDS_BETWEEN_PROGRESS = 120  # in a file or a pipe

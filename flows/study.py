@@ -10,8 +10,7 @@ from flows.cram import add, run_name
 from flows.plan import Plan, Problems, Step, make
 from flows.recipes import Override, Recipe, RecipeName, without_empty
 from flows.study_runs import StudyRun, operations_per_token, resolve_study
-from model import InputError
-from model.quantities import counted, duration
+from model import InputError, counted, duration
 from tasks.evaluate import Evaluate, evaluate, share_in_common
 from tasks.store import Artifact, named
 from tasks.study import Member, compare_runs

@@ -11,8 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from flows.deltas import DELTAS, LIMITS, NAMED, POCKET_EXTRA, POCKET_HEAD, nearest, pocket, reads_files, resized
 from flows.recipes import Recipe, check_changes, check_name, did_you_mean, merge, parse_json, recipe_of
 from flows.studies import STUDIES
-from model import InputError
-from model.quantities import budget
+from model import InputError, budget
 from model.settings import READ_BY, Training
 from tasks.reports.law import FEWEST
 from tasks.study import SIZE_FIELDS, Card, Member, StudyReport

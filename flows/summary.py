@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from model.quantities import counted
-from tasks.text.printable import printable
+from model import counted
+from tasks import printable
 
 SHOWN_TASKS = 3  # of a report without an average
 # values that most rows of a table of scores have

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model import InputError, attention
-from model.quantities import counted
+from model import InputError, attention, counted
 from model.settings import Architecture
 
 INIT_STD = 0.02  # of every weight matrix, as BERT

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model import InputError, optimizer, schedules
+from model import InputError, counted, optimizer, schedules
 from model.bert import PAD, SEP, Bert
 from model.classifier import Classifier
 from model.machine import Machine, keep_heap
-from model.quantities import counted
 from model.settings import Finetuning
 
 BETAS, EPS = (0.9, 0.98), 1e-6  # AdamW's, as GLUE_sane

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from model.bert import Bert
-from model.draws import draws, random_order
 from model.machine import Machine
 
 ROUNDS = 7  # each masks another seventh of the words, 14.3 %, near the 15 % of most recipes
@@ -33,6 +32,24 @@ BLOCK = 512  # words in a row, of which all or none are in a part of the text: t
 FILE = "heldout.npz"  # in the folders of the tokenize and pretrain stages
 SIZES = ("tokens", "words", "characters", "bytes", "unread_bytes")  # columns of `Heldout.documents`
 UNITS = ("word", "character", "byte")
+PHILOX_WORDS = 4  # 64-bit words per count of the generator
+
+
+def draws(first: int, sequences: int, words: int, key: int | np.ndarray) -> np.ndarray:
+    """(sequences, words) uint64: random numbers of the sequences from number `first` on.
+
+    They depend on the number of a sequence and the key alone, not on how sequences are batched.
+    """
+    counts = -(-words // PHILOX_WORDS)
+    generator = np.random.Philox(key=key)
+    generator.advance(first * counts)
+    return generator.random_raw(sequences * counts * PHILOX_WORDS).reshape(sequences, counts * PHILOX_WORDS)[:, :words]
+
+
+def random_order(draws_BS: np.ndarray, last_BS: np.ndarray) -> np.ndarray:
+    """(B, S): the places of each sequence in the order of their draws, those in `last_BS` after all others."""
+    order_BS = draws_BS >> np.uint64(1) | last_BS.astype(np.uint64) << np.uint64(63)
+    return np.argsort(order_BS, axis=1, kind="stable")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model import InputError, choice, whole_number
-from model.quantities import counted
+from model import InputError, choice, counted, whole_number
 
 log = logging.getLogger(__name__)
 CPU_MICRO_BATCH = 32  # sequences; beyond it no gain on two cores, and more memory

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.draws import draws, random_order
-from model.heldout import Heldout
+from model.heldout import Heldout, draws, random_order
 from model.settings import Training
 
 MASKED = 0.8  # of the chosen tokens become [MASK], half of the others random, the rest stays (Devlin et al. 2019)

@@ -5,13 +5,12 @@ import gc
 import torch
 from torch import nn
 
-from model import InputError, schedules
+from model import InputError, counted, schedules
 from model.bert import Bert
 from model.checkpoint import Spent
 from model.detection import with_detector
 from model.machine import Machine, available_memory
 from model.masking import Batches, Corpus, masks_per_sequence
-from model.quantities import counted
 from model.settings import Architecture, Training
 
 FP32 = 4  # bytes of a weight, of its gradient and of each number that an optimizer keeps

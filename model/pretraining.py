@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model import InputError, attention, detection, masking, memory, optimizer, schedules
+from model import InputError, attention, budget, counted, detection, masking, memory, optimizer, schedules
 from model.bert import Bert
 from model.checkpoint import METRICS, Clock, Spent, StopRequest, Writer, cut_metrics, line, restore
 from model.heldout import curve_losses
 from model.machine import ALONE, Machine, Processes, keep_heap, matrix_rate
 from model.masking import Batches, Corpus
-from model.quantities import budget, counted
 from model.settings import Training
 
 log = logging.getLogger(__name__)

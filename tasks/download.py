@@ -16,14 +16,13 @@ from typing import Annotated, BinaryIO, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from model import InputError
-from model.quantities import counted
+from model import InputError, counted
+from tasks import printable
 from tasks.corpus import formats, hub, local, pydocs
 from tasks.corpus.formats import OTHER, Damage, Layout, Loss, source_name
 from tasks.corpus.parts import Document, PartWriter, Tally, in_order
 from tasks.stage import Params, stage
 from tasks.store import WORK, draft_of
-from tasks.text.printable import printable
 from tasks.workers.progress import Progress
 
 DOCUMENTS_BETWEEN_REPORTS = 256

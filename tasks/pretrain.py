@@ -21,7 +21,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from model.quantities import counted
+from model import counted
 from model.settings import Architecture, Training
 from tasks.reports import plots
 from tasks.reports.model_card import card

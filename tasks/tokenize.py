@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 from tokenizers import Tokenizer
 
-from model import InputError
-from model.quantities import counted
+from model import InputError, counted
 from tasks.corpus.parts import SCHEMA, parts_of, tables, unit_hash
 from tasks.stage import Params, stage
 from tasks.store import HELDOUT_TEXT, SEQUENCES, WORK, Artifact

@@ -1,6 +1,6 @@
 import pytest
 
-from model.quantities import budget, counted, duration, span
+from model import budget, counted, duration, span
 
 HOUR = 3600
 

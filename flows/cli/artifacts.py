@@ -21,7 +21,7 @@ from flows.cli.common import (
 )
 from flows.summary import age, brief_duration, counts, flat, relative
 from model import InputError
-from tasks.text.printable import printable
+from tasks import printable
 
 if TYPE_CHECKING:  # importing pandas takes half a second, and importing the store imports Prefect
     import pandas as pd

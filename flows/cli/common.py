@@ -17,8 +17,8 @@ from typer.core import TyperCommand
 
 from flows.summary import relative, telling
 from model import InputError
+from tasks import printable
 from tasks.home import HOME, IN_CHECKOUT
-from tasks.text.printable import printable
 
 RECIPES_THERE = "Recipes: {recipes}."
 STAGES_THERE = "Stages, in order: {stages}."

@@ -17,8 +17,8 @@ from flows.cli.predict import fill, predict
 from flows.cli.run import params, run
 from flows.cli.study import evaluate, study
 from model import InputError
+from tasks import printable
 from tasks.home import STATE
-from tasks.text.printable import printable
 
 SETTINGS = {  # of Prefect, which reads them when it is imported; the user's own settings come first
     "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,model",

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from flows.summary import age
-from model import InputError
-from model.quantities import counted
-from tasks.text.printable import printable
+from model import InputError, counted
+from tasks import printable
 
 if TYPE_CHECKING:
     from transformers import Pipeline, PretrainedConfig

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import zstandard
 
 from model import InputError
+from tasks import printable
 from tasks.corpus.parts import Document
-from tasks.text.printable import printable
 
 LONGEST_NAME, OTHER = 256, "other"  # characters of a source's name; the name in place of a longer one
 MOST_BYTES = 100_000_000  # of a line or text; longer ones are lost

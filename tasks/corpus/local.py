@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from model import InputError
-from tasks import store
+from tasks import printable, store
 from tasks.corpus.formats import FORMATS, ending_of
-from tasks.text.printable import printable
 
 WILD = re.compile(r"[*?[]")  # the characters that make a path a glob
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)

@@ -10,8 +10,7 @@ import pandas as pd
 import regex
 from pandas.api.types import is_bool_dtype, is_string_dtype
 
-from model import InputError
-from model.quantities import counted
+from model import InputError, counted
 from tasks.glue.tasks import LABEL, TASKS, Task
 
 MOST_CHARACTERS = 100_000  # of a sentence; the longest of GLUE has some 4,000

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from model.quantities import counted
+from model import counted
 from tasks.glue.tasks import TASKS, Task
 
 NAMES = {

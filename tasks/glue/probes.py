@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.parquet as pq
 
-from model import InputError
-from model.quantities import counted
+from model import InputError, counted
 from tasks.corpus import parts
 from tasks.glue.tasks import LABEL, TASKS
 from tasks.store import HELDOUT_TEXT, Artifact

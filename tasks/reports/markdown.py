@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model.quantities import budget, counted, duration, span
-from tasks.text.printable import printable
+from model import budget, counted, duration, span
+from tasks import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment

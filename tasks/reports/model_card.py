@@ -6,13 +6,13 @@ Cards are made from the manifests of everything that led to the model. The hub s
 import json
 from collections.abc import Iterable
 
+from model import counted
 from model.layouts import (
     transformers_classifier,
     transformers_model,
     why_not_transformers,
     why_not_transformers_classifier,
 )
-from model.quantities import counted
 from model.settings import Architecture
 from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from model import InputError
-from model.quantities import counted
+from model import InputError, counted
 from model.settings import Finetuning
 from tasks.glue import metrics
 from tasks.glue.tasks import GLUE, TASKS

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from model.quantities import counted, duration
+from model import counted, duration
 from model.settings import Finetuning
 from tasks.glue.tasks import MOST_EPOCHS, TASKS
 from tasks.reports.markdown import Marked, escape, records, table

@@ -20,8 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model import InputError
-from model.quantities import counted
+from model import InputError, counted
 from tasks.home import CODE
 from tasks.workers.processes import ONE_THREAD, Measured, measured, reset_usage
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from model import InputError, whole_number
-from model.quantities import counted
+from model import InputError, counted, whole_number
 from tasks.workers import processes
 from tasks.workers.processes import usage
 from tasks.workers.progress import Progress
