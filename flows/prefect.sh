@@ -14,10 +14,7 @@ python=${CRAM_PYTHON:-.venv/bin/python}
 prefect() { "$python" -m prefect --no-prompt "$@"; }
 
 answers() { # whether a Prefect server does; `prefect server status` waits minutes for another program
-    "$python" - "$PREFECT_API_URL/health" 2>/dev/null <<END
-import sys, urllib.request
-sys.exit(urllib.request.urlopen(sys.argv[1], timeout=3).read(20) != b"true")
-END
+    "$python" -c "import sys; from flows.cli.execution import find_server; sys.exit(find_server() is None)" 2>/dev/null
 }
 
 is_running() { # of a process: whether it lives; a zombie has no command line
@@ -42,17 +39,14 @@ runs() { # the processes of flow runs; they outlive a killed worker
     done
 }
 
-end() { # SECONDS PID...: ask processes to end; after this time kill those that are left
-    seconds=$1
-    shift
-    for pid; do kill -TERM "$pid" 2>/dev/null || true; done
-    for pid; do
-        while is_running "$pid" && [ "$seconds" -gt 0 ]; do
-            sleep 1
-            seconds=$((seconds - 1))
-        done
-        ! is_running "$pid" || kill -KILL "$pid" 2>/dev/null || true
+end() { # SECONDS PID: ask a process to end; kill it if it is left after this time
+    seconds=$1 pid=$2
+    kill -TERM "$pid" 2>/dev/null || true
+    while is_running "$pid" && [ "$seconds" -gt 0 ]; do
+        sleep 1
+        seconds=$((seconds - 1))
     done
+    ! is_running "$pid" || kill -KILL "$pid" 2>/dev/null || true
 }
 
 up() {
