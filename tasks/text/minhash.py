@@ -1,9 +1,10 @@
 """MinHash: documents of nearly the same words, found by locality-sensitive hashing and verified by their similarity.
 
-A document is the set of its shingles, the runs of five words. In a random order of all hashes, two documents have the
-same least hash with a probability that is their Jaccard similarity s (Broder, "On the resemblance and containment of
-documents", 1997). The signature of a document is its least hash in many orders, divided into bands of several rows.
-Documents with the same minima in all rows of a band share a bucket. Two documents share one with the probability
+A document is the set of its shingles, the runs of five words; without spaces between words (`matching.py`), of five
+characters. In a random order of all hashes, two documents have the same least hash with a probability that is their
+Jaccard similarity s (Broder, "On the resemblance and containment of documents", 1997). The signature of a document is
+its least hash in many orders, divided into bands of several rows. Documents with the same minima in all rows of a band
+share a bucket. Two documents share one with the probability
 
     1 - (1 - s^rows)^bands        with 14 bands of 8 rows: 0.56 at s = 0.7, 0.77 at 0.75, 0.92 at 0.8, 0.99 at 0.85
 
@@ -19,25 +20,21 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from pydantic import BaseModel, Field, model_validator
 
-from tasks.corpus.parts import tables, views
-from tasks.text import sorted_runs, words
+from tasks.corpus.parts import tables
+from tasks.text import sorted_runs
+from tasks.text.matching import MULTIPLIER, SHIFT, matched, runs
 from tasks.text.sorted_runs import load_range, offset_of, part_numbers, part_of, position, runs_in, save_pairs, save_run
 from tasks.workers.parts import over_parts
 
-PIECE = 1 << 20  # bytes of text that are split into words at once
+PIECE = 1 << 20  # characters of text that are split into words at once
 SLICE = 1 << 16  # documents whose signatures are held at once
 BLOCK = 1 << 16  # hashes that are multiplied at once: what fits in a core's cache
 COMPARED = 1 << 21  # hashes of the sets that are compared at once
 LONGEST_SIGNATURE = 2048  # minima of a document: 512 MiB for SLICE documents
 NEIGHBOURS = 8  # before it in its bucket that a document is compared with, besides the bucket's first
-PLAIN = bytes(c if c > 127 or words.KINDS[c] == words.WORD else 32 for c in range(256))
-SIGNS = (b"\xc2", b"\xe2\x80", b"\xe3\x80")  # how U+0080–U+00BF, U+2000–U+203F, U+3000–U+303F begin: punctuation
-SIGN_BYTES = (2, 3, 3)
 
 
 class MinHash(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -58,58 +55,23 @@ class MinHash(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return self
 
 
-def gathered(texts: Iterable[memoryview], most_bytes: int, most: int) -> Iterator[list[memoryview]]:
-    """Texts in lists of about `most_bytes` bytes and at most `most` texts."""
+def gathered(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts in lists of about PIECE characters and at most SLICE texts."""
     some, size = [], 0
     for text in texts:
         some.append(text)
         size += len(text)
-        if size >= most_bytes or len(some) >= most:
+        if size >= PIECE or len(some) >= SLICE:
             yield some
             some, size = [], 0
     if some:
         yield some
 
 
-def hashed_words(texts: list[memoryview]) -> tuple[np.ndarray, np.ndarray]:
-    """The hashes of the words of UTF-8 texts in lower case, uint64, and where those of each text end.
-
-    Words are runs of ASCII letters, digits and underscores, and of all beyond ASCII but white space and punctuation.
-    Unlike the vocabulary's, they include what is not ASCII: two texts in Greek are not equal because their digits are.
-    """
-    # a long text takes bounded memory
-    pieces = [text[i : i + PIECE] for text in texts for i in range(0, len(text) or 1, PIECE)]
-    last = np.cumsum([max(1, -(-len(text) // PIECE)) for text in texts]) - 1
-    hashes, counts = zip(*(_hashed_words(batch) for batch in gathered(pieces, PIECE, len(pieces))), strict=True)
-    return np.concatenate(hashes), np.cumsum(np.concatenate(counts))[last]
-
-
-def _hashed_words(texts: list[memoryview]) -> tuple[np.ndarray, np.ndarray]:
-    plain = bytearray(b"\n".join([*texts, b""]).translate(PLAIN))
-    data = np.frombuffer(plain, dtype=np.uint8)
-    for sign, length in zip(SIGNS, SIGN_BYTES, strict=True):
-        at = np.flatnonzero(data[: len(data) - length] == sign[0])
-        at = at[data[at + len(sign) - 1] == sign[-1]]
-        for i in range(length):
-            data[at + i] = 32
-    every, starts = words.divide(bytes(plain))
-    encoded = every.dictionary_encode()
-    different = np.array([xxhash.xxh3_64_intdigest(word) for word in encoded.dictionary.to_pylist()], dtype=np.uint64)
-    ends = np.searchsorted(starts, np.cumsum([len(text) + 1 for text in texts]))
-    return different[encoded.indices.to_numpy()], np.diff(ends, prepend=0)
-
-
-def shingles(hashed: np.ndarray, ends: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+def shingles(texts: list[str], n: int) -> tuple[np.ndarray, np.ndarray]:
     """Hashes of all runs of n words, uint32, and where those of each text end; fewer than n words count as one run."""
-    counts = np.diff(ends, prepend=0)
-    wanted = np.where(counts > 0, np.maximum(counts, n), 0)
-    if wanted.sum() > len(hashed):
-        padded, padded_ends = np.zeros(wanted.sum(), dtype=np.uint64), np.cumsum(wanted)
-        moved = (padded_ends - wanted) - (ends - counts)
-        padded[np.arange(len(hashed)) + np.repeat(moved, counts)] = hashed
-        hashed, ends = padded, padded_ends
-    grams, ends = words.grams(hashed, ends, n)
-    return (grams >> np.uint64(32)).astype(np.uint32), ends
+    hashed, ends = runs(matched(texts), n, short=True)
+    return (hashed >> SHIFT).astype(np.uint32), ends
 
 
 def signatures(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
@@ -137,17 +99,11 @@ def buckets(minima: np.ndarray, bands: int) -> np.ndarray:
     """(bands, texts) uint64: the bucket of each text in each band, a hash of its minima there."""
     keys = np.zeros((bands, minima.shape[1]), dtype=np.uint64)
     for row in minima.reshape(bands, -1, minima.shape[1]).swapaxes(0, 1):
-        keys *= words.MULTIPLIER
+        keys *= MULTIPLIER
         keys += row
-    keys ^= keys >> words.SHIFT
-    keys *= words.MULTIPLIER
+    keys ^= keys >> SHIFT
+    keys *= MULTIPLIER
     return keys
-
-
-def slices(part: Path) -> Iterator[list[memoryview]]:
-    """The texts of a part in lower case, some at a time."""
-    for table in tables(part, ("text",)):
-        yield from gathered(views(pc.utf8_lower(table["text"])), 2 * PIECE, SLICE)
 
 
 def sign(number: int, part: Path, params: MinHash, work: Path) -> dict:
@@ -158,8 +114,8 @@ def sign(number: int, part: Path, params: MinHash, work: Path) -> dict:
     """
     by_slice, ends, digests = [], [np.zeros(1, dtype=np.int64)], []
     with (work / f"{part.stem}.sets").open("wb") as file:
-        for texts in slices(part):
-            hashed, ends_here = shingles(*hashed_words(texts), params.words)
+        for texts in gathered(text for table in tables(part, ("text",)) for text in table["text"].to_pylist()):
+            hashed, ends_here = shingles(texts, params.words)
             by_slice.append(buckets(signatures(hashed, ends_here, params.bands * params.rows), params.bands))
             data, edges = memoryview(hashed.view(np.uint8)), [0, *(4 * ends_here).tolist()]
             digests.append(np.array([xxhash.xxh3_64_intdigest(data[a:b]) for a, b in pairwise(edges)], dtype=np.uint64))
@@ -299,6 +255,5 @@ def find(params: MinHash, parts: list[Path], work: Path) -> tuple[Counter, dict]
 
 def similarity(first: str, second: str, n: int) -> float:
     """The Jaccard similarity of two texts by their runs of n words."""
-    texts = list(views(pc.utf8_lower(pa.chunked_array([[first, second]], pa.large_string()))))
-    hashed, ends = shingles(*hashed_words(texts), n)
+    hashed, ends = shingles([first, second], n)
     return float(jaccard([hashed[: ends[0]]], [hashed[ends[0] :]])[0])

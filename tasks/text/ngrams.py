@@ -4,27 +4,22 @@ Runs are looked up by their hashes, some tens of megabytes of text a second; the
 """
 
 import re
-import string
 import unicodedata
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from tasks.text import words
-from tasks.text.tokenizer import portions
+from tasks.text.matching import HALVES, PLAIN_TEXT, is_half, matched, runs
+from tasks.text.tokenizer import pieces
 
 PENN = re.compile(r" (?=n't\b)|-[lr]rb-(?=\s|$)", re.IGNORECASE)  # in SST-2 and others: "do n't", brackets
-# typographic quotes, dashes, spaces …; not combining accents, nor invisible characters that can be within a word
-SIGNS = re.compile(r"[^\x00-\x7f\w\u0300-\u036f\u00ad\u200b-\u200d\u2060\ufeff]")
-GAP = "\0"  # replaces a character that the normaliser drops
 TEXT = pa.string()
 SENTENCE = pa.schema([("task", TEXT), ("split", TEXT), ("row", pa.int64()), ("column", TEXT), ("text", TEXT)])
-WORD = re.compile(f"[a-z0-9](?:{GAP}*[a-z0-9])*")
+WORD = re.compile("[^ ]+")
 
 
 class Word(NamedTuple):
@@ -33,6 +28,7 @@ class Word(NamedTuple):
     start: int
     end: int
     word: str
+    half: bool  # counts as half a word
 
 
 class Match(NamedTuple):
@@ -43,42 +39,21 @@ class Match(NamedTuple):
     gram: int
 
 
-def plain(text: str) -> str:
-    """The text with blanks for underscores and typographic signs: words are runs of letters and digits."""
-    text = text.replace("_", " ")
-    return text if text.isascii() else SIGNS.sub(" ", text)
-
-
 def ngrams(texts: list[str], n: int) -> tuple[np.ndarray, np.ndarray]:
     """The hashes of all runs of n words of each text, uint64, and where those of each text end."""
-    hashed, ends, before = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], 0
-    for some, last in portions(texts):  # long texts in pieces
-        tokens = words.split([plain(text) for text in some])
-        starts_as_word = np.array([word[0] not in string.punctuation for word in tokens.different], dtype=bool)
-        are_words = starts_as_word[tokens.indices]
-        hashed.append(words.hashes(tokens)[are_words])
-        ends.append(np.concatenate([[0], np.cumsum(are_words)])[tokens.ends][last] + before)
-        before += len(hashed[-1])
-    return words.grams(np.concatenate(hashed), np.concatenate(ends), n)
-
-
-class Letters(dict):
-    """For `str.translate`: each character normalised to a letter or digit, a blank, or nothing (GAP)."""
-
-    def __missing__(self, code: int) -> str:
-        """Ask the normaliser, the first time."""
-        made = words.normalise(plain(chr(code))).decode()
-        self[code] = letter = made if made.isalnum() else " " if made else GAP
-        return letter
-
-
-LETTERS = Letters()
+    return runs(matched(texts), n, by_halves=True)
 
 
 def words_in(text: str) -> Iterator[Word]:
     """The words that `ngrams` sees in a text, with their places. Fifty times slower, so only for texts with a match."""
-    for found in WORD.finditer(text.translate(LETTERS)):
-        yield Word(found.start(), found.end(), found.group().replace(GAP, ""))
+    start = 0
+    for piece in pieces(text):
+        made = [PLAIN_TEXT[ord(char)] for char in piece]
+        places = np.repeat(np.arange(start, start + len(piece)), [len(letters) for letters in made])
+        for found in WORD.finditer("".join(made)):
+            word = found.group()
+            yield Word(int(places[found.start()]), int(places[found.end() - 1]) + 1, word, is_half(word[0]))
+        start += len(piece)
 
 
 def restored(sentence: str) -> str:
@@ -167,10 +142,13 @@ class Index:
 
         places: the number of the first word of each, ascending.
         """
-        found, read, run, matches = words_in(text), 0, deque(maxlen=self.n), []
+        found, first, run, matches = words_in(text), 0, deque(), []
         for place, gram in zip(places, grams, strict=True):
-            run.extend(islice(found, place + self.n - read))
-            read = place + self.n
+            for _ in range(place - first):
+                run.popleft() if run else next(found)
+            first = place
+            while sum(HALVES - word.half for word in run) < HALVES * self.n:
+                run.append(next(found))
             if self.has(gram, [word.word for word in run]):
                 end = run[-1].end
                 while end < len(text) and unicodedata.combining(text[end]):
@@ -182,4 +160,4 @@ class Index:
         """Whether the first sentence of an n-gram has these words."""
         text = self.sentences["text"][int(self.owners[self.starts[gram]])].as_py()
         sentence = [word.word for word in words_in(text)]
-        return any(sentence[i : i + self.n] == run for i in range(len(sentence) - self.n + 1))
+        return any(sentence[i : i + len(run)] == run for i in range(len(sentence) - len(run) + 1))

@@ -5,9 +5,11 @@ The tokenizer's files are those that transformers.AutoTokenizer loads.
 
 import functools
 import json
+import re
 import shutil
 import string
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
@@ -21,6 +23,7 @@ from tokenizers.models import WordPiece
 
 from model import InputError
 from tasks.text import words
+from tasks.text.words import ASCII, Normaliser
 
 if TYPE_CHECKING:
     from model.heldout import Heldout
@@ -34,15 +37,21 @@ LONGEST_WORD = 100  # characters; a longer word is [UNK], as in BERT, and is lef
 PIECE_CHARACTERS = 4_000_000  # of text split at once, which takes ten times their memory
 LEARNED_AT_ONCE = 1 << 16  # words; each takes some hundred bytes
 KNOWN_WORDS = 1 << 20  # at so many the encoder forgets all words: about 200 MB
-UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # not in the alphabet, so [UNK]
+UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # the normalisers remove it, so it is [UNK]
 # A word is what lies between white space and punctuation, or a run of punctuation; no token reaches beyond one. `_` is
-# a letter, as for the tokenizer. Ideographs and kana are words by themselves, as in BERT, since no space divides them.
-ALONE, MARKS = r"\p{Han}\p{Hiragana}\p{Katakana}", r"[\p{P}\p{S}--_]"
+# a letter, as for the tokenizer. Ideographs are words by themselves, as in BERT, since no space divides them.
+ALONE, MARKS = r"\p{Han}", r"[\p{P}\p{S}--[_\p{Han}]]"
 WORD = regex.compile(rf"[{ALONE}]|{MARKS}+|[^\s{ALONE}{MARKS}]+", regex.V1)
+CUT = regex.compile(rf"[ \n\t{ALONE}]")
 
 
-def normalizer() -> normalizers.Normalizer:
-    """The release's: plain quotes, no accents, lower case, printable ASCII only."""
+def normalizer(how: Normaliser = ASCII) -> normalizers.Normalizer:
+    """The release's: plain quotes, no accents, lower case, printable ASCII only. For Unicode as `how` says."""
+    if how.characters == "unicode":
+        steps = [getattr(normalizers, how.form)()]
+        steps += [normalizers.Lowercase()] * how.lowercase
+        steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()] * how.strip_accents
+        return normalizers.Sequence([*steps, normalizers.Replace(Regex(words.GONE), "")])
     return normalizers.Sequence(
         [
             normalizers.Replace("``", '"'),
@@ -55,11 +64,19 @@ def normalizer() -> normalizers.Normalizer:
     )
 
 
-def tokenizer_of(model: WordPiece) -> Tokenizer:
+def pre_tokenizer(how: Normaliser = ASCII) -> pre_tokenizers.PreTokenizer:
+    """What divides normalised text at white space and punctuation; in Unicode also at ideographs, each a word."""
+    if how.characters == "ascii":
+        return pre_tokenizers.Sequence([pre_tokenizers.Whitespace()])
+    marks = Regex(f"{words.IDEOGRAPHS}|{words.SIGNS}+")
+    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(marks, "isolated")])
+
+
+def tokenizer_of(model: WordPiece, how: Normaliser = ASCII) -> Tokenizer:
     """The tokenizer of a vocabulary: it splits text at white space and punctuation; [CLS] A [SEP] B [SEP]."""
     tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace()])
+    tokenizer.normalizer = normalizer(how)
+    tokenizer.pre_tokenizer = pre_tokenizer(how)
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
@@ -67,6 +84,19 @@ def tokenizer_of(model: WordPiece) -> Tokenizer:
         special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
     )
     return tokenizer
+
+
+def normaliser_of(tokenizer: Tokenizer) -> Normaliser:
+    """What a tokenizer of `tokenizer_of` was made with, but for its alphabet. Raises InputError for any other."""
+    names, how = re.findall(r'"type":\s*"(\w+)"', str(tokenizer.normalizer.__getstate__())), ASCII
+    if names[1:2] in (["NFKC"], ["NFC"]):
+        switches = {"lowercase": "Lowercase" in names, "strip_accents": "StripAccents" in names}
+        how = Normaliser(characters="unicode", form=names[1], **switches)
+    ours = normalizer(how), pre_tokenizer(how)
+    for theirs, own in zip((tokenizer.normalizer, tokenizer.pre_tokenizer), ours, strict=True):
+        if theirs is None or theirs.__getstate__() != own.__getstate__():
+            raise InputError("The tokenizer is no vocabulary of cram: it normalises or divides text in another way.")
+    return how
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -105,11 +135,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A long text in pieces of some million characters, cut at white space so that no word is divided."""
+    """A long text in pieces of some million characters, cut where a word begins or white space."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
-        ends = [end for end in (text.find(c, start + PIECE_CHARACTERS) for c in " \n\t") if end >= 0]
-        end = min(ends, default=len(text))
+        found = CUT.search(text, start + PIECE_CHARACTERS)
+        end = found.start() if found else len(text)
         yield text[start:end]
         start = end
     yield text[start:]
@@ -129,9 +159,12 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self.how = normaliser_of(tokenizer)
         self.words = Tokenizer(tokenizer.model)  # divides words, without normalising them or recognising special tokens
         self.type = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
         self.forget()
+
+        self.unknown: Counter[str] = Counter()  # words that were encoded as [UNK]; the beginning of long ones
 
     def forget(self) -> None:
         """Forget all words."""
@@ -164,9 +197,10 @@ class Encoder:
         """The ids of the texts."""
         ids, ends, before = [], [], 0
         for some, last in portions(texts):
-            split = words.split(some)
+            split = words.split(some, self.how)
             places = self.known(split.different)
             counts = self.lengths[places][split.indices]
+            self._count_unknown(split, places)
             word_ends = np.cumsum(counts, dtype=np.int64)
             # from a token's place here to its place in self.ids
             shift = self.starts[places][split.indices] - (word_ends - counts)
@@ -175,11 +209,18 @@ class Encoder:
             before += len(ids[-1])
         return Encoded(np.concatenate(ids), np.concatenate(ends))
 
+    def _count_unknown(self, split: words.Words, places: np.ndarray) -> None:
+        unknown = np.flatnonzero((self.lengths[places] == 1) & (self.ids[self.starts[places]] == UNK))
+        if len(unknown):
+            times = np.bincount(split.indices, minlength=len(places))[unknown]
+            for number, count in zip(unknown.tolist(), times.tolist(), strict=True):
+                self.unknown[split.different[number][: LONGEST_WORD + 1]] += count
+
     def tokens(self, texts: list[str]) -> np.ndarray:
         """(texts,) the number of tokens of each text; a word longer than LONGEST_WORD counts as its characters."""
         ends, before = [], 0
         for some, last in portions(texts):
-            split = words.split(some)
+            split = words.split(some, self.how)
             letters = np.fromiter(map(len, split.different), np.int64, len(split.different))
             places = self.known(split.different)
             costs = np.where(letters > LONGEST_WORD, letters, self.lengths[places])
@@ -216,7 +257,7 @@ def portions(texts: list[str]) -> Iterator[tuple[list[str], np.ndarray]]:
 
 
 def divided(text: str, tokenizer: Tokenizer, unknown: int = UNK) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """The ids of a text, without special tokens; the number of the word in the text of each; and its sizes (model.heldout.SIZES).
+    """The ids of a text, without special tokens; the number of the word of each; and its sizes (model.heldout.SIZES).
 
     A token that reaches over two words, because what lies between them is deleted, is a piece of the second.
     """
@@ -232,8 +273,10 @@ def divided(text: str, tokenizer: Tokenizer, unknown: int = UNK) -> tuple[np.nda
     owners = np.searchsorted(spans[:, 0], np.maximum(begins, ends - 1), side="right") - 1
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)  # bytes of a character in UTF-8
-    known = ids != unknown
-    unread = covered(spans[:, 0], spans[:, 1], len(text)) & ~covered(begins[known], ends[known], len(text))
+    known, within = ids != unknown, covered(spans[:, 0], spans[:, 1], len(text))
+    unread = within & ~covered(begins[known], ends[known], len(text))
+    # so is the white space after an unread character
+    unread = unread[np.maximum.accumulate(np.where(within, np.arange(len(text)), 0))] if len(text) else unread
     return ids, owners, (len(ids), len(spans), len(text), int(sizes.sum()), int(sizes[unread].sum()))
 
 

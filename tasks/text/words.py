@@ -1,29 +1,70 @@
-"""The words of many texts at once, by array operations: runs of letters, digits and underscores, or of punctuation.
+"""The words of many texts at once, by array operations: runs of letters and digits, runs of punctuation, ideographs.
 
-They are those of the vocabulary's normaliser and pre-tokenizer (`tokenizer.py`), which a test checks for every code
+They are those of a vocabulary's normaliser and pre-tokenizer (`tokenizer.py`), which a test checks for every code
 point. Each different word is then encoded, counted or hashed once, several times as fast as at every occurrence.
 """
 
+import functools
 import string
 import unicodedata
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
-import xxhash
+from pydantic import BaseModel, Field, model_validator
+from tokenizers import Regex, normalizers
 
 SLICE = 1 << 18  # bytes processed at once: what fits in a core's cache
 SPACES = b"\t\n\v\f\r "
 DROPPED = bytes(c for c in range(128) if c < 32 and c not in SPACES) + b"\x7f"
 LOWER = bytes(range(256)).lower()
-PUNCTUATION, SPACE, WORD = range(3)
+# Kinds of bytes. A word is a run of one of the first two but SPACE, or an ideograph: one ALONE, the others INSIDE.
+PUNCTUATION, SPACE, WORD, REMOVED, ALONE, INSIDE = range(6)
 KINDS = bytes(
+    REMOVED if c in DROPPED or c > 127 else
     SPACE if c in SPACES else WORD if chr(c) in string.ascii_letters + string.digits + "_" else PUNCTUATION
     for c in range(256)
-)
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, with its bits well spread: 2^64 over the golden ratio
-SHIFT = np.uint64(32)
+)  # fmt: skip
+# The other kinds as patterns of `tokenizers`, whose tables of Unicode count, not Python's. The rest are letters: marks,
+# digits and joiners too. Private use, unassigned and control characters are removed, and signs of lost characters.
+SIGNS, IDEOGRAPHS, BLANKS = r"[\p{P}\p{S}&&[^_\p{Han}]]", r"\p{Han}", r"\s"
+GONE = r"[\p{C}\x{FFFD}\x{FE00}-\x{FE0F}\x{E0100}-\x{E01EF}&&[^\s\x{200C}\x{200D}]]"
+ASSIGNED = (range(0xD800), range(0xE000, 0x40000), range(0xE0000, 0xE1000))  # where characters are assigned
 COUNTS = pa.schema([("word", pa.large_string()), ("count", pa.int64())])
+
+
+class Normaliser(BaseModel, frozen=True, extra="forbid"):
+    """Which characters a vocabulary reads, and in what form."""
+
+    characters: Literal["ascii", "unicode"] = Field(
+        "ascii",
+        description="ascii: the paper's; accents are stripped, letters become small, all else beyond ASCII is deleted. "
+        "unicode: any script; the fields below apply.",
+    )
+    form: Literal["NFKC", "NFC"] = Field(
+        "NFKC", description="Unicode normalisation: NFC; or NFKC, which also unites full-width letters, ligatures …"
+    )
+    lowercase: bool = Field(True, description="Make letters small.")
+    strip_accents: bool = Field(
+        False, description="Drop accents and other combining marks; in Hindi or Thai, the vowels are among these."
+    )
+    alphabet: int = Field(
+        6000, ge=100, le=100_000,
+        description="Most characters with entries of their own, the most frequent ones, in at most half of the "
+        "entries. A word with another character is [UNK].",
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _each_field_has_an_effect(self) -> Self:
+        if self.characters == "ascii":
+            for name in ("form", "lowercase", "strip_accents", "alphabet"):
+                if getattr(self, name) != Normaliser.model_fields[name].default:
+                    raise ValueError(f"{name} has no effect with characters ascii. Set characters to unicode")
+        return self
+
+
+ASCII, UNICODE = Normaliser(), Normaliser(characters="unicode")
 
 
 class Words(NamedTuple):
@@ -34,78 +75,152 @@ class Words(NamedTuple):
     ends: np.ndarray  # (texts,) int64
 
 
-def normalise(text: str) -> bytes:
-    """Plain quotes, no accents, lower case; printable ASCII and white space only."""
-    if "``" in text:
-        text = text.replace("``", '"')
-    if "''" in text:
-        text = text.replace("''", '"')
-    if not text.isascii():
-        text = unicodedata.normalize("NFD", text)  # a letter with an accent becomes the letter, then the accent
-    return text.encode("ascii", "ignore").translate(LOWER, DROPPED)
+@functools.cache
+def unicode_kinds() -> np.ndarray:
+    """(2^21,) uint8: the kind of every code point. Made once, in about 0.1 s."""
+    kinds = np.full(1 << 21, REMOVED, dtype=np.uint8)
+    codes = np.concatenate([np.asarray(part) for part in ASSIGNED])
+    text, kinds[codes] = "".join(map(chr, codes.tolist())), WORD
+    for pattern, kind in ((SIGNS, PUNCTUATION), (IDEOGRAPHS, ALONE), (BLANKS, SPACE), (GONE, REMOVED)):
+        marked = normalizers.Replace(Regex(pattern), "\0").normalize_str(text)
+        kinds[codes[np.frombuffer(marked.encode("utf-32-le"), dtype=np.uint32) == 0]] = kind
+    kinds[0] = REMOVED
+    return kinds
 
 
-def split(texts: list[str]) -> Words:
+def by_tokenizers(text: str, *names: str) -> str:
+    """The text after these normalisers of `tokenizers`."""
+    for name in names:
+        text = getattr(normalizers, name)().normalize_str(text)
+    return text
+
+
+@functools.lru_cache(maxsize=4)
+def single(how: Normaliser) -> np.ndarray:
+    """(2^21,) uint32: the character that a character becomes; itself if it becomes several. Made in about 0.1 s."""
+    table, codes = np.arange(1 << 21, dtype=np.uint32), [*range(0xB, 0xD800), *range(0xE000, 0x20000)]
+    made = by_tokenizers("\n".join(map(chr, codes)), how.form, *["Lowercase"] * how.lowercase).split("\n")
+    table[codes] = [ord(to) if len(to) == 1 else code for code, to in zip(codes, made, strict=True)]
+    return table
+
+
+def by_table(text: str, how: Normaliser) -> str:
+    """The text with each character replaced by its `single` one, and the most frequent that become several."""
+    text = text.replace("…", "...") if how.form == "NFKC" else text
+    text = text.replace("İ", "i\u0307") if how.lowercase else text
+    return single(how)[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)].tobytes().decode("utf-32-le")
+
+
+def beyond_ascii(data: bytes, least: int = 0xC0) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+    """The characters of a UTF-8 text whose first byte is at least this: their places, bytes and codes; some at a time.
+
+    One that is cut off at the end has another code.
+    """
+    raw = np.frombuffer(data + b"   ", dtype=np.uint8)
+    for first in range(0, len(data), SLICE):
+        leads = np.flatnonzero(raw[first : min(first + SLICE, len(data))] >= least) + first
+        begins = raw[leads]
+        for size, low, high in ((2, 0xC0, 0xDF), (3, 0xE0, 0xEF), (4, 0xF0, 0xFF)):
+            at = leads[(begins >= low) & (begins <= high)]
+            codes = (raw[at] & (0x7F >> size)).astype(np.uint32)
+            for i in range(1, size):
+                codes = codes << 6 | raw[i:][at] & 0x3F
+            yield at, size, codes
+
+
+def kinds_of(
+    data: bytes, plain: bytes = KINDS, of_all: Callable[[], np.ndarray] = unicode_kinds, least: int = 0xC0
+) -> np.ndarray:
+    """(bytes,) uint8: the kind of each byte of UTF-8, that of its character. One that is cut off has any kind.
+
+    plain: the kinds of bytes; of_all: gives those of characters, for the ones whose first byte is `least` or more.
+    """
+    if data.isascii():
+        return np.frombuffer(data.translate(plain), dtype=np.uint8)
+    found, table = np.frombuffer(bytearray((data + b"   ").translate(plain)), dtype=np.uint8), of_all()
+    for at, size, codes in beyond_ascii(data, least):
+        found[at] = kinds = table[codes]
+        kinds[kinds == ALONE] = INSIDE
+        for i in range(1, size):
+            found[i:][at] = kinds
+    return found[: len(data)]
+
+
+def normalise(text: str, how: Normaliser = ASCII) -> bytes:
+    """The text as a vocabulary reads it. In ASCII: plain quotes, no accents, lower case, white space."""
+    made = np.frombuffer(_normalise(text, how), dtype=np.uint8)
+    return made[kinds_of(made.tobytes()) != REMOVED].tobytes()
+
+
+def _normalise(text: str, how: Normaliser) -> bytes:
+    """The same, but in Unicode with the characters that are removed."""
+    if how.characters == "ascii":
+        if "``" in text:
+            text = text.replace("``", '"')
+        if "''" in text:
+            text = text.replace("''", '"')
+        if not text.isascii():
+            text = unicodedata.normalize("NFD", text)  # a letter with an accent becomes the letter, then the accent
+        return text.encode("ascii", "ignore").translate(LOWER, DROPPED)
+    if text.isascii():
+        return text.encode().translate(LOWER if how.lowercase else None, DROPPED)
+    made = by_table(text, how)
+    if not unicodedata.is_normalized(how.form, made):  # the table alone does for most, several times as fast
+        made = by_table(by_tokenizers(text, how.form), how)
+    return (by_tokenizers(made, "NFD", "StripAccents", "NFC") if how.strip_accents else made).encode()
+
+
+def split(texts: list[str], how: Normaliser = ASCII) -> Words:
     """The words of the texts, in order. Takes about ten times the memory of the texts."""
-    plain = [normalise(text) for text in texts]
+    plain = [_normalise(text, how) for text in texts]
     every, starts = divide(b"\n".join([*plain, b""]))
     words = every.view(pa.large_string()).dictionary_encode()
     text_ends = np.cumsum([len(p) + 1 for p in plain], dtype=np.int64)
     return Words(words.dictionary.to_pylist(), words.indices.to_numpy(), np.searchsorted(starts, text_ends))
 
 
-def count(texts: list[str]) -> pa.Table:
+def count(texts: list[str], how: Normaliser = ASCII) -> pa.Table:
     """How often each word occurs in the texts: COUNTS. Takes the memory of `split`, but creates no Python objects."""
-    every, _ = divide(b"\n".join(map(normalise, texts)))
+    every, _ = divide(b"\n".join(_normalise(text, how) for text in texts))
     return pa.Table.from_arrays(every.view(pa.large_string()).value_counts().flatten(), schema=COUNTS)
 
 
 def divide(data: bytes) -> tuple[pa.LargeBinaryArray, np.ndarray]:
-    """The words of a text, in order, and the place of each word's first byte."""
-    starts, lengths = runs(data)
+    """The words of a text in UTF-8, in order, without REMOVED characters; and the place of each word's first byte."""
+    kinds = kinds_of(data)
+    gone = np.flatnonzero(kinds == REMOVED)
+    if len(gone):
+        data, kinds = np.delete(np.frombuffer(data, dtype=np.uint8), gone).tobytes(), np.delete(kinds, gone)
+    letters = data.translate(None, SPACES) if data.isascii() else np.frombuffer(data, dtype=np.uint8)[kinds != SPACE]
+    every, starts = cut(letters, kinds, data.isascii())
+    if len(gone):
+        starts += np.searchsorted(gone - np.arange(len(gone)), starts, side="right")
+    return every, starts
+
+
+def cut(
+    letters: bytes | np.ndarray, kinds: np.ndarray, ascii_only: bool = False
+) -> tuple[pa.LargeBinaryArray, np.ndarray]:
+    """The words of a text whose bytes have these kinds, none of them REMOVED; and the place of each one's first byte.
+
+    letters: those bytes of the text that are no space.
+    """
+    starts, lengths = runs(kinds, ascii_only)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    letters = data.translate(None, SPACES)  # all words, one after another
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), buffers), starts
 
 
-def runs(data: bytes) -> tuple[np.ndarray, np.ndarray]:
+def runs(kinds: np.ndarray, ascii_only: bool) -> tuple[np.ndarray, np.ndarray]:
     """Where the words begin, and their lengths: runs of bytes of one kind, except white space."""
-    kinds = np.frombuffer(b"".join((b" ", data, b" ")).translate(KINDS), dtype=np.uint8)
+    kinds = np.concatenate([[np.uint8(SPACE)], kinds, [np.uint8(SPACE)]])
     starts, ends = [], []
     for first in range(0, len(kinds) - 1, SLICE):
         here = kinds[first : first + SLICE + 1]
         before, after = here[:-1], here[1:]
-        edges = before != after
+        edges = before != after if ascii_only else (before != after) & (after != INSIDE)
         starts.append(np.flatnonzero(edges & (after != SPACE)) + first)
         ends.append(np.flatnonzero(edges & (before != SPACE)) + first)
     begin = np.concatenate(starts)
     return begin, np.concatenate(ends) - begin
-
-
-def hashes(words: Words) -> np.ndarray:
-    """(words,) uint64: a hash that depends on the word alone."""
-    of_each = [xxhash.xxh3_64_intdigest(word.encode()) for word in words.different]
-    return np.array(of_each, dtype=np.uint64)[words.indices]
-
-
-def grams(hashed: np.ndarray, ends: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The hashes of all runs of `n` words within a text, uint64, and where those of each text end.
-
-    `hashed` and `ends` are those of the single words. A text of fewer than n words has no run.
-    """
-    last = max(0, len(hashed) - n + 1)
-    mixed = np.zeros(last, dtype=np.uint64)
-    for i in range(n):  # a polynomial of the words, mod 2^64
-        mixed *= MULTIPLIER
-        mixed += hashed[i : last + i]
-    mixed ^= mixed >> SHIFT
-    mixed *= MULTIPLIER
-    mixed ^= mixed >> SHIFT
-    counts = np.diff(ends, prepend=0)
-    whole = np.ones(last, dtype=bool)
-    for back in range(1, n):  # runs that begin this near to the end of a text extend into the next
-        at = ends[counts >= back] - back
-        whole[at[at < last]] = False
-    return mixed[whole], np.cumsum(np.maximum(counts - n + 1, 0))
