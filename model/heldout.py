@@ -60,7 +60,7 @@ class Heldout:
     words      (m, S) int32: the number of the word that each token is a piece of, counted through all documents;
                -1 for separators and padding
     documents  (d, 5) int64: tokens (without separators), words, characters and UTF-8 bytes of each document; and bytes
-               of it that the model can't read, because they are deleted or [UNK]
+               of it that the model can't read, because they are deleted or [UNK], with the white space after them
     """
 
     sequences: np.ndarray
@@ -105,6 +105,11 @@ class Heldout:
     def totals(self) -> dict[str, int]:
         """The sums of SIZES over all documents."""
         return dict(zip(SIZES, self.documents.sum(axis=0).tolist(), strict=True))
+
+    @property
+    def read_bytes(self) -> np.ndarray:
+        """(d,): the bytes of each document that the model can read."""
+        return self.documents[:, SIZES.index("bytes")] - self.documents[:, SIZES.index("unread_bytes")]
 
     @property
     def tokens(self) -> int:
@@ -241,7 +246,7 @@ def curve_losses(bert: Bert, heldout: Heldout, mask_id: int, machine: Machine) -
     of_tokens = nats_D.sum() / (rounds_MS == 0).sum()
     every = -(-heldout.totals["words"] // CURVE_WORDS)  # by words, so that it is the same for every vocabulary
     nats_D, predicted_D = document_losses(bert, heldout, mask_id, machine, rounds=1, every=every)
-    words_per_byte = (heldout.lengths > 0).sum() / heldout.totals["bytes"]
+    words_per_byte = (heldout.lengths > 0).sum() / heldout.read_bytes.sum()
     return {
         "heldout_loss": float(of_tokens),
         "heldout_nats_per_byte": float(nats_D.sum() / predicted_D.sum() * words_per_byte),
@@ -262,25 +267,27 @@ def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = 
     """The result of all rounds: the size of the text, and nats per word, character and byte of it.
 
     `unread`: the share of its bytes that the model can't read: nothing predicts deleted ones, and [UNK] is one token.
+    Nats per byte are those per byte that it can read, or the less it reads, the better it would look.
     `length_nats_per_byte`: the part of the nats per byte that is for the number of pieces of the words.
 
     With `counts_V`, how often each entry of the vocabulary is in training text, also `by_frequencies`: the nats if each
     token is predicted by its share of that text, which a model reaches without context. Each entry counts once more, so
     that none is zero.
     """
-    totals, lengths = heldout.totals, float(heldout.length_nats.sum())
+    totals, lengths, read = heldout.totals, float(heldout.length_nats.sum()), int(heldout.read_bytes.sum())
+    units = {unit: heldout.documents[:, SIZES.index(f"{unit}s")] for unit in UNITS} | {"byte": heldout.read_bytes}
     found = {
         "documents": len(heldout.documents),
         **totals,
         "unread": round(totals["unread_bytes"] / max(1, totals["bytes"]), 6),
-        **{f"nats_per_{unit}": ratio(nats_D, heldout.documents[:, SIZES.index(f"{unit}s")]) for unit in UNITS},
-        "length_nats_per_byte": round(lengths / totals["bytes"], 6),
+        **{f"nats_per_{unit}": ratio(nats_D, sizes_D) for unit, sizes_D in units.items()},
+        "length_nats_per_byte": round(lengths / read, 6),
     }
     if counts_V is not None:
         nats_V = -np.log((counts_V + 1) / (counts_V + 1).sum())
         nats = float(nats_V[heldout.sequences[heldout.words >= 0]].sum())
         found["by_frequencies"] = {
             "nats_per_token": round(nats / totals["tokens"], 6),
-            "nats_per_byte": round((nats + lengths) / totals["bytes"], 6),
+            "nats_per_byte": round((nats + lengths) / read, 6),
         }
     return found

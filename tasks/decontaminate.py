@@ -9,7 +9,8 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -22,14 +23,18 @@ from model import InputError
 from tasks.corpus import local
 from tasks.corpus.parts import Document, Tally, add_up, count, parts_of, smallest_of_each, tables, writer
 from tasks.glue import data as glue
+from tasks.glue import own_data
 from tasks.glue.data import sentences
+from tasks.glue.own import Definition, defined, or_own
 from tasks.glue.tasks import HUB_GLUE, TASKS, evaluation_splits
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
+from tasks.text import matching
 from tasks.text.ngrams import Index, Match, write_index
 from tasks.workers.parts import over_parts
 
 SAMPLES, SAMPLE_CHARACTERS, CONTEXT = 5, 600, 100  # documents of each task; characters shown, and on either side
+AT_ONCE = 1 << 16  # sentences in memory in all their forms
 ANY = "all"  # the row of all tasks together
 COLUMNS = {
     "sentences": "sentences", "too short": "too_short", "n-grams": "ngrams", "sentences found": "sentences_found",
@@ -43,27 +48,33 @@ class Decontaminate(Params):
     """Which documents are dropped: those that share a run of words with a validation or test sentence."""
 
     words: int = Field(
-        13, ge=5, le=50, description="Length of such a run, in words (13 as in appendix C of the GPT-3 paper)."
+        13,
+        ge=5,
+        le=50,
+        description="Words of such a run (13 as in the GPT-3 paper); a Chinese character is half a word.",
     )
     data: str = Field(
         "",
         description="The sentences: 'nyu-mll/glue' or a directory; 'probes': no search; '': as finetune.data.",
     )
-    tasks: list[EvaluationTask] = Field(
+    tasks: list[or_own(EvaluationTask)] = Field(
         list(get_args(EvaluationTask)),
         min_length=1,
-        description="Tasks whose sentences are searched for, if data has them.",
+        description="Tasks whose sentences are searched for, if data has them; with those defined in finetune.tasks.",
     )
 
     def evaluation(self) -> tuple[Splits, str]:
-        """The files with the sentences; and if there are none, why. Raises InputError for a folder without any."""
+        """GLUE's files with the sentences; and if there are none, why. Raises InputError for a folder without any."""
         if self.data == "probes":
             return {}, "the probes are made of held-out documents of this corpus"
+        names = [task for task in self.tasks if isinstance(task, str)]
+        if not names or (not self.data and defined(self.tasks)):
+            return {}, "no task of GLUE is asked for"
         if not self.data:
             raise InputError(
                 "decontaminate.data is empty. Set it, as finetune.data, to nyu-mll/glue, a directory or probes."
             )
-        files = glue.evaluation_files(self.data, self.tasks)
+        files = glue.evaluation_files(self.data, names)
         return files, "" if files else (
             f"{self.data} is not at hand: not all of it could be had from the hub or its cache on this machine"
         )
@@ -76,8 +87,10 @@ class Decontaminate(Params):
     def identity(self) -> dict:
         """Digests of local files, or the splits of the hub's revision; or why there is nothing to search for."""
         files, why = self.evaluation()
+        own = {task.name: own_data.texts_identity(task) for task in defined(self.tasks)}
+        of_own = {"own": own} if own else {}
         if why:
-            return {"unchecked": why}
+            return {"unchecked": why} | ({"words": self.words} | of_own if own else {})
         if self.data == HUB_GLUE.repository:
             about = {"repository": self.data, "revision": HUB_GLUE.revision}
             about["splits"] = {task: list(splits) for task, splits in files.items()}
@@ -86,23 +99,28 @@ class Decontaminate(Params):
                 task: {split: [local.file_digest(p) for p in paths] for split, paths in splits.items()}
                 for task, splits in files.items()
             }
-        return {"words": self.words, "tasks": [task for task in TASKS if task in self.tasks], "data": about}
+        tasks = [task for task in TASKS if task in self.tasks]
+        return {"words": self.words, "version": matching.VERSION, "tasks": tasks, "data": about} | of_own
 
     def check(self) -> None:
         """Read the sentences once, so that errors in them are reported before the corpus is read."""
-        for _ in evaluation_sentences(self.evaluation()[0]):
+        for _ in evaluation_sentences(self.evaluation()[0], defined(self.tasks)):
             pass
 
 
-def evaluation_sentences(files: Splits) -> Iterator[tuple[str, str, str, int, list[str]]]:
-    """The sentences in these files, many at a time: task, split, column, row of the first, texts.
+def evaluation_sentences(
+    files: Splits, own: Iterable[Definition] = ()
+) -> Iterator[tuple[str, str, str, int, list[str]]]:
+    """The sentences in these files and of these tasks, many at a time: task, split, column, row of the first, texts.
 
     Raises InputError for files without the texts of their task.
     """
-    for task, splits in files.items():
-        for split, paths in splits.items():
-            for column, row, texts in sentences(paths, task):
-                yield task, split, column, row, texts
+    of_files = ((task, split, paths) for task, splits in files.items() for split, paths in splits.items())
+    of_glue = ((task, split, *batch) for task, split, paths in of_files for batch in sentences(paths, task))
+    of_own = ((task.name, *batch) for task in own for batch in own_data.sentences(task))
+    for task, split, column, row, texts in chain(of_glue, of_own):
+        for start in range(0, len(texts), AT_ONCE):
+            yield task, split, column, row + start, texts[start : start + AT_ONCE]
 
 
 def sample(document: Document, matches: list[Match], index: Index, task: str) -> dict:
@@ -168,25 +186,31 @@ def pass_on(corpus: Artifact, why: str, probes: bool, out: Path) -> dict:
 def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     """Drop documents with text that the tasks' evaluation data has too; count them by task, and keep samples."""
     files, why = params.evaluation()
-    if why:
+    own = defined(params.tasks)
+    if why and not own:
         return pass_on(corpus, why, params.data == "probes", out)
-    wanted = [(task, split) for task in TASKS if task in params.tasks for split in evaluation_splits(task)]
+    if why:
+        log.info("Only the texts of %s are searched for: %s.", ", ".join(task.name for task in own), why)
+    asked = [] if why else params.tasks
+    wanted = [(task, split) for task in TASKS if task in asked for split in evaluation_splits(task)]
     if missing := [f"{task}/{split}" for task, split in wanted if split not in files.get(task, {})]:
         log.warning("Skipping tasks whose data is unavailable: %s.", ", ".join(missing))
     work, parts = out / WORK, parts_of(corpus)
     work.mkdir(exist_ok=True)
-    counts = write_index(evaluation_sentences(files), list(files), params.words, work)
+    splits = {task: list(paths) for task, paths in files.items()}
+    splits |= {task.name: list(dict.fromkeys(split for split, *_ in own_data.sentences(task))) for task in own}
+    counts = write_index(evaluation_sentences(files, own), list(splits), params.words, work)
     jobs = [(part, work, params.words, out) for part in parts]
     results = over_parts(clean_part, jobs, work / "cleaned", "decontaminate")
     grams = sorted(set().union(*(result["grams"] for result in results)))
     sentences_found = Index(work, params.words).sentences_by_task(grams)
     documents = sum((Counter(result["documents"]) for result in results), Counter())
-    tasks = {task: {"splits": list(splits), **counts[task]} for task, splits in files.items()}
+    tasks = {task: {"splits": of_task, **counts[task]} for task, of_task in splits.items()}
     for task, about in tasks.items():
         about |= {"sentences_found": sentences_found[task], "documents": documents[task]}
     samples = smallest_of_each((sample for result in results for sample in result["samples"]), 1, SAMPLES)
     with (out / "contaminated.jsonl").open("w", encoding="utf-8") as file:
-        for _, _, _, shown in sorted(samples, key=lambda sample: list(TASKS).index(sample[0])):
+        for _, _, _, shown in sorted(samples, key=lambda sample: list(splits).index(sample[0])):
             file.write(json.dumps(shown, ensure_ascii=False) + "\n")
     return {
         "parts": len(parts),

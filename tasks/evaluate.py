@@ -74,7 +74,7 @@ def to_measure(text: Artifact, others: list[Artifact], characters: int) -> pa.Ta
     return pa.concat_tables(picked).take(np.argsort(np.argsort(order)))
 
 
-@stage(version=3)
+@stage(version=4)
 def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Artifact], out: Path) -> dict:
     """Predict every word of the documents once; nats per word, character and byte, of all and by source."""
     from model import export, heldout, machine
@@ -83,10 +83,11 @@ def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Art
     documents = to_measure(text, others, params.characters)
     bert, here, texts = export.load(model.path), machine.detect(), documents["text"].to_pylist()
     held = heldout_of(texts, load_tokenizer(model.path), bert.length)
-    if not held.tokens:
+    if not held.read_bytes.sum():
         raise InputError(f"{text.name} has no word that {model.name} can read. Give text in its script.")
     nats_D, _ = heldout.document_losses(bert.to(here.device), held, MASK, here)
     sizes = dict(zip(heldout.SIZES, held.documents.T, strict=True))
+    units = {unit: sizes[f"{unit}s"] for unit in heldout.UNITS} | {"byte": held.read_bytes}
     columns = {name: documents[name] for name in COLUMNS[:2]} | sizes
     pq.write_table(pa.table(columns | {"nats": nats_D}), out / "documents.parquet", compression="zstd")
     sources = np.array(list(map(row_name, documents["source"].to_pylist())))
@@ -95,8 +96,9 @@ def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Art
             "source": name,
             "documents": int(own.sum()),
             "characters": int(sizes["characters"][own].sum()),
-            **{f"nats per {unit}": round(float(nats_D[own].sum() / max(1, sizes[f"{unit}s"][own].sum())), 4)
-               for unit in heldout.UNITS},
+            "unread, % of bytes": round(100 * sizes["unread_bytes"][own].sum() / max(1, sizes["bytes"][own].sum()), 2),
+            **{f"nats per {unit}": round(float(nats_D[own].sum() / max(1, of_unit[own].sum())), 4)
+               for unit, of_unit in units.items()},
         }
         for name in sorted(set(sources))
         for own in [sources == name]

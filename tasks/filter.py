@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -25,9 +26,15 @@ from tasks.measure import MEASURES, RATIOS, name_of
 from tasks.reports import plots
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
+from tasks.text.scripts import LATIN
 from tasks.workers.parts import over_parts
 
 KEPT = "kept"
+BY_SCRIPT = "by-script"
+PAPER = 0.3  # tokens per character: the paper's limit, made for English
+# Limits by the main script of a document; README.md says how they were measured. Chinese has none, since an ideograph
+# is a token of its own, nor have scripts that were not measured.
+SCRIPT_LIMITS = {LATIN: PAPER, "CYRILLIC": PAPER, "ARABIC": 0.35, "DEVANAGARI": 0.35, "KANA": 0.6}
 SAMPLES, SAMPLE_CHARACTERS = 3, 400  # of each source and reason
 MEASURED = MEASURES.append(pa.field("verdict", pa.string()))
 
@@ -35,11 +42,11 @@ MEASURED = MEASURES.append(pa.field("verdict", pa.string()))
 class Filter(Params):
     """Which documents are dropped. A measure without a limit is only recorded."""
 
-    max_tokens_per_char: float | None = Field(
-        0.3,
-        gt=0,
-        le=100,
-        description="Documents with at least this many tokens per character are dropped (t in the paper).",
+    max_tokens_per_char: Annotated[float, Field(gt=0, le=100)] | Literal["by-script"] | None = Field(
+        PAPER,
+        description="Documents with at least this many tokens per character are dropped (t in the paper). "
+        "by-script: the limit goes by the main script of a document, from 0.3 for Latin letters to none for Chinese; "
+        "the default if vocabulary.characters is unicode.",
     )
     max_zstd_ratio: float | None = Field(
         None,
@@ -57,21 +64,29 @@ class Filter(Params):
         return self
 
 
-def rules(params: Filter) -> dict[str, tuple[str, np.ufunc, float]]:
+def rules(params: Filter) -> dict[str, tuple[str, np.ufunc, float | str]]:
     """Why documents are dropped, in the order of checking: by reason, a measure, the comparison, and the limit."""
     every = {
         "too short": ("characters", np.less, params.min_characters or None),
         "too long": ("characters", np.greater, params.max_characters),
-        "no tokens": ("tokens", np.equal, 0),  # no text is left without accents and non-ASCII characters
+        "no tokens": ("tokens", np.equal, 0),  # the normaliser deletes all of the text
         "incompressible": ("tokens_per_char", np.greater_equal, params.max_tokens_per_char),
         "incompressible by zstd": ("zstd_ratio", np.greater_equal, params.max_zstd_ratio),
     }
     return {reason: rule for reason, rule in every.items() if rule[-1] is not None}
 
 
+def by_script(measures: pa.Table) -> np.ndarray:
+    """(documents,) the limit of tokens per character of each; infinite for none."""
+    return np.array([SCRIPT_LIMITS.get(script or LATIN, np.inf) for script in measures["script"].to_pylist()])
+
+
 def verdicts(measures: pa.Table, params: Filter) -> np.ndarray:
     """(documents,) `kept`, or the first reason why a document is dropped."""
-    dropped = [compare(measures[name].to_numpy(), limit) for name, compare, limit in rules(params).values()]
+    dropped = [
+        compare(measures[name].to_numpy(), by_script(measures) if limit == BY_SCRIPT else limit)
+        for name, compare, limit in rules(params).values()
+    ]
     return np.select(dropped, list(rules(params)), KEPT)
 
 
@@ -166,7 +181,7 @@ def drop_incompressible(params: Filter, corpus: Artifact, measures: Artifact, ou
     kept, dropped = counts_of(measured, KEPT), {reason: counts_of(measured, reason) for reason in rules(params)}
     seen, is_kept = add_up([kept, *dropped.values()]), pc.equal(measured["verdict"], KEPT).to_numpy()
     ratios, limit = measured["tokens_per_char"].to_numpy(), params.max_tokens_per_char
-    plots.ratio_histogram(ratios, is_kept, limit, out / "histogram.png")
+    plots.ratio_histogram(ratios, is_kept, None if limit == BY_SCRIPT else limit, out / "histogram.png")
     about = measures.stats
     table = sources_table(seen, kept, dropped, about["quantiles"])
     pq.write_table(pa.Table.from_pylist(table), out / "sources.parquet")

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CARD = "README.md"
+SHOWN_FORMATS = 5
 SAMPLED_TOKENS = 4_000_000  # of the training text, for the frequencies of its tokens
 
 
@@ -117,7 +118,26 @@ def statistics(run: "Pretraining", steps: dict[str, np.ndarray], held: dict, mac
     }
 
 
-@stage(version=7, resumes=True, varies=True)
+def understood(manifests: dict[str, dict]) -> str:
+    """What the text is, in a line: formats, columns and documents, the share of characters that is read, and tokens."""
+    stats = {manifest["stage"]: manifest["stats"] for manifest in manifests.values()}
+    facts, tokens = [], stats["tokenize"]
+    if read := stats.get("download"):
+        forms = [
+            " ".join(filter(None, (form, column)))
+            for form, columns in read.get("formats", {}).items()
+            for column in columns
+        ]
+        shown = f" ({', '.join(forms[:SHOWN_FORMATS])}{', …' * (len(forms) > SHOWN_FORMATS)})" if forms else ""
+        facts.append(counted(read["documents"], "document") + shown)
+    if removed := stats.get("measure", {}).get("removed"):
+        facts.append(f"the vocabulary reads {1 - removed['share']:.1%} of the characters")
+    held = tokens["heldout"]["characters"]
+    share = held / max(1, held + tokens["characters"])
+    return "; ".join([*facts, f"{counted(tokens['tokens'], 'token')} to train on, {share:.2%} of the text held out"])
+
+
+@stage(version=8, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
     from model import heldout  # here, as they load torch
@@ -139,9 +159,10 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
         shutil.copyfile(tokens.path / file, out / file)
     sequences = np.load(tokens.path / SEQUENCES, mmap_mode="r")
     np.save(out / FREQUENCIES, sampled_counts(sequences, tokens.stats["entries"]))
+    manifests = lineage(tokens)
+    log.info("Text: %s.", understood(manifests))
     with Progress("pretrain", total=1.0) as bar:
         stats = train(job, out, lambda fraction, note: bar.update(min(1.0, fraction) - bar.count, note))
-    manifests = lineage(tokens)
     (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n")
     about = {"stage": "pretrain", "params": params.identity(), "stats": stats}
     about |= {"usual": params.usual(), "environment": environment()}

@@ -10,8 +10,11 @@ Writes  sequences.npy     (n, S) uint16, in the order of training (uint32 for mo
 
 import hashlib
 import logging
+import math
 import mmap
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -19,19 +22,37 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import regex
 from pydantic import Field
 from tokenizers import Tokenizer
 
 from model import InputError, counted
-from tasks.corpus.parts import SCHEMA, parts_of, tables, unit_hash
+from tasks.corpus.parts import SCHEMA, Document, parts_of, tables, unit_hash
+from tasks.corpus.parts import table as documents_table
 from tasks.stage import Params, stage
 from tasks.store import HELDOUT_TEXT, SEQUENCES, WORK, Artifact
-from tasks.text.tokenizer import SEP, UNK, copy_tokenizer, encoder_of, heldout_of, load_tokenizer
+from tasks.text.tokenizer import (
+    LONGEST_WORD,
+    SEP,
+    UNK,
+    copy_tokenizer,
+    encoder_of,
+    heldout_of,
+    load_tokenizer,
+    normaliser_of,
+)
+from tasks.text.words import ASCII
 from tasks.workers.parts import over_parts
 
 BLOCK = 1 << 16  # sequences handled at once
 MOST_SEQUENCES = 85_000_000  # the release's limit
+MOST_UNKNOWN = 0.01  # of the tokens, before there is a warning
+UNKNOWN_OF_A_PART, SHOWN_WORDS, SHOWN_CHARACTERS = 1000, 10, 30
+STOP = regex.compile(r"\p{Sentence_Terminal}")
 log = logging.getLogger(__name__)
+# Of a document longer than all that is to be held out, than LARGE of the text and SHORT characters, a piece is a tenth
+# of the greatest of the three
+PIECES, LARGE, SHORT = 10, 0.02, 10_000
 MEASURED_CHARACTERS = 1_000_000  # of held-out text that the loss is measured on, or all if there is less
 HELD_SCHEMA = pa.schema([*SCHEMA, *((name, pa.int64()) for name in ("characters", "bytes", "tokens"))])
 
@@ -58,16 +79,50 @@ class Tokenize(Params):
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of that draw, and of the order if sort is random.")
 
 
-def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Path) -> dict:
-    """Write the sequences of a part, and its held-out documents."""
+def pieces_of(text: str, size: int) -> Iterator[str]:
+    """A text in pieces of at least `size` characters, cut after a line where there is one, else after a word."""
+    start = 0
+    while len(text) - start > 2 * size:
+        ends = (text.find(end, start + size, start + 2 * size) + 1 for end in ("\n", " "))
+        end = next(filter(None, ends), start + size)
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def divided(table: pa.Table, fraction: float, longest: int) -> tuple[pa.Table, np.ndarray]:
+    """The documents of a table, and which of them are held out: by their digest, whatever the other documents are.
+
+    A document of more than `longest` characters may alone be more than the fraction of the text. Of such a one, pieces
+    are held out: each is a document whose id ends in its place, and what lies between them is trained on.
+    """
+    texts = table["text"].to_pylist()
+    if max(map(len, texts), default=0) <= longest:
+        return table, np.array([unit_hash(text) < fraction for text in texts], dtype=bool)
+    rows, is_held = [], []
+    for name, source, text in zip(table["id"].to_pylist(), table["source"].to_pylist(), texts, strict=True):
+        pieces, place = [text], 0
+        if len(text) > longest:
+            pieces = list(pieces_of(text, longest // PIECES))
+        for held, run in groupby(pieces, key=lambda piece: unit_hash(piece) < fraction):
+            for piece in run if held else ["".join(run)]:
+                rows.append(Document(f"{name}+{place}" if held and piece != text else name, source, piece))
+                is_held.append(held)
+                place += len(piece)
+    return documents_table(rows), np.array(is_held, dtype=bool)
+
+
+def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, longest: int, out: Path) -> dict:
+    """Write the sequences of a part, and its held-out documents; `longest`: as for `divided`."""
     encoder = encoder_of(tokenizer_folder)
+    encoder.unknown.clear()
     nothing = np.zeros(0, encoder.type)
     train, documents = [nothing], [HELD_SCHEMA.empty_table()]
     counts = {"documents": 0, "characters": 0, "unknown": 0}
-    for table in tables(part):
+    for whole in tables(part):
+        table, is_held = divided(whole, params.heldout_fraction, longest)
         texts, characters = table["text"].to_pylist(), pc.utf8_length(table["text"]).to_numpy()
         ids, ends = encoder(texts)
-        is_held = np.array([unit_hash(text) < params.heldout_fraction for text in texts], dtype=bool)
         closed = np.insert(ids, ends, SEP)  # a separator after every document
         lengths = np.diff(ends, prepend=0)
         train.append(closed[~np.repeat(is_held, lengths + 1)])
@@ -75,13 +130,14 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, out: Pat
         sizes = (characters[is_held], pc.binary_length(apart["text"]), lengths[is_held])
         documents.append(pa.table([*apart.columns, *sizes], schema=HELD_SCHEMA))
         counts["unknown"] += int((ids == UNK).sum())
-        counts["documents"] += int((~is_held).sum())
+        counts["documents"] += pc.count_distinct(table["id"].filter(pa.array(~is_held))).as_py()
         counts["characters"] += int(characters[~is_held].sum())
     ids = np.concatenate(train)
     used = len(ids) // params.length * params.length
     np.save(out / f"{part.stem}.npy", ids[:used].reshape(-1, params.length))
     pq.write_table(pa.concat_tables(documents), out / f"{part.stem}.held.parquet", compression="zstd")
-    return {**counts, "tokens": len(ids), "lost": len(ids) - used}
+    unknown_words = dict(encoder.unknown.most_common(UNKNOWN_OF_A_PART))
+    return {"counts": {**counts, "tokens": len(ids), "lost": len(ids) - used}, "unknown_words": unknown_words}
 
 
 def measured(texts: Iterable[str], characters: int) -> np.ndarray:
@@ -110,8 +166,11 @@ def digest_of(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def hold_out(stems: list[str], work: Path, length: int, out: Path) -> dict:
-    """Write the held-out documents of all parts, and the tokens of the measured ones; count both."""
+def hold_out(stems: list[str], work: Path, params: Tokenize, trained: int, out: Path) -> dict:
+    """Write the held-out documents of all parts, and the tokens of the measured ones; count both.
+
+    `trained`: the characters of all other documents.
+    """
     held = pa.concat_tables(pq.read_table(work / f"{stem}.held.parquet", schema=HELD_SCHEMA) for stem in stems)
     order = measured((text.as_py() for text in held["text"]), MEASURED_CHARACTERS)
     places = np.full(len(held), -1, dtype=np.int64)
@@ -119,11 +178,18 @@ def hold_out(stems: list[str], work: Path, length: int, out: Path) -> dict:
     column = pa.array(places, pa.int64(), mask=places < 0)
     pq.write_table(held.append_column("measured", column), out / HELDOUT_TEXT, compression="zstd")
     texts = [held["text"][place].as_py() for place in order]
-    measured_text = heldout_of(texts, load_tokenizer(out), length)
+    measured_text = heldout_of(texts, load_tokenizer(out), params.length)
     measured_text.save(out)
+    characters = pc.sum(held["characters"]).as_py() or 0
+    share, asked = characters / max(1, characters + trained), params.heldout_fraction
+    log.info(
+        "Held out %s, %.3g%% of the text (%.3g%% asked for).",
+        counted(len(held), "document"), 100 * share, 100 * asked,
+    )  # fmt: skip
     return {
         "documents": len(held),
-        "characters": pc.sum(held["characters"]).as_py() or 0,
+        "characters": characters,
+        "share": round(share, 6),
         "tokens": (pc.sum(held["tokens"]).as_py() or 0) + len(held),
         "measured": {
             "documents": len(order),
@@ -151,13 +217,29 @@ def blocks_of(parts: list[np.memmap], rows: np.ndarray | range) -> Iterator[np.n
         yield block
 
 
+def stops_of(vocabulary: dict[str, int]) -> list[int]:
+    """The entries that end a sentence, in any script: full stops, question and exclamation marks."""
+    return sorted(number for entry, number in vocabulary.items() if STOP.fullmatch(entry))
+
+
+def warn_of_unknown(unknown: dict[str, int], share: float) -> None:
+    """Log a warning if too many tokens are [UNK], with the most frequent such words and what helps."""
+    shown = ", ".join(f"{word[:SHOWN_CHARACTERS]!r} ({n:,})" for word, n in list(unknown.items())[:SHOWN_WORDS])
+    long = sum(number for word, number in unknown.items() if len(word) > LONGEST_WORD)
+    helps = "They have characters without an entry: raise vocabulary.alphabet, or vocabulary.entries."
+    if 2 * long > sum(unknown.values()):
+        helps = f"Words of more than {LONGEST_WORD} characters are [UNK]: put spaces in them, or drop such documents."
+    if share > MOST_UNKNOWN:
+        log.warning("%.1f %% of the tokens are [UNK], most often the words %s. %s", 100 * share, shown, helps)
+
+
 def sort_keys(parts: list[np.memmap], rows: np.ndarray | range, sort: str, tokenizer: Tokenizer) -> np.ndarray:
     """The keys by which sequences are sorted: integers, so that sums don't depend on their order."""
     vocabulary, length = tokenizer.get_vocab(), parts[0].shape[1]
     if sort == "sentence-length":
         # sequences have the same length, so the more full stops, the shorter the sentences
-        stop = vocabulary["."]
-        keys = [(length - (block == stop).sum(axis=1)).astype(np.uint16) for block in blocks_of(parts, rows)]
+        stops = [vocabulary["."]] if normaliser_of(tokenizer) == ASCII else stops_of(vocabulary)
+        keys = [(length - np.isin(block, stops).sum(axis=1)).astype(np.uint16) for block in blocks_of(parts, rows)]
         return np.concatenate(keys)
     counts = sum(np.bincount(block.ravel(), minlength=len(vocabulary)) for block in blocks_of(parts, rows))
     surprise = -np.log((counts + 1) / (counts.sum() + len(vocabulary)))  # add-one smoothing
@@ -195,15 +277,18 @@ def write_sequences(path: Path, parts: list[np.memmap], order: np.ndarray) -> No
             file.write(block.data)
 
 
-@stage(version=4, resumes=True)
+@stage(version=5, resumes=True)
 def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> dict:
     """Write the training and the held-out sequences; count tokens, and those lost at the ends of parts."""
     copy_tokenizer(words.path, out, params.length)
     parts, work = parts_of(corpus), out / WORK
     work.mkdir(exist_ok=True)
-    jobs = [(part, out, params, work) for part in parts]
+    longest = max(SHORT, math.ceil(max(LARGE, params.heldout_fraction) * corpus.stats["characters"]))
+    jobs = [(part, out, params, longest, work) for part in parts]
     results = over_parts(tokenize_part, jobs, work / "done", "tokenize")
-    counts = {name: sum(r[name] for r in results) for name in results[0]}
+    counts = {name: sum(r["counts"][name] for r in results) for name in results[0]["counts"]}
+    unknown = sum((Counter(r["unknown_words"]) for r in results), Counter())
+    unknown = dict(sorted(unknown.items(), key=lambda item: (-item[1], item[0]))[:UNKNOWN_OF_A_PART])
     tokenizer = load_tokenizer(out)
     encoded = [np.load(work / f"{part.stem}.npy", mmap_mode="r") for part in parts]
     if not (sequences := sum(map(len, encoded))):
@@ -219,7 +304,9 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
         )  # fmt: skip
     order = order_of(encoded, params, tokenizer)
     write_sequences(out / SEQUENCES, encoded, order)
-    held = hold_out([part.stem for part in parts], work, params.length, out)
+    held = hold_out([part.stem for part in parts], work, params, counts["characters"], out)
+    everything = counts["tokens"] + held["tokens"]
+    warn_of_unknown(unknown, counts["unknown"] / max(1, everything))
     return {
         "documents": counts["documents"],
         "characters": counts["characters"],
@@ -228,9 +315,8 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
         "drawn_from": {"tokens": counts["tokens"], "sequences": sequences},
         "tokens_lost_at_part_ends": counts["lost"],
         "unknown_tokens": counts["unknown"],
-        "characters_per_token": round(
-            (counts["characters"] + held["characters"]) / max(1, counts["tokens"] + held["tokens"]), 4
-        ),
+        "unknown_words": dict(list(unknown.items())[:SHOWN_WORDS]),
+        "characters_per_token": round((counts["characters"] + held["characters"]) / max(1, everything), 4),
         "entries": tokenizer.get_vocab_size(),
         "heldout": held,
     }

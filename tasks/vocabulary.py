@@ -6,6 +6,8 @@ Writes  tokenizer.json and tokenizer_config.json, which transformers.AutoTokeniz
 """
 
 import json
+import string
+import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -34,21 +36,25 @@ from tasks.text.tokenizer import (
     save_tokenizer,
     tokenizer_of,
 )
+from tasks.text.words import ASCII, Normaliser
 from tasks.workers.parts import over_parts
 from tasks.workers.processes import library_threads, one_library_thread
 
 TRAINING_WORDS = 8_000_000  # the trainer reads each word as often as it occurs, so counts are scaled down to this total
 LINE_WORDS = 1000  # that the trainer is given at once
+FEWEST_ENTRIES = 256
+LEAST_READ = 0.5  # of the characters of a text; a sixth of prose is white space
 MIN_FREQUENCY = 2  # in those words, of a pair that is merged
+CODES = 0x110000  # of characters
 KINDS = ("letters", "mixed", "digits", "punctuation", "special")  # of entries
 
 
-class Vocabulary(Params):
+class Vocabulary(Normaliser, Params):
     """The vocabulary (section 4.1): WordPiece, trained on the corpus."""
 
     entries: int = Field(
         32_768,
-        ge=256,
+        ge=FEWEST_ENTRIES,
         le=131_072,
         description="Size, with special tokens. Up to 65,536, ids are stored in 16 bits, beyond in 32.",
     )
@@ -56,11 +62,26 @@ class Vocabulary(Params):
         1000, gt=0, description="Text to train on, 10^6 characters; of a larger corpus, a fixed sample."
     )
 
+    def normaliser(self) -> Normaliser:
+        """Which characters it reads."""
+        return Normaliser(**{name: getattr(self, name) for name in Normaliser.model_fields})
 
-def count_words(texts: list[str]) -> pa.Table:
+    def identity(self) -> dict:
+        """The settings of the normaliser enter it only for Unicode."""
+        return self.model_dump(
+            mode="json", exclude=set(Normaliser.model_fields) if self.characters == "ascii" else None
+        )
+
+    @classmethod
+    def usual(cls) -> dict:
+        """All defaults, so that a card shows those that are changed."""
+        return cls().model_dump(mode="json")
+
+
+def count_words(texts: list[str], how: Normaliser = ASCII) -> pa.Table:
     """How often each word of at most LONGEST_WORD characters occurs in the texts: words.COUNTS."""
-    counts = pa.concat_tables(words.count(some) for some, _ in portions(texts))
-    return summed([counts.filter(pc.less_equal(pc.binary_length(counts["word"]), LONGEST_WORD))])
+    counts = pa.concat_tables(words.count(some, how) for some, _ in portions(texts))
+    return summed([counts.filter(pc.less_equal(pc.utf8_length(counts["word"]), LONGEST_WORD))])
 
 
 def summed(counts: Iterable[pa.Table]) -> pa.Table:
@@ -71,7 +92,7 @@ def summed(counts: Iterable[pa.Table]) -> pa.Table:
     return pa.table([different.dictionary, sums.astype(np.int64)], schema=words.COUNTS)
 
 
-def count_part(part: Path, fraction: float, out: Path) -> dict:
+def count_part(part: Path, fraction: float, how: Normaliser, out: Path) -> dict:
     """Write the counts of the words in a fraction of a part's documents, always the same ones."""
     counts, used = [], {"documents": 0, "characters": 0}
     for table in tables(part, ("text",)):
@@ -79,18 +100,20 @@ def count_part(part: Path, fraction: float, out: Path) -> dict:
         texts = [text for text in every if fraction >= 1 or unit_hash(text, salt=1) < fraction]
         used["documents"] += len(texts)
         used["characters"] += sum(map(len, texts))
-        counts.append(count_words(texts))
+        counts.append(count_words(texts, how))
     pq.write_table(summed(counts), out, compression="zstd")
     return used
 
 
-def count_sample(corpus: Artifact, megabytes: float, work: Path, label: str) -> tuple[pa.Table, dict]:
+def count_sample(
+    corpus: Artifact, megabytes: float, work: Path, label: str, how: Normaliser = ASCII
+) -> tuple[pa.Table, dict]:
     """How often each word occurs in a sample of about so much text, 10^6 characters; and the size of the sample."""
     fraction = 1e6 * megabytes / max(1, corpus.stats["characters"])
     work.mkdir(exist_ok=True)
-    jobs = [(part, fraction, work / f"{part.stem}.words.parquet") for part in parts_of(corpus)]
+    jobs = [(part, fraction, how, work / f"{part.stem}.words.parquet") for part in parts_of(corpus)]
     used = over_parts(count_part, jobs, work / "counted", label)
-    counts = summed(pq.read_table(file, schema=words.COUNTS) for _, _, file in jobs)
+    counts = summed(pq.read_table(file, schema=words.COUNTS) for *_, file in jobs)
     return counts, {name: sum(u[name] for u in used) for name in ("documents", "characters")}
 
 
@@ -108,13 +131,49 @@ def scaled(counts: pa.Table) -> Iterator[str]:
         yield " ".join(line)
 
 
-def train_wordpiece(counts: pa.Table, entries: int) -> Tokenizer:
+def characters_of(counts: pa.Table) -> np.ndarray:
+    """(2, 0x110000): how often each character occurs within the counted words, and at their beginnings."""
+    times = np.zeros(2 * CODES, dtype=np.int64)
+    for start in range(0, len(counts), KNOWN_WORDS):
+        some = counts.slice(start, KNOWN_WORDS)
+        places = np.frombuffer("".join(some["word"].to_pylist()).encode("utf-32-le"), dtype=np.int32).copy()
+        lengths = pc.utf8_length(some["word"]).to_numpy()
+        places[np.cumsum(lengths) - lengths] += CODES
+        times += np.bincount(places, np.repeat(some["count"].to_numpy(), lengths), len(times)).astype(np.int64)
+    return times.reshape(2, CODES)
+
+
+def alphabet_of(counts: pa.Table, entries: int, how: Normaliser) -> tuple[list[str], list[str]]:
+    """The characters with entries of their own within words, and where a word begins: where they occur there.
+
+    All of ASCII that the normaliser leaves, and the most frequent others, until they take half of the entries.
+    """
+    plain = [*ALPHABET, *([] if how.lowercase else string.ascii_uppercase)]
+    if how.characters == "ascii":
+        return plain, plain
+    times = characters_of(counts)
+    times[:, :128] = 0
+    order = np.argsort(-times.sum(axis=0), kind="stable")[: how.alphabet]
+    taken = np.cumsum((times[:, order] > 0).sum(axis=0))
+    chosen = order[(times.sum(axis=0)[order] >= MIN_FREQUENCY) & (taken <= entries // 2 - 2 * len(plain))]
+    within, begin = (sorted([*plain, *map(chr, chosen[own[chosen] > 0].tolist())]) for own in times)
+    return within, begin
+
+
+def train_wordpiece(counts: pa.Table, entries: int, how: Normaliser = ASCII) -> Tokenizer:
     """Train a vocabulary of at most so many entries on counted words.
 
     The trainer breaks ties by the order in which it first sees the characters within words, which differs from run to
-    run. So these characters get ids beforehand, as special tokens, and become plain entries afterwards.
+    run. So these characters get ids beforehand, as special tokens, and become plain entries afterwards. It takes no
+    character that isn't in its alphabet as the beginning of a word: such an entry is dropped afterwards.
     Nothing depends on the number of threads.
     """
+    within, begin = alphabet_of(counts, entries, how)
+    alphabet = sorted({*within, *begin})
+    unused = set(alphabet) - set(begin)
+    if how.characters == "unicode":  # the trainer passes over other characters, and would learn of what is left
+        letters = "".join(f"\\x{{{ord(character):x}}}" for character in alphabet)
+        counts = counts.filter(pc.match_substring_regex(counts["word"], f"^[{letters}]*$"))
 
     def lines() -> Iterator[str]:  # several threads count the words in them
         yield from scaled(counts)
@@ -123,17 +182,20 @@ def train_wordpiece(counts: pa.Table, entries: int) -> Tokenizer:
     learner = Tokenizer(WordPiece(unk_token="[UNK]"))
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = WordPieceTrainer(
-        vocab_size=entries,
+        vocab_size=entries + len(unused),
         min_frequency=MIN_FREQUENCY,
-        special_tokens=[*SPECIALS, *(f"##{c}" for c in ALPHABET)],
-        initial_alphabet=ALPHABET,
-        limit_alphabet=len(ALPHABET),
+        special_tokens=[*SPECIALS, *(f"##{c}" for c in within)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
         show_progress=False,
     )
     with library_threads():
         learner.train_from_iterator(lines(), trainer)
     learned = json.loads(learner.to_str())["model"]["vocab"]
-    tokenizer = tokenizer_of(WordPiece(learned, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
+    if unused:
+        used = (entry for entry in sorted(learned, key=learned.__getitem__) if entry not in unused)
+        learned = {entry: number for number, entry in enumerate(used)}
+    tokenizer = tokenizer_of(WordPiece(learned, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD), how)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
     return tokenizer
 
@@ -141,6 +203,8 @@ def train_wordpiece(counts: pa.Table, entries: int) -> Tokenizer:
 def kind_of(entry: str) -> str:
     """What an entry consists of: one of KINDS."""
     text = entry.removeprefix("##") or entry
+    if not text.isascii():  # vowel signs and accents are letters
+        text = "".join("a" if unicodedata.category(c)[0] == "M" else c for c in text)
     if entry in SPECIALS:
         return "special"
     if text.isalpha():
@@ -191,13 +255,21 @@ def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
             "There is no text left to train a vocabulary on: deduplicate, decontaminate and filter dropped all of it. "
             "Look at what they dropped (cram show filter), and drop less."
         )
-    counts, used = count_sample(corpus, params.sample_megabytes, out / WORK, "count words")
-    tokenizer = train_wordpiece(counts, params.entries)
+    how = params.normaliser()
+    counts, used = count_sample(corpus, params.sample_megabytes, out / WORK, "count words", how)
+    tokenizer = train_wordpiece(counts, params.entries, how)
     size = tokenizer.get_vocab_size()
     if size != params.entries:
+        helps = "Give more text (download)" + (", or lower vocabulary.entries." if size >= FEWEST_ENTRIES else ".")
+        read = pc.sum(pc.multiply(pc.utf8_length(counts["word"]), counts["count"])).as_py() or 0
+        if read < LEAST_READ * used["characters"]:
+            helps = f"It reads only {read:,} of them, in words of up to {LONGEST_WORD} characters. Divide longer ones"
+            helps += (
+                "." if how != ASCII else ", or set vocabulary.characters to unicode for other scripts than English."
+            )
         raise InputError(
             f"The corpus of {used['characters']:,} characters gives a vocabulary of {size:,} entries; "
-            f"{params.entries:,} were asked for. Give more text (download), or lower vocabulary.entries."
+            f"{params.entries:,} were asked for. {helps}"
         )
     save_tokenizer(tokenizer, out)
     entries = entries_table(tokenizer, counts)

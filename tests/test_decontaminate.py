@@ -4,11 +4,9 @@ import json
 import logging
 import random
 import re
-import sys
 import unicodedata
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,8 +20,7 @@ from tasks.decontaminate import Decontaminate, decontaminate, evaluation_sentenc
 from tasks.glue import data as glue
 from tasks.glue.tasks import HUB_GLUE, TASKS
 from tasks.store import Artifact
-from tasks.text import words
-from tasks.text.ngrams import Index, ngrams, plain, restored, words_in, write_index
+from tasks.text.ngrams import Index, ngrams, restored, words_in, write_index
 from tasks.text.tokenizer import portions
 
 PLANTED = {
@@ -96,6 +93,48 @@ def test_a_sentence_is_found_however_it_is_written(store, tmp_path, data, toy_te
         assert [w.word for w in words_in(sample["shared"])] == [w.word for w in words_in(sample["sentence"])]
 
 
+FOREIGN = {  # a sentence, one that is just too short, and each as it stands in a document
+    "rte": (
+        "Ёжик долго шёл по старому лесу, и никто не знал, куда он так спешил вечером.",
+        "Ёжик долго шёл по старому лесу, и никто не знал, куда он.",
+        ("ежик долго шел\nпо СТАРОМУ лесу и никто не знал — куда он так спешил", "Ёжик долго шёл по старому лесу"),
+    ),
+    "cola": (
+        "图书管理员借给她的书越多，她能够读完的书就越少，这是真的。",
+        "图书管理员借给她的书越多，她能够读完的书就越少！",
+        ("大家都说：图书管理员借给她的书越多她能够\n读完的书就越少这是真的吗", "图书管理员借给她的书越多，她能够读完"),
+    ),
+    "sst2": (
+        "यह फ़िल्म बहुत लंबी है और इसे देखने के बाद हमें कुछ भी याद नहीं रहता।",
+        "यह फ़िल्म बहुत लंबी है और इसे देखने के बाद हमें।",
+        ("यह फिल्म बहुत लंबी है, और इसे देखने के बाद हमें कुछ भी याद नहीं रहता", "यह फ़िल्म बहुत लंबी है और इसे"),
+    ),
+}
+
+
+def test_sentences_of_any_script_are_found_and_counted(store: Path, tmp_path: Path, toy_texts: list[str]):
+    for task, (long, short, _) in FOREIGN.items():
+        write_split(tmp_path / "glue", task, "validation", *([long, short, long] for _ in TASKS[task].columns))
+    parts = [parts for *_, parts in FOREIGN.values()]
+    texts = [f"{toy_texts[i]} {text} {toy_texts[i + 9]}" for i, own in enumerate(parts) for text in own]
+    asked = Decontaminate(data=str(tmp_path / "glue"), tasks=list(FOREIGN))
+    made = decontaminate.fn(asked, corpus_of(tmp_path, texts))
+    assert texts_of(made) == texts[1::2], (
+        "what a document shares with a sentence is long enough in the first of each two"
+    )
+    for task, (long, *_) in FOREIGN.items():
+        columns = len(TASKS[task].columns)
+        about = made.stats["tasks"][task]
+        counts = [about[name] for name in ("sentences", "too_short", "sentences_found", "documents")]
+        assert counts == [3 * columns, columns, 2 * columns, 1]
+        [sample] = [sample for sample in samples_of(made) if sample["task"] == task]
+        assert sample["sentence"] == long
+        assert sample["shared"] in texts[2 * list(FOREIGN).index(task)]
+        assert [w.word for w in words_in(sample["shared"])] == [w.word for w in words_in(long)][
+            : len(list(words_in(sample["shared"])))
+        ]
+
+
 def test_a_sentence_in_the_tokens_of_the_treebank_is_found_as_it_is_too(store, tmp_path, data, toy_texts: list[str]):
     texts = [*toy_texts[:5], PLANTED["sst2"], f"{toy_texts[5]} {PLANTED['sst2']}"]
     made = decontaminate.fn(Decontaminate(data=str(data)), corpus_of(tmp_path, texts))
@@ -165,22 +204,14 @@ def index_of(folder: Path, n: int, out: Path) -> Index:
 
 
 def words_of(text: str) -> list[str]:
-    """What `ngrams` takes for the words of a text."""
-    found = words.split([plain(text)])
-    return [w for w in (found.different[i] for i in found.indices) if w[0].isalnum()]
-
-
-def test_words_are_the_same_with_and_without_their_places_for_every_assigned_character():
-    every = [c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c) not in ("Cn", "Co", "Cs")]
-    for start in range(0, len(every), 1 << 14):
-        text = "".join(f"a{c}b {c}c{c} " for c in every[start : start + (1 << 14)])
-        assert [w.word for w in words_in(text)] == words_of(text)
+    """The words of a text, without their places."""
+    return [word.word for word in words_in(text)]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_words_stand_where_they_are_said_to(seed: int):
     rng = random.Random(seed)
-    alphabet = "aB7_-.' \n\0\x7f\u00adéÉß’…\u0301\u200bИ中ﬁ\U0001f600Ⅷ"
+    alphabet = "aB7_-.' \n\0\x7f\u00adéÉß’…\u0301\u200bИ中ﬁ\U0001f600Ⅷが한かप्र"
     for _ in range(300):
         text = "".join(rng.choices(alphabet, k=40))
         found = list(words_in(text))
@@ -208,8 +239,7 @@ def test_long_texts_are_looked_at_in_pieces_that_lose_and_repeat_nothing(tmp_pat
 
 
 def test_a_hash_that_says_the_same_of_all_makes_no_document_drop(store, tmp_path, data, toy_texts, monkeypatch):
-    same = np.zeros(1, dtype=np.uint64)
-    monkeypatch.setattr(words, "hashes", lambda found: np.repeat(same, len(found.indices)))
+    monkeypatch.setattr("tasks.text.matching.xxhash.xxh3_64_intdigest", lambda word: 0)
     made = decontaminate.fn(Decontaminate(data=str(data)), corpus_of(tmp_path, toy_texts[:9]))
     assert texts_of(made) == toy_texts[:9]
 

@@ -22,9 +22,10 @@ from model import InputError
 from tasks.corpus import parts
 from tasks.corpus.parts import documents_in, documents_of, parts_of, unit_hash
 from tasks.download import Download, download
-from tasks.filter import Filter, drop_incompressible, filter_part, rules, verdicts
+from tasks.filter import SCRIPT_LIMITS, Filter, drop_incompressible, filter_part, rules, verdicts
 from tasks.measure import MEASURES, RATIOS, Measure, measure, measure_part, name_of
 from tasks.store import Artifact
+from tasks.text.words import ASCII, UNICODE
 
 SMALL = Measure(vocabulary_entries=700)
 LIMITS = {"max_zstd_ratio": 0.75, "min_characters": 200, "max_characters": 1000, "max_tokens_per_char": 0.5}
@@ -110,7 +111,8 @@ def test_measures_are_those_of_the_saved_tokenizer_on_each_document_alone(corpus
         ids = tokenizer.encode(d.text, add_special_tokens=False).ids
         letters = sum(map(len, re.findall(r"\w{101,}", d.text)))  # a word so long is one unknown token
         assert row.tokens == len(ids) - ids.count(1) + letters
-        assert row.tokens_per_char == row.tokens / len(d.text)
+        assert row.removed == sum(not c.isascii() for c in d.text)
+        assert row.tokens_per_char == row.tokens / max(1, len(d.text) - row.removed)
         assert row.zstd_ratio == len(zstandard.compress(d.text.encode(), 3)) / len(d.text.encode())
         assert row.verdict == ("no tokens" if not ids else "kept" if row.tokens_per_char < 0.3 else "incompressible")
     kept = rows["tokens"][rows["verdict"] == "kept"].sum()
@@ -146,14 +148,15 @@ def test_a_measure_does_not_depend_on_the_part_or_batch_a_document_is_in(store: 
 )
 def test_the_verdict_names_the_first_limit_that_a_document_of_ten_characters_reaches(tokens, settings, expected):
     params = Filter(**settings)
-    row = [["a"], ["b"], [10], [tokens], [tokens / 10], [0.5]]
+    row = [["a"], ["b"], [10], [0], [tokens], [tokens / 10], [0.5], [None]]
     assert verdicts(pa.table(row, schema=MEASURES), params).tolist() == [expected]
     assert expected in ["kept", *rules(params)]
 
 
 def test_a_filter_may_drop_all_of_which_nothing_is_left_to_measure(store: Path, tmp_path: Path):
     texts = ["漢字", "\N{GRINNING FACE}", "\N{ZERO WIDTH SPACE} \N{COMBINING ACUTE ACCENT}\n¿"]
-    made = filtered(corpus_of(write_jsonl(tmp_path / "a.jsonl", texts), part_megabytes=1e-6), 700)
+    corpus = corpus_of(write_jsonl(tmp_path / "a.jsonl", texts), part_megabytes=1e-6)
+    made = drop_incompressible.fn(Filter(), corpus, measure.fn(Measure(vocabulary_entries=700, max_removed=1), corpus))
     assert made.stats["dropped"]["no tokens"]["documents"] == len(parts_of(made)) == 3
     assert made.stats["documents"] == made.stats["characters"] == 0
     assert measured(made)["tokens_per_char"].tolist() == [0, 0, 0]
@@ -212,3 +215,79 @@ def test_a_source_may_have_the_name_of_the_total(store: Path, tmp_path: Path, to
     of_measures = measure.fn(SMALL, corpus).stats["table"]
     assert [row["source"] for row in of_measures] == [name for name, _, _ in rows]
     assert list(kept_by_source(measured_by_both(made, strict))["source"][:2]) == ["all", '"all"']
+
+
+# Characters that the normaliser deletes, and other scripts than Latin
+
+UNICODE_SMALL = Measure(vocabulary_entries=700, normaliser=UNICODE)
+RUSSIAN = "Мама мыла раму, а кошка спала на окне и смотрела на снег. "
+CHINESE = "今天天气很好，我们去公园散步，然后回家吃饭。"
+
+
+def test_deleted_characters_are_counted_by_source_and_script_but_not_accents_or_white_space(store, tmp_path, toy_texts):
+    write_jsonl(tmp_path / "a.jsonl", toy_texts[:100], "plain")
+    write_jsonl(tmp_path / "b.jsonl", ["caf\u00e9 na\u0131\u0308ve\u00a0\u200b – 漢字 кот ½ ①"], "mixed")
+    made = measure.fn(Measure(vocabulary_entries=700), corpus_of(tmp_path / "?.jsonl"))
+    removed = {"CJK": 2, "CYRILLIC": 3, "punctuation": 1, "digits": 2, "LATIN": 1}  # a dotless i is no i
+    assert made.stats["removed"]["by_script"] == removed
+    assert made.stats["removed"]["by_source"] == {"mixed": {"documents": 1, "characters": 9}}
+    assert made.stats["removed"]["characters"] == 9
+    assert made.stats["removed"]["share"] == pytest.approx(9 / made.stats["characters"], abs=1e-6)
+    assert [row["removed"] for row in made.stats["table"]] == [9, 0, 9]
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "helps"),
+    [
+        (RUSSIAN, {}, r"CYRILLIC.*vocabulary\.characters"),
+        (
+            "हिन्दी में लिखा हुआ पाठ ",
+            {"normaliser": {"characters": "unicode", "strip_accents": True}},
+            r"DEVANAGARI.*strip_accents",
+        ),
+        ("\ufffd text \ue000 ", {"normaliser": UNICODE}, r"private use.*max_removed"),
+    ],
+)
+def test_text_that_the_vocabulary_would_not_read_is_refused_with_what_helps(store, tmp_path, text, settings, helps):
+    corpus = corpus_of(write_jsonl(tmp_path / "a.jsonl", [text * 20] * 3))
+    with pytest.raises(InputError, match=helps):
+        measure.fn(Measure(vocabulary_entries=700, **settings), corpus)
+    assert (
+        measure.fn(Measure(vocabulary_entries=700, max_removed=1, **settings), corpus).stats["removed"]["share"] > 0.05
+    )
+
+
+def test_the_limit_is_that_of_the_main_script_and_a_number_applies_to_all(store: Path, tmp_path: Path, toy_texts):
+    rng = random.Random(4)
+    texts = {
+        "english": toy_texts[:100],
+        "russian": [RUSSIAN * 20] * 5,
+        "chinese": [CHINESE * 20, f"{CHINESE * 5} and an English name"],
+        "hex": [in_lines(rng.randbytes(600).hex()) for _ in range(5)],
+        "georgian": ["ქართული ენა " * 3],
+    }
+    for source, some in texts.items():
+        write_jsonl(tmp_path / f"{source}.jsonl", some, source)
+    corpus = corpus_of(tmp_path / "*.jsonl")
+    measures = measure.fn(UNICODE_SMALL, corpus)
+    made = drop_incompressible.fn(Filter(max_tokens_per_char="by-script"), corpus, measures)
+    rows = measured(made)
+    scripts = {"english": "LATIN", "russian": "CYRILLIC", "chinese": "CJK", "hex": "LATIN", "georgian": "GEORGIAN"}
+    assert rows["script"].tolist() == [scripts[source] for source in rows["source"]]
+    assert {row["source"]: row["kept"] for row in made.stats["table"]} == {
+        "all": 108, "english": 100, "russian": 5, "chinese": 2, "hex": 0, "georgian": 1,
+    }  # fmt: skip
+    for row in rows.itertuples():
+        limit = SCRIPT_LIMITS.get(row.script, np.inf)
+        assert (row.verdict == "incompressible") == (row.tokens_per_char >= limit)
+    strict = measured(drop_incompressible.fn(Filter(max_tokens_per_char=0.3), corpus, measures))
+    assert (strict["verdict"] == np.where(strict["tokens_per_char"] < 0.3, "kept", "incompressible")).all()
+    assert (strict["verdict"][strict["source"] == "chinese"] == "incompressible").all()
+
+
+def test_settings_at_their_defaults_are_in_no_key():
+    assert Measure().identity() == Measure(normaliser=ASCII).identity() == {
+        "vocabulary_entries": 32_768, "sample_megabytes": 100.0,
+    }  # fmt: skip
+    for other in (Measure(max_removed=0.1), Measure(normaliser=UNICODE)):
+        assert other.identity() != Measure().identity()

@@ -288,3 +288,16 @@ def test_the_loss_by_frequencies_is_that_of_a_unigram_model_of_the_training_text
     by_own = heldout.summary(held, measured_D, 10**6 * own)["by_frequencies"]
     assert by_own["nats_per_token"] == pytest.approx(entropy(own), abs=1e-3)
     assert "by_frequencies" not in heldout.summary(held, measured_D)
+
+
+def test_the_loss_per_byte_is_that_of_the_bytes_that_the_model_reads():
+    held = packed([30, 50, 400, 90])
+    nats_D = np.arange(1.0, 5.0)
+    whole = heldout.summary(held, nats_D, np.ones(VOCABULARY))
+    documents = held.documents.copy()
+    documents[:, 3] += 1000  # other bytes, none of which it reads
+    documents[:, 4] += 1000
+    found = heldout.summary(Heldout(held.sequences, held.words, documents), nats_D, np.ones(VOCABULARY))
+    for name in ("nats_per_byte", "length_nats_per_byte", "by_frequencies"):
+        assert found[name] == whole[name], name
+    assert found["unread"] > 0.5 > whole["unread"]

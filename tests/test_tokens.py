@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import resource
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import corpus_of, document, filtered, store_of_its_own
+from conftest import corpus_of, document, filtered, sentence, store_of_its_own
 from tokenizers import Tokenizer
 
 from model import InputError
@@ -137,8 +138,9 @@ def test_counts_add_up(made: Artifact, words: Artifact, texts: list[str]):
         "sequences": len(Heldout.load(made.path).sequences),
         "digest": tokenize_stage.digest_of(measured_of(made)),
     }
-    assert stats["heldout"] == sizes(held)
     every = sizes(texts)
+    share = stats["heldout"]["characters"] / every["characters"]
+    assert stats["heldout"] == {**sizes(held), "share": pytest.approx(share, abs=1e-6)}
     assert stats["characters_per_token"] == pytest.approx(every["characters"] / every["tokens"], abs=5.1e-5)
     assert stats["entries"] == 300
 
@@ -279,3 +281,65 @@ def test_a_file_that_may_not_grow_is_an_input_error(corpus, words, limit: int):
             tokenized(corpus, words, length=32, heldout_fraction=0.3, sort="sentence-length")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_of_a_document_longer_than_all_that_is_held_out_pieces_are_held_out(tmp_path: Path, words: Artifact):
+    rng = random.Random(5)
+    long = ["\n".join(sentence(rng) for _ in range(5_000)) for _ in range(2)]
+    spaced, solid = " ".join(sentence(rng) for _ in range(5_000)), "x" * 200_000
+    every = [*long, "The last one.", spaced, solid]
+    made = tokenized(corpus_of(tmp_path, every), words, heldout_fraction=0.15)
+    held = pq.read_table(made.path / "heldout.parquet").to_pylist()
+    assert 0.05 < made.stats["heldout"]["share"] < 0.3
+    asked = 0.15 * sum(map(len, every))
+    for row in held:
+        name, place = row["id"].rsplit("+", 1)
+        whole = every[int(name.rpartition(":")[2]) - 1]
+        assert whole[int(place) :].startswith(row["text"])
+        assert len(row["text"]) <= asked / 5
+        assert whole == solid or row["text"][-1].isspace() or whole.endswith(row["text"])
+    assert made.stats["characters"] + made.stats["heldout"]["characters"] == sum(map(len, every))
+    assert made.stats["documents"] == 5
+
+
+# Unknown words, and sentences of any script
+
+SENTENCES = "今天天气很好。我们去公园！ आज मौसम अच्छा है। هل تأتي معنا؟ نعم. Да, конечно. Why? "
+
+
+@pytest.fixture
+def any_script(store: Path, tmp_path: Path, texts: list[str]) -> Artifact:
+    """A vocabulary for Unicode."""
+    return train_vocabulary.fn(
+        Vocabulary(entries=400, characters="unicode"), corpus_of(tmp_path, [*texts, SENTENCES * 9])
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "helps"),
+    [
+        ("Да ѫѫ ѭѭ ѫѫ " * 30, r"'ѫѫ' \(60\).*'ѭѭ'.*vocabulary\.alphabet"),
+        (f"Да {'н' * 300} {'т' * 300} " * 30, r"'ннн.*'ттт.*100 characters"),
+    ],
+)
+def test_many_unknown_words_are_named_with_what_helps(any_script, tmp_path, caplog, text: str, helps: str):
+    found = tokenized(corpus_of(tmp_path, [text]), any_script)
+    assert re.search(helps, caplog.text, re.DOTALL)
+    assert sum(found.stats["unknown_words"].values()) == found.stats["unknown_tokens"]
+
+
+def test_few_unknown_words_are_counted_without_a_warning(corpus, words, made: Artifact, caplog):
+    tokenized(corpus, words, length=32)
+    assert sum(made.stats["unknown_words"].values()) == made.stats["unknown_tokens"] == 1
+    assert "UNK" not in caplog.text
+
+
+def test_sentences_end_with_the_full_stops_of_all_scripts(any_script: Artifact, tmp_path: Path):
+    rng = random.Random(3)
+    words = SENTENCES.split()
+    corpus = corpus_of(tmp_path, [" ".join(rng.choices(words, k=rng.randint(2, 60))) for _ in range(60)])
+    names = {place: entry for entry, place in plain_tokenizer(any_script).get_vocab().items()}
+    plain = sequences_of(tokenized(corpus, any_script))
+    rows = sequences_of(tokenized(corpus, any_script, sort="sentence-length"))
+    assert rows == sorted(plain, key=lambda row: -sum(names[token] in {*".。!?؟।"} for token in row))
+    assert rows != sorted(plain, key=lambda row: -sum(names[token] == "." for token in row))

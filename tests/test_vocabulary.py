@@ -19,13 +19,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import corpus_of, filtered, store_of_its_own
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from transformers import AutoTokenizer
 
 from model import InputError
 from tasks import vocabulary
-from tasks.corpus.parts import unit_hash
+from tasks.corpus.parts import documents_of, unit_hash
+from tasks.download import Download, download
 from tasks.store import Artifact, artifacts
 from tasks.text.tokenizer import (
     ALPHABET,
@@ -40,7 +42,7 @@ from tasks.text.tokenizer import (
     pieces,
     tokenizer_of,
 )
-from tasks.text.words import COUNTS
+from tasks.text.words import COUNTS, UNICODE
 from tasks.vocabulary import (
     Vocabulary,
     count_sample,
@@ -111,11 +113,14 @@ def tokenizer(made: Artifact) -> Tokenizer:
 
 SCRIPT = """
 import hashlib, json, os, sys
+from tasks.text.words import UNICODE
 from tasks.vocabulary import count_words, train_wordpiece, entries_table
-counts = count_words(json.load(sys.stdin))
+texts, of_any_script = json.load(sys.stdin)
+counts = count_words(texts)
 before = len(os.listdir("/proc/self/task"))
 found = train_wordpiece(counts, 1000)
-for text in (found.to_str(pretty=True), str(entries_table(found, counts).to_pylist())):
+other = train_wordpiece(count_words(of_any_script, UNICODE), 300, UNICODE)
+for text in (found.to_str(pretty=True), str(entries_table(found, counts).to_pylist()), other.to_str(pretty=True)):
     print(hashlib.sha256(text.encode()).hexdigest())
 print(len(os.listdir("/proc/self/task")) - before)
 """
@@ -125,7 +130,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 def test_fresh_processes_write_the_same_bytes_for_any_hash_seed_and_order(made, texts, seed, workers, threads, order):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        input=json.dumps(texts[::order]),
+        input=json.dumps([texts[::order], any_script(3)[::order]]),
         env=os.environ | {"PYTHONHASHSEED": seed, "CRAM_WORKERS": workers},
         cwd=Path(__file__).parents[1],
         capture_output=True,
@@ -134,15 +139,24 @@ def test_fresh_processes_write_the_same_bytes_for_any_hash_seed_and_order(made, 
         check=True,
     )
     entries = str(pq.read_table(made.path / "entries.parquet").to_pylist())
-    written = ((made.path / "tokenizer.json").read_bytes(), entries.encode())
+    other = train_wordpiece(count_words(any_script(3), UNICODE), 300, UNICODE).to_str(pretty=True)
+    written = ((made.path / "tokenizer.json").read_bytes(), entries.encode(), other.encode())
     here = [hashlib.sha256(content).hexdigest() for content in written]
     assert done.stdout.split() == [*here, threads], "as many threads as workers, and none beside the one of one worker"
 
 
 def test_too_little_text_is_refused(store: Path, tmp_path: Path):
     corpus = corpus_of(tmp_path, ["a few words"])
-    with pytest.raises(InputError, match=r"vocabulary\.entries"):
+    with pytest.raises(InputError, match="5,000"):
         train_vocabulary.fn(Vocabulary(entries=5000), corpus)
+    with pytest.raises(InputError, match=r"vocabulary\.entries"):
+        train_vocabulary.fn(Vocabulary(entries=5000), corpus_of(tmp_path, [path.read_text() for path in CODE[:9]]))
+    with pytest.raises(InputError) as refused:
+        train_vocabulary.fn(Vocabulary(entries=256), corpus)
+    assert "vocabulary.entries" not in str(refused.value), "it can't be lower"
+    russian = corpus_of(tmp_path, ["Мама мыла раму и кошка спала на окне. "] * 3)
+    with pytest.raises(InputError, match=r"vocabulary\.characters"):
+        train_vocabulary.fn(Vocabulary(entries=256), russian)
     with pytest.raises(InputError, match="filter"):
         train_vocabulary.fn(Vocabulary(entries=256), filtered(corpus, min_characters=1000))
     assert artifacts("vocabulary") == []
@@ -330,3 +344,87 @@ def test_use_is_that_of_the_encoded_text_however_many_words_are_known_at_once(to
     for at_once in (1 << 20, 100):
         monkeypatch.setattr(vocabulary, "KNOWN_WORDS", at_once)
         assert entries_table(tokenizer, count_words(some))["occurrences"].to_pylist() == expected.tolist()
+
+
+# Any script
+
+SCRIPTS = {
+    "zh": "今天天气很好，我们去公园散步，然后回家吃饭。他说：“明天见！”漢字㐀",
+    "ja": "今日はとても良い天気です。公園へ行きましょう！カタカナとひらがな、漢字。",
+    "ar": "الطقس جميل اليوم، سنذهب إلى الحديقة. هل تأتي معنا؟ نعم.",
+    "hi": "आज मौसम बहुत अच्छा है। क्या आप हमारे साथ बगीचे में चलेंगे? क़लम",
+    "uk": "Сьогодні гарна погода, ходімо до парку. Чи підеш ти з нами? Їжак і ґудзик.",
+    "de": "Heute ist schönes Wetter; wir gehen in den Park. Straße, ﬁnden, 5\u00a0mg, court—law, ÄÖÜ.",
+}
+
+
+def any_script(seed: int, size: int = 200) -> list[str]:
+    """Texts of the words of all scripts in any order, with junk between them."""
+    rng = random.Random(seed)
+    parts = [part for text in SCRIPTS.values() for part in (*text.split(), text)]
+    parts += ["word", "THE", "x86_64", *"😀ΣİΑ", "👩\u200d👧", "\u0301", "e\u0301", "\ufffd", "\u00ad", "가나다"]
+    return [
+        "".join(rng.choice(parts) + rng.choice(["", " ", "\n"]) for _ in range(rng.randrange(40))) for _ in range(size)
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"form": "NFC"}, {"lowercase": False}, {"strip_accents": True}, {"alphabet": 100}], ids=str
+)
+def test_text_of_any_script_is_encoded_as_transformers_does(store: Path, tmp_path: Path, settings: dict):
+    corpus = corpus_of(tmp_path, any_script(1) + [path.read_text() for path in CODE[:20]])
+    made = train_vocabulary.fn(Vocabulary(entries=700, characters="unicode", **settings), corpus)
+    ours, theirs = load_tokenizer(made.path), AutoTokenizer.from_pretrained(made.path)
+    texts = any_script(2) + AWKWARD[:6]
+    assert encode(ours, texts) == theirs(texts, add_special_tokens=False)["input_ids"]
+    assert made.stats["entries"] == 700
+    known = ours.get_vocab()
+    assert sorted(known.values()) == list(range(700))
+    assert set(known) > {f"{mark}{c}" for c in ALPHABET for mark in ("", "##")}, "all of ASCII"
+    assert not any("\u4e00" <= c <= "\u9fff" for entry in known if entry.startswith("##") for c in entry)
+    assert "##ि" not in known or "ि" not in known, "only where it occurs"
+    assert ("T" in known) == ("lowercase" in settings)
+
+
+def test_the_alphabet_has_the_most_frequent_characters_and_leaves_room_for_words():
+    often, rare = "жшщюяэ", "ѣѳѵ"
+    text = " ".join([*(c * 2 for c in often for _ in range(50)), *(f"{c}ж" for c in rare for _ in range(3)), "ѫж"])
+    counts = count_words([text], UNICODE)
+    known = train_wordpiece(counts, 2000, UNICODE).get_vocab()
+    assert {*often, *(f"##{c}" for c in often), *rare} <= set(known)
+    assert not {"ѫ", *(f"##{c}" for c in rare)} & set(known), "once is too rare; within words they don't occur"
+    few = train_wordpiece(counts, 2000, UNICODE.model_copy(update={"alphabet": len(often)})).get_vocab()
+    assert {*often} <= set(few)
+    assert not {*rare} & set(few)
+    small = train_wordpiece(counts, 280, UNICODE).get_vocab()
+    assert sum(len(entry.removeprefix("##")) == 1 for entry in small) <= 140 + 2, "half; # and ## are both one"
+    tokenizer = train_wordpiece(counts, 280, UNICODE)
+    assert encode(tokenizer, ["ѫж"]) == [[UNK]], "there is nothing smaller than a character"
+
+
+def test_a_word_of_100_characters_is_read_in_any_script():
+    counts = count_words(["ж" * 100 + " " + "ж" * 101], UNICODE)
+    assert counts["word"].to_pylist() == ["ж" * 100]
+    tokenizer = train_wordpiece(count_words(["жж жж"], UNICODE), 400, UNICODE)
+    fine, too_long = encode(tokenizer, ["ж" * 100, "ж" * 101])
+    assert UNK not in fine
+    assert too_long == [UNK]
+
+
+def test_the_settings_for_unicode_enter_the_key_only_with_unicode():
+    assert Vocabulary().identity() == {"entries": 32_768, "sample_megabytes": 1000.0}
+    assert Vocabulary(characters="unicode", form="NFC").identity()["form"] == "NFC"
+    with pytest.raises(ValidationError, match="lowercase"):
+        Vocabulary(lowercase=False)
+
+
+@pytest.mark.skipif("CRAM_REAL_DATA" not in os.environ, reason="CRAM_REAL_DATA names no directory with real text")
+@pytest.mark.parametrize("language", list(SCRIPTS))
+def test_real_text_of_six_scripts_has_the_ids_of_transformers(store: Path, tmp_path: Path, language: str):
+    file = Path(os.environ["CRAM_REAL_DATA"]) / "scripts" / f"{language}.jsonl.zst"
+    corpus = download.fn(Download(source="files", files=[str(file)], documents=0))
+    made = train_vocabulary.fn(Vocabulary(entries=5000 if language != "zh" else 4000, characters="unicode"), corpus)
+    texts = [document.text for document in documents_of(corpus)]
+    theirs = AutoTokenizer.from_pretrained(made.path)(texts, add_special_tokens=False)["input_ids"]
+    assert encode(load_tokenizer(made.path), texts) == theirs
+    assert np.mean(np.concatenate(theirs) == UNK) < 0.01
