@@ -4,35 +4,43 @@ Reads   local files, the hub, or the documentation of installed packages.
 Writes  part-00000.parquet …, lost.jsonl (file, line and reason of every record that could not be read).
 """
 
-import io
 import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from model import InputError, counted
-from tasks import printable
-from tasks.corpus import formats, hub, local, pydocs
-from tasks.corpus.formats import OTHER, Damage, Layout, Loss, source_name
-from tasks.corpus.parts import Document, PartWriter, Tally, in_order
-from tasks.stage import Params, stage
+from model import counted
+from tasks.corpus import formats, hub, local, pydocs, streams
+from tasks.corpus.columns import OTHER, Layout, source_name
+from tasks.corpus.containers import BUFFER
+from tasks.corpus.counts import Counts
+from tasks.corpus.formats import Skipped
+from tasks.corpus.kinds import Damage, family
+from tasks.corpus.parts import Document, PartWriter, in_order
+from tasks.corpus.plain import extractor
+from tasks.corpus.rows import Loss
+from tasks.stage import Encoding, Params, stage
 from tasks.store import WORK, draft_of
 from tasks.workers.progress import Progress
 
 DOCUMENTS_BETWEEN_REPORTS = 256
 MOST_SOURCES = 1000  # every stage counts by source; further names, for example of URLs, are counted as OTHER
 LOST, STATE = "lost.jsonl", "state.json"
+COLUMNS = ("column", "source_column")  # params on how rows are read
+OWN_TEXT = (*COLUMNS, "documents_by", "encoding", "extract")  # params on how files are read
+HUB = streams.Split._fields
+OPTIONS = {"files": ("files", *OWN_TEXT), "hub": (*HUB, *COLUMNS)}  # params of a source; the first one is required
 log = logging.getLogger(__name__)
 
 SourceName = Literal[
     "pile", "pile-deduplicated", "pile-natural", "c4", "oscar", "wikipedia", "books", "fineweb-edu", "climbmix",
-    "common-pile", "python-docs", "files",
+    "common-pile", "python-docs", "hub", "files",
 ]  # fmt: skip
 Mixture = Annotated[dict[SourceName, Annotated[float, Field(gt=0)]], Field(min_length=1)]
 Sources = Annotated[
@@ -46,10 +54,25 @@ class Download(Params):
 
     source: Sources = Field(
         "pile",
-        description="A data set of the hub, python-docs or files; or several with their share of the text, "
-        "as {wikipedia: 3, books: 1}.",
+        description="A data set by cram's name; hub for any other; python-docs or files; or several with their share "
+        "of the text, as {wikipedia: 3, books: 1}.",
     )
+    dataset: str = Field("", description="For source 'hub': a data set, as allenai/dolma, or a folder in its layout.")
+    config: str = Field("", description="Of that data set; empty: its only one.")
+    split: str = Field("train", min_length=1, description="Of that data set.")
+    revision: str = Field("", description="Of that data set: a commit, branch or tag, kept from its first use on.")
     files: list[str] = Field([], description="For source 'files': paths, globs or directories.")
+    column: str = Field(
+        "",
+        description="Column or field with the text, as body or doc.text; empty: text, content, raw_content, body or "
+        "document. Lists of strings become lines.",
+    )
+    source_column: str = Field("", description="Column that names a document's source; empty: source, or the Pile's.")
+    documents_by: Literal["", "file", "line", "blank-line"] = Field(
+        "", description="What a document of a text file is; empty: a file of up to 1 MB, and larger ones are refused."
+    )
+    encoding: Encoding = Field("", description="Of text that isn't UTF-8, for example windows-1252.")
+    extract: Literal["", "trafilatura"] = Field("", description="Package that takes the text out of .html and .xml.")
     sets: list[str] = Field([], description="Keep documents of these sets only (as the Pile's 'Wikipedia (en)').")
     documents: int = Field(8_000_000, ge=0, description="Stop after this many documents; 0: no limit.")
     megabytes: float = Field(0, ge=0, description="Stop after this much UTF-8 text, 10^6 bytes; 0: no limit.")
@@ -57,11 +80,15 @@ class Download(Params):
     max_lost: float = Field(0.01, ge=0, le=1, description="Largest fraction of records that may be unreadable.")
 
     @model_validator(mode="after")
-    def _files_with_their_source(self) -> "Download":
-        if ("files" in self.weights) != bool(self.files):
-            raise ValueError(
-                f"source is {self.source!r} and files is {self.files}: give files if source is 'files', and only then"
-            )
+    def _options_with_their_source(self) -> "Download":
+        fields = type(self).model_fields
+        given = [name for name in (*OPTIONS["files"], *HUB) if getattr(self, name) != fields[name].get_default()]
+        for source in OPTIONS.keys() & self.weights.keys():
+            if OPTIONS[source][0] not in given:
+                raise ValueError(f"source is {self.source!r}: give {OPTIONS[source][0]}, which is empty")
+        useful = {option for source in self.weights for option in OPTIONS.get(source, ())}
+        if useless := [f"{name} {getattr(self, name)!r}" for name in given if name not in useful]:
+            raise ValueError(f"source {self.source!r} has no use for {', '.join(useless)}: leave that out")
         return self
 
     @model_validator(mode="after")
@@ -79,6 +106,11 @@ class Download(Params):
         """The sources by name, with their shares of the text in any unit."""
         return dict(sorted(self.source.items())) if isinstance(self.source, dict) else {self.source: 1.0}
 
+    @property
+    def of_dataset(self) -> streams.Split:
+        """What is read for source 'hub'."""
+        return streams.Split(*(getattr(self, name) for name in HUB))
+
     @classmethod
     def usual(cls) -> dict:
         """The defaults, without the identity of the source, for which the hub would be asked."""
@@ -86,92 +118,84 @@ class Download(Params):
 
     def identity(self) -> dict:
         """Names and digests of local files; repository and commit on the hub; versions of installed packages."""
-        about = self.model_dump(mode="json", exclude={"files"})
-        about["sources"] = {name: identity_of(name, self.files) for name in self.weights}
+        unused = {name for name in OWN_TEXT if not getattr(self, name)}
+        about = self.model_dump(mode="json", exclude={"files", *HUB, *unused})
+        if self.extract:
+            about["extract"] = extractor(self.extract)
+        about["sources"] = {name: identity_of(name, self) for name in self.weights}
         return about
 
 
-def identity_of(name: str, files: list[str]) -> dict:
+def identity_of(name: str, params: Download) -> dict:
     """What identifies the content of a source in a key."""
     if name == "files":
-        return {"files": [[name, local.file_digest(path)] for name, path in local.local_files(files).items()]}
+        files = local.local_files(params.files, params.extract)
+        return {"files": [[name, local.file_digest(path)] for name, path in files.items()]}
     if name == "python-docs":
         return {"packages": pydocs.packages_digest()}
+    if name == "hub":
+        return params.of_dataset.identity()
     source = hub.SOURCES[name]
     identity = {"repository": source.repository, "revision": hub.commit(source), "pattern": source.pattern}
     return identity | {"text": source.text, "sets": list(source.sets), "mixed": source.mixed}
 
 
-class Shard(NamedTuple):
-    """A file, or an installed package (whose place is None)."""
-
-    name: str
-    place: Path | hub.File | None
-
-    @property
-    def bytes(self) -> int:
-        """Its size; 0 if unknown."""
-        if isinstance(self.place, Path):
-            return self.place.stat().st_size
-        return self.place.bytes if self.place else 0
-
-
-def shards_of(source: str, files: list[str], sets: list[str]) -> list[Shard]:
-    """The shards of a source, in order. `files` are those of the source 'files'; `sets` choose shards on the hub."""
+def shards_of(source: str, params: Download) -> list[hub.File]:
+    """The shards of a source, in order."""
     if source == "files":
-        return [Shard(*file) for file in local.local_files(files).items()]
+        files = local.local_files(params.files, params.extract)
+        return [hub.File(name, p.stat().st_size, local.file_digest(p), path=p) for name, p in files.items()]
     if source == "python-docs":
-        return [Shard(package, None) for package in pydocs.installed()]
-    return [Shard(file.name, file) for file in hub.files(hub.SOURCES[source], tuple(sets))]
+        return [hub.File(package) for package in pydocs.installed()]
+    return hub.files(hub.SOURCES[source], tuple(params.sets))
 
 
 class Reader:
     """Reads the records of one source in order.
 
     `at` is where an earlier attempt stopped: the number of shards that were read completely, and the number of records
-    (documents or losses) that were read of the next one.
+    (documents, losses or skipped files) that were read of the next one. `options` is how its files are read, and
+    `layout` what was found in the present one.
     """
 
-    def __init__(self, name: str, shards: list[Shard], at: tuple[int, int]) -> None:
+    def __init__(self, name: str, shards: list[hub.File], at: tuple[int, int], options: dict[str, str]) -> None:
         self.name, self.shards, self.hub = name, shards, hub.SOURCES.get(name)
+        self.options = {"column": self.hub.text} if self.hub else options
+        self.layout = Layout("", form="packages")
         self.shard, self.records = at
         self.starts = [0, *accumulate(shard.bytes for shard in shards)]  # of each shard, in bytes of the source
-        self.digests = {s.name: local.file_digest(s.place) for s in shards if isinstance(s.place, Path)}
+        self.size = self.starts[-1]
         self.file: BinaryIO | None = None
 
-    def __iter__(self) -> Iterator[Document | Loss]:
+    def __iter__(self) -> Iterator[Document | Loss | Skipped]:
         """The records that are left. Raises Damage for a shard that can't be read."""
         while not self.ended:
-            name, place = self.shards[self.shard]
-            with self._open(place) as self.file:
-                if place is None:
-                    records = pydocs.package_documents(name)
-                else:
-                    family = (place.set or self.name) if isinstance(place, hub.File) else formats.family(name)
-                    layout = Layout(family, text=self.hub.text if self.hub else "text")
-                    records = formats.read_file(self.file, name, layout)
+            with closing(self._records(self.shards[self.shard])) as records:
                 for record in islice(records, self.records, None):
                     self.records += 1
                     yield record
             self.check_unchanged()
             self.shard, self.records = self.shard + 1, 0
 
-    def _open(self, place: Path | hub.File | None) -> AbstractContextManager[BinaryIO | None]:
-        if place is None:
-            return nullcontext()
-        path = place if isinstance(place, Path) else hub.cached(self.hub, place)
-        return path.open("rb", formats.BUFFER) if path else hub.opened(self.hub, place)
+    def _records(self, shard: hub.File) -> Iterator[Document | Loss | Skipped]:
+        if not shard.digest:
+            yield from pydocs.package_documents(shard.name)
+            return
+        source = shard.set or (family(shard.name) if shard.path else self.name)
+        self.layout = Layout(source, **self.options, fields=self.layout.fields)
+        with shard.path.open("rb", BUFFER) if shard.path else hub.opened(self.hub, shard) as self.file:
+            yield from formats.read_file(self.file, shard.name, self.layout)
 
     def check_unchanged(self) -> None:
         """Raise Damage if the local file that is being read no longer has the digest that is in the key."""
-        if self.ended:
-            return
-        name, place = self.shards[self.shard]
-        if isinstance(place, Path) and local.file_digest(place) != self.digests[name]:
-            raise Damage(
-                f"{printable(str(place))} changed while it was read. Nothing of this download is kept. Run again, and "
-                "don't change the file until the stage has finished."
-            )
+        shard = self.shards[self.shard] if not self.ended else hub.File("")
+        if shard.path and local.file_digest(shard.path) != shard.digest:
+            raise local.changed(shard.path)
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """Where it stands."""
+        return self.shard, self.records
 
     @property
     def ended(self) -> bool:
@@ -184,73 +208,14 @@ class Reader:
         inside = 0
         with suppress(ValueError, AttributeError):  # between two files
             inside = self.file.tell()
-        return min(self.starts[self.shard] + inside, self.starts[-1])
+        return min(self.starts[self.shard] + inside, self.size)
 
 
-class Counts:
-    """Counts what was read and lost, by source and in total, and knows when a limit is reached."""
-
-    def __init__(self, params: Download, lost: Path, state: dict) -> None:
-        self.params, self.tally = params, Tally()
-        self.tally.documents, self.tally.characters = (Counter(state.get(k)) for k in ("documents", "characters"))
-        self.read = Counter(state.get("read"))  # documents, by the name in download.source
-        self.bytes = Counter(state.get("bytes"))  # the same
-        self.other_sets = Counter(state.get("other_sets"))
-        self.lost = lost.open("a+")
-        self.lost.truncate(state.get("lost", 0))
-
-    def state(self) -> dict:
-        """All counts as JSON."""
-        self.lost.flush()
-        return {
-            "documents": self.tally.documents,
-            "characters": self.tally.characters,
-            "read": self.read,
-            "bytes": self.bytes,
-            "other_sets": self.other_sets,
-            "lost": self.lost.seek(0, io.SEEK_END),
-        }
-
-    def add(self, name: str, document: Document) -> None:
-        """Count a document of a source."""
-        self.tally.add(document)
-        self.read[name] += 1
-        self.bytes[name] += len(document.text) if document.text.isascii() else len(document.text.encode())
-
-    @property
-    def enough(self) -> bool:
-        """Whether a limit is reached."""
-        documents, megabytes = self.params.documents, self.params.megabytes
-        return bool(
-            (documents and self.read.total() >= documents) or (megabytes and self.bytes.total() >= 1e6 * megabytes)
-        )
-
-    def stats(self, what: str) -> dict:
-        """The counts. Raises InputError if no document was read, or if more was lost than `max_lost` allows."""
-        counts, reasons = self.tally.counts(), {}
-        with open(self.lost.name) as file:
-            for loss in map(json.loads, file):
-                reasons.setdefault(loss["reason"], Counter())[loss["file"]] += 1
-        lost = {reason: files.total() for reason, files in sorted(reasons.items())}
-        shown = "; ".join(f"{n:,} x {reason}" for reason, n in lost.items()) or "nothing"
-        if not counts["documents"] and self.other_sets:
-            sets = ", ".join(name for name, _ in self.other_sets.most_common(30))
-            raise InputError(f"{what} has no documents from the requested sets. It has: {sets}. Correct download.sets.")
-        if not counts["documents"]:
-            raise InputError(
-                f"{what} holds no document that cram can read (lost: {shown}). Check download.files or source."
-            )
-        total = sum(lost.values())
-        seen = total + counts["documents"] + self.other_sets.total()
-        if total > self.params.max_lost * seen:
-            reason, files = max(reasons.items(), key=lambda item: item[1].total())
-            raise InputError(
-                f"{total:,} of {counted(seen, 'record')} in {what} are unreadable ({shown}), more than "
-                f"download.max_lost allows ({self.params.max_lost:.1%}). Most of '{reason}' is in "
-                f"{files.most_common(1)[0][0]}. Repair the files, or raise download.max_lost. All are listed in "
-                f"{self.lost.name}."
-            )
-        return {**counts, "bytes": self.bytes.total(), "lost": lost}
+def reader_of(name: str, params: Download, at: Any) -> Reader | streams.Stream:
+    """The reader of a source, which begins where an earlier attempt stopped, or at the beginning if `at` is None."""
+    if name == "hub":
+        return streams.Stream(params.of_dataset, {column: getattr(params, column) for column in COLUMNS}, at)
+    return Reader(name, shards_of(name, params), at or (0, 0), {option: getattr(params, option) for option in OWN_TEXT})
 
 
 def counted_as(source: str, counts: Counter) -> str:
@@ -258,7 +223,7 @@ def counted_as(source: str, counts: Counter) -> str:
     return source if source in counts or len(counts) < MOST_SOURCES else OTHER
 
 
-def read_sources(readers: dict[str, Reader], counts: Counts, parts: PartWriter) -> None:
+def read_sources(readers: dict[str, Reader | streams.Stream], counts: Counts, parts: PartWriter) -> None:
     """Read until a limit or the end of all sources is reached, and write the documents as parts.
 
     The next document is always one of the source whose text is furthest behind its share; ties go to the first by name.
@@ -270,8 +235,7 @@ def read_sources(readers: dict[str, Reader], counts: Counts, parts: PartWriter) 
     def end_part() -> None:
         for reader in readers.values():
             reader.check_unchanged()  # before a rerun may rely on it
-        at = {name: (reader.shard, reader.records) for name, reader in readers.items()}
-        parts.end_part(counts.state() | {"at": at})
+        parts.end_part(counts.state() | {"at": {name: reader.at for name, reader in readers.items()}})
 
     def report() -> None:
         bar.update(done() - bar.count, counted(counts.read.total(), "document"))
@@ -288,12 +252,14 @@ def read_sources(readers: dict[str, Reader], counts: Counts, parts: PartWriter) 
                     log.warning("%s is exhausted; continuing with %s.", name, ", ".join(left))
             elif isinstance(record, Loss):
                 counts.lost.write(json.dumps(record._replace(file=prefixes[name] + record.file)._asdict()) + "\n")
+            elif isinstance(record, Skipped):
+                counts.skipped[record.kind] += 1
             elif sets[name] and record.source not in sets[name]:
                 counts.other_sets[counted_as(record.source, counts.other_sets)] += 1
             else:
-                source = counted_as(record.source, counts.tally.documents)
+                source = counted_as(record.source, counts.documents)
                 document = Document(prefixes[name] + record.id, source, record.text)
-                counts.add(name, document)
+                counts.take(name, document, readers[name].layout)
                 parts.write(document)
                 if parts.characters >= 1e6 * params.part_megabytes:
                     end_part()
@@ -304,13 +270,13 @@ def read_sources(readers: dict[str, Reader], counts: Counts, parts: PartWriter) 
         report()
 
 
-def goal(readers: dict[str, Reader], counts: Counts) -> tuple[Callable[[], float], float | None, str]:
+def goal(readers: dict[str, Reader | streams.Stream], counts: Counts) -> tuple[Callable[[], float], float | None, str]:
     """The progress so far as a function, its total (None if unknown) and its unit."""
     if counts.params.megabytes:
         return counts.bytes.total, 1e6 * counts.params.megabytes, "B"
     if counts.params.documents:
         return counts.read.total, counts.params.documents, "doc"
-    if size := sum(reader.starts[-1] for reader in readers.values()):
+    if size := sum(reader.size for reader in readers.values()):
         return lambda: sum(reader.bytes for reader in readers.values()), size, "B"
     return counts.bytes.total, None, "B"  # of installed packages
 
@@ -325,10 +291,8 @@ def download(params: Download, out: Path) -> dict:
     for part in in_order(out)[state["parts"] :]:  # written after the state was saved
         part.unlink()
     counts, parts = Counts(params, out / LOST, state), PartWriter(out, out / LOST, saved, state["parts"])
-    readers = {}
-    for name in params.weights:
-        shards, at = shards_of(name, params.files, params.sets), state["at"].get(name, (0, 0))
-        readers[name] = Reader(name, shards, at)
+    skipped = local.listing(tuple(params.files), params.extract)[1] if params.files else Counter()
+    readers = {name: reader_of(name, params, state["at"].get(name)) for name in params.weights}
     try:
         if draft_of(download.target(params)) != out:
             raise Damage("The files in download.files changed after this stage began. Run again.")
@@ -342,8 +306,17 @@ def download(params: Download, out: Path) -> dict:
     stats = {
         "shards": sum(r.shard + bool(r.records) for r in readers.values()),
         "parts": parts.parts,
-        **counts.stats(what),
+        **counts.stats(what, dict.fromkeys(f for reader in readers.values() for f in reader.layout.fields)),
     }
+    if counts.skipped:
+        log.warning("Files in archives that are not read: %s.", local.counted_kinds(counts.skipped.elements()))
+    if {"files", "hub"} & set(params.weights):
+        log.info("The documents by format and column: %s.", json.dumps(counts.formats))
+    if counts.skipped + skipped:
+        stats["skipped"] = dict((counts.skipped + skipped).most_common())
+    for option, forms in (("documents_by", {"text"}), ("extract", {"HTML", "XML"})):
+        if getattr(params, option) and not forms & set(counts.formats):
+            log.warning("download.%s had no effect: no document is from %s.", option, " or ".join(sorted(forms)))
     if counts.other_sets:
         stats["other_sets"] = dict(counts.other_sets.most_common())
     if len(readers) > 1:
@@ -351,7 +324,7 @@ def download(params: Download, out: Path) -> dict:
     return stats
 
 
-def share(reader: Reader, counts: Counts) -> dict:
+def share(reader: Reader | streams.Stream, counts: Counts) -> dict:
     """The statistics of one source of a mixture."""
     weights, name = counts.params.weights, reader.name
     return {

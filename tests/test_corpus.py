@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from model import InputError
 from tasks import download as download_stage
 from tasks import store as store_module
-from tasks.corpus import hub, parts
+from tasks.corpus import hub, local, parts
 from tasks.corpus.parts import SCHEMA, documents_in, documents_of, in_order, parts_of
 from tasks.download import Download, download
 from tasks.store import WORK, artifacts, draft_of
@@ -187,13 +188,18 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, settings: Download, at: int) ->
 
 @pytest.fixture
 def ugly(shards: Path, toy_texts: list[str]) -> Path:
-    """Shards with losses, with documents of other sets, and one that is compressed."""
+    """Shards with losses, with documents of other sets, one that is compressed, and an archive."""
     write_jsonl(shards / "toy-3.jsonl", [None, *toy_texts[:20], "", None], source="other")
     lines = (shards / "toy-1.jsonl").read_text().splitlines()
     (shards / "toy-1.jsonl").write_text("\n".join(["{", *lines[:50], "]", "", *lines[50:], "{}"]))
     data = zstandard.ZstdCompressor().compress((shards / "toy-2.jsonl").read_bytes())
     (shards / "toy-2.jsonl").unlink()
     (shards / "toy-2.jsonl.zst").write_bytes(data)
+    with zipfile.ZipFile(shards / "toy-4.zip", "w") as archive:
+        archive.writestr("a.jsonl", "\n".join(lines[:3]))
+        archive.writestr("b.exe", b"MZ")
+        archive.writestr("c.csv", "text,n\nbroken\n" + "".join(f'"{text}",1\n' for text in toy_texts[:3]))
+        archive.writestr("__MACOSX/d.csv", b"\0")
     return shards
 
 
@@ -271,9 +277,9 @@ def test_after_a_full_disk_a_rerun_resumes(store: Path, ugly: Path, tmp_path: Pa
 def local_source(monkeypatch: pytest.MonkeyPatch, name: str, path: Path) -> None:
     """Have a source of the hub read one local file."""
     shards_of, identity_of = download_stage.shards_of, download_stage.identity_of
-    shard = download_stage.Shard(path.name, path)
+    shard = hub.File(path.name, path.stat().st_size, local.file_digest(path), path=path)
     monkeypatch.setattr(download_stage, "shards_of", lambda n, *p: [shard] if n == name else shards_of(n, *p))
-    monkeypatch.setattr(download_stage, "identity_of", lambda n, files: n if n == name else identity_of(n, files))
+    monkeypatch.setattr(download_stage, "identity_of", lambda n, params: n if n == name else identity_of(n, params))
     if not hub.SOURCES[name].sets:
         monkeypatch.setattr(hub, "SOURCES", {n: source for n, source in hub.SOURCES.items() if n != name})
 

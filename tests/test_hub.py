@@ -30,7 +30,7 @@ from model import InputError
 from tasks import download as download_stage
 from tasks import store as store_module
 from tasks.corpus import formats, hub
-from tasks.corpus.formats import Layout
+from tasks.corpus.columns import Layout
 from tasks.corpus.hub import SOURCES
 from tasks.corpus.parts import Document, documents_of
 from tasks.download import SourceName, download
@@ -86,6 +86,10 @@ class HubHandler(BaseHTTPRequestHandler):
             self.answer(200, {"id": repository, "sha": revision})
         elif action == "tree":
             self.list_files(server.files[repository, revision], inner)
+        elif inner not in server.files[repository, revision]:
+            self.answer(
+                404, X_Error_Code="EntryNotFound", X_Error_Message=f"There is no {inner}.", X_Repo_Commit=revision
+            )
         elif repository in server.gated and token != f"Bearer {TOKEN}":
             message = f"Access to dataset {repository} is restricted."
             self.answer(403 if token else 401, X_Error_Code="GatedRepo", X_Error_Message=message)
@@ -258,7 +262,7 @@ OTHERS = {  # a shard of each source that the double of the hub hasn't, and a fi
 
 
 def test_every_source_is_pinned_licensed_and_reads_its_shards_only():
-    assert set(get_args(SourceName)) == {*SOURCES, "python-docs", "files"}
+    assert set(get_args(SourceName)) == {*SOURCES, "python-docs", "hub", "files"}
     for name, source in SOURCES.items():
         assert re.fullmatch("[0-9a-f]{40}", source.revision) or name == "oscar", name
         assert source.licence, name

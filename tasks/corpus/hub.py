@@ -10,17 +10,19 @@ import io
 import json
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from model import InputError, Unreachable
 from tasks import store
-from tasks.corpus.formats import Damage
+from tasks.corpus.kinds import Damage
 
 CHUNK = 1 << 18  # bytes requested from the client at once
 BLOCK = 1 << 21  # bytes of one request where a file is not read in order
-REVISIONS = ".revisions.json"  # in the store: commits of the data sets that have none in the table below
+REVISIONS = ".revisions.json"  # in the store: the commits of data sets that are named without one
 OWN_TEXT = "use local files (see tasks/README.md, 'Your own text')"
 NOT_FOUND = 404
 COMMON_CRAWL = "ODC-BY, and the terms of Common Crawl"
@@ -31,26 +33,29 @@ log = logging.getLogger(__name__)
 class Source:
     """A data set on the hub, and how its files are read.
 
-    `revision` is a commit. If it is empty, the newest commit at first use is taken and kept from then on.
+    `revision` is a commit, or a branch or tag, whose commit at first use is kept from then on; empty: the main branch.
     `pattern` matches the paths of the shards. If it has a group named `set`, that is the set of the shard's documents.
     """
 
     repository: str
     revision: str
     pattern: str
-    folder: str = ""  # of the shards; nothing else is listed
     text: str = "text"  # the field or column with the text
     sets: tuple[str, ...] = ()  # keep only documents of these sets
     mixed: bool = False  # read the shards in a fixed order that is unrelated to their names
     licence: str = ""
     instead: str = OWN_TEXT  # advice if the hub doesn't provide it
 
+    @property
+    def folder(self) -> str:
+        """The folder of the shards, as far as the pattern names it; nothing else is listed."""
+        return re.match(r"(([\w-]|\\\.)+/)*", self.pattern)[0].rstrip("/").replace("\\", "")
+
 
 PILE = Source(
     "monology/pile-uncopyrighted",
     "3be90335b66f24456a5d6659d9c8d208c0357119",
     r"train/\d+\.jsonl\.zst",
-    "train",
     licence="those of its parts; the parts under copyright were taken out",
 )
 SOURCES = {
@@ -59,22 +64,16 @@ SOURCES = {
         "EleutherAI/the_pile_deduplicated",
         "fcbfcfde4222cbb1acd1d33bad0be250ee14b1bb",
         r"data/train-\d+-of-\d+-[0-9a-f]+\.parquet",
-        "data",
         licence="those of its parts, some of which are under copyright",
     ),
     "pile-natural": replace(PILE, sets=("Gutenberg (PG-19)", "Books3", "Wikipedia (en)"), licence="as the Pile"),
     "c4": Source(
-        "allenai/c4",
-        "1588ec454efa1a09f29cd18ddd04fe05fc8653a2",
-        r"en/c4-train\..*\.json\.gz",
-        "en",
-        licence=COMMON_CRAWL,
+        "allenai/c4", "1588ec454efa1a09f29cd18ddd04fe05fc8653a2", r"en/c4-train\..*\.json\.gz", licence=COMMON_CRAWL
     ),
     "oscar": Source(
         "oscar-corpus/OSCAR-2301",
         "",
         r"en_meta/en_meta_part_\d+\.jsonl\.zst",
-        "en_meta",
         text="content",
         licence="CC0 for the packaging, and the terms of Common Crawl; access has to be asked for",
     ),
@@ -82,21 +81,18 @@ SOURCES = {
         "wikimedia/wikipedia",
         "b04c8d1ceb2f5cd4588862100d08de323dccfbaa",
         r"20231101\.en/train-\d+-of-\d+\.parquet",
-        "20231101.en",
         licence="CC-BY-SA-3.0 and GFDL",
     ),
     "books": Source(
         "emozilla/pg19",
         "c021754c8e01c5b1cc83a1f549c1f97fbbb756b8",
         r"data/train-\d+-of-\d+-[0-9a-f]+\.parquet",
-        "data",
         licence="public domain in the USA; the collection is Apache-2.0",
     ),
     "fineweb-edu": Source(
         "HuggingFaceFW/fineweb-edu",
         "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
         r"sample/10BT/\d+_\d+\.parquet",
-        "sample/10BT",
         licence=COMMON_CRAWL,
     ),
     "climbmix": Source(
@@ -116,12 +112,13 @@ SOURCES = {
 
 
 class File(NamedTuple):
-    """A shard on the hub."""
+    """A shard: a file on the hub, or a local one, which has a path; or an installed package, which has a name only."""
 
     name: str
-    bytes: int
-    digest: str  # SHA-256 (64 hex digits), or git's own digest of a small file (40)
+    bytes: int = 0
+    digest: str = ""  # SHA-256 (64 hex digits), or git's own digest of a small file on the hub (40)
     set: str = ""
+    path: Path | None = None
 
     def hasher(self) -> Any:
         """A hash object of the kind of `digest`, ready for the bytes of the file."""
@@ -147,9 +144,18 @@ def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> Input
     )
 
 
+@contextmanager
+def asking(repository: str, instead: str = OWN_TEXT) -> Iterator[None]:
+    """Raise `error` for what the hub's client raises: errors of its own, of httpx and of sockets."""
+    try:
+        yield
+    except Exception as problem:
+        raise error(repository, problem, instead) from problem
+
+
 def commit(source: Source) -> str:
-    """The commit at which the source is read: its own, or the newest at the first use with this store."""
-    if source.revision:
+    """The commit at which the source is read: its own, or that of its branch at the first use with this store."""
+    if re.fullmatch("[0-9a-f]{40}", source.revision):
         return source.revision
     from huggingface_hub import HfApi
 
@@ -158,16 +164,15 @@ def commit(source: Source) -> str:
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         commits = json.loads(path.read_text()) if path.exists() else {}
-        if source.repository not in commits:
-            try:
-                commits[source.repository] = HfApi().dataset_info(source.repository).sha
-            except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
-                raise error(source.repository, problem) from problem
+        name = f"{source.repository}@{source.revision}".removesuffix("@")
+        if name not in commits:
+            with asking(source.repository, source.instead):
+                commits[name] = HfApi().dataset_info(source.repository, revision=source.revision or None).sha
             half = path.with_suffix(".half")
             half.write_text(json.dumps(commits, indent=2) + "\n")
             half.replace(path)
-            log.info("From now on, %s is read at its newest commit (%s).", source.repository, path)
-    return commits[source.repository]
+            log.info("From now on, %s is read at its newest commit, %s (%s).", name, commits[name][:12], path)
+    return commits[name]
 
 
 def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:
@@ -176,25 +181,18 @@ def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:
     from huggingface_hub.hf_api import RepoFile
 
     options = {"repo_type": "dataset", "revision": commit(source), "recursive": True}
-    try:
-        entries = [
-            entry
-            for entry in HfApi().list_repo_tree(source.repository, source.folder or None, **options)
-            if isinstance(entry, RepoFile)
-        ]
-    except Exception as problem:
-        raise error(source.repository, problem, source.instead) from problem
+    with asking(source.repository, source.instead):
+        tree = list(HfApi().list_repo_tree(source.repository, source.folder or None, **options))
+    entries = [entry for entry in tree if isinstance(entry, RepoFile)]
     shards = [
         File(e.path, e.size, e.lfs.sha256 if e.lfs else e.blob_id, match.groupdict().get("set", ""))
         for e in entries
         if (match := re.fullmatch(source.pattern, e.path))
     ]
     if not shards:
-        others = ", ".join(sorted(entry.path for entry in entries)[:5])
-        raise InputError(
-            f"{source.repository} has no file that matches {source.pattern}. Its files: {others or 'none'}. Check "
-            "HF_ENDPOINT."
-        )
+        others = ", ".join(sorted(entry.path for entry in entries)[:5]) or "none"
+        what = f"{source.repository} has no file that matches {source.pattern}"
+        raise InputError(f"{what}. Its files: {others}. Check HF_ENDPOINT.")
     known = sorted({shard.set for shard in shards if shard.set})
     if sets and known:
         shards = [shard for shard in shards if shard.set in sets]
@@ -234,10 +232,8 @@ class Remote(io.RawIOBase):
         self.source, self.about = source, file
         self.hasher = file.hasher() if in_order else None
         path = f"datasets/{source.repository}@{commit(source)}/{file.name}"
-        try:
+        with asking(source.repository):
             self.remote = HfFileSystem().open(path, "rb", block_size=0 if in_order else BLOCK, size=file.bytes)
-        except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
-            raise error(source.repository, problem) from problem
 
     def readable(self) -> bool:
         """It can be read."""
@@ -257,10 +253,8 @@ class Remote(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:
         """Read the next bytes; 0 at the end."""
-        try:
+        with asking(self.source.repository):
             data = self.remote.read(len(buffer))
-        except Exception as problem:
-            raise error(self.source.repository, problem) from problem
         buffer[: len(data)] = data
         if self.hasher:
             self.hasher.update(data)
@@ -286,5 +280,7 @@ class Remote(io.RawIOBase):
 
 
 def opened(source: Source, file: File) -> io.BufferedReader:
-    """A file on the hub, of which only what is read is fetched."""
+    """A file from the cache of the hub's own client, or from the hub, of which only what is read is fetched."""
+    if path := cached(source, file):
+        return path.open("rb", CHUNK)
     return io.BufferedReader(Remote(source, file, in_order=not file.name.endswith(".parquet")), CHUNK)

@@ -7,25 +7,32 @@ import logging
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from model import InputError
 from tasks import printable, store
-from tasks.corpus.formats import FORMATS, ending_of
+from tasks.corpus.containers import head_of
+from tasks.corpus.kinds import FORMATS, KINDS, MARKUP, Damage, ending, form_of, unread
 
 WILD = re.compile(r"[*?[]")  # the characters that make a path a glob
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 NAMED = 3  # files that a warning names
+ADVICE = "A path to a single file has it read whatever its name is; download.extract reads .html and .xml."
 log = logging.getLogger(__name__)
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
     """The message for a file or folder that the system refuses to read."""
-    return InputError(
-        f"{printable(str(error.filename or path))} can't be read: {os.strerror(error.errno)}. Expected a readable "
-        "file in accessible directories. Change the permissions, or give another path."
-    )
+    shown, why = printable(str(error.filename or path)), os.strerror(error.errno)
+    return InputError(f"{shown} can't be read: {why}. Change the permissions, or give another path.")
+
+
+def changed(what: Path | str) -> Damage:
+    """The message for a file or folder that changed while it was read."""
+    shown = printable(str(what))
+    return Damage(f"{shown} changed while it was read. Run again, and don't change it until the stage has finished.")
 
 
 def mode_of(path: Path | str, follow: bool = True) -> int:
@@ -87,32 +94,57 @@ def expand(pattern: str) -> list[str]:
     return sorted(set(paths))
 
 
-def matches(pattern: str) -> tuple[list[Path], list[Path]]:
-    """The files that a path, glob or directory stands for, and those that a directory holds besides."""
+def matches(pattern: str, extract: str) -> dict[Path, str]:
+    """The files that a path, glob or directory stands for or holds; with its kind if one isn't read.
+
+    A glob that ends in a bare * stands for what a directory would. Raises InputError if there is no file to read.
+    """
     path = os.path.expanduser(pattern)
     # A file may have brackets in its name
     paths = [Path(p) for p in ([path] if mode_of(path, follow=False) else expand(path))]
-    folders = [p for p in paths if is_folder(p)]
-    inner = [p for folder in folders for p in sorted(p for _, files in walk(folder) for p in files)]
-    files = [p for p in paths if p not in folders] + [p for p in inner if ending_of(p.name)]
-    if not files:
-        what = "holds no file that cram reads" if paths else "matches nothing"
-        raise InputError(f"{pattern!r} {what}. Expected files that end in {', '.join(FORMATS)}. Check download.files.")
-    for file in files:
-        shown, mode = printable(str(file)), mode_of(file)
-        if not mode:
-            raise InputError(
-                f"{shown} is a broken link, to {printable(os.readlink(file))}. Expected a file; correct the link or "
-                "delete it."
-            )
-        if not stat.S_ISREG(mode):
-            raise InputError(
-                f"{shown} is not a regular file (a pipe, socket or device?). Save its output to a file and give that "
-                "file."
-            )
-        if not ending_of(file.name):
-            raise InputError(f"{shown} is of a kind that cram doesn't read. Expected {', '.join(FORMATS)}.")
-    return files, [p for p in inner if not ending_of(p.name)]
+    anything, given = set(Path(path).name) <= {"*"}, [p for p in paths if not is_folder(p)]
+    found = {p: kind_of(p, p.name if anything else "", extract) for p in given}
+    for folder in (p for p in paths if p not in found):
+        inner = sorted(p for _, files in walk(folder) for p in files)
+        found |= {p: kind_of(p, p.relative_to(folder).as_posix(), extract) for p in inner}
+    if "" not in found.values():
+        there = [counted_kinds(found.values())]
+        for path in list(found)[:NAMED]:
+            try:
+                head_of(path)
+            except InputError as error:
+                there.append(str(error).rstrip("."))
+        what = f"holds no file that cram reads ({'; '.join(there)})" if paths else "matches nothing"
+        raise InputError(f"{pattern!r} {what}. Expected {KINDS}. {ADVICE}")
+    return found
+
+
+def kind_of(path: Path, inner: str, extract: str) -> str:
+    """The kind of a file that isn't read, by its path `inner` in the directory that was given; empty if it is read.
+
+    Raises InputError for one that can't be read although its name says so, or although it was given itself.
+    """
+    known, shown, mode = ending(path.name) in FORMATS, printable(str(path)), mode_of(path)
+    if inner and (kind := unread(inner, extract)):
+        return kind
+    if not stat.S_ISREG(mode) and inner and not known:
+        return "no regular file"
+    if not mode:
+        raise InputError(f"{shown} is a broken link, to {printable(os.readlink(path))}. Correct or delete it.")
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{shown} is not a regular file (a pipe, socket or device?). Save its output to a file.")
+    try:
+        form_of(b"" if known and ending(path.name) not in MARKUP else head_of(path), shown, extract)
+    except InputError:
+        if known or not inner:
+            raise
+        return "no text"
+    return ""
+
+
+def counted_kinds(kinds: Iterable[str]) -> str:
+    """Kinds of files with their counts, the most frequent first."""
+    return ", ".join(f"{n:,} {kind}" for kind, n in Counter(kinds).most_common()) or "nothing"
 
 
 @functools.cache
@@ -121,36 +153,40 @@ def warn_once(warning: str) -> None:
     log.warning(warning)
 
 
-def local_files(patterns: Iterable[str]) -> dict[str, Path]:
+def local_files(patterns: Iterable[str], extract: str = "") -> dict[str, Path]:
     """The files that paths, globs and directories stand for, by names that don't depend on where they are.
 
     Warns of other files in directories. Raises InputError for files and folders that can't be read.
     """
-    ignored: set[Path] = set()
+    return listing(tuple(patterns), extract)[0]
+
+
+def listing(patterns: tuple[str, ...], extract: str = "") -> tuple[dict[str, Path], Counter]:
+    """`local_files`, and the number of other files in directories by kind."""
+    ignored: dict[Path, str] = {}
     once: dict[tuple[str, str], Path] = {}  # by folder and name, so that a link to a folder doesn't double its files
     real = functools.cache(os.path.realpath)
     for pattern in patterns:
         try:
-            files, others = matches(pattern)
+            found = matches(pattern, extract)
         except OSError as error:
             raise unreadable(Path(pattern), error) from error
-        ignored.update(others)
-        for path in map(Path, map(os.path.abspath, files)):
+        ignored |= {path: kind for path, kind in found.items() if kind}
+        for path in (Path(os.path.abspath(path)) for path, kind in found.items() if not kind):
             # Under its own name, not that of a link's target, which in the hub's cache is a digest
             once.setdefault((real(path.parent), path.name), path)
     if ignored:
         examples = ", ".join(printable(str(p)) for p in sorted(ignored)[:NAMED]) + ", …" * (len(ignored) > NAMED)
+        html = f" {ADVICE}" if set(ignored.values()) & set(MARKUP) else ""
         warn_once(
-            "Ignoring files with unsupported extensions in the directories of download.files: "
-            f"{len(ignored):,} ({examples})."
+            f"Of the directories in download.files, {len(ignored):,} files are not read: "
+            f"{counted_kinds(ignored.values())} ({examples}).{html}"
         )
     base = Path(os.path.commonpath([path.parent for path in once.values()]))
     by_name = {printable(str(path.relative_to(base))): path for path in once.values()}
     if len(by_name) < len(once):
-        raise InputError(
-            "Two of the files have names that differ only in characters that can't be printed. Rename one."
-        )
-    return by_name
+        raise InputError("Two files have names that differ only in characters that can't be printed. Rename one.")
+    return by_name, Counter(ignored.values())
 
 
 def file_digest(path: Path) -> str:

@@ -12,8 +12,8 @@ from email import message_from_string
 from importlib import metadata
 from pathlib import Path
 
-from tasks.corpus.formats import Loss
 from tasks.corpus.parts import Document
+from tasks.corpus.rows import Loss
 
 SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
 

@@ -1,0 +1,169 @@
+"""Documents of rows: which column or field of a record is the text, and which names its source."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from model import InputError
+from tasks import printable
+from tasks.corpus.parts import Document
+from tasks.corpus.rows import MOST_BYTES, SURROGATE, Lenient, Loss, Row, Unreadable, sample_of, too_long
+
+USUAL = ("text", "content", "raw_content", "body", "document")  # columns with the text; the first one wins
+SOURCES = ("meta.pile_set_name", "source")  # columns that name a source; the first is that of the Pile
+SHOWN_FIELDS = 40  # that an error names
+LONGEST_NAME, OTHER = 256, "other"  # characters of a source's name; the name in place of a longer one
+EMPTY = "empty text"  # a reason of losses
+MISSING = object()
+
+
+@dataclass
+class Layout:
+    """How to read a file; and what was found, which is valid while the file is read."""
+
+    source: str  # of documents that name none
+    limit: int = MOST_BYTES
+    column: str = ""  # with the text; empty: that of USUAL which is there
+    source_column: str = ""  # empty: that of SOURCES which is there
+    documents_by: str = ""  # of a text file: file, line or blank-line; empty: file, if it isn't large
+    encoding: str = ""  # of text that isn't UTF-8
+    extract: str = ""  # the package that takes the text out of HTML
+    form: str = ""  # found: the format
+    taken: str = ""  # found: the column with the text, or what a document of a text file is
+    fields: dict[str, None] = field(default_factory=dict)  # found: those of records without the column
+
+
+def value_at(record: object, path: str) -> object:
+    """The value of a field, or of one inside another as `doc.text`; MISSING if there is none."""
+    if isinstance(record, dict) and path in record:
+        return record[path]
+    for name in path.split("."):
+        if not isinstance(record, dict) or name not in record:
+            return MISSING
+        record = record[name]
+    return record
+
+
+def shown(names: Iterable[str]) -> str:
+    """Names of columns in a message."""
+    names = [printable(str(name)) for name in names]
+    return ", ".join(names[:SHOWN_FIELDS]) + ", …" * (len(names) > SHOWN_FIELDS)
+
+
+def text_column(record: dict, name: str, layout: Layout) -> str:
+    """The column with the text in the records of a file that are as this one; empty if there is none.
+
+    Raises InputError if two columns may be it.
+    """
+    if layout.column:
+        return "" if value_at(record, layout.column) is MISSING else layout.column
+    there = [column for column in USUAL if column in record]
+    if len(there) > 1 and there[0] != USUAL[0]:
+        raise InputError(
+            f"{name} has the columns {' and '.join(there)}, and each may be the text. Set download.column to one of "
+            f"them. All columns: {shown(record)}."
+        )
+    return there[0] if there else ""
+
+
+def require_columns(names: dict, name: str, layout: Layout) -> None:
+    """Find the text's column among those of a table. Raises InputError if it or the one with the source is missing."""
+    layout.taken = text_column(names, name, layout)
+    missing = "" if layout.taken else "column"
+    if layout.source_column and value_at(names, layout.source_column) is MISSING:
+        missing = missing or "source_column"
+    if missing:
+        expected = getattr(layout, missing) or f"one named {', '.join(USUAL[:-1])} or {USUAL[-1]}"
+        raise InputError(
+            f"{name} has the columns {shown(names)}; expected {expected}. Set download.{missing} to the one with the "
+            f"{'text' if missing == 'column' else 'source'}."
+        )
+
+
+def as_record(fields: pa.Schema | pa.StructType) -> dict:
+    """The names of columns, and those inside of them, in the form of a record."""
+    return {f.name: as_record(f.type) if pa.types.is_struct(f.type) else None for f in fields}
+
+
+def columns_of(schema: pa.Schema, name: str, layout: Layout) -> list[str]:
+    """The columns to read: text and sources. Raises InputError if one is missing."""
+    names = as_record(schema)
+    require_columns(names, name, layout)
+    sources = [layout.source_column] if layout.source_column else SOURCES
+    return [layout.taken, *(c for c in sources if value_at(names, c) is not MISSING and c != layout.taken)]
+
+
+def text_of(value: object, layout: Layout) -> str:
+    """The text that is the value of a field: bytes in UTF-8, a string, or a list of strings, which become lines.
+
+    Raises Unreadable if it is none, or longer than the limit.
+    """
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        value = "\n".join(value)
+    if isinstance(value, str | bytes) and len(value) > layout.limit:
+        raise Unreadable(too_long(layout.limit))
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError as error:
+            raise Unreadable("not UTF-8") from error
+    if not isinstance(value, str):
+        raise Unreadable(f"text is not a string but {type(value).__name__}")
+    if not value or value.isspace():
+        raise Unreadable(EMPTY)
+    return value
+
+
+def source_of(record: dict, layout: Layout) -> str:
+    """The source that a record names in the column that is asked or else in SOURCES; the layout's if in none."""
+    for column in [layout.source_column] if layout.source_column else SOURCES:
+        value = value_at(record, column)
+        if value != "" and isinstance(value, str | int if layout.source_column else str):
+            return source_name(str(value))
+    return layout.source
+
+
+def source_name(name: str) -> str:
+    """A source's name as it is stored: printable, and OTHER if it is longer than LONGEST_NAME."""
+    return printable(name.encode(errors="replace").decode()) if len(name) <= LONGEST_NAME else OTHER
+
+
+def text_in(record: object, name: str, layout: Layout) -> str:
+    """The text of a record of the file `name`. Raises Unreadable if it has none."""
+    if not isinstance(record, dict):
+        raise Unreadable("not a JSON object")
+    layout.taken = layout.taken or text_column(record, name, layout)
+    value = value_at(record, layout.taken) if layout.taken else MISSING
+    if value is MISSING:
+        if len(layout.fields) <= SHOWN_FIELDS:
+            layout.fields.update(dict.fromkeys(list(record)[: SHOWN_FIELDS + 1]))
+        raise Unreadable(f"no field '{layout.column or layout.taken or USUAL[0]}'")
+    text = text_of(value, layout)
+    if isinstance(record, Lenient) and SURROGATE.search(text):
+        raise Unreadable("half a surrogate pair in the text")
+    return text
+
+
+def read_rows(rows: Iterable[Row | Loss], name: str, layout: Layout, table: bool = False) -> Iterator[Document | Loss]:
+    """The documents in rows, and losses. All rows of a table have the same fields.
+
+    Raises InputError if a table has no column with the text, or no record names its source in a column that is asked.
+    """
+    found, named = False, not layout.source_column
+    for row in rows:
+        if isinstance(row, Loss):
+            yield row
+            continue
+        number, record, line = row
+        if table and not layout.taken:
+            require_columns(record, name, layout)
+        try:
+            text = text_in(record, name, layout)
+        except Unreadable as reason:
+            yield Loss(name, number, str(reason), sample_of(record, line))
+        else:
+            found, named = True, named or value_at(record, layout.source_column) is not MISSING
+            yield Document(f"{name}:{number}", source_of(record, layout), text)
+    if found and not named:
+        raise InputError(f"{name} has no field {layout.source_column}. Set download.source_column to another one.")

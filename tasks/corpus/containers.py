@@ -1,0 +1,206 @@
+"""Compressions, archives and encodings of text: what lies around the content of a file. Peeled off as it is read."""
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import re
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from posixpath import normpath
+from shutil import copyfileobj
+from typing import BinaryIO
+
+import pyarrow as pa
+import zstandard
+
+from tasks import printable
+from tasks.corpus import kinds
+from tasks.corpus.kinds import Damage
+
+BUFFER = 1 << 17  # bytes of a file in memory
+# Compressed bytes unpacked at once: a zst block of 4 bytes can hold 128 KiB, so this is 64 MiB at most
+MORSEL = 1 << 11
+DAMAGE = (
+    EOFError,
+    OSError,
+    zlib.error,
+    lzma.LZMAError,
+    zstandard.ZstdError,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    pa.ArrowException,
+)
+
+
+class Stream(io.BufferedReader):
+    """A file that is unpacked as it is read, once and in order."""
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Raise Damage with the name of a file for what is raised while it is read, unless the disk is to blame."""
+    try:
+        yield
+    except UnicodeError as error:
+        said = str(error)
+        if isinstance(error, UnicodeDecodeError):
+            said = f"it isn't in {error.encoding}: {error.reason} (byte {error.object[error.start]:#x})"
+        raise Damage(
+            f"{name} can't be read as text: {said}. Set encoding (download.encoding, or that of the task) to its own, "
+            "for example windows-1252 or utf-16-le."
+        ) from error
+    except DAMAGE as error:
+        if getattr(error, "errno", None):
+            raise
+        said = " ".join(str(error).split())
+        cut = isinstance(error, EOFError) or re.search("(?i)truncated|unexpected end|end-of-stream", said)
+        raise Damage(f"{name} is {'truncated' if cut else 'corrupt'}: {said}. Get it again.") from error
+
+
+class Chunks(io.RawIOBase):
+    """A file of the chunks of bytes that an iterator gives."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self.chunks, self.left = chunks, bytearray()
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill the buffer, or read what is left."""
+        while len(self.left) < len(buffer) and (chunk := next(self.chunks, None)) is not None:
+            self.left += chunk
+        size = min(len(buffer), len(self.left))
+        buffer[:size] = self.left[:size]
+        del self.left[:size]
+        return size
+
+
+def frames(file: BinaryIO, begin: Callable) -> Iterator[bytes]:
+    """The content of a file of any number of compressed frames. Raises EOFError if it ends within a frame.
+
+    The libraries' own readers take a truncated zst for a whole one, and drop what follows a damaged header of bz2 or
+    xz; Arrow's refuses zst frames with a long window.
+    """
+    frame, packed = begin(), b""
+    while packed := packed or file.read(MORSEL):
+        if frame.eof:
+            frame = begin()
+        yield frame.decompress(packed)
+        packed = frame.unused_data
+    if not frame.eof:
+        raise EOFError("it ends in the middle of the compressed stream")
+
+
+UNPACKED: dict[str, Callable[[BinaryIO], io.RawIOBase]] = {
+    "zstd": lambda file: Chunks(frames(file, zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj)),
+    "gzip": lambda file: gzip.GzipFile(fileobj=file),
+    "bzip2": lambda file: Chunks(frames(file, bz2.BZ2Decompressor)),
+    "xz": lambda file: Chunks(frames(file, lzma.LZMADecompressor)),
+    "lz4": lambda file: pa.CompressedInputStream(pa.PythonFile(file, "r"), "lz4"),
+}
+
+
+def peeled(file: io.BufferedReader, name: str) -> io.BufferedReader:
+    """The content of a file in the compressions that its name tells, or in one that an odd name doesn't tell.
+
+    Raises Damage if it isn't compressed so, and InputError if it is of a kind that cram doesn't read.
+    """
+    kinds.refuse_foreign(file.peek(), name)
+    for form in kinds.layers(name)[1]:
+        kinds.expect(file.peek(), name, form)
+        file = Stream(UNPACKED[form](file), BUFFER)
+    untold = UNPACKED.get(kinds.sniffed(file.peek())) if kinds.ending(name) not in kinds.FORMATS else None
+    return Stream(untold(file), BUFFER) if untold else file
+
+
+def content_of(file: io.BufferedReader, name: str, encoding: str, extract: str = "") -> tuple[str, io.BufferedReader]:
+    """The format of a file, and its content; in UTF-8 if it is text. Raises InputError if it can't be read."""
+    file = peeled(file, name)
+    form = kinds.form_of(file.peek(), name, extract)
+    kinds.expect(file.peek(), name, form)
+    return form, file if form in (*kinds.TABLES.values(), *kinds.ARCHIVES.values()) else as_utf8(file, name, encoding)
+
+
+def head_of(path: Path) -> bytes:
+    """The first bytes of the content of a file. Raises InputError if it is damaged or foreign."""
+    name = printable(str(path))
+    with reading(name), path.open("rb", BUFFER) as file:
+        head = peeled(file, name).peek()
+    kinds.refuse_foreign(head, name)
+    return head
+
+
+def on_disk(file: io.BufferedReader) -> BinaryIO:
+    """The file, or a copy in TMPDIR of one that can be read only once."""
+    if not isinstance(file, Stream):
+        return file
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as its reader
+    copyfileobj(file, copy, 1 << 20)
+    copy.seek(0)
+    return copy
+
+
+class Member(tarfile.TarInfo):
+    """A file in a tar. Raises EOFError where tarfile would take an archive that ends between two for a whole one."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> "Member":
+        """From the block that describes it."""
+        if not buf:
+            raise EOFError("it ends without the blocks that end an archive")
+        return super().frombuf(buf, encoding, errors)
+
+
+def members_of(file: io.BufferedReader, kind: str) -> Iterator[tuple[str, io.BufferedReader]]:
+    """The regular files of a zip or tar with their paths in it, a.txt for ./a.txt; each must be read before the next.
+
+    Raises EOFError, and errors of zipfile and tarfile, if the archive is damaged; Damage if it is encrypted.
+    """
+    if kind == "zip":
+        with zipfile.ZipFile(on_disk(file)) as archive:
+            for member in archive.infolist():
+                if not member.is_dir():
+                    try:
+                        yield normpath(member.filename), Stream(archive.open(member), BUFFER)
+                    except (RuntimeError, NotImplementedError) as error:
+                        raise Damage(f"{member.filename} can't be unpacked: {error}. Unpack the archive.") from error
+        return
+    with tarfile.open(fileobj=file, mode="r|", tarinfo=Member) as archive:
+        for member in archive:
+            archive.members.clear()  # or all of them are held
+            if member.isfile():
+                yield normpath(member.name), Stream(archive.extractfile(member), BUFFER)
+    while file.read(BUFFER):  # to the checksum of its compression
+        pass
+
+
+def as_utf8(file: io.BufferedReader, name: str, encoding: str) -> io.BufferedReader:
+    """A text file as UTF-8 without a byte order mark, from `encoding` or from what a mark tells.
+
+    A file that begins as UTF-8, and not as plain ASCII, is UTF-8. Raises Damage for UTF-16 that nothing announces.
+    """
+    head = file.peek()
+    if mark := next((mark for mark in kinds.MARKS if head.startswith(mark)), b""):
+        encoding = kinds.MARKS[mark]
+        file.read(len(mark))
+    elif encoding and not head.isascii():
+        with suppress(UnicodeDecodeError):
+            encoding = "utf-8" if codecs.utf_8_decode(head, "strict", False) else encoding
+    elif not encoding and (unmarked := kinds.utf_16(head)):
+        raise Damage(
+            f"{name} has a NUL byte beside most of its spaces or letters, as UTF-16 has; expected UTF-8. Set "
+            f"download.encoding to {unmarked}, or convert it (iconv -t UTF-8)."
+        )
+    if encoding in ("", "utf-8"):
+        return file
+    chunks = codecs.iterdecode(iter(lambda: file.read(BUFFER), b""), encoding)
+    return Stream(Chunks(text.encode() for text in chunks), BUFFER)

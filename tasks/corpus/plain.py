@@ -1,0 +1,111 @@
+"""Documents of text files, of WikiExtractor's, and of HTML and XML pages."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
+from xml.etree import ElementTree
+
+from model import InputError
+from tasks.corpus.columns import EMPTY, Layout, text_of
+from tasks.corpus.parts import Document
+from tasks.corpus.rows import SHOWN, Loss, Unreadable, lines_of
+
+LARGE = 1_000_000  # bytes of a text file that is one document without being asked for
+JSON_LINE = re.compile(rb'\s*\{\s*"\w+"\s*:')  # a text hardly begins so
+WIKI = re.compile(rb"\s*<doc id=[^\n]*>\r?\n")  # what WikiExtractor writes around a page
+
+
+def read_text(file: io.BufferedReader, name: str, layout: Layout) -> Iterator[Document | Loss]:
+    """The documents of a text file: one, or one per line or paragraph. Raises InputError if one would be large.
+
+    Line ends and blank lines around a document are no part of it, unless it is the whole file.
+    """
+    head, layout.taken = file.peek(), layout.documents_by or "file"
+    if not layout.documents_by and WIKI.match(head):
+        layout.form, layout.taken = "WikiExtractor", "doc"
+    elif not layout.documents_by and JSON_LINE.match(head):
+        raise InputError(
+            f"{name} is JSON, and its name says text. Name it .jsonl; if it is text, set download.documents_by to file."
+        )
+    if layout.taken == "file":
+        yield document(whole(file, name, layout), name, 1, layout)
+        return
+    for line, data in blocks(file, layout.taken, layout.limit):
+        found = document(data, name, line, layout)
+        if isinstance(found, Document) or found.reason != EMPTY:
+            yield found
+
+
+def whole(file: io.BufferedReader, name: str, layout: Layout) -> bytes:
+    """All of a text file, or more bytes than the limit. Raises InputError if it is large and no choice was made."""
+    data = file.read(layout.limit + 1)
+    if len(data) > LARGE and not layout.documents_by:
+        lines = data.splitlines()
+        blank = sum(not line.strip() for line in lines)
+        more = "more than " * (len(data) > layout.limit)
+        raise InputError(
+            f"{name} has {more}{len(data) / 1e6:.1f} MB of text in {len(lines):,} lines, {blank:,} of them blank. Set "
+            "download.documents_by: `line` if each line is a document, `blank-line` if blank lines divide documents, "
+            "or `file` if the whole file is one."
+        )
+    return data
+
+
+def blocks(file: io.BufferedReader, by: str, limit: int) -> Iterator[tuple[int, bytes]]:
+    """Each line, run of lines between blank ones, or inside of a <doc>, with the number of its first line.
+
+    Of one longer than `limit` bytes, a beginning that is longer too.
+    """
+    block, size, start = [], 0, 1
+    for number, line in lines_of(file, limit):
+        last = {"line": True, "blank-line": line.isspace(), "doc": line.startswith(b"</doc>")}[by]
+        if by == "line" or not (last or line.startswith(b"<doc id=")):
+            start = start if block else number
+            if size <= limit:
+                block.append(line if len(line) > limit else line.rstrip(b"\r\n"))
+                size += len(block[-1]) + 1
+        if last:
+            yield start, b"\n".join(block).strip(b"\n" * (size <= limit))
+            block, size = [], 0
+    if block and by == "doc":
+        raise EOFError("it ends within a <doc>")
+    yield start, b"\n".join(block)
+
+
+def document(data: bytes, name: str, line: int, layout: Layout) -> Document | Loss:
+    """The document that begins in a line of a file, or its loss."""
+    try:
+        return Document(f"{name}:{line}", layout.source, text_of(data, layout))
+    except Unreadable as reason:
+        start = getattr(reason.__cause__, "start", 0)  # of what is not UTF-8
+        return Loss(name, line + data[:start].count(b"\n"), str(reason), repr(data[start : start + 40]))
+
+
+def extractor(package: str) -> str:
+    """A package that takes the text out of HTML, with its version. Raises InputError if it isn't installed."""
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError as error:
+        what = f"download.extract needs the package {package}"
+        raise InputError(f"{what}. Install it: pip install 'cram[html]'.") from error
+
+
+def read_markup(file: io.BufferedReader, name: str, layout: Layout) -> Iterator[Document | Loss]:
+    """The text of a page without menus and the like, or the text in all elements of an XML file, a piece per line."""
+    import trafilatura
+
+    found, layout.taken = document(file.read(layout.limit + 1), name, 1, layout), layout.extract
+    if isinstance(found, Document):
+        text = trafilatura.extract(found.text) if layout.form == "HTML" else text_of_xml(found.text)
+        found = found._replace(text=text) if text else Loss(name, 1, "no text in the page", found.text[:SHOWN])
+    yield found
+
+
+def text_of_xml(page: str) -> str:
+    """The text in all elements; empty if the XML is broken."""
+    with suppress(ElementTree.ParseError):
+        pieces = ElementTree.fromstring(re.sub(r"^<\?xml[^>]*\?>", "", page)).itertext()
+        return "\n".join(piece.strip() for piece in pieces if piece.strip())
+    return ""

@@ -1,0 +1,320 @@
+"""Rows of files: JSON in any layout, CSV, Parquet and Arrow, each row with its number.
+
+JSON lines and tables are read in bounded memory, other JSON at once. What can't be read as a row is a Loss.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from model import InputError
+from tasks import printable
+from tasks.corpus.containers import BUFFER, content_of, on_disk, reading
+from tasks.corpus.kinds import LINES, ROWS, Damage, ending
+
+MOST_BYTES = 100_000_000  # of a line or text; longer ones are lost
+MOST_JSON = 1_000_000_000  # characters of a JSON file that isn't one value per line
+BATCH = 64  # rows of a table in memory
+SURROGATE = re.compile("[\ud800-\udfff]")  # which UTF-8 can't represent
+SHOWN = 200  # characters of a sample
+DELIMITERS = ",\t;|"
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
+STRINGS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary())
+# How JSON begins that isn't one value per line; of a file whose name says lines, a wrong first line is lost alone
+ARRAY_OR_INDENTED = re.compile(rb"\s*(\[\s*(\{|[\r\n])|\{\s*[\r\n]\s*\")")
+ANY_LAYOUT = re.compile(rb"\s*(\[|\{([^\r\n]*[{\[,:])?[ \t]*[\r\n]|\{[^\r\n]*\}[ \t]*\{\")")
+GAP = re.compile(r"[\s,]*")  # between values
+OPEN_QUOTE = re.compile(r'(?:^|\t)"(?!(?:[^"\t\n]|"")*"\s*(?:\t|$))', re.MULTILINE)  # of a field not ending so
+
+
+class Loss(NamedTuple):
+    """A record that could not be read."""
+
+    file: str
+    line: int
+    reason: str
+    sample: str = ""
+
+
+class Row(NamedTuple):
+    """A row: the number of its first line in JSON lines and CSV, else its place among the rows of the file, from 1."""
+
+    number: int
+    record: object
+    line: bytes = b""  # of JSON lines
+
+
+class Unreadable(Exception):
+    """A record that holds no document; its message is the reason of the loss."""
+
+
+class Lenient(dict):
+    """An object of JSON that orjson refuses or wasn't asked. Its strings may hold half surrogate pairs."""
+
+
+Rows = Iterator[Row | Loss]
+DECODER = json.JSONDecoder(object_pairs_hook=Lenient, parse_int=lambda digits: int(digits[:18]))
+
+
+def too_long(limit: int) -> str:
+    """The reason for losing a line or text of more bytes."""
+    return f"longer than {limit / 1e6:g} MB"
+
+
+def sample_of(record: object, line: bytes = b"") -> str:
+    """The beginning of a record as it is stored in a line, or else as Python shows it, for the list of losses."""
+    if line:
+        return line.removesuffix(b"\n")[:SHOWN].decode(errors="replace")
+    if isinstance(record, dict):
+        record = {k: v[:SHOWN] if isinstance(v, str | bytes | list) else v for k, v in record.items()}
+    return repr(record)[:SHOWN]
+
+
+def lines_of(file: io.BufferedReader, limit: int) -> Iterator[tuple[int, bytes]]:
+    r"""The lines of a file with their numbers; of one longer than `limit` bytes its beginning without a line end.
+
+    Lines end with \n, or if the first one ends with \r alone, with either.
+    """
+    number, readline = 0, file.readline
+    if re.match(rb"[^\r\n]*\r[^\n]", file.peek()):
+        text = io.TextIOWrapper(file, "latin-1", newline=None)
+
+        def readline(size: int) -> bytes:
+            return text.readline(size).encode("latin-1")
+
+    while line := readline(limit + 1):
+        number += 1
+        yield number, line
+        while not line.endswith(b"\n") and (line := readline(BUFFER)):
+            pass
+
+
+def json_rows(file: io.BufferedReader, name: str, limit: int = MOST_BYTES) -> Rows:
+    """The values of a JSON file: one a line, the elements of an array, or values one after another in any layout."""
+    together = (ARRAY_OR_INDENTED if ending(name) in LINES else ANY_LAYOUT).match(file.peek())
+    return json_values(file, name) if together else json_lines(file, name, limit)
+
+
+def json_lines(file: io.BufferedReader, name: str, limit: int) -> Rows:
+    """The values of a file with one per line."""
+    for number, line in lines_of(file, limit):
+        if len(line) > limit and not line.endswith(b"\n"):
+            yield Loss(name, number, too_long(limit))
+        elif not line.isspace():
+            try:
+                yield Row(number, parsed(line), line)
+            except Unreadable as reason:
+                yield Loss(name, number, str(reason), sample_of(None, line))
+
+
+def parsed(line: bytes) -> object:
+    """Parse JSON that may hold NaN, integers of any length and half surrogate pairs. Raises Unreadable."""
+    try:
+        try:
+            return orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return DECODER.decode(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise Unreadable("not UTF-8") from None
+    except RecursionError:
+        raise Unreadable("nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise Unreadable("more than one value in a line" if error.msg == "Extra data" else "broken JSON") from None
+
+
+def json_values(file: io.BufferedReader, name: str) -> Rows:
+    """The elements of a JSON array, or values that follow each other in any layout; a string counts as {"text": …}.
+
+    Raises EOFError or Damage if they break off.
+    """
+    text = io.TextIOWrapper(file, "utf-8", newline="").read(MOST_JSON + 1)
+    if len(text) > MOST_JSON:
+        raise Damage(f"{name} has more than {MOST_JSON / 1e9:g} GB. Save its JSON with one value per line, as .jsonl.")
+    number, at, inside = 0, 0, False
+    while (at := GAP.match(text, at).end()) < len(text):
+        if text[at] == ("]" if inside else "["):
+            inside, at = not inside, at + 1
+            continue
+        try:
+            value, at = DECODER.raw_decode(text, at)
+        except RecursionError:
+            raise Damage(f"{name} is nested too deeply after value {number:,}.") from None
+        except json.JSONDecodeError as error:
+            cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+            what = "truncated: it ends within a value" if cut else f"no JSON: {error.msg}"
+            raise Damage(f"{name} is {what} in line {error.lineno:,}. Repair it, or get it again.") from None
+        number += 1
+        yield Row(number, Lenient(text=value) if isinstance(value, str) else value)
+    if inside:
+        raise EOFError("it ends within an array")
+
+
+def unwrapped(rows: Rows, wraps: Callable[[dict, dict], bool]) -> Rows:
+    """Rows; or those inside of the only one, as {"version": 1, "data": [{…}, …]}, if it wraps rows as its first."""
+    first, second = next(rows, None), next(rows, None)
+    if isinstance(first, Row) and second is None and isinstance(first.record, dict):
+        values = first.record.values()
+        lists = [v for v in values if isinstance(v, list) and v and all(isinstance(e, dict) for e in v)]
+        if len(lists) == 1 and wraps(first.record, lists[0][0]):
+            return (Row(number, record) for number, record in enumerate(lists[0], 1))
+    return chain(filter(None, (first, second)), rows)
+
+
+def csv_rows(file: io.BufferedReader, name: str, limit: int = MOST_BYTES) -> Rows:
+    """The rows of a CSV or TSV file by the names in its first line. Raises Damage if a quote isn't closed."""
+    dialect = dialect_of(file.peek().decode(errors="replace").lstrip("\r\n"), name)
+    csv.field_size_limit(limit)
+    text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
+
+    def lines() -> Iterator[str]:
+        while line := text.readline(limit + 1):
+            if len(line) > limit:
+                raise csv.Error("line larger than a field may be")
+            yield line
+
+    reader, names, last, row = csv.reader(lines(), strict=True, **dialect), [], 0, []
+    while row is not None:
+        number = last + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            if "end of data" in str(error) or "larger" in str(error):
+                what = f"an opening quote that isn't closed, or a field {too_long(limit)}"
+                raise Damage(f"{name} has {what}, in line {number:,}. Correct the line.") from None
+            yield Loss(name, number, "a quote within a quoted field")
+            row = []
+        last = reader.line_num
+        if not names and row:
+            names = row
+            refuse_twice(names, name)
+        elif row and len(row) != len(names):
+            yield Loss(name, number, "wrong number of fields", sample_of(row))
+        elif row and any(map(SURROGATE.search, row)):
+            yield Loss(name, number, "not UTF-8", sample_of(row))
+        elif row:
+            yield Row(number, dict(zip(names, row, strict=True)))
+
+
+def refuse_twice(columns: list[str], name: str) -> None:
+    """Raise InputError if a name of a column occurs twice."""
+    if twice := [column for column in columns if column and columns.count(column) > 1]:
+        raise InputError(f"{name} has several columns named {twice[0]}; expected one. Drop or rename the others.")
+
+
+def dialect_of(head: str, name: str) -> dict:
+    """The delimiter of a CSV file by its first line, and whether quotes are plain characters, as in many TSV files."""
+    lines = [line for line in re.split(r"\r\n?|\n", head) if line.strip()] or [""]
+    names = re.sub(r'"[^"]*"', "", lines[0])  # without those that quotes enclose
+    delimiter = "\t" if ending(name) == ".tsv" and "\t" in names else max(DELIMITERS, key=names.count)
+    if delimiter not in names:  # then commas are text
+        return {"delimiter": "\x1f"}
+    whole = len({line.count(delimiter) for line in lines[:-1]}) < 2  # the last one may be cut
+    plain = delimiter == "\t" and whole and OPEN_QUOTE.search("\n".join(lines))
+    return {"delimiter": delimiter, "quoting": csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL}
+
+
+Batches = Callable[[list[str]], Iterator[pa.RecordBatch]]
+
+
+def open_table(file: io.BufferedReader, name: str) -> tuple[pa.Schema, Batches]:
+    """The schema of a Parquet or Arrow file, and a function that gives batches of a few rows with these columns.
+
+    Those of Arrow files have all columns.
+    """
+    head, file = file.peek()[:6], on_disk(file)
+    if head.startswith(b"PAR1"):
+        about = pq.read_metadata(file)
+
+        def parquet(columns: list[str]) -> Iterator[pa.RecordBatch]:
+            # `pre_buffer` may hold all of a file in memory; names as dictionaries are held once, however many rows
+            leaves = {about.schema.column(i).path for i in range(len(about.schema))}  # lists have other paths
+            options = {"buffer_size": 1 << 20, "pre_buffer": False}
+            options["read_dictionary"] = [name for name in columns[1:] if name in leaves]
+            table = pq.ParquetFile(file, metadata=about, page_checksum_verification=True, **options)
+            return table.iter_batches(batch_size=BATCH, columns=columns)
+
+        return about.schema.to_arrow_schema(), parquet
+    if head == b"ARROW1":
+        reader = pa.ipc.open_file(file)
+        read = (reader.get_batch(i) for i in range(reader.num_record_batches))
+    else:
+        file.seek(-len(END_OF_STREAM), io.SEEK_END)
+        if file.read() != END_OF_STREAM:  # pyarrow takes a stream that ends between two batches for a whole one
+            raise EOFError("it ends without the mark of its end")
+        file.seek(0)
+        read = reader = pa.ipc.open_stream(file)
+
+    def arrow(_columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for batch in read:
+            batch.validate(full=True)
+            yield from (batch.slice(start, BATCH) for start in range(0, batch.num_rows, BATCH))
+
+    return reader.schema, arrow
+
+
+def table_rows(file: io.BufferedReader, name: str, choose: Callable[[pa.Schema], list[str]] | None = None) -> Rows:
+    """The rows of a Parquet or Arrow file: with all columns, or those that are chosen, of which the first is text."""
+    schema, batches = open_table(file, name)
+    refuse_twice(schema.names, name)
+    columns, number = choose(schema) if choose else schema.names, 0
+    for batch in batches(columns):
+        values = [values_of(batch, column, bool(choose) and column == columns[0]) for column in columns]
+        for row in zip(*values, strict=True):
+            number += 1
+            yield Row(number, dict(zip(columns, row, strict=True)))
+
+
+def values_of(batch: pa.RecordBatch, path: str, as_bytes: bool) -> list:
+    """The values of a column, or of a field in one as `doc.text`. Rows of a dictionary share them.
+
+    Strings may be had as bytes, of which one that is not UTF-8 spoils no other.
+    """
+    top, *rest = [path] if path in batch.schema.names else path.split(".")
+    column = pc.struct_field(batch.column(top), rest) if rest else batch.column(top)
+    if as_bytes:
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        column = column.cast(pa.large_binary()) if column.type in STRINGS else column
+    if not pa.types.is_dictionary(column.type):
+        return column.to_pylist()
+    indices = column.indices.to_pylist()
+    shared = {i: column.dictionary[i].as_py() for i in set(indices) - {None}}
+    return [shared.get(i) for i in indices]
+
+
+READERS = {
+    "JSON": lambda file, name: unwrapped(json_rows(file, name), lambda _outer, _inner: True),
+    "CSV": csv_rows,
+    "Parquet": table_rows,
+    "Arrow": table_rows,
+}
+
+
+def records(path: Path, name: str, encoding: str = "") -> Iterator[tuple[int, dict[str, object]] | Loss]:
+    """The rows of a table or JSON file, compressed or not, each with its number (as in Row), and losses.
+
+    `name` stands for the file in messages and tells its format. Strings that are not Unicode, and whatever isn't an
+    object, are losses. Values of CSV are strings. Raises InputError if the file is of another format or damaged.
+    """
+    if ending(name) not in ROWS:
+        raise InputError(f"{printable(name)} is no table. Expected a file that ends in {', '.join(ROWS)}.")
+    with reading(name), path.open("rb", BUFFER) as raw:
+        form, file = content_of(raw, name, encoding)
+        for row in READERS[form](file, name):
+            if isinstance(row, Loss):
+                yield row
+            elif not isinstance(row.record, dict):
+                yield Loss(name, row.number, "not a JSON object", sample_of(row.record, row.line))
+            elif isinstance(row.record, Lenient) and SURROGATE.search(json.dumps(row.record, ensure_ascii=False)):
+                yield Loss(name, row.number, "half a surrogate pair", sample_of(row.record, row.line))
+            else:
+                yield row.number, row.record

@@ -1,0 +1,214 @@
+"""Rows of tables and JSON files: the same records from every format, compression and layout, with exact numbers."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import random
+from pathlib import Path
+
+import datasets
+import pandas as pd
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from model import InputError
+from tasks.corpus.containers import Damage
+from tasks.corpus.rows import Loss, records
+
+ROWS = [
+    {"a": "one", "b": "1"},
+    {"a": "two, three;\tfour|", "b": '"2"'},
+    {"a": "l1\nl2", "b": "é"},
+    {"a": "", "b": "語"},
+]
+NUMBERS = [1, 2, 3, 4]
+LINES = [2, 3, 4, 6]  # of a CSV file with a header, in which a field has two lines
+
+
+def table(delimiter: str, end: str = "\r\n") -> bytes:
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, delimiter=delimiter, lineterminator=end)
+    writer.writerow(ROWS[0])
+    writer.writerows(row.values() for row in ROWS)
+    return file.getvalue().encode()
+
+
+def arrow(opened, rows: list = ROWS, size: int = 2) -> bytes:
+    file, stored = io.BytesIO(), pa.Table.from_pylist(rows)
+    with opened(file, stored.schema) as writer:
+        writer.write_table(stored, max_chunksize=size)
+    return file.getvalue()
+
+
+def parquet(rows: list) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+def feather(rows: list) -> bytes:
+    file = io.BytesIO()
+    pyarrow.feather.write_feather(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+def lz4(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with pa.CompressedOutputStream(pa.PythonFile(NotClosed(file), "w"), "lz4") as stream:
+        stream.write(data)
+    return file.getvalue()
+
+
+class NotClosed:
+    """A file that stays open when its writer is closed."""
+
+    closed = False
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self.write, self.flush, self.close = file.write, file.flush, lambda: None
+
+
+SHAPES = {  # the bytes of a file, the numbers of its rows
+    "a.csv": (table(","), LINES),
+    "semicolons.csv": (table(";"), LINES),
+    "bars.csv": (table("|"), LINES),
+    "tabs.csv": (table("\t"), LINES),
+    "a.tsv": (table("\t"), LINES),
+    "unix.csv": (table(",", "\n"), LINES),
+    "mark.csv": (b"\xef\xbb\xbf" + table(","), LINES),
+    "utf-16.csv": (table(",").decode().encode("utf-16"), LINES),
+    "blank.csv": (b"\r\n" + table(",").replace(b"\n", b"\n\r\n", 1), [4, 5, 6, 8]),
+    "a.jsonl": ("".join(json.dumps(row) + "\n" for row in ROWS).encode(), NUMBERS),
+    "blank.ndjson": ("\n\n".join(json.dumps(row) for row in ROWS).encode(), [1, 3, 5, 7]),
+    "old mac.jsonl": ("\r".join(json.dumps(row) for row in ROWS).encode(), NUMBERS),
+    "array.json": (json.dumps(ROWS).encode(), NUMBERS),
+    "array of lines.json": (b"[\n" + b",\n".join(json.dumps(row).encode() for row in ROWS) + b"\n]\n", NUMBERS),
+    "indented.json": (json.dumps(ROWS, indent=2).encode(), NUMBERS),
+    "objects.json": ("\n".join(json.dumps(row, indent=2) for row in ROWS).encode(), NUMBERS),
+    "in one line.json": ("".join(json.dumps(row) for row in ROWS).encode(), NUMBERS),
+    "wrapped.json": (json.dumps({"version": "1", "tags": ["x"], "data": ROWS}).encode(), NUMBERS),
+    "wrapped and indented.json": (json.dumps({"version": "1", "data": ROWS}, indent=1).encode(), NUMBERS),
+    "utf-16.json": (json.dumps(ROWS, ensure_ascii=False).encode("utf-16"), NUMBERS),
+    "a.parquet": (parquet(ROWS), NUMBERS),
+    "a.feather": (feather(ROWS), NUMBERS),
+    "stream.arrow": (arrow(pa.ipc.new_stream), NUMBERS),
+    "file.arrow": (arrow(pa.ipc.new_file), NUMBERS),
+}
+PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress, ".lz4": lz4}
+
+
+def found(folder: Path, name: str, stored: bytes, encoding: str = "") -> list:
+    (folder / name).write_bytes(stored)
+    return list(records(folder / name, name, encoding))
+
+
+@pytest.mark.parametrize("suffix", ["", *PACKED])
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_gives_the_same_rows_with_their_numbers(tmp_path: Path, name: str, suffix: str):
+    stored, numbers = SHAPES[name]
+    whole = PACKED[suffix](stored) if suffix else stored
+    assert found(tmp_path, name + suffix, whole) == list(zip(numbers, ROWS, strict=True))
+
+
+@pytest.mark.parametrize("suffix", PACKED)
+def test_a_compression_that_is_cut_or_followed_by_garbage_is_damage(tmp_path: Path, suffix: str):
+    rng = random.Random(1)
+    whole = PACKED[suffix]("".join(f'{{"a": "{rng.random()}"}}\n' for _ in range(3000)).encode())
+    for stored in (whole[:-1], whole[: len(whole) // 2], whole[:3], b"", whole + b"garbage", whole + whole[:-1]):
+        with pytest.raises(Damage, match=rf"a\.jsonl{suffix} is (truncated|corrupt|mislabelled)"):
+            found(tmp_path, f"a.jsonl{suffix}", stored)
+    assert len(found(tmp_path, f"a.jsonl{suffix}", whole + whole)) == 6000, "one after another"
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "said"),
+    [
+        ("a.json", json.dumps(ROWS, indent=2).encode()[:-30], "truncated"),
+        ("a.json", json.dumps(ROWS, indent=2).encode()[:-2], "truncated"),
+        ("a.json", json.dumps(ROWS, indent=2).replace('"b": "1"', '"b" "1"').encode(), "line 4"),
+        ("a.json", json.dumps(ROWS, indent=2).encode() + b"\n]", "no JSON"),
+        ("a.json", b"[\n" + b"[" * 100_000, "nested"),
+        ("a.json", '[\n{"a": "é"}]'.encode("latin-1"), "download.encoding"),
+        ("a.csv", b'a,b\n1,2\n"open,3\n4,5\n', "line 3"),
+        ("a.csv", b"a,a\n1,2\n", "named a"),
+        ("a.csv", gzip.compress(b"a,b\n", mtime=0), "gzip"),
+        ("a.jsonl", b'{"a": "one two three"}\n'.decode().encode("utf-16-le"), "utf-16-le"),
+        ("a.csv", "слово,число\nраз,два\n".encode("utf-16-be") * 9, "utf-16-be"),
+        ("a.arrow", arrow(pa.ipc.new_stream)[:-8], "truncated"),
+        ("a.arrow", arrow(pa.ipc.new_file)[:-8], "corrupt"),
+        ("a.arrow", parquet(ROWS), "Parquet"),
+        ("a.parquet", b"a,b\n1,2\n", "text"),
+        ("a.txt", b"text", "no table"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, name: str, stored: bytes, said: str):
+    with pytest.raises(InputError, match=rf"a\.\w+ .*{said}"):
+        found(tmp_path, name, stored)
+
+
+def test_rows_that_do_not_fit_are_lost_alone_and_with_their_lines(tmp_path: Path):
+    stored = b'a,b\r\none\r\n1,2,3\r\n"q"x,2\r\n"two\r\nlines",4\r\n\xff,5\r\n\r\nlast,6\r\n'
+    assert [
+        row if isinstance(row, tuple) and not isinstance(row, Loss) else row[1:3]
+        for row in found(tmp_path, "a.csv", stored)
+    ] == [
+        (2, "wrong number of fields"),
+        (3, "wrong number of fields"),
+        (4, "a quote within a quoted field"),
+        (5, {"a": "two\r\nlines", "b": "4"}),
+        (7, "not UTF-8"),
+        (9, {"a": "last", "b": "6"}),
+    ]
+    stored = b'{"a": 1}\n[]\n{"a": "\\ud800"}\n{\n{"a": NaN}'
+    rows = found(tmp_path, "a.jsonl", stored)
+    assert [row[1] for row in rows if isinstance(row, Loss)] == [2, 3, 4]
+    assert [row[0] for row in rows if not isinstance(row, Loss)] == [1, 5]
+
+
+def test_quotes_of_a_tsv_are_plain_characters_unless_they_enclose_fields(tmp_path: Path):
+    texts = ['"Hello," he said.', 'He said "no".', "plain", '"unbalanced']
+    stored = "".join(f"{text}\t{i}\n" for i, text in enumerate(["a", *texts])).encode()
+    assert [row["a"] for _, row in found(tmp_path, "a.tsv", stored)] == texts
+
+
+def test_delimiters_within_quoted_names_of_columns_are_text(tmp_path: Path):
+    rows = found(tmp_path, "a.csv", b'"a, b, c";"d, e"\n1;2\n')
+    assert rows == [(2, {"a, b, c": "1", "d, e": "2"})]
+
+
+def test_text_in_another_encoding_is_read_if_it_is_named(tmp_path: Path):
+    for encoding in ("windows-1252", "utf-16-le", "utf-16-be", "utf-8"):
+        rows = found(tmp_path, "a.csv", "a,b\ncafé,“x”\n".encode(encoding), encoding)
+        assert rows == [(2, {"a": "café", "b": "“x”"})]
+    assert found(tmp_path, "a.csv", "a,b\ncafé,1\n".encode(), "windows-1252") == [(2, {"a": "café", "b": "1"})]
+    assert found(tmp_path, "a.csv", "a,b\ncafé,1\n".encode("latin-1"))[0].reason == "not UTF-8"
+
+
+def test_values_of_any_characters_are_read_in_any_layout(tmp_path: Path):
+    rng = random.Random(2)
+    for _ in range(200):
+        rows = [
+            {"a": "".join(rng.choices('ab"\\é\n1', k=rng.randrange(30))), "n": rng.randrange(10**9)} for _ in range(5)
+        ]
+        indent, end = rng.choice([None, 0, 3]), rng.choice(["", "\n"])
+        for text in (json.dumps(rows, indent=indent), end.join(json.dumps(row, indent=indent) for row in rows)):
+            assert [row for _, row in found(tmp_path, "a.json", text.encode())] == rows, text
+
+
+def test_rows_are_those_of_pandas_and_datasets(tmp_path: Path):
+    rng = random.Random(3)
+    rows = [{"a": "".join(rng.choices('ab",;\té\n ', k=9)) + ".", "b": str(i)} for i in range(300)]
+    frame = pd.DataFrame(rows)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_json(tmp_path / "a.json", orient="records", indent=1)
+    for name in ("a.csv", "a.json"):
+        assert [row for _, row in records(tmp_path / name, name)] == rows
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    [file] = (tmp_path / "saved").glob("*.arrow")
+    assert [row for _, row in records(file, "data.arrow")] == rows
