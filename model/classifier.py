@@ -1,4 +1,4 @@
-"""The encoder with a head on each sequence, for finetuning.
+"""The encoder with a head on each sequence, or on each token, for finetuning.
 
 Shapes: B sequences, S tokens each, D hidden.
 """
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from model import InputError
 from model.bert import PAD, SEP, Bert, Dropout, initialize, mean
 from model.layouts import transformers_model, why_not_transformers_classifier
-from model.settings import CLASSIFIER_WIDTH, HeadName, Pooling, Texts
+from model.settings import CLASSIFIER_WIDTH, HeadName, Kind, Pooling, Texts
 
 HEAD_STREAM = 2**31  # beyond all seeds of encoders, so that a head does not start with the same numbers
 
@@ -37,31 +37,33 @@ def pooled(bert: Bert, tokens_BS: Tensor, padded: bool, pooling: Pooling, texts:
 
 
 class ClassifierHead(nn.Module):
-    """Dense, tanh, dropout and dense to the scores; ModernBERT's has only the last two.
+    """Dense, tanh, dropout and dense to the scores.
 
-    `inputs`: the width of a pooled state. `family`: the model of transformers whose head it is; None: the reference's
+    `inputs`: the width of a state. `width`: that of the first dense layer; None: there is none, nor tanh.
     """
 
-    def __init__(self, inputs: int, classes: int, dropout: float, seed: int, family: str | None = None) -> None:
+    def __init__(
+        self, inputs: int, classes: int, dropout: float, seed: int, width: int | None = CLASSIFIER_WIDTH
+    ) -> None:
         super().__init__()
-        width = inputs if family else CLASSIFIER_WIDTH
-        self.dense = None if family == "ModernBert" else nn.Linear(inputs, width)
+        self.dense = None if width is None else nn.Linear(inputs, width)
         self.dropout = Dropout(dropout)
-        self.out = nn.Linear(width, classes)
+        self.out = nn.Linear(width or inputs, classes)
         initialize(self, torch.Generator().manual_seed(HEAD_STREAM + seed))
 
-    def forward(self, states_BD: Tensor) -> Tensor:
-        """(B, inputs) to (B, classes) scores."""
-        x = states_BD if self.dense is None else torch.tanh(self.dense(states_BD))
+    def forward(self, states: Tensor) -> Tensor:
+        """(..., inputs) to (..., classes) scores."""
+        x = states if self.dense is None else torch.tanh(self.dense(states))
         return self.out(self.dropout(x))
 
 
 class Classifier(nn.Module):
-    """The encoder with a head on the pooled state of each sequence.
+    """The encoder with a head on the pooled state of each sequence, or for `kind` "tokens" on the state of each token.
 
     "tanh" is the reference's GLUE head, 1024 wide. "native" is that of transformers' model of the layout, as wide as
-    the encoder; ModernBERT's begins with the pretrained transform. InputError if transformers has no such model.
-    `texts`: how many an input has; None: not known.
+    the encoder; ModernBERT's begins with the pretrained transform; BERT's for tokens is only the last layer. InputError
+    if transformers has no such model. `texts`: how many an input has; None: not known. One class makes a regression of
+    the kind "classes".
     """
 
     def __init__(
@@ -73,25 +75,38 @@ class Classifier(nn.Module):
         head: HeadName = "tanh",
         pooling: Pooling = "cls",
         texts: Texts = None,
+        kind: Kind = "classes",
     ) -> None:
         super().__init__()
-        if head == "native" and (lacking := why_not_transformers_classifier(bert.architecture, head, pooling)):
+        if head == "native" and (lacking := why_not_transformers_classifier(bert.architecture, head, pooling, kind)):
             raise InputError(f"{lacking} Set finetune.head to 'tanh'.")
-        self.bert, self.classes, self.head, self.pooling, self.texts = bert, classes, head, pooling, texts
+        self.kind: Kind = "regression" if kind == "classes" and classes == 1 else kind
+        self.bert, self.classes, self.head, self.texts = bert, classes, head, texts
+        self.pooling: Pooling = "cls" if kind == "tokens" else pooling  # of tokens nothing is pooled
         self.family = transformers_model(bert.architecture) if head == "native" else None
         bert.set_dropout(dropout)
-        inputs = bert.architecture.hidden * width_factor(pooling, texts)
-        self.classifier = ClassifierHead(inputs, classes, dropout, seed, self.family)
+        inputs = bert.architecture.hidden * width_factor(self.pooling, texts)
+        widths = {None: CLASSIFIER_WIDTH, "Bert": None if kind == "tokens" else inputs, "ModernBert": None}
+        self.classifier = ClassifierHead(inputs, classes, dropout, seed, widths[self.family])
 
-    def scores(self, states_BD: Tensor) -> Tensor:
-        """What `pooled` returns to (B, classes) scores."""
-        return self.classifier(self.bert.head(states_BD) if self.family == "ModernBert" else states_BD)
+    @torch.no_grad()
+    def rescale(self, scale: float, shift: float) -> None:
+        """Multiply all later scores by `scale` and add `shift`: a regression then predicts in the labels' own units."""
+        self.classifier.out.weight.mul_(scale)
+        self.classifier.out.bias.mul_(scale).add_(shift)
+
+    def scores(self, states: Tensor) -> Tensor:
+        """(..., inputs) states, pooled or of tokens, to (..., classes) scores."""
+        return self.classifier(self.bert.head(states) if self.family == "ModernBert" else states)
 
     def forward(self, tokens_BS: Tensor, padded: bool = True) -> Tensor:
-        """(B, S) token ids to (B, classes) scores. `padded`: mask [PAD]."""
-        states_BD = pooled(self.bert, tokens_BS, padded, self.pooling, self.texts)
+        """(B, S) token ids to (B, classes) scores, or of tokens to (B, S, classes). `padded`: mask [PAD]."""
+        if self.kind == "tokens":
+            states = self.bert.encode(tokens_BS, padded)
+        else:
+            states = pooled(self.bert, tokens_BS, padded, self.pooling, self.texts)
         if self.training:
-            return self.scores(states_BD)
+            return self.scores(states)
         # not in bf16, where one prediction in a hundred is a tie of classes
-        with torch.autocast(states_BD.device.type, enabled=False):
-            return self.scores(states_BD.float())
+        with torch.autocast(states.device.type, enabled=False):
+            return self.scores(states.float())

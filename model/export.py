@@ -3,8 +3,8 @@
 A model of BERT's or ModernBERT's layout is written under transformers' names, so that
 `AutoModelForMaskedLM.from_pretrained(folder)` gives the same scores without remote code. Any other is written under
 cram's own names, which transformers reads after `import model.hf`. The same holds for classifiers, by
-`AutoModelForSequenceClassification`, if they have that model's head. In all cases config.json has a key `cram`, from
-which `load` or `load_classifier` rebuilds the model.
+`AutoModelForSequenceClassification` or `AutoModelForTokenClassification`, if they have that model's head. In all cases
+config.json has a key `cram`, from which `load` or `load_classifier` rebuilds the model.
 
 model.safetensors is fp32 and stores a tied vocabulary head once. Classifiers of transformers have no vocabulary head,
 so the encoder of one gets a new head when it is loaded.
@@ -24,7 +24,7 @@ from model import InputError
 from model.bert import INIT_STD, PAD, ROTARY_BASE, SEP, Bert
 from model.classifier import Classifier
 from model.layouts import transformers_classifier, transformers_model
-from model.settings import Architecture, HeadName, Pooling, Texts
+from model.settings import Architecture, HeadName, Kind, Pooling, Texts
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 ENCODER, HEAD = "bert.", "classifier."  # prefixes of a classifier's tensors; the encoder's is not stored
@@ -77,7 +77,12 @@ VOCABULARY_NAMES: dict[str, dict[str, str]] = {
 }
 CLASSIFIER_NAMES: dict[str, dict[str, str]] = {  # ModernBERT's begins with the transform of its vocabulary head
     "ModernBert": TRANSFORM | {"classifier.*": "classifier.out.*"},
-    "Bert": {"bert.pooler.dense.*": "classifier.dense.*", "classifier.*": "classifier.out.*"},
+    "Bert": {"bert.pooler.dense.*": "classifier.dense.*", "classifier.*": "classifier.out.*"},  # no pooler for tokens
+}
+PROBLEMS: dict[Kind, str] = {  # transformers' names of kinds; it has none for tokens
+    "classes": "single_label_classification",
+    "regression": "regression",
+    "multilabel": "multi_label_classification",
 }
 
 
@@ -92,6 +97,7 @@ class Saved(BaseModel, frozen=True, extra="forbid"):
 class SavedClassifier(Saved, frozen=True, extra="forbid"):
     """The key `cram` in the config.json of a classifier."""
 
+    kind: Kind = Field("classes", description="Earlier versions wrote none; of one class, it means a regression.")
     classes: int = Field(ge=1, lt=2**31)
     head: HeadName
     pooling: Pooling = "cls"
@@ -102,6 +108,8 @@ class SavedClassifier(Saved, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _inputs_fit(self) -> "SavedClassifier":
+        if self.kind == "regression" and self.classes != 1:
+            raise ValueError(f"classes is {self.classes}, but kind 'regression' has one output")
         if self.pooling == "compare" and self.texts is None:
             raise ValueError("texts is null; pooling 'compare' needs the number of texts in an input, 1 or 2")
         if self.max_tokens and self.max_tokens > self.length:
@@ -134,10 +142,14 @@ def _write(model: Bert | Classifier, family: str | None, about: dict, saved: Sav
         ) from error
 
 
+def _sizes(bert: Bert) -> dict:
+    return {"architecture": bert.architecture, "vocabulary": bert.vocabulary, "length": bert.length}
+
+
 def save(bert: Bert, folder: str | Path) -> None:
     """Write config.json and model.safetensors."""
     family = transformers_model(bert.architecture)
-    saved = Saved(architecture=bert.architecture, vocabulary=bert.vocabulary, length=bert.length)
+    saved = Saved(**_sizes(bert))
     _write(bert, family, {"architectures": [f"{family}ForMaskedLM"]} if family else {}, saved, folder)
 
 
@@ -148,29 +160,19 @@ def save_classifier(
 
     `max_tokens` to which inputs were cut; None: not known.
     """
-    bert, classes, head, pooling = classifier.bert, classifier.classes, classifier.head, classifier.pooling
+    bert, kind, head, pooling = classifier.bert, classifier.kind, classifier.head, classifier.pooling
     if bert.kept is not None:
         raise RuntimeError("The embedding holds only some of the tokens; call restore_tokens before saving.")
-    names = labels or ("score",)
-    about = {
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: number for number, name in enumerate(names)},
-        "problem_type": "single_label_classification" if labels else "regression",
-    }
-    if theirs := transformers_classifier(bert.architecture, head, pooling):
+    names = dict(enumerate(labels or ("score",)))
+    about = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+    if problem := PROBLEMS.get(kind):
+        about["problem_type"] = problem
+    if theirs := transformers_classifier(bert.architecture, head, pooling, kind):
         about["architectures"] = [theirs]
         if pooling != "cls":
             about["classifier_pooling"] = pooling
-    saved = SavedClassifier(
-        architecture=bert.architecture,
-        vocabulary=bert.vocabulary,
-        length=bert.length,
-        classes=classes,
-        head=head,
-        pooling=pooling,
-        texts=classifier.texts,
-        max_tokens=max_tokens,
-    )
+    layers = {"kind": kind, "classes": classifier.classes, "head": head, "pooling": pooling, "texts": classifier.texts}
+    saved = SavedClassifier(**_sizes(bert), **layers, max_tokens=max_tokens)
     _write(classifier, classifier.family, about, saved, folder)
 
 
@@ -216,12 +218,12 @@ def _load(config: dict, weights: Path) -> Bert | Classifier:
     model: Bert | Classifier = bert
     if isinstance(saved, SavedClassifier):
         family = family if saved.head == "native" else None
-        model = Classifier(bert, saved.classes, 0.0, 0, saved.head, saved.pooling, saved.texts)
+        model = Classifier(bert, saved.classes, 0.0, 0, saved.head, saved.pooling, saved.texts, saved.kind)
     expected = ["cram", *([family.lower()] if family else [])]  # model.hf saves every layout under cram's own names
-    if (kind := config.get("model_type")) not in expected:
-        raise ValueError(f"{CONFIG} says model_type {kind!r}; expected {' or '.join(expected)}")
+    if (name := config.get("model_type")) not in expected:
+        raise ValueError(f"{CONFIG} says model_type {name!r}; expected {' or '.join(expected)}")
     state = load_file(weights)
-    if family and kind != "cram":
+    if family and name != "cram":
         state = from_transformers(state, family, bert, model is not bert)
     state = {key.removeprefix(ENCODER): value for key, value in state.items()}  # model.hf writes this prefix
     if model is not bert:

@@ -15,12 +15,13 @@ from model import InputError, counted, optimizer, schedules
 from model.bert import PAD, SEP, Bert
 from model.classifier import Classifier
 from model.machine import Machine, keep_heap
-from model.settings import Finetuning
+from model.settings import Finetuning, Kind
 
 BETAS, EPS = (0.9, 0.98), 1e-6  # AdamW's, as GLUE_sane
 POOL = 64  # batches whose examples are sorted by length together
 PREDICTED = 64  # examples at a time
 REPORTED = 20  # steps between two reports
+UNLABELLED = -100  # at tokens without a label, as in torch and transformers
 MOMENTS = 4  # copies of the weights in fp32: the weights, their gradients, and AdamW's two moments
 # kept for the backward pass, for each value of the states, by its bytes; measured on a CPU, 16 x 768: 70 to 81, and 137
 BYTES_A_VALUE = {2: 90, 4: 150}
@@ -32,7 +33,9 @@ class Examples:
 
     tokens: np.ndarray  # ids of all inputs with [CLS] and [SEP], one input after the other
     ends: np.ndarray  # of each input in `tokens`
-    labels: np.ndarray  # class numbers, or floats for regression
+    # (n,) class numbers, or floats for regression; (n, classes) 0 or 1, with several labels an input; or as many as
+    # `tokens`: the class number of each, UNLABELLED where it has none
+    labels: np.ndarray
 
     @classmethod
     def of(cls, inputs: list[list[int]], labels: np.ndarray) -> "Examples":
@@ -50,20 +53,38 @@ class Examples:
 
     def input(self, row: int) -> np.ndarray:
         """The ids of one input."""
-        return self.tokens[self.ends[row] - self.lengths[row] : self.ends[row]]
+        return self.of_input(self.tokens, row)
+
+    def of_input(self, values: np.ndarray, row: int) -> np.ndarray:
+        """The values, one for each of `tokens`, of one input."""
+        return values[self.ends[row] - self.lengths[row] : self.ends[row]]
+
+    def of_inputs(self, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The values, one for each of `tokens`, of the inputs `rows`, one input after the other."""
+        return np.concatenate([values[:0], *(self.of_input(values, row) for row in rows)])
 
     def take(self, rows: np.ndarray) -> "Examples":
         """The examples `rows`, in that order."""
-        parts = [self.input(row) for row in rows]
-        return Examples(np.concatenate([self.tokens[:0], *parts]), np.cumsum(self.lengths[rows]), self.labels[rows])
+        labels = self.labels[rows] if len(self.labels) == len(self) else self.of_inputs(self.labels, rows)
+        return Examples(self.of_inputs(self.tokens, rows), np.cumsum(self.lengths[rows]), labels)
+
+    def padded(self, values: np.ndarray, rows: np.ndarray, fill: int) -> np.ndarray:
+        """(B, S) of the values, one for each of `tokens`, of the inputs `rows`, filled up to the longest of them."""
+        padded = np.full((len(rows), self.lengths[rows].max()), fill, dtype=np.int64)
+        for line, row in zip(padded, rows, strict=True):
+            line[: self.lengths[row]] = self.of_input(values, row)
+        return padded
 
     def batch(self, rows: np.ndarray, device: torch.device) -> tuple[Tensor, bool]:
         """The inputs `rows` as (B, S), padded to the longest of them; and whether any is padded."""
         lengths = self.lengths[rows]
-        padded = np.full((len(rows), lengths.max()), PAD, dtype=np.int64)
-        for line, row in zip(padded, rows, strict=True):
-            line[: self.lengths[row]] = self.input(row)
-        return to_device(padded, device), bool(lengths.min() < lengths.max())
+        return to_device(self.padded(self.tokens, rows, PAD), device), bool(lengths.min() < lengths.max())
+
+    def labelled(self, rows: np.ndarray, device: torch.device) -> Tensor:
+        """The labels of the inputs `rows`: int64 or fp32 (B,), (B, classes), or of tokens (B, S) as in `batch`."""
+        of_inputs = len(self.labels) == len(self)
+        labels = self.labels[rows] if of_inputs else self.padded(self.labels, rows, UNLABELLED)
+        return to_device(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64), device)
 
 
 def memory(weights: int, tokens: int, values: int, machine: Machine) -> int:
@@ -123,13 +144,19 @@ class Outcome:
 
 
 def loss_of(classifier: Classifier, examples: Examples, rows: np.ndarray, machine: Machine) -> Tensor:
-    """The mean loss of a batch: cross-entropy in nats, or for regression (one output) the squared error."""
+    """The mean loss of a batch, over tokens that have labels: cross-entropy in nats, or the squared error."""
     with machine.autocast():
         scores = classifier(*examples.batch(rows, machine.device))
-    scores, labels = scores.float(), examples.labels[rows]
-    if scores.shape[1] == 1:
-        return F.mse_loss(scores[:, 0], to_device(labels.astype(np.float32), machine.device))
-    return F.cross_entropy(scores, to_device(labels.astype(np.int64), machine.device))
+    scores, labels = scores.float(), examples.labelled(rows, machine.device)
+    if classifier.kind == "regression":
+        return F.mse_loss(scores[:, 0], labels.float())
+    if classifier.kind == "multilabel":
+        return F.binary_cross_entropy_with_logits(scores, labels.float())
+    if classifier.kind == "classes":
+        return F.cross_entropy(scores, labels)
+    # not torch's mean, which is nan where no token of a batch has a label
+    total = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=UNLABELLED, reduction="sum")
+    return total / (labels != UNLABELLED).sum().clamp(min=1)
 
 
 def no_cudnn_attention() -> None:
@@ -184,20 +211,30 @@ def finetune(
     return Outcome(count, seconds, count * settings.batch_size / seconds, epochs)
 
 
-def predictions(scores: np.ndarray) -> np.ndarray:
-    """Class numbers from scores (n, classes); for regression (one output), the scores themselves."""
-    return scores[:, 0] if scores.shape[1] == 1 else scores.argmax(axis=1)
+def predictions(scores: np.ndarray, kind: Kind) -> np.ndarray:
+    """What scores (n, classes) say: class numbers (n,), for regression the scores (n,), for multilabel 0 or 1 each."""
+    if kind == "regression":
+        return scores[:, 0]
+    return (scores > 0).astype(np.int64) if kind == "multilabel" else scores.argmax(axis=1)
 
 
 def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.ndarray:
-    """The scores (n, classes) of all examples, fp32, in their order. Batches are sorted by length to pad little."""
+    """The scores (n, classes), fp32, of all examples, or of all tokens that have labels, in their order.
+
+    Batches are sorted by length to pad little.
+    """
     order = np.argsort(examples.lengths, kind="stable")
     no_cudnn_attention()
     classifier.to(machine.device).eval()
     outputs = [torch.empty(0, classifier.classes, device=machine.device)]
     with torch.inference_mode(), machine.autocast():
         for start in range(0, len(order), PREDICTED):
-            outputs.append(classifier(*examples.batch(order[start : start + PREDICTED], machine.device)).float())
+            rows = order[start : start + PREDICTED]
+            found = classifier(*examples.batch(rows, machine.device)).float()
+            outputs.append(found[examples.labelled(rows, machine.device) != UNLABELLED] if found.ndim == 3 else found)
+    if classifier.kind == "tokens":
+        has_label = examples.labels != UNLABELLED
+        order = examples.of_inputs(np.cumsum(has_label) - 1, order)[examples.of_inputs(has_label, order)]
     scores = np.empty((len(order), classifier.classes), dtype=np.float32)
     scores[order] = torch.cat(outputs).cpu().numpy()
     return scores

@@ -18,18 +18,25 @@ from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
     initialization,
 )
-from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
-from transformers.utils import can_return_tuple
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils import ModelOutput, can_return_tuple
 
 from model.bert import OUTPUTS, PAD, SEP, Bert, Convolution, Embedding, Head, Rotation, sinusoids
 from model.classifier import ClassifierHead, pooled, width_factor
-from model.export import Saved, SavedClassifier, described
-from model.settings import Architecture
+from model.export import PROBLEMS, Saved, SavedClassifier, described
+from model.settings import Architecture, Kind
 
+KINDS: dict[str, Kind] = {problem: kind for kind, problem in PROBLEMS.items()}  # by the `problem_type` of a config
 PAPER = {"vocabulary": 32_768, "length": 128}  # of the paper's final model
 
 
@@ -75,6 +82,13 @@ class CramConfig(PreTrainedConfig):
     num_attention_heads = read_from("architecture", "heads")
 
 
+def kind_of(config: PreTrainedConfig) -> Kind:
+    """What a classifier tells, by the config of any model that cram wrote or `Trainer` made of one."""
+    if config.cram.get("kind") == "tokens":
+        return "tokens"
+    return KINDS.get(config.problem_type) or ("regression" if config.num_labels == 1 else "classes")
+
+
 class CramPreTrainedModel(PreTrainedModel):
     """Base of the models below: the encoder with its vocabulary head."""
 
@@ -89,6 +103,11 @@ class CramPreTrainedModel(PreTrainedModel):
         config.cram = {name: value for name, value in config.cram.items() if name in self.described_by.model_fields}
         self.bert = Bert(config.architecture, config.vocab_size, config.max_position_embeddings)
         self.bert.set_dropout(config.dropout)
+        self.add_head(config)
+        self.post_init()
+
+    def add_head(self, config: CramConfig) -> None:
+        """Add what a model has beside the encoder."""
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The word embedding."""
@@ -131,10 +150,6 @@ class CramPreTrainedModel(PreTrainedModel):
 class CramModel(CramPreTrainedModel):
     """The encoder: states of tokens."""
 
-    def __init__(self, config: CramConfig) -> None:
-        super().__init__(config)
-        self.post_init()
-
     @can_return_tuple
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -143,12 +158,8 @@ class CramModel(CramPreTrainedModel):
         return BaseModelOutput(last_hidden_state=self.bert.encode(self.padded(input_ids, attention_mask), padded=True))
 
 
-class CramForMaskedLM(CramPreTrainedModel):
-    """The pretrained model: scores of the vocabulary for every token."""
-
-    def __init__(self, config: CramConfig) -> None:
-        super().__init__(config)
-        self.post_init()
+class CramScorer(CramPreTrainedModel):
+    """Base of the models below: scores, and a loss if there are labels."""
 
     @can_return_tuple
     def forward(
@@ -157,58 +168,88 @@ class CramForMaskedLM(CramPreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
-    ) -> MaskedLMOutput:
-        """(B, S) token ids to logits (B, S, V); with labels (B, S), -100 to ignore one, the mean loss in nats.
+    ) -> ModelOutput:
+        """(B, S) token ids to logits, see `scores`; with labels the mean loss in nats. `token_type_ids` are ignored.
 
-        `token_type_ids` are ignored.
+        Labels are (B, S) for scores of tokens, -100 to ignore one, or (B,) or (B, classes), by `problem_type`.
         """
-        logits = self.bert.logits(self.bert.encode(self.padded(input_ids, attention_mask), padded=True))
-        loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size)
-        return MaskedLMOutput(loss=loss, logits=logits)
+        logits = self.scores(self.padded(input_ids, attention_mask))
+        return self.output(loss=None if labels is None else self.loss(logits, labels), logits=logits)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the tokens that have labels."""
+        return self.loss_function(logits, labels, self.config)
 
 
-class CramForSequenceClassification(CramPreTrainedModel):
-    """A finetuned model with the paper's head (dense to 1024, tanh): scores of classes, or a number for regression."""
+class CramForMaskedLM(CramScorer):
+    """The pretrained model: scores of the vocabulary for every token."""
+
+    output = MaskedLMOutput
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        """(B, S) token ids, with [PAD], to (B, S, V)."""
+        return self.bert.logits(self.bert.encode(tokens, padded=True))
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the tokens that have labels."""
+        return self.loss_function(logits, labels, self.config.vocab_size)
+
+
+class CramClassifier(CramScorer):
+    """Base of finetuned models: the encoder with the paper's head (dense to 1024, tanh)."""
 
     described_by = SavedClassifier
+    of_tokens = False
 
-    def __init__(self, config: CramConfig) -> None:
-        super().__init__(config)
-        saved = SavedClassifier(**config.cram | {"classes": config.num_labels, "head": "tanh"})
+    def add_head(self, config: CramConfig) -> None:
+        """Add the head. Raises ValueError for a config of the other kind of classifiers."""
+        before = config.cram.get("kind")  # None: of a pretrained model
+        if before and (before == "tokens") != self.of_tokens:
+            raise ValueError(f"cram.kind is {before!r}, of which {type(self).__name__} can't use the head")
+        now = {"kind": "tokens" if self.of_tokens else kind_of(config), "classes": config.num_labels, "head": "tanh"}
+        saved = SavedClassifier(**config.cram | now)
         config.cram, self.pooling = saved.model_dump(), (saved.pooling, saved.texts)
         inputs = config.hidden_size * width_factor(*self.pooling)
         self.classifier = ClassifierHead(inputs, config.num_labels, config.dropout, seed=0)
-        self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> SequenceClassifierOutput:
-        """(B, S) token ids to logits (B, classes); with labels (B,) the loss, by `problem_type`.
 
-        `token_type_ids` are ignored. Raises ValueError for single texts if the model compares two.
-        """
-        self.check_pairs(input_ids)
-        logits = self.classifier(pooled(self.bert, self.padded(input_ids, attention_mask), True, *self.pooling))
-        loss = None if labels is None else self.loss_function(labels, logits, self.config)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+class CramForSequenceClassification(CramClassifier):
+    """A finetuned model with the paper's head: scores of classes or labels, or a number for regression."""
 
-    def check_pairs(self, input_ids: Tensor) -> None:
+    output = SequenceClassifierOutput
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        """(B, S) token ids, with [PAD], to (B, classes). Raises ValueError for single texts if it compares two."""
+        self.check_pairs(tokens)
+        return self.classifier(pooled(self.bert, tokens, True, *self.pooling))
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the texts, by `problem_type`."""
+        return self.loss_function(labels, logits, self.config)
+
+    def check_pairs(self, tokens: Tensor) -> None:
         """Raise ValueError for inputs without a second text, which a model that compares two would take for zeros."""
         if width_factor(*self.pooling) == 1 or torch.compiler.is_compiling():
             return
-        if count := int(((input_ids == SEP).sum(dim=1) < 2).sum()):
+        if count := int(((tokens == SEP).sum(dim=1) < 2).sum()):
             raise ValueError(
-                f"{count} of {len(input_ids)} inputs have fewer than two [SEP], but this model compares two texts. "
+                f"{count} of {len(tokens)} inputs have fewer than two [SEP], but this model compares two texts. "
                 "Give the tokenizer both: tokenizer(first, second)."
             )
+
+
+class CramForTokenClassification(CramClassifier):
+    """A finetuned model with the paper's head on the state of each token: scores of classes."""
+
+    output, of_tokens = TokenClassifierOutput, True
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        """(B, S) token ids, with [PAD], to (B, S, classes)."""
+        return self.classifier(self.bert.encode(tokens, padded=True))
 
 
 AutoConfig.register("cram", CramConfig)
 AutoModel.register(CramConfig, CramModel)
 AutoModelForMaskedLM.register(CramConfig, CramForMaskedLM)
 AutoModelForSequenceClassification.register(CramConfig, CramForSequenceClassification)
+AutoModelForTokenClassification.register(CramConfig, CramForTokenClassification)

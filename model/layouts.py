@@ -2,7 +2,7 @@
 
 import json
 
-from model.settings import CLASSIFIER_WIDTH, Architecture, HeadName, Pooling
+from model.settings import CLASSIFIER_WIDTH, Architecture, HeadName, Kind, Pooling
 
 
 def _needs(a: Architecture) -> dict[str, dict]:
@@ -66,13 +66,18 @@ def why_not_transformers(architecture: Architecture) -> str | None:
     return f"transformers has no model of this layout; the nearest, {name}, would need {', '.join(axes)}."
 
 
-def transformers_classifier(architecture: Architecture, head: HeadName, pooling: Pooling = "cls") -> str | None:
-    """transformers' class for this layout, head and pooling, such as `BertForSequenceClassification`; None if none."""
-    lacking = why_not_transformers_classifier(architecture, head, pooling)
-    return None if lacking else f"{transformers_model(architecture)}ForSequenceClassification"
+def transformers_classifier(
+    architecture: Architecture, head: HeadName, pooling: Pooling = "cls", kind: Kind = "classes"
+) -> str | None:
+    """transformers' class for such a classifier, as `BertForSequenceClassification`; None if there is none."""
+    lacking = why_not_transformers_classifier(architecture, head, pooling, kind)
+    unit = "Token" if kind == "tokens" else "Sequence"
+    return None if lacking else f"{transformers_model(architecture)}For{unit}Classification"
 
 
-def why_not_transformers_classifier(architecture: Architecture, head: HeadName, pooling: Pooling = "cls") -> str | None:
+def why_not_transformers_classifier(
+    architecture: Architecture, head: HeadName, pooling: Pooling = "cls", kind: Kind = "classes"
+) -> str | None:
     """The sentence that says why transformers can't load such a classifier; None if it can."""
     name = transformers_model(architecture)
     if name is None:
@@ -82,6 +87,6 @@ def why_not_transformers_classifier(architecture: Architecture, head: HeadName, 
             f"transformers' {name} has no dense-tanh head of width {CLASSIFIER_WIDTH}; finetune with head 'native' for "
             "one that it has."
         )
-    if pooling == "compare" or (name == "Bert" and pooling == "mean"):
+    if kind != "tokens" and (pooling == "compare" or (name == "Bert" and pooling == "mean")):
         return f"transformers' {name} has no pooling {pooling!r}; finetune with pooling 'cls' for one that it has."
     return None

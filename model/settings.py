@@ -183,6 +183,7 @@ HeadName = Literal["tanh", "native"]
 CLASSIFIER_WIDTH = 1024  # of head tanh, as in the reference implementation's GLUE settings
 Pooling = Literal["cls", "mean", "compare"]
 Texts = Literal[1, 2] | None  # in an input of a classifier
+Kind = Literal["classes", "regression", "multilabel", "tokens"]  # what a classifier tells of an input, or of its tokens
 
 
 class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -211,5 +212,6 @@ class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     pooling: Pooling = Field(
         "cls",
         description="What the head reads. cls: the state of [CLS]. mean: the mean over all tokens. compare: for a "
-        "pair, the mean of each text, their absolute difference and product (GLUE's baselines, Wang et al. 2018).",
+        "pair, the mean of each text, their absolute difference and product (GLUE's baselines, Wang et al. 2018). "
+        "Tasks on tokens read the state of each.",
     )

@@ -188,6 +188,56 @@ def test_transformers_gives_the_scores_of_a_classifier_and_what_it_trains_loads_
     assert_close(scores(load_classifier(tmp_path / "again").eval()), expected)
 
 
+@pytest.mark.parametrize(("name", "layout"), (NATIVE | WITH_HF).values(), ids=NATIVE | WITH_HF)
+def test_transformers_gives_the_scores_of_tokens_and_what_it_trains_loads_here(name, layout, tmp_path, transformers):
+    head, seen = "tanh" if name == "Cram" else "native", PADDED != PAD
+    ours = some_classifier(layout, head, pooling="mean", kind="tokens")  # nothing is pooled
+    save_classifier(ours, tmp_path, LABELS)
+    assert config_of(tmp_path)["cram"]["kind"] == "tokens"
+    theirs = loaded_by(transformers.AutoModelForTokenClassification, tmp_path)
+    assert type(theirs).__name__ == f"{name}ForTokenClassification"
+    assert config_of(tmp_path).get("architectures") == (None if name == "Cram" else [f"{name}ForTokenClassification"])
+    assert theirs.config.id2label == dict(enumerate(LABELS))
+    assert scores(ours).shape == (*PADDED.shape, 3)
+    assert_close(answers(theirs)[seen], scores(ours)[seen])
+    assert torch.equal(scores(load_classifier(tmp_path).eval()), scores(ours))
+    expected = retrained(theirs, tmp_path / "again")
+    assert_close(scores(load_classifier(tmp_path / "again").eval())[seen], expected[seen])
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "problem"),
+    [
+        ("multilabel", LABELS, "multi_label_classification"),
+        ("multilabel", ("urgent",), "multi_label_classification"),
+        ("regression", (), "regression"),
+    ],
+)
+@pytest.mark.parametrize("layout", [ORIGINAL, SMALL], ids=["bert", "the paper's"])
+def test_a_folder_says_what_kind_its_scores_are_and_their_scale(layout, kind, labels, problem, tmp_path, transformers):
+    ours = some_classifier(layout, "native" if layout is ORIGINAL else "tanh", len(labels) or 1, kind=kind)
+    before = scores(ours)
+    ours.rescale(scale=12.0, shift=-7.0)
+    assert_close(scores(ours), 12 * before - 7)
+    save_classifier(ours, tmp_path, labels)
+    theirs = loaded_by(transformers.AutoModelForSequenceClassification, tmp_path)
+    theirs.save_pretrained(tmp_path / "again")
+    for folder in (tmp_path, tmp_path / "again"):
+        assert (load_classifier(folder).kind, config_of(folder)["problem_type"]) == (kind, problem)
+        assert config_of(folder)["cram"]["kind"] == kind
+        assert_close(scores(load_classifier(folder).eval()), scores(ours))
+    assert_close(answers(theirs), scores(ours))
+
+
+@pytest.mark.parametrize(("labels", "kind"), [(LABELS, "classes"), ((), "regression")])
+def test_a_folder_of_before_there_were_kinds_is_of_classes_or_with_one_output_a_regression(labels, kind, tmp_path):
+    save_classifier(some_classifier(SMALL, "tanh", len(labels) or 1), tmp_path, labels)
+    about = config_of(tmp_path)["cram"]
+    assert about.pop("kind") == kind
+    spoil(tmp_path, "config.json", {"cram": about})
+    assert load_classifier(tmp_path).kind == kind
+
+
 @pytest.mark.parametrize("name", ["modern", "bert"])
 def test_a_classifier_of_transformers_starts_from_the_whole_encoder(name, tmp_path, transformers):
     bert = some_bert(NATIVE[name][1])
@@ -239,6 +289,9 @@ def test_a_layout_that_transformers_has_is_named_and_has_a_classifier_of_the_nat
     assert layouts.transformers_classifier(about, "native") == f"{name}ForSequenceClassification"
     assert layouts.why_not_transformers_classifier(about, "native") is None
     assert layouts.transformers_classifier(about, "tanh") is None
+    assert layouts.transformers_classifier(about, "tanh", kind="tokens") is None
+    for pooling in ("cls", "mean", "compare"):  # which tokens have none of
+        assert layouts.transformers_classifier(about, "native", pooling, "tokens") == f"{name}ForTokenClassification"
     assert "head" in layouts.why_not_transformers_classifier(about, "tanh")
     for pooling in ("mean", "compare") if name == "Bert" else ("compare",):
         assert layouts.transformers_classifier(about, "native", pooling) is None
@@ -353,6 +406,8 @@ CLASSIFIER_DAMAGE = [
     ("cram", {"classes": 0}, "classes"),
     ("cram", {"head": "tanh"}, "model_type 'modernbert'"),
     ("cram", {"head": "wide"}, "head"),
+    ("cram", {"kind": "words"}, "kind"),
+    ("cram", {"kind": "regression"}, "one output"),
     ("cram", {"texts": 3}, "texts"),
     ("cram", {"max_tokens": 4096}, "max_tokens"),
 ]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from model import InputError, attention, bert, finetuning
 from model.classifier import Classifier
 from model.machine import Machine
-from model.settings import Architecture, Finetuning
+from model.settings import Architecture, Finetuning, Kind
 
 SMALL = Architecture(layers=1, hidden=16, heads=2, intermediate=48)
 VOCABULARY, LENGTH = 40, 16
@@ -26,9 +26,9 @@ def tune(model: Classifier, given: finetuning.Examples, settings: Finetuning = Q
     return finetuning.finetune(model, given, settings, seed=seed, **usual | changes)
 
 
-def classifier(classes: int, seed: int = 0, dropout: float = 0.1, **axes) -> Classifier:
+def classifier(classes: int, seed: int = 0, dropout: float = 0.1, kind: Kind = "classes", **axes) -> Classifier:
     encoder = bert.Bert(SMALL.model_copy(update=axes), VOCABULARY, LENGTH, seed=1)
-    return Classifier(encoder, classes, dropout, seed)
+    return Classifier(encoder, classes, dropout, seed, kind=kind)
 
 
 def examples(count: int, seed: int, classes: int) -> finetuning.Examples:
@@ -41,6 +41,19 @@ def examples(count: int, seed: int, classes: int) -> finetuning.Examples:
         ids.insert(int(rng.integers(len(ids) + 1)), 6 + int(label))
         tokens.append([2, *ids, 3])
     return finetuning.Examples.of(tokens, labels if classes > 1 else labels / 2 - 1)
+
+
+def examples_of(kind: Kind, count: int, seed: int, classes: int = 3) -> finetuning.Examples:
+    """The same inputs. Several labels: which of 6 to 8 are in them. Tokens: one of three by the token before; [CLS],
+    [SEP] and a quarter of the others have none."""
+    given = examples(count, seed, classes)
+    if kind == "multilabel":
+        labels = np.array([[(given.input(row) == which).any() for which in (6, 7, 8)] for row in range(count)])
+        return replace(given, labels=labels.astype(np.float32))
+    if kind == "tokens":
+        without = (given.tokens < 5) | (given.tokens % 4 == 0)
+        return replace(given, labels=np.where(without, -100, np.roll(given.tokens, 1) % 3).astype(np.int32))
+    return given
 
 
 def test_the_seed_gives_the_predictions():
@@ -84,14 +97,65 @@ def test_a_finetuning_loss_that_is_not_finite_is_refused():
         tune(model, examples(16, 0, classes=2))
 
 
-def test_predictions_are_in_the_order_given_whatever_the_lengths():
-    model, given = classifier(3).eval(), examples(150, 2, classes=3)
+@pytest.mark.parametrize("kind", ["classes", "tokens"])
+def test_predictions_are_in_the_order_given_whatever_the_lengths(kind: Kind):
+    model, given = classifier(3, kind=kind).eval(), examples_of(kind, 150, 2)
     scores = finetuning.predict(model, given, CPU)
-    assert (scores.shape, max(given.lengths)) == ((150, 3), LENGTH)
     with torch.no_grad():
-        alone = torch.cat([model(torch.tensor(given.input(row)[None])) for row in range(150)]).numpy()
+        alone = torch.cat([model(torch.tensor(given.input(row)[None])).view(-1, 3) for row in range(150)]).numpy()
+    alone = alone[given.labels >= 0] if kind == "tokens" else alone
+    assert (scores.shape, scores.dtype, max(given.lengths)) == (alone.shape, np.float32, LENGTH)
     np.testing.assert_allclose(scores, alone, rtol=1e-5, atol=1e-6)
     assert len(np.unique(alone[:, 0])) > 100
+
+
+@pytest.mark.parametrize("kind", ["classes", "multilabel", "tokens"])
+def test_labels_go_with_their_inputs_and_stay_when_embeddings_are_dropped(kind: Kind):
+    given, order = examples_of(kind, 40, 4), np.random.default_rng(5).permutation(40)
+    shuffled = given.take(order)
+    again = shuffled.take(np.argsort(order))
+    for field in ("tokens", "ends", "labels"):
+        assert np.array_equal(getattr(again, field), getattr(given, field)), field
+    assert not np.array_equal(shuffled.labels, given.labels)
+    model = classifier(3, kind=kind)
+    before = finetuning.predict(model, given, CPU)
+    kept = finetuning.keep_used(model.bert, {"validation": given})["validation"]
+    assert np.array_equal(kept.labels, given.labels)
+    assert model.bert.vocabulary < VOCABULARY
+    np.testing.assert_allclose(finetuning.predict(model, kept, CPU), before, rtol=1e-5, atol=1e-6)
+    for count in (0, 1):
+        assert finetuning.predict(model, kept.take(np.arange(count)), CPU).shape[1:] == (3,)
+
+
+def test_a_batch_whose_tokens_have_no_label_leaves_a_model_as_it_is():
+    model, given = classifier(3, kind="tokens", dropout=0.0), examples_of("tokens", 16, 0)
+    before = [parameter.clone() for parameter in model.parameters()]
+    outcome = tune(model, replace(given, labels=np.full_like(given.labels, -100)))
+    assert [epoch["loss"] for epoch in outcome.epochs] == [0.0] * 5
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "tokens"])
+def test_several_labels_and_labels_of_tokens_are_learned(kind: Kind):
+    model, given = classifier(3, kind=kind, dropout=0.0), examples_of(kind, 320, 0)
+    tune(model, given, Finetuning(epochs=20, learning_rate=1e-2))
+    found = finetuning.predictions(finetuning.predict(model, given, CPU), kind)
+    expected = given.labels[given.labels >= 0] if kind == "tokens" else given.labels
+    assert found.shape == expected.shape
+    assert (found == expected).mean() > 0.95
+
+
+def test_what_scores_say_is_by_kind():
+    scores = np.array([[0.5, -1.0], [0.0, 2.0]], dtype=np.float32)
+    expected = {"classes": [0, 1], "tokens": [0, 1], "multilabel": [[1, 0], [0, 1]], "regression": [0.5, 0.0]}
+    assert {kind: finetuning.predictions(scores, kind).tolist() for kind in expected} == expected
+
+
+def test_a_regression_on_standardised_labels_predicts_in_the_labels_units():
+    model, given = classifier(1), examples(30, 0, classes=1)
+    standardised = finetuning.predict(model, given, CPU)
+    model.rescale(scale=25_000.0, shift=1.5e6)
+    np.testing.assert_allclose(finetuning.predict(model, given, CPU), 25_000 * standardised + 1.5e6, rtol=1e-6)
 
 
 def test_gradients_that_fp16_cannot_hold_are_not_lost(monkeypatch):
@@ -125,19 +189,30 @@ def test_an_epoch_has_each_example_once_in_an_order_of_its_own_and_little_paddin
     assert abs(np.corrcoef(widths[1:], widths[:-1])[0, 1]) < 0.2
 
 
+PLAIN_LOSSES = {
+    "classes": F.cross_entropy,
+    "regression": lambda scores, labels: ((scores[:, 0] - labels) ** 2).mean(),
+    "multilabel": lambda scores, labels: -(labels * 2 - 1).mul(scores).sigmoid().log().mean(),
+    "tokens": lambda scores, labels: F.cross_entropy(scores[labels >= 0], labels[labels >= 0].long()),
+}
+
+
 @pytest.mark.parametrize(
-    ("classes", "axes"),
+    ("kind", "axes"),
     [
-        (3, {}),
-        (1, {"positions": "rotary", "bias": True, "qkv_bias": True}),
-        (3, {"norm_order": "post", "final_norm": False}),
+        ("classes", {}),
+        ("regression", {"positions": "rotary", "bias": True, "qkv_bias": True}),
+        ("classes", {"norm_order": "post", "final_norm": False}),
+        ("multilabel", {}),
+        ("tokens", {}),
     ],
 )
-def test_training_is_that_of_a_plain_loop_with_torchs_adamw(classes, axes):
+def test_training_is_that_of_a_plain_loop_with_torchs_adamw(kind, axes):
     """One input at a time, so without padding; the whole encoder for all tokens; AdamW without fused kernels."""
-    given = examples(45, 3, classes)
+    classes = 1 if kind == "regression" else 3
+    given = examples_of(kind, 45, 3, classes)
     settings = Finetuning(batch_size=8, epochs=2, learning_rate=1e-3, weight_decay=0.1, warmup=0.3)
-    ours, plain = (classifier(classes, dropout=0.0, **axes) for _ in range(2))
+    ours, plain = (classifier(classes, dropout=0.0, kind=kind, **axes) for _ in range(2))
     tune(ours, given, settings, seed=5)
 
     matrices, vectors = ([p for p in plain.parameters() if (p.ndim > 1) == wide] for wide in (True, False))
@@ -153,10 +228,10 @@ def test_training_is_that_of_a_plain_loop_with_torchs_adamw(classes, axes):
                 group["lr"] = 1e-3 * min(spent, falling if spent > 1 else 1)
             scores = []
             for row in rows:
-                state = plain.bert.encode(torch.tensor(given.input(row)[None]))[:, 0]
-                scores.append(plain.classifier.out(torch.tanh(plain.classifier.dense(state))))
-            found, labels = torch.cat(scores), torch.tensor(given.labels[rows])
-            (F.cross_entropy(found, labels) if classes > 1 else ((found[:, 0] - labels) ** 2).mean()).backward()
+                states = plain.bert.encode(torch.tensor(given.input(row)[None]))[0]
+                read = states if kind == "tokens" else states[:1]
+                scores.append(plain.classifier.out(torch.tanh(plain.classifier.dense(read))))
+            PLAIN_LOSSES[kind](torch.cat(scores), torch.tensor(given.take(rows).labels)).backward()
             adamw.step()
             adamw.zero_grad()
     for (name, found), expected in zip(ours.state_dict().items(), plain.state_dict().values(), strict=True):

@@ -121,6 +121,75 @@ def test_the_loss_of_a_classifier_is_that_of_its_scores(labels: tuple, tmp_path:
     torch.testing.assert_close(found.loss, loss)
 
 
+def test_the_losses_of_several_labels_and_of_tokens_are_those_of_their_scores(tmp_path: Path, transformers):
+    (tokens, given), several = inputs(), torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    labels = torch.where((tokens % 3 > 0) & (tokens != PAD), tokens % 3, -100)
+    export.save_classifier(some_classifier(OWN["crammed-bert"], kind="multilabel"), tmp_path, LABELS)
+    with torch.no_grad():
+        found = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()(
+            **given, labels=several
+        )
+    torch.testing.assert_close(found.loss, F.binary_cross_entropy(found.logits.sigmoid(), several))
+    export.save_classifier(some_classifier(OWN["crammed-bert"], kind="tokens"), tmp_path, LABELS)
+    with torch.no_grad():
+        found = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path).eval()(**given, labels=labels)
+    torch.testing.assert_close(found.loss, F.cross_entropy(found.logits[labels >= 0], labels[labels >= 0]))
+
+
+def test_a_new_head_is_of_the_kind_that_its_class_and_config_ask_for(hf, tmp_path: Path):
+    export.save(some_bert(OWN["crammed-bert"]), tmp_path)
+    several = {"num_labels": 3, "problem_type": "multi_label_classification"}
+    for auto, asked, kind in (
+        (hf.AutoModelForSequenceClassification, {"num_labels": 3}, "classes"),
+        (hf.AutoModelForSequenceClassification, {"num_labels": 1}, "regression"),
+        (hf.AutoModelForSequenceClassification, several, "multilabel"),
+        (hf.AutoModelForTokenClassification, {"num_labels": 3}, "tokens"),
+    ):
+        model = auto.from_pretrained(tmp_path, **asked)
+        model.save_pretrained(tmp_path / kind)
+        assert export.load_classifier(tmp_path / kind).kind == kind
+    with pytest.raises(ValueError, match=r"cram\.kind"):
+        hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "tokens")
+    with pytest.raises(ValueError, match=r"cram\.kind"):
+        hf.AutoModelForTokenClassification.from_pretrained(tmp_path / "classes")
+
+
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+
+
+@pytest.mark.parametrize("recipe", ["crammed-bert", "modern", "bert-base"])
+def test_the_plain_pipeline_gives_each_word_the_label_of_its_first_piece(recipe: str, tmp_path: Path, transformers):
+    about = layout(recipe)
+    head = "tanh" if recipe == "crammed-bert" else "native"
+    bert = some_bert(about, tokenizer_in(tmp_path))
+    classifier = roughen(Classifier(bert, len(TAGS), 0.0, seed=2, head=head, kind="tokens").eval())
+    export.save_classifier(classifier, tmp_path, TAGS)
+    tag = transformers.pipeline("token-classification", model=str(tmp_path), aggregation_strategy="first")
+    tokenizer, expected, given = load_tokenizer(tmp_path), [], [f"Breadmap {text}" for text in texts(30)]
+    tokenizer.enable_truncation(LENGTH)
+    assert sum(token.startswith("##") for token in tokenizer.encode(given[0]).tokens) > 1
+    for text in given:
+        encoding, groups, last = tokenizer.encode(text), [], "O"
+        with torch.no_grad():
+            best = classifier(torch.tensor([encoding.ids]))[0].argmax(-1).tolist()
+        for number, (token, (start, end)) in enumerate(zip(encoding.tokens, encoding.offsets, strict=True)):
+            if token in ("[CLS]", "[SEP]"):
+                continue
+            if token.startswith("##"):
+                groups[-1][2] = end
+                continue
+            name = TAGS[best[number]]
+            if groups and name[2:] == last[2:] and not name.startswith("B"):
+                groups[-1][2] = end
+            else:
+                groups.append([name[2:], start, end])
+            last = name
+        expected.append([tuple(group) for group in groups if group[0]])
+    found = [[(one["entity_group"], one["start"], one["end"]) for one in some] for some in tag(given)]
+    assert found == expected
+    assert len({group[0] for some in found for group in some}) == 2
+
+
 @own_layouts
 def test_the_pipeline_fills_masks_by_crams_scores(layout: Architecture, tmp_path: Path, transformers):
     bert = some_bert(layout, tokenizer_in(tmp_path))
@@ -255,6 +324,16 @@ def test_a_config_that_is_no_models_is_refused_by_the_field(changes: dict, field
     (tmp_path / "config.json").write_text(json.dumps(config | {"cram": config["cram"] | changes}))
     with pytest.raises(ValueError, match=field):
         transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+
+
+def test_words_have_the_same_pieces_in_a_list_which_training_reads_as_in_a_text_which_predict_reads(tmp_path: Path):
+    tokenizer_in(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    odd = ["U.N.", "don’t", "Jean-Paul", "naïve", "cafe\u0301", "—", "\u4e2d\u6587", "``", "'", "'", "[SEP]", "x" * 300]
+    for words in (odd, odd[::-1], *(text.split() for text in texts(10))):
+        in_list = tokenizer.encode(words, is_pretokenized=True)
+        assert in_list.ids == tokenizer.encode(" ".join(words)).ids
+        assert {number for number in in_list.word_ids if number is not None} <= set(range(len(words)))
 
 
 def test_the_tokenizer_encodes_as_cram_does_with_and_without_special_tokens(tmp_path: Path, transformers):

@@ -1,6 +1,8 @@
 """`cram predict` and `cram fill`: the answers of cram's own models, and errors that name what is wrong."""
 
+import itertools
 import json
+import logging
 import os
 import random
 import re
@@ -18,6 +20,7 @@ import pytest
 import torch
 import typer
 from conftest import ENDS, OBJECTS, SUBJECTS, VERBS, roughen, sentence, store_of_its_own
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from flows.cli import predict
@@ -25,7 +28,7 @@ from flows.cli.predict import model_folder
 from model import InputError, export
 from model.bert import Bert
 from model.classifier import Classifier
-from model.settings import Architecture
+from model.settings import Architecture, Kind
 from tasks.store import digest
 from tasks.text.tokenizer import LONGEST_WORD, MASK, copy_tokenizer, load_tokenizer, save_tokenizer
 from tasks.vocabulary import train_wordpiece
@@ -37,6 +40,7 @@ MODERN = Architecture(
     positions="rotary", norm_bias=False, first_norm=False, head_transform=True,
 )  # fmt: skip
 LABELS = {"sst2": ("negative", "positive"), "mnli": ("entailment", "neutral", "contradiction"), "stsb": ()}
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(predict.predict)
 app.command()(predict.fill)
@@ -70,18 +74,34 @@ def pretrained(folder: Path) -> Path:
 
 
 def finetuned(folder: Path, task: str, texts: int | None = None, max_tokens: int | None = None) -> Path:
+    tuned(folder, LABELS[task], "classes", texts, max_tokens)
+    return manifest(folder, "finetune", task=task)
+
+
+def tuned(
+    folder: Path, labels: tuple[str, ...], kind: Kind, texts: int | None = 1, max_tokens: int | None = None
+) -> Classifier:
+    """A model finetuned on a task of one's own, saved there."""
     folder.mkdir(parents=True)
     bert = Bert(MODERN, tokenizer_in(folder), LENGTH)
-    classifier = Classifier(bert, max(1, len(LABELS[task])), dropout=0.1, seed=1, head="native", texts=texts)
+    classifier = Classifier(bert, max(1, len(labels)), dropout=0.1, seed=1, head="native", texts=texts, kind=kind)
     roughen(classifier)
-    export.save_classifier(classifier, folder, LABELS[task], max_tokens)
-    return manifest(folder, "finetune", task=task)
+    classifier.rescale(1e-6 if kind == "regression" else 1.0, -0.5 if kind == "multilabel" else 0.0)
+    export.save_classifier(classifier, folder, labels, max_tokens)
+    return classifier.eval()
 
 
 def without_manifest(folder: Path, to: Path) -> Path:
     """A copy of a model's files as one makes it for transformers."""
     shutil.copytree(folder, to, ignore=shutil.ignore_patterns("stage.json"))
     return to
+
+
+@pytest.fixture(autouse=True)
+def no_log_by_handlers_of_earlier_tests() -> Iterator[None]:
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -132,6 +152,112 @@ def test_predict_gives_the_answers_of_cram_s_own_model_alone_or_in_batches(task:
             assert answer["label"] == LABELS[task][scores.argmax()]
             assert answer["probability"] == max(answer["probabilities"].values())
         assert len(labels) > 1, "they aren't all the same"
+
+
+def spans(
+    tokenizer: Tokenizer, classifier: Classifier, text: str, tags: tuple[str, ...] = TAGS
+) -> list[tuple[int, int, str, float]]:
+    """The entities by the first piece of each word as the tokenizer divides them: a label begins anew at B-.
+
+    Other tags than TAGS are those of words.
+    """
+    encoding, found, last = tokenizer.encode(text), [], "O"
+    with torch.no_grad():
+        shares = classifier(torch.tensor([encoding.ids]))[0].softmax(-1)
+    words = [number for number, word in enumerate(encoding.word_ids) if word is not None]
+    for word, numbers in itertools.groupby(words, lambda number: encoding.word_ids[number]):
+        first, *_, end = numbers = list(numbers) * 2
+        share, name = shares[first].max().item(), tags[shares[first].argmax()]
+        if tags != TAGS:
+            found.append([encoding.offsets[first][0], encoding.offsets[end][1], name if name != "O" else "", [share]])
+        elif word and name[2:] == last[2:] and name[:1] != "B":
+            found[-1][1] = encoding.offsets[end][1]
+            found[-1][3].append(share)
+        else:
+            found.append([encoding.offsets[first][0], encoding.offsets[end][1], name[2:], [share]])
+        last = name
+    return [(start, end, name, sum(each) / len(each)) for start, end, name, each in found if name]
+
+
+def test_entities_have_the_labels_of_their_words_first_pieces_alone_or_in_batches(tmp_path: Path):
+    classifier, rng = tuned(tmp_path / "model", TAGS, "tokens"), random.Random(4)
+    tokenizer = load_tokenizer(tmp_path / "model")
+    tokenizer.enable_truncation(LENGTH)
+    odd = [
+        "The U.N. saw Jean-Paul’s “map”",
+        "it’s Straße, cafe\u0301 [SEP] a ``map''",
+        "\u4e2d",
+        # the normaliser deletes part of a word; `###` is both a word and a piece, `#`, of one
+        *(f"{word} {rest}" for word in ("the", "a", "some") for rest in ("ma\u2014p ma\u2019p map", "### #### map")),
+    ]
+    given = odd + [" ".join(sentence(rng) for _ in range(rng.randint(1, 4))) for _ in range(40)]
+    (tmp_path / "texts").write_text("".join(text + "\n" for text in given))
+    in_batches, notes = run("predict", tmp_path / "model", tmp_path / "texts", "--json")
+    alone = run("predict", tmp_path / "model", "--json", given=(tmp_path / "texts").read_bytes())[0]
+    long = sum(len(load_tokenizer(tmp_path / "model").encode(text).ids) > LENGTH for text in given)
+    assert notes.splitlines() == [f"{long} lines truncated.", "1 line without a known word."]
+    for answers in (in_batches, alone):
+        for answer, text in zip(map(json.loads, answers), given, strict=True):
+            assert answer.keys() == {"line", "text", "entities"}
+            found = [tuple(one[name] for name in ("start", "end", "label")) for one in answer["entities"]]
+            expected = spans(tokenizer, classifier, text)
+            assert found == [one[:3] for one in expected], text
+            shares = [one["probability"] for one in answer["entities"]]
+            assert shares == pytest.approx([one[3] for one in expected], abs=1e-5)
+            assert all(one["word"] == text[one["start"] : one["end"]] for one in answer["entities"])
+    plain = run("predict", tmp_path / "model", tmp_path / "texts")[0]
+    for line, answer in zip(plain, map(json.loads, in_batches), strict=True):
+        fields = [field.rsplit(" ", 2) for field in line.split("\t") if field]
+        assert [(word, label) for word, label, _ in fields] == [(e["word"], e["label"]) for e in answer["entities"]]
+    assert run("predict", tmp_path / "model", given="\n")[0] == [""]
+    assert "--scores" in run("predict", tmp_path / "model", "--scores", given="a map")[1]
+    assert "1 tab" in run("predict", tmp_path / "model", given="a\tmap")[1]
+
+
+@pytest.mark.parametrize(
+    ("tags", "same"),
+    [(("O", "S-PER", "E-PER", "S-LOC", "E-LOC"), TAGS), (("O", "noun", "S-verb", "adjective", "pro-noun"), None)],
+    ids=["BIOES", "parts of speech"],
+)
+def test_other_marks_of_spans_are_understood_and_other_tags_are_those_of_words(tags: tuple, same, tmp_path: Path):
+    classifier = tuned(tmp_path / "model", tags, "tokens")
+    text, tokenizer = "The river saw a map. Some bread, the map", load_tokenizer(tmp_path / "model")
+    [answer], _ = run("predict", tmp_path / "model", "--json", given=text)
+    found = [tuple(one[name] for name in ("start", "end", "label")) for one in json.loads(answer)["entities"]]
+    assert found == [one[:3] for one in spans(tokenizer, classifier, text, same or tags)]
+    assert len(found) > 2
+
+
+def test_all_labels_of_probability_one_half_are_given_or_none(tmp_path: Path):
+    names, rng = ("river", "map", "bread"), random.Random(5)
+    classifier, tokenizer = tuned(tmp_path / "model", names, "multilabel"), load_tokenizer(tmp_path / "model")
+    given = [sentence(rng) for _ in range(40)]
+    lines = "\n".join([*given, ""])
+    answers = map(json.loads, run("predict", tmp_path / "model", "--json", "--scores", given=lines)[0])
+    plain, counts = run("predict", tmp_path / "model", given=lines)[0], set()
+    for text, answer, line in zip(given, answers, plain, strict=True):
+        with torch.no_grad():
+            shares = classifier(torch.tensor([tokenizer.encode(text).ids]))[0].sigmoid().tolist()
+        assert answer["probabilities"] == pytest.approx(dict(zip(names, shares, strict=True)), abs=1e-5)
+        expected = {name: share for name, share in zip(names, shares, strict=True) if share >= 0.5}
+        assert answer["labels"] == pytest.approx(expected, abs=1e-5)
+        assert [field.split(" ")[0] for field in line.split("\t")] == (list(answer["labels"]) or [""])
+        counts.add(len(expected))
+    assert counts >= {0, 1, 2}
+    [first] = run("predict", tmp_path / "model", "--scores", given=given[0])[0]
+    assert [field.split("=")[0] for field in first.split("\t")[-3:]] == list(names)
+
+
+def test_a_number_has_its_digits_whatever_its_scale(tmp_path: Path):
+    classifier, tokenizer = tuned(tmp_path / "model", (), "regression"), load_tokenizer(tmp_path / "model")
+    with torch.no_grad():
+        expected = classifier(torch.tensor([tokenizer.encode("some bread").ids])).item()
+    assert 0 < abs(expected) < 1e-4
+    [line], _ = run("predict", tmp_path / "model", given="some bread")
+    assert float(line) == pytest.approx(expected, rel=1e-3)
+    [line], _ = run("predict", tmp_path / "model", "--json", given="some bread")
+    assert json.loads(line)["label"] == pytest.approx(expected, rel=1e-6)
+    assert predict.labelled({"label": 1234567.0}, False, False) == "1234567.0000"
 
 
 def test_an_answer_is_on_the_line_of_its_text_whatever_ends_the_lines(tmp_path: Path):

@@ -18,10 +18,14 @@ from model import InputError, counted
 from tasks import printable
 
 if TYPE_CHECKING:
-    from transformers import Pipeline, PretrainedConfig
+    from transformers import Pipeline
+
+    from model.settings import Kind
 
 BATCH = 32  # lines of a file; a line that is typed or piped is answered at once
 LONGEST_LINE = 10_000_000  # characters; a file without line ends is not text and would fill the memory
+OUTSIDE, CONTINUED = "O", "##"  # the label of words outside of entities; the beginning of pieces within a word
+SPANS = {"B-": "B-", "I-": "I-", "S-": "B-", "E-": "I-"}  # marks of words in entities, and the same with two marks only
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
@@ -45,12 +49,15 @@ def predict(
     scores: Annotated[bool, typer.Option("--scores", help="Also print the probability of every class.")] = False,
     as_json: JSON = False,
 ) -> None:
-    """Label texts with a finetuned model. Prints one line per text: label and probability, or the score for STS-B."""
+    """Label texts with a finetuned model. Prints one line per text: label and probability, or a regression's number.
+
+    With several labels per text, those of probability 0.5 or more; for a task on tokens, the entities with theirs.
+    """
     source, folder, doubts = opened(file), model_folder("finetune", model), Counter()
-    classify = open_pipeline("text-classification", folder)
-    if scores and classify.model.config.num_labels == 1:
-        raise InputError(f"{model} is a regression model without classes. Omit --scores.")
-    for answer in answers(classify, lines_of(source), BATCH if os.path.isfile(file) else 1, doubts):
+    classify, kind = open_pipeline("text-classification", folder)
+    if scores and kind in ("regression", "tokens"):
+        raise InputError(f"{model} gives no probabilities of a text's classes: its kind is {kind}. Omit --scores.")
+    for answer in answers(classify, kind, lines_of(source), BATCH if os.path.isfile(file) else 1, doubts):
         write([labelled(answer, scores, as_json)])
     for doubt, count in (+doubts).items():  # those above 0
         tell(f"{counted(count, 'line')} {doubt}.")
@@ -74,7 +81,7 @@ def fill(
     as_json: JSON = False,
 ) -> None:
     """Predict the token at each [MASK]. Prints one line per [MASK]: the most likely tokens with their probabilities."""
-    filler = open_pipeline("fill-mask", model_folder("pretrain", model))
+    filler, _ = open_pipeline("fill-mask", model_folder("pretrain", model))
     lines = ((f"Line {number}", line) for number, line in lines_of(opened("-"))) if text == "-" else [("TEXT", text)]
     for where, masked in lines:
         if masked.strip():
@@ -127,47 +134,52 @@ def read_json(path: Path) -> dict:
     return {}
 
 
-def open_pipeline(task: str, folder: Path) -> "Pipeline":
-    """transformers' pipeline for a task with the model in a folder. Raises InputError if it holds no such model."""
+def open_pipeline(task: str, folder: Path) -> "tuple[Pipeline, Kind | None]":
+    """transformers' pipeline with the model in a folder, and its kind if it is finetuned.
+
+    `task`: fill-mask or text-classification. Raises InputError if the folder holds no such model.
+    """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
     from transformers import pipeline
     from transformers.utils import logging
 
-    import model.hf  # noqa: F401, for layouts that transformers doesn't have
-    from model import export, machine
+    from model import export, hf, machine
     from tasks.text.tokenizer import load_tokenizer
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     bert = export.load(folder)  # refuses what transformers only warns of, such as missing weights
-    kind = "finetuned" if "classes" in read_json(folder / export.CONFIG)["cram"] else "pretrained"
-    if kind != (expected := "pretrained" if task == "fill-mask" else "finetuned"):
-        raise InputError(f"{folder} holds a {kind} model; expected a {expected} one.")
+    saved = read_json(folder / export.CONFIG)["cram"]
+    stage = "finetuned" if "classes" in saved else "pretrained"
+    if stage != (expected := "pretrained" if task == "fill-mask" else "finetuned"):
+        raise InputError(f"{folder} holds a {stage} model; expected a {expected} one.")
     if (entries := load_tokenizer(folder).get_vocab_size()) != bert.vocabulary:
         raise InputError(
             f"{folder} has a tokenizer of {entries:,} entries, but a model of {bert.vocabulary:,}. Copy both from the "
             "same artifact."
         )
+    task = "token-classification" if saved.get("kind") == "tokens" else task
     try:
         made = pipeline(task, model=str(folder), device=machine.detect().device, dtype=torch.float32)
     except (OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
         raise InputError(f"transformers can't open {folder}: {' '.join(str(error).split())}") from error
-    saved = made.model.config.cram
     made.tokenizer.model_max_length = saved.get("max_tokens") or saved["length"]  # of a classifier as in finetuning
-    return made
+    made.tokenizer.split_special_tokens = stage == "finetuned"  # a literal [SEP] is text
+    return made, hf.kind_of(made.model.config) if stage == "finetuned" else None
 
 
-def answers(classify: "Pipeline", lines: Iterator[tuple[int, str]], batch: int, doubts: Counter) -> Iterator[dict]:
+def answers(
+    classify: "Pipeline", kind: "Kind", lines: Iterator[tuple[int, str]], batch: int, doubts: Counter
+) -> Iterator[dict]:
     """Yield the answers to numbered lines, in order. Raises InputError at the first line that can't be answered.
 
-    An answer has `line`, `text` (and `text_pair`), `label` (for regression the number; None for an empty line), and
-    with classes `probability` and `probabilities` by label. `doubts` counts the lines whose answers mean little.
+    An answer has `line`, `text` (and `text_pair`), and what `labels` returns. `doubts` counts the lines whose answers
+    mean little.
     """
-    config, problem = classify.model.config, None
-    texts = config.cram.get("texts")  # in a line; None: as many as in the first
-    options = {"top_k": None, "truncation": True, "split_special_tokens": True}
-    options |= {"function_to_apply": "none"} if config.num_labels == 1 else {}
+    problem, texts = None, 1 if kind == "tokens" else classify.model.config.cram.get("texts")
+    options = {"ignore_labels": []} if kind == "tokens" else {"top_k": None, "truncation": True}
+    options |= {"function_to_apply": "none"} if kind == "regression" else {}
     while not problem:
         some: list[dict] = []
         try:
@@ -179,10 +191,11 @@ def answers(classify: "Pipeline", lines: Iterator[tuple[int, str]], batch: int, 
             problem = error
         if not some:
             break
-        inputs = [{name: one[name] for name in ("text", "text_pair") if name in one} for one in some if one["text"]]
+        given = [{name: one[name] for name in ("text", "text_pair") if name in one} for one in some if one["text"]]
+        inputs = [one["text"] for one in given] if kind == "tokens" else given
         found = iter(classify(inputs, batch_size=batch, **options) if inputs else [])
         for one in some:
-            yield one | (labels(config, next(found)) if one["text"] else {"label": None})
+            yield one | labels(classify, kind, one["text"], next(found) if one["text"] else [])
     if problem:
         raise problem
 
@@ -200,20 +213,52 @@ def divided(classify: "Pipeline", number: int, line: str, texts: int | None, dou
         words = {1: "one text", 2: "two texts, separated by one tab"}[expected]
         raise InputError(f"Line {number} has {counted(len(parts) - 1, 'tab')}; expected {words}.")
     with failures_named(Path(classify.model.name_or_path)):
-        ids = tokenizer(parts, add_special_tokens=False, split_special_tokens=True).input_ids
+        ids = tokenizer(parts, add_special_tokens=False).input_ids
     doubts["truncated"] += sum(map(len, ids)) + 1 + len(parts) > tokenizer.model_max_length
     doubts["without a known word"] += any(set(each) <= {tokenizer.unk_token_id} for each in ids)
     return parts
 
 
-def labels(config: "PretrainedConfig", found: list[dict]) -> dict:
-    """What a pipeline found in a text, as the fields of an answer."""
+def labels(classify: "Pipeline", kind: "Kind", text: str, found: list[dict]) -> dict:
+    """What a pipeline found in a text (nothing in an empty one), as the fields of an answer.
+
+    `label` is a class, with its `probability`, or a regression's number; None for an empty text. `labels` are several,
+    with their probabilities. Both have `probabilities` of all classes. `entities`: see there.
+    """
+    if kind == "tokens":
+        return {"entities": entities(classify, text, found)}
     shares = {each["label"]: round(each["score"], 6) for each in found}
-    best, share = next(iter(shares.items()))
-    if config.num_labels == 1:
-        return {"label": share}
-    probabilities = {label: shares[label] for label in config.id2label.values()}
-    return {"label": best, "probability": share, "probabilities": probabilities}
+    probabilities = {label: shares[label] for label in classify.model.config.id2label.values() if found}
+    if kind == "multilabel":
+        likely = {name: share for name, share in shares.items() if share >= 0.5}
+        return {"labels": likely, "probabilities": probabilities}
+    if kind == "regression" or not found:
+        return {"label": float(f"{found[0]['score']:.7g}") if found else None}  # as many digits as fp32 has
+    best = found[0]["label"]
+    return {"label": best, "probability": shares[best], "probabilities": probabilities}
+
+
+def entities(classify: "Pipeline", text: str, found: list[dict]) -> list[dict]:
+    """The entities in a text, from the pieces of its words: `start`, `end`, `word`, `label` and `probability` of each.
+
+    A word's label is that of its first piece. The pipeline's own way to this, "first", tells a piece by its length in
+    the text, which the normaliser may change: `it’s` would belong to the word before. Labels that mark no spans, such
+    as parts of speech, are those of single words.
+    """
+    words: list[dict] = []
+    for piece in found:
+        name, end = piece["word"], piece["end"]
+        if words and name.startswith(CONTINUED) and len(name) != end - piece["start"]:
+            words[-1]["end"] = end
+        else:
+            tag = piece["entity"]
+            words.append(piece | {"entity": SPANS.get(tag[:2], tag[:2]) + tag[2:], "entity_group": tag})
+    are_spans = all(tag[:2] in SPANS for tag in classify.model.config.label2id if tag != OUTSIDE)
+    return [
+        {"start": one["start"], "end": one["end"], "word": text[one["start"] : one["end"]],
+         "label": one["entity_group"], "probability": round(float(one["score"]), 6)}
+        for one in (classify.group_entities(words) if are_spans else words) if one["entity_group"] != OUTSIDE
+    ]  # fmt: skip
 
 
 def filled(filler: "Pipeline", text: str, top: int, where: str) -> list[list[tuple[str, float]]]:
@@ -277,12 +322,20 @@ def labelled(answer: dict, scores: bool, as_json: bool) -> str:
     probabilities = answer.pop("probabilities", {})
     if as_json:
         return as_object(answer | ({"probabilities": probabilities} if scores else {}))
-    if answer["label"] is None:
-        return ""
-    if "probability" not in answer:
-        return f"{answer['label']:.4f}"
     every = [f"{printable(name)}={share:.4f}" for name, share in probabilities.items()] if scores else []
-    return "\t".join([printable(answer["label"]), f"{answer['probability']:.4f}", *every])
+    if "entities" in answer:
+        found = [
+            f"{printable(one['word'])} {printable(one['label'])} {one['probability']:.4f}" for one in answer["entities"]
+        ]
+    elif "labels" in answer:
+        found = [f"{printable(name)} {share:.4f}" for name, share in answer["labels"].items()] or [""]
+    elif (label := answer["label"]) is None:
+        found = []
+    elif "probability" in answer:
+        found = [printable(label), f"{answer['probability']:.4f}"]
+    else:  # four decimals, and four digits of a small number
+        found = [f"{label:.4f}" if abs(label) >= 1 else f"{label:#.4g}"]
+    return "\t".join(found + every)
 
 
 def as_object(answer: dict) -> str:
