@@ -11,8 +11,8 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,11 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from model import InputError, layouts
-from model.settings import Architecture, Finetuning
+from model import InputError, counted, layouts
+from model.settings import Architecture, Finetuning, HeadName
 from tasks.glue import data as glue
-from tasks.glue import metrics, probes
-from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROBES, TASKS, TaskName
+from tasks.glue import metrics, own_data, probes
+from tasks.glue.labels import within_words
+from tasks.glue.own import Definition, defined, or_own
+from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROBES, TASKS, Task, TaskName
 from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
 from tasks.store import LINEAGE, Artifact, read_manifest
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from model.finetuning import Examples, Outcome
     from model.machine import Machine
 
+Reporter = Callable[[int, str], None]  # takes the examples done, and a note
 log = logging.getLogger(__name__)
 
 
@@ -50,7 +53,11 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=Fa
         description="'nyu-mll/glue' (from the hub), 'probes', or a directory with TASK/train.parquet and "
         "TASK/validation.parquet (or train-*.parquet, or .tsv).",
     )
-    tasks: list[TaskName] = Field(list(GLUE), min_length=1, description="Tasks to finetune on.")
+    tasks: list[or_own(TaskName)] = Field(
+        list(GLUE),
+        min_length=1,
+        description="Tasks to finetune on: names, and definitions of your own (tasks/README.md, 'Your labels').",
+    )
     seeds: int = Field(5, ge=1, le=100, description="Runs of each task; the median is reported.")
     baseline: bool = Field(False, description="Also finetune the same model without pretraining.")
     shares: list[float] = Field(
@@ -63,9 +70,13 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=Fa
     @model_validator(mode="after")
     def _can_be_run(self) -> "Finetune":
         fitting = [name for name in TASKS if (name in PROBES) == (self.data == "probes")]
-        if wrong := [name for name in self.tasks if name not in fitting]:
+        names = [task for task in self.tasks if isinstance(task, str)]
+        if wrong := [name for name in names if name not in fitting]:
             raise ValueError(f"data {self.data!r} has no task {wrong[0]!r}; its tasks are {', '.join(fitting)}")
-        if self.epochs > MOST_EPOCHS:
+        own = [task.name for task in dict.fromkeys(defined(self.tasks))]
+        if twice := [name for name in own if own.count(name) > 1]:
+            raise ValueError(f"tasks has different definitions named {twice[0]!r}; give each a name of its own")
+        if self.epochs > MOST_EPOCHS and names:
             raise ValueError(f"epochs is {self.epochs}, but the paper's rules allow {MOST_EPOCHS}")
         if 1.0 not in self.shares or not all(0 < share <= 1 for share in self.shares):
             raise ValueError(f"shares is {self.shares}; expected fractions above 0 and up to 1.0, with 1.0 among them")
@@ -79,7 +90,10 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=Fa
         for (pretrained, share), task, seed in product(starts, dict.fromkeys(self.tasks), range(self.seeds)):
             main = pretrained and share == 1.0
             keep = self.keep == "all" or (self.keep == "first" and seed == 0 and main)
-            runs.append(FinetuneRun(**shared, task=task, seed=seed, pretrained=pretrained, share=share, keep=keep))
+            about = {"seed": seed, "pretrained": pretrained, "share": share, "keep": keep}
+            if isinstance(task, Definition):
+                about |= {"own": task, "data": task.data} | task.settings()
+            runs.append(FinetuneRun(**shared | about, task=getattr(task, "name", task)))
         return runs
 
 
@@ -87,7 +101,8 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
     """One task with one seed."""
 
     data: str
-    task: TaskName
+    task: str
+    own: Definition | None = Field(None, description="The definition of a task that is not in the table.")
     seed: int = Field(0, ge=0, description="Seed of the head, the order of examples and dropout.")
     pretrained: bool = Field(True, description="False: random weights, the baseline without pretraining.")
     share: float = Field(1.0, gt=0, le=1, description="Fraction of the training data, drawn by the seed.")
@@ -95,7 +110,8 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
     def identity(self) -> dict:
         """The parameters, with digests of local files or the hub's revision in place of the data's location."""
-        return self.model_dump(mode="json") | {"data": glue.identity(self.data, self.task)}
+        data = own_data.identity(self.own) if self.own else glue.identity(self.data, self.task)
+        return self.model_dump(mode="json", exclude={"own"}) | {"data": data}
 
     def label(self) -> str:
         """Task and seed, and what differs from a usual run."""
@@ -108,7 +124,7 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
             from model.finetuning import steps_of
 
             try:
-                steps_of(self.rows(training_rows(self.data, self.task)), self.finetuning())
+                steps_of(self.rows(training_rows(self.own, self.data, self.task)), self.finetuning())
             except InputError as error:
                 share = f" That is a share of {self.share:g} (finetune.shares)." if self.share < 1 else ""
                 raise InputError(f"{self.task}: {error}{share}") from error
@@ -127,13 +143,21 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         """The settings of the training loop."""
         return Finetuning(**self.model_dump(include=set(Finetuning.model_fields)))
 
+    def head_of(self, architecture: Architecture, task: Task) -> HeadName:
+        """The head that is asked for; with a warning, the paper's if transformers has no such model."""
+        native = layouts.transformers_classifier(architecture, self.head, self.pooling, task.kind)
+        if self.head == "native" and not native:
+            why = f"transformers has no classifier for this layout and pooling {self.pooling}"
+            log.warning("finetune.head is native, but %s. The head is tanh.", why)
+        return "native" if native else "tanh"
+
     def rows(self, available: int) -> int:
         """The number of training rows that this run uses."""
         return max(1, round(self.share * available))
 
     def examples(self) -> int:
         """The number of examples in all epochs of training; for probes, an upper limit."""
-        rows = probes.TRAIN if self.data == "probes" else training_rows(self.data, self.task)
+        rows = probes.TRAIN if self.data == "probes" else training_rows(self.own, self.data, self.task)
         return self.epochs * self.rows(rows)
 
 
@@ -144,9 +168,9 @@ def described(start: Artifact) -> tuple[Architecture, int]:
 
 
 @functools.cache
-def training_rows(data: str, task: str) -> int:
+def training_rows(own: Definition | None, data: str, task: str) -> int:
     """Read a task's data and log its warnings, once. Returns the number of training rows."""
-    checked = glue.read(data, task)
+    checked = own_data.read(own) if own else glue.read(data, task)
     for note in checked.notes:
         log.warning(note)
     return len(checked.tables["train"])
@@ -159,22 +183,39 @@ class Inputs:
     data: glue.Data
     examples: "dict[str, Examples]"
     cut: dict[str, int]  # inputs longer than max_tokens, by split
+    seen: dict[str, np.ndarray]  # by split, which words have a label in `examples`, if words have labels
+    notes: list[str]  # warnings
 
 
 encoding = threading.Lock()  # the first of several seeds encodes the inputs; the others wait for it
 
 
 @functools.lru_cache(maxsize=len(TASKS))  # for all seeds and shares
-def encoded_inputs(identity: str, data: str, task: str, tokens: int, start: Artifact) -> Inputs:
+def encoded_inputs(identity: str, own: Definition | None, data: str, task: str, tokens: int, start: Artifact) -> Inputs:
     """Read and encode a task's data. `identity` has the digests of the data: a changed file is read again."""
     from model.finetuning import Examples
 
-    checked, tokenizer = glue.read(data, task, pretrained=start), load_tokenizer(start.path)
-    examples, cut = {}, {}
+    checked = own_data.read(own) if own else glue.read(data, task, pretrained=start)
+    tokenizer, examples, cut, seen, notes = load_tokenizer(start.path), {}, {}, {}, []
     for split, table in checked.tables.items():
-        ids, longer = encode(table, tokenizer, tokens)
-        examples[split], cut[split] = Examples.of(ids, table[LABEL].to_numpy()), sum(longer)
-    return Inputs(checked, examples, cut)
+        labels = np.array(table[LABEL].tolist()) if checked.task.kind == "multilabel" else table[LABEL].to_numpy()
+        if checked.task.kind == "tokens":
+            within = within_words(checked.task.labels) if split == "train" else None
+            ids, longer, labels, seen[split] = encode_words(table, tokenizer, tokens, within)
+            unread = ~seen[split]
+        else:
+            ids, longer = encode(table, tokenizer, tokens)
+            unread = np.array([len(one) for one in ids]) <= 1 + len(checked.task.columns)  # [CLS] and [SEP]
+        if unread.any() and checked.task.own:
+            what = counted(len(unread), "word" if split in seen else "input")
+            notes.append(f"{task}: {unread.sum():,} of {what} of {split} have no token that the model reads.")
+        examples[split], cut[split] = Examples.of(ids, labels), sum(longer)
+        if cut[split] and checked.task.own:
+            what = f"{cut[split]:,} of {counted(len(ids), 'input')} of {split}"
+            notes.append(f"{task}: {what} are cut to {tokens} tokens (finetune.max_tokens).")
+    for note in notes:
+        log.warning(note)
+    return Inputs(checked, examples, cut, seen, notes)
 
 
 def encode(table: "pd.DataFrame", tokenizer, max_tokens: int) -> tuple[list[list[int]], list[bool]]:
@@ -186,8 +227,33 @@ def encode(table: "pd.DataFrame", tokenizer, max_tokens: int) -> tuple[list[list
     return [one.ids for one in encodings], [bool(one.overflowing) for one in encodings]
 
 
+def encode_words(
+    table: "pd.DataFrame", tokenizer, max_tokens: int, within: np.ndarray | None = None
+) -> tuple[list, list, np.ndarray, np.ndarray]:
+    """As `encode`, for lists of words; with the labels of tokens, one on the first of a word, and which words have one.
+
+    The other words are behind the cut, or have no token. Labels are those of all inputs, words those of all rows.
+    `within`: by class, the label of what the tokenizer takes for further words in a word, as in `U.N.`; None: they have
+    none. In plain text, where nothing says that they are one word, a model must know them (`cram predict`).
+    """
+    from model.finetuning import UNLABELLED
+
+    tokenizer.enable_truncation(max_tokens)
+    encodings = tokenizer.encode_batch(table[own_data.TOKENS].map(list).tolist(), is_pretokenized=True)
+    labels, seen = [], []
+    for encoding, given in zip(encodings, table[LABEL], strict=True):
+        words = np.array([-1 if word is None else word for word in encoding.word_ids])
+        first = (words >= 0) & (words != np.append(-1, words[:-1]))
+        labels.append(np.where(first, np.append(given, UNLABELLED)[words], UNLABELLED))
+        if within is not None:
+            further = (words >= 0) & ~first & [not token.startswith("##") for token in encoding.tokens]
+            labels[-1][further] = within[np.array(given)[words[further]]]
+        seen.append(np.isin(np.arange(len(given)), words))
+    return [e.ids for e in encodings], [bool(e.overflowing) for e in encodings], *map(np.concatenate, (labels, seen))
+
+
 def train_and_predict(
-    run: FinetuneRun, folder: Path, examples: "dict[str, Examples]", out: Path, report: Callable[[int, str], None]
+    run: FinetuneRun, task: Task, folder: Path, examples: "dict[str, Examples]", out: Path, report: Reporter
 ) -> "tuple[Outcome, dict[str, np.ndarray], dict]":
     """Train, predict all splits but train, and save the model if the run keeps it; may run in a process of its own.
 
@@ -199,7 +265,7 @@ def train_and_predict(
     from model import bert, export, finetuning, machine
     from model.classifier import Classifier
 
-    task, here, encoder = TASKS[run.task], machine.detect(), export.load(folder)
+    here, encoder = machine.detect(), export.load(folder)
     if not run.pretrained:
         encoder = bert.Bert(encoder.architecture, encoder.vocabulary, encoder.length, seed=run.seed)
     examples = finetuning.keep_used(encoder, examples)
@@ -207,11 +273,17 @@ def train_and_predict(
     if run.share < 1:
         order = np.random.default_rng(run.seed).permutation(len(training))
         training = training.take(np.sort(order[: run.rows(len(training))]))
-    layers = {"head": run.head, "pooling": run.pooling, "texts": len(task.columns)}
+    if task.own_scale:  # of any size: training sees numbers near 0
+        mean, spread = training.labels.mean(), training.labels.std() or 1.0
+        training = replace(training, labels=(training.labels - mean) / spread)
+    layers = {"head": run.head, "pooling": run.pooling, "texts": len(task.columns), "kind": task.kind}
     classifier = Classifier(encoder, task.classes, run.dropout, run.seed, **layers)
     try:
         outcome = finetuning.finetune(classifier, training, run.finetuning(), here, run.seed, report)
         scores = {split: finetuning.predict(classifier, given, here) for split, given in examples.items()}
+        if task.own_scale:  # in float64, which the classifier isn't
+            scores = {split: given * np.float64(spread) + mean for split, given in scores.items()}
+            classifier.rescale(float(spread), float(mean))
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise InputError(
             f"The memory is too small for {run.label()}. Run fewer at a time (CRAM_FINETUNES=1), or lower "
@@ -225,18 +297,35 @@ def train_and_predict(
     return outcome, scores, {name: here.describe()[name] for name in ("device", "dtype")}
 
 
-def write_scores(run: FinetuneRun, inputs: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[str, dict]:
-    """Write predictions.parquet and scores.json. `raw`: scores (n, classes) by split. Returns the metrics by split."""
+def answers(inputs: Inputs, split: str, scores: np.ndarray) -> tuple[Sequence, Sequence]:
+    """The labels of a split and the predictions: one for each example, or an array for each sentence.
+
+    A word that the model hasn't seen has the tag that is the most frequent in training.
+    """
     from model.finetuning import predictions
 
-    task, validation, tables = TASKS[run.task], {}, []
+    labels, found = inputs.examples[split].labels, predictions(scores, inputs.data.task.kind)
+    if inputs.data.task.kind != "tokens":
+        return labels, found
+    of_rows = inputs.data.tables[split][LABEL]
+    tags = np.full(len(inputs.seen[split]), metrics.usual_tag(inputs.examples["train"].labels))
+    tags[inputs.seen[split]] = found
+    return of_rows.map(np.array).tolist(), np.split(tags, np.cumsum(of_rows.map(len))[:-1])
+
+
+def write_scores(inputs: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[str, dict]:
+    """Write predictions.parquet and scores.json. `raw`: scores (n, classes) by split. Returns the metrics by split."""
+    task, validation, tables = inputs.data.task, {}, []
     for split, scores in raw.items():
-        table, labels, predicted = inputs.data.tables[split], inputs.examples[split].labels, predictions(scores)
+        table, (labels, predicted) = inputs.data.tables[split], answers(inputs, split, scores)
         about = metrics.scored(task, labels, predicted, inputs.examples["train"].labels)
         validation[split] = {"examples": len(labels), "official_examples": task.sizes[split]} | about
         rows = {"split": [split] * len(labels), "row": range(len(labels))}
         rows |= {name: pa.array(table[name], pa.large_string()) for name in task.columns}
-        tables.append(pa.table(rows | {LABEL: labels, "prediction": predicted, "scores": list(scores)}))
+        if task.kind == "tokens":
+            rows |= {own_data.TOKENS: table[own_data.TOKENS].map(list).tolist()}
+        rows |= {LABEL: task.in_words(labels), "prediction": task.in_words(predicted)}
+        tables.append(pa.table(rows if task.kind == "tokens" else rows | {"scores": list(scores)}))
     pq.write_table(pa.concat_tables(tables), out / "predictions.parquet")
     (out / "scores.json").write_text(json.dumps(validation, indent=2) + "\n")
     return validation
@@ -245,25 +334,18 @@ def write_scores(run: FinetuneRun, inputs: Inputs, raw: dict[str, np.ndarray], o
 @stage(version=5, varies=True)
 def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the model on its validation data."""
-    task, (architecture, length) = TASKS[params.task], described(start)
+    architecture, length = described(start)
     if params.max_tokens > length:
-        raise InputError(
-            f"finetune.max_tokens is {params.max_tokens}, but the model takes {length} tokens at most. Lower it."
-        )
-    native = layouts.transformers_classifier(architecture, params.head, params.pooling)
-    if params.head == "native" and not native:
-        log.warning(
-            "finetune.head is native, but transformers has no classifier for this layout and pooling %s. The head is "
-            "tanh.",
-            params.pooling,
-        )
-    run = params.model_copy(update={"head": "native" if native else "tanh"})
+        most = f"but the model takes {length} tokens at most"
+        raise InputError(f"finetune.max_tokens is {params.max_tokens}, {most}. Lower it.")
     with encoding:
         identity = json.dumps(params.identity()["data"], sort_keys=True)
-        inputs = encoded_inputs(identity, params.data, params.task, params.max_tokens, start)
-    work = run, start.path, inputs.examples, out
+        inputs = encoded_inputs(identity, params.own, params.data, params.task, params.max_tokens, start)
+    task, data = inputs.data.task, inputs.data
+    run = params.model_copy(update={"head": params.head_of(architecture, task)})
+    work = run, task, start.path, inputs.examples, out
     outcome, raw, machine = runs.in_worker(train_and_predict, work, params.examples(), f"finetune {params.label()}")
-    validation, data = write_scores(params, inputs, raw, out), inputs.data
+    validation = write_scores(inputs, raw, out)
     lineage = json.loads((start.path / LINEAGE).read_text())
     lineage |= {start.name: {k: v for k, v in start.manifest.items() if k != "files"}}
     (out / LINEAGE).write_text(json.dumps(lineage, indent=2) + "\n")
@@ -279,8 +361,9 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         "examples_per_second": round(outcome.examples_per_second, 1),
         "epochs": outcome.epochs,
         "data": {"left_out": data.left_out, "shared": data.shared, "duplicates": data.duplicates, "cut": inputs.cut,
-                 "notes": data.notes},
+                 "notes": data.notes + inputs.notes},
         "validation": validation,
+        **task.about(),
     }  # fmt: skip
     if params.keep:
         for file in FILES:

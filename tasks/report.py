@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from tasks.glue.tasks import task_of
 from tasks.reports import plots, scores, sections
 from tasks.reports.markdown import page, render
 from tasks.reports.model_card import card, recipe
@@ -40,13 +41,19 @@ def steps_of(name: str) -> dict[str, np.ndarray] | None:
     return {column: columns[column].to_numpy() for column in columns.column_names}
 
 
+def finetuning_of(runs: list[Artifact], own: bool) -> list[dict]:
+    """The params of the runs on all of the training data, of the user's own tasks or of the others."""
+    whole = [run for run in runs if run.stats["share"] == 1 and task_of(run.stats).own == own]
+    return [run.manifest["params"] | {"head": run.stats["head"]} for run in whole]
+
+
 def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str, dict]) -> dict:
     """The contents of report.json. `name`: of the pretrained model; `lineage`: the manifests of what led to it."""
     groups, pretrained = scores.grouped(runs), lineage[name]
     corpus = next((each for each, manifest in lineage.items() if manifest["stage"] == "tokenize"), None)
     rows = scores.gather(groups.values(), corpus)
-    whole = [run.manifest for run in runs if run.manifest["params"]["share"] == 1]
-    params = [about["params"] | {"head": about["stats"]["head"]} for about in whole]
+    ruled = finetuning_of(runs, own=False)
+    params = ruled or finetuning_of(runs, own=True)
     kept = sections.pretraining_rules(lineage, pretrained, {row["task"] for row in rows})
     means = scores.averages(chosen(rows))
     return {
@@ -63,7 +70,7 @@ def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str,
             for (is_pretrained, share, task), group in groups.items()
             if is_pretrained and share == 1 and (counts := sections.confusion_counts(group))
         },
-        "rules": kept + sections.finetuning_rules(params),
+        "rules": kept + (sections.finetuning_rules(ruled) if ruled else []),
         "pretraining": {"params": pretrained["params"], **pretrained["stats"]},
         "params": {manifest["stage"]: manifest["params"] for manifest in lineage.values()},
         "finetuning": scores.settings(params),
@@ -72,9 +79,10 @@ def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str,
     }
 
 
-def for_people(content: dict, lineage: dict[str, dict], runs: dict[str, dict]) -> dict:
-    """What the template of the page shows. `content`: of report.json; `runs`: manifests of the finetuning runs."""
+def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) -> dict:
+    """What the template of the page shows. `content`: of report.json; `runs`: those of finetuning."""
     rows, pretrained = content["scores"], lineage[content["pretrained"]]
+    tasks = {row["task"]: task_of(row) for row in rows}
     settings = scores.settings_rows(content["finetuning"])
     return scores.HELPERS | recipe(pretrained, lineage) | sections.text_sections(lineage) | {
         "title": content["title"],
@@ -82,12 +90,13 @@ def for_people(content: dict, lineage: dict[str, dict], runs: dict[str, dict]) -
         "headline": sections.headline(rows, content["finetuning"]),
         "glue": sections.score_section(rows, content["title"], settings),
         "settings": settings,
+        "own": sections.own_section(rows, finetuning_of(runs, own=True)),
         "probes": sections.probe_rows(rows),
         "rules": content["rules"],
         "curve": content["learning_curve"],
-        "confusion": [sections.confusion_table(task, counts) for task, counts in content["confusion"].items()],
+        "confusion": [sections.confusion_table(tasks[task], counts) for task, counts in content["confusion"].items()],
         "dropped": sections.dropped(lineage),
-        "runs": runs,
+        "runs": {run.name: run.manifest for run in runs},
         "lineage": lineage,
     }  # fmt: skip
 
@@ -97,6 +106,8 @@ def draw(content: dict, steps: dict[str, np.ndarray] | None, out: Path) -> dict[
     if own := [row for row in chosen(content["scores"]) if row["column"] in scores.COLUMNS]:
         others = {f"published: {row.model}": row.scores for row in PUBLISHED if row.model in BESIDE}
         plots.scores(own, others, out / "scores.svg")
+    if own := [row for row in scores.of_own(content["scores"]) if row["pretrained"]]:
+        plots.scores(own, {}, out / "own.svg")
     if points := content["learning_curve"]:
         curves: dict[str, list] = {}
         for point in points:
@@ -141,10 +152,10 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     name, lineage = scores.pretrained_of(runs)
     content, steps = for_programs(params.title, runs, name, lineage), steps_of(name)
     pictures = draw(content, steps, out)
-    values = for_people(content, lineage, {run.name: run.manifest for run in runs})
+    values = for_people(content, lineage, runs)
     markdown = render("report", values | {"pictures": pictures, "model_found": bool(steps)})
     (out / "report.md").write_text(markdown)
     (out / "report.html").write_text(page(markdown, params.title, pictures))
-    (out / "README.md").write_text(card(lineage[name], lineage, values["glue"]))
+    (out / "README.md").write_text(card(lineage[name], lineage, values["glue"], values["own"]))
     (out / "report.json").write_text(json.dumps(content, indent=2) + "\n")
     return {"average": content["average"], "table": brief(content["scores"])}

@@ -22,8 +22,9 @@ from conftest import document
 from model import InputError
 from tasks import store as store_module
 from tasks.glue import data as glue
-from tasks.glue import probes
-from tasks.glue.data import find_splits, read, read_split, sentences
+from tasks.glue import labels, own_data, probes
+from tasks.glue.data import find_splits, pieces_of, read, sentences
+from tasks.glue.own import Definition
 from tasks.glue.tasks import GLUE, HUB_GLUE, PROBES, TASKS, training_splits
 
 ABC = {"sentence": ["a", "b", "c"], "label": [0, 1, 0]}
@@ -49,6 +50,16 @@ def write(folder: Path, task: str, split: str, data: dict | list[str], end: str 
 def check_words(text: str, *words: str) -> None:
     """All of these are in the text."""
     assert not [word for word in words if word not in text], text
+
+
+def read_split(paths: list[Path], task: str, split: str) -> tuple[pd.DataFrame, dict, list[str]]:
+    """The rows of a split, those left out by reason, and notes."""
+    return own_data.checked(task, TASKS[task], split, [*pieces_of(paths, task, split)])
+
+
+def own_read(folder: str) -> own_data.Data:
+    """CoLA's training data as a task of one's own."""
+    return own_data.read(Definition(name="mine", data=f"{folder}/cola/train.parquet", text="sentence"))
 
 
 def refused(paths: list[Path], *words: str, split: str = "train") -> None:
@@ -103,36 +114,36 @@ LATIN = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 1, 3, 4], np.in
         ("cola", {"label": None}, ["no column label"]),
         ("cola", {"label": [0, 1, -1]}, ["label of row 3 is -1", "unlabelled", "0 (unacceptable) or 1 (acceptable)"]),
         ("cola", {"label": [0, 2, 7]}, ["label of rows 2 and 3 is 2"]),
-        ("cola", {"label": [0, 1, None]}, ["no label in row 3"]),
+        ("cola", {"label": [0, 1, None]}, ["label of row 3 is None"]),
         ("cola", {"label": [0, 0.5, 1]}, ["label of row 2 is 0.5"]),
         ("cola", {"label": [*map(Decimal, (0, 1, -1))]}, ["label of row 3 is", "unlabelled"]),
-        ("cola", {"label": [0.0, float("nan"), 1.0]}, ["no label in row 2"]),
+        ("cola", {"label": [0.0, float("nan"), 1.0]}, ["label of row 2 is nan"]),
         ("cola", {"label": ["0", "1", "0"]}, ["label of rows 1, 2 and 3 is '0'"]),
         ("cola", {"label": [True, False, True]}, ["label of rows 1, 2 and 3 is True"]),
         ("cola", {"label": [1, 1, 1]}, ["every label is 1"]),
-        ("cola", {"sentence": [1, 2, 3]}, ["int64", "column sentence"]),
+        ("cola", {"sentence": [1, 2, 3]}, ["sentence of rows 1, 2 and 3 is 1", "string"]),
         ("cola", {"sentence": ["a", "b", "x" * 2_000_000]}, ["sentence", "row 3", "2,000,000 characters"]),
         ("cola", {"sentence": LATIN}, ["sentence of row 2", "UTF-8"]),
         ("cola", {"sentence": pa.array([], pa.string()), "label": pa.array([], pa.int64())}, ["no rows"]),
-        ("cola", {"sentence": pa.array([], pa.int64()), "label": pa.array([], pa.int64())}, ["int64"]),
+        ("cola", {"sentence": pa.array([], pa.int64()), "label": pa.array([], pa.int64())}, ["no rows"]),
         ("cola", {"sentence": ["a"] * 4000, "label": [0, 9] * 2000}, ["2, 4, 6, 8, 10 and 1,995 more is 9"]),
         ("stsb", {"label": ["0.0", "5.0", "2.5"]}, ["label of rows 1, 2 and 3 is '0.0'"]),
         ("stsb", {"label": [0.0, 5.1, 2.5]}, ["label of row 2 is 5.1", "0 to 5"]),
         ("stsb", {"label": [0.0, -1.0, 2.5]}, ["label of row 2 is -1.0", "unlabelled"]),
         ("stsb", {"label": [0.0, 5.0, float("inf")]}, ["label of row 3 is inf"]),
-        ("cola", [], ["is empty"]),
+        ("cola", [], ["no rows"]),
         ("cola", ["sentence\tlabel"], ["no rows"]),
-        ("cola", ["gj04\t1\t\tThe sailors rode."], ["no column sentence, label"]),
-        ("cola", ["sentence\tlabel", "a\t1", "b\tb\t0", "c\t0", "d"], ["line 3", "2 fields", "has 3"]),
-        ("cola", ["sentence\tlabel", "a\t1", "", "c\t0"], ["line 3", "has 1"]),
-        ("cola", ["sentence\tlabel", "a\t1", "b\tyes", "c\t0"], ["label of row 2 is 'yes'"]),
-        ("cola", ["sentence\tlabel", "a\t1", "b\t", "c\t0"], ["no label in row 2"]),
-        ("cola", ["sentence\tlabel", "a\t1", "b\t-1", "c\t0"], ["label of row 2 is '-1'", "unlabelled"]),
-        ("cola", ["sentence\tlabel", "a\t1", "b\t1e999", "c\t0"], ["label of row 2 is '1e999'"]),
-        ("cola", ["sentence\tlabel\tlabel", "a\t1\t0"], ["column label twice"]),
+        ("cola", ["gj04\t1\t\tThe sailors rode.", "gj04\t1\t\tThey ran."], ["no column sentence, label"]),
+        ("cola", ["sentence\tlabel", "a\t1", "b\tb\t0", "c\t0", "d"], ["line 3", "3 fields", "2 columns"]),
+        ("cola", ["sentence\tlabel", "a\t1", "", "c\t0"], ["line 3", "1 field"]),
+        ("cola", ["sentence\tlabel", "a\t1", "b\tyes", "c\t0"], ["label of line 3 is 'yes'"]),
+        ("cola", ["sentence\tlabel", "a\t1", "b\t", "c\t0"], ["label of line 3 is ''"]),
+        ("cola", ["sentence\tlabel", "a\t1", "b\t-1", "c\t0"], ["label of line 3 is -1.0", "unlabelled"]),
+        ("cola", ["sentence\tlabel", "a\t1", "b\t1e999", "c\t0"], ["label of line 3 is '1e999'"]),
+        ("cola", ["sentence\tlabel\tlabel", "a\t1\t0"], ["columns named label"]),
         ("cola", ["sentence\tlabel", "plain\t0", "\udce9t\udce9\t1"], ["line 3", "UTF-8"]),
         *(
-            ("stsb", ["sentence1\tsentence2\tlabel", "a\tb\t1.5", f"c\td\t{score}"], [f"label of row 2 is {score!r}"])
+            ("stsb", ["sentence1\tsentence2\tlabel", "a\tb\t1.5", f"c\td\t{score}"], [f"label of line 3 is {score!r}"])
             for score in ("high", "nan", "1,5", "--1")
         ),
     ],
@@ -148,7 +159,7 @@ def test_data_that_cannot_be_used_is_refused_by_file_and_row(tmp_path: Path, tas
     [
         (lambda data: b"not parquet", "Parquet"),
         (lambda data: b"", "empty"),
-        (lambda data: data[:4] + bytes(396) + data[400:], "Parquet"),  # the first page; columns can still be listed
+        (lambda data: data[:4] + bytes(396) + data[400:], "corrupt"),  # the first page; columns can still be listed
     ],
 )
 def test_a_damaged_file_is_refused_by_its_name_and_only_in_the_error(tmp_path: Path, damage, word: str, capfd):
@@ -180,10 +191,9 @@ def test_every_field_of_a_tsv_is_text_as_it_stands(tmp_path: Path, seed: int, en
     path = write(tmp_path, "rte", "train", lines, end, mark="\ufeff" if seed % 2 else "")
     if seed > 1:
         path.write_bytes(path.read_bytes().removesuffix(end.encode()))
-    table = glue.read_file(path, "rte", ["sentence1", "sentence2", "label"])
-    assert table.to_dict("records") == naive_tsv(path)
+    assert [row for _, row in labels.lines(path, "rte")] == naive_tsv(path)
     one = write(tmp_path, "cola", "validation", ["sentence", *(row[0] for row in rows), ""], end)
-    assert glue.read_file(one, "cola", ["sentence"]).to_dict("records") == naive_tsv(one)
+    assert [row for _, row in labels.lines(one, "cola")] == naive_tsv(one)
 
 
 # Rows without a sentence
@@ -291,7 +301,7 @@ def test_a_split_that_is_missing_there_twice_or_in_part_is_refused(cola: Path, f
         ("pathlib.Path.is_file", errno.EACCES, lambda folder: glue.evaluation_files(folder, ["rte"]), "{}/rte can't"),
         ("pathlib.Path.iterdir", errno.EACCES, lambda folder: read(folder, "rte"), "{} can't be read"),
         ("pyarrow.parquet.ParquetFile", errno.EACCES, lambda folder: read(folder, "cola"), "{}/cola/train.parquet"),
-        ("datasets.arrow_writer.ArrowWriter.write_table", errno.ENOSPC, lambda folder: read(folder, "cola"), "TMPDIR"),
+        ("pyarrow.parquet.ParquetFile", errno.EACCES, lambda folder: own_read(folder), "{}/cola/train.parquet"),
     ],
 )
 def test_what_the_system_refuses_is_an_error_of_its_own(cola: Path, monkeypatch, where, number: int, ask, words: str):
@@ -478,6 +488,45 @@ def test_probes_are_balanced_repeatable_split_by_document_and_intact_if_they_say
     assert not own & seen[0] & seen[1], "a document is in one split only"
 
 
+SENTENCES = [  # | between two; what follows # is no prose
+    "Wir sahen den alten Hafen im Nebel. |Über dem Wasser flogen am Abend noch Möwen!",
+    "Мы долго ждали поезд на вокзале. |Он пришёл только поздно ночью, как всегда? #Да, всегда.",
+    "यह घर बहुत पुराना है और बड़ा भी।|वहाँ एक पेड़ भी है जो ऊँचा है। |क्या आप आज शाम को आएँगे?",
+    "هل وصل القطار إلى المحطة هذا المساء؟ |لا أعرف متى يصل القطار إلى هنا.",
+    "今天的天气很好，我们一起去公园吧。|他终于问：“你们明天早上也会再来我们这里的公园里散步吗？”|我们的朋友明天可能要加班！？#短。",
+    "吾輩は猫である、名前はまだない。 |『どこで生れたかは私もまるで知らないよ。』|とんと見当がつかぬのだ。",
+    "ประเทศไทยมีอากาศร้อน |วันนี้ฝนตกหนักมาก",
+]
+
+
+@pytest.mark.parametrize("text", SENTENCES, ids=["de", "ru", "hi", "ar", "zh", "ja", "th"])
+def test_sentences_and_words_are_found_in_any_script_and_put_together_as_they_were(text: str):
+    found = probes.prose_of(re.sub(r"[|#]", "", text).replace(" ", "\n"))
+    assert found == [sentence.strip() for sentence in text.split("#")[0].split("|")]
+    for sentence in found:
+        words = probes.words_of(sentence)
+        assert probes.joined(words) == sentence
+        assert words == sentence.split() or (" " not in sentence and max(map(len, words)) <= 8 < len(words) * 2)
+
+
+@pytest.mark.parametrize("task", ["word-order", "odd-word"])
+def test_probes_without_spaces_between_words_have_none(store: Path, task: str):
+    rng, texts = random.Random(3), []
+    for _ in range(200):
+        sentences = [
+            "".join(rng.choices("的一是不了人我在有他这中大来上个国到说们", k=rng.randint(14, 60))) for _ in range(4)
+        ]
+        texts.append("。".join(sentences) + "。")
+    sentences = {f"{s}。" for text in texts for s in text.split("。")}
+    by_letters = {"".join(sorted(s)) for s in sentences}
+    for table in probes.make(task, pretrained(texts)).values():
+        assert len(table) > 100
+        for row in table.to_dict("records"):
+            assert (row["sentence"] in sentences) == row["label"]
+            assert task == "odd-word" or "".join(sorted(row["sentence"])) in by_letters
+            assert " " not in row["sentence"]
+
+
 def test_too_few_heldout_sentences_are_refused(store: Path):
     start = pretrained(["Only one sentence stands here, and it is this one."])
     with pytest.raises(InputError, match=r"neighbours/train.*heldout_fraction"):
@@ -500,7 +549,8 @@ def test_real_glue_data_is_read_as_a_naive_reader_does_and_from_tsv_too(real_dat
             assert table.to_dict("records") == [row | {"label": kind(row["label"])} for row in rows]
             lines = ["\t".join(names), *("\t".join(str(row[name]) for name in names) for row in rows)]
             tsv = write(tmp_path, task, split, lines, end="\r\n" if split == "train" else "\n")
-            pd.testing.assert_frame_equal(read_split([tsv], task, split)[0], table)
+            again = read_split([tsv], task, split)[0]
+            pd.testing.assert_frame_equal(again.reset_index(drop=True), table.reset_index(drop=True))
             official = about.train if split == "train" else about.validation[split]
             sizes[f"{task}/{split}.parquet"] = (len(rows), official)
     assert sizes == {file: (about["rows"], about["official"]) for file, about in manifest.items()}

@@ -487,3 +487,9 @@ def test_the_report_says_which_downstream_data_was_in_the_text(store, tmp_path: 
     assert "cola/validation, rte/validation" in page
     assert rows_of(page)["RTE"][:3] == ["test", "4", "2"]
     assert json.loads(json.dumps(about)) == about
+
+
+def test_the_characters_that_a_vocabulary_does_not_read_are_a_row_of_what_was_dropped():
+    removed = {"characters": 30, "share": 0.01, "by_source": {"web": {"documents": 2, "characters": 29}}}
+    rows = sections.dropped({"measure/0": {"stage": "measure", "stats": {"removed": removed}}})
+    assert rows == [["vocabulary", "characters it doesn't read", None, 30, "web 29"]]

@@ -1,39 +1,43 @@
-"""Checks of GLUE's rows: labels, sentences and repetitions.
+"""Checks of labelled rows: sentences, classes and repetitions. Problems are reported with file and rows."""
 
-Every problem is reported with its file and rows, the first row of data being row 1.
-"""
-
-from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import regex
-from pandas.api.types import is_bool_dtype, is_string_dtype
 
 from model import InputError, counted
-from tasks.glue.tasks import LABEL, TASKS, Task
+from tasks.glue.tasks import LABEL, Task
 
 MOST_CHARACTERS = 100_000  # of a sentence; the longest of GLUE has some 4,000
-MOST_WITHOUT = 0.01  # of a split's rows; where more have no sentence, something else is wrong
 FEW = 5  # rows that are named where many are meant
 BLANK = regex.compile(r"[\s\p{Z}\p{Cc}\p{Cf}]*")  # white space, control and invisible characters, or nothing
 
 
-def rows_of(rows: Iterable[bool]) -> str:
-    """The rows where a mask is true, in words: "row 3", "rows 3, 8, 9, 11, 12 and 40 more"."""
-    places = np.flatnonzero(rows) + 1
+def rows_of(mask: pd.Series) -> str:
+    """The rows where a mask is true, in words: "row 3", "rows 3, 8, 9, 11, 12 and 40 more".
+
+    They are counted, unless the index has numbers and a name of its own, such as "line".
+    """
+    what, places = mask.index.name or "row", (mask.index if mask.index.name else np.arange(1, len(mask) + 1))[mask]
     if len(places) == 1:
-        return f"row {places[0]:,}"
+        return f"{what} {places[0]:,}"
     numbers = [f"{place:,}" for place in places[:FEW]]
     last = f"{len(places) - FEW:,} more" if len(places) > FEW else numbers.pop()
-    return f"rows {', '.join(numbers)} and {last}"
+    return f"{what}s {', '.join(numbers)} and {last}"
 
 
-def check_text(frame: pd.DataFrame, columns: Iterable[str], where: str) -> None:
-    """Raise InputError unless these columns are text."""
-    for name in columns:
-        if not is_string_dtype(frame[name]):
-            raise InputError(f"{where} has {frame[name].dtype} in the column {name}; expected text.")
+def refuse_bytes(path: Path, where: str) -> None:
+    """Raise InputError, which names the row, for text of a Parquet file that is not UTF-8."""
+    for column, texts in zip(pq.read_schema(path), pq.ParquetFile(path).read(), strict=True):
+        if column.type in (pa.string(), pa.large_string()):
+            for row, text in enumerate(texts.cast(pa.large_binary()).to_pylist(), 1):
+                try:
+                    (text or b"").decode()
+                except UnicodeDecodeError as error:
+                    raise InputError(f"{where}: {column.name} of row {row:,} is not UTF-8 ({error.reason}).") from error
 
 
 def without_text(frame: pd.DataFrame, columns: list[str], where: str, train: bool) -> tuple[pd.Series, str]:
@@ -66,74 +70,45 @@ def without_text(frame: pd.DataFrame, columns: list[str], where: str, train: boo
     return reasons, f"{where}: left out {rows_of(null | empty)}, without a sentence ({counts})."
 
 
-def checked_labels(given: pd.Series, task: Task, where: str, tsv: bool) -> pd.Series:
-    """The labels as numbers. Text may be names of classes and, in a TSV file, numbers. Raises InputError."""
-    if is_string_dtype(given):
-        given = given.str.strip().mask(lambda text: text == "")
-        labels = given.map({label: float(number) for number, label in enumerate(task.labels)})
-        labels = labels.fillna(pd.to_numeric(given, errors="coerce")) if tsv else labels
-    elif is_bool_dtype(given):
-        labels = pd.Series(np.nan, given.index)
-    else:
-        labels = pd.to_numeric(given, errors="coerce")
-    allowed = labels.isin(range(task.classes)) if task.labels else labels.between(0, 5)
-    if allowed.all():
-        return labels.astype("int64" if task.labels else "float32")  # as on the hub
-    if (missing := given.isna()).any():
-        raise InputError(
-            f"{where} has no label in {rows_of(missing)}; expected {expected(task)} in every row. Correct it."
-        )
-    first = given[~allowed].tolist()[0]
-    hint = " Label -1 marks the unlabelled test split." if str(first) in ("-1", "-1.0") else ""
-    raise InputError(
-        f"{where}: the label of {rows_of(~allowed)} is {first!r}; expected {expected(task)}.{hint} Correct it."
-    )
-
-
-def expected(task: Task) -> str:
-    """The allowed labels, in words."""
-    numbers = [f"{number} ({label})" for number, label in enumerate(task.labels)]
-    return f"{', '.join(numbers[:-1])} or {numbers[-1]}" if numbers else "a number from 0 to 5"
-
-
-def check_split(reasons: pd.Series, notes: list[str], where: str) -> None:
-    """Raise InputError if a split has no rows, or too many without a sentence; `notes` name these."""
-    if reasons.empty:
-        raise InputError(f"{where} has no rows. Get it again, or leave the task out of finetune.tasks.")
-    if (without := int((reasons != "").sum())) > MOST_WITHOUT * len(reasons):
-        raise InputError(
-            f"{where}: {without:,} of {counted(len(reasons), 'row')} without a sentence; expected at most "
-            f"{MOST_WITHOUT:.0%}. Correct the file or get it again. {' '.join(notes)}"
-        )
-
-
 def missing_classes(labels: pd.Series, task: Task, where: str) -> list[str]:
     """A warning about classes without an example. Raises InputError if all labels are the same."""
     found = set(labels)
     if len(found) == 1:
         raise InputError(
-            f"{where}: every label is {found.pop()}; expected different ones, {expected(task)}. Get it again."
+            f"{where}: every label is {found.pop()}; expected different ones, {task.expected}. Get it again."
         )
     missing = [label for number, label in enumerate(task.labels) if number not in found]
     return [f"{where} has no example of {', '.join(missing)}."] if missing else []
 
 
-def repeated(task: str, tables: dict[str, pd.DataFrame]) -> tuple[int, dict[str, int], list[str]]:
+def odd_labels(name: str, task: Task, tables: dict[str, pd.DataFrame]) -> list[str]:
+    """Warnings of splits with one class only, and of numbers that differ little for their size."""
+    if task.own_scale:
+        values = tables["train"][LABEL]
+        step, spread = np.spacing(np.float32(values.abs().max())), values.std()
+        about = f"answers in steps of {step:g} (float32), but the labels differ by {spread:g}"
+        return [f"{name}: a kept model {about} only. Subtract a constant from them."] if step > spread / 100 else []
+    alike = [split for split, table in tables.items() if task.kind == "classes" and table[LABEL].nunique() == 1]
+    only = {split: task.labels[tables[split][LABEL].iloc[0]] for split in alike}
+    return [f"{name}/{split}: every label is {label}, so its score says little." for split, label in only.items()]
+
+
+def repeated(name: str, task: Task, tables: dict[str, pd.DataFrame]) -> tuple[int, dict[str, int], list[str]]:
     """Count training rows that repeat an earlier one, and those that occur in each other split; with warnings."""
-    keys = {split: texts_of(table, TASKS[task]) for split, table in tables.items()}
+    keys = {split: texts_of(table, task) for split, table in tables.items()}
     train, notes, shared = keys.pop("train"), [], {}
     labels = tables["train"][LABEL].groupby(train).transform("nunique")
     if (several := int((labels > 1).sum())) > 0:
-        notes.append(f"{task}/train: {counted(several, 'row')} whose texts also occur with another label.")
+        notes.append(f"{name}/train: {counted(several, 'row')} whose texts also occur with another label.")
     for split, texts in keys.items():
         in_both = train.isin(texts)
         shared[split] = int(in_both.sum())
         if shared[split]:
-            either = ", in either order" if TASKS[task].symmetric else ""
+            either = ", in either order" if task.symmetric else ""
             notes.append(
-                f"{task}: training rows that also occur in {split}{either}: {shared[split]:,} ({rows_of(in_both)}). "
-                f"The model sees {int(texts.isin(train).sum()):,} of the {len(texts):,} rows of {split} in training, so "
-                "the score is optimistic."
+                f"{name}: training rows that also occur in {split}{either}: {shared[split]:,} ({rows_of(in_both)}). "
+                f"The model sees {int(texts.isin(train).sum()):,} of the {len(texts):,} rows of {split} in training, "
+                "so the score is optimistic."
             )
     return int(train.duplicated().sum()), shared, notes
 

@@ -1,46 +1,25 @@
-"""GLUE's data: finding the files of a task's splits, and reading them.
+"""GLUE's data: finding the files of a task's splits, which are then read as those of one's own tasks are.
 
 They come from the hub (nyu-mll/glue at a fixed commit, in the cache that `load_dataset` uses too) or from a folder with
 the same columns (Parquet or TSV). Probes are made from the held-out documents of a pretrained artifact.
 """
 
-import errno
 import functools
 import logging
 import re
-import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from model import InputError
 from tasks.corpus import hub, local
 from tasks.glue import probes
-from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, TASKS, evaluation_splits, training_splits
+from tasks.glue.own import Definition
+from tasks.glue.own_data import Data, Piece, compared, piece_of, whole
+from tasks.glue.tasks import GLUE, HUB_GLUE, TASKS, evaluation_splits, training_splits
 from tasks.store import Artifact
 
-if TYPE_CHECKING:  # here and below imported where it is needed: every command line imports this module
-    import pandas as pd
-
 HUB_SECONDS = 10  # to wait for an answer of the hub
-SENTENCES_AT_ONCE = 1 << 16
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Data:
-    """A task's checked data, with warnings and counts."""
-
-    tables: "dict[str, pd.DataFrame]"  # by split, train first, then validation; the task's texts and the label
-    notes: list[str]  # warnings
-    left_out: dict[str, dict[str, int]]  # rows that are not in the tables, by split and reason
-    shared: dict[str, int]  # training rows whose texts occur in another split too (in either order, if symmetric)
-    duplicates: int  # training rows whose texts occur in an earlier training row (likewise)
 
 
 def read(data: str, task: str, pretrained: Artifact | None = None) -> Data:
@@ -48,18 +27,28 @@ def read(data: str, task: str, pretrained: Artifact | None = None) -> Data:
 
     Raises InputError for data that can't be trained on or scored.
     """
-    from tasks.glue import checks
-
-    tables, notes, left_out = {}, [], {}
     if data == "probes":
-        tables = probes.make(task, pretrained)
-    else:
-        for split, paths in find_splits(data, task).items():
-            tables[split], without, warnings = read_split(paths, task, split)
-            left_out |= {split: without} if without else {}
-            notes += warnings
-    duplicates, shared, warnings = checks.repeated(task, tables)
-    return Data(tables, notes + warnings, left_out, shared, duplicates)
+        return compared(task, TASKS[task], probes.make(task, pretrained), [], {})
+    files = find_splits(data, task)
+    return whole(task, TASKS[task], [piece for split in files for piece in pieces_of(files[split], task, split)], [])
+
+
+def pieces_of(paths: list[Path], task: str, split: str) -> Iterator[Piece]:
+    """The files of a split, read. `split` "": without labels."""
+    own = Definition.model_construct(name=task, kind=TASKS[task].kind)  # a task of the table is read as one's own
+    return (piece_of(own, split, path, {}) for path in paths)
+
+
+def sentences(paths: list[Path], task: str) -> Iterator[tuple[str, int, list[str]]]:
+    """The sentences of a split, which decontamination looks for, by file: column, row of the first, texts.
+
+    Raises InputError if a file lacks a column of the task, or if a column isn't text.
+    """
+    row = 0
+    for piece in pieces_of(paths, task, ""):
+        for name in TASKS[task].columns:
+            yield name, row, piece.table[name].fillna("").tolist()
+        row += len(piece.table)
 
 
 def identity(data: str, task: str) -> dict:
@@ -188,166 +177,3 @@ def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, lis
             "correct finetune.data (or decontaminate.data)."
         )
     return files
-
-
-# Reading them
-
-
-def read_file(path: Path, where: str, columns: Iterable[str]) -> "pd.DataFrame":
-    """Read columns of a Parquet or TSV file; those of a TSV file are text.
-
-    `where` is the file's name in messages. Raises InputError for damaged files and missing columns, naming the row or
-    line where it can.
-    """
-    from datasets.exceptions import DatasetGenerationError
-
-    try:
-        if not path.stat().st_size:
-            raise InputError(f"{where} is empty. Get it again.")
-        return (read_tsv if path.suffix == ".tsv" else read_parquet)(path, where, list(columns))
-    except PermissionError as error:
-        raise local.unreadable(path, error) from error
-    except (pa.ArrowException, OSError, DatasetGenerationError) as error:
-        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
-        if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(
-                f"{tempfile.gettempdir()} has no room for a copy of {where}. "
-                "Free some space, or set TMPDIR to another directory."
-            ) from error
-        kind = "TSV" if path.suffix == ".tsv" else "Parquet"
-        raise InputError(f"{where} is not a readable {kind} file: {str(cause).rstrip('.')}. Get it again.") from error
-
-
-def check_columns(names: list[str], needed: list[str], where: str) -> None:
-    """Raise InputError unless a file has the needed columns, and each name once."""
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise InputError(f"{where} has the column {twice[0]} twice. Remove one of them.")
-    if missing := [name for name in needed if name not in names]:
-        raise InputError(
-            f"{where} has no column {', '.join(missing)}; its columns are {', '.join(names)}. "
-            f"Expected {', '.join(needed)}, as in {HUB_GLUE.repository}; correct it."
-        )
-
-
-def read_parquet(path: Path, where: str, columns: list[str]) -> "pd.DataFrame":
-    """Read columns of a Parquet file with `datasets`, by way of an Arrow copy that is deleted again; see `read_file`.
-
-    Columns have the types of the file: with its ClassLabel, `datasets` would refuse labels without naming a row.
-    """
-    from datasets import Dataset, Features, disable_progress_bars, logging
-
-    with pq.ParquetFile(path) as file:
-        fields, rows = file.schema_arrow, file.metadata.num_rows
-    check_columns(fields.names, columns, where)
-    schema = pa.schema([(name, plain(fields.field(name).type)) for name in columns])
-    if not rows:  # `datasets` refuses it
-        return schema.empty_table().to_pandas()
-    disable_progress_bars()
-    logging.set_verbosity(logging.CRITICAL)  # its errors are raised too, and they name the link
-    try:
-        features = Features.from_arrow_schema(schema)
-    except (NotImplementedError, TypeError, ValueError) as error:
-        kinds = ", ".join(f"{field.name}: {field.type}" for field in schema)
-        raise InputError(
-            f"{where} has columns of a type that can't be read ({kinds}). Write text or numbers."
-        ) from error
-    with tempfile.TemporaryDirectory(prefix="cram-glue-") as scratch:
-        link = Path(scratch) / "split.parquet"  # `datasets` takes names for patterns, and "::" for a chain of systems
-        link.symlink_to(path.absolute())
-        options = {"features": features, "columns": columns, "cache_dir": scratch, "keep_in_memory": True}
-        dataset = Dataset.from_parquet(str(link), **options)  # load_dataset reports to a server, even of local files
-    table = dataset.with_format("arrow")[:]
-    for field in table.schema:
-        if pa.types.is_large_string(field.type):
-            check_utf8(table[field.name], field.name, where)
-    return table.to_pandas()
-
-
-def plain(kind: pa.DataType) -> pa.DataType:
-    """The type of a column; large_string for all kinds of text, dictionary-encoded or not."""
-    value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.large_string() if value in (pa.string(), pa.large_string(), pa.string_view()) else kind
-
-
-def check_utf8(text: pa.ChunkedArray, name: str, where: str) -> None:
-    """Raise InputError if a column is not UTF-8, which Arrow doesn't check when it reads."""
-    try:
-        text.validate(full=True)
-    except pa.ArrowInvalid:  # it doesn't name the row
-        for row, value in enumerate(text.cast(pa.large_binary()).to_pylist(), 1):
-            try:
-                (value or b"").decode()
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{where}: {name} of row {row:,} is not UTF-8 ({error.reason}). Correct it."
-                ) from error
-        raise
-
-
-def read_tsv(path: Path, where: str, columns: list[str]) -> "pd.DataFrame":
-    """Read columns of a TSV file, all as text, named by the first line; quotes are characters. See `read_file`.
-
-    Not with pandas, which takes a line with too few fields for one whose last fields are empty.
-    """
-    import pandas as pd
-
-    data = path.read_bytes()
-    try:
-        header, *lines = data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{where} is not UTF-8 (line {line}: {error.reason}). Write it as UTF-8.") from error
-    names = [name.strip() for name in header.split("\t")]
-    check_columns(names, columns, where)
-    rows = [line.split("\t") for line in lines]
-    for number, fields in enumerate(rows, 2):
-        if len(fields) != len(names):
-            raise InputError(
-                f"{where}: line {number:,} should have {len(names)} fields, as the first line ({', '.join(names)}), "
-                f"but has {len(fields)}. Correct it; a sentence can't have tabs or line ends."
-            )
-    return pd.DataFrame(rows, columns=names, dtype=str)[columns]
-
-
-def read_split(paths: list[Path], name: str, split: str) -> "tuple[pd.DataFrame, dict[str, int], list[str]]":
-    """Read and check a split: the task's texts and the label; the rows left out, by reason; and warnings.
-
-    Training rows without a sentence are left out. Raises InputError for data that can't be trained on or scored.
-    """
-    import pandas as pd
-
-    from tasks.glue import checks
-
-    task, train, tables, reasons, notes = TASKS[name], split == "train", [], [], []
-    for path in paths:
-        where = f"{name}/{path.name}"
-        table = read_file(path, where, (*task.columns, LABEL))
-        checks.check_text(table, task.columns, where)
-        table[LABEL] = checks.checked_labels(table[LABEL], task, where, path.suffix == ".tsv")
-        why, warning = checks.without_text(table, list(task.columns), where, train)
-        tables.append(table[why == ""] if train else table)
-        reasons.append(why)
-        notes += [warning] if warning else []
-    whole, why = pd.concat(tables, ignore_index=True), pd.concat(reasons)
-    checks.check_split(why, notes, f"{name}/{paths[0].name}" if why.empty else f"{name}/{split}")
-    counts = {reason: int((why == reason).sum()) for reason in ("null", "empty") if train and (why == reason).any()}
-    return whole, counts, notes + checks.missing_classes(whole[LABEL], task, f"{name}/{split}")
-
-
-def sentences(paths: list[Path], task: str) -> Iterator[tuple[str, int, list[str]]]:
-    """The sentences of a split, which decontamination looks for, many at a time: column, row of the first, texts.
-
-    Raises InputError if a file lacks a column of the task, or if a column isn't text.
-    """
-    from tasks.glue import checks
-
-    row, columns = 0, TASKS[task].columns
-    for path in paths:
-        where = f"{task}/{path.name}"
-        table = read_file(path, where, columns)
-        checks.check_text(table, columns, where)
-        table = table.fillna("")
-        for start in range(0, len(table), SENTENCES_AT_ONCE):
-            for name in columns:
-                yield name, row + start, table[name].iloc[start : start + SENTENCES_AT_ONCE].tolist()
-        row += len(table)

@@ -1,10 +1,11 @@
-"""Metrics: GLUE's own, by scikit-learn and SciPy, with bootstrap intervals and baselines; and the two averages.
+"""Metrics, by scikit-learn, SciPy and seqeval, with bootstrap intervals and baselines; and GLUE's two averages.
 
 All scores are in percent, -100 to 100. A metric that is undefined is reported as 0, with a note that says why.
 """
 
+import functools
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from tasks.glue.tasks import TASKS, Task
 NAMES = {
     "accuracy": "accuracy",
     "f1": "F1",
+    "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "span_f1": "span F1",
     "matthews": "Matthews correlation",
     "pearson": "Pearson correlation",
     "spearman": "Spearman correlation",
@@ -30,6 +34,11 @@ COLUMNS = {  # of the paper's tables, in order: task and validation split; the s
     "CoLA": ("cola", "validation"),
 }
 INTERVAL = (2.5, 97.5)  # percentiles
+RESAMPLES, BY_PARTS = 1000, 50  # the latter at a time
+CONSTANTS = {
+    "classes": "the most frequent class", "regression": "the mean", "multilabel": "the most frequent labels",
+    "tokens": "the most frequent tag",
+}  # fmt: skip
 DRAWN_AT_ONCE = 1 << 15  # examples, so that arrays fit in a processor's cache
 
 
@@ -43,6 +52,7 @@ def score(metric: str, labels: np.ndarray, predictions: np.ndarray) -> float:
     functions = {
         "accuracy": metrics.accuracy_score,
         "f1": metrics.f1_score,
+        "macro_f1": functools.partial(metrics.f1_score, average="macro", zero_division=0),
         "matthews": metrics.matthews_corrcoef,
         "pearson": lambda x, y: stats.pearsonr(_centred(x), _centred(y)).statistic,
         "spearman": lambda x, y: stats.spearmanr(x, y).statistic,
@@ -74,14 +84,14 @@ def baseline(metric: str, labels: np.ndarray, train_labels: np.ndarray, task: Ta
 
 
 def bootstrap(
-    metric: str, labels: np.ndarray, predictions: np.ndarray, resamples: int = 1000, seed: int = 0
+    metric: str, labels: np.ndarray, predictions: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
 ) -> list[float]:
     """The 95 % interval of a score [low, high]: percentiles over resamples of the examples."""
     return [float(end) for end in np.percentile(resampled(metric, labels, predictions, resamples, seed), INTERVAL)]
 
 
 def resampled(
-    metric: str, labels: np.ndarray, predictions: np.ndarray, resamples: int = 1000, seed: int = 0
+    metric: str, labels: np.ndarray, predictions: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
 ) -> np.ndarray:
     """The scores (resamples,) of examples drawn with replacement; 0 where a draw leaves the metric undefined."""
     from scipy import stats
@@ -114,6 +124,8 @@ def from_counts(metric: str, counts: np.ndarray) -> np.ndarray:
     if metric == "accuracy":
         return 100 * right / total
     true, predicted = counts.sum(-1), counts.sum(-2)
+    if metric == "macro_f1":
+        return from_parts(metric, np.stack([np.diagonal(counts, axis1=-2, axis2=-1), true, predicted], axis=-1))
     if metric == "f1":
         numerator, denominator = 2 * counts[..., 1, 1], true[..., 1] + predicted[..., 1]
     else:  # Matthews, of any number of classes: Gorodkin 2004, equation 8
@@ -152,7 +164,14 @@ def scored(task: Task, labels: np.ndarray, predictions: np.ndarray, train_labels
 
     The confusion table has true classes as rows and predicted ones as columns; it is None for a regression.
     """
+    if task.kind in ("tokens", "multilabel"):
+        return scored_by_parts(task, labels, predictions, train_labels)
+    table = None if task.classes == 1 else confusion(labels, predictions, task.classes).tolist()
+    if task.positive == 0:  # all metrics of two classes but F1 are the same with the classes exchanged
+        labels, predictions, train_labels = (1 - given for given in (labels, predictions, train_labels))
     notes = [note(metric, labels, predictions) for metric in task.metrics]
+    if task.own and task.classes == 2:
+        notes = [sentence and sentence.replace("class 1", f"class {task.labels[task.positive]}") for sentence in notes]
     return {
         "metrics": {metric: round(score(metric, labels, predictions), 4) for metric in task.metrics},
         "intervals": {
@@ -160,8 +179,67 @@ def scored(task: Task, labels: np.ndarray, predictions: np.ndarray, train_labels
         },
         "notes": [sentence for sentence in notes if sentence],
         "majority": {metric: round(baseline(metric, labels, train_labels, task), 4) for metric in task.metrics},
-        "confusion": None if task.classes == 1 else confusion(labels, predictions, task.classes).tolist(),
+        "confusion": table,
     }
+
+
+def parts_of(metric: str, task: Task, labels: Sequence[np.ndarray], predictions: Sequence[np.ndarray]) -> np.ndarray:
+    """Counts of each sentence, or of each row with several labels, of what is right, what is true, what is predicted.
+
+    (n, 3), of spans, labels or tags; for macro F1 (n, classes, 3).
+    """
+    pairs = list(zip(labels, predictions, strict=True))
+    if metric == "span_f1":
+        from seqeval.metrics.sequence_labeling import get_entities
+
+        spans = [[set(get_entities(tags)) for tags in task.in_words(pair)] for pair in pairs]
+        return np.array([(len(true & found), len(true), len(found)) for true, found in spans])
+    if metric == "micro_f1":
+        return np.array([(true @ found, true.sum(), found.sum()) for true, found in pairs])
+    if metric == "accuracy":  # which is the F1 of all tags together
+        return np.array([((true == found).sum(), len(true), len(true)) for true, found in pairs])
+    of_classes = [(true[true == found], true, found) for true, found in pairs]
+    return np.array([[np.bincount(each, minlength=task.classes) for each in three] for three in of_classes]).mT
+
+
+def from_parts(metric: str, counts: np.ndarray) -> np.ndarray:
+    """The F1 of sums of such counts; for macro F1 the mean over the classes that occur, as scikit-learn's."""
+    twice, known = 2.0 * counts[..., 0], counts[..., 1] + counts[..., 2]
+    each = 100 * np.divide(twice, known, out=np.zeros_like(twice), where=known > 0)
+    return each.sum(-1) / (known > 0).sum(-1) if metric == "macro_f1" else each
+
+
+def usual_tag(labels: np.ndarray) -> int:
+    """The most frequent tag; those below 0 are none."""
+    return int(np.bincount(labels[labels >= 0]).argmax())
+
+
+def scored_by_parts(
+    task: Task, labels: Sequence[np.ndarray], predictions: Sequence[np.ndarray], train_labels: np.ndarray
+) -> dict:
+    """As `scored`, for sentences with an array of tags each, or rows of 0 and 1: these are drawn for the intervals.
+
+    The baseline answers the most frequent tag; or the same labels in all rows, as many of the most frequent as is best.
+    """
+    if task.kind == "tokens":
+        tag, flat = usual_tag(train_labels), [np.concatenate(given) for given in (labels, predictions)]
+        constants = [[np.full(len(given), tag) for given in labels]]
+    else:
+        ranks = np.argsort(np.argsort(-train_labels.sum(0), kind="stable"))
+        constants = [np.tile(ranks < most, (len(labels), 1)) for most in range(1, task.classes + 1)]
+    about: dict = {"metrics": {}, "intervals": {}, "notes": [], "majority": {}}
+    for metric in task.metrics:
+        counts, random = parts_of(metric, task, labels, predictions).astype(float), np.random.default_rng(0)
+        resampled = []
+        for _ in range(RESAMPLES // BY_PARTS):
+            rows = random.integers(len(counts), size=(BY_PARTS, len(counts)))
+            times = np.stack([np.bincount(drawn, minlength=len(counts)) for drawn in rows])  # each is drawn
+            resampled.append(from_parts(metric, np.tensordot(times.astype(float), counts, 1)))
+        simple = [from_parts(metric, parts_of(metric, task, labels, given).sum(0)) for given in constants]
+        about["metrics"][metric] = round(float(from_parts(metric, counts.sum(0))), 4)
+        about["intervals"][metric] = [round(float(end), 4) for end in np.percentile(resampled, INTERVAL)]
+        about["majority"][metric] = round(float(max(simple)), 4)
+    return about | {"confusion": confusion(*flat, task.classes).tolist() if task.kind == "tokens" else None}
 
 
 def beats(about: Mapping, metric: str) -> bool:
@@ -171,8 +249,7 @@ def beats(about: Mapping, metric: str) -> bool:
 
 def verdict(task: Task) -> str:
     """The words for a score that doesn't beat the majority baseline."""
-    constant = "the mean" if task.classes == 1 else "the most frequent class"
-    return f"no better than always answering {constant}"
+    return f"no better than always answering {CONSTANTS[task.kind]}"
 
 
 def paper_average(scores: Mapping[str, float | None]) -> float | None:

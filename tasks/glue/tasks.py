@@ -1,8 +1,12 @@
-"""The table of tasks: GLUE's, and the probes of the offline demo. A task is a row."""
+"""The table of tasks: GLUE's, and the probes of the offline demo. A task is a row; tasks of one's own make theirs."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Literal
 
+import numpy as np
+
+from model.settings import Kind
 from tasks.corpus import hub
 
 HUB_GLUE = hub.Source(
@@ -19,15 +23,45 @@ class Task:
 
     title: str  # as in papers
     columns: tuple[str, ...]  # the texts of an example, one or two
-    labels: tuple[str, ...]  # names of the classes, as on the hub; empty: a regression, with labels from 0 to 5
+    labels: tuple[str, ...]  # names of the classes, as on the hub; empty: a regression
     metrics: tuple[str, ...]  # the first is the score
     sizes: dict[str, int]  # published examples by split: train, one or two for validation, then for test; 0: none
     symmetric: bool = False  # the order of the two texts doesn't matter
+    kind: Kind = "classes"  # what a label is
+    positive: int = 1  # the class of the metric f1
+    own: bool = False  # defined in finetune.tasks: predictions are in words, and a regression has a scale of its own
 
     @property
     def classes(self) -> int:
         """The number of classes; 1 for a regression."""
         return len(self.labels) or 1
+
+    @property
+    def expected(self) -> str:
+        """The labels of a task of the table, in words."""
+        numbers = [f"{number} ({label})" for number, label in enumerate(self.labels)]
+        return f"{', '.join(numbers[:-1])} or {numbers[-1]}" if numbers else "a number from 0 to 5"
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline of transformers for its models."""
+        return "token-classification" if self.kind == "tokens" else "text-classification"
+
+    @property
+    def own_scale(self) -> bool:
+        """Whether the labels are numbers of any size, where STS-B's are from 0 to 5."""
+        return self.own and self.kind == "regression"
+
+    def in_words(self, labels: Sequence) -> Sequence:
+        """Labels or predictions as files have them: in words if the task is one's own."""
+        if not self.own or self.own_scale:
+            return labels
+        names, kind = np.array(self.labels, object), bool if self.kind == "multilabel" else int
+        return [names[np.asarray(row, kind)].tolist() for row in labels] if np.ndim(labels[0]) else list(names[labels])
+
+    def about(self) -> dict:
+        """What the statistics of a run say of a row that is not in the table; see `task_of`."""
+        return {"definition": asdict(self)} if self.own else {}
 
     @property
     def train(self) -> int:
@@ -56,7 +90,7 @@ TASKS: dict[str, Task] = {
     "cola": Task("CoLA", ONE, ("unacceptable", "acceptable"), ("matthews",), sizes(8551, 1043, 1063)),
     "sst2": Task("SST-2", ONE, ("negative", "positive"), ACCURACY, sizes(67349, 872, 1821)),
     "mrpc": Task("MRPC", TWO, ("not_equivalent", "equivalent"), SAME, sizes(3668, 408, 1725), symmetric=True),
-    "stsb": Task("STS-B", TWO, (), ("pearson", "spearman"), sizes(5749, 1500, 1379), symmetric=True),
+    "stsb": Task("STS-B", TWO, (), ("pearson", "spearman"), sizes(5749, 1500, 1379), symmetric=True, kind="regression"),
     "qqp": Task("QQP", QUESTIONS, ("not_duplicate", "duplicate"), SAME, sizes(363846, 40430, 390965), symmetric=True),
     "mnli": Task("MNLI", ("premise", "hypothesis"), THREE, ACCURACY, MNLI),
     "qnli": Task("QNLI", ("question", "sentence"), ENTAILED, ACCURACY, sizes(104743, 5463, 5463)),
@@ -69,6 +103,13 @@ TASKS: dict[str, Task] = {
 PROBES = ("word-order", "odd-word", "neighbours")
 GLUE = ("mnli", "sst2", "stsb", "rte", "qnli", "qqp", "mrpc", "cola")  # the order of the paper's tables
 TaskName = Literal[*TASKS]
+
+
+def task_of(about: Mapping) -> Task:
+    """The row of a task that statistics or rows of a report name in `task`: in the table, or in these themselves."""
+    if not (own := about.get("definition")):
+        return TASKS[about["task"]]
+    return Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in own.items()})
 
 
 def training_splits(task: str) -> list[str]:

@@ -16,14 +16,15 @@ from model.layouts import (
 from model.settings import Architecture
 from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict
-from tasks.glue.tasks import TASKS, Task
+from tasks.glue.tasks import PROBES, Task, task_of
 from tasks.reports.markdown import code, render
-from tasks.reports.scores import HELPERS, METRICS, NAMES, WEAK, chosen, is_partial, settings, settings_rows
+from tasks.reports.scores import HELPERS, METRICS, WEAK, is_partial, settings, settings_rows
 from tasks.reports.sections import stage_of, text_sections
 
 LONG = 100  # characters of a list in a table
 GLUE = "nyu-mll/glue"
-HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}  # names on the hub
+HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr",
+               "macro_f1": "f1", "micro_f1": "f1", "span_f1": "seqeval"}  # names on the hub  # fmt: skip
 
 
 def assembled(template: str, values: dict, head: dict, results: list[dict]) -> str:
@@ -35,22 +36,23 @@ def assembled(template: str, values: dict, head: dict, results: list[dict]) -> s
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{render(template, values)}", ignore_metadata_errors=False))
 
 
-def result(task: str, split: str, metric: str, value: float, how: str) -> dict:
-    """The arguments of an EvalResult: a score on a task of GLUE."""
+def result(task: Task, name: str, split: str, metric: str, value: float, how: str) -> dict:
+    """The arguments of an EvalResult: a score on a task of GLUE, or on one of the user's own."""
+    glue = {"dataset_type": GLUE, "dataset_name": f"GLUE {task.title}", "dataset_config": name}
     return {
-        "task_type": "text-classification", "dataset_type": GLUE, "dataset_name": f"GLUE {NAMES[task]}",
-        "dataset_config": task, "dataset_split": split,
-        "metric_type": HUB_METRICS.get(metric, metric), "metric_value": value,
+        "task_type": task.pipeline,
+        **({"dataset_type": name, "dataset_name": name} if task.own else glue),
+        "dataset_split": split, "metric_type": HUB_METRICS.get(metric, metric), "metric_value": value,
         "metric_name": f"{METRICS[metric]} times 100, {how}",
     }  # fmt: skip
 
 
 def results(rows: Iterable[dict]) -> list[dict]:
-    """The scores of a pretrained model for the head of its card: those on complete data of GLUE."""
+    """The scores of a pretrained model for the head of its card: those on complete data."""
     return [
-        result(row["task"], row["split"], metric, round(spread["median"], 2),
+        result(task_of(row), row["task"], row["split"], metric, round(spread["median"], 2),
                f"median of {counted(row['seeds'], 'seed')}")
-        for row in chosen(rows) if not row["partial"] for metric, spread in row["metrics"].items()
+        for row in rows if row["pretrained"] and not row["partial"] for metric, spread in row["metrics"].items()
     ]  # fmt: skip
 
 
@@ -94,19 +96,33 @@ def sources(lineage: dict[str, dict]) -> list[dict]:
     corpus = stage_of(lineage, "download")
     listed = []
     for name, place in (corpus["params"].get("sources", {}) if corpus else {}).items():
-        if name in hub.SOURCES:
-            listed.append({"name": name, **place, "terms": hub.SOURCES[name].licence})
+        if "repository" in place:
+            terms = hub.SOURCES[name].licence if name in hub.SOURCES else "as its card on the hub says"
+            listed.append({"name": name, **place, "terms": terms})
         else:
-            own = {"files": f"local files ({len(place.get('files', []))})", "python-docs": "docs of Python packages"}
-            listed.append({"name": name, "repository": None, "place": own.get(name, "not on the hub")})
+            docs, files = name == "python-docs", f"local files ({len(place.get('files', []))})"
+            listed.append({"name": name, "repository": None, "place": "docs of Python packages" if docs else files})
     return listed
 
 
-def card(about: dict, lineage: dict[str, dict], glue: dict | None = None) -> str:
+def characters(lineage: dict[str, dict]) -> str:
+    """What the tokenizer reads, as the end of a sentence."""
+    vocabulary = stage_of(lineage, "vocabulary")
+    params = vocabulary["params"] if vocabulary else {}
+    if params.get("characters") != "unicode":
+        beyond = "strips accents and drops all characters that are not printable ASCII"
+        return f"lowercases text, {beyond}: it is for English text"
+    letters = ["makes letters small"] * params["lowercase"] + ["strips accents"] * params["strip_accents"]
+    rare = "a word with a character that was rare in the text above is `[UNK]`"
+    return " and ".join([*letters, f"reads every script, in {params['form']}"]) + f"; {rare}"
+
+
+def card(about: dict, lineage: dict[str, dict], glue: dict | None = None, own: dict | None = None) -> str:
     """The card of a pretrained model.
 
     `about`: `stage`, `params`, `stats` and `environment` of its pretrain stage, as in its manifest. `lineage`: the
-    manifests of what led to it, by name, with or without its own. `glue`: its scores, from `score_section`.
+    manifests of what led to it, by name, with or without its own. `glue`, `own`: its scores, from `score_section` and
+    `own_section`.
     """
     lineage = {name: m for name, m in lineage.items() if m["stage"] != "pretrain"} | {"pretrain": about}
     tokens, text, architecture = stage_of(lineage, "tokenize"), sources(lineage), recipe(about, lineage)["architecture"]
@@ -121,10 +137,11 @@ def card(about: dict, lineage: dict[str, dict], glue: dict | None = None) -> str
     values = HELPERS | recipe(about, lineage) | text_sections(lineage) | {
         "transformers_class": name and f"{name}ForMaskedLM", "why_not": why_not_transformers(architecture),
         "leaves_out_biases": name == "ModernBert" and (architecture.norm_bias or architecture.bias),
-        "environment": about["environment"], "sources": text, "length": tokens and tokens["params"].get("length"),
-        "glue": glue, "pictures": (),
+        "environment": about["environment"], "sources": text, "reads": characters(lineage),
+        "length": tokens and tokens["params"].get("length"),
+        "glue": glue, "own": own, "pictures": (),
     }  # fmt: skip
-    return assembled("card", values, head, results(glue["rows"]) if glue else [])
+    return assembled("card", values, head, results(row for part in (glue, own) if part for row in part["rows"]))
 
 
 def notes(task: Task, stats: dict) -> list[str]:
@@ -140,27 +157,28 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
 
     `params`, `stats`: those of its finetune stage. `lineage`: the manifests of what led to it, by name.
     """
-    task, pretrained = TASKS[params["task"]], stage_of(lineage, "pretrain")
+    task, pretrained = task_of(stats), stage_of(lineage, "pretrain")
     architecture = Architecture(**pretrained["params"]["architecture"])
-    layout = architecture, stats["head"], params["pooling"]
+    layout = architecture, stats["head"], params["pooling"], task.kind
     name, repository = transformers_classifier(*layout), params["data"].get("repository")
     head = {
         "library_name": "transformers" if name else "cram",
-        "pipeline_tag": "text-classification",
+        "pipeline_tag": task.pipeline,
         "tags": ["cram", params["task"], "pretrained-from-scratch" if params["pretrained"] else "not-pretrained"],
         "datasets": [repository] if repository else None,
     }
     values = HELPERS | {
         "task": task, "params": params, "stats": stats, "parameters": pretrained["stats"]["parameters"],
-        "pair": len(task.columns) > 1, "lineage": lineage, "transformers_class": name, "beats": beats,
+        "pair": len(task.columns) > 1, "lineage": lineage, "reads": characters(lineage),
+        "transformers_class": name, "beats": beats,
         "why_not": why_not_transformers_classifier(*layout),
         "settings": settings_rows(settings([params | {"head": stats["head"]}])), "notes": notes(task, stats),
     }  # fmt: skip
     share = f", {params['share']:.0%} of the training data" if params["share"] < 1 else ""
     scores = [
-        result(params["task"], split, metric, float(value), f"seed {params['seed']}{share}")
+        result(task, params["task"], split, metric, float(value), f"seed {params['seed']}{share}")
         for split, of_split in stats["validation"].items()
         for metric, value in of_split["metrics"].items()
-        if params["task"] in NAMES and not is_partial(stats, split)
+        if params["task"] not in PROBES and not is_partial(stats, split)
     ]
     return assembled("finetuned_card", values, head, scores)

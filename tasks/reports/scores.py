@@ -9,7 +9,7 @@ from typing import NamedTuple
 from model import InputError, counted
 from model.settings import Finetuning
 from tasks.glue import metrics
-from tasks.glue.tasks import GLUE, TASKS
+from tasks.glue.tasks import GLUE, PROBES, TASKS, task_of
 from tasks.reports.markdown import Marked, code, escape
 from tasks.store import LINEAGE, Artifact
 
@@ -54,7 +54,7 @@ PUBLISHED = [
 
 def column(task: str, split: str) -> str:
     """The name of a number in the tables."""
-    return PLACES.get((task, split)) or NAMES.get(task, task)
+    return PLACES.get((task, split)) or NAMES.get(task, task) + (", test" if split == "test" else "")
 
 
 def label(pretrained: bool, share: float = 1.0) -> str:
@@ -146,8 +146,8 @@ def examples(stats: dict, split: str) -> dict[str, list[int]]:
 
 
 def is_partial(stats: dict, split: str) -> bool:
-    """Whether a run of a GLUE task was trained on, or scored on this split of, other than the official data."""
-    return stats["task"] in NAMES and any(have != official for have, official in examples(stats, split).values())
+    """Whether a run was trained on, or scored on this split of, other than the official data, if there is such."""
+    return any(official not in (0, have) for have, official in examples(stats, split).values())
 
 
 def gather(groups: Iterable[list[Artifact]], corpus: str | None) -> list[dict]:
@@ -166,7 +166,7 @@ def score_row(members: list[Artifact], split: str, corpus: str | None) -> dict:
     stats = run.stats
     task, metric, own = stats["task"], stats["metric"], stats["validation"][split]
     values = {name: [one["validation"][split]["metrics"][name] for one in of_seeds] for name in own["metrics"]}
-    measured_on = [run.manifest["params"]["data"], None if task in NAMES else corpus]
+    measured_on = [run.manifest["params"]["data"], corpus if task in PROBES else None]
     return {
         "task": task,
         "pretrained": stats["pretrained"],
@@ -193,6 +193,7 @@ def score_row(members: list[Artifact], split: str, corpus: str | None) -> dict:
         "notes": notes_on(of_seeds, split),
         "median_run": run.name,
         "data": hashlib.sha256(json.dumps(measured_on, sort_keys=True).encode()).hexdigest()[:12],
+        **task_of(stats).about(),
     }
 
 
@@ -203,7 +204,7 @@ def notes_on(of_seeds: list[dict], split: str) -> list[str]:
     title, name = NAMES.get(task, task), column(task, split) + ("" if first["pretrained"] else ", no pretraining")
     notes = [f"{name}: {note}" for note in sorted({n for one in of_seeds for n in one["validation"][split]["notes"]})]
     notes += [title + note.removeprefix(task) if note.startswith(task) else note for note in data["notes"]]
-    if cut := data["cut"].get(split, 0):
+    if (cut := data["cut"].get(split, 0)) and not task_of(first).own:  # of which the data's notes tell
         notes.append(f"{column(task, split)}: {counted(cut, 'input')} truncated to the model's limit.")
     return notes
 
@@ -213,13 +214,18 @@ def chosen(rows: Iterable[dict], pretrained: bool = True) -> list[dict]:
     return [row for row in rows if row["pretrained"] == pretrained and row["share"] == 1.0 and row["task"] in NAMES]
 
 
+def of_own(rows: Iterable[dict]) -> list[dict]:
+    """The rows of the user's own tasks on all of the training data, with and without pretraining."""
+    return [row for row in rows if task_of(row).own and row["share"] == 1.0]
+
+
 def weak_notes(rows: Iterable[dict]) -> list[str]:
     """Which scores don't beat the majority baseline, as sentences without a full stop."""
     verdicts: dict[str, list[str]] = {}
     for row in rows:
         if not row["beats_majority"]:
             shown = f"{row['column']} {row['score']:.1f} (majority {row['majority'][row['metric']]:.1f})"
-            verdicts.setdefault(metrics.verdict(TASKS[row["task"]]), []).append(shown)
+            verdicts.setdefault(metrics.verdict(task_of(row)), []).append(shown)
     return [f"{verdict.capitalize()}: {', '.join(scores)}" for verdict, scores in verdicts.items()]
 
 

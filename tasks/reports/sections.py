@@ -8,7 +8,7 @@ import numpy as np
 
 from model import counted, duration
 from model.settings import Finetuning
-from tasks.glue.tasks import MOST_EPOCHS, TASKS
+from tasks.glue.tasks import MOST_EPOCHS, PROBES, TASKS, Task
 from tasks.reports.markdown import Marked, escape, records, table
 from tasks.reports.scores import (
     COLUMNS,
@@ -21,6 +21,7 @@ from tasks.reports.scores import (
     label,
     marked,
     middle,
+    of_own,
     partial_notes,
     settings,
     weak_notes,
@@ -32,6 +33,8 @@ HEADLINE = ("BERT-base, fully trained", "crammed BERT, A6000, final")  # publish
 REFERENCE = Finetuning().model_dump()  # the settings of the published rows
 RULE_HOURS, RULE_SEEDS = 24.0, 5
 RULE_WORDS = 13  # in a row, that a document has in common with downstream data: appendix C of the GPT-3 paper
+OWN_SETTINGS = ("epochs", "batch_size", "learning_rate")  # that a task of one's own can have
+MOST_CLASSES = 12  # of a confusion table
 LAST_STEP = 1.001  # a budget ends with the step in which it is spent
 YES, NO, UNKNOWN = "✓", "✗", "?"
 
@@ -77,6 +80,9 @@ def dropped(lineage: dict[str, dict]) -> list[list]:
             main = sorted(counts["by_source"].items(), key=lambda source: -source[1]["documents"])[:3]
             sources = ", ".join(f"{name} {of_source['documents']:,}" for name, of_source in main)
             rows.append([stage, reason, counts["documents"], counts["characters"], sources or None])
+        if stage == "measure" and (removed := stats.get("removed")):
+            main = ", ".join(f"{name} {of['characters']:,}" for name, of in list(removed["by_source"].items())[:3])
+            rows.append(["vocabulary", "characters it doesn't read", None, removed["characters"], main or None])
         for reason, documents in stats.get("lost", {}).items():
             rows.append([stage, f"unreadable: {reason}", documents, None, None])
     return rows
@@ -129,10 +135,13 @@ def text_rule(text: dict, tasks: set[str]) -> list[str]:
         return [UNKNOWN, f"not checked, because {text['why']}"]
     missing = text.get("not_at_hand", [])
     unseen = [
-        name
-        for task, name in NAMES.items()
-        if task in tasks
-        and (task not in text["tasks"] or any(f"{task}/{split}" in missing for split in TASKS[task].validation))
+        NAMES.get(task, task)
+        for task in dict.fromkeys([*NAMES, *sorted(tasks)])
+        if task in tasks.difference(PROBES)
+        and (
+            task not in text["tasks"]
+            or any(f"{task}/{split}" in missing for split in getattr(TASKS.get(task), "validation", ()))
+        )
     ]
     facts = [text["removal"], f"{text['words']} words in a row count"]
     facts += [f"not available: {', '.join(missing)}"] if missing else []
@@ -164,13 +173,14 @@ def headline(rows: list[dict], finetuning: dict) -> dict:
 
     `finetuning`: the settings; `differing` lists those that are not the published ones.
     """
-    own = chosen(rows)
-    mean, better = averages(own)["paper"], [row for row in own if row["beats_majority"] and not row["partial"]]
+    of_glue, own = chosen(rows), [row for row in of_own(rows) if row["pretrained"]]
+    mean, better = averages(of_glue)["paper"], [row for row in of_glue if row["beats_majority"] and not row["partial"]]
+    has_mean = mean is not None and better
+    shown = ([] if has_mean else better) + [row for row in own if row["beats_majority"]]
     return {
-        "figures": [(mean, "GLUE, average of nine")]
-        if mean is not None and better
-        else [(row["score"], f"{row['column']}, {METRICS[row['metric']]}") for row in better],
-        "weak": weak_notes(own),
+        "figures": [(mean, "GLUE, average of nine")] * bool(has_mean)
+        + [(row["score"], f"{row['column']}, {METRICS[row['metric']]}") for row in shown],
+        "weak": weak_notes(of_glue + own),
         "published": [f"{row.model} {row.average}" for row in PUBLISHED if row.model in HEADLINE and mean is not None],
         "differing": [
             f"{name} {usual}, here {finetuning[name]}"
@@ -190,15 +200,22 @@ def score_section(rows: list[dict], title: str, shown: list[dict]) -> dict:
     return {
         "scores": score_table(title, ours, sources),
         "sources": sources,
-        "weak": weak_notes(own),
         "seed_averages": average_by_seed(own),
         "missing": [name for name in COLUMNS if name not in {row["column"] for row in own}],
         "incomplete": [row["column"] for row in own if row["partial"] and row["column"] in COLUMNS],
         "partial_notes": partial_notes(own),
         "wnli": [row["score"] for row in own if row["task"] == "wnli"],
-        "rows": every,
         "settings": shown,
-        "notes": list(dict.fromkeys(note for row in every for note in row["notes"])),
+        **every_score(every),
+    }
+
+
+def every_score(rows: list[dict]) -> dict:
+    """What scores.md.j2 shows of any tasks: the rows, which of them are weak, and notes."""
+    return {
+        "rows": rows,
+        "weak": weak_notes(row for row in rows if row["pretrained"]),
+        "notes": list(dict.fromkeys(note for row in rows for note in row["notes"])),
     }
 
 
@@ -219,11 +236,18 @@ def score_table(title: str, ours: dict[bool, list[dict]], sources: list[str]) ->
     return records(lines, ["model", "average", "GLUE's own", *COLUMNS])
 
 
+def own_section(rows: list[dict], runs: Iterable[dict]) -> dict:
+    """What scores.md.j2 shows of the user's own tasks; empty if there are none. `runs`: the params of their runs."""
+    own = of_own(rows)
+    settings = {run["task"]: {name: f"{run[name]:g}" for name in OWN_SETTINGS} for run in runs}
+    return own and every_score(own) | {"settings": list(settings.items())}
+
+
 def probe_rows(rows: list[dict]) -> list[dict]:
     """The scores of the probes with and without pretraining."""
     lines: dict[str, dict] = {}
     for row in rows:  # those with pretraining come first
-        if row["task"] in NAMES or row["share"] < 1:
+        if row["task"] not in PROBES or row["share"] < 1:
             continue
         sizes = (row["examples"][split][0] for split in ("train", "validation"))
         line = lines.setdefault(row["task"], {
@@ -265,12 +289,17 @@ def confusion_counts(members: list[Artifact]) -> list[list[int]] | None:
     return None if None in counts else np.sum(counts, axis=0).tolist()
 
 
-def confusion_table(task: str, counts: list[list[int]]) -> Marked:
-    """How often which class was predicted as which, with the recall of each class."""
-    classes = TASKS[task].labels
+def confusion_table(task: Task, counts: list[list[int]]) -> Marked:
+    """How often which class was predicted as which, with the recall of each class; of many, the most mistakes."""
+    names = [f"{task.title}: true class", "predicted", "examples", "of the class"]
+    if len(counts) > MOST_CLASSES:
+        wrong = [(n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j]
+        most = sorted(wrong, key=lambda one: (-one[0], one))[:MOST_CLASSES]
+        return table(
+            names, [[task.labels[i], task.labels[j], n, f"{100 * n / sum(counts[i]):.1f} %"] for n, i, j in most]
+        )
     lines = [
         [name, *row, f"{100 * row[i] / max(1, sum(row)):.1f} %"]
-        for i, (name, row) in enumerate(zip(classes, counts, strict=True))
+        for i, (name, row) in enumerate(zip(task.labels, counts, strict=True))
     ]
-    header = [f"{NAMES.get(task, task)}: true class", *(f"predicted {name}" for name in classes), "recall"]
-    return table(header, lines)
+    return table([names[0], *(f"predicted {name}" for name in task.labels), "recall"], lines)

@@ -1,0 +1,223 @@
+"""Labels: values of any type to words, and words to the numbers of classes; and the files that only tasks have."""
+
+import codecs
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model import InputError, counted
+from model.settings import Kind
+from tasks.corpus.rows import Loss
+from tasks.glue.own import METRICS, Definition
+from tasks.glue.tasks import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CONLL = (".conll", ".iob", ".iob2", ".bio", ".bioes", ".txt")  # endings of files with a token and its tag on each line
+MOST_NUMBERS = 50  # different numbers that are taken for classes; more are a measure
+COMMENT = re.compile(r"#(?: \w.*| ?\w+ ?)=")  # above a sentence of a CoNLL file, as `# id = 1`
+SEPARATORS = str.maketrans(";|", ",,")  # between several labels in one string
+MOST_SHOWN = 60  # characters of a value in a message
+FEW = 5  # classes that are named where many are meant
+LARGEST = 1e38  # of a regression: the weights of a kept model are float32
+SPANS = ("B-", "I-", "E-", "S-")  # beginnings of tags in IOB and BIOES
+BILOU = {"L-": "E-", "U-": "S-"}  # other names for ends and single tokens of spans
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list, of JSON, Parquet or Arrow."""
+    return isinstance(value, list | tuple | np.ndarray)
+
+
+def refuse(given: "pd.Series", what: str, where: str, fits: "Callable[[Any], bool] | pd.Series", expected: str) -> None:
+    """Raise InputError, which names the rows, unless all values fit."""
+    from tasks.glue.checks import rows_of  # imports pandas
+
+    if not (right := (given.map(fits) if callable(fits) else fits).astype(bool)).all():
+        first = repr(given[~right].iloc[0])
+        shown = first if len(first) <= MOST_SHOWN else first[:MOST_SHOWN] + "…"
+        raise InputError(f"{where}: {what} of {rows_of(~right)} is {shown}; expected {expected}.")
+
+
+def number(value: Any) -> float:
+    """A value as a finite number; nan if it is none."""
+    try:
+        made = math.nan if isinstance(value, bool | np.bool_) else float(value)
+    except (TypeError, ValueError):
+        made = math.nan
+    return made if math.isfinite(made) else math.nan
+
+
+def word(value: Any, names: Sequence[str]) -> str | None:
+    """The name of a class: a string, a boolean, or a number, perhaps a place in `names`. None if there is none."""
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    if number(value).is_integer() and not isinstance(value, str):
+        place = int(value)
+        return names[place] if 0 <= place < len(names) else None if names and place == -1 else str(place)
+    return None if value is None or value != value else str(value).strip() or None
+
+
+def worded(given: "pd.Series", kind: Kind, names: Sequence[str], where: str) -> "pd.Series":
+    """The labels as words, as tuples of words, or as numbers for a regression; None where there is none.
+
+    Raises InputError for a list in place of one label or the other way round, and for words in place of numbers.
+    """
+    what, help_ = "the label", "correct it, or set label or kind of the task (finetune.tasks)"
+
+    def made(of_value: Callable[[Any], Any], values: Iterable = given) -> "pd.Series":
+        return type(given)(list(map(of_value, values)), given.index, object)  # `map` would make nan of None
+
+    if kind == "tokens":
+        refuse(given, what, where, lambda value: value is None or is_list(value), f"a list of tags; {help_}")
+        return made(lambda tags: tags if tags is None else tuple(as_bioes(word(tag, names)) for tag in tags))
+    if kind == "multilabel":
+        several = made(lambda value: value.translate(SEPARATORS).split(",") if isinstance(value, str) else value)
+        several = made(lambda value: value if value is None or is_list(value) else [value], several)
+        return made(lambda v: v if v is None else tuple(filter(None, (word(one, names) for one in v))), several)
+    refuse(given, what, where, lambda value: not (is_list(value) or isinstance(value, dict)), f"one label; {help_}")
+    if kind == "classes":
+        return made(lambda value: word(value, names))
+    numbers = f"a number, {LARGEST:g} at most; {help_}"
+    refuse(given, what, where, lambda value: not word(value, ()) or abs(number(value)) <= LARGEST, numbers)
+    return made(lambda value: number(value) if word(value, ()) else None)
+
+
+def of_row(given: "pd.Series", task: Task, where: str, tsv: bool) -> "pd.Series":
+    """As `worded`, for a task of the table: names of classes or numbers, which only a TSV file has as text.
+
+    Raises InputError for any others.
+    """
+    if tsv:
+        given = given.map(lambda text: text if math.isnan(number(text)) else number(text)).astype(object)
+    if task.labels:
+        words = given.map(lambda value: word(value, task.labels))
+        fits = words.isin(task.labels)
+    else:
+        words = given.map(lambda value: math.nan if isinstance(value, str) else number(value))
+        fits = words.between(0, 5)
+    refuse(given, "the label", where, fits, f"{task.expected} (-1 marks the unlabelled test split)")
+    return words
+
+
+def parts(given: Any) -> tuple:
+    """The classes in a label."""
+    return given if isinstance(given, tuple) else (given,)
+
+
+def classes(counts: Counter, kind: Kind, where: str) -> list[str]:
+    """The classes in order: numbers by value, words by letters, whichever order the rows have.
+
+    Raises InputError for what is rather a number or a text than a class.
+    """
+    values, rows = {name: number(name) for name in counts}, counts.total()
+    many = f"{where} has {len(counts):,} different labels in {counted(rows, 'row')}, such as {next(iter(counts))}"
+    if any(map(math.isnan, values.values())):
+        if len(counts) > max(MOST_NUMBERS, rows / 2):
+            raise InputError(f"{many}; expected classes. Set label to another column (finetune.tasks).")
+        return sorted(counts)
+    if kind == "classes" and (len(counts) > MOST_NUMBERS or not all(value.is_integer() for value in values.values())):
+        wanted = f"up to {MOST_NUMBERS} whole numbers for classes"
+        raise InputError(f"{many}; expected {wanted}. Set kind to 'regression' (finetune.tasks) for numbers.")
+    return sorted(counts, key=lambda name: (values[name], name))
+
+
+def within_words(tags: Sequence[str]) -> np.ndarray:
+    """By tag, that of further parts of the same word: `I-` after `B-`, `E-` after `S-`, else the same; as numbers."""
+    later = [{"B-": "I-", "S-": "E-"}.get(tag[:2], tag[:2]) + tag[2:] for tag in tags]
+    return np.array([tags.index(name) if name in tags else number for number, name in enumerate(later)])
+
+
+def as_bioes(tag: str | None) -> str | None:
+    """A tag by its name in BIOES, the scheme of which seqeval reads all prefixes."""
+    return tag and BILOU.get(tag[:2], tag[:2]) + tag[2:]
+
+
+def metrics_of(own: Definition, names: Sequence[str], counts: Counter, notes: list[str]) -> tuple[tuple[str, ...], int]:
+    """A task's metrics, the score first, and its positive class: of two, the rarer in training. Adds to `notes`.
+
+    Raises InputError for a metric that doesn't fit the classes.
+    """
+    usual, shown = METRICS[own.kind], ", ".join(names[:FEW])
+    if own.kind == "tokens" and (others := [tag for tag in names if tag[:2] not in SPANS and tag != "O"]):
+        usual = METRICS["tokens"][1:]
+        if own.metric is None:
+            notes.append(
+                f"{own.name}: the score is accuracy of single tokens, not F1 of spans, because of tags that mark none: "
+                f"{', '.join(others[:FEW])} (expected such as B-PER, I-PER and O)."
+            )
+    if own.metric not in (None, *usual) or (own.metric == "f1" and len(names) != 2):
+        wanted = "two classes" if own.metric == "f1" else "tags such as B-PER, I-PER and O"
+        raise InputError(f"{own.name}: metric {own.metric!r} needs {wanted}; found {shown}. Change it.")
+    positive = min((1, 0), key=lambda place: counts[names[place]]) if own.metric == "f1" else 1
+    if own.metric == "f1":
+        share = f"{counts[names[positive]]:,} of {counted(counts.total(), 'training label')}"
+        notes.append(f"{own.name}: F1 is that of the class {names[positive]}, which {share} are.")
+    return tuple(dict.fromkeys([own.metric or usual[0], *usual[:2]])), positive
+
+
+def numbered(given: "pd.Series", task: Task) -> "pd.Series":
+    """Labels as the numbers of their classes: one, a tuple with one for each token, or a tuple of 0 and 1."""
+    places = {name: place for place, name in enumerate(task.labels)}
+    if task.kind == "regression":
+        return given.astype("float64" if task.own_scale else "float32")
+    if task.kind == "classes":
+        return given.map(places).astype("int64")
+    if task.kind == "tokens":
+        return given.map(lambda tags: tuple(places[tag] for tag in tags))
+    return given.map(lambda several: tuple(float(name in several) for name in task.labels))
+
+
+def sentences(path: Path, where: str) -> Iterator[tuple[int, dict]]:
+    """The sentences of a CoNLL file, as rows of tokens and tags: the first and the last field of each line.
+
+    Blank lines end a sentence; lines with -DOCSTART- are left out, and before a sentence those such as `# id = 1`.
+    Raises InputError for lines with one field.
+    """
+    try:
+        text = re.split("\r\n|\r|\n", path.read_bytes().decode("utf-8-sig"))  # `splitlines` knows more ends
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not UTF-8 (byte {error.start:,}: {error.reason}). Write it as UTF-8.") from error
+    row, pairs = 1, []
+    for place, line in enumerate([*text, ""], 1):
+        fields = line.split("\t") if "\t" in line.strip("\t ") else list(filter(None, line.split(" ")))
+        blank = line.startswith("-DOCSTART-") or not line.strip("\t ")
+        if blank and pairs:
+            yield row, dict(zip(("tokens", "tags"), map(list, zip(*pairs, strict=True)), strict=True))
+            row, pairs = row + 1, []
+        elif not pairs and COMMENT.match(line):
+            continue
+        elif not blank and len(fields) == 1:
+            raise InputError(
+                f"{where}: line {place:,} has one field, {fields[0][:MOST_SHOWN]!r}; expected a token and its tag on "
+                "each line, and a blank line between sentences. Correct it, or set kind (finetune.tasks)."
+            )
+        elif not blank:
+            pairs.append((fields[0].strip(" "), fields[-1].strip(" ")))
+
+
+def lines(path: Path, where: str) -> Iterator[tuple[int, dict] | Loss]:
+    """The lines of a TSV file by the names in its first one, as GLUE has them: quotes are characters.
+
+    Raises InputError if a name occurs twice.
+    """
+    data = path.read_bytes().removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
+    names = [name.strip() for name in data[0].decode(errors="replace").split("\t")]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InputError(f"{where} has several columns named {twice[0]}; expected one.")
+    for place, line in enumerate(data[1:], 2):
+        try:
+            fields = line.decode().split("\t")
+        except UnicodeDecodeError as error:
+            yield Loss(where, place, f"not UTF-8 ({error.reason})")
+            continue
+        if len(fields) == len(names):
+            yield place, dict(zip(names, fields, strict=True))
+        else:
+            yield Loss(where, place, f"it has {counted(len(fields), 'field')}, but {len(names)} columns are named")

@@ -1,0 +1,110 @@
+"""Tasks of one's own: the definitions in finetune.tasks."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from model import InputError
+from model.settings import Finetuning, Kind
+from tasks.corpus import hub, local
+from tasks.glue.tasks import TASKS
+from tasks.stage import Encoding
+
+METRICS: dict[Kind, tuple[str, ...]] = {  # those that can be asked for; the first two are the usual ones
+    "classes": ("accuracy", "macro_f1", "matthews", "f1"),
+    "regression": ("pearson", "spearman"),
+    "multilabel": ("micro_f1",),
+    "tokens": ("span_f1", "accuracy", "macro_f1"),
+}
+FILE = re.compile(r"[./~].*|.*\.[A-Za-z]\w{1,6}")  # what is no name of a data set, but that of a file
+RESERVED = {*TASKS, *(task.title for task in TASKS.values()), "all", "average"}  # names of rows and columns
+NAMED, DEFINED = TAGS = ("a name", "a definition")  # in the places of errors
+
+
+class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """A task of one's own: where its data lies, which columns are text and label, and how it is scored."""
+
+    name: str = Field(pattern=r"^\w[\w.-]{0,59}$", description="Its name in reports.")
+    data: str = Field(
+        min_length=1,
+        description="A file (as for download.files; CoNLL for tokens), a folder with files for train, validation and "
+        "test, or a data set of the hub.",
+    )
+    config: str = Field("", description="Configuration of a hub data set that has several.")
+    revision: str = Field("", description="Commit of a hub data set. '': the newest at first use.")
+    text: str = Field("", description="Column of the text, or of the tokens. '': the usual names are tried.")
+    pair: str = Field("", description="Column of the second text of a pair. '': none.")
+    label: str = Field("", description="Column of the label, or of the tags. '': the usual names are tried.")
+    encoding: Encoding = Field("", description="Of files that aren't UTF-8, such as windows-1252.")
+    kind: Kind = Field(
+        "classes",
+        description="What a label is. classes: one class. regression: a number. multilabel: several classes. tokens: a "
+        "tag for each token.",
+    )
+    metric: Literal["accuracy", "macro_f1", "matthews", "f1", "pearson", "spearman", "micro_f1", "span_f1"] | None = (
+        Field(None, description="The score. null: accuracy, Pearson's correlation, micro F1 or span F1, by the kind.")
+    )
+    validation: float = Field(
+        0.1,
+        ge=0.01,
+        le=0.5,
+        description="Share of the training rows, 0.01 to 0.5, that is held out where the data has no validation split, "
+        "by a digest of their text.",
+    )
+    epochs: int | None = Field(None, ge=1, le=20, description="Of this task. null: finetune.epochs.")
+    batch_size: int | None = Field(None, ge=1, description="Of this task. null: finetune.batch_size.")
+    learning_rate: float | None = Field(None, gt=0, le=1, description="Of this task. null: finetune.learning_rate.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Definition":
+        if self.name in RESERVED:
+            raise ValueError(f"name is {self.name!r}, which reports have for something else; choose another")
+        if self.data == "probes":
+            raise ValueError("data is 'probes', which are tasks of cram's; for a folder of this name write './probes'")
+        if self.metric and self.metric not in METRICS[self.kind]:
+            raise ValueError(
+                f"metric {self.metric!r} doesn't fit kind {self.kind!r}; choose one of {', '.join(METRICS[self.kind])}"
+            )
+        if self.pair and self.kind == "tokens":
+            raise ValueError("pair can't be set for kind 'tokens', which has one text; leave it empty")
+        return self
+
+    def settings(self) -> dict:
+        """The settings of training that are the task's own."""
+        return {name: value for name in Finetuning.model_fields if (value := getattr(self, name, None)) is not None}
+
+    def repository(self) -> str:
+        """The name of the hub's data set; empty for local data. Raises InputError if there is no such file."""
+        if local.mode_of(Path(self.data).expanduser()):
+            if self.revision:
+                raise InputError(
+                    f"{self.name}: revision is for data sets of the hub, but {self.data} is here. Remove it."
+                )
+            return ""
+        if FILE.fullmatch(self.data) or self.data.count("/") > 1:
+            raise InputError(f"{self.name}: there is no file or folder {self.data}. Correct its data (finetune.tasks).")
+        return self.data
+
+    def source(self) -> hub.Source:
+        """The data set of the hub."""
+        advice = f"give {self.name} a local file or folder as data (finetune.tasks); {self.data} is none here"
+        return hub.Source(self.data, self.revision, "", instead=advice)
+
+
+def _named_or_defined(value: Any) -> str:
+    return NAMED if isinstance(value, str) else DEFINED
+
+
+def or_own(names: Any) -> Any:
+    """The type of a task's name or of a definition, by the kind of the value, so that an error is about that alone."""
+    return Annotated[
+        Annotated[names, Tag(NAMED)] | Annotated[Definition, Tag(DEFINED)], Discriminator(_named_or_defined)
+    ]
+
+
+def defined(tasks: Iterable[Any]) -> list[Definition]:
+    """Those of the tasks that are the user's own."""
+    return [task for task in tasks if isinstance(task, Definition)]

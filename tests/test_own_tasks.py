@@ -1,0 +1,803 @@
+"""Tasks of one's own, from files to scores: classes from a CSV, a regression from JSON lines, entities from CoNLL."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import corpus_of, store_of_its_own, texts_of, toy_tokens
+from pydantic import ValidationError
+from test_finetune import MODERN, write_task
+
+from flows.recipes import resolve
+from model import InputError
+from tasks.decontaminate import Decontaminate, decontaminate
+from tasks.finetune import Finetune, finetune
+from tasks.glue import labels, metrics, own_data
+from tasks.glue.own import Definition
+from tasks.glue.tasks import LABEL, Task, task_of
+from tasks.pretrain import Pretrain, pretrain
+from tasks.report import Report, report
+from tasks.reports.sections import confusion_table
+from tasks.store import Artifact
+
+WORDS = ("river", "clock", "letter", "bridge", "train", "map")
+PEOPLE, PLACES = ("Anna Grey", "Otto", "Maria Lind"), ("Hull", "New Leeds", "York")
+QUICK = {"epochs": 4, "batch_size": 8, "learning_rate": 3e-3, "max_tokens": 32, "seeds": 1, "baseline": False}
+
+
+def write_tickets(path: Path, rng: np.random.Generator, rows: int = 240) -> Path:
+    """Three classes, which a word gives away; quoted fields with commas."""
+    lines = ["id,body,topic"]
+    for i in range(rows):
+        k = int(rng.integers(3))
+        lines.append(f'{i},"The {WORDS[k]}, again: the {WORDS[k]} {i}.",{("refund", "billing", "other things")[k]}')
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_prices(path: Path, rng: np.random.Generator, rows: int = 300) -> Path:
+    """A number far from zero, which a word gives away."""
+    with path.open("w") as file:
+        for i in range(rows):
+            k = int(rng.integers(len(WORDS)))
+            row = {"sentence": f"the {WORDS[k]} the {WORDS[k]} {i}", "price": 1000 + 50 * k + rng.normal()}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def write_entities(folder: Path, rng: np.random.Generator) -> Path:
+    """People and places in CoNLL's columns."""
+    folder.mkdir()
+    for split, count in (("train", 200), ("dev", 60), ("test", 40)):
+        lines = ["-DOCSTART- -X- O", ""]
+        for _ in range(count):
+            who, where = PEOPLE[rng.integers(3)], PLACES[rng.integers(3)]
+            for text, kind in ((who, "PER"), ("saw the river near", ""), (where, "LOC"), (".", "")):
+                for i, token in enumerate(text.split()):
+                    lines.append(f"{token} NN {'O' if not kind else ('I-' if i else 'B-') + kind}")
+            lines.append("")
+        (folder / f"{split}.conll").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("own"), np.random.default_rng(5)
+    write_tickets(folder / "tickets.csv", rng)
+    write_prices(folder / "prices.jsonl", rng)
+    write_entities(folder / "entities", rng)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, toy_texts: list[str]):
+    root = tmp_path_factory.mktemp("made")
+    with store_of_its_own(root / "artifacts"):
+        tokens = toy_tokens(root, toy_texts)["tokens"]
+        common = {"budget": 10_000, "budget_unit": "tokens", "batch_size": 8, "learning_rate": 5e-3}
+        yield pretrain.fn(Pretrain(architecture=MODERN, **common), tokens)
+
+
+def definitions(place: Path) -> list[Definition]:
+    return [
+        Definition(name="tickets", data=str(place / "tickets.csv"), text="body", label="topic"),
+        Definition(name="prices", data=str(place / "prices.jsonl"), label="price", kind="regression", batch_size=16),
+        Definition(name="entities", data=str(place / "entities"), kind="tokens"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def made(place: Path, model) -> dict[str, Artifact]:
+    runs = Finetune(tasks=definitions(place), **QUICK, head="native").runs()
+    return {run.task: finetune.fn(run, model) for run in runs}
+
+
+def table_of(made: Artifact, split: str) -> dict[str, list]:
+    table = pq.read_table(made.path / "predictions.parquet").to_pydict()
+    chosen = [i for i, name in enumerate(table["split"]) if name == split]
+    return {name: [values[i] for i in chosen] for name, values in table.items()}
+
+
+def test_scores_are_those_that_the_libraries_compute_from_the_predictions(made):
+    import scipy.stats
+    import seqeval.metrics
+    import sklearn.metrics
+
+    for name, split in (("tickets", "validation"), ("prices", "validation"), ("entities", "validation"),
+                        ("entities", "test")):  # fmt: skip
+        table, found = table_of(made[name], split), made[name].stats["validation"][split]
+        true, predicted = table["label"], table["prediction"]
+        if name == "tickets":
+            again = {
+                "accuracy": sklearn.metrics.accuracy_score(true, predicted),
+                "macro_f1": sklearn.metrics.f1_score(true, predicted, average="macro"),
+            }
+        elif name == "prices":
+            again = {
+                "pearson": scipy.stats.pearsonr(true, predicted).statistic,
+                "spearman": scipy.stats.spearmanr(true, predicted).statistic,
+            }
+            assert np.abs(np.array(true) - predicted).mean() < 60, "in the labels' units"
+        else:
+            flat = [[tag for sentence in given for tag in sentence] for given in (true, predicted)]
+            again = {
+                "span_f1": seqeval.metrics.f1_score(true, predicted),
+                "accuracy": sklearn.metrics.accuracy_score(*flat),
+            }
+        assert found["metrics"] == pytest.approx({metric: 100 * value for metric, value in again.items()}, abs=0.01)
+        for metric, (low, high) in found["intervals"].items():
+            assert low <= found["metrics"][metric] <= high
+            assert found["metrics"][metric] > found["majority"][metric] + 10, "the words give the labels away"
+
+
+def test_a_report_has_own_tasks_with_their_spread_their_baselines_and_a_card(made):
+    import huggingface_hub
+
+    page = report.fn(Report(title="mine"), list(made.values()))
+    content = json.loads((page.path / "report.json").read_text())
+    assert [row["column"] for row in content["scores"]] == ["tickets", "prices", "entities", "entities, test"]
+    assert content["average"] is None
+    assert set(content["confusion"]) == {"tickets", "entities"}
+    text = (page.path / "report.md").read_text()
+    assert "refund" in text
+    assert "| prices | 4 | 16 | 0.003 |" in text, "its own batch size"
+    assert "own.svg" in text
+    assert "GLUE" not in text.split("## Rules")[0]
+    searched = next(row for row in content["rules"] if row[0] == "no downstream data in the text")
+    assert searched[1] == "?", "this corpus was not compared with these tasks"
+    results = huggingface_hub.ModelCard.load(page.path / "README.md").data.eval_results
+    found = {(one.dataset_name, one.dataset_split, one.metric_type): one.metric_value for one in results}
+    for row in content["scores"]:
+        assert found[row["task"], row["split"], {"span_f1": "seqeval"}.get(row["metric"], row["metric"] + (
+            "r" if row["metric"] == "pearson" else ""))] == pytest.approx(row["score"], abs=0.01)  # fmt: skip
+    card = huggingface_hub.ModelCard.load(made["entities"].path / "README.md")
+    assert card.data.pipeline_tag == "token-classification"
+    assert {one.dataset_split for one in card.data.eval_results} == {"validation", "test"}
+
+
+def test_f1_is_that_of_the_rarer_class_and_the_class_is_named(tmp_path: Path):
+    import sklearn.metrics
+
+    names = ["fraud" if i % 10 == 0 else "ok" for i in range(200)]
+    rows = [{"text": f"t {i}", "label": name} for i, name in enumerate(names)]
+    data, rng = read(write_rows(tmp_path / "a.jsonl", rows), metric="f1"), np.random.default_rng(0)
+    assert data.task.labels == ("fraud", "ok")
+    assert [note for note in data.notes if "fraud" in note and "20 of 200" in note]
+    true = np.array([data.task.labels.index(name) for name in names])
+    found = np.where(rng.random(200) < 0.8, true, 1 - true)
+    about = metrics.scored(data.task, true, found, true)
+    expected = {
+        "f1": sklearn.metrics.f1_score(true, found, pos_label=0),
+        "accuracy": sklearn.metrics.accuracy_score(true, found),
+        "macro_f1": sklearn.metrics.f1_score(true, found, average="macro"),
+    }
+    assert about["metrics"] == pytest.approx({name: 100 * value for name, value in expected.items()}, abs=0.01)
+    assert about["intervals"]["f1"][0] < about["metrics"]["f1"] < about["intervals"]["f1"][1]
+    assert about["confusion"] == sklearn.metrics.confusion_matrix(true, found).tolist()
+    never = metrics.scored(data.task, true, np.ones(200, int), true)
+    assert never["metrics"]["f1"] == 0
+    assert "class fraud" in " ".join(never["notes"])
+    assert never["majority"]["f1"] == pytest.approx(
+        100 * sklearn.metrics.f1_score(true, 0 * true, pos_label=0), abs=0.01
+    )
+    more = [row | {"label": {"fraud": "ok", "ok": "fraud"}[row["label"]]} for row in rows]
+    assert read(write_rows(tmp_path / "a.jsonl", more), metric="f1").task.positive == 1
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_numbers_of_any_size_keep_their_digits_and_are_answered_in_their_units(tmp_path: Path, model):
+    stamps = [{"text": f"the {WORDS[i % 6]} {i}", "label": 1_600_000_000 + 10 * (i % 6) + i % 7} for i in range(240)]
+    small = [{"text": row["text"], "label": 1e-6 * (row["label"] - 1_600_000_000)} for row in stamps]
+    huge = [row | {"label": 1e36 if i == 3 else row["label"]} for i, row in enumerate(small)]
+    for name, rows in (("stamps", stamps), ("small", small), ("huge", huge)):
+        own = Definition(name=name, data=str(write_rows(tmp_path / f"{name}.jsonl", rows)), kind="regression")
+        [run] = Finetune(tasks=[own], **QUICK).runs()
+        made = finetune.fn(run, model)
+        table, given = table_of(made, "validation"), {row["text"]: row["label"] for row in rows}
+        assert table["label"] == [given[text] for text in table["text"]]
+        assert np.isfinite(table["prediction"]).all()
+        notes = [note for note in made.stats["data"]["notes"] if "float32" in note]
+        if name == "stamps":
+            assert notes, "of the kept model, which can't tell them apart"
+            assert min(table["prediction"]) < max(table["prediction"]) < 1_600_000_200
+            assert len(set(table["prediction"])) > 6, "not in steps of 128, float32's at this size"
+            assert made.stats["validation"]["validation"]["metrics"]["pearson"] > 50
+        else:
+            assert not notes
+
+
+def test_inputs_that_are_cut_are_counted_by_split_in_the_report_and_warned_of_once(tmp_path: Path, model, caplog):
+    long = [{"text": "the river " * (30 if i % 2 else 2) + str(i), "label": "ab"[i % 2]} for i in range(60)]
+    own = Definition(name="mine", data=str(write_rows(tmp_path / "a.jsonl", long)), validation=0.3)
+    runs = Finetune(tasks=[own], **QUICK | {"epochs": 1, "seeds": 2, "max_tokens": 16}, keep="none").runs()
+    made = [finetune.fn(run, model) for run in runs]
+    cut = made[0].stats["data"]["cut"]
+    assert sum(cut.values()) == 30
+    logged = [record.message for record in caplog.records if "finetune.max_tokens" in record.message]
+    assert [f" {cut[split]} of " in note and split in note for note, split in zip(logged, cut, strict=True)] == [
+        True
+    ] * 2
+    page = (report.fn(Report(title="mine"), made).path / "report.md").read_text().replace("\\", "")
+    assert [page.count(note) for note in logged] == [1, 1]
+    assert "truncated" not in page
+
+
+# Reading
+
+
+def rows_of(seed: int, count: int = 60) -> list[dict]:
+    rng = np.random.default_rng(seed)
+    return [{"text": f'row {i}, "so" it\'s said', "label": "abc"[rng.integers(3)]} for i in range(count)]
+
+
+def write_rows(path: Path, rows: list[dict]) -> Path:
+    """In the format that the name says."""
+    frame, lines = pd.DataFrame(rows), "".join(json.dumps(row) + "\n" for row in rows)
+    if path.suffix in (".csv", ".tsv"):
+        frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path)
+    elif path.suffix == ".arrow":
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(lines.encode()))
+    else:
+        path.write_text(json.dumps(rows, indent=2) if path.suffix == ".json" else lines)
+    return path
+
+
+def read(path: Path, **changes) -> own_data.Data:
+    return own_data.read(Definition(**{"name": "mine", "data": str(path)} | changes))
+
+
+def contents(data: own_data.Data) -> dict:
+    return {split: table.to_dict("list") for split, table in data.tables.items()}
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.jsonl.gz", "a.parquet", "a.arrow"])
+def test_the_same_rows_in_any_format_are_the_same_data(tmp_path: Path, name: str):
+    expected = contents(read(write_rows(tmp_path / "plain.jsonl", rows_of(1))))
+    assert contents(read(write_rows(tmp_path / name, rows_of(1)))) == expected
+    assert sum(len(table["text"]) for table in expected.values()) == 60
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "expected"),
+    [
+        (["refund", "Billing", "other"], "refund", ("Billing", "other", "refund")),
+        ([10, 9, 2], "10", ("2", "9", "10")),
+        (["10", "9", " 2"], "10", ("2", "9", "10")),
+        ([True, False], "true", ("false", "true")),
+        ([3.0, 1.0], "3", ("1", "3")),
+        (["10", "x", 2], "10", ("10", "2", "x")),
+    ],
+)
+def test_classes_are_in_an_order_that_does_not_follow_the_rows(tmp_path: Path, given, name: str, expected: tuple):
+    rows = [{"text": f"t {i}", "label": given[i % len(given)]} for i in range(60)]
+    for order in (rows, rows[::-1]):
+        data = read(write_rows(tmp_path / "a.jsonl", order))
+        assert data.task.labels == expected
+        first = {f"t {i}" for i in range(0, 60, len(given))}
+        found = {
+            data.task.labels[k]
+            for table in data.tables.values()
+            for text, k in zip(table["text"], table[LABEL], strict=True)
+            if text in first
+        }
+        assert found == {name}
+
+
+def test_rows_are_held_out_by_their_text_whatever_their_order_and_no_text_is_on_both_sides(tmp_path: Path):
+    rows = rows_of(2, 400) + rows_of(3, 100) + [{"text": f"rare {i}", "label": "rare"} for i in range(2)]
+    held = []
+    for seed in range(3):
+        rows = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]
+        data = read(write_rows(tmp_path / "a.jsonl", rows), validation=0.2)
+        train, validation = (set(data.tables[split]["text"]) for split in ("train", "validation"))
+        held.append(validation)
+        assert not train & validation
+        assert {"rare 0", "rare 1"} & train, "a class is not held out altogether"
+        assert data.shared == {"validation": 0}
+    assert held[0] == held[1] == held[2]
+    assert 50 < len(held[0]) < 110
+    assert len(read(tmp_path / "a.jsonl", validation=0.1).tables["validation"]) < len(held[0])
+
+
+def test_splits_of_a_folder_are_taken_as_they_are_and_a_test_split_may_hide_its_labels(tmp_path: Path):
+    for split, count in (("train", 50), ("dev", 20), ("test", 10)):
+        rows = rows_of(len(split), count)
+        write_rows(tmp_path / f"{split}.csv", [{"text": row["text"]} for row in rows] if split == "test" else rows)
+    data = read(tmp_path)
+    assert {split: len(table) for split, table in data.tables.items()} == {"train": 50, "validation": 20}
+    assert "test has no labels" in " ".join(data.notes)
+    assert "validation 0.3 is not used" in " ".join(read(tmp_path, validation=0.3).notes)
+    with pytest.raises(InputError, match="revision"):
+        read(tmp_path, revision="0" * 40)
+    texts = {split: texts for split, _, _, texts in own_data.sentences(Definition(name="mine", data=str(tmp_path)))}
+    assert {split: len(of_split) for split, of_split in texts.items()} == {"validation": 20, "test": 10}
+    write_rows(tmp_path / "test.csv", [{"text": f"t {i}", "label": -1} for i in range(10)])
+    assert [*read(tmp_path).tables] == ["train", "validation"]
+    write_rows(tmp_path / "test.csv", rows_of(4, 10))
+    assert [*read(tmp_path).tables] == ["train", "validation", "test"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("separator", [" ", "\t", "  "])
+def test_the_sentences_of_a_conll_file_are_those_that_were_written(tmp_path: Path, end: str, separator: str):
+    odd = ["-DOCSTARTS-", "\u00a0", "\u2028", "\u0085", "#", "O", '"', "1,5", "Anna"]
+    rng, lines, expected = np.random.default_rng(0), ["-DOCSTART- -X- -X- O", "", ""], []
+    for _ in range(40):
+        tokens = [odd[i] for i in rng.integers(1, len(odd), size=rng.integers(1, 6))]
+        tags = [str(rng.choice(["O", "B-X"])) for _ in tokens]
+        lines += [separator.join((token, "NN", tag)) for token, tag in zip(tokens, tags, strict=True)] + [""] * int(
+            rng.integers(1, 3)
+        )
+        expected.append({"tokens": tokens, "tags": tags})
+    (tmp_path / "a.conll").write_bytes(b"\xef\xbb\xbf" + end.join(lines).encode())
+    assert [row for _, row in labels.sentences(tmp_path / "a.conll", "a")] == expected
+
+
+def test_a_text_may_lie_within_a_field_and_a_file_may_have_another_encoding(tmp_path: Path):
+    rows = rows_of(1)
+    nested = [{"doc": {"text": row["text"] + " é"}, "label": row["label"]} for row in rows]
+    expected = contents(read(write_rows(tmp_path / "a.jsonl", nested), text="doc.text"))
+    pd.DataFrame([{"text": row["text"] + " é", "label": row["label"]} for row in rows]).to_csv(
+        tmp_path / "a.csv", index=False, encoding="windows-1252"
+    )
+    with pytest.raises(InputError, match=r"mine/a\.csv: line 2 .*not UTF-8.*encoding"):
+        read(tmp_path / "a.csv")
+    assert contents(read(tmp_path / "a.csv", encoding="windows-1252")) == expected
+
+
+def test_a_folder_that_datasets_saved_keeps_the_names_of_its_classes(tmp_path: Path):
+    import datasets
+
+    names = ["O", "B-PER", "I-PER"]
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("string")),
+                                  "ner_tags": datasets.List(datasets.ClassLabel(names=names))})  # fmt: skip
+    rows = {"tokens": [["Anna", "Grey", str(i)] for i in range(50)], "ner_tags": [[1, 2, 0]] * 50}
+    saved = datasets.Dataset.from_dict(rows, features=features)
+    saved.to_parquet(tmp_path / "one.parquet")
+    datasets.DatasetDict({"train": saved, "validation": saved.select(range(9))}).save_to_disk(tmp_path / "both")
+    both, one = read(tmp_path / "both", kind="tokens"), read(tmp_path / "one.parquet", kind="tokens")
+    assert both.task.labels == one.task.labels == tuple(names)
+    assert both.task.metrics == ("span_f1", "accuracy")
+    assert {split: len(table) for split, table in both.tables.items()} == {"train": 50, "validation": 9}
+    assert set(both.tables["train"][LABEL]) == {(1, 2, 0)}
+
+
+def test_a_data_set_in_the_hubs_layout_is_read_by_its_configuration(tmp_path: Path):
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: a\n  data_files: some.csv\n- config_name: b\n  data_files: other.csv\n---\n"
+    )
+    write_rows(tmp_path / "some.csv", rows_of(1))
+    write_rows(tmp_path / "other.csv", rows_of(2, 100))
+    assert sum(len(table) for table in read(tmp_path, config="b").tables.values()) == 100
+    with pytest.raises(InputError, match=r"mine: .*'a', 'b'.*config"):
+        read(tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "code.py").write_text("raise SystemExit\n")
+    with pytest.raises(InputError, match=r"mine: .*scripts.*code\.py.*without code"):
+        read(tmp_path / "code")
+
+
+HUB = {"name": "mine", "data": "someone/reviews", "revision": "0" * 40}
+
+
+def test_a_data_set_of_the_hub_is_read_at_its_commit_which_is_in_the_key(tmp_path: Path, monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    write_rows(tmp_path / "data.csv", rows_of(1))
+    asked, load = [], datasets.load_dataset_builder
+
+    def builder(name: str, config: str | None, revision: str):
+        asked.append((name, config, revision))
+        made = load(str(tmp_path))
+        made.config.data_files = {"train": [f"hf://datasets/{name}@{revision}/deep/data.csv"]}
+        return made
+
+    def download(repository: str, name: str, repo_type: str, revision: str) -> str:
+        assert (repository, name, repo_type, revision) == ("someone/reviews", "deep/data.csv", "dataset", "0" * 40)
+        return str(tmp_path / "data.csv")
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", builder)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    own = Definition(**HUB, config="small")
+    assert contents(own_data.read(own)) == contents(read(tmp_path / "data.csv"))
+    assert asked == [("someone/reviews", "small", "0" * 40)]
+    place = {"repository": "someone/reviews", "revision": "0" * 40, "config": "small"}
+    assert place.items() <= own_data.identity(own).items()
+    monkeypatch.delattr(datasets, "load_dataset_builder")
+    texts = own_data.texts_identity(own.model_copy(update={"metric": "matthews", "label": "label"}))
+    assert texts == own_data.texts_identity(own), "without asking the hub"
+
+
+def test_a_key_follows_the_data_and_how_it_is_read_not_where_it_lies(tmp_path: Path, place: Path):
+    moved = shutil.copytree(place, tmp_path / "moved")
+    for here, there in zip(definitions(place), definitions(moved), strict=True):
+        assert own_data.identity(here) == own_data.identity(there)
+    own = Definition(name="a", data=str(write_rows(tmp_path / "a.csv", rows_of(1))))
+    others = [
+        own.model_copy(update=change) for change in ({"label": "text"}, {"metric": "macro_f1"}, {"validation": 0.2})
+    ]
+    identities = [json.dumps(own_data.identity(each)) for each in (own, *others)]
+    write_rows(tmp_path / "a.csv", rows_of(2))
+    assert len({*identities, json.dumps(own_data.identity(own))}) == 5
+    [run] = Finetune(tasks=[own.model_copy(update={"epochs": 7})], seeds=1, epochs=2).runs()
+    assert (run.identity()["task"], run.identity()["epochs"]) == ("a", 7)
+
+
+# What bad data gets
+
+GOOD = [{"text": f"t {i}", "label": "ab"[i % 2]} for i in range(40)]
+
+
+def changed(place: int, **values) -> list[dict]:
+    return [row | values if i == place else row for i, row in enumerate(GOOD)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "words"),
+    [
+        (GOOD, {"text": "body"}, ["no column body", "text, label", "Set text"]),
+        (GOOD, {"label": "Label"}, ["no column Label", "mean label?"]),
+        (changed(6, label=1e39), {"kind": "regression"}, ["label of lines", "a number"]),
+        (GOOD, {"label": "topic"}, ["no column topic", "text, label", "Set label"]),
+        ([{"text": "a", "y": "b"}] * 20, {}, ["no column for label", "text, y"]),
+        ([row | {"body": "x"} for row in GOOD], {}, ["text and body", "Set text"]),
+        ([row | {"category": "x"} for row in GOOD], {}, ["label and category", "Set label"]),
+        (changed(6, label=None), {}, ["label of line 7 is None"]),
+        (changed(6, label="  "), {}, ["label of line 7 is None"]),
+        (changed(6, text=5), {}, ["text of line 7 is 5", "string"]),
+        (changed(6, text="x" * 200_000), {}, ["text is too long in line 7"]),
+        (changed(6, label=["a", "b"]), {}, ["label of line 7 is ['a', 'b']", "kind"]),
+        ([row | {"label": "a"} for row in GOOD], {}, ["every label is a"]),
+        ([row | {"label": i / 3} for i, row in enumerate(GOOD)], {}, ["different labels", "'regression'"]),
+        ([{"text": f"t {i}", "label": i % 60} for i in range(240)], {}, ["60 different", "'regression'"]),
+        ([{"text": f"t {i}", "label": f"w {i}"} for i in range(240)], {}, ["240 different labels", "another column"]),
+        (GOOD, {"kind": "regression"}, ["label of lines 1, 2, 3, 4, 5 and 35 more is 'a'", "a number"]),
+        (GOOD, {"kind": "tokens"}, ["no column for text, as tokens"]),
+        ([{"tokens": ["a", "b"], "tags": ["O"]}] * 9, {"kind": "tokens"}, ["lines 1, 2", "(2, 1)", "as many tags"]),
+        ([{"tokens": "a b", "tags": ["O"]}] * 9, {"kind": "tokens"}, ["tokens of lines 1, 2", "a list of strings"]),
+        ([{"tokens": ["a"], "tags": "O"}] * 9, {"kind": "tokens"}, ["label of lines 1, 2", "list of tags"]),
+        ([{"tokens": ["a", "b"], "tags": ["NN", "DT"]}] * 9, {"kind": "tokens", "metric": "span_f1"}, ["B-PER", "DT"]),
+        (rows_of(1), {"metric": "f1"}, ["two classes"]),
+        ([{"text": f"t {i}", "label": "ab"[i % 2]} for i in range(4)], {"validation": 0.01}, ["validation"]),
+        ([], {}, ["no rows"]),
+    ],
+)
+def test_data_that_cannot_be_used_is_refused_by_file_row_and_parameter(tmp_path: Path, rows, changes, words):
+    with pytest.raises(InputError) as problem:
+        read(write_rows(tmp_path / "a.jsonl", rows), **changes)
+    message = str(problem.value)
+    assert "mine" in message
+    assert not [word for word in words if word not in message], message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "changes", "words"),
+    [
+        ("a.parquet", b"text,label\na,b\n", {}, ["mine/a.parquet", "Parquet"]),
+        ("a.jsonl", b'{"text": "a", "label": "b"}\n{"text": "a", \n', {}, ["mine/a.jsonl", "line 2"]),
+        ("a.csv", b"text,label\na,b\nc\n", {}, ["mine/a.csv", "line 3"]),
+        ("a.conll", b"EU B-ORG\nrejects O\nGerman\n", {"kind": "tokens"}, ["mine/a.conll", "line 3", "'German'"]),
+        ("a.conll", b"E\xff B-ORG\n", {"kind": "tokens"}, ["mine/a.conll", "UTF-8"]),
+        ("a.docx", b"PK", {}, ["mine/a.docx"]),
+    ],
+)
+def test_a_file_that_is_not_what_it_says_is_refused_by_its_line(tmp_path: Path, name, content, changes, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError) as problem:
+        read(tmp_path / name, **changes)
+    assert not [word for word in words if word not in str(problem.value)], str(problem.value)
+
+
+def test_a_class_that_only_validation_has_is_refused_and_a_tag_is_named(tmp_path: Path):
+    write_rows(tmp_path / "train.jsonl", GOOD)
+    write_rows(tmp_path / "validation.jsonl", changed(3, label="c"))
+    with pytest.raises(InputError, match=r"mine/validation\.jsonl: the label c of line 4 is in no training row"):
+        read(tmp_path)
+    write_rows(tmp_path / "train.jsonl", [{"tokens": ["a", "b"], "tags": ["O", "B-X"]}] * 5)
+    write_rows(tmp_path / "validation.jsonl", [{"tokens": ["a", "b"], "tags": ["O", "B-Y"]}] * 5)
+    data = read(tmp_path, kind="tokens")
+    assert data.task.labels == ("B-X", "B-Y", "O")
+    assert "label B-Y" in " ".join(data.notes)
+
+
+def test_what_is_odd_but_usable_is_counted_and_said(tmp_path: Path):
+    rows = [{"text": f"t {i}", "label": "ab"[i % 2]} for i in range(500)]
+    rows[7]["text"], rows[8]["label"] = " ", "alone"
+    data = read(write_rows(tmp_path / "a.csv", rows))
+    notes = " ".join(data.notes)
+    assert "line 9" in notes, "the empty text, with the line of the header"
+    assert "one training example only of alone" in notes
+    assert data.left_out == {"train": {"empty": 1}}
+    assert "held out" in notes
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"name": "cola", "data": "a.csv"}, "cola"),
+        ({"name": "SST-2", "data": "a.csv"}, "SST-2"),
+        ({"name": "a b", "data": "a.csv"}, "name"),
+        ({"name": "a", "data": "probes"}, "probes"),
+        ({"name": "a", "data": "a.csv", "kind": "tokens", "pair": "b"}, "pair"),
+        ({"name": "a", "data": "a.csv", "metric": "pearson"}, "pearson"),
+        ({"name": "a", "data": "a.csv", "lable": "b"}, "lable"),
+        ({"name": "a", "data": "a.csv", "encoding": "nonsense"}, "encoding"),
+        ({"name": "a"}, "data"),
+    ],
+)
+def test_a_definition_that_cannot_be_is_refused_by_its_field(asked: dict, named: str):
+    with pytest.raises(ValidationError, match=named):
+        Definition(**asked)
+    with pytest.raises(InputError, match=rf"finetune\.tasks\.1.*{named}"):
+        resolve("demo", {"finetune": {"tasks": ["odd-word", asked]}})
+
+
+def test_a_name_that_is_no_task_is_refused_with_the_form_of_a_definition():
+    with pytest.raises(InputError, match=r'finetune\.tasks\.0: .*"name": "tickets", "data"'):
+        resolve("pocket", {"finetune": {"tasks": ["tickets"]}})
+
+
+@pytest.mark.parametrize("hidden", [-1.0, "-1.0", -1])
+def test_a_test_split_of_numbers_hides_its_labels_as_one_of_classes_does(tmp_path: Path, hidden):
+    numbers = [row | {"label": i / 3} for i, row in enumerate(GOOD)]
+    write_rows(tmp_path / "test.jsonl", [row | {"label": hidden} for row in GOOD])
+    for rows, kind in ((numbers, "regression"), (GOOD, "classes")):
+        write_rows(tmp_path / "train.jsonl", rows)
+        assert [*read(tmp_path, kind=kind).tables] == ["train", "validation"]
+
+
+def test_a_split_of_one_class_is_scored_and_said(tmp_path: Path):
+    write_rows(tmp_path / "train.jsonl", GOOD)
+    write_rows(tmp_path / "validation.jsonl", [{"text": f"v {i}", "label": "b"} for i in range(9)])
+    data = read(tmp_path)
+    assert [note for note in data.notes if "every label is b" in note and "mine/validation" in note]
+    write_rows(tmp_path / "validation.jsonl", GOOD[:9])
+    assert not [note for note in read(tmp_path).notes if "every label" in note]
+
+
+def test_a_broken_row_is_not_blamed_on_the_encoding(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("text,label\na,b\nc\n")
+    with pytest.raises(InputError) as problem:
+        read(tmp_path / "a.csv")
+    assert "encoding" not in str(problem.value)
+
+
+# Beside GLUE's tasks
+
+
+def test_own_tasks_stand_beside_named_ones_with_settings_of_their_own(place: Path):
+    tickets = definitions(place)[0].model_copy(update={"epochs": 8, "learning_rate": 1e-3})
+    runs = Finetune(tasks=["cola", tickets], seeds=2, epochs=3).runs()
+    assert [(run.label(), run.epochs) for run in runs] == [
+        ("cola-0", 3),
+        ("cola-1", 3),
+        ("tickets-0", 8),
+        ("tickets-1", 8),
+    ]
+    assert {run.learning_rate for run in runs} == {4e-5, 1e-3}
+    with pytest.raises(InputError, match="epochs is 6"):
+        resolve("crammed-bert", {"finetune": {"tasks": ["cola", tickets.model_dump()], "epochs": 6}})
+    resolve("crammed-bert", {"finetune": {"tasks": [tickets.model_dump()], "epochs": 6}})
+    with pytest.raises(InputError, match="tickets"):
+        resolve("crammed-bert", {"finetune": {"tasks": [tickets.model_dump(), tickets.model_dump() | {"epochs": 2}]}})
+
+
+@pytest.mark.parametrize("task", ["cola", "rte"])
+def test_a_task_of_glue_defined_as_ones_own_has_the_same_rows_predictions_and_scores(tmp_path: Path, model, task: str):
+    write_task(tmp_path, task, np.random.default_rng(2))
+    columns = ("sentence", "") if task == "cola" else ("sentence1", "sentence2")
+    own = Definition(name="mine", data=str(tmp_path / task), text=columns[0], pair=columns[1], metric="matthews")
+    runs = Finetune(data=str(tmp_path), tasks=[task, own], **QUICK | {"epochs": 2}, keep="none").runs()
+    named, defined = (finetune.fn(run, model) for run in runs)
+    tables = [pq.read_table(made.path / "predictions.parquet") for made in (named, defined)]
+    assert tables[0]["scores"].to_pylist() == tables[1]["scores"].to_pylist()
+    assert list(map(str, tables[0]["prediction"].to_pylist())) == tables[1]["prediction"].to_pylist()
+    scores = [made.stats["validation"]["validation"] for made in (named, defined)]
+    for what in ("metrics", "intervals", "majority"):
+        for metric in scores[0][what]:  # Matthews, and accuracy
+            assert scores[0][what][metric] == scores[1][what][metric]
+    assert scores[0]["confusion"] == scores[1]["confusion"]
+
+
+def test_prefect_takes_definitions_and_its_form_shows_them():
+    from prefect.exceptions import ParameterTypeError
+    from prefect.utilities.callables import parameter_schema
+
+    from flows.cram import cram
+
+    own = {"name": "mine", "data": "someone/reviews", "label": "stars", "kind": "regression", "epochs": 2}
+    given = {"finetune": {"tasks": ["odd-word", own]}}
+    taken = cram.validate_parameters({"recipe": "demo", "override": given})["override"]
+    assert resolve("demo", taken) == resolve("demo", given)
+    assert resolve("demo", given).finetune.tasks == ["odd-word", Definition(**own)]
+    about = parameter_schema(cram).definitions
+    choices = about["FinetuneOverride"]["properties"]["tasks"]["items"]["anyOf"]
+    assert choices[1] == {"$ref": "#/definitions/Definition"}
+    assert set(about["Definition"]["properties"]) == set(Definition.model_fields)
+    with pytest.raises(ParameterTypeError, match="kind"):
+        cram.validate_parameters({"override": {"finetune": {"tasks": [own | {"kind": "stars"}]}}})
+
+
+def test_the_corpus_is_searched_for_the_texts_of_own_tasks_alone_if_only_these_are_asked(tmp_path: Path, store):
+    words = "the quick committee of the harbour described every broken lamp twice before the cold rain of number"
+    rows = [{"text": f"{words} {i} and went home", "label": "ab"[i % 2]} for i in range(60)]
+    own = {"name": "mine", "data": str(write_rows(tmp_path / "a.csv", rows))}
+    held = own_data.read(Definition(**own)).tables["validation"]["text"].tolist()
+    kept = [row["text"] for row in rows if row["text"] not in held]
+    filler = "Nothing of it is in any task, however long one looks for it in these sentences of the corpus. "
+    texts = [filler + f"{text.split(words)[1]} number" for text in kept[:5]] + [filler + held[0] + ". End."]
+    params = resolve("crammed-bert", {"finetune": {"tasks": [own]}}).decontaminate
+    assert params.data == ""
+    made = decontaminate.fn(params, corpus_of(tmp_path, texts))
+    assert texts_of(made) == texts[:5]
+    assert made.stats["tasks"]["mine"] | {"documents": 1, "splits": ["validation"]} == made.stats["tasks"]["mine"]
+    assert [*made.stats["tasks"]] == ["mine"]
+    asked = [own | {"metric": "matthews", "epochs": 2}, own | {"text": "text"}, own | {"validation": 0.2}]
+    others = [resolve("crammed-bert", {"finetune": {"tasks": [one]}}).decontaminate.identity() for one in asked]
+    assert params.identity() == others[0] == others[1] != others[2], "only the texts concern the corpus"
+    assert Decontaminate(data="probes").identity().keys() == {"unchecked"}, "as before there were own tasks"
+    with pytest.raises(InputError, match="nothing"):
+        resolve("demo", {"finetune": {"tasks": [own | {"text": "nothing"}]}}).decontaminate.check()
+
+
+# Tokens and several labels
+
+
+def conll_scores(scheme: list[list[str]], found: list[list[str]]) -> tuple[float, float]:
+    import seqeval.metrics
+
+    tags = sorted({tag for given in (scheme, found) for tags in given for tag in tags})
+    task = Task("x", ("text",), tuple(tags), ("span_f1",), {}, kind="tokens", own=True)
+    numbers = [[np.array([tags.index(tag) for tag in one]) for one in given] for given in (scheme, found)]
+    about = metrics.scored(task, *numbers, np.concatenate(numbers[0]))
+    return about["metrics"]["span_f1"], 100 * seqeval.metrics.f1_score(scheme, found)
+
+
+def test_comments_above_sentences_are_no_tokens_and_bilou_is_read_as_bioes(tmp_path: Path):
+    lines = ["# id = 1", "# id 0000\tdomain=en", "#sent_id=1", "Anna\tB-PER", "Grey\tL-PER", "#\tO", "York\tU-LOC", ""]
+    lines += ["#\tO", "# x=1\tO", ""]  # within a sentence, where it is a token
+    (tmp_path / "a.conll").write_text("\n".join(lines * 30))
+    rows = [row for _, row in labels.sentences(tmp_path / "a.conll", "a")]
+    assert (
+        rows
+        == [
+            {"tokens": ["Anna", "Grey", "#", "York"], "tags": ["B-PER", "L-PER", "O", "U-LOC"]},
+            {"tokens": ["#", "# x=1"], "tags": ["O", "O"]},
+        ]
+        * 30
+    )
+    (tmp_path / "both").mkdir()
+    for split in ("train", "validation"):
+        shutil.copy(tmp_path / "a.conll", tmp_path / "both" / f"{split}.conll")
+    data = read(tmp_path / "both", kind="tokens")
+    assert data.task.labels == ("B-PER", "E-PER", "O", "S-LOC")
+    assert data.task.metrics == ("span_f1", "accuracy")
+    assert not [note for note in data.notes if "accuracy" in note]
+
+
+def test_the_names_of_classes_in_a_file_are_read_as_bioes_too(tmp_path: Path):
+    import datasets
+
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("string")),
+                                  "tags": datasets.List(datasets.ClassLabel(names=["O", "U-X"]))})  # fmt: skip
+    rows = {"tokens": [["a", str(i)] for i in range(50)], "tags": [[0, 1]] * 50}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet", kind="tokens").task.labels == ("O", "S-X")
+
+
+def test_tags_that_mark_no_spans_are_named_where_the_score_is_accuracy_for_them(tmp_path: Path):
+    path = write_rows(tmp_path / "a.jsonl", [{"tokens": ["a", str(i)], "tags": ["O", "LOC"]} for i in range(50)])
+    data = read(path, kind="tokens")
+    assert data.task.metrics[0] == "accuracy"
+    assert [note for note in data.notes if "accuracy" in note and "LOC" in note]
+    asked = read(path, kind="tokens", metric="accuracy").notes
+    assert not [note for note in asked if "LOC" in note], "it was asked for"
+
+
+@pytest.mark.parametrize("prefixes", ["BI", "I", "BIES"])
+def test_spans_are_those_of_seqeval_in_every_scheme(prefixes: str):
+    rng = np.random.default_rng(len(prefixes))
+    pool = ["O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in ("PER", "LOC"))]
+    for _ in range(20):
+        true = [[pool[i] for i in rng.integers(len(pool), size=rng.integers(1, 9))] for _ in range(30)]
+        found = [[tag if rng.random() < 0.8 else str(rng.choice(pool)) for tag in tags] for tags in true]
+        ours, theirs = conll_scores(true, found)
+        assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_intervals_of_tags_are_those_of_a_plain_loop_over_sentences():
+    import sklearn.metrics
+
+    rng = np.random.default_rng(0)
+    task = Task("x", ("text",), ("B-A", "I-A", "O"), ("span_f1", "accuracy", "macro_f1"), {}, kind="tokens", own=True)
+    true = [rng.integers(3, size=rng.integers(2, 12)) for _ in range(80)]
+    found = [np.where(rng.random(len(tags)) < 0.8, tags, rng.integers(3, size=len(tags))) for tags in true]
+    about = metrics.scored(task, true, found, np.array([2, 2, 1, -100]))
+    for metric, (low, high) in about["intervals"].items():
+        loop = []
+        for _ in range(300):
+            drawn = rng.integers(80, size=80)
+            one = metrics.scored(replace_metrics(task, metric), [true[i] for i in drawn], [found[i] for i in drawn],
+                                 np.array([2]))  # fmt: skip
+            loop.append(one["metrics"][metric])
+        assert [low, high] == pytest.approx(np.percentile(loop, metrics.INTERVAL), abs=2)
+    flat = np.concatenate(true)
+    assert about["majority"]["span_f1"] == 0
+    assert about["majority"]["accuracy"] == pytest.approx(100 * np.mean(flat == 2), abs=0.01)
+    again = sklearn.metrics.f1_score(flat, np.concatenate(found), average="macro")
+    assert about["metrics"]["macro_f1"] == pytest.approx(100 * again, abs=0.01)
+
+
+def replace_metrics(task: Task, metric: str) -> Task:
+    return Task(task.title, task.columns, task.labels, (metric,), {}, kind=task.kind, own=True)
+
+
+def test_words_behind_the_cut_or_without_a_token_are_answered_and_counted(tmp_path: Path, model):
+    rows = [
+        {"tokens": ["the", "river", "Анна", "map"] + ["the"] * 12, "tags": ["O", "B-X", "B-X", "O"] + ["O"] * 12}
+    ] * 40
+    own = Definition(name="mine", data=str(write_rows(tmp_path / "a.jsonl", rows)), kind="tokens", validation=0.5)
+    (tmp_path / "both").mkdir()
+    for split in ("train", "validation"):
+        shutil.copy(tmp_path / "a.jsonl", tmp_path / "both" / f"{split}.jsonl")
+    own = own.model_copy(update={"data": str(tmp_path / "both")})
+    [run] = Finetune(tasks=[own], **QUICK | {"max_tokens": 8}, keep="none").runs()
+    made = finetune.fn(run, model)
+    assert made.stats["data"]["cut"] == {"train": 40, "validation": 40}
+    assert "of 640 words of validation have no token" in " ".join(made.stats["data"]["notes"])
+    table = table_of(made, "validation")
+    assert {len(tags) for tags in table["prediction"]} == {16}
+    assert {tuple(tags[2:3] + tags[8:]) for tags in table["prediction"]} == {("O",) * 9}, "the usual tag"
+    assert table["tokens"][0] == rows[0]["tokens"]
+
+
+def test_several_labels_a_row_are_scored_as_scikit_learn_does(tmp_path: Path, model):
+    import sklearn.metrics
+
+    rng = np.random.default_rng(1)
+    rows = []
+    for i in range(300):
+        has = rng.random(3) < 0.4
+        words = [WORDS[k] for k in np.flatnonzero(has)]
+        rows.append(
+            {"text": f"the {' '.join(words * 2)} {i}", "label": ";".join("abc"[k] for k in np.flatnonzero(has))}
+        )
+    own = Definition(name="mine", data=str(write_rows(tmp_path / "a.csv", rows)), kind="multilabel", validation=0.3)
+    [run] = Finetune(tasks=[own], **QUICK | {"epochs": 8}).runs()
+    made = finetune.fn(run, model)
+    table, about = table_of(made, "validation"), made.stats["validation"]["validation"]
+    true, found = (
+        np.array([[name in row for name in "abc"] for row in table[name]]) for name in ("label", "prediction")
+    )
+    assert about["metrics"]["micro_f1"] == pytest.approx(
+        100 * sklearn.metrics.f1_score(true, found, average="micro"), abs=0.01
+    )
+    constants = [np.tile(np.array(mask, bool), (len(true), 1)) for mask in ((1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
+    least = max(sklearn.metrics.f1_score(true, one, average="micro", zero_division=0) for one in constants)
+    assert about["majority"]["micro_f1"] >= 100 * least - 0.01
+    assert about["metrics"]["micro_f1"] > about["majority"]["micro_f1"] + 5, "the words give the labels away"
+    assert task_of(made.stats).labels == ("a", "b", "c")
+
+
+def test_of_many_classes_the_most_frequent_mistakes_are_shown():
+    names = tuple(f"class {i}" for i in range(20))
+    counts = np.diag(np.full(20, 30))
+    counts[3, 7], counts[19, 0] = 9, 4
+    shown = str(confusion_table(Task("x", ("text",), names, ("accuracy",), {}, own=True), counts.tolist()))
+    rows = [line.split("|")[1:5] for line in shown.splitlines()[2:]]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["class 3", "class 7", "9", "23.1 %"], ["class 19", "class 0", "4", "11.8 %"],
+    ]  # fmt: skip
