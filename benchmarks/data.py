@@ -1,6 +1,7 @@
 """How fast are the data stages, and how much memory do they take, beside what libraries do alone in the same run?
 
     python benchmarks/data.py FILE... [--workers 1 2] [--deduplicate exact minhash substring] [--glue DIR] [--json FILE]
+                              [--characters ascii|unicode]
 
 The files are JSON lines. The stages run as they do in a recipe (decontamination only with --glue), in a store of its
 own that is deleted afterwards; the chain runs once for each number of workers, in a new process. Text is counted in
@@ -36,7 +37,7 @@ from tasks.corpus.parts import documents_of
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
-from tasks.filter import Filter, drop_incompressible
+from tasks.filter import BY_SCRIPT, Filter, drop_incompressible
 from tasks.measure import Measure, measure
 from tasks.store import Artifact
 from tasks.text.tokenizer import load_tokenizer
@@ -95,9 +96,11 @@ def run_chain(given: argparse.Namespace) -> list[Step]:
     if given.glue:
         source, text = text, decontaminate.fn(Decontaminate(data=str(given.glue)), text)
         made.append(("decontaminate", text, source, TOKENIZERS))
-    measures = measure.fn(Measure(), text)
-    kept = drop_incompressible.fn(Filter(), text, measures)
-    words = train_vocabulary.fn(Vocabulary(entries=given.entries), kept)
+    vocabulary = Vocabulary(entries=given.entries, characters=given.characters)
+    measures = measure.fn(Measure(normaliser=vocabulary.normaliser(), max_removed=1), text)
+    limit = BY_SCRIPT if given.characters == "unicode" else Filter().max_tokens_per_char
+    kept = drop_incompressible.fn(Filter(max_tokens_per_char=limit), text, measures)
+    words = train_vocabulary.fn(vocabulary, kept)
     sequences = tokenize.fn(Tokenize(), kept, words)
     made += [("measure", measures, text, TOKENIZERS), ("filter", kept, text, READING)]
     return [*made, ("vocabulary", words, kept, TRAINING), ("tokenize and sort", sequences, kept, TOKENIZERS)]
@@ -151,6 +154,7 @@ def main() -> None:
         deduplicate={"nargs": "*", "default": ["exact"], "choices": ["exact", "minhash", "substring"]},
         glue={"type": Path, "help": "decontaminate too, against the GLUE data in this folder"},
         entries={"type": positive, "default": common.ENTRIES, "help": "of the vocabulary"},
+        characters={"default": "ascii", "choices": ["ascii", "unicode"], "help": "that the vocabulary reads"},
         json=common.JSON_OPTION,
     )
     parser.add_argument("files", nargs="+", type=Path, help="JSON lines: .jsonl, .jsonl.zst")

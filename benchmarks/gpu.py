@@ -114,7 +114,7 @@ def score(home: Path, splits: dict[str, Examples], settings: Finetuning, seed: i
     used = finetuning.keep_used(encoder, splits)
     model = Classifier(encoder, classes, settings.dropout, seed, settings.head, settings.pooling, texts)
     outcome = finetuning.finetune(model, used["train"], settings, here, seed, lambda *_: None)
-    found = finetuning.predictions(finetuning.predict(model, used["validation"], here))
+    found = finetuning.predictions(finetuning.predict(model, used["validation"], here), model.kind)
     return {
         "loss": outcome.epochs[-1]["loss"],
         "examples_per_second": outcome.examples_per_second,

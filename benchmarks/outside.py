@@ -239,7 +239,8 @@ def finetune(given: argparse.Namespace, here: machine.Machine, task: str, seed: 
     made = transformers.Trainer(model, arguments, transformers.DataCollatorWithPadding(tokenizer), splits["train"])
     made.remove_callback(transformers.PrinterCallback)
     made.train()
-    predicted = predictions(made.predict(splits["validation"]).predictions)
+    answers = made.predict(splits["validation"]).predictions
+    predicted = predictions(answers, "regression" if about.classes == 1 else "classes")
     return {"score": metrics.score(about.metrics[0], np.array(splits["validation"]["labels"]), predicted)}
 
 

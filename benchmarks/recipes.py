@@ -299,7 +299,7 @@ def run_all(given: argparse.Namespace) -> tuple[dict, dict[str, list[dict]]]:
     held = next(iter(corpus_of.values())).heldout
     results |= beside(given.beside, next(iter(results.values()))[0], held, given.seeds)
     about = {"budget": amount, "budget_unit": unit, "seeds": given.seeds} | where
-    return about | {"recipes": compare(results, held.documents[:, heldout.SIZES.index("bytes")])}, results
+    return about | {"recipes": compare(results, held.read_bytes)}, results
 
 
 def main() -> None:

@@ -180,7 +180,8 @@ POCKET_EXTRA = {name: {"vocabulary": {"entries": 8192}} for name in ("modern", "
 # (docs/log/2026-11.md).
 DEMO = {
     "download": {"source": "python-docs", "documents": 0, "megabytes": 12, "part_megabytes": 4},
-    "measure": {"vocabulary_entries": 4096, "sample_megabytes": 5},
+    # packages bring texts in any script
+    "measure": {"vocabulary_entries": 4096, "sample_megabytes": 5, "max_removed": 1},
     "vocabulary": {"entries": 4096},
     "tokenize": {"heldout_fraction": 0.15, "sort": "random"},
     "pretrain": BEYOND
@@ -299,6 +300,7 @@ POCKETS = {
     "pocket" if name == "crammed-bert" else f"pocket-{name}": pocket(delta) | POCKET_EXTRA.get(name, {})
     for name, delta in NAMED.items()
 }
+POCKETS["pocket-unicode"] = POCKETS["pocket"] | {"vocabulary": {"characters": "unicode"}}  # text of any script
 # The changes of every recipe, with its title: those above, a pocket recipe for each, and the demo
 DELTAS: dict[str, dict] = {
     name: delta | {"report": {"title": name}} for name, delta in (NAMED | POCKETS | {"demo": DEMO}).items()

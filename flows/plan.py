@@ -24,9 +24,15 @@ from tasks import printable
 from tasks.glue import probes
 from tasks.stage import Params, StageTask
 from tasks.store import Artifact, find, read_manifest, refresh, verify
+from tasks.text.words import Normaliser
 from tasks.workers import processes, runs
 
 SEVERAL = "finetune"  # the stage with many runs, which don't wait for each other
+# params of a stage that one before it reads too
+READ_EARLIER = {
+    "finetune": ("decontaminate", {"data", "tasks"}),
+    "vocabulary": ("measure", set(Normaliser.model_fields)),
+}
 log = logging.getLogger(__name__)
 
 
@@ -120,12 +126,16 @@ class Plan:
         return needed
 
     def warn_of_unused(self, changed: dict[str, dict]) -> None:
-        """Log a warning if this run doesn't reach an overridden stage."""
+        """Log a warning if this run doesn't reach an overridden stage, of finetune: what decontaminate doesn't read."""
         reached = {step.stage for step in self.needed()}
-        unused = [stage for stage in changed if stage not in reached]
-        if "decontaminate" in reached and set(changed.get("finetune", ())) <= {"data"}:  # which decontaminate reads
-            unused = [stage for stage in unused if stage != "finetune"]
-        if unused:
+        unused = []
+        for stage in changed.keys() - reached:
+            reader, fields = READ_EARLIER.get(stage, ("", set()))
+            read = fields & changed[stage].keys() if reader in reached else set()
+            if all(isinstance(task, str) for task in changed[stage].get("tasks", ())):
+                read -= {"tasks"}  # decontaminate has names of its own
+            unused += [f"{stage}.{name}" for name in sorted(changed[stage].keys() - read)] if read else [stage]
+        if unused := sorted(unused):
             log.warning("This run doesn't reach %s; overrides of it have no effect.", ", ".join(unused))
 
     def arguments(self, step: Step) -> list[Any]:

@@ -16,11 +16,13 @@ from model import InputError, counted
 from tasks.decontaminate import Decontaminate
 from tasks.deduplicate import Deduplicate
 from tasks.download import Download
-from tasks.filter import Filter
+from tasks.filter import BY_SCRIPT, Filter
 from tasks.finetune import Finetune
+from tasks.glue.own import TAGS, Definition, defined
 from tasks.measure import Measure
 from tasks.pretrain import Pretrain
 from tasks.report import Report
+from tasks.text.words import ASCII
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 
@@ -85,7 +87,7 @@ def limits(schema: dict) -> str:
         return " or ".join(filter(None, map(limits, several)))
     if schema.get("type") == "array":
         return limits(schema.get("items", {}))
-    if choices := schema.get("enum"):
+    if choices := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
         return "true or false" if choices == [True, False] else f"one of {', '.join(map(str, choices))}"
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     if "minimum" in schema and "maximum" in schema:
@@ -107,8 +109,9 @@ def _for_the_form(default: Any, schema: dict) -> None:
     if schema.get("type") == "boolean":
         del schema["type"]
         schema["enum"] = [True, False]
-    if "oneOf" in schema:  # unknown to the form
-        schema["anyOf"] = schema.pop("oneOf")
+    for inner in (schema, schema.get("items", {})):
+        if "oneOf" in inner:  # unknown to the form
+            inner["anyOf"] = inner.pop("oneOf")
     value = in_words(default)
     usual = f"in crammed-bert: {value}" if 0 < len(value) <= LONGEST_DEFAULT else ""
     if facts := "; ".join(filter(None, (limits(schema), usual))):
@@ -189,26 +192,38 @@ def resolve(name: str, override: dict) -> Recipe:
 
 def recipe_of(delta: dict, override: dict) -> Recipe:
     """The paper's recipe with a delta and then an override. Raises InputError for invalid fields."""
+    changes = merge(delta, without_limits(override))
     try:
-        recipe = Recipe.model_validate(merge(Recipe().model_dump(), merge(delta, without_limits(override))))
+        recipe = Recipe.model_validate(merge(Recipe().model_dump(), changes))
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
-    data = recipe.decontaminate.data or recipe.finetune.data  # the corpus must not have the data that scores the model
-    return recipe.model_copy(update={"decontaminate": recipe.decontaminate.model_copy(update={"data": data})})
+    # the corpus must not have the data that scores the model
+    clean, own = recipe.decontaminate, defined(recipe.finetune.tasks)
+    of_names = recipe.finetune.data if len(own) < len(recipe.finetune.tasks) else ""
+    searched = {"data": clean.data or of_names, "tasks": list(dict.fromkeys([*clean.tasks, *own]))}
+    # what measures a document reads what the vocabulary will read
+    normaliser = recipe.vocabulary.normaliser() if recipe.measure.normaliser == ASCII else recipe.measure.normaliser
+    added = {"decontaminate": searched, "measure": {"normaliser": normaliser}}
+    if recipe.vocabulary.characters == "unicode" and "max_tokens_per_char" not in changes.get("filter", {}):
+        added["filter"] = {"max_tokens_per_char": BY_SCRIPT}
+    return recipe.model_copy(update={name: getattr(recipe, name).model_copy(update=new) for name, new in added.items()})
 
 
 def sentence(problem: dict) -> str:
     """A pydantic error as a sentence: the field, what is wrong, the value."""
-    *path, last = problem["loc"] or ("recipe",)
+    *path, last = [step for step in problem["loc"] if step not in TAGS] or ["recipe"]
     field = ".".join(map(str, (*path, last)))
     if problem["type"] == "extra_forbidden":
         model: type[BaseModel] = Recipe
-        for step in path:
-            model = model.model_fields[step].annotation
+        for step in path:  # the only models in lists are definitions
+            model = model if isinstance(step, int) else level(model.model_fields[step]) or Definition
         meant = did_you_mean(last, model.model_fields)
-        return f"There is no field {field}. {meant}{'.'.join(path) or 'A recipe'} has {', '.join(model.model_fields)}."
+        owner, fields = field.rpartition(".")[0] or "A recipe", ", ".join(model.model_fields)
+        return f"There is no field {field}. {meant}{owner} has {fields}."
     message = problem["msg"].removeprefix("Value error, ")
     value = f" (found {problem['input']!r})" if problem["type"] != "value_error" else ""
+    if TAGS[0] in problem["loc"]:
+        value += f'. A task of your own needs a definition, as {{"name": "{problem["input"]}", "data": "FILE"}}'
     return f"{field}: {message}{value}."
 
 

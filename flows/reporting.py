@@ -37,7 +37,7 @@ DESCRIPTIONS = {  # by the key of the Prefect artifact
     "study": "The study: losses, differences, costs, what the paper found. study.html has the curves too.",
 }
 COLUMNS = {  # to show of tables that are too wide for the page
-    "measure": ("source", "documents", *(f"tokens_per_char, {q}" for q in ("5%", "50%", "95%"))),
+    "measure": ("source", "documents", "removed", *(f"tokens_per_char, {q}" for q in ("5%", "50%", "95%"))),
     "filter": ("source", "documents", "kept", "kept, % of documents", "median tokens_per_char"),
 }
 MARKUP = re.compile(r"[\[<]")  # begins a picture, a link or HTML in Markdown

@@ -265,12 +265,13 @@ def test_recipes_with_other_vocabularies_read_data_of_their_own(scripts, tmp_pat
         recipes.read(b)
 
 
-def test_speed_of_the_data_stages(scripts, tmp_path: Path, toy_texts: list[str], monkeypatch, capsys):
+@pytest.mark.parametrize("characters", ["ascii", "unicode"])
+def test_speed_of_the_data_stages(scripts, tmp_path: Path, toy_texts: list[str], monkeypatch, capsys, characters: str):
     for name in ("CRAM_ARTIFACTS", "PREFECT_LOGGING_TO_API_ENABLED", "TOKENIZERS_PARALLELISM"):
         monkeypatch.setenv(name, "")  # the script sets these; here they get their values back
     monkeypatch.delitem(sys.modules, "data", raising=False)
     text = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
-    options = ["--workers", "1", "--entries", "400", "--json", str(tmp_path / "speed.json")]
+    options = ["--characters", characters, "--workers", "1", "--entries", "400", "--json", str(tmp_path / "speed.json")]
     monkeypatch.setattr(sys, "argv", ["data.py", str(text), *options])
     importlib.import_module("data").main()
     (of_one_worker,) = written(tmp_path / "speed.json")["runs"]

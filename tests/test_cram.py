@@ -19,7 +19,7 @@ from flows.plan import Plan
 from flows.recipes import STAGES
 from model import InputError
 from tasks.store import ROOT, Artifact, artifacts
-from tasks.workers import processes
+from tasks.workers import processes, runs
 
 CACHED = dict.fromkeys(STAGES, "Cached")
 
@@ -152,6 +152,24 @@ def test_a_warning_names_overridden_stages_that_the_run_does_not_reach(tiny: dic
     planned("demo", changes | {"finetune": {"epochs": 3}, "pretrain": {"seed": 1}}, "filter", {}, [])
     [warning] = caplog.messages
     assert "finetune, pretrain;" in warning
+    caplog.clear()
+    changes |= {"finetune": {"data": "probes", "epochs": 3}, "vocabulary": {"characters": "unicode", "entries": 300}}
+    planned("demo", changes, "filter", {}, [])
+    [warning] = caplog.messages
+    assert "finetune.epochs, vocabulary.entries;" in warning
+
+
+def test_of_finetune_the_warning_names_the_fields_that_decontaminate_does_not_read(tiny: dict, tmp_path: Path, caplog):
+    (tmp_path / "own.csv").write_text("text,label\n" + "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(40)))
+    own, changes = {"name": "own", "data": str(tmp_path / "own.csv")}, {"download": tiny["download"]}
+    for given, named in (
+        ({"data": "probes", "epochs": 3}, "reach finetune.epochs;"),
+        ({"tasks": [own], "seeds": 2}, "reach finetune.seeds;"),
+        ({"tasks": ["odd-word"], "seeds": 2}, "reach finetune;"),
+    ):
+        caplog.clear()
+        planned("demo", changes | {"finetune": given}, "filter", {}, [])
+        assert named in "".join(caplog.messages)
 
 
 @pytest.mark.parametrize(("stage", "following"), [("pretrain", {"finetune", "report"}), ("finetune", {"report"})])
@@ -274,6 +292,7 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
 
 def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monkeypatch):
     begun, call = [], processes.Processes.call
+    monkeypatch.setattr(runs, "pool", None)  # an ended pool stays after an error; not for the tests that follow
 
     def interrupted(self, *_, **__):
         if not self.ended:

@@ -51,7 +51,7 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_
 @pytest.mark.parametrize(
     ("stage", "name", "takes", "value"),
     [
-        ("filter", "max_tokens_per_char", "number above 0, at most 100, or null", "0.3"),
+        ("filter", "max_tokens_per_char", "number above 0, at most 100, or one of by-script, or null", "0.3"),
         ("filter", "max_characters", "integer above 0, or null", "null"),
         ("tokenize", "length", "integer 16 to 2,048", "128"),
         ("download", "files", "list of text", "[]"),

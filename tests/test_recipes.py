@@ -17,6 +17,7 @@ from flows.recipes import DELTAS, RECIPES, STAGES, resolve, without_empty
 from model import InputError, bert, detection, optimizer, schedules
 from model.settings import Training
 from tasks.glue.tasks import GLUE
+from tasks.text.words import Normaliser
 
 FULL = [name for name in DELTAS if name != "demo" and not name.startswith("pocket")]
 
@@ -266,6 +267,25 @@ def test_every_recipe_removes_the_data_that_scores_it_from_its_text():
     assert resolve("demo", {"finetune": {"data": "~/glue", "tasks": ["cola"]}}).decontaminate.data == "~/glue"
     other = resolve("demo", {"decontaminate": {"data": "elsewhere"}})
     assert (other.decontaminate.data, other.finetune) == ("elsewhere", RECIPES["demo"].finetune)
+
+
+def test_pocket_unicode_differs_from_pocket_in_the_characters_that_it_reads_alone():
+    changes = {"vocabulary.characters": "unicode", "measure.normaliser.characters": "unicode"}
+    changes |= {"filter.max_tokens_per_char": "by-script", "report.title": "pocket-unicode"}
+    assert leaves(RECIPES["pocket-unicode"]) == leaves(RECIPES["pocket"]) | changes
+
+
+def test_documents_are_measured_with_the_characters_of_the_vocabulary_and_a_number_is_the_limit_for_all():
+    given = {"characters": "unicode", "form": "NFC", "lowercase": False, "alphabet": 1000}
+    recipe = resolve("demo", {"vocabulary": given, "filter": {"max_tokens_per_char": 0.3}})
+    assert recipe.measure.normaliser == recipe.vocabulary.normaliser() == Normaliser(**given)
+    assert recipe.filter.max_tokens_per_char == 0.3
+    assert resolve("demo", {"vocabulary": given}).filter.max_tokens_per_char == "by-script"
+    assert resolve("demo", {}).filter.max_tokens_per_char == 0.3
+    own = {"characters": "unicode", "strip_accents": True}
+    assert resolve("demo", {"measure": {"normaliser": own}}).measure.normaliser == Normaliser(**own)
+    with pytest.raises(InputError, match=r"vocabulary.*form"):
+        resolve("demo", {"vocabulary": {"form": "NFC"}})
 
 
 @pytest.mark.parametrize(

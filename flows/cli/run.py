@@ -134,14 +134,18 @@ def print_results(artifact: "Artifact") -> None:
 
 
 def print_blanks(model: "Artifact") -> None:
-    """Print some sentences with a blank, and the most likely tokens by a pretrained model."""
+    """Print some English sentences with a blank, and the most likely tokens by a pretrained model that reads ASCII."""
     import torch  # here: not for every command line
 
     from model import export
-    from tasks.text.tokenizer import MASK, load_tokenizer
+    from tasks.text.tokenizer import MASK, load_tokenizer, normaliser_of
+    from tasks.text.words import ASCII
 
+    tokenizer = load_tokenizer(model.path)
+    if normaliser_of(tokenizer) != ASCII:
+        return
     say(f"\nBlanks filled in by {model.name}:")
-    bert, tokenizer = export.load(model.path).eval(), load_tokenizer(model.path)  # transformers takes seconds to load
+    bert = export.load(model.path).eval()  # transformers takes seconds to load
     tokenizer.encode_special_tokens = False  # [MASK] is one
     for text in BLANKS.get(source_of(model), GENERAL_BLANKS):
         ids = torch.tensor([tokenizer.encode(text).ids])
@@ -181,13 +185,15 @@ def takes(schema: dict) -> str:
 
     if several := schema.get("anyOf") or schema.get("oneOf"):
         return ", or ".join(map(takes, several))
+    if "$ref" in schema:
+        return schema["$ref"].rsplit("/")[-1].lower()
     kind = schema.get("type", "any value")
     if "items" in schema:
         each = takes(schema["items"])
         return f"list, each {each}" if "enum" in schema["items"] else f"list of {each}"
     if isinstance(values := schema.get("additionalProperties"), dict):
         return f"object with values: {takes(values)}"
-    return limits(schema) if "enum" in schema else f"{KINDS.get(kind, kind)} {limits(schema)}".strip()
+    return limits(schema) if {"enum", "const"} & schema.keys() else f"{KINDS.get(kind, kind)} {limits(schema)}".strip()
 
 
 def described(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[Parameter]:
