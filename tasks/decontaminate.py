@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 from pydantic import Field
 
-from model import InputError
+from model import InputError, counted
 from tasks.corpus import local
 from tasks.corpus.parts import Document, Tally, add_up, count, parts_of, smallest_of_each, tables, writer
 from tasks.glue import data as glue
@@ -36,6 +36,7 @@ from tasks.workers.parts import over_parts
 SAMPLES, SAMPLE_CHARACTERS, CONTEXT = 5, 600, 100  # documents of each task; characters shown, and on either side
 AT_ONCE = 1 << 16  # sentences in memory in all their forms
 ANY = "all"  # the row of all tasks together
+MUCH = 0.05  # of the characters, before what is dropped is warned of
 COLUMNS = {
     "sentences": "sentences", "too short": "too_short", "n-grams": "ngrams", "sentences found": "sentences_found",
 }  # fmt: skip
@@ -182,6 +183,17 @@ def pass_on(corpus: Artifact, why: str, probes: bool, out: Path) -> dict:
     return {**counts, "dropped": {"contaminated": Tally().counts()}, **about, "table": [about]}
 
 
+def warn_of_much(kept: int, dropped: int, documents: Counter, words: int) -> None:
+    """Log a warning if many characters are dropped. `documents`: those that were found, by task and of ANY."""
+    if dropped > MUCH * (kept + dropped):
+        share, tasks = 100 * dropped / (kept + dropped), ", ".join(task for task in documents if task != ANY)
+        log.warning(
+            "%s with %.0f %% of the characters are dropped: they share %d words in a row with rows that the model will "
+            "be scored on (%s).",
+            counted(documents[ANY], "document"), share, words, tasks,
+        )  # fmt: skip
+
+
 @stage(version=1, resumes=True)
 def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     """Drop documents with text that the tasks' evaluation data has too; count them by task, and keep samples."""
@@ -212,10 +224,12 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     with (out / "contaminated.jsonl").open("w", encoding="utf-8") as file:
         for _, _, _, shown in sorted(samples, key=lambda sample: list(splits).index(sample[0])):
             file.write(json.dumps(shown, ensure_ascii=False) + "\n")
+    kept, dropped = (add_up([r[name] for r in results]) for name in ("kept", "dropped"))
+    warn_of_much(kept["characters"], dropped["characters"], documents, params.words)
     return {
         "parts": len(parts),
-        **add_up([r["kept"] for r in results]),
-        "dropped": {"contaminated": add_up([r["dropped"] for r in results])},
+        **kept,
+        "dropped": {"contaminated": dropped},
         "checked": True,
         "words": params.words,
         "documents_found": documents[ANY],

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from conftest import corpus_of, filtered, tiny_override, write_jsonl
+from conftest import corpus_of, downloaded, filtered, tiny_override, write_jsonl
 from typer.testing import CliRunner
 
 from flows.cli import common, main
@@ -388,3 +388,12 @@ def test_scores_with_and_without_pretraining_share_a_row_of_80_columns(monkeypat
         ["word-order", "accuracy", "48.0", "≤", "majority", "49.0", "51.5", "5"],
         ["odd-word", "accuracy", "70.0", "51.5", "5"],
     ]
+
+
+def test_show_has_the_first_of_many_sources_and_says_how_many_more(store: Path, tmp_path: Path):
+    for i in range(60):
+        (tmp_path / f"letter {i:02d} of a client.txt").write_text(f"This is letter {i}.")
+    downloaded(*tmp_path.glob("*.txt"))
+    shown = show("show", "download")
+    assert "20 more" in shown
+    assert len(shown.splitlines()) < 300

@@ -318,3 +318,15 @@ def test_wrong_sentences_are_refused_by_file_before_anything_runs(data: Path, ch
     with pytest.raises(InputError, match=re.escape(named)):
         Decontaminate(**{"data": str(data)} | change).check()
     Decontaminate(data=str(data), tasks=["cola", "mnli"]).check()
+
+
+def test_a_task_that_costs_much_of_the_text_is_warned_of(store: Path, tmp_path: Path, caplog):
+    texts = [f"Letter {i}: " + " ".join(f"{word}{i}" for word in "abcdefghijklmnopqr") for i in range(20)]
+    rows = [{"text": text.split(": ")[1], "label": i % 2} for i, text in enumerate(texts[:8])]
+    (tmp_path / "own").mkdir()
+    for split in ("train", "validation"):
+        (tmp_path / f"own/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"name": "letters", "data": str(tmp_path / "own")}
+    made = decontaminate.fn(Decontaminate(tasks=[own], data=""), corpus_of(tmp_path, texts))
+    assert made.stats["documents"] == 12
+    assert "letters" in next(r.getMessage() for r in caplog.records if "8 documents" in r.getMessage())

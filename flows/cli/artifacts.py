@@ -20,7 +20,7 @@ from flows.cli.common import (
     stage_names,
 )
 from flows.summary import age, brief_duration, counts, flat, relative
-from model import InputError
+from model import InputError, counted
 from tasks import printable
 
 if TYPE_CHECKING:  # importing pandas takes half a second, and importing the store imports Prefect
@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # importing pandas takes half a second, and importing the sto
 NEEDED = {"params": dict, "inputs": dict, "finished": str, "seconds": int | float, "environment": dict}
 KEPT, NOT_GIVEN = "kept", "not given"  # verdicts of a filter; the second on documents that its input did not have
 KEY = ["id", "source", "copy"]  # of a document: the copies of an id are numbered in their order
+MOST_ROWS = 40  # by name in statistics and their table; a folder of letters can have as many sources
 TEXT_CHARACTERS = 200  # of a sample
 LOSS = "held-out nats per byte"
 NORMAL = 1.96  # standard errors on either side of a mean in a 95 % interval
@@ -130,10 +131,22 @@ def show(
     rows = stats.pop("table", [])
     shown = without_rows(stats, {str(next(iter(row.values()))) for row in rows}) if rows else stats
     console.print("\n[bold]stats[/]")
+    shown = without_many(shown)
     say(json.dumps(shown, indent=2))
-    print_rows(rows)
+    print_rows(rows[:MOST_ROWS])
+    if len(rows) > MOST_ROWS:
+        say(f"… and {counted(len(rows) - MOST_ROWS, 'row')} more")
     if shown != stats:
         console.print(f"\nAll statistics: {shorten(found.path)}/stats.json", soft_wrap=True, highlight=False)
+
+
+def without_many(value: Any) -> Any:
+    """Statistics with the first MOST_ROWS of what is counted by many names, such as sources."""
+    if not isinstance(value, dict):
+        return value
+    left = len(value) - MOST_ROWS
+    shown = {name: without_many(inner) for name, inner in list(value.items())[:MOST_ROWS]}
+    return shown | ({"…": f"{left:,} more"} if left > 0 else {})
 
 
 def without_rows(value: Any, rows: set[str]) -> Any:

@@ -84,7 +84,7 @@ def worded(given: "pd.Series", kind: Kind, names: Sequence[str], where: str) -> 
     refuse(given, what, where, lambda value: not (is_list(value) or isinstance(value, dict)), f"one label; {help_}")
     if kind == "classes":
         return made(lambda value: word(value, names))
-    numbers = f"a number, {LARGEST:g} at most; {help_}"
+    numbers = f"a number (with a point, not a comma), {LARGEST:g} at most; {help_}"
     refuse(given, what, where, lambda value: not word(value, ()) or abs(number(value)) <= LARGEST, numbers)
     return made(lambda value: number(value) if word(value, ()) else None)
 

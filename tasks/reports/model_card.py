@@ -112,7 +112,7 @@ def characters(lineage: dict[str, dict]) -> str:
     if params.get("characters") != "unicode":
         beyond = "strips accents and drops all characters that are not printable ASCII"
         return f"lowercases text, {beyond}: it is for English text"
-    letters = ["makes letters small"] * params["lowercase"] + ["strips accents"] * params["strip_accents"]
+    letters = ["lowercases text"] * params["lowercase"] + ["strips accents"] * params["strip_accents"]
     rare = "a word with a character that was rare in the text above is `[UNK]`"
     return " and ".join([*letters, f"reads every script, in {params['form']}"]) + f"; {rare}"
 

@@ -39,13 +39,13 @@ class Normaliser(BaseModel, frozen=True, extra="forbid"):
 
     characters: Literal["ascii", "unicode"] = Field(
         "ascii",
-        description="ascii: the paper's; accents are stripped, letters become small, all else beyond ASCII is deleted. "
+        description="ascii: the paper's; accents are stripped, letters lowercased, all else beyond ASCII is deleted. "
         "unicode: any script; the fields below apply.",
     )
     form: Literal["NFKC", "NFC"] = Field(
         "NFKC", description="Unicode normalisation: NFC; or NFKC, which also unites full-width letters, ligatures …"
     )
-    lowercase: bool = Field(True, description="Make letters small.")
+    lowercase: bool = Field(True, description="Lowercase letters.")
     strip_accents: bool = Field(
         False, description="Drop accents and other combining marks; in Hindi or Thai, the vowels are among these."
     )
