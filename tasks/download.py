@@ -18,14 +18,14 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from model import counted
 from tasks.corpus import formats, hub, local, pydocs, streams
 from tasks.corpus.columns import OTHER, Layout, source_name
-from tasks.corpus.containers import BUFFER
+from tasks.corpus.containers import BUFFER, Encoding
 from tasks.corpus.counts import Counts
 from tasks.corpus.formats import Skipped
 from tasks.corpus.kinds import Damage, family
 from tasks.corpus.parts import Document, PartWriter, in_order
 from tasks.corpus.plain import extractor
 from tasks.corpus.rows import Loss
-from tasks.stage import Encoding, Params, stage
+from tasks.stage import Params, stage
 from tasks.store import WORK, draft_of
 from tasks.workers.progress import Progress
 

@@ -17,14 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import task_run
 from prefect.states import Completed
-from pydantic import AfterValidator, BaseModel
+from pydantic import BaseModel
 
 from model import Unreachable
 from tasks.home import CODE, IN_CHECKOUT
@@ -47,18 +47,6 @@ from tasks.workers.processes import cpu_clock, peak_memory, reset_usage, usage
 REPORTED_PACKAGES = ("prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
 SECONDS_BEFORE_A_RETRY = 60
 log = logging.getLogger(__name__)
-
-
-def known_encoding(name: str) -> str:
-    """The name of an encoding of text, or "" for none. Raises ValueError if Python has none of this name."""
-    try:
-        "".encode(name or "utf-8")
-    except LookupError as error:
-        raise ValueError(f"{error}: expected the name of an encoding, for example windows-1252") from error
-    return name
-
-
-Encoding = Annotated[str, AfterValidator(known_encoding)]
 
 
 class Params(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):

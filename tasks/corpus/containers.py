@@ -15,10 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from posixpath import normpath
 from shutil import copyfileobj
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import pyarrow as pa
 import zstandard
+from pydantic import AfterValidator
 
 from tasks import printable
 from tasks.corpus import kinds
@@ -37,6 +38,18 @@ DAMAGE = (
     tarfile.TarError,
     pa.ArrowException,
 )
+
+
+def known_encoding(name: str) -> str:
+    """The name of an encoding of text, or "" for none. Raises ValueError if Python has none of this name."""
+    try:
+        "".encode(name or "utf-8")
+    except LookupError as error:
+        raise ValueError(f"{error}: expected the name of an encoding, for example windows-1252") from error
+    return name
+
+
+Encoding = Annotated[str, AfterValidator(known_encoding)]
 
 
 class Stream(io.BufferedReader):

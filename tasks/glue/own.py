@@ -10,8 +10,8 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from model import InputError
 from model.settings import Finetuning, Kind
 from tasks.corpus import hub, local
+from tasks.corpus.containers import Encoding
 from tasks.glue.tasks import TASKS
-from tasks.stage import Encoding
 
 METRICS: dict[Kind, tuple[str, ...]] = {  # those that can be asked for; the first two are the usual ones
     "classes": ("accuracy", "macro_f1", "matthews", "f1"),
