@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import document
+from tokenizers.models import WordPiece
 
 from model import InputError
 from tasks import store as store_module
@@ -26,6 +27,8 @@ from tasks.glue import labels, own_data, probes
 from tasks.glue.data import find_splits, pieces_of, read, sentences
 from tasks.glue.own import Definition
 from tasks.glue.tasks import GLUE, HUB_GLUE, PROBES, TASKS, training_splits
+from tasks.text.tokenizer import SPECIALS, save_tokenizer, tokenizer_of
+from tasks.text.words import ASCII, UNICODE, Normaliser
 
 ABC = {"sentence": ["a", "b", "c"], "label": [0, 1, 0]}
 USABLE = {"cola": ABC, "stsb": {"sentence1": ["a", "b", "c"], "sentence2": ["d", "e", "f"], "label": [0.0, 5.0, 2.5]}}
@@ -456,11 +459,13 @@ def test_without_a_network_there_is_one_request_or_none_and_finetune_data_is_nam
 # Probes
 
 
-def pretrained(texts: list[str]) -> store_module.Artifact:
-    """An artifact with what probes read: held-out documents."""
+def pretrained(texts: list[str], reads: Normaliser = UNICODE) -> store_module.Artifact:
+    """An artifact with what probes read: held-out documents, and a tokenizer."""
     artifact = store_module.Artifact(stage="pretrain", key="a" * 12)
     artifact.path.mkdir(parents=True)
     pq.write_table(pa.table({"text": texts}), artifact.path / "heldout.parquet")
+    words = {entry: number for number, entry in enumerate([*SPECIALS, "a"])}
+    save_tokenizer(tokenizer_of(WordPiece(words, unk_token="[UNK]"), reads), artifact.path)
     return artifact
 
 
@@ -525,6 +530,14 @@ def test_probes_without_spaces_between_words_have_none(store: Path, task: str):
             assert (row["sentence"] in sentences) == row["label"]
             assert task == "odd-word" or "".join(sorted(row["sentence"])) in by_letters
             assert " " not in row["sentence"]
+
+
+def test_probes_have_no_documents_that_the_vocabulary_does_not_read(store: Path):
+    russian = ["Это предложение из восьми слов и нескольких букв. " * 9] * 200
+    english = [document(random.Random(i), 9) for i in range(200)]
+    for table in probes.make("word-order", pretrained([*english, *russian], ASCII)).values():
+        assert len(table) > 100
+        assert all(map(str.isascii, table["sentence"]))
 
 
 def test_too_few_heldout_sentences_are_refused(store: Path):
