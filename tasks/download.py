@@ -78,6 +78,7 @@ class Download(Params):
     megabytes: float = Field(0, ge=0, description="Stop after this much UTF-8 text, 10^6 bytes; 0: no limit.")
     part_megabytes: float = Field(32, gt=0, le=1024, description="Text per part, 10^6 characters.")
     max_lost: float = Field(0.01, ge=0, le=1, description="Largest fraction of records that may be unreadable.")
+    later = OWN_TEXT
 
     @model_validator(mode="after")
     def _options_with_their_source(self) -> "Download":
@@ -118,8 +119,7 @@ class Download(Params):
 
     def identity(self) -> dict:
         """Names and digests of local files; repository and commit on the hub; versions of installed packages."""
-        unused = {name for name in OWN_TEXT if not getattr(self, name)}
-        about = self.model_dump(mode="json", exclude={"files", *HUB, *unused})
+        about = {name: value for name, value in super().identity().items() if name not in ("files", *HUB)}
         if self.extract:
             about["extract"] = extractor(self.extract)
         about["sources"] = {name: identity_of(name, self) for name in self.weights}
@@ -140,14 +140,13 @@ def identity_of(name: str, params: Download) -> dict:
     return identity | {"text": source.text, "sets": list(source.sets), "mixed": source.mixed}
 
 
-def shards_of(source: str, params: Download) -> list[hub.File]:
-    """The shards of a source, in order."""
+def shards_of(source: str, sets: list[str], files: dict[str, Path]) -> list[hub.File]:
+    """The shards of a source, in order. `files` are those of the source 'files'; `sets` choose shards on the hub."""
     if source == "files":
-        files = local.local_files(params.files, params.extract)
         return [hub.File(name, p.stat().st_size, local.file_digest(p), path=p) for name, p in files.items()]
     if source == "python-docs":
         return [hub.File(package) for package in pydocs.installed()]
-    return hub.files(hub.SOURCES[source], tuple(params.sets))
+    return hub.files(hub.SOURCES[source], tuple(sets))
 
 
 class Reader:
@@ -211,11 +210,12 @@ class Reader:
         return min(self.starts[self.shard] + inside, self.size)
 
 
-def reader_of(name: str, params: Download, at: Any) -> Reader | streams.Stream:
+def reader_of(name: str, params: Download, files: dict[str, Path], at: Any) -> Reader | streams.Stream:
     """The reader of a source, which begins where an earlier attempt stopped, or at the beginning if `at` is None."""
     if name == "hub":
         return streams.Stream(params.of_dataset, {column: getattr(params, column) for column in COLUMNS}, at)
-    return Reader(name, shards_of(name, params), at or (0, 0), {option: getattr(params, option) for option in OWN_TEXT})
+    options = {option: getattr(params, option) for option in OWN_TEXT}
+    return Reader(name, shards_of(name, params.sets, files), at or (0, 0), options)
 
 
 def counted_as(source: str, counts: Counter) -> str:
@@ -291,8 +291,8 @@ def download(params: Download, out: Path) -> dict:
     for part in in_order(out)[state["parts"] :]:  # written after the state was saved
         part.unlink()
     counts, parts = Counts(params, out / LOST, state), PartWriter(out, out / LOST, saved, state["parts"])
-    skipped = local.listing(tuple(params.files), params.extract)[1] if params.files else Counter()
-    readers = {name: reader_of(name, params, state["at"].get(name)) for name in params.weights}
+    files, skipped = local.listing(params.files, params.extract) if params.files else ({}, Counter())
+    readers = {name: reader_of(name, params, files, state["at"].get(name)) for name in params.weights}
     try:
         if draft_of(download.target(params)) != out:
             raise Damage("The files in download.files changed after this stage began. Run again.")

@@ -58,12 +58,7 @@ class Measure(Params):
         0.05, ge=0, le=1, description="Largest fraction of all characters that the normaliser may delete."
     )
     normaliser: Normaliser = ASCII  # a recipe has that of the vocabulary here
-
-    def identity(self) -> dict:
-        """What later came enters it only if it differs from the default."""
-        fields, later = type(self).model_fields, ("max_removed", "normaliser")
-        usual = {name for name in later if getattr(self, name) == fields[name].default}
-        return self.model_dump(mode="json", exclude=usual)
+    later = ("max_removed", "normaliser")
 
 
 def name_of(part: Path) -> str:

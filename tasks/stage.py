@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any
+from typing import Any, ClassVar
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
@@ -50,11 +50,18 @@ log = logging.getLogger(__name__)
 
 
 class Params(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """What a stage's output depends on, other than its input artifacts."""
+    """What a stage's output depends on, other than its input artifacts.
+
+    `later`: fields that enter a key only where they differ from their default, so that keys from before they came stay.
+    """
+
+    later: ClassVar[tuple[str, ...]] = ()
 
     def identity(self) -> dict:
         """What enters the key. A stage that reads files replaces their paths with their digests."""
-        return self.model_dump(mode="json")
+        fields = type(self).model_fields
+        usual = {name for name in self.later if getattr(self, name) == fields[name].get_default()}
+        return self.model_dump(mode="json", exclude=usual)
 
     @classmethod
     def usual(cls) -> dict:

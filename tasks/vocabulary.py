@@ -263,10 +263,9 @@ def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
         helps = "Give more text (download)" + (", or lower vocabulary.entries." if size >= FEWEST_ENTRIES else ".")
         read = pc.sum(pc.multiply(pc.utf8_length(counts["word"]), counts["count"])).as_py() or 0
         if read < LEAST_READ * used["characters"]:
-            helps = f"It reads only {read:,} of them, in words of up to {LONGEST_WORD} characters. Divide longer ones"
-            helps += (
-                "." if how != ASCII else ", or set vocabulary.characters to unicode for other scripts than English."
-            )
+            others = ", or set vocabulary.characters to unicode for other scripts than English" if how == ASCII else ""
+            divide = f"in words of up to {LONGEST_WORD} characters. Divide longer ones{others}"
+            helps = f"It reads only {read:,} of them, {divide}."
         raise InputError(
             f"The corpus of {used['characters']:,} characters gives a vocabulary of {size:,} entries; "
             f"{params.entries:,} were asked for. {helps}"

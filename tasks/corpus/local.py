@@ -158,10 +158,10 @@ def local_files(patterns: Iterable[str], extract: str = "") -> dict[str, Path]:
 
     Warns of other files in directories. Raises InputError for files and folders that can't be read.
     """
-    return listing(tuple(patterns), extract)[0]
+    return listing(patterns, extract)[0]
 
 
-def listing(patterns: tuple[str, ...], extract: str = "") -> tuple[dict[str, Path], Counter]:
+def listing(patterns: Iterable[str], extract: str = "") -> tuple[dict[str, Path], Counter]:
     """`local_files`, and the number of other files in directories by kind."""
     ignored: dict[Path, str] = {}
     once: dict[tuple[str, str], Path] = {}  # by folder and name, so that a link to a folder doesn't double its files

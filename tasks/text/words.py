@@ -148,8 +148,8 @@ def kinds_of(
 
 def normalise(text: str, how: Normaliser = ASCII) -> bytes:
     """The text as a vocabulary reads it. In ASCII: plain quotes, no accents, lower case, white space."""
-    made = np.frombuffer(_normalise(text, how), dtype=np.uint8)
-    return made[kinds_of(made.tobytes()) != REMOVED].tobytes()
+    made = _normalise(text, how)
+    return np.frombuffer(made, dtype=np.uint8)[kinds_of(made) != REMOVED].tobytes()
 
 
 def _normalise(text: str, how: Normaliser) -> bytes:
