@@ -180,8 +180,7 @@ POCKET_EXTRA = {name: {"vocabulary": {"entries": 8192}} for name in ("modern", "
 # (docs/log/2026-11.md).
 DEMO = {
     "download": {"source": "python-docs", "documents": 0, "megabytes": 12, "part_megabytes": 4},
-    # packages bring texts in any script
-    "measure": {"vocabulary_entries": 4096, "sample_megabytes": 5, "max_removed": 1},
+    "measure": {"vocabulary_entries": 4096, "sample_megabytes": 5},
     "vocabulary": {"entries": 4096},
     "tokenize": {"heldout_fraction": 0.15, "sort": "random"},
     "pretrain": BEYOND

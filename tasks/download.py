@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -39,7 +39,7 @@ OPTIONS = {"files": ("files", *OWN_TEXT), "hub": (*HUB, *COLUMNS)}  # params of 
 log = logging.getLogger(__name__)
 
 SourceName = Literal[
-    "pile", "pile-deduplicated", "pile-natural", "c4", "oscar", "wikipedia", "books", "fineweb-edu", "climbmix",
+    "pile", "pile-deduplicated", "c4", "oscar", "wikipedia", "books", "fineweb-edu", "climbmix",
     "common-pile", "python-docs", "hub", "files",
 ]  # fmt: skip
 Mixture = Annotated[dict[SourceName, Annotated[float, Field(gt=0)]], Field(min_length=1)]
@@ -92,16 +92,6 @@ class Download(Params):
             raise ValueError(f"source {self.source!r} has no use for {', '.join(useless)}: leave that out")
         return self
 
-    @model_validator(mode="after")
-    def _sets_given_twice(self) -> "Download":
-        for name in self.weights:
-            if self.sets and name in hub.SOURCES and (own := hub.SOURCES[name].sets):
-                raise ValueError(
-                    f"source {name!r} stands for sets of its own ({', '.join(own)}), and sets is {self.sets}: leave "
-                    "sets out, or choose another source, for example 'pile'"
-                )
-        return self
-
     @property
     def weights(self) -> dict[str, float]:
         """The sources by name, with their shares of the text in any unit."""
@@ -129,7 +119,7 @@ class Download(Params):
 def identity_of(name: str, params: Download) -> dict:
     """What identifies the content of a source in a key."""
     if name == "files":
-        files = local.local_files(params.files, params.extract)
+        files, _ = local.local_files(params.files, params.extract)
         return {"files": [[name, local.file_digest(path)] for name, path in files.items()]}
     if name == "python-docs":
         return {"packages": pydocs.packages_digest()}
@@ -137,13 +127,13 @@ def identity_of(name: str, params: Download) -> dict:
         return params.of_dataset.identity()
     source = hub.SOURCES[name]
     identity = {"repository": source.repository, "revision": hub.commit(source), "pattern": source.pattern}
-    return identity | {"text": source.text, "sets": list(source.sets), "mixed": source.mixed}
+    return identity | {"text": source.text, "sets": [], "mixed": source.mixed}
 
 
 def shards_of(source: str, sets: list[str], files: dict[str, Path]) -> list[hub.File]:
     """The shards of a source, in order. `files` are those of the source 'files'; `sets` choose shards on the hub."""
     if source == "files":
-        return [hub.File(name, p.stat().st_size, local.file_digest(p), path=p) for name, p in files.items()]
+        return [hub.File(name, p.stat().st_size, path=p) for name, p in files.items()]
     if source == "python-docs":
         return [hub.File(package) for package in pydocs.installed()]
     return hub.files(hub.SOURCES[source], tuple(sets))
@@ -162,8 +152,7 @@ class Reader:
         self.options = {"column": self.hub.text} if self.hub else options
         self.layout = Layout("", form="packages")
         self.shard, self.records = at
-        self.starts = [0, *accumulate(shard.bytes for shard in shards)]  # of each shard, in bytes of the source
-        self.size = self.starts[-1]
+        self.size = sum(shard.bytes for shard in shards)
         self.file: BinaryIO | None = None
 
     def __iter__(self) -> Iterator[Document | Loss | Skipped]:
@@ -173,23 +162,16 @@ class Reader:
                 for record in islice(records, self.records, None):
                     self.records += 1
                     yield record
-            self.check_unchanged()
             self.shard, self.records = self.shard + 1, 0
 
     def _records(self, shard: hub.File) -> Iterator[Document | Loss | Skipped]:
-        if not shard.digest:
+        if self.name == "python-docs":
             yield from pydocs.package_documents(shard.name)
             return
         source = shard.set or (family(shard.name) if shard.path else self.name)
-        self.layout = Layout(source, **self.options, fields=self.layout.fields)
+        self.layout = Layout(source, **self.options)
         with shard.path.open("rb", BUFFER) if shard.path else hub.opened(self.hub, shard) as self.file:
             yield from formats.read_file(self.file, shard.name, self.layout)
-
-    def check_unchanged(self) -> None:
-        """Raise Damage if the local file that is being read no longer has the digest that is in the key."""
-        shard = self.shards[self.shard] if not self.ended else hub.File("")
-        if shard.path and local.file_digest(shard.path) != shard.digest:
-            raise local.changed(shard.path)
 
     @property
     def at(self) -> tuple[int, int]:
@@ -207,7 +189,7 @@ class Reader:
         inside = 0
         with suppress(ValueError, AttributeError):  # between two files
             inside = self.file.tell()
-        return min(self.starts[self.shard] + inside, self.size)
+        return sum(shard.bytes for shard in self.shards[: self.shard]) + inside
 
 
 def reader_of(name: str, params: Download, files: dict[str, Path], at: Any) -> Reader | streams.Stream:
@@ -230,11 +212,9 @@ def read_sources(readers: dict[str, Reader | streams.Stream], counts: Counts, pa
     """
     params, weights = counts.params, counts.params.weights
     prefixes = {name: f"{name}/" if len(readers) > 1 else "" for name in readers}  # two sources may have like names
-    sets = {name: set(map(source_name, params.sets or (r.hub.sets if r.hub else ()))) for name, r in readers.items()}
+    sets = set(map(source_name, params.sets))
 
     def end_part() -> None:
-        for reader in readers.values():
-            reader.check_unchanged()  # before a rerun may rely on it
         parts.end_part(counts.state() | {"at": {name: reader.at for name, reader in readers.items()}})
 
     def report() -> None:
@@ -254,7 +234,7 @@ def read_sources(readers: dict[str, Reader | streams.Stream], counts: Counts, pa
                 counts.lost.write(json.dumps(record._replace(file=prefixes[name] + record.file)._asdict()) + "\n")
             elif isinstance(record, Skipped):
                 counts.skipped[record.kind] += 1
-            elif sets[name] and record.source not in sets[name]:
+            elif sets and record.source not in sets:
                 counts.other_sets[counted_as(record.source, counts.other_sets)] += 1
             else:
                 source = counted_as(record.source, counts.documents)
@@ -291,14 +271,16 @@ def download(params: Download, out: Path) -> dict:
     for part in in_order(out)[state["parts"] :]:  # written after the state was saved
         part.unlink()
     counts, parts = Counts(params, out / LOST, state), PartWriter(out, out / LOST, saved, state["parts"])
-    files, skipped = local.listing(params.files, params.extract) if params.files else ({}, Counter())
+    files, skipped = local.local_files(params.files, params.extract) if params.files else ({}, Counter())
     readers = {name: reader_of(name, params, files, state["at"].get(name)) for name in params.weights}
     try:
-        if draft_of(download.target(params)) != out:
-            raise Damage("The files in download.files changed after this stage began. Run again.")
         # `lost` is closed, or its buffer would be written after a rerun in this process has begun
         with closing(counts.lost), parts:
             read_sources(readers, counts, parts)
+        if draft_of(download.target(params)) != out:  # the files have other digests than those in the key
+            raise Damage(
+                "A file in download.files or download.dataset changed while it was read. Run again, and leave it."
+            )
     except Damage:  # a rerun must not resume from what was written
         saved.unlink(missing_ok=True)
         raise
@@ -306,7 +288,7 @@ def download(params: Download, out: Path) -> dict:
     stats = {
         "shards": sum(r.shard + bool(r.records) for r in readers.values()),
         "parts": parts.parts,
-        **counts.stats(what, dict.fromkeys(f for reader in readers.values() for f in reader.layout.fields)),
+        **counts.stats(what),
     }
     if counts.skipped:
         log.warning("Files in archives that are not read: %s.", local.counted_kinds(counts.skipped.elements()))
@@ -320,17 +302,8 @@ def download(params: Download, out: Path) -> dict:
     if counts.other_sets:
         stats["other_sets"] = dict(counts.other_sets.most_common())
     if len(readers) > 1:
-        stats["mixture"] = {name: share(reader, counts) for name, reader in readers.items()}
+        stats["mixture"] = {
+            name: {"documents": counts.read[name], "bytes": counts.bytes[name], "ended": reader.ended}
+            for name, reader in readers.items()
+        }
     return stats
-
-
-def share(reader: Reader | streams.Stream, counts: Counts) -> dict:
-    """The statistics of one source of a mixture."""
-    weights, name = counts.params.weights, reader.name
-    return {
-        "documents": counts.read[name],
-        "bytes": counts.bytes[name],
-        "share": round(counts.bytes[name] / max(1, counts.bytes.total()), 6),
-        "asked_for": round(weights[name] / sum(weights.values()), 6),
-        "ended": reader.ended,
-    }

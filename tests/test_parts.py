@@ -12,7 +12,7 @@ from conftest import downloaded, store_of_its_own, toy_tokens, write_jsonl
 
 from model import InputError
 from tasks.corpus import parts
-from tasks.corpus.parts import Document, Tally, documents_of, in_order, views
+from tasks.corpus.parts import Document, Tally, documents_of, views
 
 TEXTS = ["one", "", "é" * 5, "語 and 😀", "five\n" * 30, " "]
 MANUAL = Path(__file__).parents[1] / "artifacts" / "README.md"
@@ -56,12 +56,6 @@ def test_a_truncated_part_and_text_that_is_not_utf8_are_damage(part: Path, tmp_p
         with pytest.raises(InputError, match=r"part-00000\.parquet is damaged.*Delete its artifact"):
             list(parts.tables(damaged))
         damaged.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
-
-
-def test_parts_are_in_the_order_of_their_numbers_however_many(tmp_path: Path):
-    for number in (99_999, 100_000, 2):
-        (tmp_path / f"part-{number:05d}.parquet").touch()
-    assert [p.name for p in in_order(tmp_path)] == ["part-00002.parquet", "part-99999.parquet", "part-100000.parquet"]
 
 
 def test_samples_are_those_of_the_smallest_digests_and_the_earlier_of_equal_ones(monkeypatch: pytest.MonkeyPatch):

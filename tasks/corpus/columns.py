@@ -1,14 +1,15 @@
 """Documents of rows: which column or field of a record is the text, and which names its source."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from model import InputError
 from tasks import printable
+from tasks.corpus import rows
 from tasks.corpus.parts import Document
-from tasks.corpus.rows import MOST_BYTES, SURROGATE, Lenient, Loss, Row, Unreadable, sample_of, too_long
+from tasks.corpus.rows import SAMPLE, SURROGATE, TOO_LONG, Lenient, Loss, Row, Unreadable
 
 USUAL = ("text", "content", "raw_content", "body", "document")  # columns with the text; the first one wins
 SOURCES = ("meta.pile_set_name", "source")  # columns that name a source; the first is that of the Pile
@@ -23,7 +24,6 @@ class Layout:
     """How to read a file; and what was found, which is valid while the file is read."""
 
     source: str  # of documents that name none
-    limit: int = MOST_BYTES
     column: str = ""  # with the text; empty: that of USUAL which is there
     source_column: str = ""  # empty: that of SOURCES which is there
     documents_by: str = ""  # of a text file: file, line or blank-line; empty: file, if it isn't large
@@ -31,7 +31,6 @@ class Layout:
     extract: str = ""  # the package that takes the text out of HTML
     form: str = ""  # found: the format
     taken: str = ""  # found: the column with the text, or what a document of a text file is
-    fields: dict[str, None] = field(default_factory=dict)  # found: those of records without the column
 
 
 def value_at(record: object, path: str) -> object:
@@ -94,15 +93,15 @@ def columns_of(schema: pa.Schema, name: str, layout: Layout) -> list[str]:
     return [layout.taken, *(c for c in sources if value_at(names, c) is not MISSING and c != layout.taken)]
 
 
-def text_of(value: object, layout: Layout) -> str:
+def text_of(value: object) -> str:
     """The text that is the value of a field: bytes in UTF-8, a string, or a list of strings, which become lines.
 
-    Raises Unreadable if it is none, or longer than the limit.
+    Raises Unreadable if it is none, or too long.
     """
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
-    if isinstance(value, str | bytes) and len(value) > layout.limit:
-        raise Unreadable(too_long(layout.limit))
+    if isinstance(value, str | bytes) and len(value) > rows.MOST_BYTES:
+        raise Unreadable(TOO_LONG)
     if isinstance(value, bytes):
         try:
             value = value.decode()
@@ -136,10 +135,8 @@ def text_in(record: object, name: str, layout: Layout) -> str:
     layout.taken = layout.taken or text_column(record, name, layout)
     value = value_at(record, layout.taken) if layout.taken else MISSING
     if value is MISSING:
-        if len(layout.fields) <= SHOWN_FIELDS:
-            layout.fields.update(dict.fromkeys(list(record)[: SHOWN_FIELDS + 1]))
         raise Unreadable(f"no field '{layout.column or layout.taken or USUAL[0]}'")
-    text = text_of(value, layout)
+    text = text_of(value)
     if isinstance(record, Lenient) and SURROGATE.search(text):
         raise Unreadable("half a surrogate pair in the text")
     return text
@@ -155,13 +152,13 @@ def read_rows(rows: Iterable[Row | Loss], name: str, layout: Layout, table: bool
         if isinstance(row, Loss):
             yield row
             continue
-        number, record, line = row
+        number, record = row
         if table and not layout.taken:
             require_columns(record, name, layout)
         try:
             text = text_in(record, name, layout)
         except Unreadable as reason:
-            yield Loss(name, number, str(reason), sample_of(record, line))
+            yield Loss(name, number, str(reason), SAMPLE.repr(record))
         else:
             found, named = True, named or value_at(record, layout.source_column) is not MISSING
             yield Document(f"{name}:{number}", source_of(record, layout), text)

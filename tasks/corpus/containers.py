@@ -62,11 +62,8 @@ def reading(name: str) -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:
-        said = str(error)
-        if isinstance(error, UnicodeDecodeError):
-            said = f"it isn't in {error.encoding}: {error.reason} (byte {error.object[error.start]:#x})"
         raise Damage(
-            f"{name} can't be read as text: {said}. Set encoding (download.encoding, or that of the task) to its own, "
+            f"{name} can't be read as text: {error}. Set encoding (download.encoding, or that of the task) to its own, "
             "for example windows-1252 or utf-16-le."
         ) from error
     except DAMAGE as error:
@@ -81,11 +78,15 @@ class Chunks(io.RawIOBase):
     """A file of the chunks of bytes that an iterator gives."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
-        self.chunks, self.left = chunks, bytearray()
+        self.chunks, self.left, self.at = chunks, bytearray(), 0
 
     def readable(self) -> bool:
         """It can be read."""
         return True
+
+    def tell(self) -> int:
+        """How many bytes were read."""
+        return self.at
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill the buffer, or read what is left."""
@@ -94,6 +95,7 @@ class Chunks(io.RawIOBase):
         size = min(len(buffer), len(self.left))
         buffer[:size] = self.left[:size]
         del self.left[:size]
+        self.at += size
         return size
 
 

@@ -3,18 +3,18 @@
 import io
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from model import InputError, counted
-from tasks.corpus.columns import Layout, shown
+from tasks import printable
+from tasks.corpus.columns import Layout
 from tasks.corpus.local import counted_kinds
 from tasks.corpus.parts import Document, Tally
 
 ADVICE = {  # which parameters help, by the beginning of the reason of losses
-    "no field": "Set download.column to the field with the text{named}.",
+    "no field": "Set download.column to the field with the text.",
     "not UTF-8": "Set download.encoding to the encoding of the text, for example windows-1252 or utf-16-le.",
     "longer than": "Divide long text files by download.documents_by: line or blank-line.",
     "broken JSON": "Name JSON with values of several lines .json, and CSV .csv.",
@@ -57,35 +57,29 @@ class Counts(Tally):
         most, megabytes = self.params.documents, self.params.megabytes
         return bool((most and self.read.total() >= most) or (megabytes and self.bytes.total() >= 1e6 * megabytes))
 
-    def stats(self, what: str, fields: Iterable[str]) -> dict:
-        """The counts. Raises InputError if no document was read, or if more was lost than `max_lost` allows.
-
-        `fields` are those of the records that have none with the text.
-        """
-        counts, reasons = self.counts(), {}
+    def stats(self, what: str) -> dict:
+        """The counts. Raises InputError if no document was read, or if more was lost than `max_lost` allows."""
+        counts, lost, examples = self.counts(), Counter(), {}
         with open(self.lost.name) as file:
             for loss in map(json.loads, file):
-                reasons.setdefault(loss["reason"], Counter())[loss["file"]] += 1
-        lost = {reason: files.total() for reason, files in sorted(reasons.items())}
-        listed = "; ".join(f"{n:,} x {reason}" for reason, n in lost.items()) or "nothing"
+                lost[loss["reason"]] += 1
+                examples.setdefault(loss["reason"], "{file}, line {line}: {sample}".format_map(loss))
+        listed = "; ".join(f"{n:,} x {reason}" for reason, n in sorted(lost.items())) or "nothing"
         listed += f"; skipped: {counted_kinds(self.skipped.elements())}" if self.skipped else ""
-        named = f", which is one of {shown(fields)}" if fields else ""
-        helps = (said for start, said in ADVICE.items() if any(reason.startswith(start) for reason in lost))
-        advice = " ".join(helps).replace("{named}", named)
+        listed += f"; for example {printable(examples[max(lost, key=lost.get)])}" if lost else ""
+        advice = " ".join(said for start, said in ADVICE.items() if any(reason.startswith(start) for reason in lost))
         if not counts["documents"] and self.other_sets:
             sets = ", ".join(name for name, _ in self.other_sets.most_common(30))
             raise InputError(f"{what} has no documents from the requested sets. It has: {sets}. Correct download.sets.")
         if not counts["documents"]:
             help_ = advice or "Check download.files or source."
             raise InputError(f"{what} holds no document that cram can read (lost: {listed}). {help_}")
-        total = sum(lost.values())
+        total = lost.total()
         seen = total + counts["documents"] + self.other_sets.total()
         if total > self.params.max_lost * seen:
-            reason, files = max(reasons.items(), key=lambda item: item[1].total())
             raise InputError(
                 f"{total:,} of {counted(seen, 'record')} in {what} are unreadable ({listed}), more than "
-                f"download.max_lost allows ({self.params.max_lost:.1%}). Most of '{reason}' is in "
-                f"{files.most_common(1)[0][0]}. {advice or 'Repair the files, or raise download.max_lost.'} All are "
-                f"listed in {self.lost.name}."
+                f"download.max_lost allows ({self.params.max_lost:.1%}). "
+                f"{advice or 'Repair the files, or raise download.max_lost.'} All are listed in {self.lost.name}."
             )
-        return {**counts, "bytes": self.bytes.total(), "lost": lost, "formats": self.formats}
+        return {**counts, "bytes": self.bytes.total(), "lost": dict(sorted(lost.items())), "formats": self.formats}

@@ -10,13 +10,12 @@ from tasks.corpus.containers import content_of, members_of, reading
 from tasks.corpus.kinds import ARCHIVES, FORMATS, MARKUP, ROWS, ending, family, sniffed, unread
 from tasks.corpus.parts import Document
 from tasks.corpus.plain import read_markup, read_text
-from tasks.corpus.rows import Loss, csv_rows, json_rows, table_rows, unwrapped
+from tasks.corpus.rows import Loss, rows_of
 
 
 class Skipped(NamedTuple):
-    """A file in an archive that isn't read, and its kind."""
+    """A file in an archive that isn't read."""
 
-    file: str
     kind: str
 
 
@@ -34,13 +33,13 @@ def read_file(file: io.BufferedReader, name: str, layout: Layout) -> Records:
 def read_archive(file: io.BufferedReader, name: str, layout: Layout) -> Records:
     """The documents of the files in an archive, under its name and their paths in it. Archives in it are skipped."""
     for path, member in members_of(file, layout.form):
-        whole, skip = f"{name}/{printable(path)}", unread(path, layout.extract)
+        skip = unread(path, layout.extract)
         form = FORMATS.get(ending(path)) or sniffed(member.peek())
         if skip or form in ("", *ARCHIVES.values()):
-            yield Skipped(whole, skip or ("archive in an archive" if form else "no text"))
+            yield Skipped(skip or ("archive in an archive" if form else "no text"))
         else:
             layout.source = family(path)
-            yield from read_file(member, whole, layout)
+            yield from read_file(member, f"{name}/{printable(path)}", layout)
 
 
 def read_records(file: io.BufferedReader, name: str, layout: Layout) -> Records:
@@ -49,12 +48,7 @@ def read_records(file: io.BufferedReader, name: str, layout: Layout) -> Records:
     def wraps(outer: dict, inner: dict) -> bool:
         return bool(not text_column(outer, name, layout) and text_column(inner, name, layout))
 
-    if layout.form == "JSON":
-        rows = unwrapped(json_rows(file, name, layout.limit), wraps)
-    elif layout.form == "CSV":
-        rows = csv_rows(file, name, layout.limit)
-    else:
-        rows = table_rows(file, name, lambda schema: columns_of(schema, name, layout))
+    rows = rows_of(layout.form, file, name, wraps, lambda schema: columns_of(schema, name, layout))
     return read_rows(rows, name, layout, table=layout.form == "CSV")
 
 

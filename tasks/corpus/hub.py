@@ -12,12 +12,13 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from model import InputError, Unreachable
 from tasks import store
+from tasks.corpus.containers import Chunks, Stream
 from tasks.corpus.kinds import Damage
 
 CHUNK = 1 << 18  # bytes requested from the client at once
@@ -41,7 +42,6 @@ class Source:
     revision: str
     pattern: str
     text: str = "text"  # the field or column with the text
-    sets: tuple[str, ...] = ()  # keep only documents of these sets
     mixed: bool = False  # read the shards in a fixed order that is unrelated to their names
     licence: str = ""
     instead: str = OWN_TEXT  # advice if the hub doesn't provide it
@@ -52,21 +52,19 @@ class Source:
         return re.match(r"(([\w-]|\\\.)+/)*", self.pattern)[0].rstrip("/").replace("\\", "")
 
 
-PILE = Source(
-    "monology/pile-uncopyrighted",
-    "3be90335b66f24456a5d6659d9c8d208c0357119",
-    r"train/\d+\.jsonl\.zst",
-    licence="those of its parts; the parts under copyright were taken out",
-)
 SOURCES = {
-    "pile": PILE,
+    "pile": Source(
+        "monology/pile-uncopyrighted",
+        "3be90335b66f24456a5d6659d9c8d208c0357119",
+        r"train/\d+\.jsonl\.zst",
+        licence="those of its parts; the parts under copyright were taken out",
+    ),
     "pile-deduplicated": Source(
         "EleutherAI/the_pile_deduplicated",
         "fcbfcfde4222cbb1acd1d33bad0be250ee14b1bb",
         r"data/train-\d+-of-\d+-[0-9a-f]+\.parquet",
         licence="those of its parts, some of which are under copyright",
     ),
-    "pile-natural": replace(PILE, sets=("Gutenberg (PG-19)", "Books3", "Wikipedia (en)"), licence="as the Pile"),
     "c4": Source(
         "allenai/c4", "1588ec454efa1a09f29cd18ddd04fe05fc8653a2", r"en/c4-train\..*\.json\.gz", licence=COMMON_CRAWL
     ),
@@ -116,15 +114,9 @@ class File(NamedTuple):
 
     name: str
     bytes: int = 0
-    digest: str = ""  # SHA-256 (64 hex digits), or git's own digest of a small file on the hub (40)
+    digest: str = ""  # SHA-256 of a file on the hub; empty for a small one in git, which isn't checked
     set: str = ""
     path: Path | None = None
-
-    def hasher(self) -> Any:
-        """A hash object of the kind of `digest`, ready for the bytes of the file."""
-        if len(self.digest) == 64:
-            return hashlib.sha256()
-        return hashlib.sha1(b"blob %d\0" % self.bytes, usedforsecurity=False)
 
 
 def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> InputError:
@@ -183,28 +175,19 @@ def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:
     options = {"repo_type": "dataset", "revision": commit(source), "recursive": True}
     with asking(source.repository, source.instead):
         tree = list(HfApi().list_repo_tree(source.repository, source.folder or None, **options))
-    entries = [entry for entry in tree if isinstance(entry, RepoFile)]
     shards = [
-        File(e.path, e.size, e.lfs.sha256 if e.lfs else e.blob_id, match.groupdict().get("set", ""))
-        for e in entries
-        if (match := re.fullmatch(source.pattern, e.path))
+        File(e.path, e.size, e.lfs.sha256 if e.lfs else "", match.groupdict().get("set", ""))
+        for e in tree
+        if isinstance(e, RepoFile) and (match := re.fullmatch(source.pattern, e.path))
     ]
     if not shards:
-        others = ", ".join(sorted(entry.path for entry in entries)[:5]) or "none"
-        what = f"{source.repository} has no file that matches {source.pattern}"
-        raise InputError(f"{what}. Its files: {others}. Check HF_ENDPOINT.")
+        raise InputError(f"{source.repository} has no file that matches {source.pattern}. Check HF_ENDPOINT.")
     known = sorted({shard.set for shard in shards if shard.set})
     if sets and known:
         shards = [shard for shard in shards if shard.set in sets]
         if not shards:
             raise InputError(f"{source.repository} has no set {', '.join(sets)}. Its sets: {', '.join(known)}.")
     return sorted(shards, key=lambda f: (hashlib.sha256(f.name.encode()).digest() if source.mixed else b"", f.name))
-
-
-def digest(path: Path, like: str) -> str:
-    """The digest of a local file, of the same kind as `like`."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, File(path.name, path.stat().st_size, like).hasher).hexdigest()
 
 
 def cached(source: Source, file: File) -> Path | None:
@@ -214,73 +197,44 @@ def cached(source: Source, file: File) -> Path | None:
     path = try_to_load_from_cache(source.repository, file.name, revision=commit(source), repo_type="dataset")
     if not isinstance(path, str):
         return None
-    if digest(Path(path), file.digest) == file.digest:
+    if store.known_digest(Path(path)) == file.digest or not file.digest:
         return Path(path)
     log.warning("%s does not have the hub's digest; it is downloaded again.", path)
     return None
 
 
-class Remote(io.RawIOBase):
-    """A file on the hub, fetched as it is read.
+def checked(source: Source, file: File, remote: BinaryIO) -> Iterator[bytes]:
+    """The bytes of a file on the hub, in order. Raises Damage at the end if its digest is another."""
 
-    If it is read in order, its digest is checked at the end. Raises InputError if the hub does not deliver it.
-    """
-
-    def __init__(self, source: Source, file: File, in_order: bool) -> None:
-        from huggingface_hub import HfFileSystem
-
-        self.source, self.about = source, file
-        self.hasher = file.hasher() if in_order else None
-        path = f"datasets/{source.repository}@{commit(source)}/{file.name}"
+    def read() -> bytes:
         with asking(source.repository):
-            self.remote = HfFileSystem().open(path, "rb", block_size=0 if in_order else BLOCK, size=file.bytes)
+            return remote.read(CHUNK)
 
-    def readable(self) -> bool:
-        """It can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """BufferedReader asks for it; if the file is read in order, it can only go back within its buffer."""
-        return True
-
-    def tell(self) -> int:
-        """The position of the next byte."""
-        return self.remote.tell()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Continue at another position."""
-        return self.remote.seek(offset, whence)
-
-    def readinto(self, buffer: memoryview) -> int:
-        """Read the next bytes; 0 at the end."""
-        with asking(self.source.repository):
-            data = self.remote.read(len(buffer))
-        buffer[: len(data)] = data
-        if self.hasher:
-            self.hasher.update(data)
-            if not data:
-                self._check()
-        return len(data)
-
-    def _check(self) -> None:
-        name, repository = self.about.name, self.source.repository
-        if self.tell() < self.about.bytes:
-            raise error(repository, EOFError(f"{name} ended after {self.tell():,} bytes"))
-        if self.hasher.hexdigest() != self.about.digest:
-            raise Damage(
-                f"{name} of {repository}: checksum mismatch (the hub's digest is {self.about.digest[:12]}…). "
-                "What was read of it is discarded. Run again."
-            )
-
-    def close(self) -> None:
-        """Close the connection."""
-        if not self.closed:
-            self.remote.close()
-        super().close()
+    hasher, size = hashlib.sha256(), 0
+    with remote:
+        for data in iter(read, b""):
+            hasher.update(data)
+            size += len(data)
+            yield data
+    if size < file.bytes:
+        raise error(source.repository, EOFError(f"{file.name} ended after {size:,} bytes"))
+    if file.digest and hasher.hexdigest() != file.digest:
+        raise Damage(
+            f"{file.name} of {source.repository}: checksum mismatch (the hub's digest is {file.digest[:12]}…). "
+            "What was read of it is discarded. Run again."
+        )
 
 
 def opened(source: Source, file: File) -> io.BufferedReader:
     """A file from the cache of the hub's own client, or from the hub, of which only what is read is fetched."""
+    from huggingface_hub import HfFileSystem
+
     if path := cached(source, file):
         return path.open("rb", CHUNK)
-    return io.BufferedReader(Remote(source, file, in_order=not file.name.endswith(".parquet")), CHUNK)
+    in_order, path = not file.name.endswith(".parquet"), f"datasets/{source.repository}@{commit(source)}/{file.name}"
+    with asking(source.repository):
+        remote = HfFileSystem().open(path, "rb", block_size=0 if in_order else BLOCK, size=file.bytes)
+    if in_order:
+        return Stream(Chunks(checked(source, file, remote)), CHUNK)
+    remote.cache.fetcher = asking(source.repository)(remote.cache.fetcher)
+    return io.BufferedReader(remote, CHUNK)

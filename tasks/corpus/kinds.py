@@ -49,9 +49,7 @@ FOREIGN = [  # the beginning of a file, what it is, what to do
     (rb"SQLite format 3\0", "an SQLite database", "Export it: sqlite3 -header -csv FILE 'SELECT …' > FILE.csv."),
     (rb"\x80[\x02-\x05][\x8a\x95c(}\]]", "a pickle", f"A pickle can run code, so cram opens none. {CONVERT}"),
     (rb"\x93NUMPY|\x89HDF|Obj\x01", "a file of arrays or records (NumPy, HDF5, Avro)", CONVERT),
-    (rb"\x89PNG|\xff\xd8\xff|GIF8[79]a|II\*\0|RIFF.{4}[A-Z]", "an image or a sound", "Delete it."),
-    (rb"OggS\0|ID3[\2-\4]|fLaC\0|\0\0.{2}ftyp", "a sound or a film", "Delete it."),
-    (rb"\x7fELF|MZ\x90|\xca\xfe\xba\xbe", "a program", "Delete it."),
+    (rb"\x89PNG|\xff\xd8\xff|GIF8[79]a|RIFF.{4}[A-Z]|OggS\0|ID3[\2-\4]", "an image, a sound or a film", "Delete it."),
     (rb"\s*(<\?xml[^>]*>\s*)?<mediawiki\b", "a dump of MediaWiki", "Make text of it with WikiExtractor."),
 ]
 # The end of a stem that numbers a shard; on the hub, a digest may follow

@@ -48,17 +48,12 @@ def table(documents: list[Document]) -> pa.Table:
 def parts_of(corpus: Artifact) -> list[Path]:
     """The parts in a corpus's manifest, in order. Raises InputError if the corpus is absent or incomplete."""
     names = [file["path"] for file in corpus.manifest["files"]]
-    return by_number(corpus.path / name for name in names if re.fullmatch(r"part-\d+\.parquet", name))
+    return sorted(corpus.path / name for name in names if re.fullmatch(r"part-\d+\.parquet", name))
 
 
 def in_order(folder: Path) -> list[Path]:
     """The parts in a folder, by number."""
-    return by_number(folder.glob("part-*.parquet"))
-
-
-def by_number(files: Iterable[Path]) -> list[Path]:
-    """Parts in the order of their numbers, which have five digits or more."""
-    return sorted(files, key=lambda part: (len(part.name), part.name))
+    return sorted(folder.glob("part-*.parquet"))
 
 
 def writer(out: Path) -> pq.ParquetWriter:
@@ -162,12 +157,7 @@ def documents_of(corpus: Artifact) -> Iterator[Document]:
 
 def document_at(part: Path, row: int) -> Document:
     """The document in this row of a part."""
-    with pq.ParquetFile(part) as file:
-        group = 0
-        while row >= (size := file.metadata.row_group(group).num_rows):
-            group, row = group + 1, row - size
-        [document] = file.read_row_group(group, columns=SCHEMA.names, use_threads=False).slice(row, 1).to_pylist()
-    return Document(**document)
+    return next(islice(documents_in(part), row, None))
 
 
 def strings(column: pa.ChunkedArray) -> tuple[np.ndarray, memoryview]:

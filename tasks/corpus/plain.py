@@ -8,6 +8,7 @@ from importlib import metadata
 from xml.etree import ElementTree
 
 from model import InputError
+from tasks.corpus import rows
 from tasks.corpus.columns import EMPTY, Layout, text_of
 from tasks.corpus.parts import Document
 from tasks.corpus.rows import SHOWN, Loss, Unreadable, lines_of
@@ -32,19 +33,19 @@ def read_text(file: io.BufferedReader, name: str, layout: Layout) -> Iterator[Do
     if layout.taken == "file":
         yield document(whole(file, name, layout), name, 1, layout)
         return
-    for line, data in blocks(file, layout.taken, layout.limit):
+    for line, data in blocks(file, layout.taken):
         found = document(data, name, line, layout)
         if isinstance(found, Document) or found.reason != EMPTY:
             yield found
 
 
 def whole(file: io.BufferedReader, name: str, layout: Layout) -> bytes:
-    """All of a text file, or more bytes than the limit. Raises InputError if it is large and no choice was made."""
-    data = file.read(layout.limit + 1)
+    """All of a text file, or more than MOST_BYTES of it. Raises InputError if it is large and no choice was made."""
+    data = file.read(rows.MOST_BYTES + 1)
     if len(data) > LARGE and not layout.documents_by:
         lines = data.splitlines()
         blank = sum(not line.strip() for line in lines)
-        more = "more than " * (len(data) > layout.limit)
+        more = "more than " * (len(data) > rows.MOST_BYTES)
         raise InputError(
             f"{name} has {more}{len(data) / 1e6:.1f} MB of text in {len(lines):,} lines, {blank:,} of them blank. Set "
             "download.documents_by: `line` if each line is a document, `blank-line` if blank lines divide documents, "
@@ -53,21 +54,21 @@ def whole(file: io.BufferedReader, name: str, layout: Layout) -> bytes:
     return data
 
 
-def blocks(file: io.BufferedReader, by: str, limit: int) -> Iterator[tuple[int, bytes]]:
+def blocks(file: io.BufferedReader, by: str) -> Iterator[tuple[int, bytes]]:
     """Each line, run of lines between blank ones, or inside of a <doc>, with the number of its first line.
 
-    Of one longer than `limit` bytes, a beginning that is longer too.
+    Of one of more than MOST_BYTES, a beginning that is longer too.
     """
     block, size, start = [], 0, 1
-    for number, line in lines_of(file, limit):
+    for number, line in lines_of(file):
         last = {"line": True, "blank-line": line.isspace(), "doc": line.startswith(b"</doc>")}[by]
         if by == "line" or not (last or line.startswith(b"<doc id=")):
             start = start if block else number
-            if size <= limit:
-                block.append(line if len(line) > limit else line.rstrip(b"\r\n"))
+            if size <= rows.MOST_BYTES:
+                block.append(line if len(line) > rows.MOST_BYTES else line.rstrip(b"\r\n"))
                 size += len(block[-1]) + 1
         if last:
-            yield start, b"\n".join(block).strip(b"\n" * (size <= limit))
+            yield start, b"\n".join(block).strip(b"\n" * (size <= rows.MOST_BYTES))
             block, size = [], 0
     if block and by == "doc":
         raise EOFError("it ends within a <doc>")
@@ -77,7 +78,7 @@ def blocks(file: io.BufferedReader, by: str, limit: int) -> Iterator[tuple[int, 
 def document(data: bytes, name: str, line: int, layout: Layout) -> Document | Loss:
     """The document that begins in a line of a file, or its loss."""
     try:
-        return Document(f"{name}:{line}", layout.source, text_of(data, layout))
+        return Document(f"{name}:{line}", layout.source, text_of(data))
     except Unreadable as reason:
         start = getattr(reason.__cause__, "start", 0)  # of what is not UTF-8
         return Loss(name, line + data[:start].count(b"\n"), str(reason), repr(data[start : start + 40]))
@@ -96,7 +97,7 @@ def read_markup(file: io.BufferedReader, name: str, layout: Layout) -> Iterator[
     """The text of a page without menus and the like, or the text in all elements of an XML file, a piece per line."""
     import trafilatura
 
-    found, layout.taken = document(file.read(layout.limit + 1), name, 1, layout), layout.extract
+    found, layout.taken = document(file.read(rows.MOST_BYTES + 1), name, 1, layout), layout.extract
     if isinstance(found, Document):
         text = trafilatura.extract(found.text) if layout.form == "HTML" else text_of_xml(found.text)
         found = found._replace(text=text) if text else Loss(name, 1, "no text in the page", found.text[:SHOWN])

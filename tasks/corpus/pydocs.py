@@ -7,14 +7,15 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from email import message_from_string
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 
 from tasks.corpus.parts import Document
 from tasks.corpus.rows import Loss
 
+VERSION = 2  # raise it when the same packages give other documents: it enters the key
 SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
 
 
@@ -28,8 +29,9 @@ def installed() -> dict[str, metadata.Distribution]:
 
 
 def packages_digest() -> str:
-    """What identifies the content of `python-docs` in a key: the versions of all packages and of Python."""
-    about = [f"{name}=={d.version}" for name, d in installed().items()] + [sysconfig.get_python_version()]
+    """What identifies the content of `python-docs` in a key: the versions of all packages, of Python and of this."""
+    about = [f"{name}=={d.version}" for name, d in installed().items()]
+    about += [sysconfig.get_python_version(), f"documents {VERSION}"]
     return hashlib.sha256("\n".join(about).encode()).hexdigest()
 
 
@@ -53,9 +55,14 @@ def package_documents(name: str) -> Iterator[Document | Loss]:
             continue
         if file.suffix == ".py":
             yield from docstrings(text, label)
-        elif text.strip() and file.name not in ("RECORD", "top_level.txt", "entry_points.txt", "SOURCES.txt"):
+        elif text.strip() and not is_list(text) and file.name != "entry_points.txt":
             kind = "licences" if re.search("LICEN|COPYING|NOTICE", str(file), re.IGNORECASE) else "texts"
             yield Document(label, kind, text)
+
+
+def is_list(text: str) -> bool:
+    """Whether most lines are a single word, as in lists of stop words, domains, requirements or files."""
+    return median(len(line.split()) for line in text.splitlines() if line.strip()) < 2
 
 
 def docstrings(code: str, label: str) -> Iterator[Document | Loss]:
@@ -69,8 +76,7 @@ def docstrings(code: str, label: str) -> Iterator[Document | Loss]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            with suppress(ValueError):
-                text = ast.get_docstring(node)
-                if text and len(text) >= SHORTEST_DOCSTRING:
-                    whole = text.encode(errors="replace").decode()  # "\ud800" in code is half a character
-                    yield Document(f"{label}:{getattr(node, 'lineno', 1)}", "docstrings", whole)
+            text = ast.get_docstring(node) or ""
+            if len(text) >= SHORTEST_DOCSTRING:
+                whole = text.encode(errors="replace").decode()  # "\ud800" in code is half a character
+                yield Document(f"{label}:{getattr(node, 'lineno', 1)}", "docstrings", whole)

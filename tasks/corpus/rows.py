@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import reprlib
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -23,11 +24,15 @@ from tasks.corpus.containers import BUFFER, content_of, on_disk, reading
 from tasks.corpus.kinds import LINES, ROWS, Damage, ending
 
 MOST_BYTES = 100_000_000  # of a line or text; longer ones are lost
+TOO_LONG = "longer than 100 MB"  # a reason of losses
 MOST_JSON = 1_000_000_000  # characters of a JSON file that isn't one value per line
 BATCH = 64  # rows of a table in memory
 SURROGATE = re.compile("[\ud800-\udfff]")  # which UTF-8 can't represent
-SHOWN = 200  # characters of a sample
+SHOWN = 200  # bytes of a line in a sample
+SAMPLE = reprlib.Repr()  # shows a record with its fields, but not what is in lists and objects
+SAMPLE.maxlevel, SAMPLE.maxdict = 1, 40
 DELIMITERS = ",\t;|"
+PLAIN_TSV = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}  # quotes are characters
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
 STRINGS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary())
 # How JSON begins that isn't one value per line; of a file whose name says lines, a wrong first line is lost alone
@@ -51,7 +56,6 @@ class Row(NamedTuple):
 
     number: int
     record: object
-    line: bytes = b""  # of JSON lines
 
 
 class Unreadable(Exception):
@@ -63,25 +67,13 @@ class Lenient(dict):
 
 
 Rows = Iterator[Row | Loss]
+Wraps = Callable[[dict, dict], bool]  # whether the first object holds rows as the second one, or is a row itself
+Choice = Callable[[pa.Schema], list[str]]
 DECODER = json.JSONDecoder(object_pairs_hook=Lenient, parse_int=lambda digits: int(digits[:18]))
 
 
-def too_long(limit: int) -> str:
-    """The reason for losing a line or text of more bytes."""
-    return f"longer than {limit / 1e6:g} MB"
-
-
-def sample_of(record: object, line: bytes = b"") -> str:
-    """The beginning of a record as it is stored in a line, or else as Python shows it, for the list of losses."""
-    if line:
-        return line.removesuffix(b"\n")[:SHOWN].decode(errors="replace")
-    if isinstance(record, dict):
-        record = {k: v[:SHOWN] if isinstance(v, str | bytes | list) else v for k, v in record.items()}
-    return repr(record)[:SHOWN]
-
-
-def lines_of(file: io.BufferedReader, limit: int) -> Iterator[tuple[int, bytes]]:
-    r"""The lines of a file with their numbers; of one longer than `limit` bytes its beginning without a line end.
+def lines_of(file: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
+    r"""The lines of a file with their numbers; of one of more than MOST_BYTES its beginning without a line end.
 
     Lines end with \n, or if the first one ends with \r alone, with either.
     """
@@ -92,29 +84,29 @@ def lines_of(file: io.BufferedReader, limit: int) -> Iterator[tuple[int, bytes]]
         def readline(size: int) -> bytes:
             return text.readline(size).encode("latin-1")
 
-    while line := readline(limit + 1):
+    while line := readline(MOST_BYTES + 1):
         number += 1
         yield number, line
         while not line.endswith(b"\n") and (line := readline(BUFFER)):
             pass
 
 
-def json_rows(file: io.BufferedReader, name: str, limit: int = MOST_BYTES) -> Rows:
+def json_rows(file: io.BufferedReader, name: str) -> Rows:
     """The values of a JSON file: one a line, the elements of an array, or values one after another in any layout."""
     together = (ARRAY_OR_INDENTED if ending(name) in LINES else ANY_LAYOUT).match(file.peek())
-    return json_values(file, name) if together else json_lines(file, name, limit)
+    return json_values(file, name) if together else json_lines(file, name)
 
 
-def json_lines(file: io.BufferedReader, name: str, limit: int) -> Rows:
+def json_lines(file: io.BufferedReader, name: str) -> Rows:
     """The values of a file with one per line."""
-    for number, line in lines_of(file, limit):
-        if len(line) > limit and not line.endswith(b"\n"):
-            yield Loss(name, number, too_long(limit))
+    for number, line in lines_of(file):
+        if len(line) > MOST_BYTES and not line.endswith(b"\n"):
+            yield Loss(name, number, TOO_LONG)
         elif not line.isspace():
             try:
-                yield Row(number, parsed(line), line)
+                yield Row(number, parsed(line))
             except Unreadable as reason:
-                yield Loss(name, number, str(reason), sample_of(None, line))
+                yield Loss(name, number, str(reason), line.removesuffix(b"\n")[:SHOWN].decode(errors="replace"))
 
 
 def parsed(line: bytes) -> object:
@@ -159,7 +151,7 @@ def json_values(file: io.BufferedReader, name: str) -> Rows:
         raise EOFError("it ends within an array")
 
 
-def unwrapped(rows: Rows, wraps: Callable[[dict, dict], bool]) -> Rows:
+def unwrapped(rows: Rows, wraps: Wraps) -> Rows:
     """Rows; or those inside of the only one, as {"version": 1, "data": [{…}, …]}, if it wraps rows as its first."""
     first, second = next(rows, None), next(rows, None)
     if isinstance(first, Row) and second is None and isinstance(first.record, dict):
@@ -170,15 +162,15 @@ def unwrapped(rows: Rows, wraps: Callable[[dict, dict], bool]) -> Rows:
     return chain(filter(None, (first, second)), rows)
 
 
-def csv_rows(file: io.BufferedReader, name: str, limit: int = MOST_BYTES) -> Rows:
+def csv_rows(file: io.BufferedReader, name: str, dialect: dict | None = None) -> Rows:
     """The rows of a CSV or TSV file by the names in its first line. Raises Damage if a quote isn't closed."""
-    dialect = dialect_of(file.peek().decode(errors="replace").lstrip("\r\n"), name)
-    csv.field_size_limit(limit)
+    dialect = dialect or dialect_of(file.peek().decode(errors="replace").lstrip("\r\n"), name)
+    csv.field_size_limit(MOST_BYTES)
     text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
 
     def lines() -> Iterator[str]:
-        while line := text.readline(limit + 1):
-            if len(line) > limit:
+        while line := text.readline(MOST_BYTES + 1):
+            if len(line) > MOST_BYTES:
                 raise csv.Error("line larger than a field may be")
             yield line
 
@@ -189,7 +181,7 @@ def csv_rows(file: io.BufferedReader, name: str, limit: int = MOST_BYTES) -> Row
             row = next(reader, None)
         except csv.Error as error:
             if "end of data" in str(error) or "larger" in str(error):
-                what = f"an opening quote that isn't closed, or a field {too_long(limit)}"
+                what = f"an opening quote that isn't closed, or a field {TOO_LONG}"
                 raise Damage(f"{name} has {what}, in line {number:,}. Correct the line.") from None
             yield Loss(name, number, "a quote within a quoted field")
             row = []
@@ -198,9 +190,9 @@ def csv_rows(file: io.BufferedReader, name: str, limit: int = MOST_BYTES) -> Row
             names = row
             refuse_twice(names, name)
         elif row and len(row) != len(names):
-            yield Loss(name, number, "wrong number of fields", sample_of(row))
+            yield Loss(name, number, "wrong number of fields", SAMPLE.repr(row))
         elif row and any(map(SURROGATE.search, row)):
-            yield Loss(name, number, "not UTF-8", sample_of(row))
+            yield Loss(name, number, "not UTF-8", SAMPLE.repr(row))
         elif row:
             yield Row(number, dict(zip(names, row, strict=True)))
 
@@ -233,20 +225,12 @@ def open_table(file: io.BufferedReader, name: str) -> tuple[pa.Schema, Batches]:
     """
     head, file = file.peek()[:6], on_disk(file)
     if head.startswith(b"PAR1"):
-        about = pq.read_metadata(file)
-
-        def parquet(columns: list[str]) -> Iterator[pa.RecordBatch]:
-            # `pre_buffer` may hold all of a file in memory; names as dictionaries are held once, however many rows
-            leaves = {about.schema.column(i).path for i in range(len(about.schema))}  # lists have other paths
-            options = {"buffer_size": 1 << 20, "pre_buffer": False}
-            options["read_dictionary"] = [name for name in columns[1:] if name in leaves]
-            table = pq.ParquetFile(file, metadata=about, page_checksum_verification=True, **options)
-            return table.iter_batches(batch_size=BATCH, columns=columns)
-
-        return about.schema.to_arrow_schema(), parquet
+        # `pre_buffer` may hold all of a file in memory
+        table = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
+        return table.schema_arrow, lambda columns: table.iter_batches(BATCH, columns=columns)
     if head == b"ARROW1":
         reader = pa.ipc.open_file(file)
-        read = (reader.get_batch(i) for i in range(reader.num_record_batches))
+        read = map(reader.get_batch, range(reader.num_record_batches))
     else:
         file.seek(-len(END_OF_STREAM), io.SEEK_END)
         if file.read() != END_OF_STREAM:  # pyarrow takes a stream that ends between two batches for a whole one
@@ -262,7 +246,7 @@ def open_table(file: io.BufferedReader, name: str) -> tuple[pa.Schema, Batches]:
     return reader.schema, arrow
 
 
-def table_rows(file: io.BufferedReader, name: str, choose: Callable[[pa.Schema], list[str]] | None = None) -> Rows:
+def table_rows(file: io.BufferedReader, name: str, choose: Choice | None = None) -> Rows:
     """The rows of a Parquet or Arrow file: with all columns, or those that are chosen, of which the first is text."""
     schema, batches = open_table(file, name)
     refuse_twice(schema.names, name)
@@ -275,46 +259,53 @@ def table_rows(file: io.BufferedReader, name: str, choose: Callable[[pa.Schema],
 
 
 def values_of(batch: pa.RecordBatch, path: str, as_bytes: bool) -> list:
-    """The values of a column, or of a field in one as `doc.text`. Rows of a dictionary share them.
+    """The values of a column, or of a field in one as `doc.text`.
 
     Strings may be had as bytes, of which one that is not UTF-8 spoils no other.
     """
     top, *rest = [path] if path in batch.schema.names else path.split(".")
     column = pc.struct_field(batch.column(top), rest) if rest else batch.column(top)
-    if as_bytes:
-        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        column = column.cast(pa.large_binary()) if column.type in STRINGS else column
-    if not pa.types.is_dictionary(column.type):
-        return column.to_pylist()
-    indices = column.indices.to_pylist()
-    shared = {i: column.dictionary[i].as_py() for i in set(indices) - {None}}
-    return [shared.get(i) for i in indices]
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return (column.cast(pa.large_binary()) if as_bytes and column.type in STRINGS else column).to_pylist()
 
 
-READERS = {
-    "JSON": lambda file, name: unwrapped(json_rows(file, name), lambda _outer, _inner: True),
-    "CSV": csv_rows,
-    "Parquet": table_rows,
-    "Arrow": table_rows,
-}
+def rows_of(
+    form: str,
+    file: io.BufferedReader,
+    name: str,
+    wraps: Wraps = lambda *_: True,
+    choose: Choice | None = None,
+    dialect: dict | None = None,
+) -> Rows:
+    """The rows of a file in this format, one of ROWS.
+
+    `wraps` is for JSON (see `unwrapped`), `choose` for tables, `dialect` for CSV; without it, it is found.
+    """
+    if form == "JSON":
+        return unwrapped(json_rows(file, name), wraps)
+    return csv_rows(file, name, dialect) if form == "CSV" else table_rows(file, name, choose)
 
 
-def records(path: Path, name: str, encoding: str = "") -> Iterator[tuple[int, dict[str, object]] | Loss]:
+def records(
+    path: Path, name: str, encoding: str = "", dialect: dict | None = None
+) -> Iterator[tuple[int, dict[str, object]] | Loss]:
     """The rows of a table or JSON file, compressed or not, each with its number (as in Row), and losses.
 
     `name` stands for the file in messages and tells its format. Strings that are not Unicode, and whatever isn't an
-    object, are losses. Values of CSV are strings. Raises InputError if the file is of another format or damaged.
+    object, are losses. Values of CSV are strings; `dialect` is its form, if known. Raises InputError if the file
+    is of another format or damaged.
     """
     if ending(name) not in ROWS:
         raise InputError(f"{printable(name)} is no table. Expected a file that ends in {', '.join(ROWS)}.")
     with reading(name), path.open("rb", BUFFER) as raw:
         form, file = content_of(raw, name, encoding)
-        for row in READERS[form](file, name):
+        for row in rows_of(form, file, name, dialect=dialect):
             if isinstance(row, Loss):
                 yield row
             elif not isinstance(row.record, dict):
-                yield Loss(name, row.number, "not a JSON object", sample_of(row.record, row.line))
+                yield Loss(name, row.number, "not a JSON object", SAMPLE.repr(row.record))
             elif isinstance(row.record, Lenient) and SURROGATE.search(json.dumps(row.record, ensure_ascii=False)):
-                yield Loss(name, row.number, "half a surrogate pair", sample_of(row.record, row.line))
+                yield Loss(name, row.number, "half a surrogate pair", SAMPLE.repr(row.record))
             else:
                 yield row.number, row.record

@@ -4,7 +4,6 @@ Slower than the reader of the named sources (a quarter of its speed on .jsonl.zs
 know where their shards lie.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,17 +16,6 @@ from tasks.corpus.rows import Loss, Row
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
-
-REFUSALS = (  # of `datasets`: its message, what to tell the user
-    (
-        r"Dataset scripts are no longer supported.* (\S+)",
-        "needs code of its own ({0}), which cram and `datasets` don't run. Use a version of it in Parquet (many have "
-        "the revision refs/convert/parquet), or convert it.",
-    ),
-    (r"BuilderConfig '(.*)' not found\. Available: (.*)", "has no config {0}. It has {1}. Set download.config."),
-    (r"Config name is missing.*available configs: (.*?\])", "has several configs: {0}. Set download.config to one."),
-    (r"Bad split: (.*)\. Available splits: (.*)", "has no split {0}. It has {1}. Set download.split to one of them."),
-)
 
 
 class Split(NamedTuple):
@@ -42,7 +30,7 @@ class Split(NamedTuple):
     def folder(self) -> Path | None:
         """Where the data set lies on this machine; None if it is on the hub."""
         path = Path(self.dataset).expanduser()
-        return path if local.is_folder(path) else None
+        return path if path.is_dir() else None
 
     def identity(self) -> dict:
         """What identifies the content in a key: the commit on the hub, or the digests of a folder's files."""
@@ -67,16 +55,15 @@ class Split(NamedTuple):
         except Exception as problem:  # `datasets` raises its own, the hub's client's and the file systems' errors
             raise self.refusal(problem) from problem
 
-    def refusal(self, problem: Exception) -> InputError:
-        """What to tell the user if `datasets` can't read it."""
-        reason = " ".join(str(problem).split()).rstrip(".")
-        for pattern, said in REFUSALS:
-            if match := re.match(pattern, reason):
-                return InputError(f"{self.dataset} {said.format(*match.groups())}")
-        if self.folder or isinstance(problem, ValueError | TypeError | KeyError):
-            why = f"{type(problem).__name__}: {reason}"
-            return InputError(f"{self.dataset} can't be read by `datasets`: {why}. Expected files in the hub's layout.")
-        return hub.error(self.dataset, problem)
+    def refusal(self, problem: Exception, instead: str = hub.OWN_TEXT) -> InputError:
+        """What to tell the user if `datasets` can't read it. `instead`: advice if the hub doesn't provide it."""
+        if not self.folder and not isinstance(problem, ValueError | TypeError | KeyError | RuntimeError):
+            return hub.error(self.dataset, problem, instead)
+        said = " ".join(str(problem).partition("Example of usage")[0].split()).rstrip(".")
+        return InputError(
+            f"{self.dataset} can't be read by `datasets`: {said}. Expected files in the hub's layout, without code. "
+            "Correct config, split or revision (of download, or of the task)."
+        )
 
 
 class Stream:
@@ -85,13 +72,13 @@ class Stream:
     `at` is where an earlier attempt stopped, as the property of that name gave it.
     """
 
-    name, hub, size, bytes = "hub", None, 0, 0  # it has no sets of its own, and its size isn't known
+    size, bytes = 0, 0  # its size isn't known
 
     def __init__(self, split: Split, columns: dict[str, str], at: dict | None) -> None:
-        self.split, self.identity, folder = split, split.identity(), split.folder
+        self.split, folder = split, split.folder
         title = "/".join(filter(None, (folder.name if folder else split.dataset, split.config, split.split)))
         self.layout = Layout(title, **columns, form="datasets")
-        self.rows, self.shard, self.records = split.opened(self.identity.get("revision")), 0, 0
+        self.rows, self.shard, self.records = split.opened(split.identity().get("revision")), 0, 0
         if at:
             self.records = at["records"]
             self.rows.load_state_dict(at["state"])
@@ -118,8 +105,3 @@ class Stream:
                 yield Row(self.records, row)
         except Exception as problem:  # as in `opened`
             raise self.split.refusal(problem) from problem
-
-    def check_unchanged(self) -> None:
-        """Raise Damage if a file of a folder no longer has the digest that is in the key."""
-        if self.split.folder and self.split.identity() != self.identity:
-            raise local.changed(self.split.dataset)
