@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field, model_validator
+from pydantic import Field, SkipValidation, model_validator
 
 from model import InputError, counted, layouts
 from model.settings import Architecture, Finetuning, HeadName
 from tasks.glue import data as glue
-from tasks.glue import metrics, own_data, probes
+from tasks.glue import metrics, probes, tables
 from tasks.glue.labels import within_words
-from tasks.glue.own import Definition, defined, or_own
+from tasks.glue.own import Definition, by_name, defined, or_own
 from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROBES, TASKS, Task, TaskName
 from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
@@ -86,14 +86,14 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=Fa
         """A run for each task and seed: on all of the training data, on each share of it, without pretraining."""
         starts = [(True, share) for share in sorted(set(self.shares), reverse=True)]
         starts += [(False, 1.0)] if self.baseline else []
-        shared, runs = self.model_dump(include={"data", *Finetuning.model_fields}), []
-        for (pretrained, share), task, seed in product(starts, dict.fromkeys(self.tasks), range(self.seeds)):
+        tasks = [task if isinstance(task, Definition) else by_name(task, self.data) for task in self.tasks]
+        shared, runs = self.model_dump(include={*Finetuning.model_fields}), []
+        for (pretrained, share), task, seed in product(starts, dict.fromkeys(tasks), range(self.seeds)):
             main = pretrained and share == 1.0
             keep = self.keep == "all" or (self.keep == "first" and seed == 0 and main)
             about = {"seed": seed, "pretrained": pretrained, "share": share, "keep": keep}
-            if isinstance(task, Definition):
-                about |= {"own": task, "data": task.data} | task.settings()
-            runs.append(FinetuneRun(**shared | about, task=getattr(task, "name", task)))
+            of_task = {"data": task.data, "task": task.name, "definition": task} | task.settings()
+            runs.append(FinetuneRun(**shared | about | of_task))
         return runs
 
 
@@ -102,7 +102,8 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
     data: str
     task: str
-    own: Definition | None = Field(None, description="The definition of a task that is not in the table.")
+    # Not validated again: the name of a task of the table is refused to tasks of one's own
+    definition: SkipValidation[Definition] = Field(exclude=True)
     seed: int = Field(0, ge=0, description="Seed of the head, the order of examples and dropout.")
     pretrained: bool = Field(True, description="False: random weights, the baseline without pretraining.")
     share: float = Field(1.0, gt=0, le=1, description="Fraction of the training data, drawn by the seed.")
@@ -110,21 +111,23 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
     def identity(self) -> dict:
         """The parameters, with digests of local files or the hub's revision in place of the data's location."""
-        data = own_data.identity(self.own) if self.own else glue.identity(self.data, self.task)
-        return self.model_dump(mode="json", exclude={"own"}) | {"data": data}
+        return self.model_dump(mode="json") | {"data": glue.identity(self.definition)}
 
     def label(self) -> str:
         """Task and seed, and what differs from a usual run."""
         share = f"{100 * self.share:g}%" if self.share < 1 else ""
         return "-".join(filter(None, (self.task, str(self.seed), "" if self.pretrained else "untrained", share)))
 
-    def check(self) -> None:
-        """Fetch and read the data before the model is pretrained. Raises InputError for bad data; logs warnings."""
-        if self.data != "probes":
+    def check(self, start: Artifact | None = None) -> None:
+        """Fetch and read the data before the model is pretrained; probes are made from `start`, if that exists.
+
+        Raises InputError for bad data.
+        """
+        if self.data != "probes" or start:
             from model.finetuning import steps_of
 
             try:
-                steps_of(self.rows(training_rows(self.own, self.data, self.task)), self.finetuning())
+                steps_of(self.rows(self.available(start)), self)
             except InputError as error:
                 share = f" That is a share of {self.share:g} (finetune.shares)." if self.share < 1 else ""
                 raise InputError(f"{self.task}: {error}{share}") from error
@@ -139,10 +142,6 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         shape, tokens = described(start)[0], self.batch_size * self.max_tokens
         return runs.BYTES_A_RUN + finetuning.memory(weights, tokens, shape.layers * shape.hidden, here)
 
-    def finetuning(self) -> Finetuning:
-        """The settings of the training loop."""
-        return Finetuning(**self.model_dump(include=set(Finetuning.model_fields)))
-
     def head_of(self, architecture: Architecture, task: Task) -> HeadName:
         """The head that is asked for; with a warning, the paper's if transformers has no such model."""
         native = layouts.transformers_classifier(architecture, self.head, self.pooling, task.kind)
@@ -151,14 +150,17 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
             log.warning("finetune.head is native, but %s. The head is tanh.", why)
         return "native" if native else "tanh"
 
+    def available(self, start: Artifact | None = None) -> int:
+        """The number of training rows of the task."""
+        return len(tables.read(self.definition, start).tables["train"])
+
     def rows(self, available: int) -> int:
         """The number of training rows that this run uses."""
         return max(1, round(self.share * available))
 
     def examples(self) -> int:
         """The number of examples in all epochs of training; for probes, an upper limit."""
-        rows = probes.TRAIN if self.data == "probes" else training_rows(self.own, self.data, self.task)
-        return self.epochs * self.rows(rows)
+        return self.epochs * self.rows(probes.TRAIN if self.data == "probes" else self.available())
 
 
 def described(start: Artifact) -> tuple[Architecture, int]:
@@ -167,20 +169,11 @@ def described(start: Artifact) -> tuple[Architecture, int]:
     return Architecture(**about["architecture"]), about["length"]
 
 
-@functools.cache
-def training_rows(own: Definition | None, data: str, task: str) -> int:
-    """Read a task's data and log its warnings, once. Returns the number of training rows."""
-    checked = own_data.read(own) if own else glue.read(data, task)
-    for note in checked.notes:
-        log.warning(note)
-    return len(checked.tables["train"])
-
-
 @dataclass(frozen=True)
 class Inputs:
     """A task's data as text and as token ids."""
 
-    data: glue.Data
+    data: tables.Data
     examples: "dict[str, Examples]"
     cut: dict[str, int]  # inputs longer than max_tokens, by split
     seen: dict[str, np.ndarray]  # by split, which words have a label in `examples`, if words have labels
@@ -191,11 +184,11 @@ encoding = threading.Lock()  # the first of several seeds encodes the inputs; th
 
 
 @functools.lru_cache(maxsize=len(TASKS))  # for all seeds and shares
-def encoded_inputs(identity: str, own: Definition | None, data: str, task: str, tokens: int, start: Artifact) -> Inputs:
+def encoded_inputs(identity: str, task: Definition, tokens: int, start: Artifact) -> Inputs:
     """Read and encode a task's data. `identity` has the digests of the data: a changed file is read again."""
     from model.finetuning import Examples
 
-    checked = own_data.read(own) if own else glue.read(data, task, pretrained=start)
+    checked = tables.read(task, start)
     tokenizer, examples, cut, seen, notes = load_tokenizer(start.path), {}, {}, {}, []
     for split, table in checked.tables.items():
         labels = np.array(table[LABEL].tolist()) if checked.task.kind == "multilabel" else table[LABEL].to_numpy()
@@ -206,13 +199,13 @@ def encoded_inputs(identity: str, own: Definition | None, data: str, task: str, 
         else:
             ids, longer = encode(table, tokenizer, tokens)
             unread = np.array([len(one) for one in ids]) <= 1 + len(checked.task.columns)  # [CLS] and [SEP]
-        if unread.any() and checked.task.own:
+        if unread.any():
             what = counted(len(unread), "word" if split in seen else "input")
-            notes.append(f"{task}: {unread.sum():,} of {what} of {split} have no token that the model reads.")
+            notes.append(f"{task.name}: {unread.sum():,} of {what} of {split} have no token that the model reads.")
         examples[split], cut[split] = Examples.of(ids, labels), sum(longer)
-        if cut[split] and checked.task.own:
+        if cut[split]:
             what = f"{cut[split]:,} of {counted(len(ids), 'input')} of {split}"
-            notes.append(f"{task}: {what} are cut to {tokens} tokens (finetune.max_tokens).")
+            notes.append(f"{task.name}: {what} are cut to {tokens} tokens (finetune.max_tokens).")
     for note in notes:
         log.warning(note)
     return Inputs(checked, examples, cut, seen, notes)
@@ -239,7 +232,7 @@ def encode_words(
     from model.finetuning import UNLABELLED
 
     tokenizer.enable_truncation(max_tokens)
-    encodings = tokenizer.encode_batch(table[own_data.TOKENS].map(list).tolist(), is_pretokenized=True)
+    encodings = tokenizer.encode_batch(table[tables.TOKENS].map(list).tolist(), is_pretokenized=True)
     labels, seen = [], []
     for encoding, given in zip(encodings, table[LABEL], strict=True):
         words = np.array([-1 if word is None else word for word in encoding.word_ids])
@@ -279,7 +272,7 @@ def train_and_predict(
     layers = {"head": run.head, "pooling": run.pooling, "texts": len(task.columns), "kind": task.kind}
     classifier = Classifier(encoder, task.classes, run.dropout, run.seed, **layers)
     try:
-        outcome = finetuning.finetune(classifier, training, run.finetuning(), here, run.seed, report)
+        outcome = finetuning.finetune(classifier, training, run, here, run.seed, report)
         scores = {split: finetuning.predict(classifier, given, here) for split, given in examples.items()}
         if task.own_scale:  # in float64, which the classifier isn't
             scores = {split: given * np.float64(spread) + mean for split, given in scores.items()}
@@ -315,7 +308,7 @@ def answers(inputs: Inputs, split: str, scores: np.ndarray) -> tuple[Sequence, S
 
 def write_scores(inputs: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[str, dict]:
     """Write predictions.parquet and scores.json. `raw`: scores (n, classes) by split. Returns the metrics by split."""
-    task, validation, tables = inputs.data.task, {}, []
+    task, validation, written = inputs.data.task, {}, []
     for split, scores in raw.items():
         table, (labels, predicted) = inputs.data.tables[split], answers(inputs, split, scores)
         about = metrics.scored(task, labels, predicted, inputs.examples["train"].labels)
@@ -323,10 +316,10 @@ def write_scores(inputs: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[
         rows = {"split": [split] * len(labels), "row": range(len(labels))}
         rows |= {name: pa.array(table[name], pa.large_string()) for name in task.columns}
         if task.kind == "tokens":
-            rows |= {own_data.TOKENS: table[own_data.TOKENS].map(list).tolist()}
+            rows |= {tables.TOKENS: table[tables.TOKENS].map(list).tolist()}
         rows |= {LABEL: task.in_words(labels), "prediction": task.in_words(predicted)}
-        tables.append(pa.table(rows if task.kind == "tokens" else rows | {"scores": list(scores)}))
-    pq.write_table(pa.concat_tables(tables), out / "predictions.parquet")
+        written.append(pa.table(rows if task.kind == "tokens" else rows | {"scores": list(scores)}))
+    pq.write_table(pa.concat_tables(written), out / "predictions.parquet")
     (out / "scores.json").write_text(json.dumps(validation, indent=2) + "\n")
     return validation
 
@@ -340,8 +333,8 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         raise InputError(f"finetune.max_tokens is {params.max_tokens}, {most}. Lower it.")
     with encoding:
         identity = json.dumps(params.identity()["data"], sort_keys=True)
-        inputs = encoded_inputs(identity, params.own, params.data, params.task, params.max_tokens, start)
-    task, data = inputs.data.task, inputs.data
+        inputs = encoded_inputs(identity, params.definition, params.max_tokens, start)
+    task, checked = inputs.data.task, inputs.data
     run = params.model_copy(update={"head": params.head_of(architecture, task)})
     work = run, task, start.path, inputs.examples, out
     outcome, raw, machine = runs.in_worker(train_and_predict, work, params.examples(), f"finetune {params.label()}")
@@ -355,13 +348,18 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         "head": run.head,
         "machine": machine,
         "train_examples": len(inputs.examples["train"]),
-        "official_train_examples": task.train,
+        "official_train_examples": task.sizes["train"],
         "steps": outcome.steps,
         "seconds_of_training": round(outcome.seconds, 3),
         "examples_per_second": round(outcome.examples_per_second, 1),
         "epochs": outcome.epochs,
-        "data": {"left_out": data.left_out, "shared": data.shared, "duplicates": data.duplicates, "cut": inputs.cut,
-                 "notes": data.notes + inputs.notes},
+        "data": {
+            "left_out": {"train": {"empty": checked.left_out}},
+            "shared": checked.shared,
+            "duplicates": checked.duplicates,
+            "cut": inputs.cut,
+            "notes": checked.notes + inputs.notes,
+        },
         "validation": validation,
         **task.about(),
     }  # fmt: skip

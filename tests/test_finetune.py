@@ -21,6 +21,7 @@ from model import InputError, bert, export, finetuning, machine
 from model.settings import Finetuning
 from tasks.finetune import Finetune, FinetuneRun, encode, encoding, finetune
 from tasks.glue import metrics
+from tasks.glue.own import by_name
 from tasks.glue.tasks import GLUE, TASKS
 from tasks.pretrain import Pretrain, pretrain
 from tasks.store import Artifact
@@ -127,7 +128,7 @@ def models(tmp_path_factory, toy_texts: list[str]):
 
 
 def one(data: Path, task: str, **changes) -> FinetuneRun:
-    return FinetuneRun(data=str(data), task=task, **QUICK | changes)
+    return FinetuneRun(data=str(data), task=task, definition=by_name(task, str(data)), **QUICK | changes)
 
 
 def handed(monkeypatch: pytest.MonkeyPatch, run: FinetuneRun, start: Artifact) -> dict:

@@ -1,17 +1,12 @@
 """Checks of labelled rows: sentences, classes and repetitions. Problems are reported with file and rows."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import regex
 
-from model import InputError, counted
+from model import counted
 from tasks.glue.tasks import LABEL, Task
 
-MOST_CHARACTERS = 100_000  # of a sentence; the longest of GLUE has some 4,000
 FEW = 5  # rows that are named where many are meant
 BLANK = regex.compile(r"[\s\p{Z}\p{Cc}\p{Cf}]*")  # white space, control and invisible characters, or nothing
 
@@ -29,68 +24,28 @@ def rows_of(mask: pd.Series) -> str:
     return f"{what}s {', '.join(numbers)} and {last}"
 
 
-def refuse_bytes(path: Path, where: str) -> None:
-    """Raise InputError, which names the row, for text of a Parquet file that is not UTF-8."""
-    for column, texts in zip(pq.read_schema(path), pq.ParquetFile(path).read(), strict=True):
-        if column.type in (pa.string(), pa.large_string()):
-            for row, text in enumerate(texts.cast(pa.large_binary()).to_pylist(), 1):
-                try:
-                    (text or b"").decode()
-                except UnicodeDecodeError as error:
-                    raise InputError(f"{where}: {column.name} of row {row:,} is not UTF-8 ({error.reason}).") from error
+def without_text(frame: pd.DataFrame, columns: list[str], where: str, train: bool, notes: list[str]) -> pd.Series:
+    """Whether each row has a text that is empty. A warning of such rows is added to `notes`."""
+    empty = frame[columns].map(lambda text: BLANK.fullmatch(text) is not None).any(axis=1)
+    if empty.any():
+        rows = rows_of(empty)
+        what = f"left out {rows}, without text" if train else f"a text is empty in {rows}; these rows are still scored"
+        notes.append(f"{where}: {what}.")
+    return empty
 
 
-def without_text(frame: pd.DataFrame, columns: list[str], where: str, train: bool) -> tuple[pd.Series, str]:
-    """Why each row has no sentence ("null", "empty", or "" if it has one); and a warning if there are such rows.
-
-    Raises InputError for sentences that are too long, and for null in rows that are scored.
-    """
-    for name in columns:
-        sizes = frame[name].str.len()
-        if (long := sizes > MOST_CHARACTERS).any():
-            raise InputError(
-                f"{where}: {name} is too long in {rows_of(long)}: the first has {sizes[long].iloc[0]:,.0f} characters; "
-                f"expected at most {MOST_CHARACTERS:,}. Correct or remove these rows."
-            )
-    null = frame[columns].isna().any(axis=1)
-    if null.any() and not train:
-        raise InputError(
-            f"{where} has no {' or '.join(columns)} (null) in {rows_of(null)}; "
-            "expected text in every row that is scored. Correct it."
-        )
-    empty = frame[columns].fillna("").map(lambda text: BLANK.fullmatch(text) is not None).any(axis=1) & ~null
-    reasons = pd.Series(np.select([null, empty], ["null", "empty"], ""), frame.index)
-    if not (reasons != "").any():
-        return reasons, ""
-    if not train:
-        return reasons, f"{where}: a sentence is empty in {rows_of(empty)}; these rows are still scored."
-    counts = " and ".join(
-        f"{rows.sum():,} {reason}" for reason, rows in (("null", null), ("empty", empty)) if any(rows)
-    )
-    return reasons, f"{where}: left out {rows_of(null | empty)}, without a sentence ({counts})."
-
-
-def missing_classes(labels: pd.Series, task: Task, where: str) -> list[str]:
-    """A warning about classes without an example. Raises InputError if all labels are the same."""
-    found = set(labels)
-    if len(found) == 1:
-        raise InputError(
-            f"{where}: every label is {found.pop()}; expected different ones, {task.expected}. Get it again."
-        )
-    missing = [label for number, label in enumerate(task.labels) if number not in found]
-    return [f"{where} has no example of {', '.join(missing)}."] if missing else []
-
-
-def odd_labels(name: str, task: Task, tables: dict[str, pd.DataFrame]) -> list[str]:
-    """Warnings of splits with one class only, and of numbers that differ little for their size."""
-    if task.own_scale:
-        values = tables["train"][LABEL]
-        step, spread = np.spacing(np.float32(values.abs().max())), values.std()
-        about = f"answers in steps of {step:g} (float32), but the labels differ by {spread:g}"
-        return [f"{name}: a kept model {about} only. Subtract a constant from them."] if step > spread / 100 else []
-    alike = [split for split, table in tables.items() if task.kind == "classes" and table[LABEL].nunique() == 1]
-    only = {split: task.labels[tables[split][LABEL].iloc[0]] for split in alike}
-    return [f"{name}/{split}: every label is {label}, so its score says little." for split, label in only.items()]
+def missing_classes(name: str, task: Task, tables: dict[str, pd.DataFrame]) -> list[str]:
+    """Warnings of splits without some of the classes."""
+    notes = []
+    for split, table in tables.items() if task.kind == "classes" else ():
+        found = set(table[LABEL])
+        missing = [label for place, label in enumerate(task.labels) if place not in found]
+        if len(missing) == len(task.labels) - 1:
+            only = task.labels[table[LABEL].iloc[0]]
+            notes.append(f"{name}/{split}: every label is {only}, so its score says little.")
+        elif missing:
+            notes.append(f"{name}/{split} has no example of {', '.join(missing[:FEW])}.")
+    return notes
 
 
 def repeated(name: str, task: Task, tables: dict[str, pd.DataFrame]) -> tuple[int, dict[str, int], list[str]]:

@@ -1,145 +1,155 @@
-"""GLUE's data: finding the files of a task's splits, which are then read as those of one's own tasks are.
+"""Finding the files of labelled data, by split: GLUE's, and those of one's own tasks.
 
-They come from the hub (nyu-mll/glue at a fixed commit, in the cache that `load_dataset` uses too) or from a folder with
-the same columns (Parquet or TSV). Probes are made from the held-out documents of a pretrained artifact.
+GLUE's come from the hub (nyu-mll/glue at a fixed commit, in the cache of `load_dataset` too) or from a folder with
+the same columns (Parquet or TSV); those of one's own from wherever `datasets` finds them, and from CoNLL files.
 """
 
 import functools
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from model import InputError
 from tasks.corpus import hub, local
+from tasks.corpus.streams import Split
 from tasks.glue import probes
 from tasks.glue.own import Definition
-from tasks.glue.own_data import Data, Piece, compared, piece_of, whole
 from tasks.glue.tasks import GLUE, HUB_GLUE, TASKS, evaluation_splits, training_splits
-from tasks.store import Artifact
 
+VERSION = 2  # raise it when the same files give other tables: it enters the keys of the runs of one's own tasks
+CONLL = (".conll", ".iob", ".iob2", ".bio", ".bioes", ".txt")  # endings of files with a token and its tag on each line
+SPLITS = {"train": "train", "validation": "validation|valid|val|dev", "test": "test|eval"}  # words in files' names
 HUB_SECONDS = 10  # to wait for an answer of the hub
 log = logging.getLogger(__name__)
 
 
-def read(data: str, task: str, pretrained: Artifact | None = None) -> Data:
-    """Fetch, read and check a task's data. Probes are made from `pretrained`.
-
-    Raises InputError for data that can't be trained on or scored.
-    """
-    if data == "probes":
-        return compared(task, TASKS[task], probes.make(task, pretrained), [], {})
-    files = find_splits(data, task)
-    return whole(task, TASKS[task], [piece for split in files for piece in pieces_of(files[split], task, split)], [])
-
-
-def pieces_of(paths: list[Path], task: str, split: str) -> Iterator[Piece]:
-    """The files of a split, read. `split` "": without labels."""
-    own = Definition.model_construct(name=task, kind=TASKS[task].kind)  # a task of the table is read as one's own
-    return (piece_of(own, split, path, {}) for path in paths)
-
-
-def sentences(paths: list[Path], task: str) -> Iterator[tuple[str, int, list[str]]]:
-    """The sentences of a split, which decontamination looks for, by file: column, row of the first, texts.
-
-    Raises InputError if a file lacks a column of the task, or if a column isn't text.
-    """
-    row = 0
-    for piece in pieces_of(paths, task, ""):
-        for name in TASKS[task].columns:
-            yield name, row, piece.table[name].fillna("").tolist()
-        row += len(piece.table)
-
-
-def identity(data: str, task: str) -> dict:
-    """What identifies the data in a key, wherever it lies: digests of local files, or the hub's revision."""
-    if data == "probes":
+def identity(task: Definition) -> dict:
+    """What identifies the data in a key, wherever it lies: the digests or revision; of one's own, how it is read."""
+    if task.data == "probes":
         return {"probes": probes.VERSION}
-    if data == HUB_GLUE.repository:
-        return {"repository": HUB_GLUE.repository, "revision": HUB_GLUE.revision}
-    return {split: [local.file_digest(path) for path in paths] for split, paths in find_splits(data, task).items()}
+    fields = {"text", "pair", "label", "kind", "metric", "validation", "encoding"}
+    about = {"own": VERSION} | task.model_dump(include=fields, exclude_defaults=True)
+    if repository := task.repository():
+        place = {"repository": repository, "revision": hub.commit(task.source())}
+        return place if task.named else about | place | {"config": task.config}
+    files, features = splits_of(task)
+    if task.named:
+        return {split: [local.file_digest(path) for path in paths] for split, paths in files.items()}
+    digests = {split: [local.file_digest(path) + path.suffix for path in paths] for split, paths in files.items()}
+    return about | {"splits": digests} | ({"features": features} if features else {})
 
 
-# Finding the files
+def splits_of(task: Definition) -> tuple[dict[str, list[Path]], dict]:
+    """The files of each split, fetched if they are on the hub; and the features that the data set declares, if any.
 
-
-def split_files(folder: Path, task: str, split: str) -> list[Path]:
-    """The files of one split in a local GLUE folder: one file, Parquet shards, or none.
-
-    Raises InputError for missing shards, for a split that is there twice, and for folders that can't be read.
+    Raises InputError for a folder or data set without files that can be read.
     """
+    if task.named:
+        return find_splits(task.data, task.name), {}
+    path, repository = Path(task.data).expanduser(), task.repository()
+    if not repository and not path.is_dir():
+        return {"train": [path]}, {}
+    conll = [] if repository else [p for p in sorted(path.iterdir()) if p.suffix.lower() in CONLL[:-1]]
+    if conll:  # which `datasets` doesn't know
+        words = {split: re.compile(rf"(?<![a-z])({names})(?![a-z])") for split, names in SPLITS.items()}
+        files = {split: [p for p in conll if name.search(p.stem.lower())] for split, name in words.items()}
+        return {split: paths for split, paths in files.items() if paths}, {}
+    from datasets import load_dataset_builder
+
+    commit = hub.commit(task.source()) if repository else None
     try:
-        own = [path for name in (f"{split}.parquet", f"{split}.tsv") if (path := folder / task / name).is_file()]
-        shards = sorted(path for path in (folder / task).glob(f"{split}-*.parquet") if path.is_file())
-    except OSError as error:
-        raise local.unreadable(folder / task, error) from error
-    if len(own) + bool(shards) > 1:
-        raise InputError(
-            f"{folder / task} has {' and '.join(path.name for path in (*own, *shards[:1]))}. "
-            f"Expected {split} once, as one file or as Parquet shards; remove the others."
-        )
-    expected = {int(match[1]) for path in shards if (match := re.search(r"-of-(\d+)$", path.stem))}
-    if expected and expected != {len(shards)}:
-        raise InputError(
-            f"{folder / task} has {len(shards)} of {max(expected)} shards of {split}, from {shards[0].name} to "
-            f"{shards[-1].name}. Expected as many as their names say; get the missing ones, or remove others."
-        )
-    return own or shards
+        builder = load_dataset_builder(repository or str(path), task.config or None, revision=commit)
+    except Exception as problem:  # of `datasets`, of the hub's client, of httpx and of sockets
+        error = Split(task.data, task.config, "", task.revision).refusal(problem, task.source().instead)
+        raise type(error)(f"{task.name}: {error}") from problem
+    start, files = f"hf://datasets/{repository}@{commit}/", {}
+    for split, of_split in (builder.config.data_files or {}).items():
+        names = [str(file).removeprefix(start) for file in of_split]
+        files[str(split)] = [fetched(task.source(), name) if repository else Path(name) for name in names]
+    return files, builder.info.features.to_dict() if builder.info.features else {}
 
 
-def find_splits(data: str, task: str) -> dict[str, list[Path]]:
-    """The files of each split of a task, fetched if they are on the hub. Raises InputError if a split is missing."""
-    splits, folder = training_splits(task), Path(data).expanduser()
-    if data == HUB_GLUE.repository:
-        return {split: [hub_file(task, split)] for split in splits}
-    files = {split: split_files(folder, task, split) for split in splits}
-    if missing := next((split for split, paths in files.items() if not paths), None):
-        try:
-            present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
-        except OSError as error:
-            raise local.unreadable(folder, error) from error
-        raise InputError(
-            f"{folder} has no {task}/{missing}.parquet, {task}/{missing}-*.parquet or {task}/{missing}.tsv (folders "
-            f"there: {present or 'none'}). Expected the data of {HUB_GLUE.repository}; correct finetune.data, "
-            f"or leave {task} out of finetune.tasks."
-        )
-    return files
+# The hub
 
 
 @functools.cache
-def hub_problem() -> str:
+def hub_problem(source: hub.Source) -> str:
     """Why the hub can't be reached, or an empty string: one quick request, where its client would retry for 30 s."""
     from huggingface_hub import HfApi
 
     try:
-        HfApi().dataset_info(HUB_GLUE.repository, revision=HUB_GLUE.revision, timeout=HUB_SECONDS)
+        HfApi().dataset_info(source.repository, revision=source.revision or None, timeout=HUB_SECONDS)
     except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
-        return str(hub.error(HUB_GLUE.repository, problem, HUB_GLUE.instead))
+        return str(hub.error(source.repository, problem, source.instead))
     return ""
 
 
 # Not load_dataset(repository, task): without a network it takes the revision that it prepared last, whichever it is.
 @functools.cache  # asked once before the model is trained, and not again by the runs a day later
-def hub_file(task: str, split: str) -> Path:
-    """A split's file from the cache of the hub's client, which names a file by its digest, or from the hub."""
+def fetched(source: hub.Source, name: str) -> Path:
+    """A file from the cache of the hub's client, which names a file by its digest, or from the hub."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    name, about = f"{task}/{split}-00000-of-00001.parquet", {"repo_type": "dataset", "revision": HUB_GLUE.revision}
+    about = {"repo_type": "dataset", "revision": hub.commit(source)}
     for again in (False, True):
-        known = try_to_load_from_cache(HUB_GLUE.repository, name, **about)
-        if (again or not isinstance(known, str)) and (problem := hub_problem()):
+        known = try_to_load_from_cache(source.repository, name, **about)
+        if (again or not isinstance(known, str)) and (problem := hub_problem(source)):
             raise InputError(problem)
         try:
-            path = Path(hf_hub_download(HUB_GLUE.repository, name, force_download=again, **about))
+            path = Path(hf_hub_download(source.repository, name, force_download=again, **about))
         except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
-            raise InputError(f"{name}: {hub.error(HUB_GLUE.repository, problem, HUB_GLUE.instead)}") from problem
+            raise InputError(f"{name}: {hub.error(source.repository, problem, source.instead)}") from problem
         digest = path.resolve().name
-        if not path.is_symlink() or hub.digest(path, digest) == digest:
+        if len(digest) != 64 or local.file_digest(path) == digest:  # another name is no SHA-256
             return path
         log.warning("%s does not have the hub's digest; it is downloaded again.", path)
-    raise InputError(
-        f"{name} of {HUB_GLUE.repository} arrived damaged. Check HF_ENDPOINT and any proxy, and run again."
+    raise InputError(f"{name} of {source.repository} arrived damaged. Check HF_ENDPOINT and any proxy, and run again.")
+
+
+# GLUE's files
+
+
+def split_files(data: str, task: str, split: str) -> list[Path]:
+    """The files of one split: fetched from the hub; or in a local folder one file, Parquet shards, or none.
+
+    Raises InputError for a split that is there twice, and for folders that can't be read.
+    """
+    if data == HUB_GLUE.repository:
+        return [fetched(HUB_GLUE, f"{task}/{split}-00000-of-00001.parquet")]
+    folder = Path(data).expanduser() / task
+    try:
+        own = [path for name in (f"{split}.parquet", f"{split}.tsv") if (path := folder / name).is_file()]
+        shards = sorted(path for path in folder.glob(f"{split}-*.parquet") if path.is_file())
+    except OSError as error:
+        raise local.unreadable(folder, error) from error
+    if len(own) + bool(shards) > 1:
+        raise InputError(
+            f"{folder} has {' and '.join(path.name for path in (*own, *shards[:1]))}. "
+            f"Expected {split} once, as one file or as Parquet shards; remove the others."
+        )
+    return own or shards
+
+
+def absent(data: str, what: str) -> InputError:
+    """What to tell the user of a folder without files of GLUE."""
+    folder = Path(data).expanduser()
+    try:
+        present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
+    except OSError as error:
+        return local.unreadable(folder, error)
+    return InputError(
+        f"{folder} has no {what} (.parquet, -*.parquet or .tsv; folders there: {present or 'none'}). Expected the data "
+        f"of {HUB_GLUE.repository}; correct finetune.data (or decontaminate.data), or omit tasks in finetune.tasks."
     )
+
+
+def find_splits(data: str, task: str) -> dict[str, list[Path]]:
+    """The files of each split of a task, fetched if they are on the hub. Raises InputError if a split is missing."""
+    files = {split: split_files(data, task, split) for split in training_splits(task)}
+    if missing := next((split for split, paths in files.items() if not paths), None):
+        raise absent(data, f"{task}/{missing}")
+    return files
 
 
 @functools.cache  # the answer enters a key, so it must stay the same throughout a run
@@ -149,9 +159,10 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
     Empty, with a warning, if one is not available. If the hub can't be reached at all, the stages that need it say so.
     """
     try:
-        return {(task, split): [hub_file(task, split)] for task in (*GLUE, "wnli") for split in evaluation_splits(task)}
+        splits = [(task, split) for task in (*GLUE, "wnli") for split in evaluation_splits(task)]
+        return {one: split_files(HUB_GLUE.repository, *one) for one in splits}
     except InputError as error:
-        if not hub_problem():
+        if not hub_problem(HUB_GLUE):
             log.warning("%s Decontamination is skipped: it takes all validation and test splits, or none.", error)
         return {}
 
@@ -162,18 +173,14 @@ def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, lis
     From the hub: all or none. From a folder: those in it, where test splits and whole tasks may be missing.
     Raises InputError for a folder that has none.
     """
-    folder, files = Path(data).expanduser(), {}
+    files, on_hub = {}, data == HUB_GLUE.repository
     for task in (name for name in TASKS if name in tasks):
-        if data == HUB_GLUE.repository:
-            splits = {split: hub_evaluation().get((task, split)) for split in evaluation_splits(task)}
-        else:
-            splits = {split: split_files(folder, task, split) for split in evaluation_splits(task)}
+        splits = {
+            split: hub_evaluation().get((task, split)) if on_hub else split_files(data, task, split)
+            for split in evaluation_splits(task)
+        }
         if available := {split: paths for split, paths in splits.items() if paths}:
             files[task] = available
-    if not files and data != HUB_GLUE.repository:
-        raise InputError(
-            f"{folder} {'has no' if folder.is_dir() else 'is no directory with'} <task>/validation.parquet or "
-            f"<task>/test.parquet (or .tsv) of {', '.join(tasks)}. Expected the files of {HUB_GLUE.repository}; "
-            "correct finetune.data (or decontaminate.data)."
-        )
+    if not files and not on_hub:
+        raise absent(data, f"<task>/validation or <task>/test of {', '.join(tasks)}")
     return files

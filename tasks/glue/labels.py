@@ -1,6 +1,5 @@
 """Labels: values of any type to words, and words to the numbers of classes; and the files that only tasks have."""
 
-import codecs
 import math
 import re
 from collections import Counter
@@ -12,14 +11,12 @@ import numpy as np
 
 from model import InputError, counted
 from model.settings import Kind
-from tasks.corpus.rows import Loss
 from tasks.glue.own import METRICS, Definition
 from tasks.glue.tasks import Task
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CONLL = (".conll", ".iob", ".iob2", ".bio", ".bioes", ".txt")  # endings of files with a token and its tag on each line
 MOST_NUMBERS = 50  # different numbers that are taken for classes; more are a measure
 COMMENT = re.compile(r"#(?: \w.*| ?\w+ ?)=")  # above a sentence of a CoNLL file, as `# id = 1`
 SEPARATORS = str.maketrans(";|", ",,")  # between several labels in one string
@@ -58,51 +55,42 @@ def word(value: Any, names: Sequence[str]) -> str | None:
     """The name of a class: a string, a boolean, or a number, perhaps a place in `names`. None if there is none."""
     if isinstance(value, bool | np.bool_):
         return str(value).lower()
-    if number(value).is_integer() and not isinstance(value, str):
-        place = int(value)
+    is_name = isinstance(value, str) and (not names or value.strip() in names)
+    if number(value).is_integer() and not is_name:
+        place = int(number(value) if isinstance(value, str) else value)
         return names[place] if 0 <= place < len(names) else None if names and place == -1 else str(place)
     return None if value is None or value != value else str(value).strip() or None
 
 
-def worded(given: "pd.Series", kind: Kind, names: Sequence[str], where: str) -> "pd.Series":
+def worded(given: "pd.Series", own: Definition, names: Sequence[str], where: str) -> "pd.Series":
     """The labels as words, as tuples of words, or as numbers for a regression; None where there is none.
 
-    Raises InputError for a list in place of one label or the other way round, and for words in place of numbers.
+    Raises InputError for a list in place of one label or the other way round, for words in place of numbers, and for
+    labels that a task of the table doesn't have.
     """
-    what, help_ = "the label", "correct it, or set label or kind of the task (finetune.tasks)"
+    what, help_ = "the label", f"correct it{own.advice('label or kind')}"
 
     def made(of_value: Callable[[Any], Any], values: Iterable = given) -> "pd.Series":
         return type(given)(list(map(of_value, values)), given.index, object)  # `map` would make nan of None
 
-    if kind == "tokens":
+    if own.kind == "tokens":
         refuse(given, what, where, lambda value: value is None or is_list(value), f"a list of tags; {help_}")
         return made(lambda tags: tags if tags is None else tuple(as_bioes(word(tag, names)) for tag in tags))
-    if kind == "multilabel":
+    if own.kind == "multilabel":
         several = made(lambda value: value.translate(SEPARATORS).split(",") if isinstance(value, str) else value)
         several = made(lambda value: value if value is None or is_list(value) else [value], several)
         return made(lambda v: v if v is None else tuple(filter(None, (word(one, names) for one in v))), several)
     refuse(given, what, where, lambda value: not (is_list(value) or isinstance(value, dict)), f"one label; {help_}")
-    if kind == "classes":
-        return made(lambda value: word(value, names))
-    numbers = f"a number (with a point, not a comma), {LARGEST:g} at most; {help_}"
-    refuse(given, what, where, lambda value: not word(value, ()) or abs(number(value)) <= LARGEST, numbers)
-    return made(lambda value: number(value) if word(value, ()) else None)
-
-
-def of_row(given: "pd.Series", task: Task, where: str, tsv: bool) -> "pd.Series":
-    """As `worded`, for a task of the table: names of classes or numbers, which only a TSV file has as text.
-
-    Raises InputError for any others.
-    """
-    if tsv:
-        given = given.map(lambda text: text if math.isnan(number(text)) else number(text)).astype(object)
-    if task.labels:
-        words = given.map(lambda value: word(value, task.labels))
-        fits = words.isin(task.labels)
+    if own.kind == "classes":
+        words = made(lambda value: word(value, names))
     else:
-        words = given.map(lambda value: math.nan if isinstance(value, str) else number(value))
-        fits = words.between(0, 5)
-    refuse(given, "the label", where, fits, f"{task.expected} (-1 marks the unlabelled test split)")
+        numbers = f"a number (with a point, not a comma), {LARGEST:g} at most; {help_}"
+        refuse(given, what, where, lambda value: not word(value, ()) or abs(number(value)) <= LARGEST, numbers)
+        words = made(lambda value: number(value) if word(value, ()) else None)
+    if own.named:
+        fits = words.isin(names) if names else words.astype(float).between(0, 5)
+        known = " or ".join(f"{place} ({name})" for place, name in enumerate(names)) or "a number from 0 to 5"
+        refuse(given, what, where, fits, f"{known} (-1 marks the unlabelled test split)")
     return words
 
 
@@ -200,24 +188,3 @@ def sentences(path: Path, where: str) -> Iterator[tuple[int, dict]]:
             )
         elif not blank:
             pairs.append((fields[0].strip(" "), fields[-1].strip(" ")))
-
-
-def lines(path: Path, where: str) -> Iterator[tuple[int, dict] | Loss]:
-    """The lines of a TSV file by the names in its first one, as GLUE has them: quotes are characters.
-
-    Raises InputError if a name occurs twice.
-    """
-    data = path.read_bytes().removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
-    names = [name.strip() for name in data[0].decode(errors="replace").split("\t")]
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise InputError(f"{where} has several columns named {twice[0]}; expected one.")
-    for place, line in enumerate(data[1:], 2):
-        try:
-            fields = line.decode().split("\t")
-        except UnicodeDecodeError as error:
-            yield Loss(where, place, f"not UTF-8 ({error.reason})")
-            continue
-        if len(fields) == len(names):
-            yield place, dict(zip(names, fields, strict=True))
-        else:
-            yield Loss(where, place, f"it has {counted(len(fields), 'field')}, but {len(names)} columns are named")

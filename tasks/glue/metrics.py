@@ -5,6 +5,7 @@ All scores are in percent, -100 to 100. A metric that is undefined is reported a
 
 import functools
 import statistics
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -44,24 +45,23 @@ DRAWN_AT_ONCE = 1 << 15  # examples, so that arrays fit in a processor's cache
 
 def score(metric: str, labels: np.ndarray, predictions: np.ndarray) -> float:
     """A GLUE metric, in [-100, 100]; 0 where it is undefined (see `note`)."""
-    from scipy import stats
     from sklearn import metrics
 
     if note(metric, labels, predictions):
         return 0.0
+    if metric in CORRELATIONS:
+        return float(CORRELATIONS[metric](labels, predictions))
     functions = {
         "accuracy": metrics.accuracy_score,
         "f1": metrics.f1_score,
         "macro_f1": functools.partial(metrics.f1_score, average="macro", zero_division=0),
         "matthews": metrics.matthews_corrcoef,
-        "pearson": lambda x, y: stats.pearsonr(_centred(x), _centred(y)).statistic,
-        "spearman": lambda x, y: stats.spearmanr(x, y).statistic,
     }
     return 100 * float(functions[metric](labels, predictions))
 
 
-def note(metric: str, labels: np.ndarray, predictions: np.ndarray) -> str | None:
-    """Why a metric is undefined, and therefore reported as 0; None if it is defined."""
+def note(metric: str, labels: np.ndarray, predictions: np.ndarray, positive: str = "1") -> str | None:
+    """Why a metric is undefined, and therefore reported as 0; None if it is defined. `positive`: name of class 1."""
     undefined = f"{NAMES[metric]} is undefined and reported as 0"
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     if wrong := int(np.count_nonzero(~np.isfinite(predictions))):
@@ -73,41 +73,25 @@ def note(metric: str, labels: np.ndarray, predictions: np.ndarray) -> str | None
     if metric == "f1":
         for what, values in (("is predicted to be", predictions), ("is", labels)):
             if not (values == 1).any():
-                return f"None of {counted(len(values), 'example')} {what} of class 1: {undefined}."
+                return f"None of {counted(len(values), 'example')} {what} of class {positive}: {undefined}."
     return None
 
 
-def baseline(metric: str, labels: np.ndarray, train_labels: np.ndarray, task: Task) -> float:
-    """The best score of a constant answer: one class for all examples, or the mean of the training labels."""
-    constants = [train_labels.mean()] if task.classes == 1 else range(task.classes)
-    return max(score(metric, labels, np.full(len(labels), constant)) for constant in constants)
-
-
-def bootstrap(
-    metric: str, labels: np.ndarray, predictions: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
-) -> list[float]:
-    """The 95 % interval of a score [low, high]: percentiles over resamples of the examples."""
-    return [float(end) for end in np.percentile(resampled(metric, labels, predictions, resamples, seed), INTERVAL)]
-
-
-def resampled(
-    metric: str, labels: np.ndarray, predictions: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
-) -> np.ndarray:
-    """The scores (resamples,) of examples drawn with replacement; 0 where a draw leaves the metric undefined."""
+def resampled(metric: str, labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+    """The scores (RESAMPLES,) of examples drawn with replacement; 0 where a draw leaves the metric undefined."""
     from scipy import stats
 
-    random, labels, predictions = np.random.default_rng(seed), np.asarray(labels), np.asarray(predictions)
+    random, labels, predictions = np.random.default_rng(0), np.asarray(labels), np.asarray(predictions)
     if note(metric, labels, predictions):
-        return np.zeros(resamples)
+        return np.zeros(RESAMPLES)
     if metric in CORRELATIONS:
-        pairs = (labels, predictions) if metric == "spearman" else (_centred(labels), _centred(predictions))
-        options = {"paired": True, "vectorized": True, "method": "percentile", "n_resamples": resamples, "rng": random}
-        batch = max(1, DRAWN_AT_ONCE // len(labels))
-        return stats.bootstrap(pairs, CORRELATIONS[metric], batch=batch, **options).bootstrap_distribution
+        options = {"paired": True, "vectorized": True, "method": "percentile", "n_resamples": RESAMPLES, "rng": random}
+        options["batch"] = max(1, DRAWN_AT_ONCE // len(labels))
+        return stats.bootstrap((labels, predictions), CORRELATIONS[metric], **options).bootstrap_distribution
     # Resampling rows is the same as drawing confusion tables, which takes 3 ms on QQP where SciPy takes 0.6 s.
     counts = confusion(labels, predictions)
-    drawn = random.multinomial(len(labels), counts.ravel() / len(labels), size=resamples)
-    return from_counts(metric, drawn.reshape(resamples, *counts.shape))
+    drawn = random.multinomial(len(labels), counts.ravel() / len(labels), size=RESAMPLES)
+    return from_counts(metric, drawn.reshape(RESAMPLES, *counts.shape))
 
 
 def confusion(labels: np.ndarray, predictions: np.ndarray, classes: int = 2) -> np.ndarray:
@@ -120,33 +104,25 @@ def confusion(labels: np.ndarray, predictions: np.ndarray, classes: int = 2) -> 
 def from_counts(metric: str, counts: np.ndarray) -> np.ndarray:
     """The scores (...) of confusion tables (..., classes, classes); 0 where the metric is undefined."""
     counts = counts.astype(float)  # products of four counts overflow integers
-    right, total = np.trace(counts, axis1=-2, axis2=-1), counts.sum((-2, -1))
-    if metric == "accuracy":
-        return 100 * right / total
-    true, predicted = counts.sum(-1), counts.sum(-2)
-    if metric == "macro_f1":
-        return from_parts(metric, np.stack([np.diagonal(counts, axis1=-2, axis2=-1), true, predicted], axis=-1))
-    if metric == "f1":
-        numerator, denominator = 2 * counts[..., 1, 1], true[..., 1] + predicted[..., 1]
-    else:  # Matthews, of any number of classes: Gorodkin 2004, equation 8
+    right, true, predicted = np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1), counts.sum(-2)
+    if metric == "matthews":  # of any number of classes: Gorodkin 2004, equation 8
+        right, total = right.sum(-1), true.sum(-1)
         numerator = right * total - (true * predicted).sum(-1)
         denominator = np.sqrt((total**2 - (true**2).sum(-1)) * (total**2 - (predicted**2).sum(-1)))
-    return 100 * np.divide(numerator, denominator, out=np.zeros_like(total), where=denominator > 0)
-
-
-def _centred(values: np.ndarray) -> np.ndarray:
-    """The values minus their mean, with the same correlations: SciPy warns if values far from zero differ little."""
-    values = np.asarray(values, dtype=float)
-    return values - values.mean()
+        return 100 * np.divide(numerator, denominator, out=np.zeros_like(total), where=denominator > 0)
+    parts = np.stack([right, true, predicted], axis=-1)
+    return from_parts(metric, {"accuracy": parts.sum(-2), "f1": parts[..., 1, :], "macro_f1": parts}[metric])
 
 
 def _pearson(x_RN: np.ndarray, y_RN: np.ndarray, axis: int = -1) -> np.ndarray:
     """Pearson's correlation (R,) of each resample, in percent; 0 where x or y is constant."""
-    varies = (np.ptp(x_RN, axis) > 0) & (np.ptp(y_RN, axis) > 0)
-    x_RN, y_RN = (values - values.mean(axis, keepdims=True) for values in (x_RN, y_RN))
-    covariance, *variances = (np.einsum("...n,...n", a, b) for a, b in ((x_RN, y_RN), (x_RN, x_RN), (y_RN, y_RN)))
-    spread = np.sqrt(variances[0]) * np.sqrt(variances[1])
-    return 100 * np.divide(covariance, spread, out=np.zeros_like(spread), where=varies & (spread > 0))
+    from scipy import stats
+
+    # SciPy warns if values far from zero differ little
+    centred = (np.subtract(values, np.mean(values, axis, float, keepdims=True)) for values in (x_RN, y_RN))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.ConstantInputWarning)
+        return 100 * np.nan_to_num(stats.pearsonr(*centred, axis=axis).statistic)
 
 
 def _spearman(x_RN: np.ndarray, y_RN: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -159,28 +135,37 @@ def _spearman(x_RN: np.ndarray, y_RN: np.ndarray, axis: int = -1) -> np.ndarray:
 CORRELATIONS = {"pearson": _pearson, "spearman": _spearman}  # for whole arrays of resamples
 
 
-def scored(task: Task, labels: np.ndarray, predictions: np.ndarray, train_labels: np.ndarray) -> dict:
+def scored(task: Task, labels: Sequence, predictions: Sequence, train_labels: np.ndarray) -> dict:
     """Metrics of predictions with intervals and notes, the metrics of the majority baseline, and the confusion table.
 
-    The confusion table has true classes as rows and predicted ones as columns; it is None for a regression.
+    `labels`, `predictions`: numbers; or an array of tags for each sentence, or of 0 and 1 for each row. The confusion
+    table has true classes as rows and predicted ones as columns; it is None for a regression and for multilabel.
     """
-    if task.kind in ("tokens", "multilabel"):
-        return scored_by_parts(task, labels, predictions, train_labels)
-    table = None if task.classes == 1 else confusion(labels, predictions, task.classes).tolist()
+    of_parts, flat = task.kind in ("tokens", "multilabel"), [labels, predictions]
+    if task.kind == "tokens":
+        flat = [np.concatenate(given) for given in flat]
+    table = confusion(*flat, task.classes).tolist() if task.kind in ("classes", "tokens") else None
     if task.positive == 0:  # all metrics of two classes but F1 are the same with the classes exchanged
         labels, predictions, train_labels = (1 - given for given in (labels, predictions, train_labels))
-    notes = [note(metric, labels, predictions) for metric in task.metrics]
-    if task.own and task.classes == 2:
-        notes = [sentence and sentence.replace("class 1", f"class {task.labels[task.positive]}") for sentence in notes]
-    return {
-        "metrics": {metric: round(score(metric, labels, predictions), 4) for metric in task.metrics},
-        "intervals": {
-            metric: [round(end, 4) for end in bootstrap(metric, labels, predictions)] for metric in task.metrics
-        },
-        "notes": [sentence for sentence in notes if sentence],
-        "majority": {metric: round(baseline(metric, labels, train_labels, task), 4) for metric in task.metrics},
-        "confusion": table,
-    }
+    positive = task.labels[task.positive] if task.labels else ""
+    about: dict = {"metrics": {}, "intervals": {}, "notes": [], "majority": {}, "confusion": table}
+    for metric in task.metrics:
+        value, draws, simple = (by_parts if of_parts else by_examples)(metric, task, labels, predictions, train_labels)
+        about["metrics"][metric] = round(value, 4)
+        about["intervals"][metric] = [round(float(end), 4) for end in np.percentile(draws, INTERVAL)]
+        about["majority"][metric] = round(simple, 4)
+        if not of_parts and (why := note(metric, labels, predictions, positive)):
+            about["notes"].append(why)
+    return about
+
+
+def by_examples(
+    metric: str, task: Task, labels: np.ndarray, predictions: np.ndarray, train_labels: np.ndarray
+) -> tuple[float, np.ndarray, float]:
+    """A score, those of resamples, and the best one of a constant answer: a class, or the mean of the training data."""
+    constants = [train_labels.mean()] if task.kind == "regression" else range(task.classes)
+    simple = max(score(metric, labels, np.full(len(labels), constant)) for constant in constants)
+    return score(metric, labels, predictions), resampled(metric, labels, predictions), simple
 
 
 def parts_of(metric: str, task: Task, labels: Sequence[np.ndarray], predictions: Sequence[np.ndarray]) -> np.ndarray:
@@ -214,32 +199,26 @@ def usual_tag(labels: np.ndarray) -> int:
     return int(np.bincount(labels[labels >= 0]).argmax())
 
 
-def scored_by_parts(
-    task: Task, labels: Sequence[np.ndarray], predictions: Sequence[np.ndarray], train_labels: np.ndarray
-) -> dict:
-    """As `scored`, for sentences with an array of tags each, or rows of 0 and 1: these are drawn for the intervals.
+def by_parts(
+    metric: str, task: Task, labels: Sequence[np.ndarray], predictions: Sequence[np.ndarray], train_labels: np.ndarray
+) -> tuple[float, np.ndarray, float]:
+    """As `by_examples`, for sentences or rows with several labels: these are drawn.
 
-    The baseline answers the most frequent tag; or the same labels in all rows, as many of the most frequent as is best.
+    The constant answer is the most frequent tag; or the same labels in all rows, as many of the most frequent as is
+    best.
     """
     if task.kind == "tokens":
-        tag, flat = usual_tag(train_labels), [np.concatenate(given) for given in (labels, predictions)]
-        constants = [[np.full(len(given), tag) for given in labels]]
+        constants = [[np.full(len(given), usual_tag(train_labels)) for given in labels]]
     else:
         ranks = np.argsort(np.argsort(-train_labels.sum(0), kind="stable"))
         constants = [np.tile(ranks < most, (len(labels), 1)) for most in range(1, task.classes + 1)]
-    about: dict = {"metrics": {}, "intervals": {}, "notes": [], "majority": {}}
-    for metric in task.metrics:
-        counts, random = parts_of(metric, task, labels, predictions).astype(float), np.random.default_rng(0)
-        resampled = []
-        for _ in range(RESAMPLES // BY_PARTS):
-            rows = random.integers(len(counts), size=(BY_PARTS, len(counts)))
-            times = np.stack([np.bincount(drawn, minlength=len(counts)) for drawn in rows])  # each is drawn
-            resampled.append(from_parts(metric, np.tensordot(times.astype(float), counts, 1)))
-        simple = [from_parts(metric, parts_of(metric, task, labels, given).sum(0)) for given in constants]
-        about["metrics"][metric] = round(float(from_parts(metric, counts.sum(0))), 4)
-        about["intervals"][metric] = [round(float(end), 4) for end in np.percentile(resampled, INTERVAL)]
-        about["majority"][metric] = round(float(max(simple)), 4)
-    return about | {"confusion": confusion(*flat, task.classes).tolist() if task.kind == "tokens" else None}
+    simple = max(float(from_parts(metric, parts_of(metric, task, labels, given).sum(0))) for given in constants)
+    counts, random, draws = parts_of(metric, task, labels, predictions).astype(float), np.random.default_rng(0), []
+    for _ in range(RESAMPLES // BY_PARTS):
+        rows = random.integers(len(counts), size=(BY_PARTS, len(counts)))
+        times = np.stack([np.bincount(drawn, minlength=len(counts)) for drawn in rows])  # each is drawn
+        draws.append(from_parts(metric, np.tensordot(times.astype(float), counts, 1)))
+    return float(from_parts(metric, counts.sum(0))), np.concatenate(draws), simple
 
 
 def beats(about: Mapping, metric: str) -> bool:

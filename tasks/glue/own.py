@@ -1,7 +1,8 @@
-"""Tasks of one's own: the definitions in finetune.tasks."""
+"""Definitions of tasks: those of one's own in finetune.tasks, and the same of a task of the table."""
 
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,9 +10,9 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from model import InputError
 from model.settings import Finetuning, Kind
-from tasks.corpus import hub, local
+from tasks.corpus import hub
 from tasks.corpus.containers import Encoding
-from tasks.glue.tasks import TASKS
+from tasks.glue.tasks import HUB_GLUE, LABEL, TASKS
 
 METRICS: dict[Kind, tuple[str, ...]] = {  # those that can be asked for; the first two are the usual ones
     "classes": ("accuracy", "macro_f1", "matthews", "f1"),
@@ -19,6 +20,7 @@ METRICS: dict[Kind, tuple[str, ...]] = {  # those that can be asked for; the fir
     "multilabel": ("micro_f1",),
     "tokens": ("span_f1", "accuracy", "macro_f1"),
 }
+MetricName = Literal[*chain.from_iterable(METRICS.values())]
 FILE = re.compile(r"[./~].*|.*\.[A-Za-z]\w{1,6}")  # what is no name of a data set, but that of a file
 RESERVED = {*TASKS, *(task.title for task in TASKS.values()), "all", "average"}  # names of rows and columns
 NAMED, DEFINED = TAGS = ("a name", "a definition")  # in the places of errors
@@ -44,8 +46,8 @@ class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         description="What a label is. classes: one class. regression: a number. multilabel: several classes. tokens: a "
         "tag for each token.",
     )
-    metric: Literal["accuracy", "macro_f1", "matthews", "f1", "pearson", "spearman", "micro_f1", "span_f1"] | None = (
-        Field(None, description="The score. null: accuracy, Pearson's correlation, micro F1 or span F1, by the kind.")
+    metric: MetricName | None = Field(
+        None, description="The score. null: accuracy, Pearson's correlation, micro F1 or span F1, by the kind."
     )
     validation: float = Field(
         0.1,
@@ -76,9 +78,20 @@ class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         """The settings of training that are the task's own."""
         return {name: value for name in Finetuning.model_fields if (value := getattr(self, name, None)) is not None}
 
+    @property
+    def named(self) -> bool:
+        """Whether it is a task of the table, asked for by its name; see `by_name`."""
+        return self.name in TASKS
+
+    def advice(self, fields: str) -> str:
+        """The end of a sentence: what in the definition may be wrong; nothing if the user gave but a name."""
+        return "" if self.named else f", or set {fields} of the task (finetune.tasks)"
+
     def repository(self) -> str:
         """The name of the hub's data set; empty for local data. Raises InputError if there is no such file."""
-        if local.mode_of(Path(self.data).expanduser()):
+        if self.named:
+            return self.data if self.data == HUB_GLUE.repository else ""
+        if Path(self.data).expanduser().exists():
             if self.revision:
                 raise InputError(
                     f"{self.name}: revision is for data sets of the hub, but {self.data} is here. Remove it."
@@ -90,19 +103,23 @@ class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     def source(self) -> hub.Source:
         """The data set of the hub."""
+        if self.named:
+            return HUB_GLUE
         advice = f"give {self.name} a local file or folder as data (finetune.tasks); {self.data} is none here"
         return hub.Source(self.data, self.revision, "", instead=advice)
 
 
-def _named_or_defined(value: Any) -> str:
-    return NAMED if isinstance(value, str) else DEFINED
+def by_name(task: str, data: str) -> Definition:
+    """The definition of a task of the table, whose data lies there."""
+    row = TASKS[task]
+    text, pair = (*row.columns, "")[:2]
+    return Definition.model_construct(name=task, data=data, text=text, pair=pair, label=LABEL, kind=row.kind)
 
 
 def or_own(names: Any) -> Any:
     """The type of a task's name or of a definition, by the kind of the value, so that an error is about that alone."""
-    return Annotated[
-        Annotated[names, Tag(NAMED)] | Annotated[Definition, Tag(DEFINED)], Discriminator(_named_or_defined)
-    ]
+    kind = Discriminator(lambda value: NAMED if isinstance(value, str) else DEFINED)
+    return Annotated[Annotated[names, Tag(NAMED)] | Annotated[Definition, Tag(DEFINED)], kind]
 
 
 def defined(tasks: Iterable[Any]) -> list[Definition]:

@@ -18,7 +18,8 @@ from model import InputError, counted
 from tasks.corpus import parts
 from tasks.glue.tasks import LABEL, TASKS
 from tasks.store import HELDOUT_TEXT, Artifact
-from tasks.text.scripts import deleted_by
+from tasks.text import matching
+from tasks.text.scripts import deleted
 from tasks.text.tokenizer import load_tokenizer, normaliser_of
 
 if TYPE_CHECKING:
@@ -31,14 +32,14 @@ MOST_UNREAD = 0.1  # of a document's characters; the model can't tell anything o
 FEWEST = 64  # examples of a split; fewer measure nothing
 ODD = 0.25  # of a sentence's words; one odd word alone is not noticed after a minute of pretraining
 WORDS = range(6, 41)  # allowed lengths of a sentence
-# `.` ends a sentence before white space and a letter that isn't small, `。` or `।` anywhere; in Thai and Lao a space does
+# `.` ends a sentence before white space and a letter that isn't small, `。` or `।` anywhere; in Thai and Lao, a space
 SIGN, SPACED = r"[\p{STerm}--[.!?]][\p{Pe}\p{Pf}]*", r"[\p{Thai}\p{Lao}]"
 END = regex.compile(
     rf"([.!?])\s+(?=[\p{{Lu}}\p{{Lt}}\p{{Lo}}])|({SIGN})\s*+(?![\p{{Pe}}\p{{Pf}}\p{{STerm}}])|({SPACED})\s+", regex.V1
 )
 ENDED = regex.compile(rf"(?:[.!?]|{SIGN}|{SPACED})$", regex.V1)
 LETTERS = regex.compile(r"[\p{L}\p{M} ]+")
-UNSPACED = r"[[\p{L}\p{Nl}]&&[\p{scx=Han}\p{scx=Hira}\p{scx=Kana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]]"
+UNSPACED = rf"[[\p{{L}}\p{{Nl}}]&&{matching.UNSPACED}]"
 RUN = regex.compile(rf"(?:{UNSPACED}\p{{M}}*){{1,2}}[^\s\w]*", regex.V1)
 NO_BLANK = regex.compile(rf" (?:(?={UNSPACED})|(?<={UNSPACED}\p{{M}}*[^\s\w]* ))", regex.V1)
 
@@ -121,8 +122,8 @@ def make(task: str, source: Artifact) -> "dict[str, pd.DataFrame]":
     import pandas as pd
 
     texts = pq.read_table(source.path / HELDOUT_TEXT)["text"].to_pylist()
-    deleted = deleted_by(normaliser_of(load_tokenizer(source.path))).count(texts)[:, 1:].sum(axis=1)
-    texts = [text for text, count in zip(texts, deleted, strict=True) if count <= MOST_UNREAD * len(text)]
+    unread = deleted(texts, normaliser_of(load_tokenizer(source.path)))[1].sum(axis=0)
+    texts = [text for text, count in zip(texts, unread, strict=True) if count <= MOST_UNREAD * len(text)]
     documents = [(split_of(text), prose) for text in texts if (prose := prose_of(text))]
     tables = {}
     for split, wanted in (("train", TRAIN), ("validation", VALIDATION)):
@@ -141,9 +142,3 @@ def make(task: str, source: Artifact) -> "dict[str, pd.DataFrame]":
         order = np.random.default_rng(SEED).permutation(len(rows))[:wanted]
         tables[split] = pd.DataFrame([rows[i] for i in order], columns=[*TASKS[task].columns, LABEL])
     return tables
-
-
-@functools.cache  # a plan asks for every run, and again when its steps run
-def training_rows(task: str, tokens: Artifact) -> int:
-    """The training examples of a probe that a model of these tokens gives. Raises InputError if they are too few."""
-    return make(task, tokens)["train"].shape[0]

@@ -37,12 +37,6 @@ class Task:
         return len(self.labels) or 1
 
     @property
-    def expected(self) -> str:
-        """The labels of a task of the table, in words."""
-        numbers = [f"{number} ({label})" for number, label in enumerate(self.labels)]
-        return f"{', '.join(numbers[:-1])} or {numbers[-1]}" if numbers else "a number from 0 to 5"
-
-    @property
     def pipeline(self) -> str:
         """The pipeline of transformers for its models."""
         return "token-classification" if self.kind == "tokens" else "text-classification"
@@ -62,11 +56,6 @@ class Task:
     def about(self) -> dict:
         """What the statistics of a run say of a row that is not in the table; see `task_of`."""
         return {"definition": asdict(self)} if self.own else {}
-
-    @property
-    def train(self) -> int:
-        """The published number of training examples."""
-        return self.sizes["train"]
 
     @property
     def validation(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Labelled data: finding the files of the splits of one's own tasks, and reading and checking files of any task."""
+"""Labelled data of any task, read and checked. Probes are made from the held-out documents of a pretrained artifact."""
 
 import functools
 import hashlib
@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from model import InputError, counted
-from tasks.corpus import hub, local
+from tasks.corpus import local
 from tasks.corpus.columns import MISSING, value_at
 from tasks.corpus.parts import unit_hash
-from tasks.corpus.rows import Loss, open_table, records
-from tasks.glue import labels
+from tasks.corpus.rows import PLAIN_TSV, Loss, open_table, records
+from tasks.glue import labels, probes
+from tasks.glue.data import CONLL, SPLITS, identity, splits_of
 from tasks.glue.own import Definition
-from tasks.glue.tasks import HUB_GLUE, LABEL, TASKS, Task
+from tasks.glue.tasks import HUB_GLUE, LABEL, TASKS, Task, training_splits
+from tasks.store import Artifact
 
 if TYPE_CHECKING:
     import pandas as pd
 
-VERSION = 2  # raise it when the same files give other tables: it enters the keys of their runs
 TEXT, PAIR, TOKENS, TEST = "text", "pair", "tokens", "test"
 USUAL = {  # the columns that are tried for a field without a name
     TEXT: ("text", "sentence", "content", "raw_content", "body", "document"),
@@ -33,7 +34,6 @@ USUAL = {  # the columns that are tried for a field without a name
     LABEL: ("label", "labels", "class", "category", "target", "score"),
     "tags": ("ner_tags", "tags", "labels"),
 }
-SPLITS = {"train": "train", "validation": "validation|valid|val|dev", TEST: "test|eval"}  # words in files' names
 IN_LINES = re.compile(r"\.(csv|tsv|jsonl|ndjson)\b")  # where the number of a row is that of its line
 HIDDEN = {None, "-1", "-1.0", -1.0}  # labels of a test split that has none
 HELD_OUT = 3  # salt of the digests that choose the rows for validation
@@ -48,76 +48,10 @@ class Data:
     task: Task
     tables: "dict[str, pd.DataFrame]"  # by split, train first, then validation; the task's texts and the label
     notes: list[str]  # warnings
-    left_out: dict[str, dict[str, int]]  # rows that are not in the tables, by split and reason
+    left_out: int  # training rows without a text, which are not in the tables
     shared: dict[str, int]  # training rows whose texts occur in another split too (in either order, if symmetric)
     duplicates: int  # training rows whose texts occur in an earlier training row (likewise)
     unlabelled: "dict[str, pd.DataFrame]" = field(default_factory=dict)  # texts of splits that can't be scored
-
-
-# Finding the files
-
-
-def splits_of(own: Definition) -> tuple[dict[str, list[Path]], dict]:
-    """The files of each split, fetched if they are on the hub; and the features that the data set declares, if any.
-
-    Raises InputError for a folder or data set without files that can be read.
-    """
-    path, repository = Path(own.data).expanduser(), own.repository()
-    if not repository and not local.is_folder(path):
-        return {"train": [path]}, {}
-    conll = [] if repository else [p for p in sorted(path.iterdir()) if p.suffix.lower() in labels.CONLL[:-1]]
-    if conll:  # which `datasets` doesn't know
-        words = {split: re.compile(rf"(?<![a-z])({names})(?![a-z])") for split, names in SPLITS.items()}
-        files = {split: [p for p in conll if name.search(p.stem.lower())] for split, name in words.items()}
-        return {split: paths for split, paths in files.items() if paths}, {}
-    from datasets import load_dataset_builder
-
-    options = {"revision": hub.commit(own.source())} if repository else {}
-    try:
-        builder = load_dataset_builder(repository or str(path), own.config or None, **options)
-        found = (builder.config.data_files or {}).items()
-        files = {str(split): [fetched(own, str(file)) for file in of_split] for split, of_split in found}
-    except Exception as problem:  # of `datasets`, of the hub's client, of httpx and of sockets
-        raise refusal(own, problem) from problem
-    return files, builder.info.features.to_dict() if builder.info.features else {}
-
-
-def fetched(own: Definition, file: str) -> Path:
-    """A file of a data set: a local one, or from the hub by way of its client's cache."""
-    if not file.startswith("hf://"):
-        return Path(file)
-    from huggingface_hub import hf_hub_download
-
-    commit, name = file.removeprefix(f"hf://datasets/{own.data}@").split("/", 1)
-    return Path(hf_hub_download(own.data, name, repo_type="dataset", revision=commit))
-
-
-def refusal(own: Definition, problem: Exception) -> InputError:
-    """What to tell the user of a folder or data set that `datasets` refuses."""
-    if own.repository() and not isinstance(problem, ValueError | RuntimeError):
-        return hub.error(own.data, problem, own.source().instead)
-    said = " ".join(str(problem).partition("Example of usage")[0].split())
-    return InputError(
-        f"{own.name}: {own.data} can't be read as a data set: {said.rstrip('.')}. Expected "
-        "files for train, validation and test, without code; correct data, config or revision (finetune.tasks)."
-    )
-
-
-def identity(own: Definition) -> dict:
-    """What identifies the data in a key, wherever it lies: its digests or revision, and how it is read."""
-    about = own.model_dump(
-        include={"text", "pair", "label", "kind", "metric", "validation", "encoding"}, exclude_defaults=True
-    )
-    if repository := own.repository():
-        place = {"repository": repository, "revision": hub.commit(own.source()), "config": own.config}
-    else:
-        files, features = splits_of(own)
-        digests = {split: [local.file_digest(path) + path.suffix for path in paths] for split, paths in files.items()}
-        place = {"splits": digests} | ({"features": features} if features else {})
-    return {"own": VERSION} | about | place
-
-
-# Reading them
 
 
 class Piece(NamedTuple):
@@ -130,13 +64,15 @@ class Piece(NamedTuple):
     labelled: bool  # False: a test split that hides its labels
 
 
-def column(given: str, usual: str, columns: Sequence[str], where: str) -> str:
+def column(own: Definition, usual: str, columns: Sequence[str], where: str) -> str:
     """The name of a column. Raises InputError unless it is there, or else one of the usual ones."""
     field = {"tags": LABEL, TOKENS: TEXT}.get(usual, usual)
+    given: str = getattr(own, field)
     found = [name for name in columns if (name == given if given else name.lower() in USUAL[usual])]
     if len(found) == 1 or given.split(".")[0] in columns:  # a field within another, as doc.text
         return given or found[0]
     advice = f"Set {field} of the task (finetune.tasks) to the column that is meant."
+    advice = f"Expected those of {HUB_GLUE.repository}; correct it." if own.named else advice
     if found:
         raise InputError(f"{where} has the columns {' and '.join(found)}, which could both be {field}. {advice}")
     what = f"column {given}" if given else f"column for {field}, as {', '.join(USUAL[usual])}"
@@ -145,21 +81,16 @@ def column(given: str, usual: str, columns: Sequence[str], where: str) -> str:
 
 
 def columns_of(own: Definition, split: str, columns: Sequence[str], where: str) -> dict[str, str]:
-    """The columns to read, by their names in the table. Raises InputError if one is missing or not clear."""
-    if row := TASKS.get(own.name):
-        fixed = (*row.columns, LABEL) if split else row.columns
-        if missing := [name for name in fixed if name not in columns]:
-            raise InputError(
-                f"{where} has no column {', '.join(missing)}; its columns are {', '.join(columns)}. Expected "
-                f"{', '.join(fixed)}, as in {HUB_GLUE.repository}; correct it."
-            )
-        return {name: name for name in fixed}
+    """The columns to read, by their names in the table, which those of GLUE keep.
+
+    Raises InputError if one is missing or not clear.
+    """
     text, label = (TOKENS, "tags") if own.kind == "tokens" else (TEXT, LABEL)
-    taken = {text: column(own.text, text, columns, where)}
-    taken |= {PAIR: column(own.pair, PAIR, columns, where)} if own.pair else {}
-    if split != TEST or own.label in columns or {name.lower() for name in columns} & {*USUAL[label]}:
-        taken[LABEL] = column(own.label, label, columns, where)
-    return taken
+    fields = (text, PAIR) if own.pair else (text,)
+    names = TASKS[own.name].columns if own.named else fields
+    taken = {name: column(own, field, columns, where) for name, field in zip(names, fields, strict=True)}
+    hidden = split == TEST and own.label not in columns and not {name.lower() for name in columns} & {*USUAL[label]}
+    return taken | ({LABEL: column(own, label, columns, where)} if split and not hidden else {})
 
 
 def class_names(features: dict, path: Path, name: str) -> list[str]:
@@ -179,27 +110,19 @@ def rows_in(own: Definition, path: Path, where: str) -> "tuple[pd.Index, list[di
     import pandas as pd
 
     kind, numbers, rows = "line" if IN_LINES.search(path.name.lower()) else "row", [], []
-    if own.kind == "tokens" and path.suffix.lower() in labels.CONLL:
+    if own.kind == "tokens" and path.suffix.lower() in CONLL:
         found = labels.sentences(path, where)
     else:
-        plain = own.name in TASKS and path.suffix == ".tsv"
-        found = labels.lines(path, where) if plain else records(path, where, own.encoding)
+        found = records(path, where, own.encoding, PLAIN_TSV if own.named else None)
     try:
         for row in found:
             if isinstance(row, Loss):
-                is_own = own.name not in TASKS and row.reason.startswith("not UTF-8")
-                help_ = "Correct it, or set encoding of the task (finetune.tasks)." if is_own else "Correct it."
-                raise InputError(f"{where}: {kind} {row.line:,} can't be read: {row.reason}. {help_}")
+                advice = own.advice("encoding") if row.reason.startswith("not UTF-8") else ""
+                raise InputError(f"{where}: {kind} {row.line:,} can't be read: {row.reason}. Correct it{advice}.")
             numbers.append(row[0])
             rows.append(row[1])
     except OSError as error:
         raise local.unreadable(path, error) from error
-    except InputError as error:
-        if isinstance(error.__cause__, UnicodeDecodeError) and path.suffix == ".parquet":
-            from tasks.glue.checks import refuse_bytes
-
-            refuse_bytes(path, where)
-        raise
     if not rows:
         raise InputError(f"{where} has no rows. Get it again, or correct data (finetune.data or finetune.tasks).")
     return pd.Index(numbers, name=kind), rows
@@ -208,7 +131,7 @@ def rows_in(own: Definition, path: Path, where: str) -> "tuple[pd.Index, list[di
 def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
     """Read a file. Raises InputError for columns that are missing or not clear, broken rows, and no rows.
 
-    `split` "" of a task of GLUE: without labels.
+    `split` "": without labels.
     """
     import pandas as pd
 
@@ -217,7 +140,7 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
     columns = list(dict.fromkeys(name for one in rows for name in one))
     taken = columns_of(own, split, columns, where)
     what = ", ".join(f"{name} is {of_file}" for name, of_file in taken.items())
-    log.log(logging.DEBUG if row else logging.INFO, "%s: %s; %s.", where, counted(len(rows), "row"), what)
+    log.log(logging.DEBUG if own.named else logging.INFO, "%s: %s; %s.", where, counted(len(rows), "row"), what)
     values = {
         name: [None if (value := value_at(one, key)) is MISSING else value for one in rows]
         for name, key in taken.items()
@@ -226,17 +149,12 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
     for name in taken:
         if name in (LABEL, TOKENS):
             continue
-        help_ = "" if row else f", or set {name} of the task (finetune.tasks)"
         is_text = table[name].map(lambda value: value is None or isinstance(value, str))
-        labels.refuse(table[name], name, where, is_text, f"a string; correct it{help_}")
+        labels.refuse(table[name], name, where, is_text, f"a string; correct it{own.advice(name)}")
+        table[name] = table[name].fillna("")
     names = row.labels if row else class_names(features, path, taken[LABEL]) if LABEL in taken else ()
     names = list(map(labels.as_bioes, names)) if of_tokens else names
-    if LABEL not in taken:
-        table[LABEL] = None
-    elif row:
-        table[LABEL] = labels.of_row(table[LABEL], row, where, path.suffix == ".tsv")
-    else:
-        table[LABEL] = labels.worded(table[LABEL], own.kind, names, where)
+    table[LABEL] = labels.worded(table[LABEL], own, names, where) if LABEL in taken else None
     if of_tokens:
         labels.refuse(table[TOKENS], "the tokens", where, labels.is_list, "a list of strings")
         table.insert(0, TEXT, table[TOKENS].map(lambda tokens: " ".join(map(str, tokens))))
@@ -246,48 +164,44 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
     return Piece(split, where, table, names, split != TEST or not set(table[LABEL]) <= HIDDEN)
 
 
-def checked(name: str, task: Task, split: str, pieces: list[Piece]) -> "tuple[pd.DataFrame, dict[str, int], list[str]]":
-    """The rows of a split with labels as numbers; how many are left out, by reason; and warnings.
+def checked(own: Definition, task: Task, split: str, pieces: list[Piece], notes: list[str]) -> "pd.DataFrame":
+    """The rows of a split, those for training only if they have a text, with labels as numbers.
 
-    Training rows without a sentence are left out. Raises InputError if there are too many of them.
+    Adds to `notes`. Raises InputError if too many rows have no text.
     """
     import pandas as pd
 
-    from tasks.glue import checks
+    from tasks.glue.checks import without_text
 
-    train = split == "train"
-    found = [checks.without_text(piece.table, list(task.columns), piece.where, train) for piece in pieces]
-    why, notes = np.concatenate([reasons for reasons, _ in found]), [warning for _, warning in found if warning]
-    counts = Counter(why[why != ""].tolist())
-    if counts.total() > MOST_WITHOUT * len(why):
+    train, said = split == "train", []
+    of_pieces = [without_text(piece.table, list(task.columns), piece.where, train, said) for piece in pieces]
+    empty = np.concatenate(of_pieces)
+    if empty.mean() > MOST_WITHOUT:
         raise InputError(
-            f"{name}/{split}: {counts.total():,} of {counted(len(why), 'row')} without a sentence; expected at most "
-            f"{MOST_WITHOUT:.0%}. Correct the file or get it again. {' '.join(notes)}"
+            f"{own.name}/{split}: {empty.sum():,} of {counted(len(empty), 'row')} without a text; expected at most "
+            f"{MOST_WITHOUT:.0%}. Correct the file or get it again. {' '.join(said)}"
         )
+    notes += said
     table = pd.concat([piece.table for piece in pieces], ignore_index=len(pieces) > 1)
-    table = table[why == ""] if train else table
-    table = table.assign(**{LABEL: labels.numbered(table[LABEL], task)})
-    notes += [] if task.own else checks.missing_classes(table[LABEL], task, f"{name}/{split}")
-    return table, {reason: counts[reason] for reason in ("null", "empty") if train and reason in counts}, notes
+    table = table[~empty] if train else table
+    return table.assign(**{LABEL: labels.numbered(table[LABEL], task)})
 
 
-def whole(name: str, task: Task, pieces: list[Piece], notes: list[str], own: Definition | None = None) -> Data:
-    """The checked data of a task, of all files with labels. Without a split for validation, `own` tells the share."""
-    from tasks.glue import checks
+def whole(own: Definition, task: Task, pieces: list[Piece], notes: list[str]) -> Data:
+    """The checked data of a task, of all files with labels. Without a split for validation, a part is held out."""
+    from tasks.glue.checks import missing_classes
 
-    tables, left_out = {}, {}
-    for split in dict.fromkeys(piece.split for piece in pieces):
-        of_split = [piece for piece in pieces if piece.split == split]
-        tables[split], without, warnings = checked(name, task, split, of_split)
-        left_out |= {split: without} if without else {}
-        notes += warnings
-    if own and "validation" not in tables:
+    of_splits: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        of_splits.setdefault(piece.split, []).append(piece)
+    tables = {split: checked(own, task, split, of_split, notes) for split, of_split in of_splits.items()}
+    left_out = sum(len(piece.table) for piece in of_splits["train"]) - len(tables["train"])
+    if tables.keys() <= {"train", TEST}:
         tables = hold_out(own, task, tables, notes)
-    notes += checks.odd_labels(name, task, tables) if own else []
-    return compared(name, task, tables, notes, left_out)
+    return compared(own.name, task, tables, notes + missing_classes(own.name, task, tables), left_out)
 
 
-def compared(name: str, task: Task, tables: "dict[str, pd.DataFrame]", notes: list[str], left_out: dict) -> Data:
+def compared(name: str, task: Task, tables: "dict[str, pd.DataFrame]", notes: list[str], left_out: int) -> Data:
     """Data whose rows have been compared with each other."""
     from tasks.glue.checks import repeated
 
@@ -295,37 +209,42 @@ def compared(name: str, task: Task, tables: "dict[str, pd.DataFrame]", notes: li
     return Data(task, tables, notes + warnings, left_out, shared, duplicates)
 
 
-def read(own: Definition) -> Data:
-    """Read and check the data of a definition; once, unless it changes.
+def read(own: Definition, pretrained: Artifact | None = None) -> Data:
+    """Fetch, read and check the data of a task, and log its warnings; once, unless it changes.
 
-    Raises InputError for data that can't be trained on or scored.
+    Probes are made from `pretrained`. Raises InputError for data that can't be trained on or scored.
     """
-    return _read(own, json.dumps(identity(own)))
+    return _read(own, json.dumps(identity(own)), pretrained if own.data == "probes" else None)
 
 
 @functools.lru_cache(maxsize=16)
-def _read(own: Definition, _identity: str) -> Data:
+def _read(own: Definition, _identity: str, pretrained: Artifact | None) -> Data:
     import pandas as pd
 
+    if pretrained:
+        return compared(own.name, TASKS[own.name], probes.make(own.name, pretrained), [], 0)
     files, features = splits_of(own)
     if "train" not in files:
         raise InputError(
             f"{own.name}: {own.data} has no split for training; it has {', '.join(files) or 'no files'}. Name a file "
             "train, or correct data (finetune.tasks)."
         )
-    notes = [f"{own.name}: the split {split} is not used." for split in files if split not in SPLITS]
+    used = training_splits(own.name) if own.named else list(SPLITS)
+    notes = [f"{own.name}: the split {split} is not used." for split in files if split not in used]
     if "validation" in files and "validation" in own.model_fields_set:
         notes.append(f"{own.name}: validation {own.validation:g} is not used, since there is a split for validation.")
-    pieces = [piece_of(own, split, path, features) for split in SPLITS for path in files.get(split, ())]
+    pieces = [piece_of(own, split, path, features) for split in used for path in files.get(split, ())]
     hidden = [piece.table for piece in pieces if not piece.labelled]
     notes += [f"{own.name}: the split {TEST} has no labels and is not scored."] if hidden else []
     pieces = [piece for piece in pieces if piece.labelled]
-    data = whole(own.name, row_of(own, pieces, notes), pieces, notes, own)
+    data = whole(own, row_of(own, pieces, notes), pieces, notes)
+    for note in data.notes:
+        log.warning(note)
     return replace(data, unlabelled={TEST: pd.concat(hidden)} if hidden else {})
 
 
 def row_of(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
-    """The row of the table of tasks; notes on classes are added to `notes`.
+    """The row of the table of tasks, or one like those; notes on classes are added to `notes`.
 
     Raises InputError for rows without a label, a training split with one class only, and classes that it doesn't have.
     """
@@ -339,7 +258,9 @@ def row_of(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
         counts.update(found if piece.split == "train" else ())
     if len(counts) < 2:
         only = f"every label is {next(iter(counts))}" if counts else "there is no label"
-        raise InputError(f"{first}: {only}; expected different ones. Set label to another column (finetune.tasks).")
+        raise InputError(f"{first}: {only}; expected different ones. Correct it{own.advice('label')}.")
+    if own.named:
+        return TASKS[own.name]
     of_numbers = own.kind == "regression"
     names = [] if of_numbers else pieces[0].names or labels.classes(every, own.kind, first)
     for piece in [] if of_numbers else pieces:
@@ -391,9 +312,20 @@ def texts_identity(own: Definition) -> dict | str:
     return hashlib.sha256(json.dumps([*sentences(own)]).encode()).hexdigest()
 
 
-def sentences(own: Definition) -> Iterator[tuple[str, str, int, list[str]]]:
-    """The texts of the splits for validation and test, for decontamination: split, column, row of the first, texts."""
-    data = read(own)
-    for split, table in (data.tables | data.unlabelled).items():
-        for name in data.task.columns if split != "train" else ():
-            yield split, name, 0, table[name].fillna("").tolist()
+def sentences(own: Definition, files: dict[str, list[Path]] | None = None) -> Iterator[tuple[str, str, int, list[str]]]:
+    """The texts of the splits for validation and test, for decontamination: split, column, row of the first, texts.
+
+    `files`: those of a task of GLUE, of which only the texts are read. Raises InputError for files without them.
+    """
+    if files is None:
+        data = read(own)
+        columns, scored = data.task.columns, data.tables | data.unlabelled
+        found = ((split, table) for split, table in scored.items() if split != "train")
+    else:
+        columns, paths = TASKS[own.name].columns, ((split, path) for split in files for path in files[split])
+        found = ((split, piece_of(own, "", path, {}).table) for split, path in paths)
+    rows: Counter[str] = Counter()
+    for split, table in found:
+        for name in columns:
+            yield split, name, rows[split], table[name].tolist()
+        rows[split] += len(table)
