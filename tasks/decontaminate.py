@@ -23,14 +23,13 @@ from model import InputError, counted
 from tasks.corpus import local
 from tasks.corpus.parts import Document, Tally, add_up, count, parts_of, smallest_of_each, tables, writer
 from tasks.glue import data as glue
-from tasks.glue import own_data
-from tasks.glue.data import sentences
-from tasks.glue.own import Definition, defined, or_own
+from tasks.glue import tables as labelled
+from tasks.glue.own import Definition, by_name, defined, or_own
 from tasks.glue.tasks import HUB_GLUE, TASKS, evaluation_splits
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
 from tasks.text import matching
-from tasks.text.ngrams import Index, Match, write_index
+from tasks.text.ngrams import Index, passage, write_index
 from tasks.workers.parts import over_parts
 
 SAMPLES, SAMPLE_CHARACTERS, CONTEXT = 5, 600, 100  # documents of each task; characters shown, and on either side
@@ -88,7 +87,7 @@ class Decontaminate(Params):
     def identity(self) -> dict:
         """Digests of local files, or the splits of the hub's revision; or why there is nothing to search for."""
         files, why = self.evaluation()
-        own = {task.name: own_data.texts_identity(task) for task in defined(self.tasks)}
+        own = {task.name: labelled.texts_identity(task) for task in defined(self.tasks)}
         of_own = {"own": own} if own else {}
         if why:
             return {"unchecked": why} | ({"words": self.words} | of_own if own else {})
@@ -116,21 +115,18 @@ def evaluation_sentences(
 
     Raises InputError for files without the texts of their task.
     """
-    of_files = ((task, split, paths) for task, splits in files.items() for split, paths in splits.items())
-    of_glue = ((task, split, *batch) for task, split, paths in of_files for batch in sentences(paths, task))
-    of_own = ((task.name, *batch) for task in own for batch in own_data.sentences(task))
+    of_glue = ((task, *batch) for task in files for batch in labelled.sentences(by_name(task, ""), files[task]))
+    of_own = ((task.name, *batch) for task in own for batch in labelled.sentences(task))
     for task, split, column, row, texts in chain(of_glue, of_own):
         for start in range(0, len(texts), AT_ONCE):
             yield task, split, column, row + start, texts[start : start + AT_ONCE]
 
 
-def sample(document: Document, matches: list[Match], index: Index, task: str) -> dict:
-    """The first passage that a document shares with a task, for people to read."""
-    own = [match for match in matches if task in index.sentences_of([match.gram])["task"].to_pylist()]
-    start, end = own[0][:2]
-    for match in own:
-        end = max(end, match.end) if match.start <= end else end  # runs that overlap are one passage
-    sentence = next(row for row in index.sentences_of([own[0].gram]).to_pylist() if row["task"] == task)
+def sample(document: Document, found: list[tuple[int, int]], index: Index, task: str) -> dict:
+    """The first passage that a document shares with a task, for people to read; `found`: as `Index.find` has them."""
+    own = [run for run in found if task in index.sentences_of([run[1]])["task"].to_pylist()]
+    start, end = passage(document.text, [first for first, _ in own], index.n)
+    sentence = next(row for row in index.sentences_of([own[0][1]]).to_pylist() if row["task"] == task)
     return {
         **{name: sentence[name] for name in ("task", "split", "row", "column")},
         "sentence": sentence["text"][:SAMPLE_CHARACTERS],
@@ -151,30 +147,31 @@ def clean_part(part: Path, folder: Path, words: int, out: Path) -> dict:
     documents, grams, samples = Counter(), set(), []
     with writer(out / part.name) as file:
         for table in tables(part):
-            matched = index.find(table["text"].to_pylist())
-            for row, matches in matched.items():
+            found = index.find(table["text"].to_pylist())
+            for row, runs in found.items():
                 document = Document(**table.slice(row, 1).to_pylist()[0])
-                own = {match.gram for match in matches}
+                own = {gram for _, gram in runs}
                 tasks = set(index.sentences_of(own)["task"].to_pylist())
                 grams |= own
                 documents.update([ANY, *tasks])
                 digest = xxhash.xxh3_64_intdigest(document.text.encode())
-                samples += [(task, digest, document.id, sample(document, matches, index, task)) for task in tasks]
+                samples += [(task, digest, document.id, (document, runs)) for task in tasks]
             samples = smallest_of_each(samples, 1, SAMPLES)  # of each task
             keep = np.ones(len(table), dtype=bool)
-            keep[list(matched)] = False
+            keep[list(found)] = False
             rest = table.filter(pa.array(keep))
             count(kept, rest)
             count(dropped, table.filter(pa.array(~keep)))
             if len(rest):
                 file.write_table(rest)
     counts = {"kept": kept.counts(), "dropped": dropped.counts(), "documents": dict(documents)}
-    return counts | {"grams": sorted(grams), "samples": samples}
+    shown = [(task, *rest, sample(*about, index, task)) for task, *rest, about in samples]
+    return counts | {"grams": sorted(grams), "samples": shown}
 
 
 def pass_on(corpus: Artifact, why: str, probes: bool, out: Path) -> dict:
     """Copy the corpus unchanged, since there is nothing to search for: a problem unless there are only `probes`."""
-    problem, level = ("", logging.INFO) if probes else (glue.hub_problem(), logging.WARNING)
+    problem, level = ("", logging.INFO) if probes else (glue.hub_problem(HUB_GLUE), logging.WARNING)
     log.log(level, "Skipping decontamination: %s", f"{why}. {problem}".strip())
     for part in parts_of(corpus):  # not linked: damage to one artifact must not damage the other
         shutil.copyfile(part, out / part.name)
@@ -210,7 +207,7 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     work, parts = out / WORK, parts_of(corpus)
     work.mkdir(exist_ok=True)
     splits = {task: list(paths) for task, paths in files.items()}
-    splits |= {task.name: list(dict.fromkeys(split for split, *_ in own_data.sentences(task))) for task in own}
+    splits |= {task.name: list(dict.fromkeys(split for split, *_ in labelled.sentences(task))) for task in own}
     counts = write_index(evaluation_sentences(files, own), list(splits), params.words, work)
     jobs = [(part, work, params.words, out) for part in parts]
     results = over_parts(clean_part, jobs, work / "cleaned", "decontaminate")

@@ -8,6 +8,7 @@ Writes  part-00000.parquet …  the same parts without the duplicates, in the sa
 import json
 import shutil
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -34,7 +35,7 @@ from tasks.text import matching, minhash, sorted_runs, substrings
 from tasks.text.minhash import MinHash
 from tasks.text.sorted_runs import group_starts, load_range, offset_of, part_of, position, runs_in, save_pairs, save_run
 from tasks.text.substrings import Substring
-from tasks.workers.parts import over_parts
+from tasks.workers.parts import finish, over_parts
 
 REASONS = {"exact": "duplicate", "minhash": "near-duplicate", "substring": "substring"}
 Method = Literal["exact", "minhash", "substring"]
@@ -84,31 +85,25 @@ def match(low: int, high: int, work: Path, out: Path) -> dict:
     digests = np.stack(digests, axis=1)
     order = np.lexsort(digests.T[::-1])  # stable, so that copies stay in the order of the corpus
     documents, starts = documents[order], group_starts(digests[order])
-    sizes = np.diff(starts, append=len(order))
-    first = np.repeat(documents[starts], sizes)
+    first = np.repeat(documents[starts], np.diff(starts, append=len(order)))
     save_pairs(out, documents, first, documents != first)
-    return {"sizes": Counter(sizes[sizes > 1].tolist())}
+    return {}
 
 
-def find_copies(parts: list[Path], work: Path) -> tuple[Counter, dict]:
-    """Find the documents with the text of an earlier one; write them and the first of that text as runs in work/drops.
-
-    Returns the sizes of the clusters.
-    """
-    for name in ("digests", "drops"):
-        (work / name).mkdir(parents=True, exist_ok=True)
+def find_copies(parts: list[Path], work: Path) -> None:
+    """Find documents with the text of an earlier one; write them and the first of that text as runs in work/drops."""
     jobs = [(i, part, work) for i, part in enumerate(parts)]
     counts = over_parts(digest_part, jobs, work / "digested", "digest documents")
     bounds = enumerate(sorted_runs.ranges(sum(r["documents"] for r in counts)))
     jobs = [(low, high, work, work / f"drops/range-{i:05d}") for i, (low, high) in bounds]
-    return sum_sizes(over_parts(match, jobs, work / "matched", "find duplicates")), {}
+    over_parts(match, jobs, work / "matched", "find duplicates")
 
 
-def sum_sizes(results: list[dict]) -> Counter:
-    """How many clusters of each size these results have together; in JSON the sizes are text."""
-    sizes = Counter()
-    for result in results:
-        sizes.update({int(size): number for size, number in result["sizes"].items()})
+def cluster_sizes(drops: Path) -> Counter:
+    """How many clusters of each size there are: documents with the same first one, all of them in one run, and it."""
+    sizes: Counter = Counter()
+    for run in runs_in(drops, "*"):
+        sizes.update((np.unique(np.load(f"{run}.1.npy"), return_counts=True)[1] + 1).tolist())
     return sizes
 
 
@@ -146,7 +141,9 @@ def distribution(sizes: Counter) -> dict:
 
 def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
     """Drop the documents that a method finds; return counts and samples: documents kept, and dropped as the same."""
-    sizes, compared = find_copies(parts, work) if method == "exact" else minhash.find(params.minhash, parts, work)
+    compared = minhash.find(params.minhash, parts, work) if method == "minhash" else {}
+    if method == "exact":
+        find_copies(parts, work)
     jobs = [(i, part, work / "drops", out) for i, part in enumerate(parts)]
     results, rows = over_parts(keep_rest, jobs, work / "kept", "drop duplicates"), []
     for _, *pair in smallest([sample for result in results for sample in result["samples"]]):
@@ -160,7 +157,7 @@ def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: P
     return {
         "kept": add_up([r["kept"] for r in results]),
         "dropped": add_up([r["dropped"] for r in results]),
-        "stats": {"clusters": distribution(sizes), **compared},
+        "stats": {"clusters": distribution(cluster_sizes(work / "drops")), **compared},
         "samples": rows,
     }
 
@@ -181,7 +178,7 @@ def first_copy(copy: int, n: int, parts: list[Path], work: Path) -> int:
         copy = int(before[0])
 
 
-def cut(params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
+def cut(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
     """Cut repeated passages; return counts and samples: what was cut, and where it stood first."""
     results, rows = substrings.cut(params.substring, parts, out, work), []
     samples = smallest([sample for result in results for sample in result["samples"]])
@@ -195,12 +192,15 @@ def cut(params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
         here = document_at(parts[part_of(other)], offset_of(other))
         places = {"kept": (there, byte), "cut": (here, place)}
         named = {what: {"id": d.id, "source": d.source, "byte": at} for what, (d, at) in places.items()}
-        rows.append({"method": "substring", **named, "bytes": size, "text": text})
+        rows.append({"method": method, **named, "bytes": size, "text": text})
     counts = {name: add_up([r[name] for r in results]) for name in ("kept", "dropped", "cut")}
     return {
         "kept": counts["kept"],
         "dropped": counts["dropped"],
-        "stats": {"cut": counts["cut"], "passages": distribution(sum_sizes(results))},
+        "stats": {
+            "cut": counts["cut"],
+            "passages": distribution(Counter(chain.from_iterable(r["sizes"] for r in results))),
+        },
         "samples": rows,
     }
 
@@ -215,20 +215,12 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
         for part in parts:  # not linked: damage to one artifact must not damage the other
             shutil.copyfile(part, out / part.name)
     for method in params.methods:
-        here, done = work / method, work / f"{method}.json"
         written = out if method == params.methods[-1] else work / f"{method}-parts"
-        if not done.exists():
-            written.mkdir(exist_ok=True)
-            here.mkdir(exist_ok=True)
-            if method == "substring":
-                result = cut(params, parts, written, here)
-            else:
-                result = drop(method, params, parts, written, here)
-            done.with_suffix(".half").write_text(json.dumps(result))
-            done.with_suffix(".half").replace(done)
-        results[method] = json.loads(done.read_text())
+        written.mkdir(exist_ok=True)
+        job = (method, params, parts, written, work / method)
+        results[method] = finish(cut if method == "substring" else drop, job, work / f"{method}.json")
         kept = results[method]["kept"]
-        shutil.rmtree(here, ignore_errors=True)  # as large as the text, or larger
+        shutil.rmtree(work / method, ignore_errors=True)  # as large as the text, or larger
         parts = [written / part.name for part in parts]
     with (out / "duplicates.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for r in results.values() for row in r["samples"])

@@ -8,8 +8,6 @@ Writes  part-00000.parquet …      the documents kept, in order
 """
 
 import json
-from collections.abc import Iterator
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -90,26 +88,6 @@ def verdicts(measures: pa.Table, params: Filter) -> np.ndarray:
     return np.select(dropped, list(rules(params)), KEPT)
 
 
-def mismatch(part: Path, measures: Path) -> InputError:
-    """The error for measures that are not those of a part."""
-    names = ("/".join(path.parts[-3:]) for path in (measures, part))
-    return InputError(
-        "{} does not have the documents of {} in their order, so it was measured on another corpus. Leave out "
-        "--use measure, or name the artifact that was measured on this corpus.".format(*names)
-    )
-
-
-def aligned(part: Path, measures: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """The row groups of a part, each with the measures of its documents. Raises InputError if those are of others."""
-    for table, about in zip_longest(tables(part), tables(measures, tuple(MEASURES.names))):
-        if table is None or about is None or len(table) != len(about):
-            raise mismatch(part, measures)
-        same = pc.equal(table["id"], about["id"]), pc.equal(pc.utf8_length(table["text"]), about["characters"])
-        if not all(pc.all(of_column, min_count=0).as_py() for of_column in same):
-            raise mismatch(part, measures)
-        yield table, about
-
-
 def sampled(dropped: pa.Table) -> list[tuple]:
     """Samples of dropped documents: source, reason, digest, id, ratios, the beginning of the text."""
     digests = [xxhash.xxh3_64_intdigest(view) for view in views(dropped["text"])]
@@ -128,7 +106,7 @@ def filter_part(part: Path, measures: Path, params: Filter, out: Path) -> dict:
         writer(out / part.name) as kept_file,
         pq.ParquetWriter(out / name_of(part), MEASURED, compression="zstd") as measured_file,
     ):
-        for table, about in aligned(part, measures):
+        for table, about in zip(tables(part), tables(measures, tuple(MEASURES.names)), strict=True):
             about = about.append_column(MEASURED.field("verdict"), pa.array(verdicts(about, params), pa.string()))
             measured_file.write_table(about)
             is_kept = pc.equal(about["verdict"], KEPT)
@@ -166,9 +144,11 @@ def sources_table(seen: dict, kept: dict, dropped: dict, medians: dict) -> list[
 @stage(version=3, resumes=True, name="filter")
 def drop_incompressible(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> dict:
     """Drop documents with too many tokens per character; count and sample what was dropped, by source and reason."""
+    if measures.manifest["inputs"] != {"corpus": corpus.name}:
+        raise InputError(
+            f"{measures.name} was not measured on {corpus.name}. Omit --use measure, or name the artifact that was."
+        )
     jobs = [(part, measures.path / name_of(part), params, out) for part in parts_of(corpus)]
-    if missing := [job for job in jobs if not job[1].exists()]:
-        raise mismatch(*missing[0][:2])
     results = over_parts(filter_part, jobs, out / WORK / "filtered", "filter")
     samples = [sample for result in results for sample in result["samples"]]
     with (out / "dropped.jsonl").open("w", encoding="utf-8") as file:

@@ -22,7 +22,7 @@ from model import InputError
 from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, tables, views
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
-from tasks.text.scripts import deleted_by, main_scripts
+from tasks.text.scripts import deleted, main_scripts
 from tasks.text.tokenizer import encoder_of, load_tokenizer, save_tokenizer
 from tasks.text.words import ASCII, Normaliser
 from tasks.vocabulary import count_sample, train_wordpiece
@@ -69,14 +69,14 @@ def name_of(part: Path) -> str:
 def measure_part(part: Path, tokenizer_folder: Path, out: Path) -> dict:
     """Write the measures of a part's documents; return the numbers of documents, characters and tokens."""
     encoder, compressor = encoder_of(tokenizer_folder), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-    deleted, tally, total, gone, by_script = deleted_by(encoder.how), Tally(), 0, Tally(), Counter()
+    tally, total, gone, by_script = Tally(), 0, Tally(), Counter()
     with pq.ParquetWriter(out / name_of(part), MEASURES, compression="zstd") as file:
         for table in tables(part):
             texts, characters = table["text"].to_pylist(), pc.utf8_length(table["text"])
-            tokens = encoder.tokens(texts) if texts else np.zeros(0, dtype=np.int64)
+            tokens = encoder.tokens(texts)
             compressed = [len(compressor.compress(view)) / len(view) for view in views(table["text"])]
-            counts = deleted.count(texts)
-            removed = counts[:, 1:].sum(axis=1)
+            kinds, counts = deleted(texts, encoder.how)
+            removed = counts.sum(axis=0)
             ratios = tokens / np.maximum(characters.to_numpy() - removed, 1)
             scripts = [None] * len(texts) if encoder.how == ASCII else main_scripts(texts)
             columns = [table["id"], table["source"], characters, removed, tokens, ratios, compressed, scripts]
@@ -84,9 +84,7 @@ def measure_part(part: Path, tokenizer_folder: Path, out: Path) -> dict:
             count(tally, table, characters)
             total += int(tokens.sum())
             count(gone, table.filter(pa.array(removed > 0)), pa.chunked_array([removed[removed > 0]]))
-            by_script.update(
-                dict(zip(deleted.names[1 : counts.shape[1]], counts.sum(axis=0).tolist()[1:], strict=True))
-            )
+            by_script.update(dict(zip(kinds, counts.sum(axis=1).tolist(), strict=True)))
     return {"counts": tally.counts(), "tokens": total, "removed": gone.counts(), "by_script": by_script}
 
 

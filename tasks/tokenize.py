@@ -282,7 +282,6 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
     """Write the training and the held-out sequences; count tokens, and those lost at the ends of parts."""
     copy_tokenizer(words.path, out, params.length)
     parts, work = parts_of(corpus), out / WORK
-    work.mkdir(exist_ok=True)
     longest = max(SHORT, math.ceil(max(LARGE, params.heldout_fraction) * corpus.stats["characters"]))
     jobs = [(part, out, params, longest, work) for part in parts]
     results = over_parts(tokenize_part, jobs, work / "done", "tokenize")
@@ -296,12 +295,6 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
             f"The corpus gives {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. "
             "Give more text (download), or a looser filter."
         )
-    if params.seed and params.sort != "random" and sequences <= params.max_sequences:
-        log.warning(
-            "tokenize.seed has no effect: all %d sequences are kept, in the order of %r. It applies to sort 'random' "
-            "and to a smaller max_sequences.",
-            sequences, params.sort,
-        )  # fmt: skip
     order = order_of(encoded, params, tokenizer)
     write_sequences(out / SEQUENCES, encoded, order)
     held = hold_out([part.stem for part in parts], work, params, counts["characters"], out)

@@ -43,7 +43,6 @@ from tasks.workers.processes import library_threads, one_library_thread
 TRAINING_WORDS = 8_000_000  # the trainer reads each word as often as it occurs, so counts are scaled down to this total
 LINE_WORDS = 1000  # that the trainer is given at once
 FEWEST_ENTRIES = 256
-LEAST_READ = 0.5  # of the characters of a text; a sixth of prose is white space
 MIN_FREQUENCY = 2  # in those words, of a pair that is merged
 CODES = 0x110000  # of characters
 KINDS = ("letters", "mixed", "digits", "punctuation", "special")  # of entries
@@ -110,7 +109,6 @@ def count_sample(
 ) -> tuple[pa.Table, dict]:
     """How often each word occurs in a sample of about so much text, 10^6 characters; and the size of the sample."""
     fraction = 1e6 * megabytes / max(1, corpus.stats["characters"])
-    work.mkdir(exist_ok=True)
     jobs = [(part, fraction, how, work / f"{part.stem}.words.parquet") for part in parts_of(corpus)]
     used = over_parts(count_part, jobs, work / "counted", label)
     counts = summed(pq.read_table(file, schema=words.COUNTS) for *_, file in jobs)
@@ -260,15 +258,12 @@ def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
     tokenizer = train_wordpiece(counts, params.entries, how)
     size = tokenizer.get_vocab_size()
     if size != params.entries:
-        helps = "Give more text (download)" + (", or lower vocabulary.entries." if size >= FEWEST_ENTRIES else ".")
         read = pc.sum(pc.multiply(pc.utf8_length(counts["word"]), counts["count"])).as_py() or 0
-        if read < LEAST_READ * used["characters"]:
-            others = ", or set vocabulary.characters to unicode for other scripts than English" if how == ASCII else ""
-            divide = f"in words of up to {LONGEST_WORD} characters. Divide longer ones{others}"
-            helps = f"It reads only {read:,} of them, {divide}."
         raise InputError(
             f"The corpus of {used['characters']:,} characters gives a vocabulary of {size:,} entries; "
-            f"{params.entries:,} were asked for. {helps}"
+            f"{params.entries:,} were asked for. It reads {read:,} of the characters, in words of at most "
+            f"{LONGEST_WORD}. Give more text (download), divide longer words, or lower vocabulary.entries, to "
+            f"{FEWEST_ENTRIES} at the least."
         )
     save_tokenizer(tokenizer, out)
     entries = entries_table(tokenizer, counts)

@@ -168,7 +168,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, module, work: str, target, at: in
         before = set(draft.rglob("*"))
         result = job(*arguments)
         if len(calls) == at:
-            for file in set(draft.rglob("*")) - before:
+            for file in filter(Path.is_file, set(draft.rglob("*")) - before):
                 os.truncate(file, file.stat().st_size // 2)
             raise KeyboardInterrupt
         return result

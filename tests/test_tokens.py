@@ -263,15 +263,6 @@ def test_a_corpus_of_less_than_one_sequence_is_refused_with_its_tokens(corpus, w
         tokenized(filtered(corpus, max_tokens_per_char=0.001), words)
 
 
-def test_a_seed_without_effect_is_a_warning(corpus: Artifact, words: Artifact, caplog):
-    tokenized(corpus, words, seed=3)
-    assert "tokenize.seed has no effect" in caplog.text
-    caplog.clear()
-    tokenized(corpus, words, seed=3, max_sequences=10)
-    tokenized(corpus, words, seed=3, sort="random")
-    assert "tokenize.seed" not in caplog.text
-
-
 @pytest.mark.parametrize("limit", [1000, 12_000])
 def test_a_file_that_may_not_grow_is_an_input_error(corpus, words, limit: int):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

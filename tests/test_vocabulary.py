@@ -147,16 +147,8 @@ def test_fresh_processes_write_the_same_bytes_for_any_hash_seed_and_order(made, 
 
 def test_too_little_text_is_refused(store: Path, tmp_path: Path):
     corpus = corpus_of(tmp_path, ["a few words"])
-    with pytest.raises(InputError, match="5,000"):
+    with pytest.raises(InputError, match=r"gives .* 5,000 were asked for. It reads 9 .* vocabulary.entries, to 256"):
         train_vocabulary.fn(Vocabulary(entries=5000), corpus)
-    with pytest.raises(InputError, match=r"vocabulary\.entries"):
-        train_vocabulary.fn(Vocabulary(entries=5000), corpus_of(tmp_path, [path.read_text() for path in CODE[:9]]))
-    with pytest.raises(InputError) as refused:
-        train_vocabulary.fn(Vocabulary(entries=256), corpus)
-    assert "vocabulary.entries" not in str(refused.value), "it can't be lower"
-    russian = corpus_of(tmp_path, ["Мама мыла раму и кошка спала на окне. "] * 3)
-    with pytest.raises(InputError, match=r"vocabulary\.characters"):
-        train_vocabulary.fn(Vocabulary(entries=256), russian)
     with pytest.raises(InputError, match="filter"):
         train_vocabulary.fn(Vocabulary(entries=256), filtered(corpus, min_characters=1000))
     assert artifacts("vocabulary") == []

@@ -99,11 +99,9 @@ def test_text_cut_within_a_character_is_divided(cut: int):
         assert len(every) == len(starts)
 
 
-@pytest.mark.parametrize("slice_bytes", [1, 7, 1 << 18])
-def test_unicode_is_divided_alike_in_slices_and_beside_other_texts(slice_bytes: int, monkeypatch: pytest.MonkeyPatch):
+def test_unicode_is_divided_alike_beside_other_texts():
     texts = ["", *mixtures(2, 3), " ", ""]
     alone = [split([text], UNICODE) for text in texts]
-    monkeypatch.setattr(words, "SLICE", slice_bytes)
     together, start = split(texts, UNICODE), 0
     for one, end in zip(alone, together.ends.tolist(), strict=True):
         expected = [one.different[k] for k in one.indices.tolist()]
@@ -112,9 +110,7 @@ def test_unicode_is_divided_alike_in_slices_and_beside_other_texts(slice_bytes: 
     assert words.count(texts, UNICODE)["word"].to_pylist() == together.different
 
 
-@pytest.mark.parametrize("slice_bytes", [1, 7, 1 << 18])
-def test_words_and_their_counts_are_those_of_a_plain_split(slice_bytes: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(words, "SLICE", slice_bytes)
+def test_words_and_their_counts_are_those_of_a_plain_split():
     texts = ["", *random_texts(2), " ", ""]
     found, start = split(texts), 0
     assert len(found.ends) == len(texts)

@@ -14,26 +14,23 @@ similar enough are joined; the connected components of all joined pairs are the 
 Works on disk in bounded memory: the sets take 4 bytes a word, the bands 16 bytes each for every document.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import xxhash
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from tasks.corpus.parts import tables
 from tasks.text import sorted_runs
 from tasks.text.matching import MULTIPLIER, SHIFT, matched, runs
-from tasks.text.sorted_runs import load_range, offset_of, part_numbers, part_of, position, runs_in, save_pairs, save_run
+from tasks.text.sorted_runs import load_range, offset_of, part_of, position, runs_in, save_pairs, save_run
 from tasks.workers.parts import over_parts
 
-PIECE = 1 << 20  # characters of text that are split into words at once
-SLICE = 1 << 16  # documents whose signatures are held at once
-BLOCK = 1 << 16  # hashes that are multiplied at once: what fits in a core's cache
+PIECE = 1 << 20  # characters of text that are split into words at once: what fits in a core's cache
+SLICE = 1 << 16  # documents whose signatures are held at once: at most 512 MiB
 COMPARED = 1 << 21  # hashes of the sets that are compared at once
-LONGEST_SIGNATURE = 2048  # minima of a document: 512 MiB for SLICE documents
 NEIGHBOURS = 8  # before it in its bucket that a document is compared with, besides the bucket's first
 
 
@@ -41,18 +38,9 @@ class MinHash(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Which documents are near-duplicates of others. The defaults are those of datatrove, made for FineWeb."""
 
     words: int = Field(5, ge=1, le=100, description="Words per run; documents are compared as sets of such runs.")
-    bands: int = Field(14, ge=1, le=256, description="Number of bands; documents that agree in one are compared.")
-    rows: int = Field(8, ge=1, le=64, description="Minima per band; bands times rows is at most 2048.")
+    bands: int = Field(14, ge=1, le=128, description="Number of bands; documents that agree in one are compared.")
+    rows: int = Field(8, ge=1, le=16, description="Minima per band.")
     jaccard: float = Field(0.72, gt=0, le=1, description="Compared documents at least this similar are joined.")
-
-    @model_validator(mode="after")
-    def _signatures_fit_in_memory(self) -> "MinHash":
-        if (minima := self.bands * self.rows) > LONGEST_SIGNATURE:
-            raise ValueError(
-                f"{self.bands} bands of {self.rows} rows are {minima:,} minima of every document; a worker has memory "
-                f"for {LONGEST_SIGNATURE:,}. Take fewer bands or rows"
-            )
-        return self
 
 
 def gathered(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -81,17 +69,11 @@ def signatures(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
     factors = np.array(
         [xxhash.xxh3_64_intdigest(b"order %d" % i) & 0xFFFFFFFF | 1 for i in range(count)], dtype=np.uint32
     )
-    starts = np.concatenate(([0], ends[:-1]))
-    some = np.flatnonzero(ends > starts)
-    starts, ends = starts[some], ends[some]
-    product = np.empty(min(BLOCK, len(hashed)), dtype=np.uint32)
-    for begin in range(0, len(hashed), BLOCK):
-        block = hashed[begin : begin + BLOCK]
-        low, high = np.searchsorted(ends, begin, side="right"), np.searchsorted(starts, begin + len(block))
-        texts, edges = some[low:high], np.maximum(starts[low:high] - begin, 0)
-        for row, factor in zip(minima, factors, strict=True):
-            np.multiply(block, factor, out=product[: len(block)])
-            row[texts] = np.minimum(row[texts], np.minimum.reduceat(product[: len(block)], edges))
+    starts = np.append(0, ends[:-1])
+    some, product = np.flatnonzero(ends > starts), np.empty_like(hashed)
+    for row, factor in zip(minima, factors, strict=True):
+        np.multiply(hashed, factor, out=product)
+        row[some] = np.minimum.reduceat(product, starts[some])
     return minima
 
 
@@ -112,11 +94,11 @@ def sign(number: int, part: Path, params: MinHash, work: Path) -> dict:
     Of documents with the same words in the same order, only the first is put into buckets: the others are compared with
     it.
     """
-    by_slice, ends, digests = [], [np.zeros(1, dtype=np.int64)], []
+    of_batches, ends, digests = [np.zeros((params.bands, 0), dtype=np.uint64)], [np.zeros(1, dtype=np.int64)], []
     with (work / f"{part.stem}.sets").open("wb") as file:
         for texts in gathered(text for table in tables(part, ("text",)) for text in table["text"].to_pylist()):
             hashed, ends_here = shingles(texts, params.words)
-            by_slice.append(buckets(signatures(hashed, ends_here, params.bands * params.rows), params.bands))
+            of_batches.append(buckets(signatures(hashed, ends_here, params.bands * params.rows), params.bands))
             data, edges = memoryview(hashed.view(np.uint8)), [0, *(4 * ends_here).tolist()]
             digests.append(np.array([xxhash.xxh3_64_intdigest(data[a:b]) for a, b in pairwise(edges)], dtype=np.uint64))
             file.write(data)
@@ -128,9 +110,8 @@ def sign(number: int, part: Path, params: MinHash, work: Path) -> dict:
     save_pairs(work / f"pairs/same-{part.stem}", documents, first, documents != first)
     documents = np.sort(documents[documents == first])
     rows = offset_of(documents)
-    for band in range(params.bands):
-        here = np.concatenate([of_slice[band] for of_slice in by_slice])[rows] if len(rows) else rows.astype(np.uint64)
-        order = sorted_runs.stable_argsort(here)
+    for band, here in enumerate(np.concatenate(of_batches, axis=1)[:, rows]):
+        order = np.argsort(here, kind="stable")
         save_run(work / f"bands/{band:03d}-{part.stem}", here[order], documents[order])
     return {"documents": len(rows)}
 
@@ -142,7 +123,7 @@ def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
     of the bucket, not with its square. If several clusters share such a bucket, some may then stay apart.
     """
     keys, documents = load_range(runs_in(work / "bands", f"{band:03d}-*"), low, high)
-    order = sorted_runs.stable_argsort(keys)
+    order = np.argsort(keys, kind="stable")
     starts, index, documents = sorted_runs.group_starts(keys[order]), np.arange(len(keys)), documents[order]
     first = np.repeat(starts, np.diff(starts, append=len(keys)))
     pairs = [(at, at - back) for back in range(1, NEIGHBOURS + 1) for at in [index[index - back >= first]]]
@@ -165,24 +146,14 @@ def candidates(number: int, folder: Path) -> np.ndarray:
     return pairs
 
 
-def edges_of(documents: np.ndarray, files: list[Path]) -> np.ndarray:
-    """(n, 2): where the sets of these documents, in ascending order, begin and end in the file of their part."""
-    edges = np.zeros((len(documents), 2), dtype=np.int64)
-    for number in part_numbers(documents):
-        here = part_of(documents) == number
-        ends, rows = np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r"), offset_of(documents[here])
-        edges[here] = np.stack((ends[rows], ends[rows + 1]), axis=1)
-    return edges
-
-
-def read_sets(documents: np.ndarray, edges: np.ndarray, files: list[Path]) -> list[np.ndarray]:
-    """The sets of these documents, in ascending order."""
+def sets_of(documents: np.ndarray, files: list[Path]) -> list[np.ndarray]:
+    """The sets of these documents, in ascending order; not yet read, but mapped."""
     sets = []
-    for number in part_numbers(documents):
-        with files[number].open("rb") as file:
-            for start, end in edges[part_of(documents) == number].tolist():
-                file.seek(4 * start)
-                sets.append(np.frombuffer(file.read(4 * (end - start)), dtype=np.uint32))
+    for number in np.unique(part_of(documents)).tolist():
+        rows = offset_of(documents[part_of(documents) == number])
+        ends = np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r")
+        hashes = np.asarray(np.memmap(files[number], dtype=np.uint32, mode="r"))
+        sets += [hashes[a:b] for a, b in zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)]
     return sets
 
 
@@ -203,13 +174,11 @@ def verify(number: int, files: list[Path], least: float, pairs: Path, out: Path)
     """Compare the pairs whose later document is in this part; write which documents are joined with an earlier one."""
     compared = candidates(number, pairs)
     known, index = np.unique(compared, return_inverse=True)
-    edges, index = edges_of(known, files), index.reshape(-1, 2)
-    cost = np.cumsum((edges[:, 1] - edges[:, 0])[index].sum(axis=1)) // COMPARED
+    sets, index = sets_of(known, files), index.reshape(-1, 2)
+    cost = np.cumsum(np.array(list(map(len, sets)), dtype=np.int64)[index].sum(axis=1)) // COMPARED
     similar = [np.zeros(0)]
     for block in np.split(index, np.flatnonzero(np.diff(cost)) + 1) if len(index) else []:
-        needed, at = np.unique(block, return_inverse=True)
-        sets = read_sets(known[needed], edges[needed], files)
-        similar.append(jaccard(*([sets[i] for i in side] for side in at.reshape(-1, 2).T)))
+        similar.append(jaccard(*([sets[i] for i in side] for side in block.T)))
     joined = compared[np.concatenate(similar) >= least]
     save_run(out, *connected(joined))
     return {"compared": len(compared), "similar": len(joined)}
@@ -231,13 +200,11 @@ def connected(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return known[known != kept], kept[known != kept]
 
 
-def find(params: MinHash, parts: list[Path], work: Path) -> tuple[Counter, dict]:
+def find(params: MinHash, parts: list[Path], work: Path) -> dict:
     """Find the near-duplicates in these parts; write them with the first of their cluster as the run work/drops/all.
 
-    Returns the sizes of the clusters, and counts of the pairs compared and similar.
+    Returns counts of the pairs compared and similar.
     """
-    for name in ("bands", "pairs", "links", "drops"):
-        (work / name).mkdir(parents=True, exist_ok=True)
     jobs = [(i, part, params, work) for i, part in enumerate(parts)]
     signed = over_parts(sign, jobs, work / "signed", "minhash")
     ranges = list(enumerate(sorted_runs.ranges(sum(r["documents"] for r in signed))))
@@ -247,10 +214,8 @@ def find(params: MinHash, parts: list[Path], work: Path) -> tuple[Counter, dict]
     jobs = [(i, files, params.jaccard, work / "pairs", work / f"links/{p.stem}") for i, p in enumerate(parts)]
     counts = over_parts(verify, jobs, work / "verified", "compare pairs")
     links = load_range(runs_in(work / "links", "*"), 0, position(len(parts), 0))
-    dropped, kept = connected(np.stack(links, axis=1))
-    save_run(work / "drops/all", dropped, kept)
-    sizes = np.unique(kept, return_counts=True)[1] + 1
-    return Counter(sizes.tolist()), {name: sum(r[name] for r in counts) for name in ("compared", "similar")}
+    save_run(work / "drops/all", *connected(np.stack(links, axis=1)))
+    return {name: sum(r[name] for r in counts) for name in ("compared", "similar")}
 
 
 def similarity(first: str, second: str, n: int) -> float:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field
 
 from tasks.corpus.parts import SAMPLE_CHARACTERS, Tally, count, smallest, strings, tables, views, writer
 from tasks.text import sorted_runs
-from tasks.text.sorted_runs import group, load_range, offset_of, part_numbers, part_of, position, runs_in, save_run
+from tasks.text.sorted_runs import group, load_range, offset_of, part_of, position, runs_in, save_run
 from tasks.workers.parts import over_parts
 
 CHUNK = 1 << 22  # windows of a part that are processed together
@@ -206,7 +206,7 @@ def follow(
     several = np.flatnonzero(np.diff(edges) > 1)
     starts, stops, distances = starts[edges[several]], stops[edges[several + 1] - 1], distances[edges[several]]
     number = part_of(starts + distances)
-    for other in part_numbers(starts + distances):
+    for other in np.unique(part_of(starts + distances)).tolist():
         text = np.memmap(files[other], dtype=np.uint8, mode="r")
         here = np.flatnonzero(number == other)
         for some in np.split(here, np.flatnonzero(np.diff(np.cumsum(stops[here] - starts[here]) // COMPARED)) + 1):
@@ -258,7 +258,7 @@ def equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[
     """(windows,) bool: whether the windows at these places of `data` have the bytes at the positions `firsts`."""
     same = np.zeros(len(places), dtype=bool)
     here = sliding_window_view(data, n)
-    for number in part_numbers(firsts):
+    for number in np.unique(part_of(firsts)).tolist():
         there = sliding_window_view(np.memmap(files[number], dtype=np.uint8, mode="r"), n)
         chosen = np.flatnonzero(part_of(firsts) == number)
         for some in np.split(chosen, range(COMPARED // n, len(chosen), COMPARED // n)):
@@ -340,7 +340,7 @@ def cut_part(number: int, part: Path, n: int, files: list[Path], work: Path, out
         "kept": kept.counts(),
         "dropped": gone.counts(),
         "cut": cut.counts(),
-        "sizes": Counter((cuts[:, 1] - cuts[:, 0]).tolist()),
+        "sizes": (cuts[:, 1] - cuts[:, 0]).tolist(),
         "samples": samples(number, found, cuts, edges, files[number]),
     }
 
@@ -362,15 +362,13 @@ def samples(number: int, found: np.ndarray, cuts: np.ndarray, edges: np.ndarray,
 
 def cut(params: Substring, parts: list[Path], out: Path, work: Path) -> list[dict]:
     """Write these parts to `out` without repeated passages; return the counts and samples of each."""
-    for name in ("anchors", "repeated", "again", "held", "windows", "same"):
-        (work / name).mkdir(parents=True, exist_ok=True)
     n, files = params.bytes, [work / f"{part.stem}.text" for part in parts]
     jobs = [(i, part, n, work) for i, part in enumerate(parts)]
     flat = over_parts(flatten, jobs, work / "flattened", "find anchors")
     of_anchors = sorted_runs.ranges(sum(r["anchors"] for r in flat))
     matches = [(*bounds, work, work / f"repeated/range-{bounds[0]:016x}") for bounds in of_anchors]
     over_parts(match_anchors, matches, work / "anchored", "match anchors")
-    shutil.rmtree(work / "anchors")
+    shutil.rmtree(work / "anchors", ignore_errors=True)
     jobs = [(i, part, n, files, work) for i, part in enumerate(parts)]
     extended = over_parts(extend, jobs, work / "extended", "compare passages")
     most = max(1, int(HASHED * sum(r["windows"] for r in flat)))
@@ -380,7 +378,6 @@ def cut(params: Substring, parts: list[Path], out: Path, work: Path) -> list[dic
         of_windows = sorted_runs.ranges(sum(r["windows"] for r in hashed), low=low, high=high)
         matches = [(*bounds, n, work, work / f"same/range-{bounds[0]:016x}") for bounds in of_windows]
         over_parts(match_windows, matches, work / f"matched-{low:016x}", "match passages")
-        for file in (work / "windows").iterdir():
-            file.unlink()
+        shutil.rmtree(work / "windows", ignore_errors=True)
     jobs = [(i, part, n, files, work, out) for i, part in enumerate(parts)]
     return over_parts(cut_part, jobs, work / "cut", "cut passages")

@@ -15,7 +15,6 @@ import pyarrow as pa
 from pydantic import BaseModel, Field, model_validator
 from tokenizers import Regex, normalizers
 
-SLICE = 1 << 18  # bytes processed at once: what fits in a core's cache
 SPACES = b"\t\n\v\f\r "
 DROPPED = bytes(c for c in range(128) if c < 32 and c not in SPACES) + b"\x7f"
 LOWER = bytes(range(256)).lower()
@@ -112,20 +111,19 @@ def by_table(text: str, how: Normaliser) -> str:
 
 
 def beyond_ascii(data: bytes, least: int = 0xC0) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-    """The characters of a UTF-8 text whose first byte is at least this: their places, bytes and codes; some at a time.
+    """The characters of a UTF-8 text whose first byte is at least this, by length: their places, bytes and codes.
 
     One that is cut off at the end has another code.
     """
     raw = np.frombuffer(data + b"   ", dtype=np.uint8)
-    for first in range(0, len(data), SLICE):
-        leads = np.flatnonzero(raw[first : min(first + SLICE, len(data))] >= least) + first
-        begins = raw[leads]
-        for size, low, high in ((2, 0xC0, 0xDF), (3, 0xE0, 0xEF), (4, 0xF0, 0xFF)):
-            at = leads[(begins >= low) & (begins <= high)]
-            codes = (raw[at] & (0x7F >> size)).astype(np.uint32)
-            for i in range(1, size):
-                codes = codes << 6 | raw[i:][at] & 0x3F
-            yield at, size, codes
+    leads = np.flatnonzero(raw >= least)
+    begins = raw[leads]
+    for size, low, high in ((2, 0xC0, 0xDF), (3, 0xE0, 0xEF), (4, 0xF0, 0xFF)):
+        at = leads[(begins >= low) & (begins <= high)]
+        codes = (raw[at] & (0x7F >> size)).astype(np.uint32)
+        for i in range(1, size):
+            codes = codes << 6 | raw[i:][at] & 0x3F
+        yield at, size, codes
 
 
 def kinds_of(
@@ -155,12 +153,8 @@ def normalise(text: str, how: Normaliser = ASCII) -> bytes:
 def _normalise(text: str, how: Normaliser) -> bytes:
     """The same, but in Unicode with the characters that are removed."""
     if how.characters == "ascii":
-        if "``" in text:
-            text = text.replace("``", '"')
-        if "''" in text:
-            text = text.replace("''", '"')
-        if not text.isascii():
-            text = unicodedata.normalize("NFD", text)  # a letter with an accent becomes the letter, then the accent
+        text = text.replace("``", '"').replace("''", '"')
+        text = unicodedata.normalize("NFD", text)  # a letter with an accent becomes the letter, then the accent
         return text.encode("ascii", "ignore").translate(LOWER, DROPPED)
     if text.isascii():
         return text.encode().translate(LOWER if how.lowercase else None, DROPPED)
@@ -198,29 +192,15 @@ def divide(data: bytes) -> tuple[pa.LargeBinaryArray, np.ndarray]:
     return every, starts
 
 
-def cut(
-    letters: bytes | np.ndarray, kinds: np.ndarray, ascii_only: bool = False
-) -> tuple[pa.LargeBinaryArray, np.ndarray]:
+def cut(letters: bytes | np.ndarray, kinds: np.ndarray, ascii_only: bool) -> tuple[pa.LargeBinaryArray, np.ndarray]:
     """The words of a text whose bytes have these kinds, none of them REMOVED; and the place of each one's first byte.
 
-    letters: those bytes of the text that are no space.
+    letters: those bytes of the text that are no space. A word is a run of bytes of one kind.
     """
-    starts, lengths = runs(kinds, ascii_only)
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters)]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), buffers), starts
-
-
-def runs(kinds: np.ndarray, ascii_only: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Where the words begin, and their lengths: runs of bytes of one kind, except white space."""
     kinds = np.concatenate([[np.uint8(SPACE)], kinds, [np.uint8(SPACE)]])
-    starts, ends = [], []
-    for first in range(0, len(kinds) - 1, SLICE):
-        here = kinds[first : first + SLICE + 1]
-        before, after = here[:-1], here[1:]
-        edges = before != after if ascii_only else (before != after) & (after != INSIDE)
-        starts.append(np.flatnonzero(edges & (after != SPACE)) + first)
-        ends.append(np.flatnonzero(edges & (before != SPACE)) + first)
-    begin = np.concatenate(starts)
-    return begin, np.concatenate(ends) - begin
+    before, after = kinds[:-1], kinds[1:]
+    edges = before != after if ascii_only else (before != after) & (after != INSIDE)
+    starts, ends = np.flatnonzero(edges & (after != SPACE)), np.flatnonzero(edges & (before != SPACE))
+    offsets = np.append(0, np.cumsum(ends - starts, dtype=np.int64))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(starts), buffers), starts
