@@ -148,12 +148,13 @@ def pack(given: argparse.Namespace) -> None:
 def encoded(tokenized: Path, data: Path, tasks: list[str], most: int) -> dict[str, np.ndarray]:
     """The encoded training and validation examples of the tasks, by task, split and array."""
     from tasks.finetune import encode
-    from tasks.glue import data as glue_data
+    from tasks.glue.own import by_name
+    from tasks.glue.tables import read
     from tasks.text.tokenizer import load_tokenizer
 
     tokenizer, arrays = load_tokenizer(tokenized), {}
     for task in tasks:
-        tables = glue_data.read(str(data), task).tables
+        tables = read(by_name(task, str(data))).tables
         for split in ("train", "validation"):
             ids, _ = encode(tables[split], tokenizer, most)
             examples = Examples.of(ids, tables[split]["label"].to_numpy())

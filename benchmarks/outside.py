@@ -45,7 +45,8 @@ from model.finetuning import predictions
 from model.heldout import Heldout
 from model.pretraining import EVALUATIONS
 from tasks.glue import data as glue
-from tasks.glue import metrics
+from tasks.glue import metrics, tables
+from tasks.glue.own import by_name
 from tasks.glue.tasks import TASKS as GLUE_TASKS
 from tasks.store import HELDOUT_TEXT
 from tasks.text.tokenizer import heldout_of, load_tokenizer
@@ -227,7 +228,7 @@ def finetune(given: argparse.Namespace, here: machine.Machine, task: str, seed: 
     model = transformers.AutoModelForSequenceClassification.from_pretrained(home, num_labels=about.classes)
     splits: dict[str, Dataset] = {}
     for split in ("train", "validation"):
-        table = glue.read(str(given.glue), task).tables[split]
+        table = tables.read(by_name(task, str(given.glue))).tables[split]
         rows = dict(tokenizer(*(table[name].tolist() for name in about.columns), truncation=True, max_length=128))
         kind = np.float32 if about.classes == 1 else np.int64
         splits[split] = Dataset.from_dict(rows | {"labels": table["label"].to_numpy().astype(kind)})
@@ -301,7 +302,10 @@ def main() -> None:
             losses.append(made["heldout"])
             print(f"seed {seed}: {made['tokens']:,} tokens, {losses[-1]['nats_per_byte']['value']:.4f} nats per byte")
             for task in given.tasks if given.glue else []:
-                work, data = (given, here, task, seed, home), common.digest(glue.identity(str(given.glue), task))
+                work, data = (
+                    (given, here, task, seed, home),
+                    common.digest(glue.identity(by_name(task, str(given.glue)))),
+                )
                 score = kept(home / f"{task}-{data}.json", lambda work=work: finetune(*work))["score"]
                 scores.setdefault(task, []).append(score)
     rows = [["", f"ModernBERT, {given.entries:,} entries"]]

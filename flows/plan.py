@@ -21,7 +21,6 @@ from flows.reporting import publish, running
 from flows.summary import brief_duration, counts, relative
 from model import InputError
 from tasks import printable
-from tasks.glue import probes
 from tasks.stage import Params, StageTask
 from tasks.store import Artifact, find, read_manifest, refresh, verify
 from tasks.text.words import Normaliser
@@ -126,17 +125,15 @@ class Plan:
         return needed
 
     def warn_of_unused(self, changed: dict[str, dict]) -> None:
-        """Log a warning if this run doesn't reach an overridden stage, of finetune: what decontaminate doesn't read."""
+        """Log a warning of overridden fields that this run doesn't read."""
         reached = {step.stage for step in self.needed()}
         unused = []
         for stage in changed.keys() - reached:
             reader, fields = READ_EARLIER.get(stage, ("", set()))
-            read = fields & changed[stage].keys() if reader in reached else set()
-            if all(isinstance(task, str) for task in changed[stage].get("tasks", ())):
-                read -= {"tasks"}  # decontaminate has names of its own
-            unused += [f"{stage}.{name}" for name in sorted(changed[stage].keys() - read)] if read else [stage]
-        if unused := sorted(unused):
-            log.warning("This run doesn't reach %s; overrides of it have no effect.", ", ".join(unused))
+            read = fields if reader in reached else set()
+            unused += [f"{stage}.{name}" for name in changed[stage].keys() - read]
+        if unused:
+            log.warning("This run doesn't reach %s; overrides of it have no effect.", ", ".join(sorted(unused)))
 
     def arguments(self, step: Step) -> list[Any]:
         """The params of a step and the artifacts that it reads, made by other steps or given in their place."""
@@ -191,10 +188,8 @@ class Plan:
         wanted = [each.params for each in readers if each.params.data == "probes" and self.until in (SEVERAL, "report")]
         _, tokens, *_ = self.arguments(step) if wanted else (None, None)
         if tokens and read_manifest(tokens):
-            from model.finetuning import steps_of  # torch: not for every command line
-
             for params in wanted:
-                steps_of(params.rows(probes.training_rows(params.task, tokens)), params.finetuning())
+                params.check(tokens)
 
     def run(self) -> Problems:
         """Carry out what is needed, stage by stage; if a step fails, those that don't need it go on."""
@@ -245,15 +240,13 @@ class Plan:
             return call(step.task, *self.arguments(step))
 
     def settle(self, step: Step, artifact: Artifact, cached: bool) -> None:
-        """Log a step's result, check that it is the planned artifact, and put it on the page of the Prefect run."""
-        log.info(result_line(step.title, artifact, cached))
+        """Show a step's result, and check that it is the planned artifact."""
+        show(step.title, artifact, cached)
         if artifact != (planned := self.made[step]):
             raise InputError(
                 f"The input files of {step.title} changed during this run: it made {artifact.name}, but {planned.name} "
                 "was planned. Run again, and don't change the files before it ends."
             )
-        if flow_run.id:
-            publish(artifact)
 
     def memory(self, steps: list[Step]) -> int:
         """Bytes that the largest of these finetuning runs takes."""
@@ -317,19 +310,19 @@ def threads(count: int) -> Iterator[Callable[..., PrefectFuture | Future]]:
 
 
 def make(task: StageTask, params: Params, *inputs: Artifact | list[Artifact], title: str = "") -> Artifact:
-    """The artifact of a stage that runs after a plan; its result is logged and put on the page of the Prefect run."""
+    """The artifact of a stage that runs after a plan."""
     title, cached = title or task.name, task.is_made(params, *inputs)
     with running(title):
         artifact = call(task, params, *inputs)
-    log.info(result_line(title, artifact, cached))
-    if flow_run.id:
-        publish(artifact)
+    show(title, artifact, cached)
     return artifact
 
 
-def result_line(title: str, artifact: Artifact, cached: bool) -> str:
-    """A stage's counts, seconds and path, for the log."""
+def show(title: str, artifact: Artifact, cached: bool) -> None:
+    """Log a stage's counts, seconds and path, and put its artifact on the page of the Prefect run."""
     about = artifact.manifest
     duration = "cached" if cached else brief_duration(about["seconds"])
     facts = [duration, counts(about["stats"])] if cached else [counts(about["stats"]), duration]
-    return printable(f"{title}: {', '.join(filter(None, [*facts, str(relative(artifact.path))]))}")
+    log.info(printable(f"{title}: {', '.join(filter(None, [*facts, str(relative(artifact.path))]))}"))
+    if flow_run.id:
+        publish(artifact)

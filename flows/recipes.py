@@ -27,6 +27,7 @@ from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 
 LONGEST_DEFAULT = 40  # characters of a default in a description
+KINDS = {"string": "text", "boolean": "true or false"}  # other types keep their names in JSON Schema
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -81,18 +82,25 @@ def merge(base: dict, delta: dict, model: type[BaseModel] = Recipe) -> dict:
     return merged
 
 
-def limits(schema: dict) -> str:
-    """The range or the choices of a field, in words, from its JSON schema; empty if it takes any value of its type."""
-    if several := schema.get("anyOf"):
-        return " or ".join(filter(None, map(limits, several)))
-    if schema.get("type") == "array":
-        return limits(schema.get("items", {}))
+def takes(schema: dict) -> str:
+    """The values that a field takes, in words, from its JSON schema: a type with its range, or choices."""
+    if several := schema.get("anyOf") or schema.get("oneOf"):
+        return ", or ".join(map(takes, several))
+    if "$ref" in schema:  # the only models in lists
+        return "definition"
+    if "items" in schema:
+        each = takes(schema["items"])
+        return f"list, each {each}" if "enum" in schema["items"] else f"list of {each}"
+    if isinstance(values := schema.get("additionalProperties"), dict):
+        return f"object with values: {takes(values)}"
     if choices := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
         return "true or false" if choices == [True, False] else f"one of {', '.join(map(str, choices))}"
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    limits = ", ".join(f"{word} {schema[name]:,}" for name, word in words.items() if name in schema)
     if "minimum" in schema and "maximum" in schema:
-        return f"{schema['minimum']:,} to {schema['maximum']:,}"
-    return ", ".join(f"{word} {schema[name]:,}" for name, word in words.items() if name in schema)
+        limits = f"{schema['minimum']:,} to {schema['maximum']:,}"
+    kind = schema.get("type", "any value")
+    return f"{KINDS.get(kind, kind)} {limits}".strip()
 
 
 def in_words(value: Any) -> str:
@@ -114,8 +122,8 @@ def _for_the_form(default: Any, schema: dict) -> None:
             inner["anyOf"] = inner.pop("oneOf")
     value = in_words(default)
     usual = f"in crammed-bert: {value}" if 0 < len(value) <= LONGEST_DEFAULT else ""
-    if facts := "; ".join(filter(None, (limits(schema), usual))):
-        schema["description"] = f"{schema.get('description', '')} {facts[0].upper()}{facts[1:]}.".strip()
+    facts = "; ".join(filter(None, (takes(schema), usual)))
+    schema["description"] = f"{schema.get('description', '')} {facts[0].upper()}{facts[1:]}.".strip()
 
 
 def _partial(model: type[BaseModel], base: dict) -> type:

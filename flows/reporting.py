@@ -77,7 +77,7 @@ class TerminalLog(logging.Handler):
         self.running, self.last_progress = "", time.monotonic()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Leave out Prefect's states and lost events, errors that the command prints at its end, and frequent progress."""
+        """Leave out Prefect's states and lost events, errors that the command prints last, and frequent progress."""
         if record.name.startswith("prefect"):
             states = ("Crash detected!", "Finished in state", "Unable to connect to 'ws")
             is_shown = record.levelno >= logging.WARNING and not record.getMessage().startswith(states)

@@ -213,7 +213,7 @@ STUDIES: dict[str, dict] = {
         },
         "runs": BASE
         | {
-            "the Pile's natural part": {"download": {"source": "pile-natural"}},
+            "the Pile's natural part": {"download": {"sets": ["Books3", "Gutenberg (PG-19)", "Wikipedia (en)"]}},
             "C4": {"download": {"source": "c4"}},
             "C4, not filtered": {"download": {"source": "c4"}, "filter": {"max_tokens_per_char": None}},
             "OSCAR": {"download": {"source": "oscar"}},

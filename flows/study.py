@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from prefect import flow, tags
+from pydantic import PositiveInt
 
 from flows.cram import add, run_name
 from flows.plan import Plan, Problems, Step, make
@@ -25,7 +26,7 @@ def study(
     study: str = "masking",
     recipe: RecipeName | None = None,
     override: Override = {},
-    seeds: int = 1,
+    seeds: PositiveInt = 1,
     scale: str = "",
     until: Literal["pretrain", "report"] = "pretrain",
 ) -> Artifact:

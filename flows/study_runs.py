@@ -4,17 +4,16 @@ import math
 import re
 import runpy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from flows.deltas import DELTAS, LIMITS, NAMED, POCKET_EXTRA, POCKET_HEAD, nearest, pocket, reads_files, resized
 from flows.recipes import Recipe, check_changes, check_name, did_you_mean, merge, parse_json, recipe_of
 from flows.studies import STUDIES
 from model import InputError, budget
 from model.settings import READ_BY, Training
-from tasks.reports.law import FEWEST
-from tasks.study import SIZE_FIELDS, Card, Member, StudyReport
+from tasks.study import Member, StudyReport
 
 NUMBER = r"(\d{1,3}(?:,\d{3})+|\d*\.?\d+(?:[eE][+-]?\d+)?)"  # commas between thousands only
 SCALE = re.compile(rf"(?:(pocket|day)(?: +x *{NUMBER})?)?(?:(?:^|(?<=\w),? +){NUMBER} +(hour|token|flop)s?)?")
@@ -30,11 +29,6 @@ KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them 
 }
 RELATIVE = "scale"  # the name of `Multiples` among the changes of a run
 OTHER = "recipe"  # the name of the recipe that a run is instead of the study's, among its changes
-# Dense fp16 or bf16 TFLOP/s: paper, section 4.1, and NVIDIA's data sheet. 42 % of the peak is what the release reached
-# on an A6000 (pytorch/pytorch#96693: 103,200 tokens/s).
-CARDS = {"RTX 2080 Ti": 53.8, "RTX A4000": 88.45, "RTX A6000": 154.8, "H100 or H200": 989.4}
-SHARE_OF_PEAK = 0.42
-SECONDS_PER_DAY = 86_400
 
 
 class Multiples(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -45,6 +39,9 @@ class Multiples(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     budget: float = Field(1.0, gt=0, le=10_000, description="Multiple of the budget.")
 
 
+RunName = Annotated[str, Field(pattern=r"^\S(.*\S)?$")]  # not empty, on one line, without space around it
+
+
 class Study(BaseModel, frozen=True, extra="forbid"):
     """A list of runs. flows/studies.py has those that come with cram."""
 
@@ -53,21 +50,9 @@ class Study(BaseModel, frozen=True, extra="forbid"):
     published: dict[str, str] = Field({}, description="Figures or findings of the paper, by run.")
     recipe: str = Field("crammed-bert", description="The recipe that the runs change.")
     fit: bool = Field(False, description="Whether to fit a scaling law to the runs.")
-    runs: dict[str, dict[str, Any]] = Field(
+    runs: dict[RunName, dict[str, Any]] = Field(
         min_length=1, description="The changes of each run; the first is the one that the others are compared with."
     )
-
-    @model_validator(mode="after")
-    def _runs_have_names(self) -> "Study":
-        for name in self.runs:
-            if not name or name != name.strip() or not name.isprintable():
-                raise ValueError(
-                    f"the name {name!r} of a run is empty, begins or ends with a space, or has characters that can't "
-                    "be printed; give it another"
-                )
-        if unknown := [name for name in self.published if name not in self.runs]:
-            raise ValueError(f"published names {unknown[0]!r}, which is no run")
-        return self
 
 
 class Scale(NamedTuple):
@@ -116,16 +101,14 @@ def study_called(name: str) -> Study:
             content = {"STUDY": parse_json(Path(name).read_text(encoding="utf-8-sig"))}
     except (Exception, SystemExit) as error:
         raise InputError(f"{name} can't be read: {type(error).__name__}: {error}. Expected a study.") from error
-    if "STUDY" not in content:
-        raise InputError(f"{name} has no STUDY. Assign the study to it: STUDY = {{'runs': {{...}}}}.")
     try:
-        return Study.model_validate(content["STUDY"])
+        return Study.model_validate(content.get("STUDY"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the study"
         raise InputError(
-            f"{name}: {where}: {first['msg']}. A study has {', '.join(Study.model_fields)}; runs holds the changes of "
-            "each run by its name."
+            f"{name}: {where}: {first['msg']}. A study (in a .py file the value of STUDY) has "
+            f"{', '.join(Study.model_fields)}; runs holds the changes of each run by its name."
         ) from error
 
 
@@ -187,8 +170,6 @@ def multiples_of(changes: dict) -> Multiples:
     check_changes(stages_of(changes))
     if OTHER in changes and changes[OTHER] not in [*NAMED]:
         raise InputError(f"{OTHER} is {changes[OTHER]!r}; expected one of {', '.join(NAMED)}.")
-    if "report" in changes:
-        raise InputError("report.title is the name of the run in a study. Remove report.")
     try:
         return Multiples.model_validate(changes.get(RELATIVE, {}))
     except ValidationError as error:
@@ -268,8 +249,8 @@ def runs_of(study: Study, recipe: str, override: dict, seeds: int, scale: Scale,
     A run that another recipe, a multiple of the size or an override makes impossible gets a `problem`. Raises
     InputError for all other mistakes.
     """
-    if "report" in override:
-        raise InputError("A study sets report.title to the name of each run. Remove report from override.")
+    if "report" in override or any("report" in changes for changes in study.runs.values()):
+        raise InputError("A study sets report.title to the name of each run. Remove report.")
     check_changes(override)
     found: dict[str, tuple[list[str], Recipe | None, str]] = {}  # names, recipe and problem of each run
     usual, unread = scale._replace(multiple=1.0), {"report"} | ({"finetune"} if until == "pretrain" else set())
@@ -311,14 +292,10 @@ def resolve_study(
     """The head of a study's page, and its runs. Raises InputError for a study that can't run."""
     study = study_called(name)
     base = recipe or study.recipe
-    if seeds < 1:
-        raise InputError(f"seeds is {seeds}; expected 1 or more.")
     size = scale_of(scale, base)
     runs = runs_of(study, base, override, seeds, size, until)
     if seeds > 1 and any("seed" in run.get("pretrain", {}) for run in study.runs.values()):
         raise InputError("A run of this study sets pretrain.seed, and seeds is above 1. Leave one of them out.")
-    if study.fit:
-        check_fit(name, runs)
     about = StudyReport(
         title=f"Study: {Path(name).stem}",
         **study.model_dump(include={"about", "paper", "fit"}),
@@ -326,26 +303,8 @@ def resolve_study(
         recipe=base,
         scale=str(size),
         is_rescaled=base in NAMED and (size.size == "pocket" or size.multiple != 1 or size.amount is not None),
-        cards=days_of_cards(base, override) if study.fit else [],
     )
     return about, runs
-
-
-def check_fit(name: str, runs: list[StudyRun]) -> None:
-    """Raise InputError if no scaling law can be fitted to the runs of this study, even if all of them finish."""
-    sized = {run.member.run: run.recipe for run in runs if run.recipe and set(run.member.changes) <= SIZE_FIELDS}
-    if len(sized) < FEWEST:
-        raise InputError(
-            f"A scaling law needs at least {FEWEST} runs that differ in size or budget only, and study {name} has "
-            f"{len(sized)}. Add runs, or set fit to false."
-        )
-    budgets = {(recipe.pretrain.budget_unit, recipe.pretrain.budget) for recipe in sized.values()}
-    of_one_size = len(set(map(operations_per_token, sized.values()))) == 1
-    if of_one_size or (len(budgets) == 1 and budgets.pop()[0] == "tokens"):  # else larger models read fewer tokens
-        raise InputError(
-            f"A scaling law needs several sizes and several numbers of tokens, and all runs of study {name} have the "
-            f"same {'size' if of_one_size else 'number of tokens'}. Add runs, or set fit to false."
-        )
 
 
 def operations_per_token(recipe: Recipe) -> float:
@@ -356,15 +315,3 @@ def operations_per_token(recipe: Recipe) -> float:
     length, training = recipe.tokenize.length, recipe.pretrain
     masks = masks_per_sequence(training.mask_fraction, length)
     return detection.operations_per_token(training.architecture, training, recipe.vocabulary.entries, length, masks)
-
-
-def days_of_cards(recipe: str, override: dict) -> list[Card]:
-    """A day of each card, with the recipe at full size; none for a recipe that has no full size."""
-    if recipe not in NAMED:
-        return []
-    kept = override | {"pretrain": {k: v for k, v in override.get("pretrain", {}).items() if k != "architecture"}}
-    size = operations_per_token(recipe_of(NAMED[recipe], kept)) / 6
-    return [
-        Card(name=name, operations=SHARE_OF_PEAK * peak * 1e12 * SECONDS_PER_DAY, size=size)
-        for name, peak in CARDS.items()
-    ]

@@ -33,7 +33,7 @@ def warm_cosine(spent: float, warmup: float) -> float:
 
 
 def annealing(spent: float, warmup: float) -> float:
-    """A warm-up, then four half cosines from 1 to 0, one after the other; the last reaches 0 at the end of the budget."""
+    """A warm-up, then four half cosines from 1 to 0, one after another; the last reaches 0 at the end of the budget."""
     left = 4 * fall(spent, 1.0 - warmup)
     return min(rise(spent, warmup), half_cosine(left - max(0, math.ceil(left) - 1)))
 

@@ -183,10 +183,3 @@ def measured_on(folder: Path, model: "Bert", here: "Machine") -> dict:
     return heldout.summary(documents, nats_D, np.load(folder / FREQUENCIES)) | {
         "digest": digest_of(measured_texts(folder))
     }
-
-
-def measure_heldout(pretrained: Artifact) -> dict:
-    """The statistics `heldout` of a pretrained artifact, measured again from its files alone."""
-    from model import export, machine
-
-    return measured_on(pretrained.path, export.load(pretrained.path), machine.detect())

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from tasks.glue.tasks import task_of
+from tasks.glue.tasks import PROBES, task_of
 from tasks.reports import plots, scores, sections
 from tasks.reports.markdown import page, render
 from tasks.reports.model_card import card, recipe
@@ -91,7 +91,7 @@ def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) ->
         "glue": sections.score_section(rows, content["title"], settings),
         "settings": settings,
         "own": sections.own_section(rows, finetuning_of(runs, own=True)),
-        "probes": sections.probe_rows(rows),
+        "probes": [row for row in brief(rows) if row["task"] in PROBES and row["share"] == 1],
         "rules": content["rules"],
         "curve": content["learning_curve"],
         "confusion": [sections.confusion_table(tasks[task], counts) for task, counts in content["confusion"].items()],

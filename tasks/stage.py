@@ -29,7 +29,6 @@ from pydantic import BaseModel
 from model import Unreachable
 from tasks.home import CODE, IN_CHECKOUT
 from tasks.store import (
-    RESUMING,
     STATS,
     Artifact,
     contents,
@@ -39,12 +38,11 @@ from tasks.store import (
     is_made,
     locked,
     publish,
-    tidy,
     warn_of_damage,
 )
 from tasks.workers.processes import cpu_clock, peak_memory, reset_usage, usage
 
-REPORTED_PACKAGES = ("prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
+REPORTED_PACKAGES = ("cram", "prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
 SECONDS_BEFORE_A_RETRY = 60
 log = logging.getLogger(__name__)
 
@@ -84,11 +82,6 @@ def target(stage: str, version: int, params: Params, inputs: dict) -> tuple[Arti
     return Artifact(stage=stage, key=key), {"stage": stage, "version": version, "key": key, **about}
 
 
-def inputs_of(arguments: dict) -> dict:
-    """The input artifacts among a stage's arguments."""
-    return {name: given for name, given in arguments.items() if name != "params"}
-
-
 @functools.cache
 def environment() -> dict:
     """The software and the machine, for the manifest; nothing of it enters a key."""
@@ -109,58 +102,72 @@ def has_lost_connection(_task: Task, _task_run: TaskRun, state: State) -> bool:
     return isinstance(state.result(raise_on_failure=False), ConnectionError | Unreachable)
 
 
-class Stage:
-    """Makes artifacts with a function fn(params, *inputs, out) -> stats."""
+class StageTask(Task):
+    """A stage function(params, *inputs, out) -> stats as a Prefect task from (params, *inputs) to an Artifact."""
 
-    def __init__(self, fn: Callable[..., dict], name: str, version: int, resumes: bool, varies: bool) -> None:
-        self.fn, self.name, self.version, self.resumes, self.varies = fn, name, version, resumes, varies
-        signature = inspect.signature(fn)
-        given = [p for p in signature.parameters.values() if p.name != "out"]
-        self.signature = signature.replace(parameters=given, return_annotation=Artifact)
+    def __init__(
+        self, function: Callable[..., dict], name: str, version: int, resumes: bool, varies: bool, retries: int
+    ) -> None:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Artifact | State:
+            if task_run.id and self.is_made(*args, **kwargs):
+                return Completed(name="Cached", message="Found in the store.", data=self.run(*args, **kwargs))
+            return self.run(*args, **kwargs)
 
-    def bind(self, *args, **kwargs) -> dict:
-        """The arguments by name."""
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return dict(bound.arguments)
+        def run_name() -> str:
+            return "-".join(filter(None, (name, task_run.parameters["params"].label())))
 
-    def planned(self, arguments: dict) -> tuple[Artifact, dict]:
-        """The artifact for these arguments, and all that determines it."""
-        return target(self.name, self.version, arguments["params"], inputs_of(arguments))
+        given = [p for p in inspect.signature(function).parameters.values() if p.name != "out"]
+        self.signature = inspect.Signature(given, return_annotation=Artifact)
+        run.__signature__ = self.signature  # type: ignore[attr-defined]
+        super().__init__(
+            run,
+            name=name,
+            task_run_name=run_name,
+            cache_policy=NO_CACHE,  # the store is the cache, so Prefect keeps no results
+            persist_result=False,
+            retries=retries,
+            retry_delay_seconds=SECONDS_BEFORE_A_RETRY,
+            retry_condition_fn=has_lost_connection,
+        )
+        self.function, self.stage_version, self.resumes, self.varies = function, version, resumes, varies
+
+    def planned(self, *args, **kwargs) -> tuple[Artifact, dict, Params, dict]:
+        """The artifact for these arguments, all that determines its key, the params, and the inputs by name."""
+        inputs = self.signature.bind(*args, **kwargs).arguments
+        params = inputs.pop("params")
+        return *target(self.name, self.stage_version, params, inputs), params, inputs
 
     def target(self, *args, **kwargs) -> Artifact:
         """The artifact for these arguments, whether or not it exists."""
-        return self.planned(self.bind(*args, **kwargs))[0]
+        return self.planned(*args, **kwargs)[0]
 
     def is_made(self, *args, **kwargs) -> bool:
         """Whether that artifact is complete and was made from the present contents of the inputs."""
-        arguments = self.bind(*args, **kwargs)
-        return is_made(self.planned(arguments)[0], inputs_of(arguments))
+        artifact, _, _, inputs = self.planned(*args, **kwargs)
+        return is_made(artifact, inputs)
 
     def run(self, *args, **kwargs) -> Artifact:
         """The artifact for these arguments, made if it is absent."""
-        arguments = self.bind(*args, **kwargs)
-        artifact, about = self.planned(arguments)
-        inputs = inputs_of(arguments)
+        artifact, about, params, inputs = self.planned(*args, **kwargs)
         if is_made(artifact, inputs):
-            tidy(artifact)
             return artifact
         with disk_errors_as_input_errors(self.name), held(inputs), locked(artifact):
             if not is_made(artifact, inputs):  # another process may have made it while this one waited
                 warn_of_damage(artifact)
-                self.make(artifact, about, arguments)
+                self.make(artifact, about, params, inputs)
         return artifact
 
-    def make(self, artifact: Artifact, about: dict, arguments: dict) -> None:
+    def make(self, artifact: Artifact, about: dict, params: Params, inputs: dict) -> None:
         """Call the function and publish what it wrote."""
         draft, start = draft_of(artifact), time.time()
         if not self.resumes:
             shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True, exist_ok=True)
-        about["varies"], about["made_from"] = self.varies, contents(inputs_of(arguments))
-        about["usual"] = arguments["params"].usual()
+        about["varies"], about["made_from"] = self.varies, contents(inputs)
+        about["usual"] = params.usual()
         cpu_before = reset_usage()
-        about["stats"] = self.fn(**arguments, out=draft)
+        about["stats"] = self.function(params, **inputs, out=draft)
         (draft / STATS).write_text(json.dumps(about["stats"], indent=2) + "\n")
         about["seconds"] = round(time.time() - start, 3)
         about["cpu_seconds"] = round(cpu_clock() - cpu_before + usage.cpu_seconds, 3)
@@ -169,33 +176,6 @@ class Stage:
         about["finished"] = datetime.now(UTC).isoformat(timespec="microseconds")  # orders artifacts
         about["environment"] = environment()
         publish(draft, artifact, about)
-
-
-class StageTask(Task):
-    """A stage as a Prefect task from (params, *inputs) to an Artifact; `fn` is the plain function."""
-
-    def __init__(self, made: Stage, retries: int) -> None:
-        @functools.wraps(made.fn)
-        def run(*args: Any, **kwargs: Any) -> Artifact | State:
-            if task_run.id and made.is_made(*args, **kwargs):
-                return Completed(name="Cached", message="Found in the store.", data=made.run(*args, **kwargs))
-            return made.run(*args, **kwargs)
-
-        def run_name() -> str:
-            return "-".join(filter(None, (made.name, task_run.parameters["params"].label())))
-
-        run.__signature__ = made.signature  # type: ignore[attr-defined]
-        super().__init__(
-            run,
-            name=made.name,
-            task_run_name=run_name,
-            cache_policy=NO_CACHE,  # the store is the cache, so Prefect keeps no results
-            persist_result=False,
-            retries=retries,
-            retry_delay_seconds=SECONDS_BEFORE_A_RETRY,
-            retry_condition_fn=has_lost_connection,
-        )
-        self.target, self.is_made = made.target, made.is_made
 
 
 def stage(
@@ -211,8 +191,6 @@ def stage(
     """
 
     def decorate(fn: Callable[..., dict]) -> StageTask:
-        if resumes:
-            RESUMING.add(name or fn.__name__)
-        return StageTask(Stage(fn, name or fn.__name__, version, resumes, varies), retries)
+        return StageTask(fn, name or fn.__name__, version, resumes, varies, retries)
 
     return decorate

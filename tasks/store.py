@@ -35,13 +35,11 @@ MANIFEST, STATS = "stage.json", "stats.json"
 # suffixes of files that describe the run, such as its date or speed, and not the result
 TELLING = (".md", ".html", ".svg", ".png", STATS, LINEAGE, "metrics.parquet")
 LATEST = "latest"  # in a stage's directory: the link to its newest artifact
-DEEPEST = 50  # levels of a manifest; Python can't read many more
 WORK = "work"  # in a draft: what a rerun resumes from; never published
 MACHINE_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR,
     errno.ENOLCK,
 )  # fmt: skip
-RESUMING: set[str] = set()  # names of the stages that resume from a draft
 SETTLED = 2_000_000_000  # ns; a file that changed more recently can change again without a new time stamp
 known_digests: dict[tuple[int, int, int, int], str] = {}  # of unchanged files, by device, inode, size and change time
 hashing = threading.Lock()  # stages in several threads hash a common input once
@@ -92,23 +90,11 @@ def inspect(artifact: Artifact) -> tuple[dict | None, str]:
         manifest = json.loads((artifact.path / MANIFEST).read_text())
         for file in manifest["files"]:
             path = artifact.path / file["path"]
-            if is_outside(file):
-                return None, f"its {MANIFEST} lists {file['path']}, which is not in its directory"
             if not path.is_file() or path.stat().st_size != file["bytes"]:
                 return None, f"{file['path']} is missing, or its size is not the {file['bytes']:,} bytes in {MANIFEST}"
-        level = [manifest]
-        for _ in range(DEEPEST):
-            inner = (of.values() if isinstance(of, dict) else of for of in level if isinstance(of, dict | list))
-            level = [each for some in inner for each in some]
-        if isinstance(manifest["stats"], dict) and not level:
+        if isinstance(manifest["stats"], dict):
             return manifest, ""
     return None, f"its {MANIFEST} is missing or can't be read"
-
-
-def is_outside(file: dict) -> bool:
-    """Whether the path of a file in a manifest leads out of the manifest's directory."""
-    path = Path(file["path"])
-    return path.is_absolute() or ".." in path.parts
 
 
 def warn_of_damage(artifact: Artifact) -> None:
@@ -205,13 +191,7 @@ def held(inputs: dict) -> Iterator[None]:
             stack.enter_context(locked(artifact, shared=True))
         for artifact in given:
             verify(artifact)
-            tidy(artifact)
-        try:
-            yield
-        except Exception:
-            for artifact in given:  # if the user deleted or changed one meanwhile, that is the error to report
-                verify(artifact)
-            raise
+        yield
 
 
 def draft_of(artifact: Artifact) -> Path:
@@ -226,15 +206,6 @@ class Draft(NamedTuple):
     bytes: int
     written: str  # ISO date of the last change
     running: bool  # a process is working on it
-
-    @property
-    def fate(self) -> str:
-        """What a rerun of the same command does with it."""
-        if self.running:
-            return "in progress"
-        if not self.artifact.stage:
-            return "being deleted, or left by a killed run"
-        return "a rerun resumes it" if self.artifact.stage in RESUMING else "a rerun starts over"
 
 
 def drafts(stage: str = "") -> list[Draft]:
@@ -279,12 +250,9 @@ def discard(artifact: Artifact) -> None:
 
 
 def point_latest(artifact: Artifact) -> None:
-    """Point the link `latest` of its stage to the artifact. A directory in its place, a copy by `cp -L`, stays."""
+    """Point the link `latest` of its stage to the artifact."""
     latest = artifact.path.parent / LATEST
-    if latest.is_dir() and not latest.is_symlink():
-        log.warning(
-            "%s is a directory, so it can't be a link to %s; delete it to have the link.", latest, artifact.name
-        )
+    if latest.is_dir() and not latest.is_symlink():  # in a store that was copied by `cp -L`
         return
     link = artifact.path.parent / f".latest-{os.getpid()}-{threading.get_ident()}"
     link.unlink(missing_ok=True)
@@ -343,10 +311,6 @@ def verify(artifact: Artifact) -> None:
 def verify_files(folder: Path, files: list[dict], name: str) -> None:
     """Raise InputError unless the folder has these files of a manifest, unchanged. `name`: used in the error."""
     for file in files:
-        if is_outside(file):
-            raise InputError(
-                f"The {MANIFEST} of {name} lists {file['path']}, which is not in {folder}. Copy {name} again."
-            )
         try:
             same = known_digest(folder / file["path"]) == file["sha256"]
         except FileNotFoundError:
@@ -398,12 +362,7 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
     draft.rename(artifact.path)
     fsync(artifact.path.parent)
     point_latest(artifact)
-    tidy(artifact)  # last: until here a killed stage resumes from its work
-
-
-def tidy(artifact: Artifact) -> None:
-    """Delete the working files of an artifact whose run was killed right after publication."""
-    shutil.rmtree(artifact.path / WORK, ignore_errors=True)
+    shutil.rmtree(artifact.path / WORK, ignore_errors=True)  # last: until here a killed stage resumes from its work
 
 
 def lineage(artifact: Artifact) -> dict[str, dict]:

@@ -58,14 +58,6 @@ class Member(BaseModel, frozen=True, extra="forbid"):
     problem: str = Field("", description="Why it has no result, no loss, or no scores.")
 
 
-class Card(BaseModel, frozen=True, extra="forbid"):
-    """A day of a machine, for which the law predicts a loss."""
-
-    name: str
-    operations: float = Field(description="In a day.")
-    size: float = Field(description="Operations per token / 6 of the model that is trained.")
-
-
 class StudyReport(Params):
     """What the page says of the study, and its runs."""
 
@@ -78,7 +70,6 @@ class StudyReport(Params):
     is_rescaled: bool = Field(False, description="Whether the runs have another size or budget than their names say.")
     members: list[Member] = Field([])
     fit: bool = False
-    cards: list[Card] = Field([])
 
 
 def row_of(member: Member) -> dict[str, Any]:
@@ -125,30 +116,20 @@ def curves_of(members: list[Member]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, Any]:
-    """The scaling law of runs that differ in size and budget only: its test on the largest, predictions, picture."""
+    """The scaling law of runs that differ in size and budget only: its test on the largest, and its picture."""
     sized = np.array([set(member.changes) <= SIZE_FIELDS for member in params.members])
     measured = rows[rows["model"].ne("") & rows["nats_per_byte"].notna() & sized]
     numbers = ["operations", "tokens", "nats_per_byte", "length_nats", "by_frequencies"]
     means = measured.groupby("run", sort=False)[numbers].mean()  # over seeds
     early = reads_no_context(means)
     done, left_out = means[~early], [*means.index[early]]
-    runs = law.Runs(
-        (done["operations"] / done["tokens"] / 6).to_numpy(),
-        done["tokens"].to_numpy(),
-        done["nats_per_byte"].to_numpy(),
-    )
+    runs = done.assign(sizes=done["operations"] / done["tokens"] / 6, losses=done[LOSS])
     if not law.can_be_fitted(runs):
         return {"runs": law.points(runs), "needed": law.FEWEST, "left_out": left_out}
     fitted = law.fitted(runs)
     laws = law.resampled(runs, fitted)
     plots.law(runs, fitted, laws, law.INTERVAL, out / "law.svg")
-    test, predictions = law.tested(runs), []
-    if test:
-        test["largest"] = done.index[test["largest"]]
-    for card in params.cards:
-        about = {"card": card.name, "operations": card.operations, "tokens": card.operations / 6 / card.size}
-        predictions.append(about | law.predicted(fitted, laws, card.size, about["tokens"]))
-    return law.described(runs, fitted, laws) | {"left_out": left_out, "test": test, "predictions": predictions}
+    return law.described(runs, fitted, laws) | {"left_out": left_out, "test": law.tested(runs)}
 
 
 def score_columns(rows: "pd.DataFrame") -> list[str]:
@@ -285,23 +266,16 @@ def problems(rows: "pd.DataFrame") -> list[str]:
     return found
 
 
-def law_rows(fitted: dict[str, Any]) -> dict[str, Any]:
-    """The fitted parameters and the predictions as rows of tables."""
-
-    def interval(one: dict) -> str:
-        return " to ".join(f"{round(one[end], 6):.4g}" for end in ("low", "high"))
-
-    return {
-        "parameters": [
-            {"parameter": name, "value": f"{one['value']:.4g}", "90 % of resamples": interval(one)}
-            for name, one in fitted["parameters"].items()
-        ],
-        "predictions": [
-            {"a day of": one["card"], "exaFLOP": f"{one['operations'] / 1e18:.3g}", "tokens": short(one["tokens"]),
-             "nats per byte": f"{one['loss']:.4f}", "90 % of resamples": interval(one)}
-            for one in fitted["predictions"]
-        ],
-    }  # fmt: skip
+def law_rows(fitted: dict[str, Any]) -> list[dict]:
+    """The fitted parameters as rows of a table."""
+    return [
+        {
+            "parameter": name,
+            "value": f"{one['value']:.4g}",
+            "90 % of resamples": f"{round(one['low'], 6):.4g} to {round(one['high'], 6):.4g}",
+        }
+        for name, one in fitted["parameters"].items()
+    ]
 
 
 def for_people(

@@ -79,7 +79,6 @@ def check_refusal(code: int, out: str, err: str, words: str) -> None:
         (["run", "demo", "--override", '{"filter": {}, "filter": {}}'], "'filter' is given twice"),
         (["run", "demo", "--override", '{"filter": 3}', "--override", '{"filter": {}}'], "filter: "),
         (["run", "demo", "--until", "filtr"], "'filtr'. Did you mean filter? "),
-        (["run", "demo", "--until", "filter", "--until", "tokenize"], "--until names filter and tokenize"),
         (["run", "demo", "--use", "filter"], "--use is 'filter'"),
         (["show", "filter/123"], "no artifacts of filter"),
         (["show", "\x1b[2Jfilter"], "\\x1b[2Jfilter"),
@@ -112,7 +111,8 @@ def test_a_process_prints_nothing_but_that_sentence(tmp_path: Path, command: str
     assert not (tmp_path / "artifacts").exists(), "nothing was published"
 
 
-def test_only_a_full_disk_is_an_error_of_standard_output():
+def test_only_a_full_disk_is_an_error_of_standard_output(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # the output of these tests goes on
     with pytest.raises(InputError, match="Standard output"), main.output_checked():
         raise OSError(errno.ENOSPC, "No space left on device")  # of a long line, which isn't buffered
     with pytest.raises(FileNotFoundError), main.output_checked():
@@ -206,11 +206,6 @@ def put(store: Path, stage: str, key: str, stats: dict, **params: object) -> Non
     (store / stage / key / "stage.json").write_text(json.dumps(about))
 
 
-def put_damaged(store: Path, stage: str, key: str) -> None:
-    (store / stage / key).mkdir(parents=True)
-    (store / stage / key / "stage.json").write_text('{"files": [], "stats": {}}')
-
-
 def draft(store: Path, name: str) -> None:
     (store / ".partial" / name / "work").mkdir(parents=True)
     (store / ".partial" / name / "work" / "state").write_bytes(bytes(2_000))
@@ -232,14 +227,6 @@ def test_ls_and_show_list_artifacts_and_their_differences(store: Path):
     assert "'a1'" in refusal("show", "deduplicate/a1")
 
 
-def test_a_damaged_manifest_does_not_hide_other_artifacts(store: Path):
-    put(store, "download", "a", {"documents": 1})
-    put_damaged(store, "download", "0damaged")
-    assert "download/a" in show("ls")
-    for words in (show("ls"), refusal("show", "download/0damaged")):
-        assert "download/0damaged is damaged: its stage.json has no params." in words
-
-
 @pytest.mark.parametrize(
     ("content", "file"),
     [
@@ -250,12 +237,12 @@ def test_a_damaged_manifest_does_not_hide_other_artifacts(store: Path):
 )
 def test_ls_lists_a_damaged_artifact_with_the_file_that_is_wrong(store: Path, content: str, file: str):
     put(store, "download", "a", {"documents": 1})
-    put_damaged(store, "download", "bad")
+    (store / "download" / "bad").mkdir()
     (store / "download" / "bad" / "stage.json").write_text(content)
     shown = show("ls", "download").splitlines()
     assert [line for line in shown if "download/a" in line]
     [line] = [line for line in shown if "download/bad" in line]
-    assert f"is damaged: {file} " in line or f"is damaged: its {file} " in line
+    assert f": {file} " in line or f": its {file} " in line
 
 
 def test_paths_with_brackets_are_printed_whole(store: Path, monkeypatch, capsys, tmp_path: Path):
@@ -266,12 +253,6 @@ def test_paths_with_brackets_are_printed_whole(store: Path, monkeypatch, capsys,
     assert f"download: {moved}/download/a\n" in capsys.readouterr().out
     assert f"{moved}/download/a\n" in show("show", "download")
     assert f"in {moved} yet" in show("ls", "filter")
-
-
-@pytest.mark.parametrize("arguments", [["ls"], ["show", "filter"], ["diff", "filter", "a", "b"], ["run", "demo"]])
-def test_a_store_that_is_a_file_is_refused(store: Path, arguments: list[str]):
-    store.write_text("")
-    assert f"{store} is a file" in refusal(*arguments)
 
 
 def test_several_overrides_are_merged_and_the_last_one_wins():
@@ -321,17 +302,17 @@ def test_ls_fits_the_terminal_and_has_each_result(store: Path, monkeypatch: pyte
     assert "architecture.layers=16, architecture.hidden=768" in " ".join(" ".join(lines).split())
 
 
-def test_ls_lists_drafts_and_what_becomes_of_them(store: Path):
+def test_ls_lists_drafts_and_which_are_in_progress(store: Path):
     for name in ("pretrain-0123456789ab", "finetune-123456789abc", "pretrain-23456789abcd", "tmpold"):
         draft(store, name)
     with locked(Artifact(stage="pretrain", key="23456789abcd")):
         listed, only = show("ls"), show("ls", "finetune")
     found = [re.split("  +", line.rstrip()) for line in listed.splitlines() if "2.0 kB" in line]
-    assert {name: state for name, _, _, state in found} == {
-        "finetune/123456789abc": "a rerun starts over",
-        "pretrain/0123456789ab": "a rerun resumes it",
-        "pretrain/23456789abcd": "in progress",
-        "tmpold": "being deleted, or left by a killed run",
+    assert {name: state for name, _, _, *state in found} == {
+        "finetune/123456789abc": [],
+        "pretrain/0123456789ab": [],
+        "pretrain/23456789abcd": ["in progress"],
+        "tmpold": [],
     }
     assert "finetune/123456789abc" in only
     assert "pretrain/" not in only
@@ -343,7 +324,7 @@ def test_control_characters_of_an_artifact_do_not_reach_the_terminal(store: Path
     for stage in ("filter", "download"):
         put(store, stage, "a", stats, files=[evil])
         put(store, stage, "b", stats, files=[evil, evil], **{"\x1b[1m": 1})
-        put_damaged(store, stage, "\x1b[2J")
+        (store / stage / "\x1b[2J").mkdir()
     draft(store, "filter-\x1b[2J")
     for arguments in (["ls"], ["show", "filter/a"], ["show", "filter/b"], ["diff", "download", "a", "b"]):
         shown = show(*arguments)

@@ -166,13 +166,12 @@ def test_cram_diff_says_that_inputs_differ(filters):
     assert all(words in printed for words in (other.key, "read different inputs", f"deduplicate/{unique.key}"))
 
 
-def test_an_unknown_stage_an_artifact_itself_and_damaged_measurements_are_refused(store: Path):
+def test_an_unknown_stage_and_damaged_measurements_are_refused(store: Path):
     rows = [(f"f:{i}", "web", 50, 9, 0.1, 0.1, "kept") for i in range(40)]
     whole, other = in_parts(rows, 20), in_parts(rows[::-1], 20)
-    for stage, named in (("filtr", "filter?"), ("filter", whole.name)):
-        error = CliRunner().invoke(app, ["diff", stage, whole.key, whole.key]).exception
-        assert isinstance(error, InputError)
-        assert named in str(error)
+    error = CliRunner().invoke(app, ["diff", "filtr", whole.key, other.key]).exception
+    assert isinstance(error, InputError)
+    assert "filter?" in str(error)
     path = other.path / "measured-00001.parquet"
     path.write_bytes(b"\0" * path.stat().st_size)
     with pytest.raises(InputError, match=rf"{path.name} of {other.name}"):

@@ -3,10 +3,11 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tasks.reports import law
-from tasks.reports.law import FEWEST, INTERVAL, Runs, can_be_fitted, fitted, predicted, resampled
+from tasks.reports.law import FEWEST, INTERVAL, can_be_fitted, fitted, predicted, resampled
 
 E, A, ALPHA, B, BETA = 0.55, 9.0, 0.31, 40.0, 0.27  # per byte; of sizes and tokens as they are
 SIZES, TOKENS = (1e6, 2.5e6, 6e6, 15e6), (1e6, 3e6, 9e6)
@@ -18,14 +19,18 @@ def truth(sizes, tokens):
     return E + A * np.asarray(sizes) ** -ALPHA + B * np.asarray(tokens) ** -BETA
 
 
-def runs_at(pairs: list[tuple[float, float]], noise: float = 0.0, seed: int = 0) -> Runs:
+def runs_of(sizes, tokens, losses) -> pd.DataFrame:
+    return pd.DataFrame({"sizes": sizes, "tokens": tokens, "losses": losses})
+
+
+def runs_at(pairs: list[tuple[float, float]], noise: float = 0.0, seed: int = 0) -> pd.DataFrame:
     """Runs of these sizes and tokens, with noise relative to the loss."""
     sizes, tokens = np.array(pairs, dtype=float).T
     factors = np.exp(noise * np.random.default_rng(seed).standard_normal(len(pairs)))
-    return Runs(sizes, tokens, truth(sizes, tokens) * factors)
+    return runs_of(sizes, tokens, truth(sizes, tokens) * factors)
 
 
-def grid(noise: float = 0.0, seed: int = 0) -> Runs:
+def grid(noise: float = 0.0, seed: int = 0) -> pd.DataFrame:
     return runs_at([*itertools.product(SIZES, TOKENS)], noise, seed)
 
 
@@ -46,7 +51,7 @@ def test_laws_of_many_kinds_predict_runs_within_and_beyond_those_they_were_fitte
         return lowest + (np.asarray(sizes) / 1e6) ** -alpha + 1.5 * (np.asarray(tokens) / 1e6) ** -beta
 
     sizes, tokens = np.array([*itertools.product(SIZES, TOKENS)]).T
-    found = fitted(Runs(sizes, tokens, loss(sizes, tokens)))
+    found = fitted(runs_of(sizes, tokens, loss(sizes, tokens)))
     for size, read in (*itertools.product(SIZES, TOKENS), (4e6, 2e6), LARGE):
         assert found(size, read) == pytest.approx(loss(size, read), rel=1e-3)
 
@@ -55,7 +60,7 @@ def test_a_single_bad_run_hardly_moves_the_law():
     runs = grid()
     losses = runs.losses.copy()
     losses[5] *= 1.2
-    found = fitted(Runs(runs.sizes, runs.tokens, losses))
+    found = fitted(runs_of(runs.sizes, runs.tokens, losses))
     others = np.arange(len(runs)) != 5
     assert found(runs.sizes, runs.tokens)[others] == pytest.approx(runs.losses[others], rel=5e-3)
 
@@ -63,7 +68,7 @@ def test_a_single_bad_run_hardly_moves_the_law():
 def test_the_same_runs_give_the_same_law_whatever_the_unit_of_their_size_and_their_order():
     runs, order = grid(0.003), np.random.default_rng(1).permutation(12)
     found = fitted(runs)
-    scaled = fitted(Runs(1000 * runs.sizes[order], runs.tokens[order], runs.losses[order]))
+    scaled = fitted(runs.assign(sizes=1000 * runs["sizes"]).loc[order])
     assert scaled.values[[0, 2, 4]] == pytest.approx(found.values[[0, 2, 4]], rel=1e-2)
     assert scaled(1000 * LARGE[0], LARGE[1]) == pytest.approx(found(*LARGE), rel=1e-3)
 
@@ -114,7 +119,7 @@ PAIRS = [*itertools.product(SIZES, TOKENS)]
     ids=["enough", "too few", "the same runs three times", "one size", "one number of tokens", "a diagonal", "none"],
 )
 def test_a_law_needs_more_different_runs_than_it_has_parameters_of_several_sizes_and_lengths(pairs, enough: bool):
-    runs = Runs(*np.array([(*pair, truth(*pair)) for pair in pairs]).reshape(-1, 3).T)
+    runs = runs_at(pairs) if pairs else runs_of([], [], [])
     assert can_be_fitted(runs) == enough
 
 
@@ -138,14 +143,14 @@ def test_the_test_predicts_the_largest_run_from_those_with_at_most_a_quarter_of_
     runs = runs_at([*PAIRS, limit, LARGE, *near])
     losses = runs.losses.copy()
     losses[-2:] = 17  # whatever they are
-    found = law.tested(Runs(runs.sizes, runs.tokens, losses))
+    found = law.tested(runs_of(runs.sizes, runs.tokens, losses))
     assert (found["largest"], found["runs"]) == (len(PAIRS) + 1, len(PAIRS) + 1)
     assert found["share"] == pytest.approx(6 * limit[0] * limit[1] / largest) == 0.25
     assert found["measured"] == truth(*LARGE)
     assert found["loss"] == pytest.approx(truth(*LARGE), rel=1e-3)
     assert found["error"] == pytest.approx(found["loss"] / found["measured"] - 1, abs=1e-12)
     losses[len(PAIRS) + 1] *= 1.1  # the largest itself does not enter the fit
-    worse = law.tested(Runs(runs.sizes, runs.tokens, losses))
+    worse = law.tested(runs_of(runs.sizes, runs.tokens, losses))
     assert worse["loss"] == found["loss"]
     assert worse["error"] == pytest.approx(1 / 1.1 - 1, abs=1e-3)
 

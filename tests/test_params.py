@@ -57,7 +57,7 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_
         ("download", "files", "list of text", "[]"),
         ("decontaminate", "data", "text", '""'),
         ("deduplicate", "methods", "list, each one of exact, minhash, substring", '["exact"]'),
-        ("deduplicate", "minhash.bands", "integer 1 to 256", "14"),
+        ("deduplicate", "minhash.bands", "integer 1 to 128", "14"),
     ],
 )
 def test_the_values_that_a_field_takes_are_in_words(stage: str, name: str, takes: str, value: str):

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import store_of_its_own, toy_tokens
 
-from model import InputError, distributed, machine, pretraining
+from model import InputError, distributed, export, machine, pretraining
 from model.distributed import Job
 from model.heldout import Heldout
 from tasks import pretrain as pretrain_module
 from tasks import store as store_module
 from tasks.finetune import Finetune, finetune
-from tasks.pretrain import Pretrain, measure_heldout, pretrain
+from tasks.pretrain import Pretrain, measured_on, pretrain
 from tasks.store import LINEAGE, Artifact
 from tasks.text.tokenizer import CLS, MASK, PAD, SEP
 
@@ -44,7 +44,8 @@ def made(tmp_path_factory, toy_texts: list[str]):
 
 def assert_measured_again(bert: Artifact) -> None:
     """The files of an artifact alone give its held-out loss again."""
-    found, recorded = measure_heldout(bert), bert.stats["heldout"]
+    found = measured_on(bert.path, export.load(bert.path), machine.detect())
+    recorded = bert.stats["heldout"]
     assert found.keys() == recorded.keys()
     for name, value in recorded.items():
         assert found[name] == (pytest.approx(value, abs=1e-6) if name.startswith("nats_per_") else value)

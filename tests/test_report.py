@@ -143,8 +143,8 @@ def finetuned(
     stats = {
         "task": task, "seed": seed, "pretrained": settings["pretrained"], "share": settings["share"],
         "metric": about.metrics[0], "head": "tanh",
-        "machine": {"device": "Other GPU", "dtype": "float16", "compiled": False}, "train_examples": about.train,
-        "official_train_examples": about.train, "steps": 100, "seconds_of_training": 12.0, "examples_per_second": 321.0,
+        "machine": {"device": "Other GPU", "dtype": "float16", "compiled": False}, "train_examples": about.sizes["train"],
+        "official_train_examples": about.sizes["train"], "steps": 100, "seconds_of_training": 12.0, "examples_per_second": 321.0,
         "epochs": [],
         "data": {"left_out": {}, "shared": {}, "duplicates": 0, "cut": dict.fromkeys(of_split, 0), "notes": of_data},
         "validation": validation,
@@ -254,7 +254,7 @@ SHOWN = {  # by report and section (none: the head): words of its text, and how 
         "majority class or mean (this data) | – | – | – | – | 31.0\\* | 0.4 | – | – | – | 81.6 | 31.0",
         "CoLA | Matthews | 48.4 | – | 46.4 to 50.4 | 31.0 | 1",
     ],
-    ("mixed", "Probes (these are not GLUE)"): ["word-order | 55.0 | 55.0 | 31.0"],
+    ("mixed", "Probes (these are not GLUE)"): ["word-order | 55.0 |  | 55.0 | 31.0 | 1"],
     ("mixed", "Budget"): ["spent | 1 minute, 13,619,200 tokens, 1 step"],
     ("mixed", "Curves"): ["100% | 1,000 | 9,000,000,000", "The model's folder is not available here"],
 }

@@ -70,10 +70,8 @@ def slow(params: Count, source: Artifact, out: Path) -> dict:
 
 @stage(version=1)
 def follower(params: Count, first: Artifact, others: list[Artifact], out: Path) -> dict:
-    """Read what others made, of which the first is lost meanwhile if CALLS says so."""
+    """Read what another made."""
     CALLS.append("follower")
-    if "lose" in CALLS:
-        shutil.rmtree(first.path)
     return json.loads((first.path / "stats.json").read_text())
 
 
@@ -147,17 +145,6 @@ def test_the_key_follows_stage_version_params_and_inputs():
     assert keys[0] == target("x", 1, Count(upto=3), {"source": a})[0].key
 
 
-def listed(made: Artifact, name: str) -> dict:
-    """The entry of a file in a manifest."""
-    path = made.path / name
-    return {"path": name, "bytes": path.stat().st_size, "sha256": store_module.digest(path)}
-
-
-def nested(levels: int) -> dict:
-    """An object in an object in an object."""
-    return {"": nested(levels - 1)} if levels else {}
-
-
 DEVICE = {"path": "/dev/zero", "bytes": 0, "sha256": ""}  # which must not be read, since it never ends
 HARMS = {  # what is done to an artifact, and which file an error then names
     "a file is deleted": (lambda made: (made.path / "numbers.txt").unlink(), "numbers.txt"),
@@ -165,26 +152,11 @@ HARMS = {  # what is done to an artifact, and which file an error then names
     "a byte is flipped": (lambda made: (made.path / "numbers.txt").write_text("0\n1\n3"), "numbers.txt"),
     "its manifest is junk": (lambda made: (made.path / "stage.json").write_text("{ junk"), "stage.json"),
     "its manifest is nested deeply": (lambda made: (made.path / "stage.json").write_text("[" * 100_000), "stage.json"),
-    "its manifest is nested": (
-        lambda made: change_manifest(made, lambda about: about.update(params=nested(300))),
-        "stage.json",
-    ),
-    "its manifest lists a file elsewhere": (
-        lambda made: change_manifest(made, lambda about: about["files"].append(listed(made, __file__))),
-        "test_stage.py",
-    ),
-    "its manifest lists its parent's file": (
-        lambda made: change_manifest(
-            made, lambda about: about["files"].append(listed(made, f"../{made.key}/stats.json"))
-        ),
-        "../",
-    ),
     "its manifest lists a device": (
         lambda made: change_manifest(made, lambda about: about["files"].append(DEVICE)),
         "/dev/zero",
     ),
     "it is discarded": (refresh, "stage.json"),
-    "it is lost while it is read": (lambda made: CALLS.append("lose"), "stage.json"),
 }
 
 
@@ -231,9 +203,7 @@ def test_latest_points_to_the_newest_and_the_tree_can_be_moved(store: Path, tmp_
     assert not (left.path.parent / "latest").exists()
 
 
-def test_a_directory_latest_of_a_copied_store_is_no_artifact_and_stays(
-    store: Path, tmp_path: Path, monkeypatch, caplog
-):
+def test_a_directory_latest_of_a_copied_store_is_no_artifact_and_stays(store: Path, tmp_path: Path, monkeypatch):
     made = count.fn(Count())
     shutil.copytree(store, tmp_path / "copy")  # which follows links
     monkeypatch.setattr(store_module, "ROOT", tmp_path / "copy")
@@ -241,7 +211,6 @@ def test_a_directory_latest_of_a_copied_store_is_no_artifact_and_stays(
     newest = count.fn(Count(upto=5))
     assert find("count", "latest") == newest
     assert (newest.path.parent / "latest" / "numbers.txt").read_text() == "0\n1\n2"
-    assert [newest.name in line and "latest is a directory" in line for line in caplog.messages] == [True]
     assert not list(newest.path.parent.glob(".latest*"))
 
 
@@ -325,17 +294,6 @@ def test_a_manifest_is_written_last_and_work_is_not_repeated_after_a_failure_to_
     made = slow.fn(*given)
     assert CALLS == ["count", "slow", "slow", "slow"]
     assert {p.name for p in made.path.iterdir()} == {"stage.json", "stats.json", "result.txt"}
-
-
-def test_work_that_a_killed_run_left_in_a_published_artifact_is_deleted_at_the_next_look(store: Path):
-    given = Count(), count.fn(Count())
-    made = slow.fn(*given)
-    for look in (lambda: slow.fn(*given), lambda: follower.fn(Count(), made, [])):
-        (made.path / WORK).mkdir()
-        (made.path / WORK / "0.txt").write_text("0")
-        look()
-        assert not (made.path / WORK).exists()
-    assert CALLS == ["count", "slow", "slow", "slow", "follower"]
 
 
 def test_a_file_is_hashed_once_a_process_and_again_when_it_has_changed(store: Path, monkeypatch):

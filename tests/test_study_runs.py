@@ -15,7 +15,6 @@ from flows.recipes import RECIPES, Recipe, recipe_of, resolve
 from flows.studies import STUDIES, THE_RECIPE
 from flows.study import estimate, pretraining_seconds, study
 from flows.study_runs import (
-    CARDS,
     Study,
     StudyRun,
     operations_per_token,
@@ -77,6 +76,7 @@ def test_every_study_has_recipes_that_all_differ_and_loses_no_run(name: str, sca
     names = [name for run in found for name in (run.member.run, *run.member.also)]
     assert sorted(names) == sorted(STUDIES[name]["runs"])
     assert len(found) >= (FEWEST if STUDIES[name].get("fit") else 2)
+    assert STUDIES[name].get("published", {}).keys() <= STUDIES[name]["runs"].keys()
     assert [bool(run.member.changes) for run in found] == [False] + [True] * (len(found) - 1)
 
 
@@ -326,7 +326,6 @@ def test_fields_that_only_the_recipes_optimizer_and_schedule_read_do_not_hinder_
         ({"scale": {"width": 2}}, "scale.width"),
         ({"scale": {"budget": 0}}, "scale.budget"),
         ({"scale": 2}, "scale"),
-        ({"report": {"title": "x"}}, "report"),
         ({"tokenize": {"length": 64}}, "tokenize.length finetune.max_tokens"),
     ],
 )
@@ -385,7 +384,6 @@ def test_an_unknown_study_or_recipe_is_refused_with_a_suggestion():
 
 
 def test_a_study_needs_a_seed_or_more_and_sets_it_in_one_place(tmp_path: Path):
-    assert "seeds" in refusal(asked, "masking", seeds=0)
     own = tmp_path / "own.json"
     own.write_text(json.dumps({"runs": {"own": {"pretrain": {"seed": 4}}}}))
     assert asked(str(own))[1][0].recipe.pretrain.seed == 4
@@ -420,11 +418,9 @@ def test_a_users_study_is_read_from_a_json_or_python_file(tmp_path: Path):
         ("a.json", '{"about": "x"}', "a.json runs"),
         ("a.json", '{"runs": {"own": {}}, "titel": "x"}', "a.json titel"),
         ("a.json", '{"runs": {"own": {}}, "fit": "perhaps"}', "a.json fit"),
-        ("a.json", '{"runs": {"own": {}}, "published": {"b": "found"}}', "a.json 'b'"),
         ("a.json", '{"runs": {"own": {}, "own": {"pretrain": {"clip": 1.0}}}}', "a.json 'own' twice"),
-        ("a.json", '{"runs": {"own ": {}}}', "a.json 'own '"),
-        ("a.json", r'{"runs": {"a\nb": {}}}', r"a.json 'a\nb'"),
-        ("a.json", r'{"runs": {"\ud800": {}}}', r"a.json '\ud800'"),
+        ("a.json", '{"runs": {"own ": {}}}', "a.json runs.own"),
+        ("a.json", r'{"runs": {"a\nb": {}}}', "a.json runs.a"),
         ("a.py", "import sys; sys.exit(0)", "a.py SystemExit"),
     ],
 )
@@ -435,32 +431,6 @@ def test_a_file_that_holds_no_study_is_refused_with_its_name_and_what_is_wrong(t
         study_called(str(tmp_path / name))
     for word in words.split():
         assert word in str(refused.value)
-
-
-def test_a_fit_needs_enough_runs_of_different_sizes_and_numbers_of_tokens(tmp_path: Path):
-    def fit(own: dict, **given):
-        (tmp_path / "own.json").write_text(json.dumps({"fit": True, "runs": own}))
-        return asked(f"{tmp_path}/own.json", **given)
-
-    few = {str(n): {"scale": {"budget": n}} for n in range(1, FEWEST)}
-    masks = {"0": {}} | {str(n): {"pretrain": {"mask_fraction": n / 10}} for n in range(1, 9)}
-    more = {f"{n} more": {"scale": {"budget": 10 + n, "layers": n}} for n in range(1, FEWEST)}
-    for own, seeds in itertools.product((few, masks), (1, 3)):  # seeds are no sizes
-        assert f"at least {FEWEST} runs" in refusal(fit, own, seeds=seeds)
-        assert fit(own | more)[0].fit
-    assert "size" in refusal(fit, {str(n): {"scale": {"budget": n}} for n in range(1, FEWEST + 1)})
-    of_one_budget = {str(n): {"scale": {"layers": n}} for n in range(1, FEWEST + 1)}
-    assert "number of tokens" in refusal(fit, of_one_budget, scale="1e6 tokens")
-    assert fit(of_one_budget, scale="1e15 flops")[0].fit, "larger ones read fewer tokens"
-
-
-def test_the_cards_that_the_law_predicts_for_have_a_day_at_full_size():
-    of = {card.name: card for card in asked("shapes", "modern", scale="pocket 1e6 tokens")[0].cards}
-    assert [*of] == [*CARDS]
-    assert of["RTX A6000"].operations == pytest.approx(0.42 * 154.8e12 * 24 * 3600)
-    assert {card.size for card in of.values()} == {operations_per_token(RECIPES["modern"]) / 6}
-    assert asked("masking")[0].cards == []
-    assert asked("shapes", "demo")[0].cards == [], "the demo has no full size"
 
 
 def test_the_time_of_a_study_follows_from_budgets_operations_and_the_rate_of_the_machine():

@@ -10,7 +10,6 @@ from rich.markup import escape
 
 from flows.cli.common import (
     check_stages,
-    check_store,
     console,
     print_listing,
     print_rows,
@@ -28,8 +27,6 @@ if TYPE_CHECKING:  # importing pandas takes half a second, and importing the sto
 
     from tasks.store import Artifact
 
-# The parts of a manifest that the commands read.
-NEEDED = {"params": dict, "inputs": dict, "finished": str, "seconds": int | float, "environment": dict}
 KEPT, NOT_GIVEN = "kept", "not given"  # verdicts of a filter; the second on documents that its input did not have
 KEY = ["id", "source", "copy"]  # of a document: the copies of an id are numbered in their order
 MOST_ROWS = 40  # by name in statistics and their table; a folder of letters can have as many sources
@@ -45,7 +42,6 @@ def ls(
 ) -> None:
     """List artifacts with their age, size, run time, main result and differing parameters; then unfinished drafts."""
     check_stages([stage] if stage else [], others=True)
-    check_store()
     from flows.recipes import OTHER_STAGES, STAGES
     from tasks.store import ROOT, artifacts, drafts
 
@@ -54,7 +50,7 @@ def ls(
         manifests = []
         for artifact in artifacts(name, damaged=True):
             try:
-                about = read_about(artifact)
+                about = artifact.manifest
             except InputError as error:
                 damaged.append(str(error))
                 continue
@@ -71,24 +67,12 @@ def ls(
         say_where_artifacts_go()
     if left := drafts(stage or ""):
         say(f"\nUnfinished drafts in {relative(ROOT / '.partial')}; delete a directory there to discard it:")
-        about = [(d.artifact.name.lstrip("/"), age(d.written), decimal(d.bytes), d.fate) for d in left]
+        about = [
+            (d.artifact.name.lstrip("/"), age(d.written), decimal(d.bytes), "in progress" * d.running) for d in left
+        ]
         print_listing(("draft", "age", "size", "state"), about, [""] * len(about))
     for sentence in damaged:
         say(sentence)
-
-
-def read_about(artifact: "Artifact") -> dict:
-    """An artifact's manifest. Raises InputError if a part of it, or a file, is missing."""
-    from tasks.store import inspect
-
-    about, problem = inspect(artifact)
-    missing = [name for name, kind in NEEDED.items() if about and not isinstance(about.get(name), kind)]
-    if problem or missing:
-        problem = problem or f"its stage.json has no {missing[0]}"
-        raise InputError(
-            f"{artifact.name} is damaged: {problem}. Run the stage again, or copy the whole directory here."
-        )
-    return about
 
 
 def total(manifest: dict) -> str:
@@ -109,11 +93,10 @@ def show(
     """Print an artifact's parameters, inputs and statistics."""
     stage, _, key = artifact.partition("/")
     check_stages([stage], others=True)
-    check_store()
     from tasks.store import find
 
     found = find(stage, key or "latest")
-    about = read_about(found)
+    about = found.manifest
     commit, when = about["environment"].get("commit", "unknown"), about["finished"]
     console.print(f"[bold]{escape(printable(found.name))}[/]  {shorten(found.path)}", soft_wrap=True)
     facts = [
@@ -129,9 +112,8 @@ def show(
             say(printable(f"  {name}: {value}"))
     stats = dict(about["stats"])
     rows = stats.pop("table", [])
-    shown = without_rows(stats, {str(next(iter(row.values()))) for row in rows}) if rows else stats
+    shown = shortened(stats, {str(next(iter(row.values()))) for row in rows})
     console.print("\n[bold]stats[/]")
-    shown = without_many(shown)
     say(json.dumps(shown, indent=2))
     print_rows(rows[:MOST_ROWS])
     if len(rows) > MOST_ROWS:
@@ -140,26 +122,18 @@ def show(
         console.print(f"\nAll statistics: {shorten(found.path)}/stats.json", soft_wrap=True, highlight=False)
 
 
-def without_many(value: Any) -> Any:
-    """Statistics with the first MOST_ROWS of what is counted by many names, such as sources."""
-    if not isinstance(value, dict):
-        return value
-    left = len(value) - MOST_ROWS
-    shown = {name: without_many(inner) for name, inner in list(value.items())[:MOST_ROWS]}
-    return shown | ({"…": f"{left:,} more"} if left > 0 else {})
-
-
-def without_rows(value: Any, rows: set[str]) -> Any:
-    """Statistics without the numbers that the table shows by row; those of the row `all` stay."""
+def shortened(value: Any, rows: set[str]) -> Any:
+    """Statistics without the numbers that the table shows by row, but for the row `all`; of many names, the first."""
     if not isinstance(value, dict):
         return value
     shown = {}
-    for name, inner in value.items():
-        if not isinstance(inner, dict) or not set(inner) <= rows:
-            shown[name] = without_rows(inner, rows)
+    for name, inner in list(value.items())[:MOST_ROWS]:
+        if not isinstance(inner, dict) or not inner or not set(inner) <= rows:
+            shown[name] = shortened(inner, rows)
         elif "all" in inner and name != "by_source":
             shown[name] = {"all": inner["all"]}
-    return shown
+    left = len(value) - MOST_ROWS
+    return shown | ({"…": f"{left:,} more"} if left > 0 else {})
 
 
 def brief(value: str) -> str:
@@ -185,15 +159,10 @@ def diff(
 ) -> None:
     """Compare two artifacts of a stage: reports by scores, filters by the documents that only one of them keeps."""
     check_stages([stage], others=True)
-    check_store()
     from tasks.store import find, verify
 
     pair = [find(stage, a), find(stage, b)]
-    if pair[0] == pair[1]:
-        raise InputError(
-            f"A and B are both {pair[0].name}; expected two different artifacts. `cram ls {stage}` lists them."
-        )
-    manifests = [read_about(artifact) for artifact in pair]
+    manifests = [artifact.manifest for artifact in pair]
     for side, artifact, about in zip("AB", pair, manifests, strict=True):
         finished = escape(printable(about["finished"]))
         console.print(f"{side}: [bold]{escape(printable(artifact.name))}[/]  finished {finished}", highlight=False)
@@ -278,7 +247,6 @@ def measurements(filtered: "Artifact", side: str) -> "pd.DataFrame":
     """A row for each document that a filter read: KEY, and its measurements and place in columns prefixed by `side`."""
     import pandas as pd
 
-    from tasks.corpus.parts import by_number
     from tasks.store import verify_files
 
     files = [file for file in filtered.manifest["files"] if file["path"].startswith("measured-")]
@@ -286,7 +254,7 @@ def measurements(filtered: "Artifact", side: str) -> "pd.DataFrame":
     columns = ["id", "source", "characters", "tokens_per_char", "verdict"]
     documents = pd.concat(
         pd.read_parquet(path, columns=columns).assign(part=path.name.replace("measured", "part"))
-        for path in by_number(filtered.path / file["path"] for file in files)
+        for path in sorted(filtered.path / file["path"] for file in files)
     ).reset_index(drop=True)
     documents["copy"] = documents.groupby(["id", "source"]).cumcount()
     documents["row"] = documents["verdict"].eq(KEPT).groupby(documents["part"]).cumsum() - 1  # of the part, if kept

@@ -1,6 +1,6 @@
 """Shared by the commands: names for help and completion, checks of arguments, and output that fits the terminal.
 
-Help and completion don't import the recipes, which takes seconds.
+Help and completion read names without importing flows.recipes, which takes seconds.
 """
 
 import ast
@@ -9,29 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from typer.core import TyperCommand
 
 from flows.summary import relative, telling
 from model import InputError
 from tasks import printable
 from tasks.home import HOME, IN_CHECKOUT
 
-RECIPES_THERE = "Recipes: {recipes}."
-STAGES_THERE = "Stages, in order: {stages}."
 console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # a pipe has no width
-
-
-class WithNames(TyperCommand):
-    """A command whose help lists the recipes and stages."""
-
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
-        """Insert the names into the epilog."""
-        self.epilog = self.epilog.format(recipes=", ".join(recipe_names()), stages=", ".join(stage_names()))
-        super().format_help(ctx, formatter)
 
 
 def recipe_names() -> list[str]:
@@ -64,14 +51,6 @@ def check_stages(names: list[str], others: bool = False) -> None:
         raise InputError(
             f"There is no stage {wrong[0]!r}. {did_you_mean(wrong[0], stages)}Stages: {', '.join(stages)}."
         )
-
-
-def check_store() -> None:
-    """Raise InputError if the store is not a directory."""
-    from tasks.store import ROOT
-
-    if ROOT.exists() and not ROOT.is_dir():
-        raise InputError(f"The artifact store {ROOT} is a file; expected a directory. Set CRAM_ARTIFACTS to one.")
 
 
 def say_where_artifacts_go() -> None:

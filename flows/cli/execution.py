@@ -28,22 +28,19 @@ def find_server() -> str | None:
 
     Raises InputError if something else answers at PREFECT_API_URL.
     """
-    given, problem = os.environ.get("PREFECT_API_URL", "").rstrip("/"), ""
+    given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     try:
         with urllib.request.urlopen(f"{given or SERVER}/health", timeout=HEALTH_SECONDS) as answer:
-            if (body := answer.read(20)) == b"true":
+            if (found := answer.read(20)) == b"true":
                 return given or SERVER
-            problem = f"GET /health returned {body!r}"
-    except urllib.error.HTTPError as error:
-        problem = f"GET /health returned status {error.code}"
-    except http.client.HTTPException as error:
-        problem = f"GET /health returned no HTTP ({type(error).__name__})"
+    except (urllib.error.HTTPError, http.client.HTTPException) as error:
+        found = error
     except (OSError, ValueError):
         return None
     if given:
         raise InputError(
-            f"PREFECT_API_URL is {given}, but what answers there is not a Prefect server: {problem}. Set it to the "
-            f"address of a Prefect server's API, such as {SERVER}, or unset it."
+            f"PREFECT_API_URL is {given}, but what answers there is not a Prefect server: GET /health returned "
+            f"{found!r}. Set it to the address of a Prefect server's API, such as {SERVER}, or unset it."
         )
     return None
 

@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows.cli.artifacts import diff, ls, show
-from flows.cli.common import RECIPES_THERE, STAGES_THERE, WithNames, say
+from flows.cli.common import recipe_names, say, stage_names
 from flows.cli.predict import fill, predict
 from flows.cli.run import params, run
 from flows.cli.study import evaluate, study
@@ -27,14 +27,14 @@ SETTINGS = {  # of Prefect, which reads them when it is imported; the user's own
     "PREFECT_CLIENT_MAX_RETRIES": "2",  # with a lost server, each takes up to a minute
     "DO_NOT_TRACK": "1",
 }
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-VERSIONS = ("cram", "torch", "prefect")  # packages
+UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ABOUT = "Pretrain a BERT-class encoder from scratch within a budget, from raw text to GLUE scores."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
-app.command(cls=WithNames, epilog=f"{RECIPES_THERE}\n\n{STAGES_THERE}")(run)
+STAGES_THERE = f"Stages, in order: {', '.join(stage_names())}."
+app.command(epilog=f"Recipes: {', '.join(recipe_names())}.\n\n{STAGES_THERE}")(run)
 app.command()(study)
 for command in (ls, show, diff, params):
-    app.command(cls=WithNames, epilog=STAGES_THERE)(command)
+    app.command(epilog=STAGES_THERE)(command)
 for command in (evaluate, predict, fill):
     app.command()(command)
 
@@ -43,14 +43,12 @@ def print_versions(wanted: bool) -> None:
     """Print the versions of cram and what it computes with, then exit."""
     if not wanted:
         return
-    from importlib.metadata import PackageNotFoundError, version
-
     from tasks.stage import environment
 
-    for name in VERSIONS:
-        with suppress(PackageNotFoundError):
-            say(f"{name} {version(name)}")
-    say(f"commit {environment()['commit']}")
+    about = environment()
+    for name, found in about["packages"].items():
+        say(f"{name} {found}")
+    say(f"commit {about['commit']}")
     raise typer.Exit
 
 
@@ -68,25 +66,20 @@ def output_checked() -> Iterator[None]:
     """Raise InputError if standard output can't be written, even if only its last flush fails."""
     if sys.stdout is None:
         raise InputError("Standard output is closed. Redirect it to a file or a pipe, or to /dev/null to discard it.")
-    problem = None
     try:
-        yield
-    except OSError as error:
-        if error.filename or error.errno not in FULL:  # an error of opening another file, not of writing this one
-            raise
-        problem = error
-    finally:
         try:
+            yield
+        finally:
             sys.stdout.flush()
-        except OSError as error:
-            problem = error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at the interpreter's end would fail too
-        if isinstance(problem, BrokenPipeError):
+    except OSError as error:
+        if error.filename or error.errno not in UNWRITABLE:  # an error of another file, not of writing this one
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at the interpreter's end would fail too
+        if isinstance(error, BrokenPipeError):
             sys.exit(1)
-        if problem:
-            raise InputError(
-                f"Standard output can't be written: {problem.strerror}. Free space or redirect it, then run again."
-            ) from problem
+        raise InputError(
+            f"Standard output can't be written: {error.strerror}. Free space or redirect it, then run again."
+        ) from error
 
 
 def main() -> None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from model.settings import Kind
 
 BATCH = 32  # lines of a file; a line that is typed or piped is answered at once
-LONGEST_LINE = 10_000_000  # characters; a file without line ends is not text and would fill the memory
 OUTSIDE, CONTINUED = "O", "##"  # the label of words outside of entities; the beginning of pieces within a word
 SPANS = {"B-": "B-", "I-": "I-", "S-": "B-", "E-": "I-"}  # marks of words in entities, and the same with two marks only
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
@@ -117,8 +116,8 @@ def model_folder(stage: str, name: str) -> Path:
             'finetune.keep set to "first" (seed 0 of each task) or "all".'
         )
     # A copied folder may lack what a pipeline doesn't read.
-    verify_files(folder, [file for file in about.get("files", []) if (folder / file["path"]).exists()], name)
-    params = about.get("params") if isinstance(about.get("params"), dict) else {}
+    verify_files(folder, [file for file in about.get("files", []) if (folder / file["path"]).is_file()], name)
+    params = about.get("params", {})
     facts = [f"{stage}/{about.get('key', folder.name)}" if about else f"folder {name}"]
     facts += [f"{field} {params[field]}" for field in ("task", "seed") if field in params]
     facts += [f"made {old} ago" for old in [age(about.get("finished", ""))] if old]
@@ -284,8 +283,6 @@ def opened(name: str) -> TextIO:
     """A file, or standard input for `-`, whose lines end in any way. Raises InputError if it can't be read."""
     reading = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": None}
     if name == "-":
-        if sys.stdin is None:
-            raise InputError("Standard input is closed. Name a file, or pipe the texts to this command.")
         sys.stdin.reconfigure(**reading)
         return sys.stdin
     try:
@@ -298,12 +295,7 @@ def lines_of(file: TextIO) -> Iterator[tuple[int, str]]:
     """The lines of a file as they arrive, numbered from 1. Raises InputError for one that is no text."""
     if file.isatty():
         tell("Enter one text per line, or two separated by a tab; end with Ctrl-D.")
-    for number in itertools.count(1):
-        line = file.readline(LONGEST_LINE)
-        if not line:
-            return
-        if len(line) == LONGEST_LINE:
-            raise InputError(f"Line {number} is longer than {LONGEST_LINE:,} characters; expected one text per line.")
+    for number, line in enumerate(file, 1):
         check_text(line, f"Line {number}")
         yield number, line.removesuffix("\n")
 

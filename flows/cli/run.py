@@ -10,7 +10,6 @@ from rich.table import Table
 
 from flows.cli.common import (
     check_stages,
-    check_store,
     console,
     print_rows,
     recipe_names,
@@ -30,20 +29,17 @@ if TYPE_CHECKING:  # slow to import
 
 EXAMPLE = '\'{"filter": {"max_tokens_per_char": 0.25}}\''  # of an --override
 CANDIDATES = 3  # per blank
-# By the source of the corpus, since a model knows the words of its text.
-BLANKS = {
-    "python-docs": (
-        "By [MASK], the first element is returned.",
-        "See the documentation for more [MASK].",
-        "If the argument is [MASK], the default value is used.",
-    )
-}
-GENERAL_BLANKS = (
+# A model knows the words of its text.
+BLANKS_OF_DOCS = (
+    "By [MASK], the first element is returned.",
+    "See the documentation for more [MASK].",
+    "If the argument is [MASK], the default value is used.",
+)
+BLANKS = (
     "She opened the [MASK] and went inside.",
     "Paris is the capital of [MASK].",
     "He has lived there for many [MASK].",
 )
-KINDS = {"string": "text", "boolean": "true or false"}  # other types keep their names in JSON Schema
 LONGEST_VALUE = 30  # characters on a line
 
 
@@ -66,15 +62,13 @@ def parse_overrides(texts: list[str]) -> dict:
 
 
 def parse_use(pairs: list[str]) -> dict[str, str]:
-    """The keys by stage of several --use."""
-    if wrong := [pair for pair in pairs if "=" not in pair]:
-        raise InputError(f"--use is {wrong[0]!r}; expected STAGE=KEY, for example --use pretrain=latest.")
-    use = dict(pair.split("=", 1) for pair in pairs)
-    if len(use) < len(pairs):
-        raise InputError(
-            "--use names the same stage twice. Only finetune takes several artifacts; separate their keys by commas: "
-            "--use finetune=KEY,KEY."
-        )
+    """The keys by stage of several --use; those of one stage are separated by commas."""
+    use: dict[str, str] = {}
+    for pair in pairs:
+        stage, equals, key = pair.partition("=")
+        if not equals:
+            raise InputError(f"--use is {pair!r}; expected STAGE=KEY, for example --use pretrain=latest.")
+        use[stage] = f"{use[stage]},{key}" if stage in use else key
     return use
 
 
@@ -87,9 +81,8 @@ def run(
         ),
     ] = None,
     until: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STAGE", help="Last stage to run. Default: report.", autocompletion=stage_names),
-    ] = None,
+        str, typer.Option(metavar="STAGE", help="Last stage to run.", autocompletion=stage_names)
+    ] = "report",
     use: Annotated[
         list[str] | None,
         typer.Option(metavar="STAGE=KEY", help="Use an existing artifact instead of running STAGE. May be repeated."),
@@ -103,15 +96,12 @@ def run(
 ) -> None:
     """Run a recipe, from raw text to scores. Stages that already ran with the same parameters are cached."""
     changes, used, again = parse_overrides(override or []), parse_use(use or []), refresh or []
-    if len(lasts := sorted(set(until or ["report"]))) > 1:
-        raise InputError(f"--until names {' and '.join(lasts)}; a run has only one last stage. Choose one.")
-    check_stages([*lasts, *used, *again])
-    check_store()
+    check_stages([until, *used, *again])
     server = find_server()
     from flows.cram import cram
 
     say_where_artifacts_go()
-    for artifact in execute(cram, server, recipe=recipe, override=changes, until=lasts[0], use=used, refresh=again):
+    for artifact in execute(cram, server, recipe=recipe, override=changes, until=until, use=used, refresh=again):
         print_results(artifact)
 
 
@@ -138,6 +128,8 @@ def print_blanks(model: "Artifact") -> None:
     import torch  # here: not for every command line
 
     from model import export
+    from tasks.reports.model_card import sources
+    from tasks.store import LINEAGE
     from tasks.text.tokenizer import MASK, load_tokenizer, normaliser_of
     from tasks.text.words import ASCII
 
@@ -147,7 +139,8 @@ def print_blanks(model: "Artifact") -> None:
     say(f"\nBlanks filled in by {model.name}:")
     bert = export.load(model.path).eval()  # transformers takes seconds to load
     tokenizer.encode_special_tokens = False  # [MASK] is one
-    for text in BLANKS.get(source_of(model), GENERAL_BLANKS):
+    names = [one["name"] for one in sources(json.loads((model.path / LINEAGE).read_text()))]
+    for text in BLANKS_OF_DOCS if names == ["python-docs"] else BLANKS:
         ids = torch.tensor([tokenizer.encode(text).ids])
         if ids.shape[1] > bert.length:
             say(f"  none: the model takes {bert.length} tokens")
@@ -161,15 +154,6 @@ def print_blanks(model: "Artifact") -> None:
         )
 
 
-def source_of(model: "Artifact") -> str:
-    """The source of a model's text; empty if it is not known, or a mixture."""
-    from tasks.store import LINEAGE
-
-    manifests = json.loads((model.path / LINEAGE).read_text()).values()
-    sources = [about["params"].get("source") for about in manifests if about["stage"] == "download"]
-    return sources[0] if sources and isinstance(sources[0], str) else ""
-
-
 class Parameter(NamedTuple):
     """A parameter of a stage; nested ones have dotted names."""
 
@@ -179,26 +163,9 @@ class Parameter(NamedTuple):
     description: str
 
 
-def takes(schema: dict) -> str:
-    """The values that a field takes, in words, from its JSON schema: a type with its range, or choices."""
-    from flows.recipes import limits
-
-    if several := schema.get("anyOf") or schema.get("oneOf"):
-        return ", or ".join(map(takes, several))
-    if "$ref" in schema:
-        return schema["$ref"].rsplit("/")[-1].lower()
-    kind = schema.get("type", "any value")
-    if "items" in schema:
-        each = takes(schema["items"])
-        return f"list, each {each}" if "enum" in schema["items"] else f"list of {each}"
-    if isinstance(values := schema.get("additionalProperties"), dict):
-        return f"object with values: {takes(values)}"
-    return limits(schema) if {"enum", "const"} & schema.keys() else f"{KINDS.get(kind, kind)} {limits(schema)}".strip()
-
-
 def described(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[Parameter]:
     """The parameters of a model and of nested models, with these values."""
-    from flows.recipes import in_words, level
+    from flows.recipes import in_words, level, takes
 
     schemas = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():

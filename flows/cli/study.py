@@ -7,7 +7,6 @@ import typer
 from rich.markup import escape
 
 from flows.cli.common import (
-    check_store,
     console,
     print_rows,
     recipe_names,
@@ -55,7 +54,6 @@ def study(
         return
     if name is None:
         raise InputError(f"Give the name of a study: {', '.join(study_names())}. `cram study --list` describes them.")
-    check_store()
     server = find_server()
     from flows.study import study as study_flow
 
@@ -108,15 +106,12 @@ def evaluate(
 
     Give text that the model was not trained on, such as tokenize/KEY; this is not checked.
     """
-    check_store()
     from tasks.evaluate import Evaluate
     from tasks.evaluate import evaluate as measure
     from tasks.store import find
 
-    stage, _, key = model.rpartition("/")
-    if stage not in ("", "pretrain"):
-        raise InputError(f"{model} is no pretrained model; expected pretrain/KEY. `cram ls pretrain` lists them.")
-    found = measure.fn(Evaluate(characters=characters), find("pretrain", key), text_called(text), [])
+    pretrained = find("pretrain", model.removeprefix("pretrain/"))
+    found = measure.fn(Evaluate(characters=characters), pretrained, text_called(text), [])
     print_rows(found.stats["table"])
     measured, given = found.stats["documents"], found.stats["characters"]
     say(f"\n{measured:,} documents with {given:,} characters were measured.")

@@ -2,17 +2,21 @@
 
     L(N, D) = E + A N^-alpha + B D^-beta        (Hoffmann et al. 2022, arXiv 2203.15556, section 3.3)
 
-N is the operations per token / 6: for large models the number of parameters in the blocks; for small ones it also
-counts the vocabulary head and attention, as the budget does. Sizes and tokens are relative to the geometric means of
-the runs, which conditions the fit and leaves its predictions as they are.
+Runs are rows with their `sizes` N, `tokens` D and final `losses`. N is the operations per token / 6: for large models
+the number of parameters in the blocks; for small ones it also counts the vocabulary head and attention, as the budget
+does. Sizes and tokens are relative to the geometric means of the runs, which conditions the fit and leaves its
+predictions as they are.
 """
 
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PARAMETERS = ("E", "A", "alpha", "B", "beta")
 FEWEST = len(PARAMETERS) + 1  # runs: with as many as parameters, every law fits
@@ -21,27 +25,6 @@ RESAMPLES = 200
 INTERVAL = (5, 95)  # per cent of the resamples
 TEST_SHARE = 0.25  # of the largest run's operations: the runs that must predict it have no more
 STARTS = [np.array(start) for start in itertools.product((0.3, 0.7), (0.15, 0.5), (0.15, 0.5))]  # E's share, exponents
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Finished runs: operations / 6 per token, tokens and final losses, (n,) each."""
-
-    sizes: np.ndarray
-    tokens: np.ndarray
-    losses: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.losses)
-
-    def take(self, chosen: np.ndarray) -> "Runs":
-        """Some of the runs."""
-        return Runs(self.sizes[chosen], self.tokens[chosen], self.losses[chosen])
-
-    @property
-    def operations(self) -> np.ndarray:
-        """Operations of each run."""
-        return 6 * self.sizes * self.tokens
 
 
 @dataclass(frozen=True)
@@ -57,27 +40,27 @@ class LossLaw:
         return E + A * (np.asarray(sizes) / self.units[0]) ** -alpha + B * (np.asarray(tokens) / self.units[1]) ** -beta
 
 
-def points(runs: Runs) -> int:
+def points(runs: "pd.DataFrame") -> int:
     """How many different pairs of size and tokens the runs have."""
-    return len(set(zip(runs.sizes, runs.tokens, strict=True)))
+    return len(runs[["sizes", "tokens"]].drop_duplicates())
 
 
-def can_be_fitted(runs: Runs) -> bool:
+def can_be_fitted(runs: "pd.DataFrame") -> bool:
     """Whether there are enough different runs, and several sizes and numbers of tokens among them."""
-    return points(runs) >= FEWEST and all(
-        len(np.unique(values.round(6))) > 1 for values in (np.log(runs.sizes), np.log(runs.tokens))
-    )
+    several = np.log(runs[["sizes", "tokens"]]).round(6).nunique() > 1
+    return points(runs) >= FEWEST and several.all()
 
 
-def fitted(runs: Runs, start: LossLaw | None = None) -> LossLaw:
+def fitted(runs: "pd.DataFrame", start: LossLaw | None = None) -> LossLaw:
     """The law with the smallest Huber loss of relative residuals, from many starts or from a known law."""
     from scipy.optimize import least_squares
 
-    units = start.units if start else tuple(float(np.exp(np.log(x).mean())) for x in (runs.sizes, runs.tokens))
-    lowest = float(runs.losses.min())
+    sizes, tokens, losses = runs[["sizes", "tokens", "losses"]].to_numpy().T
+    units = start.units if start else tuple(float(np.exp(np.log(x).mean())) for x in (sizes, tokens))
+    lowest = float(losses.min())
 
     def residuals(values: np.ndarray) -> np.ndarray:
-        return np.log(LossLaw(values, units)(runs.sizes, runs.tokens) / runs.losses)
+        return np.log(LossLaw(values, units)(sizes, tokens) / losses)
 
     rest = (1 - STARTS[0][0]) * lowest / 2
     starts = [start.values] if start else [
@@ -95,15 +78,15 @@ def fitted(runs: Runs, start: LossLaw | None = None) -> LossLaw:
     return LossLaw(best.x, units)
 
 
-def resampled(runs: Runs, law: LossLaw, seed: int = 0) -> list[LossLaw]:
+def resampled(runs: "pd.DataFrame", law: LossLaw, seed: int = 0) -> list[LossLaw]:
     """Laws of the same sizes and tokens, with the law's losses and relative errors drawn from its own residuals.
 
     The residuals are enlarged for the parameters that were fitted to them. Drawing runs instead would leave too few.
     """
-    rng, expected = np.random.default_rng(seed), law(runs.sizes, runs.tokens)
-    errors = np.log(runs.losses / expected) * math.sqrt(len(runs) / (len(runs) - len(PARAMETERS)))
+    rng, expected = np.random.default_rng(seed), law(runs["sizes"], runs["tokens"])
+    errors = np.log(runs["losses"] / expected) * math.sqrt(len(runs) / (len(runs) - len(PARAMETERS)))
     drawn = (expected * np.exp(rng.choice(errors, len(runs))) for _ in range(RESAMPLES))
-    return [fitted(Runs(runs.sizes, runs.tokens, losses), law) for losses in drawn]
+    return [fitted(runs.assign(losses=losses), law) for losses in drawn]
 
 
 def predicted(law: LossLaw, laws: list[LossLaw], size: float, tokens: float) -> dict[str, float]:
@@ -112,7 +95,7 @@ def predicted(law: LossLaw, laws: list[LossLaw], size: float, tokens: float) -> 
     return {"loss": float(law(size, tokens)), "low": low, "high": high}
 
 
-def described(runs: Runs, law: LossLaw, laws: list[LossLaw]) -> dict[str, Any]:
+def described(runs: "pd.DataFrame", law: LossLaw, laws: list[LossLaw]) -> dict[str, Any]:
     """The fitted parameters with the intervals of the resampled laws, and how well the law fits."""
     bounds = np.percentile([one.values for one in laws], INTERVAL, axis=0).T.tolist()
     return {
@@ -123,23 +106,24 @@ def described(runs: Runs, law: LossLaw, laws: list[LossLaw]) -> dict[str, Any]:
         },
         "units": {"size": law.units[0], "tokens": law.units[1]},
         "resamples": len(laws),
-        "residual": float(np.sqrt(np.mean((law(runs.sizes, runs.tokens) / runs.losses - 1) ** 2))),
+        "residual": float(np.sqrt(np.mean((law(runs["sizes"], runs["tokens"]) / runs["losses"] - 1) ** 2))),
     }
 
 
-def tested(runs: Runs) -> dict[str, Any] | None:
+def tested(runs: "pd.DataFrame") -> dict[str, Any] | None:
     """What the small runs predict of the largest; None if too few have a quarter of its operations or less."""
-    largest = int(np.argmax(runs.operations))
-    small = runs.take(np.flatnonzero(runs.operations <= TEST_SHARE * runs.operations[largest]))
+    operations = 6 * runs["sizes"] * runs["tokens"]
+    largest = operations.idxmax()
+    small = runs[operations <= TEST_SHARE * operations[largest]]
     if not can_be_fitted(small):
         return None
     law = fitted(small)
-    size, tokens, measured = runs.sizes[largest], runs.tokens[largest], float(runs.losses[largest])
+    size, tokens, measured = map(float, runs.loc[largest, ["sizes", "tokens", "losses"]])
     prediction = predicted(law, resampled(small, law), size, tokens)
     return prediction | {
         "largest": largest,
         "runs": len(small),
-        "share": float(small.operations.max() / runs.operations[largest]),
+        "share": float(operations[small.index].max() / operations[largest]),
         "measured": measured,
         "error": prediction["loss"] / measured - 1,
     }

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tasks.reports.law import LossLaw, Runs
+    from tasks.reports.law import LossLaw
 
 KEPT, DROPPED, ACCENT = "#4c78a8", "#e45756", "#54a24b"
 SERIES = (KEPT, DROPPED, ACCENT, "#b279a2", "#f58518", "#72b7b2", "#9d755d", "#8a8a8a")
@@ -141,19 +142,21 @@ def lines(
         figure.legend(frameon=False, loc="outside lower left", ncols=2, fontsize=9)
 
 
-def law(runs: "Runs", fitted: "LossLaw", laws: "Sequence[LossLaw]", interval: tuple[float, float], path: Path) -> None:
+def law(
+    runs: "pd.DataFrame", fitted: "LossLaw", laws: "Sequence[LossLaw]", interval: tuple[float, float], path: Path
+) -> None:
     """The losses of runs over their operations, and a scaling law for each size; a band for the largest size.
 
     `laws`: fitted to resamples, `interval`: the band's ends in per cent of them.
     """
-    sizes = sorted({float(f"{size:.2g}") for size in runs.sizes})
-    near = np.array([min(range(len(sizes)), key=lambda i: abs(sizes[i] - size)) for size in runs.sizes])
+    sizes = sorted({float(f"{size:.2g}") for size in runs["sizes"]})
+    near = np.array([min(range(len(sizes)), key=lambda i: abs(sizes[i] - size)) for size in runs["sizes"]])
     with _drawing(path, 3.6) as (figure, axes):
         for i, size in enumerate(sizes):
-            own = runs.take(np.flatnonzero(near == i))
-            tokens = np.geomspace(own.tokens.min() / 2, runs.tokens.max() * 2, 60)
+            own = runs[near == i]
+            tokens = np.geomspace(own["tokens"].min() / 2, runs["tokens"].max() * 2, 60)
             colour, label = SERIES[i % len(SERIES)], f"{size / 1e6:.2g} M"
-            axes.plot(own.operations / 1e15, own.losses, "o", color=colour, markersize=4, label=label)
+            axes.plot(own["operations"] / 1e15, own["losses"], "o", color=colour, markersize=4, label=label)
             axes.plot(6 * size * tokens / 1e15, fitted(size, tokens), color=colour, linewidth=1)
             if i == len(sizes) - 1:
                 low, high = np.percentile([one(size, tokens) for one in laws], interval, axis=0)

@@ -198,15 +198,12 @@ def score_row(members: list[Artifact], split: str, corpus: str | None) -> dict:
 
 
 def notes_on(of_seeds: list[dict], split: str) -> list[str]:
-    """Notes on undefined metrics, the data and truncated inputs. `of_seeds`: the statistics of the runs."""
+    """Notes on undefined metrics and the data. `of_seeds`: the statistics of the runs."""
     first = of_seeds[0]
     task, data = first["task"], first["data"]
     title, name = NAMES.get(task, task), column(task, split) + ("" if first["pretrained"] else ", no pretraining")
     notes = [f"{name}: {note}" for note in sorted({n for one in of_seeds for n in one["validation"][split]["notes"]})]
-    notes += [title + note.removeprefix(task) if note.startswith(task) else note for note in data["notes"]]
-    if (cut := data["cut"].get(split, 0)) and not task_of(first).own:  # of which the data's notes tell
-        notes.append(f"{column(task, split)}: {counted(cut, 'input')} truncated to the model's limit.")
-    return notes
+    return notes + [title + note.removeprefix(task) if note.startswith(task) else note for note in data["notes"]]
 
 
 def chosen(rows: Iterable[dict], pretrained: bool = True) -> list[dict]:

@@ -18,7 +18,6 @@ from tasks.reports.scores import (
     average_by_seed,
     averages,
     chosen,
-    label,
     marked,
     middle,
     of_own,
@@ -241,22 +240,6 @@ def own_section(rows: list[dict], runs: Iterable[dict]) -> dict:
     own = of_own(rows)
     settings = {run["task"]: {name: f"{run[name]:g}" for name in OWN_SETTINGS} for run in runs}
     return own and every_score(own) | {"settings": list(settings.items())}
-
-
-def probe_rows(rows: list[dict]) -> list[dict]:
-    """The scores of the probes with and without pretraining."""
-    lines: dict[str, dict] = {}
-    for row in rows:  # those with pretraining come first
-        if row["task"] not in PROBES or row["share"] < 1:
-            continue
-        sizes = (row["examples"][split][0] for split in ("train", "validation"))
-        line = lines.setdefault(row["task"], {
-            "probe": row["task"], "pretrained": None, "no pretraining": None,
-            "majority": float(row["majority"][row["metric"]]),
-            "train / validation examples": " / ".join(f"{size:,}" for size in sizes), "seeds": row["seeds"],
-        })  # fmt: skip
-        line[label(row["pretrained"])] = marked(row["score"], False, row["beats_majority"])
-    return list(lines.values())
 
 
 def learning_curve(rows: Iterable[dict]) -> list[dict]:
