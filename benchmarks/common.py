@@ -23,11 +23,9 @@ from pydantic import ValidationError
 from flows.deltas import DELTAS
 from model import machine
 from model.checkpoint import Clock
-from model.export import TOKENS
 from model.settings import Architecture, Training
 
 ENTRIES, LENGTH = 32_768, 128  # of recipes that name none
-MASK_ID, SPECIALS = TOKENS["mask_token_id"], 5  # the vocabulary fixes both
 SIZES = ("layers", "hidden", "heads", "intermediate")
 
 
@@ -143,7 +141,7 @@ def cell(value: dict, digits: int) -> str:
 
 def about(here: machine.Machine) -> dict:
     """The machine: device, dtype and torch."""
-    return {name: here.describe()[name] for name in ("device", "dtype")} | {"torch": torch.__version__}
+    return here.describe() | {"torch": torch.__version__}
 
 
 def aligned(rows: list[list[str]]) -> str:

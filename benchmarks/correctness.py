@@ -18,12 +18,12 @@ from pathlib import Path
 import common
 import numpy as np
 import torch
-from common import MASK_ID, SPECIALS
 from torch import Tensor, nn
 
 from model.attention import fastest_kernel
-from model.bert import PAD, Bert
+from model.bert import Bert
 from model.heldout import Heldout
+from model.layers import PAD, SPECIALS
 from model.machine import Machine
 from model.masking import Corpus
 from model.pretraining import Pretraining
@@ -61,7 +61,7 @@ def pretraining(layout: str, here: Machine, folder: Path) -> Pretraining:
     shape, training = common.settings(recipe, changes | {"architecture": SIZES | architecture})
     starts = np.random.default_rng(0).integers(0, VOCABULARY, (2 * BATCH, 1))
     rows = (SPECIALS + (starts + np.arange(LENGTH)) % (VOCABULARY - SPECIALS)).astype(np.uint16)
-    corpus = Corpus(rows, Heldout.of_rows(rows[:1]), VOCABULARY, MASK_ID, SPECIALS)
+    corpus = Corpus(rows, Heldout.of_rows(rows[:1]), VOCABULARY)
     return Pretraining(Bert(shape, VOCABULARY, LENGTH, seed=1), training, corpus, here, folder)
 
 

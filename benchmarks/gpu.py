@@ -44,9 +44,9 @@ import train
 
 from flows.deltas import DELTAS
 from model import InputError, export, finetuning, heldout, machine
-from model.bert import SEP
 from model.classifier import Classifier
 from model.finetuning import Examples
+from model.layers import SEP
 from model.settings import Finetuning
 
 RECIPES = ("crammed-bert", "modern", "frontier", "bert-base")

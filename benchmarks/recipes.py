@@ -36,12 +36,13 @@ from unittest import mock
 import common
 import numpy as np
 import torch
-from common import MASK_ID, SPECIALS, CpuClock, aligned, cell, positive, spread
+from common import CpuClock, aligned, cell, positive, spread
 
 from model import InputError, export, heldout, machine
 from model.bert import Bert
 from model.checkpoint import CHECKPOINT, Clock
 from model.heldout import UNITS, Heldout
+from model.layers import MASK
 from model.masking import Corpus
 from model.pretraining import EVALUATIONS, Pretraining
 from model.settings import Architecture, Training
@@ -67,11 +68,11 @@ def read(folder: Path) -> Corpus:
         if held.sequences.max() >= stats["entries"] or len(sequences) != stats["sequences"]:
             found = f"{len(sequences)} sequences, token {held.sequences.max()}"
             raise ValueError(f"{found}; expected {stats['sequences']} sequences, {stats['entries']} entries")
-    except (OSError, KeyError, ValueError, lzma.LZMAError) as error:
+    except Exception as error:  # of compressed files and the arrays in them, too
         raise InputError(
             f"{folder} is not what the tokenize stage writes ({error}). Give such a folder, made by this version."
         ) from error
-    return Corpus(sequences, held, stats["entries"], MASK_ID, SPECIALS)
+    return Corpus(sequences, held, stats["entries"])
 
 
 def identity(corpus: Corpus) -> str:
@@ -145,7 +146,7 @@ def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder:
     if keep:
         export.save(bert, home)
     result = about | {"tokens": spent.tokens, "seconds": spent.seconds, "evaluations": spent.evaluations}
-    result["heldout"] = measured(bert, corpus.heldout, corpus.mask_id, here)
+    result["heldout"] = measured(bert, corpus.heldout, MASK, here)
     common.write_json(home / RESULT, result)
     (home / CHECKPOINT).unlink()
     return result

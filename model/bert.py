@@ -5,26 +5,13 @@ Shapes: B sequences, S tokens each, D hidden, E embedding (D unless factorised),
 entries, K masked tokens per sequence, M = B * K.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model import InputError, attention, counted
+from model import InputError, attention, counted, layers
+from model.layers import INIT_STD, PAD, Embedding, Head, at, halve, halvings, inner, norm
 from model.settings import Architecture
-
-INIT_STD = 0.02  # of every weight matrix, as BERT
-PAD, SEP = 0, 3  # the vocabulary fixes the ids of special tokens
-ROTARY_BASE = 10_000.0  # Su et al. 2021
-OUTPUTS = ("attention.out.weight", "ffn.dense_out.weight")  # of each branch: the last layer's weights
-
-
-def norm(architecture: Architecture, width: int) -> nn.Module:
-    """A norm over the last `width` values."""
-    if architecture.norm == "rmsnorm":
-        return nn.RMSNorm(width, eps=architecture.norm_eps)
-    return nn.LayerNorm(width, eps=architecture.norm_eps, bias=architecture.norm_bias)
 
 
 class Dropout(nn.Dropout):
@@ -35,85 +22,11 @@ class Dropout(nn.Dropout):
         return attention.drop(x, self.p) if self.training else x
 
 
-def sinusoids(length: int, width: int) -> Tensor:
-    """Position codes (S, E): pairs of sine and cosine, interleaved, of base 10,000 (Vaswani et al. 2017)."""
-    positions = torch.arange(length, dtype=torch.float32)[:, None]
-    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
-    codes = torch.zeros(length, width)
-    codes[:, 0::2] = torch.sin(positions * rates)
-    codes[:, 1::2] = torch.cos(positions * rates)
-    return codes
-
-
-class Embedding(nn.Module):
-    """Words plus positions, normalised, projected to the hidden width if factorised."""
-
-    codes: Tensor  # (S, E)
-
-    def __init__(self, architecture: Architecture, vocabulary: int, length: int) -> None:
-        super().__init__()
-        width = architecture.embedding or architecture.hidden
-        self.word = nn.Embedding(vocabulary, width, padding_idx=PAD)
-        self.positions = architecture.positions
-        if self.positions == "learned":
-            self.position = nn.Embedding(length, width)
-        elif self.positions != "rotary":
-            self.register_buffer("codes", sinusoids(length, width), persistent=False)
-        if self.positions == "scaled-sinusoidal":
-            self.scale = nn.Parameter(torch.tensor(width**-0.5))
-        self.norm = norm(architecture, width) if architecture.embedding_norm else nn.Identity()
-        factorised = architecture.embedding is not None
-        self.project = nn.Linear(width, architecture.hidden, bias=architecture.bias) if factorised else nn.Identity()
-
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        """(B, S) token ids to (B, S, D)."""
-        S, x_BSE = tokens_BS.shape[1], self.word(tokens_BS)
-        if self.positions == "learned":
-            x_BSE = x_BSE + self.position.weight[:S]
-        elif self.positions == "sinusoidal":
-            x_BSE = x_BSE + self.codes[:S]
-        elif self.positions == "scaled-sinusoidal":
-            x_BSE = x_BSE + self.scale * self.codes[:S]
-        return self.project(self.norm(x_BSE))
-
-
-class Rotation(nn.Module):
-    """Rotary positions: values i and i + H / 2 of a head are turned by an angle proportional to the position."""
-
-    cosines: Tensor  # (S, 1, 1, H)
-    sines: Tensor
-
-    def __init__(self, size: int, length: int) -> None:
-        super().__init__()
-        rates = ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
-        angles = torch.arange(length, dtype=torch.float32)[:, None] * rates
-        sine = torch.sin(angles)
-        self.register_buffer("cosines", torch.cos(angles).repeat(1, 2)[:, None, None], persistent=False)
-        self.register_buffer("sines", torch.cat([-sine, sine], dim=1)[:, None, None], persistent=False)
-
-    def forward(self, x_BSPNH: Tensor, positions_BS: Tensor | None = None) -> Tensor:
-        """Queries or keys (P of them), turned. They are those of the first S positions if no others are given."""
-        places = slice(x_BSPNH.shape[1]) if positions_BS is None else positions_BS
-        cosines, sines = (part[places].to(x_BSPNH.dtype) for part in (self.cosines, self.sines))
-        # its two halves swapped; compiled for a CPU, `roll` would not be vectorised
-        other = x_BSPNH.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-        return torch.addcmul(x_BSPNH * cosines, other, sines)
-
-
-class Attention(nn.Module):
-    """Bidirectional self-attention."""
+class Attention(layers.Attention):
+    """Bidirectional self-attention, whose three projections are multiplied as one."""
 
     def __init__(self, architecture: Architecture, length: int) -> None:
-        super().__init__()
-        hidden = architecture.hidden
-        self.heads = architecture.heads
-        # three matrices, since Muon orthogonalises each by itself; multiplied as one
-        self.query = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
-        self.key = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
-        self.value = nn.Linear(hidden, hidden, bias=architecture.qkv_bias)
-        self.out = nn.Linear(hidden, hidden, bias=architecture.bias)
-        rotary = architecture.positions == "rotary"
-        self.rotation = Rotation(hidden // self.heads, length) if rotary else None
+        super().__init__(architecture, length)
         self.dropout = 0.0
 
     def project(self, x_BSD: Tensor, *parts: nn.Linear) -> Tensor:
@@ -140,69 +53,12 @@ class Attention(nn.Module):
         x_BNKH = attention.attend(q_BNKH, k_BNSH, v_BNSH, mask, self.dropout if self.training else 0.0)
         return self.out(x_BNKH.transpose(1, 2).flatten(2))
 
-    def rotated(self, x_BSPNH: Tensor, positions_BS: Tensor | None = None) -> Tensor:
-        """Queries or keys, turned by their positions if these are rotary."""
-        return x_BSPNH if self.rotation is None else self.rotation(x_BSPNH, positions_BS)
 
-
-class FeedForward(nn.Module):
-    """Two dense layers; with GEGLU, one half of the first layer's output gates the other."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        self.activation = architecture.activation
-        wide = architecture.inner * (2 if self.activation == "geglu" else 1)
-        self.dense_in = nn.Linear(architecture.hidden, wide, bias=architecture.bias)
-        self.dense_out = nn.Linear(architecture.inner, architecture.hidden, bias=architecture.bias)
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """(B, S, D) to (B, S, D)."""
-        x = self.dense_in(x_BSD)
-        if self.activation == "geglu":
-            x, gate = x.chunk(2, dim=-1)
-            x = F.gelu(x) * gate
-        else:
-            x = F.gelu(x) if self.activation == "gelu" else F.relu(x).square()
-        return self.dense_out(x)
-
-
-class Convolution(nn.Module):
-    """A depthwise convolution over tokens, added to the states; zero at first.
-
-    In a day or less of training, attention hardly learns to look at neighbouring tokens, from which most of a masked
-    token is predicted. Similar to the layers of Allen-Zhu 2025 (arXiv 2512.17351).
-    """
-
-    def __init__(self, tokens: int, hidden: int) -> None:
-        super().__init__()
-        # three dimensions, so that Muon, which is for matrices, leaves it to AdamW (docs/findings.md)
-        self.weight = nn.Parameter(torch.zeros(tokens, 1, hidden))
-
-    def forward(self, x_BSD: Tensor, seen_BS: Tensor | None) -> Tensor:
-        """(B, S, D) to (B, S, D). Tokens beyond the sequence and those that are not `seen` count as zero."""
-        S, reach = x_BSD.shape[1], len(self.weight) // 2
-        seen_BSD = x_BSD if seen_BS is None else x_BSD * seen_BS[:, :, None]
-        wide_BWD = F.pad(seen_BSD, (0, 0, reach, reach))
-        for place, weight_1D in enumerate(self.weight):
-            x_BSD = torch.addcmul(x_BSD, wide_BWD[:, place : place + S], weight_1D)
-        return x_BSD
-
-
-class Block(nn.Module):
+class Block(layers.Block):
     """Attention and feed-forward layer, each with a residual connection and a norm before or after."""
 
     def __init__(self, architecture: Architecture, length: int, index: int) -> None:
-        super().__init__()
-        self.post = architecture.norm_order == "post"
-        mixed = architecture.convolution
-        self.convolution = Convolution(mixed, architecture.hidden) if mixed else None
-        with_norm = index or architecture.first_norm
-        self.attention_norm = norm(architecture, architecture.hidden) if with_norm else nn.Identity()
-        self.attention = Attention(architecture, length)
-        with_ffn = (index + 1) % architecture.ffn_every == 0
-        self.ffn_norm = norm(architecture, architecture.hidden) if with_ffn else nn.Identity()
-        self.ffn = FeedForward(architecture) if with_ffn else None
-        self.dropout = Dropout(0.0)
+        super().__init__(architecture, index, Attention(architecture, length), Dropout(0.0))
 
     def forward(self, x_BSD: Tensor, seen_BS: Tensor | None, positions_BK: Tensor | None = None) -> Tensor:
         """(B, S, D) to (B, S, D), or to (B, K, D): the states at these positions alone.
@@ -210,37 +66,12 @@ class Block(nn.Module):
         seen_BS  True for tokens that others see; None: all
         """
         mask = None if seen_BS is None else seen_BS[:, None, None, :]
-        x_BSD = x_BSD if self.convolution is None else self.convolution(x_BSD, seen_BS)
-        normed_BSD = x_BSD if self.post else self.attention_norm(x_BSD)
+        x_BSD = self.mixed(x_BSD, seen_BS)
+        normed_BSD = self.normed(x_BSD)
         if positions_BK is None:
-            x = x_BSD + self.dropout(self.attention(normed_BSD, mask))
-        else:
-            x = at(x_BSD, positions_BK)
-            normed = x if self.post else self.attention_norm(x)
-            x = x + self.dropout(self.attention(normed_BSD, mask, (positions_BK, normed)))
-        if self.post:
-            x = self.attention_norm(x)
-            return x if self.ffn is None else self.ffn_norm(x + self.dropout(self.ffn(x)))
-        return x if self.ffn is None else x + self.dropout(self.ffn(self.ffn_norm(x)))
-
-
-class Head(nn.Module):
-    """From states to scores of the vocabulary: optional transform and projection to the embedding's width, decoder."""
-
-    def __init__(self, architecture: Architecture, vocabulary: int) -> None:
-        super().__init__()
-        width, hidden = architecture.embedding or architecture.hidden, architecture.hidden
-        self.transforms = architecture.head_transform
-        factorised = architecture.embedding is not None
-        self.dense = nn.Linear(hidden, width, bias=architecture.bias) if factorised or self.transforms else None
-        self.norm = norm(architecture, width) if self.transforms else nn.Identity()
-        self.decoder = None if architecture.tied else nn.Linear(width, vocabulary, bias=False)
-        self.bias = nn.Parameter(torch.zeros(vocabulary)) if architecture.decoder_bias else None
-
-    def forward(self, states: Tensor) -> Tensor:
-        """(..., D) to (..., E), the decoder's input."""
-        x = states if self.dense is None else self.dense(states)
-        return self.norm(F.gelu(x)) if self.transforms else x
+            return self.combined(x_BSD, self.attention(normed_BSD, mask))
+        x_BKD = at(x_BSD, positions_BK)
+        return self.combined(x_BKD, self.attention(normed_BSD, mask, (positions_BK, self.normed(x_BKD))))
 
 
 class Bert(nn.Module):
@@ -263,9 +94,9 @@ class Bert(nn.Module):
         self.dropout = Dropout(0.0)
         initialize(self, torch.Generator().manual_seed(seed))
         if architecture.zero_outputs:
-            for name, weight in self.named_parameters():
-                if name.endswith(OUTPUTS):
-                    nn.init.zeros_(weight)
+            for part in self.modules():
+                if isinstance(part, nn.Linear) and hasattr(part, "ends_branch"):
+                    nn.init.zeros_(part.weight)
 
     def set_dropout(self, probability: float) -> None:
         """Set dropout after embedding and branches and on attention weights."""
@@ -305,11 +136,11 @@ class Bert(nn.Module):
         seen_BS = tokens_BS != PAD if padded else None
         x_BSD = self.dropout(self.embedding(tokens_BS))
         longer: list[tuple[Tensor, Tensor | None]] = []
-        for index, halvings in enumerate(self.architecture.halvings()):
-            if halvings > len(longer):
+        for index, times in enumerate(halvings(self.architecture)):
+            if times > len(longer):
                 longer.append((x_BSD, seen_BS))
                 x_BSD, seen_BS = halve(x_BSD, seen_BS)
-            elif halvings < len(longer):
+            elif times < len(longer):
                 before_BSD, seen_BS = longer.pop()
                 x_BSD = before_BSD + x_BSD.repeat_interleave(2, dim=1)
             last = index + 1 == self.architecture.layers
@@ -351,27 +182,6 @@ def initialize(module: nn.Module, generator: torch.Generator) -> None:
             nn.init.zeros_(part.weight[part.padding_idx])
 
 
-def at(x_BSD: Tensor, positions_BK: Tensor) -> Tensor:
-    """(B, K, D): the states at these positions."""
-    return x_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))
-
-
-def mean(states: Tensor, seen: Tensor) -> Tensor:
-    """(..., S, D) to (..., D): the mean over the tokens that are `seen` (..., S); zero if there are none."""
-    weights = seen.to(states.dtype) / seen.sum(dim=-1, keepdim=True).clamp(min=1)
-    return (states * weights[..., None]).sum(dim=-2)
-
-
-def halve(x_BSD: Tensor, seen_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The mean of each pair of neighbours, without padding, and whether a pair has a token that is not padding."""
-    B, S, D = x_BSD.shape
-    pairs = x_BSD.view(B, S // 2, 2, D)
-    if seen_BS is None:
-        return pairs.mean(dim=2), None
-    seen = seen_BS.view(B, S // 2, 2)
-    return mean(pairs, seen), seen.any(dim=2)
-
-
 def operations(
     architecture: Architecture, vocabulary: int, length: int, masks: int, last_states: int | None = None
 ) -> float:
@@ -383,10 +193,10 @@ def operations(
     hidden, width = architecture.hidden, architecture.embedding or architecture.hidden
     projection = hidden * width if width != hidden else 0
     total = 2.0 * projection
-    for index, halvings in enumerate(architecture.halvings()):
-        share = 0.5**halvings
+    for index, times in enumerate(halvings(architecture)):
+        share = 0.5**times
         with_ffn = (index % (architecture.different_layers or architecture.layers) + 1) % architecture.ffn_every == 0
-        ffn = architecture.inner * (3 if architecture.activation == "geglu" else 2) * hidden if with_ffn else 0
+        ffn = inner(architecture) * (3 if architecture.activation == "geglu" else 2) * hidden if with_ffn else 0
         asked = share if index + 1 < architecture.layers else (last_states or masks) / length
         total += 4 * share * hidden**2 + asked * (2 * (2 * hidden**2 + ffn) + 4 * share * length * hidden)
     transform = hidden * width if architecture.head_transform else projection

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from model import InputError
-from model.bert import PAD, SEP, Bert, Dropout, initialize, mean
-from model.layouts import transformers_model, why_not_transformers_classifier
+from model.bert import Bert, Dropout, initialize
+from model.layers import PAD, SEP, ClassifierHead, compared, mean
+from model.layouts import transformers_classifier, transformers_model
 from model.settings import CLASSIFIER_WIDTH, HeadName, Kind, Pooling, Texts
 
 HEAD_STREAM = 2**31  # beyond all seeds of encoders, so that a head does not start with the same numbers
@@ -30,31 +31,7 @@ def pooled(bert: Bert, tokens_BS: Tensor, padded: bool, pooling: Pooling, texts:
     states_BSD, seen_BS = bert.encode(tokens_BS, padded), tokens_BS != PAD
     if width_factor(pooling, texts) == 1:
         return mean(states_BSD, seen_BS)
-    ends_BS = (tokens_BS == SEP).int()
-    first_BS = seen_BS & (ends_BS.cumsum(dim=1) == ends_BS)
-    u_BD, v_BD = mean(states_BSD, first_BS), mean(states_BSD, seen_BS & ~first_BS)
-    return torch.cat([u_BD, v_BD, (u_BD - v_BD).abs(), u_BD * v_BD], dim=1)
-
-
-class ClassifierHead(nn.Module):
-    """Dense, tanh, dropout and dense to the scores.
-
-    `inputs`: the width of a state. `width`: that of the first dense layer; None: there is none, nor tanh.
-    """
-
-    def __init__(
-        self, inputs: int, classes: int, dropout: float, seed: int, width: int | None = CLASSIFIER_WIDTH
-    ) -> None:
-        super().__init__()
-        self.dense = None if width is None else nn.Linear(inputs, width)
-        self.dropout = Dropout(dropout)
-        self.out = nn.Linear(width or inputs, classes)
-        initialize(self, torch.Generator().manual_seed(HEAD_STREAM + seed))
-
-    def forward(self, states: Tensor) -> Tensor:
-        """(..., inputs) to (..., classes) scores."""
-        x = states if self.dense is None else torch.tanh(self.dense(states))
-        return self.out(self.dropout(x))
+    return compared(states_BSD, seen_BS, tokens_BS == SEP)
 
 
 class Classifier(nn.Module):
@@ -78,16 +55,18 @@ class Classifier(nn.Module):
         kind: Kind = "classes",
     ) -> None:
         super().__init__()
-        if head == "native" and (lacking := why_not_transformers_classifier(bert.architecture, head, pooling, kind)):
-            raise InputError(f"{lacking} Set finetune.head to 'tanh'.")
+        _, why_not = transformers_classifier(bert.architecture, head, pooling, kind)
+        if head == "native" and why_not:
+            raise InputError(f"{why_not} Set finetune.head to 'tanh'.")
         self.kind: Kind = "regression" if kind == "classes" and classes == 1 else kind
         self.bert, self.classes, self.head, self.texts = bert, classes, head, texts
         self.pooling: Pooling = "cls" if kind == "tokens" else pooling  # of tokens nothing is pooled
-        self.family = transformers_model(bert.architecture) if head == "native" else None
+        self.family = transformers_model(bert.architecture)[0] if head == "native" else None
         bert.set_dropout(dropout)
         inputs = bert.architecture.hidden * width_factor(self.pooling, texts)
         widths = {None: CLASSIFIER_WIDTH, "Bert": None if kind == "tokens" else inputs, "ModernBert": None}
-        self.classifier = ClassifierHead(inputs, classes, dropout, seed, widths[self.family])
+        self.classifier = ClassifierHead(inputs, classes, Dropout(dropout), widths[self.family])
+        initialize(self.classifier, torch.Generator().manual_seed(HEAD_STREAM + seed))
 
     @torch.no_grad()
     def rescale(self, scale: float, shift: float) -> None:

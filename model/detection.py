@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.bert import Bert, at, operations
+from model.bert import Bert, operations
+from model.layers import at
 from model.masking import IGNORED
 from model.settings import Architecture, Training
 

@@ -2,32 +2,32 @@
 
 A model of BERT's or ModernBERT's layout is written under transformers' names, so that
 `AutoModelForMaskedLM.from_pretrained(folder)` gives the same scores without remote code. Any other is written under
-cram's own names, which transformers reads after `import model.hf`. The same holds for classifiers, by
-`AutoModelForSequenceClassification` or `AutoModelForTokenClassification`, if they have that model's head. In all cases
-config.json has a key `cram`, from which `load` or `load_classifier` rebuilds the model.
-
-model.safetensors is fp32 and stores a tied vocabulary head once. Classifiers of transformers have no vocabulary head,
-so the encoder of one gets a new head when it is loaded.
+the names of cram's classes for transformers, hf.py. The same holds for classifiers, if transformers has their head.
+`load` reads what either wrote. model.safetensors is fp32 and stores a tied vocabulary head once.
 """
 
 import json
-from collections.abc import Iterator
+import textwrap
+import warnings
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model import InputError
-from model.bert import INIT_STD, PAD, ROTARY_BASE, SEP, Bert
-from model.classifier import Classifier
-from model.layouts import transformers_classifier, transformers_model
-from model.settings import Architecture, HeadName, Kind, Pooling, Texts
+from model.bert import Bert
+from model.classifier import Classifier, width_factor
+from model.layers import INIT_STD, MASK, PAD, ROTARY_BASE, SEP, inner
+from model.layouts import MASKED, described, fields_of, head_for, head_of, transformers_model
+from model.settings import Architecture, Kind
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-ENCODER, HEAD = "bert.", "classifier."  # prefixes of a classifier's tensors; the encoder's is not stored
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ENCODER, HEAD, VOCABULARY = "bert.", "classifier.", "head."  # prefixes of a model's parts
+OWN = "Cram"  # the family of classes in hf.py
+POSITIONS = "embedding.position.weight"  # learned ones
 TYPES = "embedding.type.weight"  # the embedding of token types, which only transformers' BERT has; here it is zero
 TOKENS = {  # the vocabulary fixes their ids; a sequence begins with [CLS] and ends with [SEP]
     "pad_token_id": PAD,
@@ -35,11 +35,11 @@ TOKENS = {  # the vocabulary fixes their ids; a sequence begins with [CLS] and e
     "cls_token_id": 2,
     "eos_token_id": SEP,
     "sep_token_id": SEP,
-    "mask_token_id": 4,
+    "mask_token_id": MASK,
 }
 # Names of tensors in transformers, and cram's: '#' is each block, '*' each of weight and bias. Several names on one
-# side are one tensor on the other, joined along the first dimension. Tensors that a layout doesn't have are left out.
-ENCODER_NAMES: dict[str, dict[str, str]] = {
+# side are one tensor on the other, joined along the first dimension. A model has those of its layout and head.
+NAMES: dict[str, dict[str, str]] = {
     "ModernBert": {
         "model.embeddings.tok_embeddings.weight": "embedding.word.weight",
         "model.embeddings.norm.*": "embedding.norm.*",
@@ -50,10 +50,15 @@ ENCODER_NAMES: dict[str, dict[str, str]] = {
         "model.layers.#.mlp.Wi.*": "blocks.#.ffn.dense_in.*",
         "model.layers.#.mlp.Wo.*": "blocks.#.ffn.dense_out.*",
         "model.final_norm.*": "norm.*",
+        "head.dense.*": "head.dense.*",
+        "head.norm.*": "head.norm.*",
+        "decoder.weight": "head.decoder.weight",
+        "decoder.bias": "head.bias",
+        "classifier.*": "classifier.out.*",
     },
     "Bert": {
         "bert.embeddings.word_embeddings.weight": "embedding.word.weight",
-        "bert.embeddings.position_embeddings.weight": "embedding.position.weight",
+        "bert.embeddings.position_embeddings.weight": POSITIONS,
         "bert.embeddings.token_type_embeddings.weight": TYPES,
         "bert.embeddings.LayerNorm.*": "embedding.norm.*",
         "bert.encoder.layer.#.attention.self.query.*": "blocks.#.attention.query.*",
@@ -64,20 +69,20 @@ ENCODER_NAMES: dict[str, dict[str, str]] = {
         "bert.encoder.layer.#.intermediate.dense.*": "blocks.#.ffn.dense_in.*",
         "bert.encoder.layer.#.output.dense.*": "blocks.#.ffn.dense_out.*",
         "bert.encoder.layer.#.output.LayerNorm.*": "blocks.#.ffn_norm.*",
-    },
-}
-TRANSFORM = {"head.dense.*": "head.dense.*", "head.norm.*": "head.norm.*"}
-VOCABULARY_NAMES: dict[str, dict[str, str]] = {
-    "ModernBert": TRANSFORM | {"decoder.weight": "head.decoder.weight", "decoder.bias": "head.bias"},
-    "Bert": {
         "cls.predictions.transform.dense.*": "head.dense.*",
         "cls.predictions.transform.LayerNorm.*": "head.norm.*",
         "cls.predictions.bias": "head.bias",
+        "bert.pooler.dense.*": "classifier.dense.*",  # not for tokens
+        "classifier.*": "classifier.out.*",
     },
 }
-CLASSIFIER_NAMES: dict[str, dict[str, str]] = {  # ModernBERT's begins with the transform of its vocabulary head
-    "ModernBert": TRANSFORM | {"classifier.*": "classifier.out.*"},
-    "Bert": {"bert.pooler.dense.*": "classifier.dense.*", "classifier.*": "classifier.out.*"},  # no pooler for tokens
+FIXED = {"hidden_act", "hidden_activation", "layer_types", "rope_parameters"}  # without an axis of Architecture
+BERT = {  # fields of config.json that only BERT has
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "type_vocab_size": 2,
+    "position_embedding_type": "absolute",
 }
 PROBLEMS: dict[Kind, str] = {  # transformers' names of kinds; it has none for tokens
     "classes": "single_label_classification",
@@ -86,71 +91,26 @@ PROBLEMS: dict[Kind, str] = {  # transformers' names of kinds; it has none for t
 }
 
 
-class Saved(BaseModel, frozen=True, extra="forbid"):
-    """The key `cram` in the config.json of a pretrained model."""
-
-    architecture: Architecture
-    vocabulary: int = Field(ge=1, lt=2**31)
-    length: int = Field(ge=1, lt=2**31)
-
-
-class SavedClassifier(Saved, frozen=True, extra="forbid"):
-    """The key `cram` in the config.json of a classifier."""
-
-    kind: Kind = Field("classes", description="Earlier versions wrote none; of one class, it means a regression.")
-    classes: int = Field(ge=1, lt=2**31)
-    head: HeadName
-    pooling: Pooling = "cls"
-    texts: Texts = Field(None, description="Texts per input; None: not known.")
-    max_tokens: int | None = Field(
-        None, ge=8, description="Length to which inputs were cut in training; None: not known."
-    )
-
-    @model_validator(mode="after")
-    def _inputs_fit(self) -> "SavedClassifier":
-        if self.kind == "regression" and self.classes != 1:
-            raise ValueError(f"classes is {self.classes}, but kind 'regression' has one output")
-        if self.pooling == "compare" and self.texts is None:
-            raise ValueError("texts is null; pooling 'compare' needs the number of texts in an input, 1 or 2")
-        if self.max_tokens and self.max_tokens > self.length:
-            raise ValueError(f"max_tokens is {self.max_tokens}, but the model takes {self.length} tokens")
-        return self
-
-
-def described(about: object) -> Saved:
-    """The key `cram` in config.json as settings. Raises a ValueError that names the field for anything else."""
-    finetuned = isinstance(about, dict) and "classes" in about
-    return (SavedClassifier if finetuned else Saved).model_validate(about)
-
-
-def _write(model: Bert | Classifier, family: str | None, about: dict, saved: Saved, folder: str | Path) -> None:
+def _write(model: Bert | Classifier, family: str, about: dict, folder: str | Path) -> None:
     """`family`: the model of transformers under whose names it is written; `about`: more fields of config.json."""
     folder, bert = Path(folder), model.bert if isinstance(model, Classifier) else model
-    state = {
-        key.removeprefix(ENCODER): value.detach().float().cpu().contiguous()
-        for key, value in model.state_dict().items()
-    }
-    config = {"model_type": "cram"}
-    if family:
-        config, state = config_of(family, bert), to_transformers(state, family, bert, model is not bert)
-    (folder / CONFIG).write_text(json.dumps(config | about | {"cram": saved.model_dump()}, indent=2) + "\n")
-    try:
-        save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
-    except SafetensorError as error:  # a full disk is one too
-        raise InputError(
-            f"The model can't be written to {folder} ({error}). Free space or grant access there, then run again."
-        ) from error
-
-
-def _sizes(bert: Bert) -> dict:
-    return {"architecture": bert.architecture, "vocabulary": bert.vocabulary, "length": bert.length}
+    state = {k.removeprefix(ENCODER): v.detach().float().cpu().contiguous() for k, v in model.state_dict().items()}
+    if model is not bert:
+        unused = ("head.decoder.", "head.bias") if family == "ModernBert" else VOCABULARY
+        state = {key: value for key, value in state.items() if not key.startswith(unused)}
+    if family == "Bert":
+        state[TYPES] = torch.zeros(2, bert.architecture.hidden)
+    if family != OWN:
+        about |= {"cram": about.get("cram", {}) | {"architecture": bert.architecture.model_dump()}}
+    (folder / CONFIG).write_text(json.dumps(config_of(family, bert) | about, indent=2) + "\n")
+    state, _ = renamed(state, [(ours, theirs) for theirs, ours in pairs(family, state)])
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def save(bert: Bert, folder: str | Path) -> None:
     """Write config.json and model.safetensors."""
-    family = transformers_model(bert.architecture)
-    saved = Saved(**_sizes(bert))
-    _write(bert, family, {"architectures": [f"{family}ForMaskedLM"]} if family else {}, saved, folder)
+    family = transformers_model(bert.architecture)[0] or OWN
+    _write(bert, family, {"architectures": [f"{family}For{MASKED}"]}, folder)
 
 
 def save_classifier(
@@ -167,69 +127,85 @@ def save_classifier(
     about = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
     if problem := PROBLEMS.get(kind):
         about["problem_type"] = problem
-    if theirs := transformers_classifier(bert.architecture, head, pooling, kind):
-        about["architectures"] = [theirs]
-        if pooling != "cls":
-            about["classifier_pooling"] = pooling
-    layers = {"kind": kind, "classes": classifier.classes, "head": head, "pooling": pooling, "texts": classifier.texts}
-    saved = SavedClassifier(**_sizes(bert), **layers, max_tokens=max_tokens)
-    _write(classifier, classifier.family, about, saved, folder)
+    texts, family = classifier.texts, classifier.family or OWN
+    about["architectures"] = [f"{family}For{head_for(kind)}"]
+    if pooling != "cls":
+        about["classifier_pooling"] = pooling if width_factor(pooling, texts) > 1 else "mean"
+    about["cram"] = {"head": head, "pooling": pooling, "texts": texts, "max_tokens": max_tokens}
+    _write(classifier, family, about, folder)
 
 
-def load(folder: str | Path) -> Bert:
-    """Load a model that `save` wrote, or that transformers loaded and saved again; of a classifier, the encoder.
+def load(folder: str | Path, masked: bool = False) -> Bert:
+    """Load the encoder and the vocabulary head of a model that cram or transformers saved, in fp32.
 
-    Raises InputError for anything else.
+    Other heads are left out; a vocabulary head that is missing is new. `masked`: refuse a model of another head. Raises
+    InputError for what is no model of cram's, or not the whole of one.
     """
-    model = _read(folder)
-    return model.bert if isinstance(model, Classifier) else model
-
-
-def load_classifier(folder: str | Path) -> Classifier:
-    """Load a classifier that `save_classifier` wrote, or that transformers loaded and saved again; without dropout.
-
-    Raises InputError for anything else.
-    """
-    model = _read(folder)
-    if isinstance(model, Classifier):
-        return model
-    raise InputError(
-        f"{folder} holds a pretrained model, which has no classes yet. Expected a model of the finetune stage."
-    )
-
-
-def _read(folder: str | Path) -> Bert | Classifier:
     folder = Path(folder)
     try:
-        return _load(json.loads((folder / CONFIG).read_text()), folder / WEIGHTS)
-    except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split()).rstrip(".")
+        config = json.loads((folder / CONFIG).read_text())
+        if masked and (head := head_of(config)) != MASKED:
+            raise ValueError(f"its head is {head or 'none'}; expected {MASKED}")
+        return _load(config, folder)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
+        reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        reason = textwrap.shorten(reason, 500, placeholder=" …").rstrip(".")
         raise InputError(
-            f"{folder} holds no model that cram can load: {reason}. Expected {CONFIG} and {WEIGHTS} as the pretrain "
-            "and finetune stages write them."
+            f"{folder} holds no model that cram can load: {reason}. Expected {CONFIG} and {WEIGHTS} as cram, "
+            "save_pretrained or Trainer.save_model write them, with adapters merged."
         ) from error
 
 
-def _load(config: dict, weights: Path) -> Bert | Classifier:
-    if not isinstance(config, dict) or "cram" not in config:
-        raise ValueError(f"{CONFIG} has no key 'cram'")
-    saved = described(config["cram"])
-    bert, family = Bert(saved.architecture, saved.vocabulary, saved.length), transformers_model(saved.architecture)
-    model: Bert | Classifier = bert
-    if isinstance(saved, SavedClassifier):
-        family = family if saved.head == "native" else None
-        model = Classifier(bert, saved.classes, 0.0, 0, saved.head, saved.pooling, saved.texts, saved.kind)
-    expected = ["cram", *([family.lower()] if family else [])]  # model.hf saves every layout under cram's own names
-    if (name := config.get("model_type")) not in expected:
-        raise ValueError(f"{CONFIG} says model_type {name!r}; expected {' or '.join(expected)}")
-    state = load_file(weights)
-    if family and name != "cram":
-        state = from_transformers(state, family, bert, model is not bert)
-    state = {key.removeprefix(ENCODER): value for key, value in state.items()}  # model.hf writes this prefix
-    if model is not bert:
-        state = {key if key.startswith(HEAD) else ENCODER + key: value for key, value in state.items()}
-    model.load_state_dict(state)
-    return model
+def _load(config: dict, folder: Path) -> Bert:
+    bert, masked = Bert(*described(config)), head_of(config) == MASKED
+    own, family = bert.state_dict(), _family(config, bert)
+    names = [(list(map(bare, theirs)), ours) for theirs, ours in pairs(family, [*own, *[TYPES] * (family == "Bert")])]
+    state, left = renamed({bare(name): value.float() for name, value in tensors_of(folder).items()}, names)
+    if not masked:
+        encoder = {old[0].split(".")[0] for old, new in names if not new[0].startswith(VOCABULARY)}
+        left = [name for name in left if name.split(".")[0] in encoder]
+    missing = [old[0] for old, new in names if new[0] not in state and (masked or not new[0].startswith(VOCABULARY))]
+    if wrong := [f"{name} is missing" for name in missing] + [f"{name} is unknown" for name in left]:
+        raise ValueError(", ".join(wrong))
+    if TYPES in state:
+        first, *others = state.pop(TYPES)
+        state[POSITIONS] = state[POSITIONS] + first
+        if any(other.any() for other in others):
+            warnings.warn(
+                f"{folder} was trained with token types. cram gives all tokens type 0, so single texts read as in "
+                "transformers, but pairs, whose second text may have had type 1 in training, do not.",
+                stacklevel=3,
+            )
+    bert.load_state_dict(own | state)
+    return bert
+
+
+def _family(config: dict, bert: Bert) -> str:
+    """The model in a folder with this config. Raises ValueError if cram has no such model."""
+    (family, why_not), name = transformers_model(bert.architecture), config["model_type"]
+    if name == OWN.lower():
+        return OWN
+    if family is None or family.lower() != name:
+        raise ValueError(f"model_type {name!r} has no such layout; {why_not or family}")
+    for field, value in config_of(family, bert).items():
+        if field in FIXED and config.get(field, value) != value:
+            raise ValueError(f"{field} is {config[field]!r}; expected {value!r}")
+    return family
+
+
+def bare(name: str) -> str:
+    """A tensor's name without the encoder's prefix, which a model without a head doesn't have."""
+    return name.removeprefix(ENCODER).removeprefix("model.")
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """All tensors in a folder: of one file, or of those that an index lists, as transformers saves large models."""
+    names = {WEIGHTS}
+    if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
+        names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+    if elsewhere := [name for name in names if Path(name).name != name]:
+        raise ValueError(f"{INDEX} lists {elsewhere[0]!r}, which is not in the folder")
+    return {name: tensor for file in sorted(names) for name, tensor in load_file(folder / file).items()}
 
 
 def config_of(family: str, bert: Bert) -> dict:
@@ -240,26 +216,10 @@ def config_of(family: str, bert: Bert) -> dict:
         "dtype": "float32",
         "vocab_size": bert.vocabulary,
         "max_position_embeddings": bert.length,
-        "hidden_size": a.hidden,
-        "num_hidden_layers": a.layers,
-        "num_attention_heads": a.heads,
-        "intermediate_size": a.inner,
         "initializer_range": INIT_STD,
-        "tie_word_embeddings": a.tied,
         **TOKENS,
-        **(modernbert_config(a) if family == "ModernBert" else bert_config(a)),
-    }
-
-
-def bert_config(a: Architecture) -> dict:
-    """The fields that only BERT has."""
-    return {
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "type_vocab_size": 2,
-        "layer_norm_eps": a.norm_eps,
-        "position_embedding_type": "absolute",
+        **fields_of(a, family.lower()),
+        **{"ModernBert": modernbert_config(a), "Bert": BERT, OWN: {}}[family],
     }
 
 
@@ -267,12 +227,9 @@ def modernbert_config(a: Architecture) -> dict:
     """The fields that only ModernBERT has."""
     rope = {"rope_type": "default", "rope_theta": ROTARY_BASE}
     return {
-        "attention_bias": a.qkv_bias,
-        "mlp_bias": a.bias,
+        "intermediate_size": inner(a),
         "attention_dropout": 0.0,
         "hidden_activation": "gelu",
-        "norm_eps": a.norm_eps,
-        "norm_bias": a.norm_bias,
         "layer_types": ["full_attention"] * a.layers,
         "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
         "embedding_dropout": 0.0,
@@ -281,7 +238,6 @@ def modernbert_config(a: Architecture) -> dict:
         "classifier_bias": a.bias,
         "classifier_activation": "gelu",
         "classifier_pooling": "cls",
-        "decoder_bias": a.decoder_bias,
         "sparse_prediction": False,
         # The same under the names of 2024, which other engines (text-embeddings-inference, vLLM) require. The former
         # reads norms and heads without bias, whatever these settings say.
@@ -294,51 +250,28 @@ def modernbert_config(a: Architecture) -> dict:
     }
 
 
-def pairs(family: str, blocks: int, classifier: bool) -> Iterator[tuple[list[str], list[str]]]:
-    """The names of each tensor in transformers' model, and cram's; those of classifiers lack the vocabulary head."""
-    names = ENCODER_NAMES[family] | (CLASSIFIER_NAMES if classifier else VOCABULARY_NAMES)[family]
-    for theirs, ours in names.items():
-        for index in range(blocks) if "#" in ours else (0,):
+def pairs(family: str, keys: Collection[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """The names in transformers' model of tensors with these keys, and cram's: those that are one on either side."""
+    if family == OWN:
+        yield from (([key if key.startswith((HEAD, VOCABULARY)) else ENCODER + key], [key]) for key in keys)
+    blocks = {key.split(".")[1] for key in keys if key.startswith("blocks.")}
+    for theirs, ours in NAMES.get(family, {}).items():
+        for index in blocks if "#" in ours else ("",):
             for kind in ("weight", "bias") if "*" in ours else ("",):
-                sides = [side.replace("#", str(index)).replace("*", kind).split() for side in (theirs, ours)]
-                yield sides[0], sides[1]
+                sides = [side.replace("#", index).replace("*", kind).split() for side in (theirs, ours)]
+                if sides[1][0] in keys:
+                    yield sides[0], sides[1]
 
 
-def renamed(tensors: dict[str, Tensor], names: list[tuple[list[str], list[str]]]) -> dict[str, Tensor]:
-    """The tensors under their new names; `names`: old and new. Raises KeyError for a tensor that has no new name."""
+def renamed(
+    tensors: dict[str, Tensor], names: list[tuple[list[str], list[str]]]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors under their new names, and the names of those that have none; `names`: old and new."""
     result: dict[str, Tensor] = {}
     left = dict(tensors)
     for old, new in names:
         if old[0] in left:
-            parts = torch.cat([left.pop(name) for name in old]).chunk(len(new))
-            result |= {name: part.clone() for name, part in zip(new, parts, strict=True)}
-    if left:
-        raise KeyError(f"no place for {', '.join(left)}")
-    return result
-
-
-def to_transformers(state: dict[str, Tensor], family: str, bert: Bert, classifier: bool) -> dict[str, Tensor]:
-    """The tensors of a model under transformers' names; those of a classifier without the vocabulary head."""
-    if family == "Bert":
-        state = state | {TYPES: torch.zeros(2, bert.architecture.hidden)}
-    names = [(ours, theirs) for theirs, ours in pairs(family, len(bert.blocks), classifier)]
-    if classifier:
-        stored = {key for ours, _ in names for key in ours}
-        state = {key: value for key, value in state.items() if key in stored}
-    return renamed(state, names)
-
-
-def from_transformers(state: dict[str, Tensor], family: str, bert: Bert, classifier: bool) -> dict[str, Tensor]:
-    """The tensors under cram's names; a classifier gets the vocabulary head of `bert`, as transformers stores none.
-
-    Raises KeyError for tensors that are missing or unknown, and ValueError if token types have been trained.
-    """
-    names = list(pairs(family, len(bert.blocks), classifier))
-    state = renamed(state, names)
-    if family == "Bert" and state.pop(TYPES).any():
-        raise ValueError("token_type_embeddings was trained, and cram has no token types")
-    if classifier:
-        stored = {key for _, ours in names for key in ours}
-        heads = {key: value for key, value in bert.state_dict().items() if key.startswith("head.")}
-        state |= {key: value for key, value in heads.items() if key not in stored}
-    return state
+            parts = tuple(left.pop(name) for name in old)
+            parts = parts if len(old) == len(new) else torch.cat(parts).chunk(len(new))
+            result |= {name: part.contiguous() for name, part in zip(new, parts, strict=True)}
+    return result, list(left)

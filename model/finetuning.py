@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model import InputError, counted, optimizer, schedules
-from model.bert import PAD, SEP, Bert
+from model.bert import Bert
 from model.classifier import Classifier
+from model.layers import PAD, SEP
 from model.machine import Machine, keep_heap
 from model.settings import Finetuning, Kind
 

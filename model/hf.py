@@ -1,255 +1,397 @@
-"""cram's models in transformers: after `import model.hf`, its Auto classes, pipelines and Trainer accept every layout.
+"""cram's models in transformers: after `import model.hf`, its Auto classes, pipelines, Trainer and PEFT take them.
 
-A layout that transformers implements is saved as that model and needs nothing from this file. The others are saved with
-model_type "cram", under cram's own names. No code in a model's folder is executed.
+A layout that transformers implements is saved as that model and needs nothing from this file. The others have the
+model_type "cram". This file and layers.py are all that their classes need, so both can travel with a model.
+Shapes: B sequences, S tokens each, D hidden, E embedding, N heads, H = D / N, V vocabulary entries, L labels.
 """
 
-# mypy: disable-error-code="index, union-attr, arg-type, assignment, operator"
-# The fields of a config are complete once `__post_init__` has run, which the type checker can't see.
+# mypy: disable-error-code="assignment, misc, override, operator, return-value, arg-type, union-attr, attr-defined"
+# transformers has no types for much of this.
 
-from functools import reduce
-from operator import getitem
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
+import transformers
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-    initialization,
+from transformers import initialization, modeling_outputs
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import ModelOutput, can_return_tuple, logging
+from transformers.utils.output_capturing import capture_outputs
+
+from . import layers
+from .layers import Attention, Block, Embedding, Head, Maybe
+
+logger = logging.get_logger(__name__)
+Scores = (
+    modeling_outputs.MaskedLMOutput | modeling_outputs.SequenceClassifierOutput | modeling_outputs.TokenClassifierOutput
 )
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    MaskedLMOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
-from transformers.utils import ModelOutput, can_return_tuple
-
-from model.bert import OUTPUTS, PAD, SEP, Bert, Convolution, Embedding, Head, Rotation, sinusoids
-from model.classifier import ClassifierHead, pooled, width_factor
-from model.export import PROBLEMS, Saved, SavedClassifier, described
-from model.settings import Architecture, Kind
-
-KINDS: dict[str, Kind] = {problem: kind for kind, problem in PROBLEMS.items()}  # by the `problem_type` of a config
-PAPER = {"vocabulary": 32_768, "length": 128}  # of the paper's final model
-
-
-def read_from(*names: str) -> property:
-    """A property of a config that reads a field of its `cram`."""
-    return property(lambda config: reduce(getitem, names, config.cram))
+HEAD_WIDTH = 1024  # of the first layer of a classifier's head, as in the paper
 
 
 @strict
-class CramConfig(PreTrainedConfig):
-    """config.json of a model under cram's own names; the default is that of the paper's final model.
+class CramConfig(transformers.PreTrainedConfig):
+    """The sizes and layout of a model; the defaults are those of the paper's final model.
 
-    `cram`: the fields of `export.Saved` or `export.SavedClassifier`. `dropout`: in training, after the embedding and
-    the branches, on attention weights, and in a classifier's head. Raises ValueError, which names the field, if `cram`
-    has unknown, missing or inconsistent fields.
+    `model.settings.Architecture` describes the layout's fields. `classifier_pooling`: what a head for sequences reads,
+    see `model.settings.Finetuning`. `dropout`: in training, after the embedding and the branches, on attention weights
+    and in classifiers. `cram`: what only cram reads. Raises ValueError for fields that don't fit together.
     """
 
     model_type = "cram"
-    cram: dict | None = None
-    dropout: float | int = 0.0
-    pad_token_id: int | None = PAD
+    attribute_map = {  # noqa: RUF012, as transformers has it
+        "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
+        "intermediate": "intermediate_size", "embedding": "embedding_size", "tied": "tie_word_embeddings",
+    }  # fmt: skip
 
-    def __post_init__(self, **kwargs) -> None:
-        saved = Saved(architecture=Architecture(), **PAPER) if self.cram is None else described(self.cram)
-        self.cram = saved.model_dump()
-        if isinstance(saved, SavedClassifier):
-            kwargs.setdefault("num_labels", saved.classes)
-            if self.id2label is not None and len(self.id2label) != saved.classes:
-                raise ValueError(f"id2label has {len(self.id2label)} names, but cram.classes is {saved.classes}")
-            if saved.head != "tanh":
-                raise ValueError(f"cram.head is {saved.head!r}; model_type 'cram' only has the head 'tanh'")
+    vocab_size: int = 32_768
+    max_position_embeddings: int = 128
+    hidden_size: int = 768
+    num_hidden_layers: int = 16
+    num_attention_heads: int = 12
+    intermediate_size: int = 2304
+    activation: Literal["geglu", "gelu", "relu2"] = "geglu"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm_order: Literal["pre", "post"] = "pre"
+    norm_bias: bool = True
+    norm_eps: float = 1e-12
+    embedding_norm: bool = True
+    first_norm: bool = True
+    final_norm: bool = True
+    bias: bool = False
+    qkv_bias: bool = False
+    positions: Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary"] = "scaled-sinusoidal"
+    embedding_size: int | None = None
+    different_layers: int | None = None
+    ffn_every: int = 1
+    funnel: int = 0
+    head_transform: bool = False
+    decoder_bias: bool = False
+    tie_word_embeddings: bool = True
+    zero_outputs: bool = False
+    convolution: int = 0
+    classifier_pooling: Literal["cls", "mean", "compare"] = "cls"
+    dropout: float | int = 0.0
+    initializer_range: float = layers.INIT_STD
+    pad_token_id: int | None = layers.PAD
+    sep_token_id: int | None = layers.SEP
+    cram: dict | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if "architecture" in (old := self.cram or {}):  # earlier versions wrote all there
+            sizes = {"vocab_size": old["vocabulary"], "max_position_embeddings": old["length"]}
+            for name, value in (old["architecture"] | sizes).items():
+                setattr(self, name, value)
+            head = "SequenceClassification" if "classes" in old else "MaskedLM"
+            self.architectures = [f"CramFor{'TokenClassification' if old.get('kind') == 'tokens' else head}"]
+            pooling = old.get("pooling", "cls")
+            self.classifier_pooling = "mean" if pooling == "compare" and old["texts"] == 1 else pooling
+            kwargs = {"num_labels": old.get("classes", 2)} | kwargs
+            self.cram = {name: old[name] for name in ("head", "pooling", "texts", "max_tokens") if name in old} or None
         super().__post_init__(**kwargs)
 
-    @property
-    def architecture(self) -> Architecture:
-        """The encoder's sizes and layout."""
-        return Architecture(**self.cram["architecture"])
-
-    vocab_size = read_from("vocabulary")
-    max_position_embeddings = read_from("length")
-    hidden_size = read_from("architecture", "hidden")
-    num_hidden_layers = read_from("architecture", "layers")
-    num_attention_heads = read_from("architecture", "heads")
-
-
-def kind_of(config: PreTrainedConfig) -> Kind:
-    """What a classifier tells, by the config of any model that cram wrote or `Trainer` made of one."""
-    if config.cram.get("kind") == "tokens":
-        return "tokens"
-    return KINDS.get(config.problem_type) or ("regression" if config.num_labels == 1 else "classes")
+    def validate_architecture(self) -> None:
+        """Part of `@strict`-powered validation: what would be ignored or computed otherwise than it says."""
+        super().validate_architecture()
+        wrong = {
+            "num_attention_heads": self.hidden % self.heads,
+            "positions": self.positions == "rotary" and self.hidden // self.heads % 2,
+            "norm_bias": self.norm == "rmsnorm" and self.norm_bias,
+            "first_norm": self.norm_order == "post" and not self.first_norm,
+            "convolution": self.convolution and self.convolution % 2 == 0,
+            "funnel": 2 * self.funnel + 1 > self.layers or self.max_position_embeddings % 2**self.funnel,
+        }
+        if names := [f"{name} {getattr(self, name)}" for name, holds in wrong.items() if holds]:
+            raise ValueError(f"{', '.join(names)} does not fit the other fields; see model.settings.Architecture")
 
 
-class CramPreTrainedModel(PreTrainedModel):
-    """Base of the models below: the encoder with its vocabulary head."""
+class CramAttention(Attention):
+    """Bidirectional self-attention."""
+
+    is_causal = False
+
+    def forward(self, x: Tensor, mask: Maybe, position_ids: Maybe, **kwargs: Any) -> tuple[Tensor, Maybe]:
+        """(B, S, D) to (B, S, D), and the weights (B, N, S, S) if the implementation gives any."""
+        shape = (*x.shape[:2], 1, self.heads, -1)
+        query, key, value = (part(x).view(shape) for part in (self.query, self.key, self.value))
+        query, key = self.rotated(query, position_ids), self.rotated(key, position_ids)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.sizes._attn_implementation, layers.attend)
+        states, weights = attend(
+            self,
+            *(part.squeeze(2).transpose(1, 2) for part in (query, key, value)),
+            mask,
+            scaling=query.shape[-1] ** -0.5,
+            dropout=self.sizes.dropout if self.training else 0.0,
+            **kwargs,
+        )
+        return self.out(states.flatten(2)), weights
+
+
+class CramBlock(GradientCheckpointingLayer, Block):
+    """Attention and feed-forward layer."""
+
+    def __init__(self, config: CramConfig, index: int) -> None:
+        attention = CramAttention(config, config.max_position_embeddings)
+        super().__init__(config, index, attention, nn.Dropout(config.dropout))
+
+    def forward(self, x: Tensor, mask: Maybe, seen: Maybe, position_ids: Maybe, **kwargs: Any) -> Tensor:
+        """(B, S, D) to (B, S, D). `seen` (B, S): True for tokens that others see; None: all."""
+        x = self.mixed(x, seen)
+        return self.combined(x, self.attention(self.normed(x), mask, position_ids, **kwargs)[0])
+
+
+class CramPreTrainedModel(transformers.PreTrainedModel):
+    """Base of all models."""
 
     config_class = CramConfig
     base_model_prefix = "bert"
-    _no_split_modules = ["Block"]  # noqa: RUF012, as transformers has it
-    _supports_sdpa = True  # which runs on a GPU
-    described_by = Saved
-
-    def __init__(self, config: CramConfig) -> None:
-        super().__init__(config)
-        config.cram = {name: value for name, value in config.cram.items() if name in self.described_by.model_fields}
-        self.bert = Bert(config.architecture, config.vocab_size, config.max_position_embeddings)
-        self.bert.set_dropout(config.dropout)
-        self.add_head(config)
-        self.post_init()
-
-    def add_head(self, config: CramConfig) -> None:
-        """Add what a model has beside the encoder."""
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The word embedding."""
-        return self.bert.embedding.word
-
-    def resize_token_embeddings(self, *_, **__) -> nn.Embedding:
-        """Raise NotImplementedError: the vocabulary is fixed."""
-        raise NotImplementedError(f"The model has a fixed vocabulary of {self.config.vocab_size:,} entries.")
-
-    def padded(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """(B, S) token ids, [PAD] where a mask (B, S) is 0. ValueError if S is more than the model takes."""
-        if input_ids.shape[1] > self.bert.length:
-            raise ValueError(f"input_ids has {input_ids.shape[1]} tokens; the model takes {self.bert.length}")
-        return input_ids if attention_mask is None else input_ids.masked_fill(attention_mask == 0, PAD)
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Embedding", "CramBlock"]  # noqa: RUF012, as transformers has them
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_record_outputs = {"hidden_states": CramBlock, "attentions": CramAttention}  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^(bert\.)?head\."]  # noqa: RUF012
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Set the initial values of new models and heads, and the tables of positions, which are not stored."""
         super()._init_weights(module)
-        if isinstance(module, Rotation):
-            length, *_, size = module.cosines.shape
-            for name, table in Rotation(size, length).named_buffers():
-                initialization.copy_(getattr(module, name), table)
-        elif isinstance(module, Embedding):
-            if hasattr(module, "codes"):
-                initialization.copy_(module.codes, sinusoids(*module.codes.shape))
-            if hasattr(module, "scale"):
-                initialization.constant_(module.scale, module.word.embedding_dim**-0.5)
-        elif isinstance(module, Head) and module.bias is not None:
-            initialization.zeros_(module.bias)
-        elif isinstance(module, Convolution) or self._starts_at_zero(module):
-            initialization.zeros_(module.weight)
+        for name, value in layers.undrawn(module, self.config.zero_outputs).items():
+            initialization.copy_(getattr(module, name), value)
 
-    def _starts_at_zero(self, module: nn.Module) -> bool:
-        named = self.bert.named_parameters() if self.bert.architecture.zero_outputs else ()
-        own = getattr(module, "weight", None)
-        return any(weight is own for name, weight in named if name.endswith(OUTPUTS))
+    def seen(self, input_ids: Maybe, attention_mask: Maybe) -> Maybe:
+        """(B, S): True for the tokens that others see; without a mask, those that are not [PAD]; None: all."""
+        if attention_mask is None:
+            pad = -1 if self.config.pad_token_id is None else self.config.pad_token_id
+            return None if input_ids is None else input_ids != pad
+        if attention_mask.dim() != 2:
+            raise ValueError(f"attention_mask has the shape {tuple(attention_mask.shape)}; expected (B, S)")
+        return attention_mask.bool()
 
 
 class CramModel(CramPreTrainedModel):
-    """The encoder: states of tokens."""
+    """The encoder: states of tokens, and a state of each sequence."""
 
-    @can_return_tuple
+    def __init__(self, config: CramConfig) -> None:
+        super().__init__(config)
+        self.embedding = Embedding(config, config.vocab_size, config.max_position_embeddings)
+        different = config.different_layers or config.layers
+        self.blocks = nn.ModuleList(CramBlock(config, index) for index in range(different))
+        self.norm = layers.norm(config, config.hidden) if config.final_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The word embedding (V, E)."""
+        return self.embedding.word
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the word embedding."""
+        self.embedding.word = value
+
+    @capture_outputs
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
-    ) -> BaseModelOutput:
-        """(B, S) token ids to last_hidden_state (B, S, D). `token_type_ids` are ignored."""
-        return BaseModelOutput(last_hidden_state=self.bert.encode(self.padded(input_ids, attention_mask), padded=True))
+        self, input_ids: Maybe = None, attention_mask: Maybe = None, token_type_ids: Maybe = None,
+        position_ids: Maybe = None, inputs_embeds: Maybe = None, **kwargs: Any,
+    ) -> modeling_outputs.BaseModelOutputWithPooling:  # fmt: skip
+        """(B, S) token ids, or embeddings of words (B, S, E), to last_hidden_state (B, S, D) and pooler_output (B, D).
+
+        attention_mask  (B, S): 0 for padding; without it, [PAD] is padding. A row of padding alone has states of zero
+        token_type_ids  ignored, with a warning unless they are zero, as the model has no types
+        position_ids    (B, S), less than max_position_embeddings; by default in order
+        The pooler_output is the state of the first token, or with classifier_pooling "mean" the mean, "compare" None.
+        Where a funnel shortens the sequence, hidden_states are shorter too. Raises ValueError for too many tokens.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give either input_ids or inputs_embeds")
+        S, longest = (inputs_embeds if input_ids is None else input_ids).shape[1], self.config.max_position_embeddings
+        if longest < S:
+            raise ValueError(f"The inputs have {S} tokens; the model takes {longest}")
+        if token_type_ids is not None and not torch.compiler.is_compiling() and token_type_ids.any():
+            logger.warning_once("token_type_ids are ignored: the model has no token types.")
+        seen = self.seen(input_ids, attention_mask)
+        x = self.dropout(self.embedding(input_ids, inputs_embeds, position_ids))
+        x = self.norm(self.encode(x, seen, position_ids, **kwargs))[:, :S]
+        if seen is not None:  # zeros where no token is, and no gradient, which could overflow there
+            x = x.masked_fill(~seen.any(dim=1)[:, None, None], 0.0)
+        pooling = self.config.classifier_pooling
+        pooled = None if pooling == "compare" else layers.pooled(x, seen, pooling)  # two texts: see the classifier
+        return modeling_outputs.BaseModelOutputWithPooling(x, pooled)
+
+    def encode(self, x: Tensor, seen: Maybe, position_ids: Maybe, **kwargs: Any) -> Tensor:
+        """Embedded tokens (B, S, D) to states, of which there may be more: as many as the funnel can halve."""
+        if missing := -x.shape[1] % 2**self.config.funnel:
+            seen = F.pad(x.new_ones(x.shape[:2], dtype=torch.bool) if seen is None else seen, (0, missing))
+            x = F.pad(x, (0, 0, 0, missing))
+            position_ids = None if position_ids is None else F.pad(position_ids, (0, missing))
+        mask, longer = self.mask(x, seen), []  # type: ignore[var-annotated]
+        for index, times in enumerate(layers.halvings(self.config)):
+            if times > len(longer):
+                longer.append((x, seen, mask, position_ids))
+                x, seen = layers.halve(x, seen)
+                mask, position_ids = self.mask(x, seen), None if position_ids is None else position_ids[:, ::2] // 2
+            elif times < len(longer):
+                before, seen, mask, position_ids = longer.pop()
+                x = before + x.repeat_interleave(2, dim=1)
+            x = self.blocks[index % len(self.blocks)](x, mask, seen, position_ids, **kwargs)
+        return x
+
+    def mask(self, x: Tensor, seen: Maybe) -> Maybe:
+        """What attention gets as its mask; a row of padding alone sees all of it, since a softmax needs some."""
+        seen = None if seen is None else seen | ~seen.any(dim=1, keepdim=True)
+        return create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=seen)
 
 
 class CramScorer(CramPreTrainedModel):
     """Base of the models below: scores, and a loss if there are labels."""
 
+    head_scores: int | None = None  # of a state; None: as many as labels
+
+    def __init__(self, config: CramConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = CramModel(config)
+        self.add_head(config)
+        self.post_init()
+
+    def add_head(self, config: CramConfig, parts: int = 1) -> None:
+        """Add the paper's head on `parts` states beside each other."""
+        inputs, scores = parts * config.hidden, self.head_scores or config.num_labels
+        self.classifier = layers.ClassifierHead(inputs, scores, nn.Dropout(config.dropout), HEAD_WIDTH)
+
     @can_return_tuple
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> ModelOutput:
-        """(B, S) token ids to logits, see `scores`; with labels the mean loss in nats. `token_type_ids` are ignored.
+        self, input_ids: Maybe = None, attention_mask: Maybe = None, token_type_ids: Maybe = None,
+        position_ids: Maybe = None, inputs_embeds: Maybe = None, labels: Maybe = None, **kwargs: Any,
+    ) -> Scores:  # fmt: skip
+        """(B, S) token ids, or see `CramModel.forward`, to logits, see `scores`; with labels the mean loss in nats.
 
-        Labels are (B, S) for scores of tokens, -100 to ignore one, or (B,) or (B, classes), by `problem_type`.
+        Labels are (B, S) for scores of tokens, -100 to ignore one, or (B,) or (B, L), by `problem_type`.
         """
-        logits = self.scores(self.padded(input_ids, attention_mask))
-        return self.output(loss=None if labels is None else self.loss(logits, labels), logits=logits)
+        given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.bert(*given, **kwargs, return_dict=True)
+        logits, loss = self.scores(outputs, input_ids, attention_mask), None
+        if labels is not None:
+            about = {"config": self.config, "vocab_size": self.config.vocab_size}
+            loss = self.loss_function(logits=logits, pooled_logits=logits, labels=labels, **about, **kwargs)
+        return self.output(loss, logits, outputs.hidden_states, outputs.attentions)
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over the tokens that have labels."""
-        return self.loss_function(logits, labels, self.config)
+    def scores(self, outputs: ModelOutput, input_ids: Maybe, attention_mask: Maybe) -> Tensor:
+        """(B, S, L)."""
+        return self.classifier(outputs.last_hidden_state)
 
 
 class CramForMaskedLM(CramScorer):
     """The pretrained model: scores of the vocabulary for every token."""
 
-    output = MaskedLMOutput
-
-    def scores(self, tokens: Tensor) -> Tensor:
-        """(B, S) token ids, with [PAD], to (B, S, V)."""
-        return self.bert.logits(self.bert.encode(tokens, padded=True))
-
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over the tokens that have labels."""
-        return self.loss_function(logits, labels, self.config.vocab_size)
-
-
-class CramClassifier(CramScorer):
-    """Base of finetuned models: the encoder with the paper's head (dense to 1024, tanh)."""
-
-    described_by = SavedClassifier
-    of_tokens = False
+    output = modeling_outputs.MaskedLMOutput
+    _tied_weights_keys = {"head.decoder.weight": "bert.embedding.word.weight"}  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = None
 
     def add_head(self, config: CramConfig) -> None:
-        """Add the head. Raises ValueError for a config of the other kind of classifiers."""
-        before = config.cram.get("kind")  # None: of a pretrained model
-        if before and (before == "tokens") != self.of_tokens:
-            raise ValueError(f"cram.kind is {before!r}, of which {type(self).__name__} can't use the head")
-        now = {"kind": "tokens" if self.of_tokens else kind_of(config), "classes": config.num_labels, "head": "tanh"}
-        saved = SavedClassifier(**config.cram | now)
-        config.cram, self.pooling = saved.model_dump(), (saved.pooling, saved.texts)
-        inputs = config.hidden_size * width_factor(*self.pooling)
-        self.classifier = ClassifierHead(inputs, config.num_labels, config.dropout, seed=0)
+        """Add the vocabulary head, whose decoder is a layer even if its weights are the embedding's."""
+        self.head = Head(config, config.vocab_size)
+        self.head.decoder = nn.Linear(config.embedding or config.hidden, config.vocab_size, bias=False)
+
+    def scores(self, outputs: ModelOutput, *_: Maybe) -> Tensor:
+        """(B, S, V)."""
+        scores = self.head.decoder(self.head(outputs.last_hidden_state))
+        return scores if self.head.bias is None else scores + self.head.bias
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The decoder (V, E)."""
+        return self.head.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace the decoder."""
+        self.head.decoder = new_embeddings
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Resize embedding, decoder and the vocabulary head's bias, of which new entries are zero."""
+        embedding, bias = super().resize_token_embeddings(*args, **kwargs), self.head.bias
+        if bias is not None:
+            bias.data = F.pad(bias.data, (0, len(embedding.weight) - len(bias)))
+        return embedding
 
 
-class CramForSequenceClassification(CramClassifier):
+class CramForSequenceClassification(CramScorer):
     """A finetuned model with the paper's head: scores of classes or labels, or a number for regression."""
 
-    output = SequenceClassifierOutput
+    output = modeling_outputs.SequenceClassifierOutput
+    accepts_loss_kwargs = False  # not all of its losses count items, so Trainer has to divide
 
-    def scores(self, tokens: Tensor) -> Tensor:
-        """(B, S) token ids, with [PAD], to (B, classes). Raises ValueError for single texts if it compares two."""
-        self.check_pairs(tokens)
-        return self.classifier(pooled(self.bert, tokens, True, *self.pooling))
+    def add_head(self, config: CramConfig) -> None:
+        """Add the paper's head."""
+        super().add_head(config, 4 if config.classifier_pooling == "compare" else 1)
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over the texts, by `problem_type`."""
-        return self.loss_function(labels, logits, self.config)
-
-    def check_pairs(self, tokens: Tensor) -> None:
-        """Raise ValueError for inputs without a second text, which a model that compares two would take for zeros."""
-        if width_factor(*self.pooling) == 1 or torch.compiler.is_compiling():
-            return
-        if count := int(((tokens == SEP).sum(dim=1) < 2).sum()):
+    def scores(self, outputs: ModelOutput, input_ids: Maybe, attention_mask: Maybe) -> Tensor:
+        """(B, L). Raises ValueError for single texts if the model compares two."""
+        if self.config.classifier_pooling != "compare":
+            return self.classifier(outputs.pooler_output)
+        if input_ids is None:
+            raise ValueError("This model compares two texts, which it finds by [SEP]; give input_ids")
+        seen, ends = self.seen(input_ids, attention_mask), input_ids == self.config.sep_token_id
+        if not torch.compiler.is_compiling() and (count := int(((ends & seen).sum(dim=1) < 2).sum())):
             raise ValueError(
-                f"{count} of {len(tokens)} inputs have fewer than two [SEP], but this model compares two texts. "
+                f"{count} of {len(input_ids)} inputs have fewer than two [SEP], but this model compares two texts. "
                 "Give the tokenizer both: tokenizer(first, second)."
             )
+        return self.classifier(layers.compared(outputs.last_hidden_state, seen, ends))
 
 
-class CramForTokenClassification(CramClassifier):
+class CramForMultipleChoice(CramForSequenceClassification):
+    """The paper's head with one score for each choice."""
+
+    head_scores = 1
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Maybe = None, attention_mask: Maybe = None, token_type_ids: Maybe = None,
+        position_ids: Maybe = None, inputs_embeds: Maybe = None, labels: Maybe = None, **kwargs: Any,
+    ) -> modeling_outputs.MultipleChoiceModelOutput:  # fmt: skip
+        """(B, choices, S) token ids to logits (B, choices); with labels (B,) the mean cross-entropy in nats."""
+        given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        flat = (None if part is None else part.flatten(0, 1) for part in given)
+        found = super().forward(*flat, **kwargs | {"return_dict": True})
+        logits = found.logits.view(-1, (inputs_embeds if input_ids is None else input_ids).shape[1])
+        loss = None if labels is None else F.cross_entropy(logits, labels)
+        return modeling_outputs.MultipleChoiceModelOutput(loss, logits, found.hidden_states, found.attentions)
+
+
+class CramForTokenClassification(CramScorer):
     """A finetuned model with the paper's head on the state of each token: scores of classes."""
 
-    output, of_tokens = TokenClassifierOutput, True
-
-    def scores(self, tokens: Tensor) -> Tensor:
-        """(B, S) token ids, with [PAD], to (B, S, classes)."""
-        return self.classifier(self.bert.encode(tokens, padded=True))
+    output = modeling_outputs.TokenClassifierOutput
 
 
-AutoConfig.register("cram", CramConfig)
-AutoModel.register(CramConfig, CramModel)
-AutoModelForMaskedLM.register(CramConfig, CramForMaskedLM)
-AutoModelForSequenceClassification.register(CramConfig, CramForSequenceClassification)
-AutoModelForTokenClassification.register(CramConfig, CramForTokenClassification)
+class CramForQuestionAnswering(CramForTokenClassification):
+    """The paper's head on the state of each token: scores of its being the first and the last of an answer."""
+
+    accepts_loss_kwargs = False
+    head_scores = 2
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Maybe = None, attention_mask: Maybe = None, token_type_ids: Maybe = None,
+        position_ids: Maybe = None, inputs_embeds: Maybe = None, start_positions: Maybe = None,
+        end_positions: Maybe = None, **kwargs: Any,
+    ) -> modeling_outputs.QuestionAnsweringModelOutput:  # fmt: skip
+        """(B, S) token ids to start_logits and end_logits (B, S); with positions (B,) their mean loss in nats."""
+        given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        found, loss = super().forward(*given, **kwargs | {"return_dict": True}), None
+        start, end = found.logits.unbind(dim=-1)
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start, end, start_positions, end_positions, **kwargs)
+        return modeling_outputs.QuestionAnsweringModelOutput(loss, start, end, found.hidden_states, found.attentions)
+
+
+transformers.AutoConfig.register("cram", CramConfig, exist_ok=True)
+transformers.AutoModel.register(CramConfig, CramModel, exist_ok=True)
+transformers.AutoModelForMaskedLM.register(CramConfig, CramForMaskedLM, exist_ok=True)
+transformers.AutoModelForMultipleChoice.register(CramConfig, CramForMultipleChoice, exist_ok=True)
+transformers.AutoModelForQuestionAnswering.register(CramConfig, CramForQuestionAnswering, exist_ok=True)
+transformers.AutoModelForSequenceClassification.register(CramConfig, CramForSequenceClassification, exist_ok=True)
+transformers.AutoModelForTokenClassification.register(CramConfig, CramForTokenClassification, exist_ok=True)

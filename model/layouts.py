@@ -1,8 +1,64 @@
-"""Which layouts transformers has a model of."""
+"""Which layouts transformers has a model of, and how config.json names what is in the others."""
 
 import json
 
 from model.settings import CLASSIFIER_WIDTH, Architecture, HeadName, Kind, Pooling
+
+MASKED = "MaskedLM"
+NAMES = {  # transformers' names of axes; the others have the same name in config.json
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "tied": "tie_word_embeddings",
+}
+FIELDS: dict[str, dict[str, str]] = {  # by model_type, the axes that config.json has fields for
+    "cram": {axis: axis for axis in Architecture.model_fields} | NAMES | {"embedding": "embedding_size"},
+    "modernbert": NAMES
+    | {axis: axis for axis in ("norm_eps", "norm_bias", "decoder_bias")}
+    | {"bias": "mlp_bias", "qkv_bias": "attention_bias"},
+    "bert": NAMES | {"norm_eps": "layer_norm_eps"},
+}
+
+
+def fields_of(architecture: Architecture, model_type: str = "cram") -> dict:
+    """The axes as fields of a config.json."""
+    return {field: getattr(architecture, axis) for axis, field in FIELDS[model_type].items()}
+
+
+def described(config: dict) -> tuple[Architecture, int, int]:
+    """The architecture in a config.json, the number of entries of the vocabulary, and the most tokens of a sequence.
+
+    The fields of transformers decide. The key `cram` has the other axes of its layouts, and in earlier versions had all
+    of the layouts that it lacks. Raises ValueError, KeyError or TypeError for what is no model of cram's.
+    """
+    about, model_type = config.get("cram") or {}, config.get("model_type")
+    if model_type not in FIELDS:
+        raise ValueError(f"model_type is {model_type!r}; expected {', '.join(FIELDS)}")
+    axes = dict(about.get("architecture") or {})
+    if model_type == "cram" and axes:
+        return Architecture(**axes), about["vocabulary"], about["length"]
+    if model_type != "cram" and not axes:
+        raise ValueError("config.json has no key 'cram', so the model was not pretrained by cram")
+    axes |= {axis: config[field] for axis, field in FIELDS[model_type].items() if field in config}
+    if model_type == "modernbert":
+        axes["intermediate"] = axes["intermediate"] * 3 // 2  # there it is the width within GEGLU
+    return Architecture(**axes), config["vocab_size"], config["max_position_embeddings"]
+
+
+def head_of(config: dict) -> str:
+    """The head in a config.json, as transformers names it in its classes: `MaskedLM`; empty for a bare encoder."""
+    about = config.get("cram") or {}
+    if names := config.get("architectures"):
+        return names[0].partition("For")[2]
+    if "classes" not in about:  # earlier versions named no class of cram's
+        return MASKED
+    return head_for(about.get("kind"))
+
+
+def head_for(kind: Kind | None) -> str:
+    """The head for a kind of classifier, as transformers names it."""
+    return "TokenClassification" if kind == "tokens" else "SequenceClassification"
 
 
 def _needs(a: Architecture) -> dict[str, dict]:
@@ -42,51 +98,29 @@ def _needs(a: Architecture) -> dict[str, dict]:
     }
 
 
-def _nearest(architecture: Architecture) -> tuple[str, dict]:
-    """The model of transformers that differs in the fewest axes, and these axes with the values that it needs."""
+def transformers_model(architecture: Architecture) -> tuple[str | None, str | None]:
+    """The model of transformers that this layout is saved as, such as `ModernBert`; or None, and why there is none."""
     lacking = {
         name: {axis: value for axis, value in needed.items() if getattr(architecture, axis) != value}
         for name, needed in _needs(architecture).items()
     }
-    return min(lacking.items(), key=lambda item: len(item[1]))
-
-
-def transformers_model(architecture: Architecture) -> str | None:
-    """The model of transformers that this layout is saved as, such as `ModernBert`; None if there is none."""
-    name, lacking = _nearest(architecture)
-    return None if lacking else name
-
-
-def why_not_transformers(architecture: Architecture) -> str | None:
-    """The sentence that says which axes of this layout transformers lacks; None if it has the layout."""
-    name, lacking = _nearest(architecture)
-    if not lacking:
-        return None
-    axes = [f"{axis} {json.dumps(v)} (here {json.dumps(getattr(architecture, axis))})" for axis, v in lacking.items()]
-    return f"transformers has no model of this layout; the nearest, {name}, would need {', '.join(axes)}."
+    name, axes = min(lacking.items(), key=lambda item: len(item[1]))
+    if not axes:
+        return name, None
+    needs = [f"{axis} {json.dumps(v)} (here {json.dumps(getattr(architecture, axis))})" for axis, v in axes.items()]
+    return None, f"transformers has no model of this layout; the nearest, {name}, would need {', '.join(needs)}."
 
 
 def transformers_classifier(
     architecture: Architecture, head: HeadName, pooling: Pooling = "cls", kind: Kind = "classes"
-) -> str | None:
-    """transformers' class for such a classifier, as `BertForSequenceClassification`; None if there is none."""
-    lacking = why_not_transformers_classifier(architecture, head, pooling, kind)
-    unit = "Token" if kind == "tokens" else "Sequence"
-    return None if lacking else f"{transformers_model(architecture)}For{unit}Classification"
-
-
-def why_not_transformers_classifier(
-    architecture: Architecture, head: HeadName, pooling: Pooling = "cls", kind: Kind = "classes"
-) -> str | None:
-    """The sentence that says why transformers can't load such a classifier; None if it can."""
-    name = transformers_model(architecture)
-    if name is None:
-        return why_not_transformers(architecture)
-    if head == "tanh":
-        return (
+) -> tuple[str | None, str | None]:
+    """transformers' class for a classifier, as `BertForSequenceClassification`; or None, and why there is none."""
+    name, why = transformers_model(architecture)
+    if name and head == "tanh":
+        why = (
             f"transformers' {name} has no dense-tanh head of width {CLASSIFIER_WIDTH}; finetune with head 'native' for "
             "one that it has."
         )
-    if kind != "tokens" and (pooling == "compare" or (name == "Bert" and pooling == "mean")):
-        return f"transformers' {name} has no pooling {pooling!r}; finetune with pooling 'cls' for one that it has."
-    return None
+    elif name and kind != "tokens" and (pooling == "compare" or (name == "Bert" and pooling == "mean")):
+        why = f"transformers' {name} has no pooling {pooling!r}; finetune with pooling 'cls' for one that it has."
+    return (None, why) if why else (f"{name}For{head_for(kind)}", None)

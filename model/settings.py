@@ -47,16 +47,6 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "with the token itself in the middle. 0: none.",
     )
 
-    @property
-    def inner(self) -> int:
-        """Input width of the feed-forward layer's output projection."""
-        return self.intermediate * 2 // 3 if self.activation == "geglu" else self.intermediate
-
-    def halvings(self) -> list[int]:
-        """How often the length is halved at each block: each length, down and up again, has about as many blocks."""
-        places = (index * (2 * self.funnel + 1) // self.layers for index in range(self.layers))
-        return [min(place, 2 * self.funnel - place) for place in places]
-
     @model_validator(mode="after")
     def _axes_fit(self) -> "Architecture":
         unique, width = self.different_layers or self.layers, self.embedding or self.hidden

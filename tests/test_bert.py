@@ -11,7 +11,7 @@ from conftest import roughen
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import InputError, bert, finetuning
+from model import InputError, bert, finetuning, layers
 from model.classifier import Classifier, pooled
 from model.machine import Machine
 from model.settings import Architecture, Finetuning
@@ -56,7 +56,7 @@ def some_tokens(sequences: int, length: int = LENGTH) -> torch.Tensor:
 
 
 def padded_tokens(*lengths: int, width: int = LENGTH) -> torch.Tensor:
-    return torch.cat([F.pad(some_tokens(1, length), (0, width - length), value=bert.PAD) for length in lengths])
+    return torch.cat([F.pad(some_tokens(1, length), (0, width - length), value=layers.PAD) for length in lengths])
 
 
 def some_masks(sequences: int, masks: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,7 +170,7 @@ class Naive:
 
     def encode(self, tokens):
         x, longer = self.embed(tokens), []
-        for layer, halvings in enumerate(self.a.halvings()):
+        for layer, halvings in enumerate(layers.halvings(self.a)):
             if halvings > len(longer):
                 longer.append(x)
                 x = (x[0::2] + x[1::2]) / 2
@@ -264,7 +264,7 @@ def test_the_albert_layout_is_transformers_albert(transformers):
     theirs.load_state_dict(weights)
     assert size(theirs) == size(ours) + 2 * 16
     for tokens in (some_tokens(2), padded_tokens(LENGTH, 11, 6)):
-        real = tokens != bert.PAD
+        real = tokens != layers.PAD
         with torch.no_grad():
             expected = theirs(tokens, attention_mask=real.long()).logits[real]
             found = ours.logits(ours.encode(tokens, padded=True))[real]
@@ -314,15 +314,15 @@ def test_each_sequence_of_a_padded_batch_is_classified_as_if_alone(model, poolin
     lengths = (1, 6, 11, LENGTH)  # odd ones end within a pair of a funnel
     with torch.no_grad():
         alone = torch.cat([classifier(some_tokens(1, length)) for length in lengths])
-        model.embedding.word.weight[bert.PAD].normal_()
+        model.embedding.word.weight[layers.PAD].normal_()
         torch.testing.assert_close(classifier(padded_tokens(*lengths)), alone, rtol=1e-5, atol=1e-5)
 
 
 def test_pooled_states_are_the_first_the_mean_or_the_comparison_of_the_means_of_two_texts(model):
     given, ends = padded_tokens(LENGTH, 11), (9, 4)  # of the first text
-    given[given == bert.SEP] += 1
+    given[given == layers.SEP] += 1
     for row, end in enumerate(ends):
-        given[row, end - 1] = given[row, end + 3] = bert.SEP  # the text itself may hold a second one
+        given[row, end - 1] = given[row, end + 3] = layers.SEP  # the text itself may hold a second one
     with torch.no_grad():
         states = model.encode(given, padded=True)
         first, mean, single = (
@@ -349,14 +349,14 @@ def test_states_at_chosen_positions_are_those_among_all(model):
 
 
 def test_a_funnels_blocks_are_spread_evenly_and_each_length_follows_its_neighbour():
-    for layers in range(1, 40):
-        for funnel in range(min(9, (layers + 1) // 2)):
-            halvings = Architecture(layers=layers, funnel=funnel).halvings()
-            turns = [place for place in range(1, layers) if halvings[place] != halvings[place - 1]]
+    for depth in range(1, 40):
+        for funnel in range(min(9, (depth + 1) // 2)):
+            halvings = layers.halvings(Architecture(layers=depth, funnel=funnel))
+            turns = [place for place in range(1, depth) if halvings[place] != halvings[place - 1]]
             assert len(turns) == 2 * funnel
             assert {abs(halvings[place] - halvings[place - 1]) for place in turns} <= {1}
             assert (halvings[0], max(halvings), halvings[-1]) == (0, funnel, 0)
-            stays = np.diff([0, *turns, layers])
+            stays = np.diff([0, *turns, depth])
             assert max(stays) - min(stays) <= 1
 
 
@@ -367,7 +367,7 @@ def test_a_funnel_takes_sequences_of_any_length_and_ignores_how_much_padding_fol
         with torch.no_grad():
             alone = model.encode(some_tokens(1, length))
             for width in (16, LENGTH):
-                model.embedding.word.weight[bert.PAD].normal_()  # is masked too
+                model.embedding.word.weight[layers.PAD].normal_()  # is masked too
                 padded = model.encode(padded_tokens(length, width=width), padded=True)[:, :length]
                 torch.testing.assert_close(padded, alone, rtol=1e-5, atol=1e-5)
 
@@ -382,13 +382,13 @@ def test_a_length_that_a_funnel_cannot_halve_is_refused():
 
 def test_the_pad_row_is_zero_at_the_start_and_learns_nothing_as_an_input():
     model = bert.Bert(PAPER, VOCABULARY, LENGTH)
-    assert not model.embedding.word.weight[bert.PAD].any()
+    assert not model.embedding.word.weight[layers.PAD].any()
     tokens = padded_tokens(LENGTH - 4, LENGTH)
     weights = torch.randn(2, LENGTH, PAPER.hidden, generator=torch.Generator().manual_seed(1))
     (model.encode(tokens) * weights).sum().backward()
     gradient = model.embedding.word.weight.grad
-    assert not gradient[bert.PAD].any()
-    assert gradient[tokens[tokens != bert.PAD]].any(dim=1).all()
+    assert not gradient[layers.PAD].any()
+    assert gradient[tokens[tokens != layers.PAD]].any(dim=1).all()
 
 
 def test_the_seed_gives_the_weights():

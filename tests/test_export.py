@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 
 from flows.recipes import RECIPES
 from model import InputError, layouts
-from model.bert import PAD, SEP, Bert
+from model.bert import Bert
 from model.classifier import Classifier
-from model.export import TOKENS, load, load_classifier, save, save_classifier
+from model.export import TOKENS, load, save, save_classifier
+from model.layers import PAD, SEP, SPECIALS
 from model.settings import Architecture
 from tasks.text import tokenizer as vocabulary_ids
 
@@ -122,24 +123,25 @@ def test_what_is_saved_and_loaded_is_the_same_model_stored_once_in_single_precis
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_classifier_with_the_papers_head_that_is_saved_and_loaded_is_the_same_and_so_is_its_encoder(layout, tmp_path):
+def test_a_classifier_with_the_papers_head_is_saved_whole_without_a_vocabulary_head(layout, tmp_path, transformers):
     ours = some_classifier(layout, "tanh", pooling="compare", texts=2)
     save_classifier(ours, tmp_path, LABELS)
-    loaded = load_classifier(tmp_path)
-    assert (loaded.head, loaded.pooling) == ("tanh", "compare")
-    assert torch.equal(scores(loaded.eval()), scores(ours))
-    assert torch.equal(scores(loaded.train()), scores(ours))  # without dropout
-    assert torch.equal(scores(load(tmp_path).eval()), scores(ours.bert))
+    assert_close(answers(loaded_by(transformers.AutoModelForSequenceClassification, tmp_path)), scores(ours))
+    loaded = load(tmp_path)
+    assert torch.equal(states(loaded.eval()), states(ours.bert))
+    assert torch.equal(states(loaded.train()), states(ours.bert))  # without dropout
+    new = Bert(ours.bert.architecture, VOCABULARY, LENGTH).head.state_dict()
+    assert all(torch.equal(value, new[key]) for key, value in loaded.head.state_dict().items())
 
 
-def retrained(theirs: torch.nn.Module, folder: Path) -> torch.Tensor:
-    """Give all parameters of a model of transformers but token types other values, and save it; its scores."""
+def retrained(theirs: torch.nn.Module, folder: Path, **how) -> torch.Tensor:
+    """Give all parameters of a model of transformers other values, of token types the first, and save it; its scores."""
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
         for key, parameter in theirs.named_parameters():
-            if "token_type" not in key:
-                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-    theirs.save_pretrained(folder)
+            values = parameter[:1] if "token_type" in key else parameter
+            values.copy_(0.3 * torch.randn(values.shape, generator=generator))
+    theirs.save_pretrained(folder, **how)
     assert answers(theirs).std() > 0.1
     return answers(theirs)
 
@@ -184,8 +186,8 @@ def test_transformers_gives_the_scores_of_a_classifier_and_what_it_trains_loads_
     assert theirs.config.label2id == {label: number for number, label in theirs.config.id2label.items()}
     assert_close(answers(theirs), scores(ours))
     assert_close(states(load(tmp_path).eval()), states(ours.bert))
-    expected = retrained(theirs, tmp_path / "again")
-    assert_close(scores(load_classifier(tmp_path / "again").eval()), expected)
+    retrained(theirs, tmp_path / "again")
+    assert_close(states(load(tmp_path / "again").eval()), answers(theirs.base_model, "last_hidden_state"))
 
 
 @pytest.mark.parametrize(("name", "layout"), (NATIVE | WITH_HF).values(), ids=NATIVE | WITH_HF)
@@ -193,16 +195,15 @@ def test_transformers_gives_the_scores_of_tokens_and_what_it_trains_loads_here(n
     head, seen = "tanh" if name == "Cram" else "native", PADDED != PAD
     ours = some_classifier(layout, head, pooling="mean", kind="tokens")  # nothing is pooled
     save_classifier(ours, tmp_path, LABELS)
-    assert config_of(tmp_path)["cram"]["kind"] == "tokens"
     theirs = loaded_by(transformers.AutoModelForTokenClassification, tmp_path)
     assert type(theirs).__name__ == f"{name}ForTokenClassification"
-    assert config_of(tmp_path).get("architectures") == (None if name == "Cram" else [f"{name}ForTokenClassification"])
+    assert config_of(tmp_path)["architectures"] == [f"{name}ForTokenClassification"]
     assert theirs.config.id2label == dict(enumerate(LABELS))
     assert scores(ours).shape == (*PADDED.shape, 3)
     assert_close(answers(theirs)[seen], scores(ours)[seen])
-    assert torch.equal(scores(load_classifier(tmp_path).eval()), scores(ours))
-    expected = retrained(theirs, tmp_path / "again")
-    assert_close(scores(load_classifier(tmp_path / "again").eval())[seen], expected[seen])
+    retrained(theirs, tmp_path / "again")
+    expected = answers(theirs.base_model, "last_hidden_state")
+    assert_close(states(load(tmp_path / "again").eval())[seen], expected[seen])
 
 
 @pytest.mark.parametrize(
@@ -223,19 +224,8 @@ def test_a_folder_says_what_kind_its_scores_are_and_their_scale(layout, kind, la
     theirs = loaded_by(transformers.AutoModelForSequenceClassification, tmp_path)
     theirs.save_pretrained(tmp_path / "again")
     for folder in (tmp_path, tmp_path / "again"):
-        assert (load_classifier(folder).kind, config_of(folder)["problem_type"]) == (kind, problem)
-        assert config_of(folder)["cram"]["kind"] == kind
-        assert_close(scores(load_classifier(folder).eval()), scores(ours))
-    assert_close(answers(theirs), scores(ours))
-
-
-@pytest.mark.parametrize(("labels", "kind"), [(LABELS, "classes"), ((), "regression")])
-def test_a_folder_of_before_there_were_kinds_is_of_classes_or_with_one_output_a_regression(labels, kind, tmp_path):
-    save_classifier(some_classifier(SMALL, "tanh", len(labels) or 1), tmp_path, labels)
-    about = config_of(tmp_path)["cram"]
-    assert about.pop("kind") == kind
-    spoil(tmp_path, "config.json", {"cram": about})
-    assert load_classifier(tmp_path).kind == kind
+        assert config_of(folder)["problem_type"] == problem
+        assert_close(answers(loaded_by(transformers.AutoModelForSequenceClassification, folder)), scores(ours))
 
 
 @pytest.mark.parametrize("name", ["modern", "bert"])
@@ -253,19 +243,10 @@ def test_a_classifier_of_transformers_starts_from_the_whole_encoder(name, tmp_pa
     assert answers(classifier).shape == (3, 3)
 
 
-@pytest.mark.parametrize("name", ["modern", "bert"])
-def test_a_folder_that_transformers_halved_in_precision_loads(name, tmp_path, transformers):
-    bert = some_bert(NATIVE[name][1])
-    save(bert, tmp_path)
-    loaded_by(transformers.AutoModelForMaskedLM, tmp_path, dtype=torch.bfloat16).save_pretrained(tmp_path / "again")
-    halved = load(tmp_path / "again").eval()
-    assert {parameter.dtype for parameter in halved.parameters()} == {torch.float32}
-    assert 0 < (scores(halved) - scores(bert)).abs().max() < 0.2
-
-
 def test_the_ids_of_special_tokens_are_those_of_the_vocabulary():
     ids = [TOKENS[f"{name}_token_id"] for name in ("pad", "cls", "sep", "mask")]
     assert ids == [vocabulary_ids.PAD, vocabulary_ids.CLS, vocabulary_ids.SEP, vocabulary_ids.MASK]
+    assert len(vocabulary_ids.SPECIALS) == SPECIALS
 
 
 def test_attention_is_global_and_rotation_is_ours_for_engines_that_read_either_spelling(tmp_path, transformers):
@@ -284,17 +265,17 @@ def test_attention_is_global_and_rotation_is_ours_for_engines_that_read_either_s
 
 @pytest.mark.parametrize(("name", "layout"), NATIVE.values(), ids=NATIVE)
 def test_a_layout_that_transformers_has_is_named_and_has_a_classifier_of_the_native_head_there(name, layout):
-    about = Architecture(**layout)
-    assert (layouts.transformers_model(about), layouts.why_not_transformers(about)) == (name, None)
-    assert layouts.transformers_classifier(about, "native") == f"{name}ForSequenceClassification"
-    assert layouts.why_not_transformers_classifier(about, "native") is None
-    assert layouts.transformers_classifier(about, "tanh") is None
-    assert layouts.transformers_classifier(about, "tanh", kind="tokens") is None
+    about, token_class = Architecture(**layout), f"{name}ForTokenClassification"
+    assert layouts.transformers_model(about) == (name, None)
+    assert layouts.transformers_classifier(about, "native") == (f"{name}ForSequenceClassification", None)
+    for kind in ("classes", "tokens"):
+        none, why_not = layouts.transformers_classifier(about, "tanh", kind=kind)
+        assert none is None
+        assert "head" in why_not
     for pooling in ("cls", "mean", "compare"):  # which tokens have none of
-        assert layouts.transformers_classifier(about, "native", pooling, "tokens") == f"{name}ForTokenClassification"
-    assert "head" in layouts.why_not_transformers_classifier(about, "tanh")
+        assert layouts.transformers_classifier(about, "native", pooling, "tokens") == (token_class, None)
     for pooling in ("mean", "compare") if name == "Bert" else ("compare",):
-        assert layouts.transformers_classifier(about, "native", pooling) is None
+        assert layouts.transformers_classifier(about, "native", pooling)[0] is None
         with pytest.raises(InputError, match="pooling"):
             Classifier(some_bert(layout), 3, dropout=0.0, seed=0, head="native", pooling=pooling)
 
@@ -302,24 +283,25 @@ def test_a_layout_that_transformers_has_is_named_and_has_a_classifier_of_the_nat
 @pytest.mark.parametrize(("layout", "axes"), OWN.values(), ids=OWN)
 def test_a_layout_that_transformers_lacks_is_told_by_its_axes_and_has_no_classifier_there(layout, axes, tmp_path):
     bert = some_bert(layout)
-    why_not = layouts.why_not_transformers(bert.architecture)
+    name, why_not = layouts.transformers_model(bert.architecture)
+    assert name is None
     assert {axis for axis in Architecture.model_fields if f" {axis} " in why_not} == axes
     for head in ("tanh", "native"):
-        assert layouts.transformers_classifier(bert.architecture, head) is None
-        assert layouts.why_not_transformers_classifier(bert.architecture, head) == why_not
+        assert layouts.transformers_classifier(bert.architecture, head) == (None, why_not)
     with pytest.raises(InputError, match=r"finetune\.head"):
         Classifier(bert, 3, dropout=0.0, seed=0, head="native")
     save(bert, tmp_path)
     assert config_of(tmp_path)["model_type"] == "cram"
-    assert tensors_of(tmp_path).keys() == bert.state_dict().keys()
+    names = {name.removeprefix("bert.") for name in tensors_of(tmp_path)}
+    assert names == bert.state_dict().keys()
 
 
 def test_recipes_give_models_that_transformers_has_or_not():
     models = {"modern": "ModernBert", "bert-base": "Bert", "crammed-bert": None, "frontier": None}
-    assert {name: layouts.transformers_model(RECIPES[name].pretrain.architecture) for name in models} == models
+    assert {name: layouts.transformers_model(RECIPES[name].pretrain.architecture)[0] for name in models} == models
 
 
-def test_a_classifier_is_saved_with_all_tokens_only(tmp_path):
+def test_a_classifier_is_saved_with_all_tokens_only(tmp_path, transformers):
     classifier = some_classifier(MODERN, "native")
     expected = scores(classifier)
     classifier.bert.keep_tokens(torch.arange(30))
@@ -327,7 +309,7 @@ def test_a_classifier_is_saved_with_all_tokens_only(tmp_path):
         save_classifier(classifier, tmp_path, LABELS)
     classifier.bert.restore_tokens()
     save_classifier(classifier, tmp_path, LABELS)
-    assert torch.equal(scores(load_classifier(tmp_path).eval()), expected)
+    assert_close(answers(transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)), expected)
 
 
 @pytest.mark.parametrize("inputs", [(2, 16), (None, None)])
@@ -335,7 +317,6 @@ def test_how_inputs_are_made_stays_known_when_transformers_saves_a_classifier_ag
     texts, max_tokens = inputs
     save_classifier(some_classifier(MODERN, "native", texts=texts), tmp_path, LABELS, max_tokens)
     loaded_by(transformers.AutoModelForSequenceClassification, tmp_path).save_pretrained(tmp_path / "again")
-    load_classifier(tmp_path / "again")
     for folder in (tmp_path, tmp_path / "again"):
         saved = config_of(folder)["cram"]
         assert (saved["texts"], saved["max_tokens"]) == inputs
@@ -372,22 +353,26 @@ DAMAGE = [  # of a pretrained BERT, and what the error names
     ("config.json", None, "No such file"),
     ("config.json", 20, ""),
     ("config.json", b"\xff\xfe\x00", ""),
-    ("config.json", b"[]", "'cram'"),
+    ("config.json", b"[]", ""),
     ("config.json", b'{"model_type": "bert"}', "'cram'"),
-    ("config.json", {"model_type": "cram"}, "embedding.word.weight"),
-    ("config.json", {"model_type": "modernbert"}, "model_type 'modernbert'"),
+    ("config.json", {"model_type": "modernbert"}, "'modernbert'"),
+    ("config.json", {"model_type": "roberta"}, "'roberta'"),
     ("config.json", {"cram": 5}, ""),
+    ("config.json", {"vocab_size": VOCABULARY + 1}, "size mismatch"),
+    ("config.json", {"vocab_size": "many"}, ""),
+    ("config.json", {"max_position_embeddings": LENGTH + 2}, "size"),
+    ("config.json", {"num_hidden_layers": 4}, r"encoder\.layer\.3\..* is missing"),
+    ("config.json", {"num_hidden_layers": 2}, r"encoder\.layer\.2\..* is unknown"),
+    ("config.json", {"hidden_act": "relu"}, "hidden_act is 'relu'"),
+    ("config.json", {"tie_word_embeddings": False}, "tied"),
     ("cram", {"architecture": {"layers": 2, "depth": 3}}, "depth"),
-    ("cram", {"vocabulary": "many"}, "vocabulary"),
-    ("cram", {"vocabulary": VOCABULARY + 1}, "size mismatch"),
-    ("cram", {"length": LENGTH + 2}, "size"),
     ("model.safetensors", None, "model.safetensors"),
     ("model.safetensors", 0, ""),
     ("model.safetensors", 20_000, ""),
     ("model.safetensors", bytes(range(256)) * 40, ""),
-    ("model.safetensors", {"cls.predictions.bias": None}, "head.bias"),
-    ("model.safetensors", {"bert.pooler.dense.bias": torch.ones(32)}, "bert.pooler.dense.bias"),
-    ("model.safetensors", {"bert.embeddings.token_type_embeddings.weight": torch.ones(2, 32)}, "token_type_embeddings"),
+    ("model.safetensors", {"cls.predictions.bias": None}, r"cls\.predictions\.bias is missing"),
+    ("model.safetensors", {"bert.pooler.dense.bias": torch.ones(32)}, r"pooler\.dense\.bias is unknown"),
+    ("model.safetensors", {"bert.embeddings.token_type_embeddings.weight": None}, "token_type_embeddings.* is missing"),
 ]
 
 
@@ -399,28 +384,157 @@ def test_what_is_no_model_is_refused(part, change, reason, tmp_path):
 
 
 CLASSIFIER_DAMAGE = [
-    ("model.safetensors", {"classifier.bias": None}, "out.bias"),
-    ("model.safetensors", {"head.dense.weight": None}, "head.dense.weight"),
-    ("model.safetensors", {"decoder.bias": torch.ones(60)}, "decoder.bias"),
-    ("cram", {"classes": 4}, "size mismatch"),
-    ("cram", {"classes": 0}, "classes"),
-    ("cram", {"head": "tanh"}, "model_type 'modernbert'"),
-    ("cram", {"head": "wide"}, "head"),
-    ("cram", {"kind": "words"}, "kind"),
-    ("cram", {"kind": "regression"}, "one output"),
-    ("cram", {"texts": 3}, "texts"),
-    ("cram", {"max_tokens": 4096}, "max_tokens"),
+    ({"model.layers.1.mlp.Wo.weight": None}, r"layers\.1\.mlp\.Wo\.weight is missing"),
+    ({"model.layers.1.mlp.Wo.scale": torch.ones(3)}, r"layers\.1\.mlp\.Wo\.scale is unknown"),
+    ({"model.layers.1.attn.Wqkv.weight": torch.ones(95, 32)}, "size mismatch"),
+    ({"model.final_norm.weight": torch.ones(31)}, "size mismatch"),
 ]
 
 
-@pytest.mark.parametrize(("part", "change", "reason"), CLASSIFIER_DAMAGE)
-@pytest.mark.parametrize("read", [load, load_classifier])
-def test_what_is_no_classifier_is_refused(read, part, change, reason, tmp_path):
+@pytest.mark.parametrize(("change", "reason"), CLASSIFIER_DAMAGE)
+def test_a_classifier_is_refused_for_what_is_wrong_in_its_encoder(change, reason, tmp_path):
     save_classifier(some_classifier(MODERN, "native"), tmp_path, LABELS)
-    spoil(tmp_path, part, change)
-    assert_refused(read, tmp_path, reason)
+    spoil(tmp_path, "model.safetensors", change)
+    assert_refused(load, tmp_path, reason)
 
 
-def test_a_pretrained_model_is_no_classifier(tmp_path):
+def test_a_model_without_a_vocabulary_head_is_refused_where_masks_are_to_be_filled(tmp_path):
+    save_classifier(some_classifier(MODERN, "native"), tmp_path, LABELS)
+    assert_refused(lambda folder: load(folder, masked=True), tmp_path, "SequenceClassification; expected MaskedLM")
     save(some_bert(MODERN), tmp_path)
-    assert_refused(load_classifier, tmp_path, "pretrained model")
+    load(tmp_path, masked=True)
+
+
+HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice", "")
+TRANSFORMERS = {"modern": NATIVE["modern with biases"][1], "bert": ORIGINAL, "the paper's": SMALL}
+their_layouts = pytest.mark.parametrize("layout", TRANSFORMERS.values(), ids=TRANSFORMERS)
+
+
+@their_layouts
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("how", [{}, {"max_shard_size": "10KB"}], ids=["", "in shards"])
+def test_whatever_head_transformers_saved_a_model_with_its_encoder_loads(how, head, layout, tmp_path, transformers):
+    bert = some_bert(layout)
+    save(bert, tmp_path)
+    auto = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
+    theirs = auto.from_pretrained(tmp_path)
+    retrained_encoder(theirs)
+    theirs.save_pretrained(tmp_path / "again", **how)
+    assert len(list((tmp_path / "again").glob("*.safetensors"))) > 3 * bool(how)
+    loaded = load(tmp_path / "again").eval()
+    assert_close(states(loaded), answers(theirs.base_model, "last_hidden_state"))
+    if head == "MaskedLM":
+        assert_close(scores(loaded), answers(theirs))
+    elif layout is ORIGINAL:  # whose other models have no part of a vocabulary head
+        new = Bert(bert.architecture, VOCABULARY, LENGTH).head.state_dict()
+        assert all(torch.equal(value, new[key]) for key, value in loaded.head.state_dict().items())
+
+
+def retrained_encoder(theirs: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in theirs.base_model.parameters():
+            if parameter.shape[:1] != (2,):  # of token types
+                parameter.mul_(1.1)
+
+
+def test_shards_are_read_from_the_folder_alone_and_all_of_them(tmp_path, transformers):
+    save(some_bert(ORIGINAL), tmp_path)
+    loaded_by(transformers.AutoModelForMaskedLM, tmp_path).save_pretrained(tmp_path / "shards", max_shard_size="10KB")
+    shards = sorted((tmp_path / "shards").glob("*.safetensors"))
+    shards[1].rename(tmp_path / shards[1].name)
+    assert_refused(load, tmp_path / "shards", shards[1].name)
+    index = tmp_path / "shards" / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(shards[1].name, f"../{shards[1].name}"))
+    assert_refused(load, tmp_path / "shards", "not in the folder")
+
+
+def test_the_first_of_trained_token_types_is_part_of_the_positions_and_of_others_there_is_a_warning(
+    tmp_path, transformers
+):
+    save(Bert(Architecture(**ORIGINAL), VOCABULARY, LENGTH, seed=4), tmp_path)
+    theirs = loaded_by(transformers.AutoModelForMaskedLM, tmp_path)
+    types = theirs.bert.embeddings.token_type_embeddings.weight
+    with torch.no_grad():
+        types[0] = 0.1 * torch.randn(32, generator=torch.Generator().manual_seed(1))
+        before, types[1] = answers(theirs), types[0]
+    theirs.save_pretrained(tmp_path / "trained")
+    with pytest.warns(UserWarning, match="token types.*pairs"):
+        loaded = load(tmp_path / "trained").eval()
+    assert (scores(loaded) - before).abs().max() < 1e-6
+    assert (scores(load(tmp_path).eval()) - before).abs().max() > 1e-3
+    with torch.no_grad():
+        types[1] = 0
+    theirs.save_pretrained(tmp_path / "trained")
+    assert (scores(load(tmp_path / "trained").eval()) - before).abs().max() < 1e-6
+    save(loaded, tmp_path / "trained")
+    assert_close(answers(loaded_by(transformers.AutoModelForMaskedLM, tmp_path / "trained")), before)
+
+
+@their_layouts
+def test_the_fields_of_transformers_decide_not_what_cram_wrote_before(layout, tmp_path, transformers):
+    save(some_bert(layout), tmp_path)
+    theirs = loaded_by(transformers.AutoModelForMaskedLM, tmp_path)
+    theirs.resize_token_embeddings(VOCABULARY + 4)
+    encoder = theirs.base_model
+    blocks = next(part for part in encoder.modules() if isinstance(part, torch.nn.ModuleList))
+    del blocks[2]
+    theirs.config.num_hidden_layers = 2
+    if theirs.config.model_type == "modernbert":
+        theirs.config.layer_types = theirs.config.layer_types[:2]
+    theirs.save_pretrained(tmp_path / "again")
+    loaded = load(tmp_path / "again").eval()
+    assert (loaded.vocabulary, loaded.architecture.layers) == (VOCABULARY + 4, 2)
+    assert_close(scores(loaded), answers(theirs))
+
+
+@their_layouts
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_of_the_precision_becomes_single_again(dtype, layout, tmp_path, transformers):
+    save(some_bert(layout), tmp_path)
+    loaded_by(transformers.AutoModelForMaskedLM, tmp_path, dtype=dtype).save_pretrained(tmp_path / "again")
+    assert {tensor.dtype for tensor in tensors_of(tmp_path / "again").values()} == {dtype}
+    loaded = load(tmp_path / "again").eval()
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    theirs = loaded_by(transformers.AutoModelForMaskedLM, tmp_path / "again", dtype=torch.float32)
+    assert_close(scores(loaded), answers(theirs))
+
+
+@their_layouts
+def test_adapters_that_are_merged_load_and_those_alone_are_refused(layout, tmp_path, transformers):
+    save(some_bert(layout), tmp_path)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    before = answers(theirs.base_model, "last_hidden_state")
+    generator = torch.Generator().manual_seed(3)
+    named = {"query", "key", "value", "Wqkv"}
+    for name, part in theirs.named_modules():
+        if name.split(".")[-1] in named:  # W + B A, as LoRA's
+            down, up = (torch.randn(size, generator=generator) for size in ((2, 32), (len(part.weight), 2)))
+            part.weight.data += 0.2 * up @ down
+    theirs.save_pretrained(tmp_path / "merged")
+    expected = answers(theirs.base_model, "last_hidden_state")
+    assert (expected - before).abs().max() > 0.1
+    assert_close(states(load(tmp_path / "merged").eval()), expected)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    assert_refused(load, tmp_path / "adapter", "adapters merged")
+
+
+@pytest.mark.parametrize("classifier", [None, "classes", "tokens"])
+@their_layouts
+def test_a_folder_of_an_earlier_version_loads(layout, classifier, tmp_path):
+    ours = some_bert(layout) if classifier is None else some_classifier(layout, "tanh", kind=classifier)
+    bert = ours if classifier is None else ours.bert
+    about = {"architecture": bert.architecture.model_dump(), "vocabulary": VOCABULARY, "length": LENGTH}
+    if classifier:
+        about |= {"kind": classifier, "classes": 3, "head": "tanh", "pooling": "cls", "texts": 1, "max_tokens": 16}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "cram", "cram": about}))
+    state = {key.removeprefix("bert."): value for key, value in ours.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for prefix in ("", "bert."):  # transformers wrote it before encoder and vocabulary head
+        named = {key if key.startswith("classifier.") else prefix + key: value for key, value in state.items()}
+        save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        loaded = load(tmp_path).eval()
+        assert loaded.architecture == bert.architecture
+        assert torch.equal(scores(loaded), scores(bert))
+    if classifier:
+        assert_refused(lambda folder: load(folder, masked=True), tmp_path, "Classification")

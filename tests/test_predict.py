@@ -20,6 +20,7 @@ import pytest
 import torch
 import typer
 from conftest import ENDS, OBJECTS, SUBJECTS, VERBS, roughen, sentence, store_of_its_own
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
@@ -39,6 +40,12 @@ MODERN = Architecture(
     layers=2, hidden=32, heads=4, intermediate=48, norm_eps=1e-6,
     positions="rotary", norm_bias=False, first_norm=False, head_transform=True,
 )  # fmt: skip
+
+
+def changed(architecture: Architecture, **axes: object) -> Architecture:
+    return Architecture(**architecture.model_dump() | axes)
+
+
 LABELS = {"sst2": ("negative", "positive"), "mnli": ("entailment", "neutral", "contradiction"), "stsb": ()}
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -135,7 +142,7 @@ def test_predict_gives_the_answers_of_cram_s_own_model_alone_or_in_batches(task:
     options = ["--json", "--scores"] if LABELS[task] else ["--json"]
     in_batches = run("predict", task, tmp_path / "texts", *options)[0]
     alone = run("predict", task, *options, given=(tmp_path / "texts").read_bytes())[0]
-    tokenizer, classifier = load_tokenizer(store / "finetune" / task), export.load_classifier(store / "finetune" / task)
+    tokenizer, classifier = load_tokenizer(store / "finetune" / task), tuned(tmp_path / "same", LABELS[task], "classes")
     tokenizer.enable_truncation(LENGTH, strategy="longest_first")
     for answers in (in_batches, alone):
         labels = set()
@@ -297,7 +304,7 @@ def test_inputs_are_truncated_as_in_finetuning(tmp_path: Path):
 @pytest.mark.parametrize(
     ("task", "line", "named"),
     [
-        ("mnli", b"a\0b\tc", "NUL"),
+        ("mnli", b"a\0b\tc", "byte 0x00 at position 2"),
         ("mnli", b"caf\xe9\tb", "byte 0xe9 at position 4"),
         ("mnli", b"\xed\xa0\x80\tb", "byte 0xed at position 1"),  # half a surrogate pair
         ("mnli", "a\té".encode()[:-1], "byte 0xc3 at position 3"),
@@ -364,12 +371,15 @@ def test_what_is_no_file_or_no_model_of_that_kind_is_refused(store: Path, tmp_pa
         (["predict", empty], "holds no model"),
         (["predict", manifest(tmp_path / "report", "report")], "stage report"),
         (["predict", pretraining], "stage pretrain"),
-        (["predict", without_manifest(pretraining, tmp_path / "bare")], "holds a pretrained model"),
+        (["predict", without_manifest(pretraining, tmp_path / "bare")], "its head is MaskedLM"),
         (["predict", "stsb", "--scores"], "--scores"),
         *((["predict", "sst2", file], repr(file)) for file in ("", "gone.txt", "/")),
         (["fill", "[MASK]", "--model", empty], "holds no model"),
         (["fill", "[MASK]", "--model", finetuning], "stage finetune"),
-        (["fill", "[MASK]", "--model", without_manifest(finetuning, tmp_path / "tuned")], "holds a finetuned model"),
+        (
+            ["fill", "[MASK]", "--model", without_manifest(finetuning, tmp_path / "tuned")],
+            "its head is SequenceClassification",
+        ),
     ]:
         printed, error = run(*arguments, given="a\tb")
         assert printed == []
@@ -382,8 +392,9 @@ def test_a_damaged_model_and_a_tokenizer_of_another_are_refused(tmp_path: Path):
     listed = [{"path": weights.name, "bytes": weights.stat().st_size, "sha256": digest(weights)}]
     (folder / "stage.json").write_text(json.dumps({"stage": "pretrain", "files": listed}))
     assert run("fill", "[MASK]", "--model", folder)[0]
-    save_tokenizer(train_wordpiece(pa.table({"word": ["ab"], "count": [9]}), 200), folder)
-    assert f"{folder} has a tokenizer of" in run("fill", "a [MASK]", "--model", folder)[1]
+    words = [f"{a}{b}{c}" for a in "abcdef" for b in "ghijkl" for c in "mnopqr"]
+    save_tokenizer(train_wordpiece(pa.table({"word": words, "count": [9] * len(words)}), 400), folder)
+    assert re.search(f"{folder} .* tokenizer of 3.. entries", run("fill", "a [MASK]", "--model", folder)[1])
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
@@ -392,6 +403,209 @@ def test_a_damaged_model_and_a_tokenizer_of_another_are_refused(tmp_path: Path):
     config = json.loads((tuned / "config.json").read_text())
     (tuned / "config.json").write_text(json.dumps(config | {"id2label": {"0": "only one"}}))
     assert str(tuned) in run("predict", tuned, given="a\tb")[1]
+
+
+TRANSFORMERS = {  # the layouts of transformers, and one that it lacks
+    "ModernBert": MODERN,
+    "Bert": changed(
+        MODERN, norm_order="post", activation="gelu", positions="learned", final_norm=False, first_norm=True,
+        norm_bias=True, bias=True, qkv_bias=True, decoder_bias=True,
+    ),
+    "Cram": changed(MODERN, positions="scaled-sinusoidal", head_transform=False, first_norm=True, norm_bias=True),
+}  # fmt: skip
+their_layouts = pytest.mark.parametrize("name", TRANSFORMERS)
+NAMES = ("bad", "good", "so so")
+
+
+def started(folder: Path, name: str) -> Path:
+    """A pretrained model of this layout, in a folder of its own."""
+    folder.mkdir()
+    export.save(roughen(Bert(TRANSFORMERS[name], tokenizer_in(folder), LENGTH)), folder)
+    return folder
+
+
+def trained(transformers, start: Path, folder: Path, auto: str, labels: list, names: tuple = NAMES, **settings):
+    """Train a model on some texts for two steps with `Trainer`, which saves it; the model.
+
+    `labels`: of the texts, in turn; empty for masked tokens. Those of words are B-PER or I-PER.
+    """
+    about = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+    model = getattr(transformers, auto).from_pretrained(start, **(about if names else {}), **settings)
+    tokenizer, rows = transformers.AutoTokenizer.from_pretrained(start), []
+    for number in range(16):
+        rows.append(dict(tokenizer(sentence(random.Random(number)), truncation=True)))
+        if labels:
+            of_tokens = [1 + number % 2] * len(rows[-1]["input_ids"])
+            rows[-1]["labels"] = of_tokens if auto.endswith("TokenClassification") else labels[number % len(labels)]
+    collate = (
+        transformers.DataCollatorForTokenClassification(tokenizer) if auto.endswith("TokenClassification") else None
+    )
+    if not labels:
+        collate = transformers.DataCollatorForLanguageModeling(tokenizer, seed=1)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder / "out"), max_steps=2, learning_rate=1e-2, use_cpu=True, report_to=[],
+        disable_tqdm=True, save_strategy="no", logging_strategy="no",
+    )  # fmt: skip
+    trainer = transformers.Trainer(model, arguments, collate, rows, processing_class=tokenizer)
+    trainer.train()
+    trainer.save_model(folder)
+    return model.eval()
+
+
+@their_layouts
+@pytest.mark.parametrize(
+    ("kind", "labels", "names"),
+    [
+        ("classes", [0, 1, 2], NAMES),
+        ("multilabel", [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]], NAMES),
+        ("regression", [0.5, 3.0], ("price",)),
+    ],
+)
+def test_what_trainer_trained_on_texts_is_answered_with_its_own_labels_and_kind(
+    kind: str, labels: list, names: tuple, name: str, tmp_path: Path, transformers
+):
+    start, folder = started(tmp_path / "start", name), tmp_path / "model"
+    model = trained(transformers, start, folder, "AutoModelForSequenceClassification", labels, names)
+    assert model.config.problem_type == export.PROBLEMS[kind]
+    tokenizer, given = transformers.AutoTokenizer.from_pretrained(start), [sentence(random.Random(i)) for i in range(9)]
+    options = ["--json", "--scores"] if kind != "regression" else ["--json"]
+    found = [json.loads(line) for line in run("predict", folder, *options, given="\n".join(given))[0]]
+    for answer, text in zip(found, given, strict=True):
+        with torch.no_grad():
+            [scores] = model(**tokenizer(text, return_tensors="pt")).logits
+        if kind == "regression":
+            assert answer["label"] == pytest.approx(scores.item(), rel=1e-4)
+            continue
+        shares = dict(zip(names, (scores.softmax(-1) if kind == "classes" else scores.sigmoid()).tolist(), strict=True))
+        assert answer["probabilities"] == pytest.approx(shares, abs=1e-5)
+        best = {label for label, share in shares.items() if share >= 0.5}
+        assert answer["label"] == max(shares, key=shares.get) if kind == "classes" else answer["labels"].keys() == best
+
+
+@their_layouts
+def test_what_trainer_trained_on_words_gives_entities(name: str, tmp_path: Path, transformers):
+    start, folder, tags = started(tmp_path / "start", name), tmp_path / "model", ("O", "B-PER", "I-PER")
+    model = trained(transformers, start, folder, "AutoModelForTokenClassification", [0], tags)
+    tokenizer, found = load_tokenizer(start), set()
+    for number in range(9):
+        text = sentence(random.Random(number))
+        [answer], _ = run("predict", folder, "--json", given=text)
+        classify = lambda ids: model(ids).logits  # noqa: E731
+        expected = spans(tokenizer, classify, text, TAGS)
+        assert [(e["start"], e["end"], e["label"]) for e in json.loads(answer)["entities"]] == [e[:3] for e in expected]
+        found |= {label for _, _, label, _ in expected}
+    assert found == {"PER"}
+
+
+@their_layouts
+def test_masks_are_filled_by_what_trainer_trained_further(name: str, tmp_path: Path, transformers):
+    start, folder = started(tmp_path / "start", name), tmp_path / "model"
+    model = trained(transformers, start, folder, "AutoModelForMaskedLM", [], ())
+    if name == "Bert":
+        assert model.bert.embeddings.token_type_embeddings.weight[0].abs().max() > 1e-3
+    tokenizer = transformers.AutoTokenizer.from_pretrained(start)
+    given = tokenizer("The river [MASK] a map", return_tensors="pt")
+    with torch.no_grad():
+        shares, tokens = model(**given).logits[given.input_ids == MASK].softmax(-1)[0].topk(5)
+    expected = dict(zip(tokenizer.convert_ids_to_tokens(tokens), shares.tolist(), strict=True))
+    bert = export.load(folder).eval()  # which evaluation and finetuning start from
+    with torch.no_grad():
+        states = bert.encode(given.input_ids)
+        torch.testing.assert_close(bert.logits(states), model(**given).logits, rtol=1e-5, atol=2e-5)
+    for copy, how in ((folder, {}), (tmp_path / "shards", {"max_shard_size": "20KB"})):
+        if how:
+            model.save_pretrained(copy, **how)
+            tokenizer.save_pretrained(copy)
+        [line], _ = run("fill", "The river [MASK] a map", "--model", copy, "--json")
+        [mask] = json.loads(line)["masks"]
+        assert {one["token"]: one["probability"] for one in mask} == pytest.approx(expected, abs=1e-5)
+    assert not (tmp_path / "shards" / "model.safetensors").exists()
+    min((tmp_path / "shards").glob("*.safetensors")).unlink()
+    assert str(tmp_path / "shards") in run("fill", "a [MASK]", "--model", tmp_path / "shards")[1]
+
+
+def test_a_classifier_of_pairs_that_trainer_trained_on_single_texts_takes_these(tmp_path: Path, transformers):
+    pairs = finetuned(tmp_path / "pairs", "mnli", texts=2, max_tokens=8)
+    assert "expected two texts" in run("predict", pairs, given="a map")[1]
+    trained(transformers, pairs, tmp_path / "model", "AutoModelForSequenceClassification", [0, 1, 2])
+    [line], notes = run("predict", tmp_path / "model", given="the river saw a map and some bread")
+    assert line.split("\t")[0] in NAMES
+    assert notes == "", "nor is it cut to 8 tokens"
+
+
+def test_tokens_that_were_added_are_read_and_rows_without_a_token_are_never_filled_in(tmp_path: Path, transformers):
+    start, folder = started(tmp_path / "start", "Bert"), tmp_path / "model"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(start)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(start)
+    tokenizer.add_tokens(["zebra"])
+    entries = len(tokenizer)
+    model.resize_token_embeddings(entries + 7)
+    with torch.no_grad():
+        model.cls.predictions.bias[entries:] = 50.0
+        model.cls.predictions.bias[entries - 1] = 40.0
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    [line], _ = run("fill", "a zebra [MASK]", "--model", folder, "--top", "3")
+    tokens = [field.split(" ")[0] for field in line.split("\t")]
+    assert tokens[0] == "zebra"
+    assert len(tokens) == 3
+    assert export.load(folder).vocabulary == entries + 7
+    model.resize_token_embeddings(entries - 1)
+    model.save_pretrained(folder)
+    assert (
+        f"a tokenizer of {entries} entries, but a model of {entries - 1}" in run("fill", "[MASK]", "--model", folder)[1]
+    )
+
+
+def test_special_tokens_of_a_user_are_read_as_such(tmp_path: Path, transformers):
+    start, folder = started(tmp_path / "start", "ModernBert"), tmp_path / "model"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(start)
+    tokenizer.add_tokens(["[E1]"], special_tokens=True)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(start, num_labels=3).eval()
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    [answer], _ = run("predict", folder, "--json", "--scores", given="the [E1] river")
+    given = tokenizer("the [E1] river", return_tensors="pt")
+    assert len(tokenizer) - 1 in given.input_ids
+    with torch.no_grad():
+        shares = model(**given).logits.softmax(-1)[0].tolist()
+    assert list(json.loads(answer)["probabilities"].values()) == pytest.approx(shares, abs=1e-5)
+
+
+def test_what_is_not_the_whole_of_a_model_to_open_is_refused(tmp_path: Path, transformers):
+    start = started(tmp_path / "start", "Bert")
+    auto = transformers.AutoModelForSequenceClassification
+    whole = auto.from_pretrained(start, num_labels=3)
+    whole.save_pretrained(tmp_path / "untokenized")
+    assert "no tokenizer.json" in run("predict", tmp_path / "untokenized", given="a map")[1]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(start)
+    for name, model, named in (
+        ("numbers", auto.from_pretrained(start, num_labels=3, problem_type="regression"), "predicts 3 numbers"),
+        ("answers", transformers.AutoModelForQuestionAnswering.from_pretrained(start), "its head is QuestionAnswering"),
+        ("bare", transformers.AutoModel.from_pretrained(start), "its head is none"),
+    ):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        assert named in run("predict", tmp_path / name, given="a map")[1]
+    for name, change, named in (
+        ("missing", {"classifier.bias": None}, "missing_keys classifier.bias"),
+        ("unknown", {"bert.scale": torch.ones(3)}, "unexpected_keys bert.scale"),
+    ):
+        whole.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        state = load_file(tmp_path / name / "model.safetensors") | change
+        kept = {key: value for key, value in state.items() if value is not None}
+        save_file(kept, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+        assert named in run("predict", tmp_path / name, given="a map")[1]
+    shutil.copytree(tmp_path / "numbers", tmp_path / "sizes")
+    config = json.loads((tmp_path / "sizes" / "config.json").read_text())
+    (tmp_path / "sizes" / "config.json").write_text(json.dumps(config | {"vocab_size": 9.5}))
+    assert "vocab_size" in run("predict", tmp_path / "sizes", given="a map")[1]
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    assert "adapter of PEFT alone; merge it" in run("predict", adapter, given="a map")[1]
 
 
 @pytest.mark.parametrize(

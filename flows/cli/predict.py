@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 BATCH = 32  # lines of a file; a line that is typed or piped is answered at once
 OUTSIDE, CONTINUED = "O", "##"  # the label of words outside of entities; the beginning of pieces within a word
 SPANS = {"B-": "B-", "I-": "I-", "S-": "B-", "E-": "I-"}  # marks of words in entities, and the same with two marks only
+TASKS = {  # of transformers' pipelines, by the head in the name of a model's class
+    "MaskedLM": "fill-mask",
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+}
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
@@ -52,8 +58,15 @@ def predict(
 
     With several labels per text, those of probability 0.5 or more; for a task on tokens, the entities with theirs.
     """
+    from model import export
+
     source, folder, doubts = opened(file), model_folder("finetune", model), Counter()
-    classify, kind = open_pipeline("text-classification", folder)
+    classify = open_pipeline(folder, "text-classification", "token-classification")
+    config, kinds = classify.model.config, {problem: kind for kind, problem in export.PROBLEMS.items()}
+    kind = kinds.get(config.problem_type, "classes" if config.num_labels > 1 else "regression")
+    kind = "tokens" if classify.task == "token-classification" else kind
+    if kind == "regression" and config.num_labels > 1:
+        raise InputError(f"{folder} predicts {config.num_labels} numbers of a text; expected one.")
     if scores and kind in ("regression", "tokens"):
         raise InputError(f"{model} gives no probabilities of a text's classes: its kind is {kind}. Omit --scores.")
     for answer in answers(classify, kind, lines_of(source), BATCH if os.path.isfile(file) else 1, doubts):
@@ -80,7 +93,7 @@ def fill(
     as_json: JSON = False,
 ) -> None:
     """Predict the token at each [MASK]. Prints one line per [MASK]: the most likely tokens with their probabilities."""
-    filler, _ = open_pipeline("fill-mask", model_folder("pretrain", model))
+    filler = open_pipeline(model_folder("pretrain", model), "fill-mask")
     lines = ((f"Line {number}", line) for number, line in lines_of(opened("-"))) if text == "-" else [("TEXT", text)]
     for where, masked in lines:
         if masked.strip():
@@ -133,39 +146,50 @@ def read_json(path: Path) -> dict:
     return {}
 
 
-def open_pipeline(task: str, folder: Path) -> "tuple[Pipeline, Kind | None]":
-    """transformers' pipeline with the model in a folder, and its kind if it is finetuned.
+def open_pipeline(folder: Path, *tasks: str) -> "Pipeline":
+    """transformers' pipeline for one of these tasks with the model in a folder, by the head that its config.json names.
 
-    `task`: fill-mask or text-classification. Raises InputError if the folder holds no such model.
+    Raises InputError if the folder holds no such model, or not the whole of it.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
-    from transformers import pipeline
-    from transformers.utils import logging
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
-    from model import export, hf, machine
-    from tasks.text.tokenizer import load_tokenizer
+    from model import hf, layouts, machine  # noqa: F401, transformers has cram's layouts once hf is loaded
+    from tasks.text.tokenizer import SPECIALS, failures_named
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    bert = export.load(folder)  # refuses what transformers only warns of, such as missing weights
-    saved = read_json(folder / export.CONFIG)["cram"]
-    stage = "finetuned" if "classes" in saved else "pretrained"
-    if stage != (expected := "pretrained" if task == "fill-mask" else "finetuned"):
-        raise InputError(f"{folder} holds a {stage} model; expected a {expected} one.")
-    if (entries := load_tokenizer(folder).get_vocab_size()) != bert.vocabulary:
-        raise InputError(
-            f"{folder} has a tokenizer of {entries:,} entries, but a model of {bert.vocabulary:,}. Copy both from the "
-            "same artifact."
-        )
-    task = "token-classification" if saved.get("kind") == "tokens" else task
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     try:
-        made = pipeline(task, model=str(folder), device=machine.detect().device, dtype=torch.float32)
-    except (OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
-        raise InputError(f"transformers can't open {folder}: {' '.join(str(error).split())}") from error
-    made.tokenizer.model_max_length = saved.get("max_tokens") or saved["length"]  # of a classifier as in finetuning
-    made.tokenizer.split_special_tokens = stage == "finetuned"  # a literal [SEP] is text
-    return made, hf.kind_of(made.model.config) if stage == "finetuned" else None
+        saved = read_json(folder / "config.json")
+        if not saved and (folder / "adapter_config.json").exists():
+            raise ValueError("it has an adapter of PEFT alone; merge it (merge_and_unload), and save the whole model")
+        task = TASKS.get(head := layouts.head_of(saved))
+        if saved and task not in tasks:
+            raise ValueError(f"its head is {head or 'none'}; expected one for {' or '.join(tasks)}")
+        opener = getattr(transformers, f"AutoModelFor{head}")
+        model, report = opener.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        if wrong := [f"{what} {', '.join(map(str, sorted(some)))}" for what, some in report.items() if some]:
+            raise ValueError("; ".join(wrong))
+        if not (folder / "tokenizer.json").exists():  # transformers would make an empty one
+            raise ValueError("it has no tokenizer.json; copy that of the model that it was trained from")
+        with failures_named(folder):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        if len(tokenizer) > (rows := model.config.vocab_size):
+            raise ValueError(f"it has a tokenizer of {len(tokenizer):,} entries, but a model of {rows:,}")
+        # Once transformers has saved a classifier, it may have been trained on other inputs than cram's.
+        changed = "transformers_version" in saved and saved.get("classifier_pooling") != "compare"
+        model.config.cram = {} if changed else saved.get("cram") or {}
+        limits = model.config.cram.get("max_tokens"), model.config.max_position_embeddings, tokenizer.model_max_length
+        tokenizer.model_max_length = min(filter(None, limits))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, StrictDataclassError) as error:
+        reason = textwrap.shorten(str(error), 500, placeholder=" …").rstrip(".")
+        raise InputError(f"{folder} holds no model to open: {reason}.") from error
+    # A literal [SEP] in a text to classify is text, unless the model has special tokens of its user's.
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    tokenizer.split_special_tokens = task != "fill-mask" and special <= set(SPECIALS)
+    return transformers.pipeline(task, model=model, tokenizer=tokenizer, device=machine.detect().device)
 
 
 def answers(
@@ -252,7 +276,7 @@ def entities(classify: "Pipeline", text: str, found: list[dict]) -> list[dict]:
         else:
             tag = piece["entity"]
             words.append(piece | {"entity": SPANS.get(tag[:2], tag[:2]) + tag[2:], "entity_group": tag})
-    are_spans = all(tag[:2] in SPANS for tag in classify.model.config.label2id if tag != OUTSIDE)
+    are_spans = all(tag[:2] in SPANS for tag in classify.model.config.id2label.values() if tag != OUTSIDE)
     return [
         {"start": one["start"], "end": one["end"], "word": text[one["start"] : one["end"]],
          "label": one["entity_group"], "probability": round(float(one["score"]), 6)}
@@ -274,9 +298,11 @@ def filled(filler: "Pipeline", text: str, top: int, where: str) -> list[list[tup
         raise InputError(
             f"{where} has {len(ids):,} tokens with [CLS] and [SEP]; the model takes {longest}. Shorten it."
         )
-    found = filler(text, top_k=min(top, len(tokenizer)))
+    beyond = filler.model.config.vocab_size - len(tokenizer)  # rows of the embedding that no token has
+    found = filler(text, top_k=min(top, len(tokenizer)) + beyond)
     masks = found if isinstance(found[0], list) else [found]
-    return [[(tokenizer.convert_ids_to_tokens(one["token"]), one["score"]) for one in mask] for mask in masks]
+    named = [[one for one in mask if one["token"] < len(tokenizer)][:top] for mask in masks]
+    return [[(tokenizer.convert_ids_to_tokens(one["token"]), one["score"]) for one in mask] for mask in named]
 
 
 def opened(name: str) -> TextIO:
@@ -302,11 +328,9 @@ def lines_of(file: TextIO) -> Iterator[tuple[int, str]]:
 
 def check_text(text: str, where: str) -> None:
     """Raise InputError for NUL, and for bytes that are not UTF-8, which Python reads as surrogates."""
-    if "\0" in text:
-        raise InputError(f"{where} has a NUL byte; expected UTF-8, one text per line. Convert it to UTF-8 (`iconv`).")
-    if wrong := re.search("[\ud800-\udfff]", text):
-        byte, position = ord(wrong[0]) - 0xDC00, len(text[: wrong.start()].encode()) + 1
-        raise InputError(f"{where} is not UTF-8: byte {byte:#x} at position {position}. Convert it (`iconv`).")
+    if wrong := re.search("[\0\ud800-\udfff]", text):
+        byte, position = ord(wrong[0]) % 0x100, len(text[: wrong.start()].encode()) + 1
+        raise InputError(f"{where} is no text in UTF-8: byte {byte:#04x} at position {position}. Convert it (`iconv`).")
 
 
 def labelled(answer: dict, scores: bool, as_json: bool) -> str:
@@ -316,9 +340,7 @@ def labelled(answer: dict, scores: bool, as_json: bool) -> str:
         return as_object(answer | ({"probabilities": probabilities} if scores else {}))
     every = [f"{printable(name)}={share:.4f}" for name, share in probabilities.items()] if scores else []
     if "entities" in answer:
-        found = [
-            f"{printable(one['word'])} {printable(one['label'])} {one['probability']:.4f}" for one in answer["entities"]
-        ]
+        found = [f"{printable(e['word'])} {printable(e['label'])} {e['probability']:.4f}" for e in answer["entities"]]
     elif "labels" in answer:
         found = [f"{printable(name)} {share:.4f}" for name, share in answer["labels"].items()] or [""]
     elif (label := answer["label"]) is None:

@@ -1,0 +1,298 @@
+"""Layers that the training model (bert.py) and its twin in transformers (hf.py) share. Imports torch only.
+
+`Sizes`: an `Architecture`, or a config of transformers, which has the same fields and may travel with a model.
+Shapes: B sequences, S tokens each, D hidden, E embedding (D unless factorised), N heads, H = D / N, V vocabulary
+entries.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Sizes = Any
+Maybe = Tensor | None
+INIT_STD = 0.02  # of every weight matrix, as BERT
+PAD, SEP, MASK = 0, 3, 4  # the vocabulary fixes the ids of special tokens
+SPECIALS = 5  # ids below this are special tokens
+ROTARY_BASE = 10_000.0  # Su et al. 2021
+
+
+def inner(sizes: Sizes) -> int:
+    """Input width of the feed-forward layer's output projection."""
+    return sizes.intermediate * 2 // 3 if sizes.activation == "geglu" else sizes.intermediate
+
+
+def halvings(sizes: Sizes) -> list[int]:
+    """How often the length is halved at each block: each length, down and up again, has about as many blocks."""
+    places = (index * (2 * sizes.funnel + 1) // sizes.layers for index in range(sizes.layers))
+    return [min(place, 2 * sizes.funnel - place) for place in places]
+
+
+def norm(sizes: Sizes, width: int) -> nn.Module:
+    """A norm over the last `width` values."""
+    if sizes.norm == "rmsnorm":
+        return nn.RMSNorm(width, eps=sizes.norm_eps)
+    return nn.LayerNorm(width, eps=sizes.norm_eps, bias=sizes.norm_bias)
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Position codes (S, E): pairs of sine and cosine, interleaved, of base 10,000 (Vaswani et al. 2017)."""
+    positions = torch.arange(length, dtype=torch.float32)[:, None]
+    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
+    codes = torch.zeros(length, width)
+    codes[:, 0::2] = torch.sin(positions * rates)
+    codes[:, 1::2] = torch.cos(positions * rates)
+    return codes
+
+
+class Embedding(nn.Module):
+    """Words plus positions, normalised, projected to the hidden width if factorised."""
+
+    codes: Tensor  # (S, E)
+
+    def __init__(self, sizes: Sizes, vocabulary: int, length: int) -> None:
+        super().__init__()
+        width = sizes.embedding or sizes.hidden
+        self.word = nn.Embedding(vocabulary, width, padding_idx=PAD)
+        self.positions = sizes.positions
+        if self.positions == "learned":
+            self.position = nn.Embedding(length, width)
+        elif self.positions != "rotary":
+            self.register_buffer("codes", sinusoids(length, width), persistent=False)
+        if self.positions == "scaled-sinusoidal":
+            self.scale = nn.Parameter(torch.tensor(width**-0.5))
+        self.norm = norm(sizes, width) if sizes.embedding_norm else nn.Identity()
+        factorised = sizes.embedding is not None
+        self.project = nn.Linear(width, sizes.hidden, bias=sizes.bias) if factorised else nn.Identity()
+
+    def forward(self, tokens_BS: Maybe, words_BSE: Maybe = None, positions_BS: Maybe = None) -> Tensor:
+        """(B, S) token ids, or the embeddings of words, to (B, S, D). Without positions, they are the first S."""
+        x_BSE = self.word(tokens_BS) if words_BSE is None else words_BSE
+        places = slice(x_BSE.shape[1]) if positions_BS is None else positions_BS
+        if self.positions == "learned":
+            x_BSE = x_BSE + self.position.weight[places]
+        elif self.positions == "sinusoidal":
+            x_BSE = x_BSE + self.codes[places]
+        elif self.positions == "scaled-sinusoidal":
+            x_BSE = x_BSE + self.scale * self.codes[places]
+        return self.project(self.norm(x_BSE))
+
+
+class Rotation(nn.Module):
+    """Rotary positions: values i and i + H / 2 of a head are turned by an angle proportional to the position."""
+
+    cosines: Tensor  # (S, 1, 1, H)
+    sines: Tensor
+
+    def __init__(self, size: int, length: int) -> None:
+        super().__init__()
+        rates = ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
+        angles = torch.arange(length, dtype=torch.float32)[:, None] * rates
+        sine = torch.sin(angles)
+        self.register_buffer("cosines", torch.cos(angles).repeat(1, 2)[:, None, None], persistent=False)
+        self.register_buffer("sines", torch.cat([-sine, sine], dim=1)[:, None, None], persistent=False)
+
+    def forward(self, x_BSPNH: Tensor, positions_BS: Maybe = None) -> Tensor:
+        """Queries or keys (P of them), turned. They are those of the first S positions if no others are given."""
+        places = slice(x_BSPNH.shape[1]) if positions_BS is None else positions_BS
+        cosines, sines = (part[places].to(x_BSPNH.dtype) for part in (self.cosines, self.sines))
+        # its two halves swapped; compiled for a CPU, `roll` would not be vectorised
+        other = x_BSPNH.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+        return torch.addcmul(x_BSPNH * cosines, other, sines)
+
+
+class Attention(nn.Module):
+    """The projections of bidirectional self-attention, which each model computes in a way of its own."""
+
+    def __init__(self, sizes: Sizes, length: int) -> None:
+        super().__init__()
+        self.sizes, self.heads, hidden = sizes, sizes.heads, sizes.hidden
+        # three matrices, since Muon orthogonalises each by itself
+        self.query = nn.Linear(hidden, hidden, bias=sizes.qkv_bias)
+        self.key = nn.Linear(hidden, hidden, bias=sizes.qkv_bias)
+        self.value = nn.Linear(hidden, hidden, bias=sizes.qkv_bias)
+        self.out = nn.Linear(hidden, hidden, bias=sizes.bias)
+        self.out.ends_branch = True  # type: ignore[assignment]  # which zero_outputs asks for
+        self.rotation = Rotation(hidden // self.heads, length) if sizes.positions == "rotary" else None
+
+    def rotated(self, x_BSPNH: Tensor, positions_BS: Maybe = None) -> Tensor:
+        """Queries or keys, turned by their positions if these are rotary."""
+        return x_BSPNH if self.rotation is None else self.rotation(x_BSPNH, positions_BS)
+
+
+def attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Maybe, scaling: float, dropout: float, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """Attention as transformers calls it: of three (B, N, S, H), outputs (B, S, N, H) and weights (B, N, S, S)."""
+    scores = query @ key.transpose(2, 3) * scaling
+    weights = (scores if mask is None else scores + mask).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = F.dropout(weights, dropout, module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+class FeedForward(nn.Module):
+    """Two dense layers; with GEGLU, one half of the first layer's output gates the other."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.activation = sizes.activation
+        wide = inner(sizes) * (2 if self.activation == "geglu" else 1)
+        self.dense_in = nn.Linear(sizes.hidden, wide, bias=sizes.bias)
+        self.dense_out = nn.Linear(inner(sizes), sizes.hidden, bias=sizes.bias)
+        self.dense_out.ends_branch = True  # type: ignore[assignment]  # which zero_outputs asks for
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """(B, S, D) to (B, S, D)."""
+        x = self.dense_in(x_BSD)
+        if self.activation == "geglu":
+            x, gate = x.chunk(2, dim=-1)
+            x = F.gelu(x) * gate
+        else:
+            x = F.gelu(x) if self.activation == "gelu" else F.relu(x).square()
+        return self.dense_out(x)
+
+
+class Convolution(nn.Module):
+    """A depthwise convolution over tokens, added to the states; zero at first.
+
+    In a day or less of training, attention hardly learns to look at neighbouring tokens, from which most of a masked
+    token is predicted. Similar to the layers of Allen-Zhu 2025 (arXiv 2512.17351).
+    """
+
+    def __init__(self, tokens: int, hidden: int) -> None:
+        super().__init__()
+        # three dimensions, so that Muon, which is for matrices, leaves it to AdamW (docs/findings.md)
+        self.weight = nn.Parameter(torch.zeros(tokens, 1, hidden))
+
+    def forward(self, x_BSD: Tensor, seen_BS: Maybe) -> Tensor:
+        """(B, S, D) to (B, S, D). Tokens beyond the sequence and those that are not `seen` count as zero."""
+        S, reach = x_BSD.shape[1], len(self.weight) // 2
+        seen_BSD = x_BSD if seen_BS is None else x_BSD * seen_BS[:, :, None]
+        wide_BWD = F.pad(seen_BSD, (0, 0, reach, reach))
+        for place, weight_1D in enumerate(self.weight):
+            x_BSD = torch.addcmul(x_BSD, wide_BWD[:, place : place + S], weight_1D)
+        return x_BSD
+
+
+class Block(nn.Module):
+    """Attention and feed-forward layer, each with a residual connection and a norm before or after."""
+
+    def __init__(self, sizes: Sizes, index: int, attention: Attention, dropout: nn.Dropout) -> None:
+        super().__init__()
+        self.post = sizes.norm_order == "post"
+        self.convolution = Convolution(sizes.convolution, sizes.hidden) if sizes.convolution else None
+        self.attention_norm = norm(sizes, sizes.hidden) if index or sizes.first_norm else nn.Identity()
+        self.attention = attention
+        with_ffn = (index + 1) % sizes.ffn_every == 0
+        self.ffn_norm = norm(sizes, sizes.hidden) if with_ffn else nn.Identity()
+        self.ffn = FeedForward(sizes) if with_ffn else None
+        self.dropout = dropout
+
+    def mixed(self, x_BSD: Tensor, seen_BS: Maybe) -> Tensor:
+        """The states with their neighbours, if there is a convolution."""
+        return x_BSD if self.convolution is None else self.convolution(x_BSD, seen_BS)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """The input of attention."""
+        return x if self.post else self.attention_norm(x)
+
+    def combined(self, x: Tensor, attended: Tensor) -> Tensor:
+        """States and the output of attention to new states, all (..., D)."""
+        x = x + self.dropout(attended)
+        if self.post:
+            x = self.attention_norm(x)
+            return x if self.ffn is None else self.ffn_norm(x + self.dropout(self.ffn(x)))
+        return x if self.ffn is None else x + self.dropout(self.ffn(self.ffn_norm(x)))
+
+
+class Head(nn.Module):
+    """From states to scores of the vocabulary: optional transform and projection to the embedding's width, decoder."""
+
+    def __init__(self, sizes: Sizes, vocabulary: int) -> None:
+        super().__init__()
+        width, hidden = sizes.embedding or sizes.hidden, sizes.hidden
+        self.transforms = sizes.head_transform
+        factorised = sizes.embedding is not None
+        self.dense = nn.Linear(hidden, width, bias=sizes.bias) if factorised or self.transforms else None
+        self.norm = norm(sizes, width) if self.transforms else nn.Identity()
+        self.decoder = None if sizes.tied else nn.Linear(width, vocabulary, bias=False)
+        self.bias = nn.Parameter(torch.zeros(vocabulary)) if sizes.decoder_bias else None
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(..., D) to (..., E), the decoder's input."""
+        x = states if self.dense is None else self.dense(states)
+        return self.norm(F.gelu(x)) if self.transforms else x
+
+
+class ClassifierHead(nn.Module):
+    """Dense, tanh, dropout and dense to the scores.
+
+    `inputs`: the width of a state. `width`: that of the first dense layer; None: there is none, nor tanh.
+    """
+
+    def __init__(self, inputs: int, classes: int, dropout: nn.Dropout, width: int | None) -> None:
+        super().__init__()
+        self.dense = None if width is None else nn.Linear(inputs, width)
+        self.dropout = dropout
+        self.out = nn.Linear(width or inputs, classes)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(..., inputs) to (..., classes) scores."""
+        x = states if self.dense is None else torch.tanh(self.dense(states))
+        return self.out(self.dropout(x))
+
+
+def at(x_BSD: Tensor, positions_BK: Tensor) -> Tensor:
+    """(B, K, D): the states at these positions."""
+    return x_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))
+
+
+def undrawn(part: nn.Module, zero_outputs: bool) -> dict[str, Tensor]:
+    """The tensors of a layer that start with other than random values, by name; the tables of positions too."""
+    if isinstance(part, Rotation):
+        return dict(Rotation(part.cosines.shape[-1], len(part.cosines)).named_buffers())
+    if isinstance(part, Embedding):
+        width = part.word.embedding_dim
+        codes = {"codes": sinusoids(len(part.codes), width)} if hasattr(part, "codes") else {}
+        return codes | ({"scale": torch.tensor(width**-0.5)} if hasattr(part, "scale") else {})
+    if isinstance(part, Convolution) or (isinstance(part, nn.Linear) and zero_outputs and hasattr(part, "ends_branch")):
+        return {"weight": torch.zeros_like(part.weight)}
+    return {"bias": torch.zeros_like(part.bias)} if isinstance(part, Head) and part.bias is not None else {}
+
+
+def pooled(states_BSD: Tensor, seen_BS: Maybe, pooling: str) -> Tensor:
+    """(B, D): the mean over the tokens that are `seen` (None: all), or for "cls" the first of them."""
+    if seen_BS is None:
+        return states_BSD.mean(dim=1) if pooling == "mean" else states_BSD[:, 0]
+    first_B = seen_BS.int().argmax(dim=1)  # padding may be on the left
+    return mean(states_BSD, seen_BS) if pooling == "mean" else at(states_BSD, first_B[:, None])[:, 0]
+
+
+def mean(states: Tensor, seen: Tensor) -> Tensor:
+    """(..., S, D) to (..., D): the mean over the tokens that are `seen` (..., S); zero if there are none."""
+    weights = seen.to(states.dtype) / seen.sum(dim=-1, keepdim=True).clamp(min=1)
+    return (states * weights[..., None]).sum(dim=-2)
+
+
+def compared(states_BSD: Tensor, seen_BS: Tensor, ends_BS: Tensor) -> Tensor:
+    """(B, 4 D): the means of two texts, their absolute difference and product. The first ends at the first of `ends`.
+
+    seen_BS, ends_BS  True for tokens that are not padding, and for [SEP]
+    """
+    ends_BS = ends_BS.int()
+    first_BS = seen_BS & (ends_BS.cumsum(dim=1) == ends_BS)
+    u_BD, v_BD = mean(states_BSD, first_BS), mean(states_BSD, seen_BS & ~first_BS)
+    return torch.cat([u_BD, v_BD, (u_BD - v_BD).abs(), u_BD * v_BD], dim=1)
+
+
+def halve(x_BSD: Tensor, seen_BS: Maybe) -> tuple[Tensor, Maybe]:
+    """The mean of each pair of neighbours, without padding, and whether a pair has a token that is not padding."""
+    B, S, D = x_BSD.shape
+    pairs = x_BSD.view(B, S // 2, 2, D)
+    if seen_BS is None:
+        return pairs.mean(dim=2), None
+    seen = seen_BS.view(B, S // 2, 2)
+    return mean(pairs, seen), seen.any(dim=2)
