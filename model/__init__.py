@@ -1,6 +1,7 @@
 """The encoder and its training loops. Needs torch, numpy, safetensors and pydantic; `hf.py` needs transformers too."""
 
 import os
+from pathlib import Path
 
 # OpenMP's threads, which torch computes with, spin while they wait for each other. Beside other work on the machine
 # they spin on the cores that the others need: a training of two threads then got a fifth of its share of two cores.
@@ -33,6 +34,15 @@ def whole_number(name: str, default: str) -> int | None:
     if value and not (value.isdecimal() and int(value) > 0):
         raise InputError(f"{name} is {value!r}; expected a positive whole number, or unset for {default}.")
     return int(value) if value else None
+
+
+def fsync(path: Path) -> None:
+    """Force a file, or the names in a directory, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 UNITS = (("hour", 3600), ("minute", 60), ("second", 1))  # for sentences and tables

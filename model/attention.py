@@ -6,7 +6,7 @@ Shapes: B sequences, S tokens each, N heads, H values of each, K tokens that loo
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 import torch._functorch.config
@@ -66,22 +66,11 @@ def seconds_of(kernel: SDPBackend, shape: tuple[int, ...], dtype: torch.dtype, d
 
 
 @contextmanager
-def by_kernels(*kernels: SDPBackend) -> Iterator[None]:
-    """Attention by the first of these kernels that can compute it, in compiled code too; without any, torch chooses."""
-    chosen = sdpa_kernel([*kernels], set_priority=True) if kernels else nullcontext()
-    # torch's cache of compiled code does not ask which kernel it was compiled with
-    with chosen, torch._functorch.config.patch(enable_autograd_cache=False):
-        yield
+def fastest_kernel(architecture: Architecture, length: int, micro_batch: int, machine: Machine) -> Iterator[None]:
+    """Attention by the kernel that is fastest on this GPU for a micro-batch of `length` tokens, in compiled code too.
 
-
-@contextmanager
-def fastest_kernel(
-    architecture: Architecture, length: int, micro_batch: int, machine: Machine
-) -> Iterator[dict[str, float]]:
-    """Attention by the kernel that is fastest on this GPU for a micro-batch of `length` tokens.
-
-    Gives the seconds of each kernel, forward and backward, the fastest first. torch's own choice goes by the card's
-    generation. On a CPU, where `attend` uses none of these kernels, and if none can be timed, nothing is changed.
+    torch's own choice goes by the card's generation. On a CPU, where `attend` uses none of these kernels, and if none
+    can be timed, nothing is changed.
     """
     shape, seconds = (micro_batch, length, architecture.heads, architecture.hidden // architecture.heads), {}
     for kernel in KERNELS if machine.device.type != "cpu" else ():
@@ -90,9 +79,11 @@ def fastest_kernel(
         except RuntimeError as error:  # not for this card or dtype, or the card is full
             log.info("Attention by %s is not available: %s", kernel.name, str(error).split("\n")[0])
     if not seconds:
-        yield {}
+        yield
         return
     order = sorted(seconds, key=seconds.__getitem__)
     log.info("Attention: %s.", ", ".join(f"{kernel.name} {1000 * seconds[kernel]:.2f} ms" for kernel in order))
-    with by_kernels(*order, SDPBackend.MATH):
-        yield {kernel.name: seconds[kernel] for kernel in order}
+    chosen = sdpa_kernel([*order, SDPBackend.MATH], set_priority=True)
+    # torch's cache of compiled code does not ask which kernel it was compiled with
+    with chosen, torch._functorch.config.patch(enable_autograd_cache=False):
+        yield

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from model import InputError
+from model import InputError, fsync
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,16 +43,6 @@ class Spent:
     evaluations: list[dict] = field(default_factory=list)
 
 
-def fsync(path: Path) -> None:
-    """Force a file, or the names in a directory, to disk. A missing file is ignored."""
-    if path.exists():
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def write(folder: Path, tensors: dict[str, Tensor], spent: str) -> None:
     """Replace the checkpoint in one step: a crash or a full disk leaves the old one."""
     half = folder / f"{CHECKPOINT}.half"
@@ -62,11 +52,6 @@ def write(folder: Path, tensors: dict[str, Tensor], spent: str) -> None:
             fsync(path)
         half.replace(folder / CHECKPOINT)
         fsync(folder)
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"No checkpoint can be written to {folder} ({error}). Free space or grant access there, then run again. "
-            "The run resumes from its last checkpoint, which is kept."
-        ) from error
     finally:
         half.unlink(missing_ok=True)
 
@@ -84,7 +69,7 @@ def tensors_of(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dic
 class Writer:
     """Writes checkpoints during training, one at a time: copies the tensors, then writes the copies on its own thread.
 
-    A failed write raises InputError in the next call of `save`, `check` or `wait`. The copies take as much memory as a
+    A failed write raises its error in the next call of `save`, `check` or `wait`. The copies take as much memory as a
     checkpoint takes on disk and are reused for the next one.
     """
 
@@ -106,12 +91,12 @@ class Writer:
         self.writing = self.thread.submit(write, self.folder, self.copies, json.dumps(asdict(spent)))
 
     def check(self) -> None:
-        """Raise InputError if the last write has failed; doesn't wait for it."""
+        """Raise the error of the last write if it has failed; doesn't wait for it."""
         if self.writing and self.writing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is on disk. Raises InputError if it could not be written."""
+        """Wait until the last checkpoint is on disk. Raises the error of writing it."""
         if self.writing:
             writing, self.writing = self.writing, None
             writing.result()
@@ -210,18 +195,14 @@ class StopRequest:
             handlers = {number: signal.getsignal(number) for number in SIGNALS}
             # None: a handler that was not set by Python, which could not be put back
             self.before = {number: each for number, each in handlers.items() if each not in (signal.SIG_IGN, None)}
-        self.listen()
+        for number in self.before:
+            signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._restore()
         if self.number is not None:
             self.pass_on(self.number)
-
-    def listen(self) -> None:
-        """Take the next signal as a request, also after one that was passed on."""
-        for number in self.before:
-            signal.signal(number, self._receive)
 
     def _restore(self) -> None:
         for number, handler in self.before.items():

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel
 
-from model import InputError, machine, memory
+from model import InputError, export, machine, memory
 from model.bert import Bert
 from model.checkpoint import last_row, line
 from model.heldout import Heldout
@@ -45,16 +45,21 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     sequences: Path
     heldout: Path  # the folder of the held-out text
     vocabulary: int
-    mask_id: int
-    specials: int
     folder: Path
+    # the folder of a model of the same architecture and vocabulary, whose weights to begin from
+    start: Path | None = None
 
     def pretraining(self, here: machine.Machine, among: machine.Processes = machine.ALONE) -> Pretraining:
         """The training loop, at its start or at the checkpoint. The sequences are mapped into memory."""
         sequences, heldout = np.load(self.sequences, mmap_mode="r"), Heldout.load(self.heldout)
-        corpus = Corpus(sequences, heldout, self.vocabulary, self.mask_id, self.specials)
+        corpus = Corpus(sequences, heldout, self.vocabulary)
         memory.check_memory(self.architecture, self.training, self.vocabulary, corpus.length, here)
         bert = Bert(self.architecture, self.vocabulary, corpus.length, seed=self.training.seed)
+        if self.start:
+            weights = export.load(self.start).state_dict()
+            if export.POSITIONS in weights:  # of sequences that may have been longer
+                weights[export.POSITIONS] = weights[export.POSITIONS][: corpus.length]
+            bert.load_state_dict(weights)
         return Pretraining(bert, self.training, corpus, here, self.folder, among)
 
 

@@ -52,18 +52,9 @@ class Machine:
         cuda = self.device.type == "cuda"
         return torch.cuda.get_device_name(self.device) if cuda else f"CPU, {counted(torch.get_num_threads(), 'thread')}"
 
-    def device_memory(self) -> int:
-        """Bytes of the GPU's memory."""
-        return torch.cuda.get_device_properties(self.device).total_memory
-
     def describe(self) -> dict:
         """For the manifest."""
-        return {
-            "device": self.device_name(),
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "compiled": self.compiles,
-            "micro_batch": self.micro_batch,
-        }
+        return {"device": self.device_name(), "dtype": str(self.dtype).removeprefix("torch.")}
 
 
 @dataclass(frozen=True)

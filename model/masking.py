@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.heldout import Heldout, draws, random_order
+from model.heldout import Heldout, by_frequencies, draws, random_order
+from model.layers import MASK, SPECIALS
 from model.settings import Training
 
 MASKED = 0.8  # of the chosen tokens become [MASK], half of the others random, the rest stays (Devlin et al. 2019)
@@ -28,13 +29,11 @@ Batch = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Packed sequences (n, S), uint16 or uint32, held-out documents, and the vocabulary's numbers for masking."""
+    """Packed sequences (n, S), uint16 or uint32, held-out documents, and the number of entries of the vocabulary."""
 
     sequences: np.ndarray
     heldout: Heldout
     vocabulary: int
-    mask_id: int
-    specials: int  # ids below this are special tokens
 
     @property
     def length(self) -> int:
@@ -45,8 +44,13 @@ class Corpus:
     def ordinary(self) -> np.ndarray:
         """(n,) int64: tokens of sequences spread over the text, each as often as it is there; no special ones."""
         sample = self.sequences[:: max(1, len(self.sequences) * self.length // SAMPLED)].ravel().astype(np.int64)
-        ordinary = sample[sample >= self.specials]
-        return ordinary if len(ordinary) else np.arange(self.specials, self.vocabulary)
+        ordinary = sample[sample >= SPECIALS]
+        return ordinary if len(ordinary) else np.arange(SPECIALS, self.vocabulary)
+
+    @cached_property
+    def loss_by_frequencies(self) -> float:
+        """Nats per held-out token if each is predicted by its share of the training text."""
+        return by_frequencies(self.heldout, np.bincount(self.ordinary, minlength=self.vocabulary))["nats_per_token"]
 
 
 def masks_per_sequence(fraction: float, length: int) -> int:
@@ -72,15 +76,15 @@ def mask(
     half = round(1 - share, 9) / 2  # rounded, since (1 - 0.8) / 2 is not exactly 0.1
     random = min(count - masked, round(half * count))
     draws_BW = draws(first, B, S + random, seed)
-    order_BS = random_order(draws_BW[:, :S], tokens_BS < corpus.specials)
+    order_BS = random_order(draws_BW[:, :S], tokens_BS < SPECIALS)
     # a part of rows would go to a GPU by a copy that is not in pinned memory
     positions_BK = np.ascontiguousarray(order_BS[:, :count])
     hidden_BS = tokens_BS.astype(np.int64)
     labels_BK = np.take_along_axis(hidden_BS, positions_BK, axis=1)
     inputs_BK = labels_BK.copy()
-    inputs_BK[:, :masked] = corpus.mask_id
-    words = np.uint64(corpus.vocabulary - corpus.specials)  # far fewer than 2^64, so the remainder is nearly uniform
-    inputs_BK[:, masked : masked + random] = corpus.specials + (draws_BW[:, S : S + random] % words).astype(np.int64)
+    inputs_BK[:, :masked] = MASK
+    words = np.uint64(corpus.vocabulary - SPECIALS)  # far fewer than 2^64, so the remainder is nearly uniform
+    inputs_BK[:, masked : masked + random] = SPECIALS + (draws_BW[:, S : S + random] % words).astype(np.int64)
     np.put_along_axis(hidden_BS, positions_BK, inputs_BK, axis=1)
     return hidden_BS, positions_BK, labels_BK
 
@@ -109,7 +113,7 @@ def corrupt(
     key = np.array([seed, STREAM], dtype=np.uint64)
     draws_BW = draws(first, B, S + replaced + 1 + blocks, key)
     order_BS, words_BR, offset_B1, trades_BT = np.split(draws_BW, np.cumsum([S, replaced, 1]), axis=1)
-    free_BS = tokens_BS >= corpus.specials
+    free_BS = tokens_BS >= SPECIALS
     np.put_along_axis(free_BS, positions_BK, False, axis=1)
     changed_BS = swap(masked_BS, free_BS, offset_B1, trades_BT)
     places_BR = random_order(order_BS, ~free_BS)[:, :replaced]
@@ -117,7 +121,7 @@ def corrupt(
     old_BR = np.take_along_axis(changed_BS, places_BR, axis=1)
     new_BR = np.where(np.take_along_axis(free_BS, places_BR, axis=1), drawn_BR, old_BR)
     np.put_along_axis(changed_BS, places_BR, new_BR, axis=1)
-    visible_BS = (changed_BS != corpus.mask_id) & (tokens_BS >= corpus.specials)
+    visible_BS = (changed_BS != MASK) & (tokens_BS >= SPECIALS)
     labels_BS = np.where(visible_BS, changed_BS != tokens_BS, IGNORED).astype(np.float32)
     return changed_BS, labels_BS
 

@@ -43,7 +43,8 @@ def check_memory(
     weights, states = sizes(architecture, training, vocabulary, length)
     trained, checkpoint = 2 * weights + states, weights + states
     cuda = machine.device.type == "cuda"
-    needs = {machine.device_name(): (trained, machine.device_memory())} if cuda else {}
+    of_gpu = torch.cuda.get_device_properties(machine.device).total_memory if cuda else 0
+    needs = {machine.device_name(): (trained, of_gpu)} if cuda else {}
     needs["this machine"] = processes * (weights if cuda else trained) + checkpoint, available_memory()
     for where, (needed, there) in needs.items():
         if needed > there:

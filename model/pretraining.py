@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -15,12 +16,14 @@ from model import InputError, attention, budget, counted, detection, masking, me
 from model.bert import Bert
 from model.checkpoint import METRICS, Clock, Spent, StopRequest, Writer, cut_metrics, line, restore
 from model.heldout import curve_losses
+from model.layers import MASK
 from model.machine import ALONE, Machine, Processes, keep_heap, matrix_rate
 from model.masking import Batches, Corpus
 from model.settings import Training
 
 log = logging.getLogger(__name__)
 EVALUATIONS = 10  # held-out losses over the budget, and one before it
+HOPEFUL_UNTIL = 0.1  # fraction of the budget until which the loss may be above that of token frequencies alone
 CHECKPOINT_SECONDS = (5.0, 600.0)  # between checkpoints: a tenth of the budget, within these bounds
 # Compiling takes 20 to 60 s on CPUs and perhaps two minutes on GPUs, and saves a tenth of a step's time or more. So it
 # pays if the compiled code is used for this long. For a budget of tokens or operations, that time is estimated at this
@@ -155,7 +158,6 @@ class Pretraining:
                 if stop:
                     self.writer.wait()
                     self.stop.pass_on(int(stop))
-                    self.stop.listen()  # as its handler lets the run go on
             elif compiles:
                 self.prepare(fraction)
             elif evaluates:
@@ -256,10 +258,24 @@ class Pretraining:
         with self.clock.paused():
             losses = dict.fromkeys(("heldout_loss", "heldout_nats_per_byte"), 0.0)
             if self.processes.first:
-                losses = curve_losses(self.bert, self.corpus.heldout, self.corpus.mask_id, self.machine)
+                losses = curve_losses(self.bert, self.corpus.heldout, MASK, self.machine)
             about = {name: getattr(self.spent, name) for name in ("step", "tokens", "operations", "seconds")}
             agreed = {name: self.processes.agree(loss) for name, loss in losses.items()}
             self.spent.evaluations.append({"fraction": fraction} | about | agreed)
+            limit, seen = self.corpus.loss_by_frequencies, self.spent.evaluations
+            # a loss that falls is no reason to worry: that of a budget of a minute may be above for a third of it
+            hopeless = [
+                after
+                for before, after in pairwise(seen)
+                if after["fraction"] >= HOPEFUL_UNTIL and not after["heldout_loss"] < max(before["heldout_loss"], limit)
+            ]
+            if hopeless == seen[-1:] and self.processes.first:  # once
+                what = 100 * fraction, agreed["heldout_loss"], limit
+                log.warning(
+                    "After %.0f %% of the budget, the held-out loss is %.4g nats per token and not falling; by token "
+                    "frequencies alone it is %.4g. Stop; lower pretrain.learning_rate, or set or lower pretrain.clip.",
+                    *what,
+                )
 
     def save(self) -> None:
         """Start writing a checkpoint. Raises InputError for weights that are not finite: no run can continue there."""

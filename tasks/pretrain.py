@@ -1,4 +1,4 @@
-"""Pretrain: masked language modelling from scratch, within a budget.
+"""Pretrain: masked language modelling, from scratch or from a model (`tasks/models.py`), within a budget.
 
 Reads   sequences, held-out sequences and tokenizer of a tokenize artifact.
 Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   the complete model, for transformers too
@@ -7,6 +7,7 @@ Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   
         heldout.npz, heldout.parquet    the held-out text, so that the loss can be measured again
         frequencies.npy                 how often each token is in a sample of the training text: (V,)
         lineage.json                    the manifests of all artifacts that led here
+        start-lineage.json              if it began from a model: the manifests of those that led to it
 """
 
 import json
@@ -21,13 +22,14 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from model import counted
+from model import InputError, budget, counted
 from model.settings import Architecture, Training
-from tasks.reports import plots
+from tasks import models
+from tasks.reports import plots, sections
 from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
-from tasks.store import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, lineage
-from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, SPECIALS
+from tasks.store import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts, lineage
+from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, load_tokenizer
 from tasks.tokenize import digest_of, measured_texts
 from tasks.workers.progress import Progress
 
@@ -47,6 +49,16 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
     """The model, and how it is trained."""
 
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
+    start: str = Field(
+        "",
+        description="A model to go on from, with its vocabulary: pretrain/KEY, a key, `latest`, or a folder. Empty: "
+        "none, as the rules demand.",
+    )
+    later = ("start",)
+
+    def identity(self) -> dict:
+        """A model to go on from enters it by the digest of its weights."""
+        return super().identity() | ({"start": models.digest(self.start, models.WEIGHTS)} if self.start else {})
 
     def check(self) -> None:
         """Check that this machine can train the model, before an old model is discarded."""
@@ -78,6 +90,8 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     held = measured_on(out, run.bert, here)
     stats = statistics(run, steps, held, here.describe() | {"gpus": gpus})
     plots.loss_curve(steps, stats["evaluations"], held["by_frequencies"]["nats_per_token"], out / "loss.png")
+    if said := sections.hopeless(stats):
+        log.warning(said)
     return stats
 
 
@@ -137,6 +151,28 @@ def understood(manifests: dict[str, dict]) -> str:
     return "; ".join([*facts, f"{counted(tokens['tokens'], 'token')} to train on, {share:.2%} of the text held out"])
 
 
+def first_of(params: Pretrain, tokens: Artifact, out: Path) -> Artifact | None:
+    """The model that a run goes on from; None if it begins anew. If one of another budget is there, it says so."""
+    if params.start:
+        first = models.taken(params.start)
+        models.check(params.start, params.architecture, np.load(tokens.path / SEQUENCES, mmap_mode="r").shape[1])
+        if load_tokenizer(first.path).to_str() != load_tokenizer(tokens.path).to_str():
+            raise InputError(f"{tokens.name} was not made with the tokenizer of {first.name} (pretrain.start).")
+        (out / models.START_LINEAGE).write_text(json.dumps(models.lineage_of(first), indent=2) + "\n")
+        log.info("Training goes on from %s, outside the paper's rules; optimizer and schedule are new.", first.name)
+        return first
+    wanted, limits = params.identity(), ("budget", "budget_unit")
+    for other in [] if any((out / WORK).iterdir()) else reversed(artifacts("pretrain")):
+        about = other.manifest
+        same = about["inputs"] == {"tokens": tokens.name} and about["params"] != wanted
+        if same and about["params"] | {name: wanted[name] for name in limits} == wanted:
+            spent, how = budget(*(about["params"][name] for name in limits)), {"pretrain": {"start": other.name}}
+            what = other.name, spent, json.dumps(how)
+            log.info("%s differs in its budget alone, %s. This starts anew; to go on from it: --override '%s'", *what)
+            break
+    return None
+
+
 @stage(version=8, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
@@ -145,15 +181,15 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
 
     work = out / WORK  # checkpoint and metrics, kept until the artifact is published
     work.mkdir(exist_ok=True)
+    first = first_of(params, tokens, out)
     job = Job(
         architecture=params.architecture,
-        training=Training(**params.model_dump(exclude={"architecture"})),
+        training=Training(**params.model_dump(include=set(Training.model_fields))),
         sequences=tokens.path / SEQUENCES,
         heldout=tokens.path,
         vocabulary=tokens.stats["entries"],
-        mask_id=MASK,
-        specials=len(SPECIALS),
         folder=work,
+        start=first and first.path,
     )
     for file in (*FILES, heldout.FILE, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
@@ -163,6 +199,7 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     log.info("Text: %s.", understood(manifests))
     with Progress("pretrain", total=1.0) as bar:
         stats = train(job, out, lambda fraction, note: bar.update(min(1.0, fraction) - bar.count, note))
+    stats |= {"start": {"name": first.name} | {n: first.stats.get(n) for n in ("tokens", "start")}} if first else {}
     (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n")
     about = {"stage": "pretrain", "params": params.identity(), "stats": stats}
     about |= {"usual": params.usual(), "environment": environment()}

@@ -1,4 +1,4 @@
-"""Vocabulary: WordPiece, trained from scratch on the corpus; always the same bytes from a corpus.
+"""Vocabulary: WordPiece, trained from scratch on the corpus, or that of a model; always the same bytes from a corpus.
 
 Reads   the parts of a corpus.
 Writes  tokenizer.json and tokenizer_config.json, which transformers.AutoTokenizer loads
@@ -22,16 +22,19 @@ from tokenizers.models import WordPiece
 from tokenizers.trainers import WordPieceTrainer
 
 from model import InputError
+from tasks import models
 from tasks.corpus.parts import parts_of, tables, unit_hash
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
 from tasks.text import words
 from tasks.text.tokenizer import (
     ALPHABET,
+    FILES,
     KNOWN_WORDS,
     LONGEST_WORD,
     SPECIALS,
     Encoder,
+    load_tokenizer,
     portions,
     save_tokenizer,
     tokenizer_of,
@@ -60,16 +63,23 @@ class Vocabulary(Normaliser, Params):
     sample_megabytes: float = Field(
         1000, gt=0, description="Text to train on, 10^6 characters; of a larger corpus, a fixed sample."
     )
+    start: str = Field(
+        "", description="A model whose vocabulary to take instead of training one; that of pretrain.start if it is set."
+    )
 
     def normaliser(self) -> Normaliser:
         """Which characters it reads."""
         return Normaliser(**{name: getattr(self, name) for name in Normaliser.model_fields})
 
+    later = ("punctuation",)
+
     def identity(self) -> dict:
-        """The settings of the normaliser enter it only for Unicode."""
-        return self.model_dump(
-            mode="json", exclude=set(Normaliser.model_fields) if self.characters == "ascii" else None
-        )
+        """The normaliser's settings but punctuation enter it only for Unicode; of a model, its tokenizer's digest."""
+        left = {"start"}
+        if self.characters == "ascii":
+            left |= set(Normaliser.model_fields).difference(self.later)
+        given = {"start": models.digest(self.start, FILES[0])} if self.start else {}
+        return {name: value for name, value in super().identity().items() if name not in left} | given
 
     @classmethod
     def usual(cls) -> dict:
@@ -247,23 +257,19 @@ def kinds_table(used: pa.Table) -> list[dict]:
 
 @stage(version=3, resumes=True, name="vocabulary")
 def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
-    """Train the vocabulary. Raises InputError if the text doesn't give as many entries as asked for."""
-    if not corpus.stats["characters"]:
-        raise InputError(
-            "There is no text left to train a vocabulary on: deduplicate, decontaminate and filter dropped all of it. "
-            "Look at what they dropped (cram show filter), and drop less."
-        )
+    """Train the vocabulary, or take a model's. Raises InputError if it has not as many entries as asked for."""
     how = params.normaliser()
     counts, used = count_sample(corpus, params.sample_megabytes, out / WORK, "count words", how)
-    tokenizer = train_wordpiece(counts, params.entries, how)
+    taken = load_tokenizer(models.taken(params.start).path) if params.start else None
+    tokenizer = taken or train_wordpiece(counts, params.entries, how)
     size = tokenizer.get_vocab_size()
     if size != params.entries:
         read = pc.sum(pc.multiply(pc.utf8_length(counts["word"]), counts["count"])).as_py() or 0
         raise InputError(
             f"The corpus of {used['characters']:,} characters gives a vocabulary of {size:,} entries; "
             f"{params.entries:,} were asked for. It reads {read:,} of the characters, in words of at most "
-            f"{LONGEST_WORD}. Give more text (download), divide longer words, or lower vocabulary.entries, to "
-            f"{FEWEST_ENTRIES} at the least."
+            f"{LONGEST_WORD}. Give more text (download), drop less of it (cram show filter), divide longer words, or "
+            f"lower vocabulary.entries, to {FEWEST_ENTRIES} at the least."
         )
     save_tokenizer(tokenizer, out)
     entries = entries_table(tokenizer, counts)

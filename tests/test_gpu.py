@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_benchmarks import FOLDER
 
-from model import attention, bert, masking
+from model import attention, layers, masking
 from model.machine import Machine
 
 
@@ -25,17 +25,17 @@ def others(part: int) -> Callable:
     return lambda self, *about: tuple(x.roll(1, 0) if i == part else x for i, x in enumerate(make(self, *about)))
 
 
-attend, convolve, make = attention.attend, bert.Convolution.forward, (masking.Batches, "make")
+attend, convolve, make = attention.attend, layers.Convolution.forward, (masking.Batches, "make")
 # What could be wrong on a device: an owner, the name of its function, and the wrong function
 FAULTS: dict[str, tuple[object, str, Callable]] = {
     "scores of attention halved": (attention, "attend", lambda q, *other: attend(q / 2, *other)),
     "attention uniform": (attention, "attend", lambda q, *other: attend(q * 0, *other)),
-    "not rotated": (bert.Rotation, "forward", lambda self, x, positions=None: x),
-    "no convolution": (bert.Convolution, "forward", lambda self, x, seen: x),
+    "not rotated": (layers.Rotation, "forward", lambda self, x, positions=None: x),
+    "no convolution": (layers.Convolution, "forward", lambda self, x, seen: x),
 }
 IN_PADDING = {
     "padding seen": (attention, "attend", lambda q, k, v, mask, dropout: attend(q, k, v, None, dropout)),
-    "padding convolved": (bert.Convolution, "forward", lambda self, x, seen: convolve(self, x, None)),
+    "padding convolved": (layers.Convolution, "forward", lambda self, x, seen: convolve(self, x, None)),
 }
 IN_BATCHES = {f"{name} of others": (*make, others(i)) for i, name in enumerate(("tokens", "positions", "labels"))}
 

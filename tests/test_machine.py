@@ -5,6 +5,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_matrix_products_whose_rate_is_measured_once_are_as_large_as_a_second_al
 def masked(seed: int, **settings) -> tuple[torch.Tensor, ...]:
     """Eight sequences to train on."""
     rows = np.random.default_rng(seed).integers(5, VOCABULARY, (8, LENGTH)).astype(np.uint16)
-    corpus = Corpus(rows, Heldout.of_rows(rows), VOCABULARY, 4, 5)
+    corpus = Corpus(rows, Heldout.of_rows(rows), VOCABULARY)
     return Batches(corpus, 8, Training(seed=seed, **settings), CPU).make(0, 4)
 
 
@@ -191,7 +192,8 @@ def test_a_model_fits_if_its_weights_gradients_and_moments_do(monkeypatch, parts
     needed = copies * memory.sizes(Architecture(), Training(), 32_768, 128)[0]
     for there in (needed, needed - 1):
         monkeypatch.setattr(memory, "available_memory", lambda there=there: there)
-        monkeypatch.setattr(machine.Machine, "device_memory", lambda self, there=there: there)
+        properties = SimpleNamespace(total_memory=there)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
         refused = pytest.raises(InputError, match=f"{needed:,} bytes .* {where} has {there:,} bytes")
         with nullcontext() if there == needed else refused:
             memory.check_memory(Architecture(), Training(), 32_768, 128, machine.detect(), processes)

@@ -26,7 +26,7 @@ SMALL = Architecture(layers=2, hidden=16, heads=2, intermediate=48)
 
 def corpus_of(rows: np.ndarray, vocabulary: int = VOCABULARY) -> Corpus:
     kind = np.uint16 if vocabulary < 2**16 else np.uint32
-    return Corpus(rows.astype(kind), Heldout.of_rows(rows[:0]), vocabulary, MASK_ID, SPECIALS)
+    return Corpus(rows.astype(kind), Heldout.of_rows(rows[:0]), vocabulary)
 
 
 def plain(sequences: int, length: int, vocabulary: int = VOCABULARY) -> Corpus:

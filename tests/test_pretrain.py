@@ -63,7 +63,7 @@ def test_the_model_learned_and_its_record_is_complete(made):
     assert last["heldout_loss"] < first["heldout_loss"] - 0.5
     assert (bert.path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not list(bert.path.rglob("checkpoint*"))
-    assert json.loads((bert.path / "config.json").read_text())["cram"]["vocabulary"] == 400
+    assert json.loads((bert.path / "config.json").read_text())["vocab_size"] == 400
 
 
 def test_the_loss_by_token_frequencies_stands_beside_the_models_and_is_computed_from_training_text(made, monkeypatch):
@@ -166,8 +166,6 @@ def endless(tmp_path: Path) -> Job:
         sequences=tmp_path / "rows.npy",
         heldout=tmp_path,
         vocabulary=40,
-        mask_id=4,
-        specials=5,
         folder=tmp_path,
     )
 

@@ -1,0 +1,104 @@
+"""Models to go on from (`pretrain.start`) or to use (`--use pretrain=`): artifacts, or folders, which are adopted.
+
+Reads   a folder with a model of cram's layouts, as cram or transformers saved it.
+Writes  as an artifact of the stage pretrain: its config.json, weights, tokenizer, and lineage.json if it has one
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from model import InputError
+from model.settings import Architecture
+from tasks.stage import Params, stage
+from tasks.store import LATEST, LINEAGE, Artifact, find, known_digest
+from tasks.text.tokenizer import FILES, SPECIALS, load_tokenizer, normaliser_of, save_tokenizer
+
+WEIGHTS = "model*.safetensors"  # one file, or several
+START_LINEAGE = f"start-{LINEAGE}"  # of the model that another began from
+
+
+class Adopt(Params):
+    """A model that another program saved. `folder` is where it lies; all else identifies it."""
+
+    folder: Path
+    architecture: Architecture
+    parameters: int
+    files: dict[str, str]  # with digests
+
+    def identity(self) -> dict:
+        """All but the place."""
+        return self.model_dump(mode="json", exclude={"folder"})
+
+
+@stage(version=1, name="pretrain")
+def adopt(params: Adopt, out: Path) -> dict:
+    """Copy a model into the store."""
+    (out / LINEAGE).write_text("{}\n")
+    save_tokenizer(load_tokenizer(params.folder), out)
+    for name in params.files:  # in place of these two, where the folder has them
+        shutil.copyfile(params.folder / name, out / name)
+    how = normaliser_of(load_tokenizer(out)).model_dump()
+    return {"adopted": True, "parameters": params.parameters, "normaliser": how}
+
+
+def taken(name: str, stage: str = "pretrain", masked: bool = False) -> Artifact:
+    """The artifact of that name (`store.find`); a model also by STAGE/KEY, and by a folder, which is adopted.
+
+    Raises InputError for a folder without a model of cram's layouts and a tokenizer of cram's; `masked`: without a
+    vocabulary head too, before anything is adopted.
+    """
+    if stage != "pretrain":
+        return find(stage, name)
+    given, _, key = name.rpartition("/")
+    if name == LATEST or not os.path.isdir(name):  # unlike Path.is_dir, False for names that are too long
+        if given not in ("", "pretrain"):
+            raise InputError(
+                f"{name} is no pretrained model; expected pretrain/KEY or a folder. `cram ls pretrain` lists them."
+            )
+        return find("pretrain", key)
+    folder = Path(name).resolve()
+    if (own := Artifact(stage="pretrain", key=folder.name)).path == folder:
+        return own
+    from model import export  # loads torch
+
+    bert, tokenizer = export.load(folder, masked), load_tokenizer(folder)
+    normaliser_of(tokenizer)
+    ids, entries = [tokenizer.token_to_id(special) for special in SPECIALS], tokenizer.get_vocab_size()
+    if (ids, entries) != (list(range(len(SPECIALS))), bert.vocabulary):
+        raise InputError(
+            f"The tokenizer in {folder} has {entries:,} entries, and ids {ids} for {', '.join(SPECIALS)}; the model "
+            f"expects {bert.vocabulary:,} entries that begin with these."
+        )
+    files = [path for pattern in ("config.json", *FILES, f"{WEIGHTS}*", LINEAGE) for path in folder.glob(pattern)]
+    size, digests = sum(p.numel() for p in bert.parameters()), {path.name: known_digest(path) for path in files}
+    return adopt.fn(Adopt(folder=folder, architecture=bert.architecture, parameters=size, files=digests))
+
+
+def lineage_of(model: Artifact) -> dict[str, dict]:
+    """The manifests of all that led to a model, and its own, from its files: its inputs need not be on this machine."""
+    before = json.loads((model.path / LINEAGE).read_text())
+    return before | {model.name: {name: of for name, of in model.manifest.items() if name != "files"}}
+
+
+def digest(name: str, files: str) -> str:
+    """The digest of a model's files of this pattern."""
+    return hashlib.sha256("".join(map(known_digest, sorted(taken(name).path.glob(files)))).encode()).hexdigest()
+
+
+def check(name: str, architecture: Architecture, length: int) -> None:
+    """Raise InputError unless a model of this architecture and length can go on from the one of that name."""
+    from model import export  # loads torch
+
+    bert = export.load(taken(name).path, masked=True)
+    wrong = [
+        f"pretrain.architecture.{axis} is {json.dumps(value)}, but it has {json.dumps(its)}"
+        for (axis, value), (_, its) in zip(architecture, bert.architecture, strict=True)
+        if axis != "zero_outputs" and value != its  # that axis only says how weights begin
+    ]
+    if length > bert.length:
+        wrong.append(f"tokenize.length is {length}, but it takes {bert.length} tokens, and no place beyond was trained")
+    if wrong:
+        raise InputError(f"Training can't go on from {name} (pretrain.start): {'; '.join(wrong)}.")
