@@ -60,6 +60,13 @@ class Measure(Params):
     normaliser: Normaliser = ASCII  # a recipe has that of the vocabulary here
     later = ("max_removed", "normaliser")
 
+    def identity(self) -> dict:
+        """Punctuation came later too."""
+        about = super().identity()
+        if self.normaliser.punctuation == "raw":
+            about.get("normaliser", {}).pop("punctuation", None)
+        return about
+
 
 def name_of(part: Path) -> str:
     """The name of the file with the measures of a part."""
@@ -78,7 +85,7 @@ def measure_part(part: Path, tokenizer_folder: Path, out: Path) -> dict:
             kinds, counts = deleted(texts, encoder.how)
             removed = counts.sum(axis=0)
             ratios = tokens / np.maximum(characters.to_numpy() - removed, 1)
-            scripts = [None] * len(texts) if encoder.how == ASCII else main_scripts(texts)
+            scripts = [None] * len(texts) if encoder.how.characters == "ascii" else main_scripts(texts)
             columns = [table["id"], table["source"], characters, removed, tokens, ratios, compressed, scripts]
             file.write_table(pa.table(columns, schema=MEASURES))
             count(tally, table, characters)
@@ -106,7 +113,7 @@ def check_removed(removed: dict, params: Measure) -> None:
         log.info("The vocabulary doesn't read %.2g%% of the characters (%s).", 100 * removed["share"], shown)
         return
     helps = "Set vocabulary.characters to unicode, which reads any script; or"
-    if params.normaliser != ASCII:
+    if params.normaliser.characters == "unicode":
         helps = "Clean the text; or"
     if params.normaliser.strip_accents:
         helps = "Set vocabulary.strip_accents to false, since it deletes vowel signs; or"

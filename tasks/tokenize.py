@@ -41,7 +41,6 @@ from tasks.text.tokenizer import (
     load_tokenizer,
     normaliser_of,
 )
-from tasks.text.words import ASCII
 from tasks.workers.parts import over_parts
 
 BLOCK = 1 << 16  # sequences handled at once
@@ -238,7 +237,7 @@ def sort_keys(parts: list[np.memmap], rows: np.ndarray | range, sort: str, token
     vocabulary, length = tokenizer.get_vocab(), parts[0].shape[1]
     if sort == "sentence-length":
         # sequences have the same length, so the more full stops, the shorter the sentences
-        stops = [vocabulary["."]] if normaliser_of(tokenizer) == ASCII else stops_of(vocabulary)
+        stops = [vocabulary["."]] if normaliser_of(tokenizer).characters == "ascii" else stops_of(vocabulary)
         keys = [(length - np.isin(block, stops).sum(axis=1)).astype(np.uint16) for block in blocks_of(parts, rows)]
         return np.concatenate(keys)
     counts = sum(np.bincount(block.ravel(), minlength=len(vocabulary)) for block in blocks_of(parts, rows))

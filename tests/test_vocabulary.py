@@ -181,6 +181,16 @@ def test_transformers_and_tokenizers_load_the_folder_and_encode_as_we_do(made: A
     assert set(padded) == {"input_ids", "attention_mask"}
 
 
+def test_typographic_text_made_plain_has_the_ids_of_transformers(store: Path, tmp_path: Path):
+    rng, kinds = random.Random(4), "-–—−’‘“”«´″…•\u00a0\u2009\u202f\u2028⁄'\"` é漢a1"
+    texts = ["".join(rng.choices([*kinds, "word", " it"], k=60)) for _ in range(300)]
+    made = train_vocabulary.fn(Vocabulary(entries=300, punctuation="plain"), corpus_of(tmp_path, texts))
+    ours, theirs = load_tokenizer(made.path), AutoTokenizer.from_pretrained(made.path)
+    assert encode(ours, texts) == theirs(texts, add_special_tokens=False)["input_ids"]
+    read = encode(ours, ["Don’t, 1889–1895\u00a0— “so”…"])
+    assert read == encode(ours, ['don\'t, 1889-1895 -- "so"...']) != encode(ours, ["dont, 18891895 so"])
+
+
 def normal(text: str) -> str:
     """What the normaliser should make of a text, in plain Python."""
     text = unicodedata.normalize("NFD", text.replace("``", '"').replace("''", '"')).lower()
@@ -361,7 +371,9 @@ def any_script(seed: int, size: int = 200) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"form": "NFC"}, {"lowercase": False}, {"strip_accents": True}, {"alphabet": 100}], ids=str
+    "settings",
+    [{}, {"form": "NFC"}, {"lowercase": False}, {"strip_accents": True}, {"alphabet": 100}, {"punctuation": "plain"}],
+    ids=str,
 )
 def test_text_of_any_script_is_encoded_as_transformers_does(store: Path, tmp_path: Path, settings: dict):
     corpus = corpus_of(tmp_path, any_script(1) + [path.read_text() for path in CODE[:20]])
@@ -403,9 +415,13 @@ def test_a_word_of_100_characters_is_read_in_any_script():
     assert too_long == [UNK]
 
 
-def test_the_settings_for_unicode_enter_the_key_only_with_unicode():
+def test_the_settings_for_unicode_enter_the_key_only_with_unicode_and_punctuation_only_if_plain():
     assert Vocabulary().identity() == {"entries": 32_768, "sample_megabytes": 1000.0}
     assert Vocabulary(characters="unicode", form="NFC").identity()["form"] == "NFC"
+    assert "punctuation" not in Vocabulary(characters="unicode").identity()
+    for text in ("ascii", "unicode"):
+        plain = Vocabulary(characters=text, punctuation="plain").identity()
+        assert plain == Vocabulary(characters=text).identity() | {"punctuation": "plain"}
     with pytest.raises(ValidationError, match="lowercase"):
         Vocabulary(lowercase=False)
 

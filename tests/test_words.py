@@ -31,8 +31,10 @@ from tasks.text.words import ASCII, UNICODE, Normaliser, normalise, split
 
 EVERY_NORMALISER = [
     ASCII,
+    Normaliser(punctuation="plain"),
     *(
-        Normaliser(characters="unicode", form=form, lowercase=lowercase, strip_accents=strip)
+        Normaliser(characters="unicode", punctuation=plain, form=form, lowercase=lowercase, strip_accents=strip)
+        for plain in ("raw", "plain")
         for form in ("NFKC", "NFC")
         for lowercase in (True, False)
         for strip in (False, True)
@@ -81,6 +83,29 @@ def test_a_tokenizer_tells_its_normaliser_and_a_foreign_one_is_refused(how: Norm
     made.normalizer = normalizers.Lowercase()
     with pytest.raises(InputError):
         normaliser_of(made)
+
+
+@pytest.mark.parametrize(
+    ("text", "as_the_paper", "plain"),
+    [
+        ("Don’t", "dont", "don't"),
+        ("1889–1895", "18891895", "1889-1895"),
+        ("£5–£10", "510", "5-10"),
+        ("a\u00a0b\u2009c\u202fd", "abcd", "a b c d"),
+        ("wait—no…", "waitno", "wait--no..."),
+        ("“so” ‘it’ said ‘‘I’’", "so it said i", '"so" \'it\' said "i"'),
+        ("−3 ≤ x", "3  x", "-3  x"),
+        ("• one\u2028• two", " one two", "* one * two"),
+        ("co\u00adopt naïve\u200b 漢", "coopt naive ", "coopt naive "),
+    ],
+)
+def test_typographic_punctuation_is_deleted_as_in_the_paper_or_made_plain(text: str, as_the_paper: str, plain: str):
+    made_plain = Normaliser(punctuation="plain")
+    assert normalise(text).decode() == as_the_paper
+    assert normalise(text, made_plain).decode() == plain
+    of_scripts = Normaliser(characters="unicode", punctuation="plain")
+    expected = plain.replace("5-10", "£5-£10").replace("3  x", "3 ≤ x").replace("naive ", "naïve 漢")
+    assert normalise(text, of_scripts).decode() == expected.replace('"i"', "''i''")
 
 
 @pytest.mark.parametrize("changed", [{"form": "NFC"}, {"lowercase": False}, {"strip_accents": True}, {"alphabet": 500}])
@@ -139,12 +164,13 @@ PIECES = ["th", "##e", "##ing", "court", "##law", "##.", "##)"]
 CHARACTERS = "aeéßñ b–—'’“.,()$+_½²ﬁ\u00a0\u200b\t\n\x07中文かह\u093f😀"
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
+@pytest.fixture(scope="module", params=["raw", "plain"])
+def tokenizer(request):
     """Letters and some longer pieces, behind cram's own normaliser."""
     entries = [*SPECIALS, *(c for c in ALPHABET if c != "~"), *(f"##{c}" for c in ALPHABET if c != "~"), *PIECES]
     return tokenizer_of(
-        WordPiece({entry: number for number, entry in enumerate(dict.fromkeys(entries))}, unk_token="[UNK]")
+        WordPiece({entry: number for number, entry in enumerate(dict.fromkeys(entries))}, unk_token="[UNK]"),
+        Normaliser(punctuation=request.param),
     )
 
 
@@ -202,7 +228,7 @@ def test_what_the_normaliser_deletes_or_the_vocabulary_lacks_is_unread(tokenizer
     for text, unread in {
         "the court": 0,
         "naïve": 0,
-        "5–6": 3,
+        "5–6": 0 if normaliser_of(tokenizer).punctuation == "plain" else 3,
         "中文 the": 7,
         "中文 \n": 8,
         "ﬁle": 3,

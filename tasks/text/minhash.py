@@ -28,6 +28,7 @@ from tasks.text.matching import MULTIPLIER, SHIFT, matched, runs
 from tasks.text.sorted_runs import load_range, offset_of, part_of, position, runs_in, save_pairs, save_run
 from tasks.workers.parts import over_parts
 
+BLOCK = 1 << 16  # hashes that are multiplied at once: what fits in a core's cache
 PIECE = 1 << 20  # characters of text that are split into words at once: what fits in a core's cache
 SLICE = 1 << 16  # documents whose signatures are held at once: at most 512 MiB
 COMPARED = 1 << 21  # hashes of the sets that are compared at once
@@ -69,11 +70,17 @@ def signatures(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
     factors = np.array(
         [xxhash.xxh3_64_intdigest(b"order %d" % i) & 0xFFFFFFFF | 1 for i in range(count)], dtype=np.uint32
     )
-    starts = np.append(0, ends[:-1])
-    some, product = np.flatnonzero(ends > starts), np.empty_like(hashed)
-    for row, factor in zip(minima, factors, strict=True):
-        np.multiply(hashed, factor, out=product)
-        row[some] = np.minimum.reduceat(product, starts[some])
+    starts = np.concatenate(([0], ends[:-1]))
+    some = np.flatnonzero(ends > starts)
+    starts, ends = starts[some], ends[some]
+    product = np.empty(min(BLOCK, len(hashed)), dtype=np.uint32)
+    for begin in range(0, len(hashed), BLOCK):
+        block = hashed[begin : begin + BLOCK]
+        low, high = np.searchsorted(ends, begin, side="right"), np.searchsorted(starts, begin + len(block))
+        texts, edges = some[low:high], np.maximum(starts[low:high] - begin, 0)
+        for row, factor in zip(minima, factors, strict=True):
+            np.multiply(block, factor, out=product[: len(block)])
+            row[texts] = np.minimum(row[texts], np.minimum.reduceat(product[: len(block)], edges))
     return minima
 
 
@@ -111,7 +118,7 @@ def sign(number: int, part: Path, params: MinHash, work: Path) -> dict:
     documents = np.sort(documents[documents == first])
     rows = offset_of(documents)
     for band, here in enumerate(np.concatenate(of_batches, axis=1)[:, rows]):
-        order = np.argsort(here, kind="stable")
+        order = sorted_runs.stable_argsort(here)
         save_run(work / f"bands/{band:03d}-{part.stem}", here[order], documents[order])
     return {"documents": len(rows)}
 
@@ -123,7 +130,7 @@ def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
     of the bucket, not with its square. If several clusters share such a bucket, some may then stay apart.
     """
     keys, documents = load_range(runs_in(work / "bands", f"{band:03d}-*"), low, high)
-    order = np.argsort(keys, kind="stable")
+    order = sorted_runs.stable_argsort(keys)
     starts, index, documents = sorted_runs.group_starts(keys[order]), np.arange(len(keys)), documents[order]
     first = np.repeat(starts, np.diff(starts, append=len(keys)))
     pairs = [(at, at - back) for back in range(1, NEIGHBOURS + 1) for at in [index[index - back >= first]]]

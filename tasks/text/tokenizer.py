@@ -47,13 +47,16 @@ CUT = regex.compile(rf"[ \n\t{ALONE}]")
 
 def normalizer(how: Normaliser = ASCII) -> normalizers.Normalizer:
     """The release's: plain quotes, no accents, lower case, printable ASCII only. For Unicode as `how` says."""
+    steps = [normalizers.Replace(Regex(f"[{some}]"), to) for some, to in words.PLAIN.items()]
+    steps *= how.punctuation == "plain"
     if how.characters == "unicode":
-        steps = [getattr(normalizers, how.form)()]
+        steps += [getattr(normalizers, how.form)()]
         steps += [normalizers.Lowercase()] * how.lowercase
         steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()] * how.strip_accents
         return normalizers.Sequence([*steps, normalizers.Replace(Regex(words.GONE), "")])
     return normalizers.Sequence(
         [
+            *steps,
             normalizers.Replace("``", '"'),
             normalizers.Replace("''", '"'),
             normalizers.NFD(),
@@ -88,10 +91,11 @@ def tokenizer_of(model: WordPiece, how: Normaliser = ASCII) -> Tokenizer:
 
 def normaliser_of(tokenizer: Tokenizer) -> Normaliser:
     """What a tokenizer of `tokenizer_of` was made with, but for its alphabet. Raises InputError for any other."""
-    names, how = re.findall(r'"type":\s*"(\w+)"', str(tokenizer.normalizer.__getstate__())), ASCII
-    if names[1:2] in (["NFKC"], ["NFC"]):
-        switches = {"lowercase": "Lowercase" in names, "strip_accents": "StripAccents" in names}
-        how = Normaliser(characters="unicode", form=names[1], **switches)
+    names, settings = re.findall(r'"type":\s*"(\w+)"', str(tokenizer.normalizer.__getstate__())), {}
+    if forms := [name for name in names if name in ("NFKC", "NFC")]:
+        settings = {"characters": "unicode", "form": forms[0], "lowercase": "Lowercase" in names}
+        settings["strip_accents"] = "StripAccents" in names
+    how = Normaliser(**settings, punctuation="plain" if names.count("Replace") > len(words.PLAIN) else "raw")
     ours = normalizer(how), pre_tokenizer(how)
     for theirs, own in zip((tokenizer.normalizer, tokenizer.pre_tokenizer), ours, strict=True):
         if theirs is None or theirs.__getstate__() != own.__getstate__():
@@ -131,6 +135,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     with failures_named(folder):
         tokenizer = Tokenizer.from_file(str(folder / FILES[0]))
     tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()  # transformers saves how it was last called
+    tokenizer.no_padding()
     return tokenizer
 
 

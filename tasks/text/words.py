@@ -5,6 +5,7 @@ point. Each different word is then encoded, counted or hashed once, several time
 """
 
 import functools
+import re
 import string
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pyarrow as pa
 from pydantic import BaseModel, Field, model_validator
 from tokenizers import Regex, normalizers
 
+SLICE = 1 << 18  # bytes processed at once: what fits in a core's cache
 SPACES = b"\t\n\v\f\r "
 DROPPED = bytes(c for c in range(128) if c < 32 and c not in SPACES) + b"\x7f"
 LOWER = bytes(range(256)).lower()
@@ -29,7 +31,21 @@ KINDS = bytes(
 # digits and joiners too. Private use, unassigned and control characters are removed, and signs of lost characters.
 SIGNS, IDEOGRAPHS, BLANKS = r"[\p{P}\p{S}&&[^_\p{Han}]]", r"\p{Han}", r"\s"
 GONE = r"[\p{C}\x{FFFD}\x{FE00}-\x{FE0F}\x{E0100}-\x{E01EF}&&[^\s\x{200C}\x{200D}]]"
+# Typographic punctuation and spaces, and what takes their place with `Normaliser.punctuation` plain. Two hyphens for an
+# em dash, as in plain text, keep it apart from a compound's. `·` stays: a part of Catalan words.
+PLAIN = {
+    "\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000": " ",
+    "\u2010-\u2013\u2043\u2212": "-",
+    "\u2014\u2015": "--",
+    "\xb4\u02bb\u02bc\u2018-\u201b\u2032\u2035\u2039\u203a": "'",
+    "\xab\xbb\u201c-\u201f\u2033\u2036": '"',
+    "\u2026": "...",
+    "\u2022\u2023\u25aa\u25cf\u25e6": "*",
+    "\u2044": "/",
+}
 ASSIGNED = (range(0xD800), range(0xE000, 0x40000), range(0xE0000, 0xE1000))  # where characters are assigned
+BEYOND_PLAIN, BELOW = re.compile(f"[{''.join(PLAIN)}]"), "".join(map(chr, range(0x3001)))
+PLAIN_OF = {character: to for some, to in PLAIN.items() for character in re.findall(f"[{some}]", BELOW)}
 COUNTS = pa.schema([("word", pa.large_string()), ("count", pa.int64())])
 
 
@@ -39,7 +55,12 @@ class Normaliser(BaseModel, frozen=True, extra="forbid"):
     characters: Literal["ascii", "unicode"] = Field(
         "ascii",
         description="ascii: the paper's; accents are stripped, letters lowercased, all else beyond ASCII is deleted. "
-        "unicode: any script; the fields below apply.",
+        "unicode: any script; the fields after punctuation apply.",
+    )
+    punctuation: Literal["raw", "plain"] = Field(
+        "raw",
+        description="plain: typographic dashes, quotes, ellipses, bullets and spaces become those of ASCII first "
+        "(don’t, 1889–1895, …). raw: ascii deletes them as the paper does, and words run together; unicode keeps them.",
     )
     form: Literal["NFKC", "NFC"] = Field(
         "NFKC", description="Unicode normalisation: NFC; or NFKC, which also unites full-width letters, ligatures …"
@@ -111,19 +132,20 @@ def by_table(text: str, how: Normaliser) -> str:
 
 
 def beyond_ascii(data: bytes, least: int = 0xC0) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-    """The characters of a UTF-8 text whose first byte is at least this, by length: their places, bytes and codes.
+    """The characters of a UTF-8 text whose first byte is at least this: their places, bytes and codes; some at a time.
 
     One that is cut off at the end has another code.
     """
     raw = np.frombuffer(data + b"   ", dtype=np.uint8)
-    leads = np.flatnonzero(raw >= least)
-    begins = raw[leads]
-    for size, low, high in ((2, 0xC0, 0xDF), (3, 0xE0, 0xEF), (4, 0xF0, 0xFF)):
-        at = leads[(begins >= low) & (begins <= high)]
-        codes = (raw[at] & (0x7F >> size)).astype(np.uint32)
-        for i in range(1, size):
-            codes = codes << 6 | raw[i:][at] & 0x3F
-        yield at, size, codes
+    for first in range(0, len(data), SLICE):
+        leads = np.flatnonzero(raw[first : min(first + SLICE, len(data))] >= least) + first
+        begins = raw[leads]
+        for size, low, high in ((2, 0xC0, 0xDF), (3, 0xE0, 0xEF), (4, 0xF0, 0xFF)):
+            at = leads[(begins >= low) & (begins <= high)]
+            codes = (raw[at] & (0x7F >> size)).astype(np.uint32)
+            for i in range(1, size):
+                codes = codes << 6 | raw[i:][at] & 0x3F
+            yield at, size, codes
 
 
 def kinds_of(
@@ -152,6 +174,8 @@ def normalise(text: str, how: Normaliser = ASCII) -> bytes:
 
 def _normalise(text: str, how: Normaliser) -> bytes:
     """The same, but in Unicode with the characters that are removed."""
+    if how.punctuation == "plain" and not text.isascii():
+        text = BEYOND_PLAIN.sub(lambda found: PLAIN_OF[found[0]], text)
     if how.characters == "ascii":
         text = text.replace("``", '"').replace("''", '"')
         text = unicodedata.normalize("NFD", text)  # a letter with an accent becomes the letter, then the accent
@@ -197,10 +221,15 @@ def cut(letters: bytes | np.ndarray, kinds: np.ndarray, ascii_only: bool) -> tup
 
     letters: those bytes of the text that are no space. A word is a run of bytes of one kind.
     """
-    kinds = np.concatenate([[np.uint8(SPACE)], kinds, [np.uint8(SPACE)]])
-    before, after = kinds[:-1], kinds[1:]
-    edges = before != after if ascii_only else (before != after) & (after != INSIDE)
-    starts, ends = np.flatnonzero(edges & (after != SPACE)), np.flatnonzero(edges & (before != SPACE))
-    offsets = np.append(0, np.cumsum(ends - starts, dtype=np.int64))
+    kinds, first, last = np.concatenate([[np.uint8(SPACE)], kinds, [np.uint8(SPACE)]]), [], []
+    for begin in range(0, len(kinds) - 1, SLICE):
+        here = kinds[begin : begin + SLICE + 1]
+        before, after = here[:-1], here[1:]
+        edges = before != after if ascii_only else (before != after) & (after != INSIDE)
+        first.append(np.flatnonzero(edges & (after != SPACE)) + begin)
+        last.append(np.flatnonzero(edges & (before != SPACE)) + begin)
+    starts = np.concatenate(first)
+    offsets = np.zeros(len(starts) + 1, dtype=np.int64)
+    np.cumsum(np.concatenate(last) - starts, out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(starts), buffers), starts

@@ -1,0 +1,254 @@
+"""`cram export`: a folder with all that a user of the model needs, and nothing of the text or the files it came from."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import roughen, store_of_its_own, toy_tokens
+from huggingface_hub import ModelCard
+from typer.testing import CliRunner
+
+from flows.cli import export as module
+from flows.cli.main import app
+from model import InputError, export
+from model.bert import Bert
+from model.classifier import Classifier
+from model.settings import Architecture
+from tasks import models
+from tasks.finetune import Finetune, finetune
+from tasks.glue.own import Definition
+from tasks.pretrain import Pretrain, pretrain
+from tasks.report import Report, report
+from tasks.store import HELDOUT_TEXT, Artifact, artifacts
+
+LAYOUT = {"layers": 2, "hidden": 32, "heads": 2, "intermediate": 96}  # transformers doesn't have it
+MODERN = LAYOUT | {"positions": "rotary", "norm_bias": False, "first_norm": False, "head_transform": True}
+MODEL = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+CODE = {"hf.py", "layers.py"}
+FOLDER, FILE = "harvey-v-doe", "confidential-train.csv"  # of the text, and of a task's data
+IDS = [[2, 40, 41, 4, 42, 3], [2, 50, 4, 3, 0, 0]]
+WITHOUT_CRAM = """
+import json, sys
+class Nowhere:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("model", "tasks", "flows"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Nowhere())
+import torch, transformers
+torch.set_num_threads(1)
+folder, trust, *names = sys.argv[1:]
+answers = {}
+for name in names:
+    try:
+        model = getattr(transformers, name).from_pretrained(folder, **({"trust_remote_code": True} if trust else {}))
+        shape = (1, 2, -1) if name.endswith("MultipleChoice") else (2, -1)
+        ids = torch.tensor(%s).view(shape)
+        with torch.no_grad():
+            answers[name] = model(input_ids=ids, attention_mask=(ids != 0).long())[0].tolist()
+    except Exception as error:
+        answers[name] = f"{type(error).__name__}: {error}"
+print()
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made(tmp_path_factory, toy_texts: list[str]) -> Iterator[dict[str, Artifact]]:
+    """A pretrained and a finetuned model and their report, of text and labels in files of telling names."""
+    root = tmp_path_factory.mktemp("store") / FOLDER
+    root.mkdir()
+    rows = [f"the {word} {number},{word}" for number in range(120) for word in ("river", "clock")]
+    (root / FILE).write_text("\n".join(["text,label", *rows, ",clock"]) + "\n")
+    with store_of_its_own(root / "artifacts"):
+        tokens = toy_tokens(root, toy_texts)["tokens"]
+        common = {"budget": 10_000, "budget_unit": "tokens", "batch_size": 8, "learning_rate": 5e-3}
+        start = pretrain.fn(Pretrain(architecture=LAYOUT, **common), tokens)
+        task = Definition(name="topics", data=str(root / FILE))
+        run = Finetune(tasks=[task], seeds=1, epochs=1, batch_size=16, max_tokens=32).runs()[0]
+        tuned = finetune.fn(run, start)
+        yield {"pretrain": start, "finetune": tuned, "report": report.fn(Report(), [tuned])}
+
+
+def exported(*arguments: object) -> str:
+    """What the command prints."""
+    done = CliRunner().invoke(app, ["export", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def opened_without_cram(folder: Path, *names: str, trust: bool) -> dict[str, list | str]:
+    """What transformers' classes of these names answer, or the error, in a process that can't import cram."""
+    home = {"HF_HOME": str(folder.parent / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_CRAM % IDS, str(folder), "yes" * trust, *names]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=home, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+@pytest.mark.parametrize("code", [(), ("--with-code",)])
+def test_nothing_of_the_text_the_files_or_the_paths_is_in_an_export(made, stage: str, code: tuple, tmp_path: Path):
+    exported(made[stage].name, tmp_path / "out", *code)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert set(files) == MODEL | (CODE if code else set())
+    assert files["model.safetensors"] == (made[stage].path / "model.safetensors").read_bytes()
+    held_out = pq.read_table(made["pretrain"].path / HELDOUT_TEXT)["text"].to_pylist()
+    telling = [FOLDER, FILE, "toy.jsonl", "confidential", str(tmp_path), *held_out]
+    telling += [text.split(". ")[0] for text in held_out]  # a word of its own in each
+    before = b"".join(path.read_bytes() for path in made[stage].path.iterdir() if path.suffix == ".json")
+    assert b"toy.jsonl" in before
+    assert b"confidential" in before or stage == "pretrain"
+    content = b"\n".join(files.values()).lower()
+    assert [word for word in telling if word.lower().encode() in content] == []
+    card = files["README.md"].decode()
+    assert "local files (1)" in card or stage == "finetune"
+    assert "cram export" not in card
+
+
+def test_the_card_has_the_scores_of_the_newest_report_of_this_very_model(made, tmp_path: Path, monkeypatch):
+    assert made["report"].name in exported("latest", tmp_path / "a")
+    card = ModelCard((tmp_path / "a" / "README.md").read_text())
+    expected = made["finetune"].stats["validation"]["validation"]["metrics"]
+    assert [score.metric_value for score in card.data.eval_results] == [round(each, 2) for each in expected.values()]
+    assert "topics: left out line 242, without text" in card.text  # of the file, without its name
+    monkeypatch.setattr("tasks.store.contents", lambda inputs: dict.fromkeys(("x", *inputs), "other"))
+    assert "no report of this model" in exported("latest", tmp_path / "b")
+    assert ModelCard((tmp_path / "b" / "README.md").read_text()).data.eval_results is None
+
+
+def test_a_model_is_named_by_its_key_or_the_start_of_one(made, tmp_path: Path):
+    for number, stage in enumerate(("pretrain", "finetune")):
+        exported(made[stage].key[:6], tmp_path / str(number))
+        assert (tmp_path / str(number) / "config.json").read_bytes() == (made[stage].path / "config.json").read_bytes()
+    shutil.copytree(made["pretrain"].path, other := tmp_path / "other")
+    (other / "stage.json").unlink()
+    for wrong, said in {"report/latest": "no folder", made["report"].key: "No complete", "": "two stages",
+                        str(other): "no artifact"}.items():  # fmt: skip
+        with pytest.raises(InputError, match=said):
+            exported(wrong, tmp_path / "c")
+
+
+def test_with_code_transformers_gives_the_same_scores_without_cram_if_it_is_trusted(made, tmp_path: Path):
+    out, ids = tmp_path / "out", torch.tensor(IDS)
+    exported(made["pretrain"].name, out, "--with-code")
+    bert = export.load(out).eval()
+    with torch.no_grad():
+        expected = bert.logits(bert.encode(ids, padded=True)).tolist()
+    heads = ("TokenClassification", "QuestionAnswering", "MultipleChoice", "SequenceClassification", "MaskedLM")
+    names = ["AutoModel", *(f"AutoModelFor{head}" for head in heads)]
+    answers = opened_without_cram(out, *names, trust=True)
+    assert not [answer for answer in answers.values() if isinstance(answer, str)]
+    np.testing.assert_allclose(answers["AutoModelForMaskedLM"][0], expected[0], rtol=1e-5, atol=2e-5)
+    refused = opened_without_cram(out, "AutoModelForMaskedLM", trust=False)["AutoModelForMaskedLM"]
+    assert "trust_remote_code=True" in refused
+    card = (out / "README.md").read_text()
+    assert 'model="FOLDER", trust_remote_code=True' in card
+    assert "import model.hf" not in card
+
+
+def test_a_finetuned_model_travels_with_its_code_too(made, tmp_path: Path):
+    out, ids, name = tmp_path / "out", torch.tensor(IDS), "AutoModelForSequenceClassification"
+    exported(made["finetune"].name, out, "--with-code")
+    from transformers import AutoModelForSequenceClassification
+
+    import model.hf  # noqa: F401
+
+    with torch.no_grad():
+        ours = AutoModelForSequenceClassification.from_pretrained(made["finetune"].path).eval()
+        expected = ours(input_ids=ids, attention_mask=(ids != 0).long()).logits
+    np.testing.assert_allclose(opened_without_cram(out, name, trust=True)[name], expected, rtol=1e-5, atol=2e-5)
+
+
+def test_without_code_the_card_asks_for_cram_and_transformers_says_plainly_that_it_lacks_the_model(made, tmp_path):
+    exported(made["pretrain"].name, tmp_path / "out")
+    assert "auto_map" not in (tmp_path / "out" / "config.json").read_text()
+    answer = opened_without_cram(tmp_path / "out", "AutoModelForMaskedLM", trust=True)["AutoModelForMaskedLM"]
+    assert answer.startswith("ValueError")
+    assert "`cram`" in answer
+    assert "import model.hf" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_code_that_travels_has_a_class_for_every_auto_class_that_knows_one(transformers):
+    from model import hf
+
+    found = module.auto_map(with_code=True)["auto_map"]
+    for name in [name for name in dir(transformers) if name.startswith(("AutoModel", "AutoConfig"))]:
+        mapping = getattr(getattr(transformers, name), "_model_mapping", {})
+        known = mapping[hf.CramConfig].__name__ if hf.CramConfig in mapping else None
+        if name != "AutoConfig":
+            assert found.get(name, "hf.None") == f"hf.{known}"
+    assert getattr(hf, found["AutoConfig"].removeprefix("hf.")) is hf.CramConfig
+
+
+def test_an_adopted_model_is_exported_with_all_its_shards_and_without_the_place_it_came_from(
+    made, tmp_path: Path, transformers
+):
+    folder, out = tmp_path / FOLDER, tmp_path / "out"
+    transformers.AutoTokenizer.from_pretrained(made["pretrain"].path).save_pretrained(folder)
+    bert = transformers.AutoModelForMaskedLM.from_pretrained(made["pretrain"].path)
+    bert.save_pretrained(folder, max_shard_size="20KB")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"_name_or_path": str(folder)}))
+    with store_of_its_own(tmp_path / "artifacts"):
+        exported(models.taken(str(folder)).key, out)
+    assert len(list(out.glob("model-*.safetensors"))) > 1
+    own = export.load(made["pretrain"].path).state_dict()
+    assert all(torch.equal(tensor, own[name]) for name, tensor in export.load(out).state_dict().items())
+    assert not [path.name for path in out.iterdir() if FOLDER.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_a_layout_of_transformers_needs_no_code(made, tmp_path: Path, stage: str):
+    shutil.copytree(made[stage].path, there := tmp_path / "artifacts" / stage / made[stage].key)
+    bert = roughen(Bert(Architecture(**MODERN), 400, 32))
+    if stage == "finetune":
+        export.save_classifier(Classifier(bert, 2, 0.0, seed=0, head="native"), there, ("a", "b"))
+    else:
+        export.save(bert, there)
+    about = json.loads((there / "stage.json").read_text())
+    (there / "stage.json").write_text(json.dumps(about | {"files": []}))
+    with store_of_its_own(tmp_path / "artifacts"), pytest.raises(InputError, match=r"modernbert.*Omit --with-code"):
+        exported(made[stage].name, tmp_path / "out", "--with-code")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("empty", [False, True])
+def test_an_export_that_fails_leaves_nothing(made, tmp_path: Path, monkeypatch, error: BaseException, empty: bool):
+    copy, copies, out = shutil.copyfile, [], tmp_path / "new" / "out"
+    if empty:
+        out.mkdir(parents=True)
+
+    def fails(source: Path, target: Path) -> None:
+        copies.append(copy(source, target))
+        if len(copies) == 2:
+            raise error
+
+    monkeypatch.setattr(shutil, "copyfile", fails)
+    with pytest.raises(InputError if isinstance(error, OSError) else KeyboardInterrupt) as raised:
+        module.export(made["pretrain"].name, out)
+    assert "No space left" in str(raised.value) or not isinstance(error, OSError)
+    assert len(copies) == 2
+    assert os.listdir(out.parent) == (["out"] if empty else [])
+    assert not empty or os.listdir(out) == []
+    monkeypatch.undo()
+    exported(made["pretrain"].name, out)
+    assert {path.name for path in out.iterdir()} == MODEL
+
+
+def test_a_folder_with_anything_in_it_stays_as_it_is(made, tmp_path: Path):
+    (tmp_path / "mine").write_text("mine")
+    for taken in (tmp_path, tmp_path / "mine"):
+        with pytest.raises(InputError, match=r"Not a directory|Directory not empty"):
+            exported(made["pretrain"].name, taken)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("mine", "mine")]
+    assert artifacts("pretrain") == [made["pretrain"]]
