@@ -74,7 +74,8 @@ def cram(
         recipe: Name of a recipe. The demo takes minutes; crammed-bert, the paper's recipe, trains for 24 hours.
         override: Changes to the recipe, as {"filter": {"max_tokens_per_char": 0.25}}. Empty fields change nothing.
         until: The last stage to run.
-        use: Artifact keys to take in place of running their stages, as {"pretrain": "0123456789ab"}.
+        use: Artifact keys to take in place of running their stages, as {"pretrain": "0123456789ab"}; of pretrain also a
+            folder with a model.
         refresh: Stages to run again though they are cached.
     """
     plan = planned(recipe, override, until, use, refresh)

@@ -279,7 +279,7 @@ def pocket(delta: dict) -> dict:
     """
     given, tokenize = delta.get("pretrain", {}), delta.get("tokenize", {})
     architecture = Architecture(**given.get("architecture", {}))
-    training = Training(**{name: value for name, value in given.items() if name != "architecture"})
+    training = Training(**{name: value for name, value in given.items() if name in Training.model_fields})
     hidden = nearest(architecture.hidden / 3, POCKET_HEAD)
     changes = {
         "architecture": given.get("architecture", {}) | resized(architecture, 1 / 4, hidden, fewest=2),

@@ -21,8 +21,9 @@ from flows.reporting import publish, running
 from flows.summary import brief_duration, counts, relative
 from model import InputError
 from tasks import printable
+from tasks.models import taken
 from tasks.stage import Params, StageTask
-from tasks.store import Artifact, find, read_manifest, refresh, verify
+from tasks.store import Artifact, disk_errors_as_input_errors, read_manifest, refresh, verify
 from tasks.text.words import Normaliser
 from tasks.workers import processes, runs
 
@@ -64,7 +65,7 @@ class Step:
         return {step for given in self.inputs for step in (given if isinstance(given, list) else [given])}
 
 
-Problems = dict[Step, Exception | None]  # failed steps with their errors; None for one that needs a failed one
+Problems = dict[Step, Exception]  # failed steps with their errors, and steps that need them, with the same errors
 
 
 class Plan:
@@ -81,7 +82,7 @@ class Plan:
         self.anew: set[Step] = set()  # needed steps that run though they are cached
         self.problems: Problems = {}
         self.given = {
-            stage: list(dict.fromkeys(find(stage, key.strip()) for key in keys.split(",")))
+            stage: list(dict.fromkeys(taken(key.strip(), stage) for key in keys.split(",")))
             for stage, keys in use.items()
         }
         if several := [stage for stage, artifacts in self.given.items() if len(artifacts) > 1 and stage != SEVERAL]:
@@ -151,8 +152,8 @@ class Plan:
 
     def is_blocked(self, step: Step) -> bool:
         """Whether a step, or one that it needs, has failed."""
-        if step not in self.problems and step.upstream & set(self.problems):
-            self.problems[step] = None
+        if step not in self.problems and (failed := step.upstream & set(self.problems)):
+            self.problems[step] = self.problems[failed.pop()]
         return step in self.problems
 
     def check(self) -> Problems:
@@ -168,7 +169,8 @@ class Plan:
         for step in self.needed():
             try:
                 if not self.is_blocked(step):
-                    self.prepare(step)
+                    with disk_errors_as_input_errors(step.title):
+                        self.prepare(step)
             except InputError as error:
                 self.problems[step] = error
         return self.problems
@@ -199,7 +201,7 @@ class Plan:
             where = f" at {url}" if (url := os.environ.get("PREFECT_API_URL")) else ""
             log.info("No Prefect server answers%s; this run goes on in its own process. `make up` starts one.", where)
         for step, error in self.problems.items():
-            if error:
+            if not step.upstream & set(self.problems):
                 log.warning("%s is not possible: %s", step.title, error)
         for stage in dict.fromkeys(step.stage for step in self.made):
             steps = [step for step in self.made if step.stage == stage and not self.is_blocked(step)]
@@ -222,9 +224,15 @@ class Plan:
         return self.given.get(self.until) or [made for step, made in self.made.items() if step.stage == self.until]
 
     def attempt(self, step: Step, work: Callable[[], Artifact], cached: bool) -> None:
-        """Settle the artifact that work() makes, or record its error."""
+        """Show the artifact that work() makes, if it is the planned one, or record the error."""
         try:
-            self.settle(step, work(), cached)
+            artifact, planned = work(), self.made[step]
+            show(step.task, step.title, artifact, cached)
+            if artifact != planned:
+                raise InputError(
+                    f"The input files of {step.title} changed during this run: it made {artifact.name}, but "
+                    f"{planned.name} was planned. Run again, and don't change the files before it ends."
+                )
         except Exception as error:
             if step.run or step.stage == SEVERAL:  # at once, since others may go on for hours
                 log.warning("%s failed: %s", step.title, error)
@@ -238,15 +246,6 @@ class Plan:
             self.check_probes(step)
         with running(step.title):
             return call(step.task, *self.arguments(step))
-
-    def settle(self, step: Step, artifact: Artifact, cached: bool) -> None:
-        """Show a step's result, and check that it is the planned artifact."""
-        show(step.title, artifact, cached)
-        if artifact != (planned := self.made[step]):
-            raise InputError(
-                f"The input files of {step.title} changed during this run: it made {artifact.name}, but {planned.name} "
-                "was planned. Run again, and don't change the files before it ends."
-            )
 
     def memory(self, steps: list[Step]) -> int:
         """Bytes that the largest of these finetuning runs takes."""
@@ -276,15 +275,15 @@ class Plan:
 
     def error(self) -> Exception:
         """One error for all failed steps: the first bug, or else the sentences of user errors, each once."""
-        errors = {step: error for step, error in self.problems.items() if error}
-        for error in errors.values():
+        for error in self.problems.values():
             if not isinstance(error, InputError):
                 return error
         wanted = [step for step in self.made if step.stage == SEVERAL]
-        failed = [step for step in wanted if step in errors]
-        if not failed or len(wanted) == 1:
-            return next(iter(errors.values()))
-        sentences = " ".join(dict.fromkeys(map(str, errors.values())))
+        failed = [step for step in wanted if step in self.problems]
+        first, error = next(iter(self.problems.items()))
+        if first.stage != SEVERAL or len(wanted) == 1:
+            return error
+        sentences = " ".join(dict.fromkeys(map(str, self.problems.values())))
         return InputError(f"{len(failed)} of {len(wanted)} finetuning runs failed; the others are kept. {sentences}")
 
 
@@ -314,15 +313,15 @@ def make(task: StageTask, params: Params, *inputs: Artifact | list[Artifact], ti
     title, cached = title or task.name, task.is_made(params, *inputs)
     with running(title):
         artifact = call(task, params, *inputs)
-    show(title, artifact, cached)
+    show(task, title, artifact, cached)
     return artifact
 
 
-def show(title: str, artifact: Artifact, cached: bool) -> None:
+def show(task: StageTask, title: str, artifact: Artifact, cached: bool) -> None:
     """Log a stage's counts, seconds and path, and put its artifact on the page of the Prefect run."""
     about = artifact.manifest
     duration = "cached" if cached else brief_duration(about["seconds"])
     facts = [duration, counts(about["stats"])] if cached else [counts(about["stats"]), duration]
     log.info(printable(f"{title}: {', '.join(filter(None, [*facts, str(relative(artifact.path))]))}"))
     if flow_run.id:
-        publish(artifact)
+        publish(artifact, str(task.description))

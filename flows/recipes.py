@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from flows.deltas import DELTAS, LIMITS, reads_files
 from model import InputError, counted
+from tasks import models
 from tasks.decontaminate import Decontaminate
 from tasks.deduplicate import Deduplicate
 from tasks.download import Download
@@ -22,6 +23,7 @@ from tasks.glue.own import TAGS, Definition, defined
 from tasks.measure import Measure
 from tasks.pretrain import Pretrain
 from tasks.report import Report
+from tasks.text.tokenizer import load_tokenizer, normaliser_of
 from tasks.text.words import ASCII
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
@@ -47,6 +49,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     def check_lengths(self, until: str) -> None:
         """Raise InputError if the model or finetuning needs sequences of another length."""
         last = STAGES.index(until)
+        if last >= STAGES.index("pretrain") and self.pretrain.start:
+            models.check(self.pretrain.start, self.pretrain.architecture, self.tokenize.length)
         if last >= STAGES.index("pretrain") and self.tokenize.length % (halved := 2**self.pretrain.architecture.funnel):
             raise InputError(
                 f"tokenize.length is {self.tokenize.length}, which can't be halved "
@@ -178,10 +182,10 @@ def without_limits(override: dict) -> dict:
     return override | {"download": dict.fromkeys(LIMITS, 0) | download}
 
 
-def check_name(name: str) -> None:
-    """Raise InputError if there is no recipe of this name."""
-    if name not in DELTAS:
-        raise InputError(f"There is no recipe {name!r}. {did_you_mean(name, DELTAS)}Recipes: {', '.join(DELTAS)}.")
+def check_name(kind: str, name: str, names: Iterable[str], rest: str = "") -> None:
+    """Raise InputError if the name is none of these names of a kind. `rest`: what else may be given."""
+    if name not in names:
+        raise InputError(f"There is no {kind} {name!r}. {did_you_mean(name, names)}Expected {', '.join(names)}{rest}.")
 
 
 def check_changes(changes: dict) -> None:
@@ -194,7 +198,7 @@ def check_changes(changes: dict) -> None:
 
 def resolve(name: str, override: dict) -> Recipe:
     """The recipe of that name, with overrides. Raises InputError for unknown names and invalid fields."""
-    check_name(name)
+    check_name("recipe", name, DELTAS)
     return recipe_of(DELTAS[name], override)
 
 
@@ -205,6 +209,7 @@ def recipe_of(delta: dict, override: dict) -> Recipe:
         recipe = Recipe.model_validate(merge(Recipe().model_dump(), changes))
     except ValidationError as error:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
+    recipe = from_start(recipe, override.get("vocabulary", {}))
     # the corpus must not have the data that scores the model
     clean, own = recipe.decontaminate, defined(recipe.finetune.tasks)
     of_names = recipe.finetune.data if len(own) < len(recipe.finetune.tasks) else ""
@@ -215,6 +220,21 @@ def recipe_of(delta: dict, override: dict) -> Recipe:
     if recipe.vocabulary.characters == "unicode" and "max_tokens_per_char" not in changes.get("filter", {}):
         added["filter"] = {"max_tokens_per_char": BY_SCRIPT}
     return recipe.model_copy(update={name: getattr(recipe, name).model_copy(update=new) for name, new in added.items()})
+
+
+def from_start(recipe: Recipe, asked: dict) -> Recipe:
+    """The recipe with the vocabulary of the model that it begins from. `asked`: the user's changes to that."""
+    if not (name := recipe.pretrain.start or recipe.vocabulary.start):
+        return recipe
+    model = models.taken(name, masked=bool(recipe.pretrain.start))
+    tokenizer = load_tokenizer(model.path)
+    theirs = {"entries": tokenizer.get_vocab_size()} | normaliser_of(tokenizer).model_dump(exclude={"alphabet"})
+    wrong = [f"{key} is {asked[key]!r}, its {of!r}" for key, of in theirs.items() if asked.get(key, of) != of]
+    if wrong:
+        raise InputError(f"vocabulary: that of {name} is taken as it is, but {'; '.join(wrong)}. Omit these.")
+    words = recipe.vocabulary.model_copy(update=theirs | {"start": model.name})
+    bert = recipe.pretrain.model_copy(update={"start": model.name} if recipe.pretrain.start else {})
+    return recipe.model_copy(update={"vocabulary": words, "pretrain": bert})
 
 
 def sentence(problem: dict) -> str:

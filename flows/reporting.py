@@ -22,20 +22,6 @@ PROGRESS = "tasks.workers.progress"  # the logger that reports progress where th
 SECONDS_BETWEEN_PROGRESS = 120  # in a file or a pipe
 CLEAR = "\r\x1b[2K"  # the terminal's current line
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
-DESCRIPTIONS = {  # by the key of the Prefect artifact
-    "decontaminate-table": "Sentences of the downstream tasks that occur in the corpus, by task.",
-    "measure-table": "Tokens per character of the documents, by source: the median, 5 % and 95 %.",
-    "filter-table": "Documents that the filter read and kept, by source. sources.parquet also has the reasons.",
-    "filter-histogram": "Documents by tokens per character: kept and dropped.",
-    "vocabulary-table": "Vocabulary entries by kind, and how many of them rarely occur.",
-    "pretrain-loss": "Loss during pretraining, on training text and on held-out text.",
-    "pretrain-readme": "Model card of the pretrained model: use, recipe, budget, training data, limits.",
-    "report-table": "Scores by task, median over seeds. majority: of always answering the most frequent class.",
-    "report": "The report: scores beside published ones, rules, budget, data funnel. report.html has the figures too.",
-    "report-readme": "Model card of the pretrained model, with its scores.",
-    "study-table": "Losses and costs of the runs of a study, means over seeds.",
-    "study": "The study: losses, differences, costs, what the paper found. study.html has the curves too.",
-}
 COLUMNS = {  # to show of tables that are too wide for the page
     "measure": ("source", "documents", "removed", *(f"tokens_per_char, {q}" for q in ("5%", "50%", "95%"))),
     "filter": ("source", "documents", "kept", "kept, % of documents", "median tokens_per_char"),
@@ -147,21 +133,16 @@ def cell(value: object) -> str:
     return escape(value) if MARKUP.search(str(value)) else str(value)
 
 
-def publish(artifact: Artifact) -> None:
-    """Put an artifact's table, pictures and texts on the page of the Prefect run that calls this."""
-    stage = artifact.stage
-
-    def about(key: str) -> dict[str, str]:
-        words = DESCRIPTIONS.get(key, f"Made by the stage {stage}.")
-        return {"key": key, "description": f"{words} Details: cram show {artifact.name}"}
-
+def publish(artifact: Artifact, what: str) -> None:
+    """Put an artifact's table, pictures and texts on the page of the Prefect run that calls this, with what made it."""
+    stage, description = artifact.stage, f"{what} Details: cram show {artifact.name}"
     if rows := artifact.stats.get("table"):
         names = [name for name in COLUMNS.get(stage, ()) if name in rows[0]] or telling(rows)
         table = [{name: cell(row[name]) for name in names} for row in rows]
-        create_table_artifact(table, **about(f"{stage}-table"))
+        create_table_artifact(table, key=f"{stage}-table", description=description)
     for path in sorted(artifact.path.glob("*.png")):
         url = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-        create_image_artifact(url, **about(f"{stage}-{path.stem}"))
+        create_image_artifact(url, key=f"{stage}-{path.stem}", description=description)
     for path in sorted(artifact.path.glob("*.md")) if stage != "finetune" else ():  # a run has many of these
         key = stage if path.stem == stage else f"{stage}-{path.stem.lower()}"
-        create_markdown_artifact(HEAD.sub("", path.read_text()), **about(key))
+        create_markdown_artifact(HEAD.sub("", path.read_text()), key=key, description=description)

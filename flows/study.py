@@ -33,7 +33,7 @@ def study(
     """Run a list of recipes that differ in one respect, and compare them on one page. Shared stages run once.
 
     Args:
-        study: Name of a study, or the path of a .json or .py file with one.
+        study: Name of a study, or the path of a .json file with one.
         recipe: The recipe that the runs change. Default: that of the study, mostly crammed-bert.
         override: Changes to all runs, as {"download": {"documents": 1000}}, except to what a run changes itself.
         seeds: Number of seeds of each run.
@@ -50,7 +50,7 @@ def study(
         problems = plan.run()
         members = [outcome(run, own, plan, problems) for run, own in zip(runs, steps, strict=True)]
         if not any(member.model for member in members):
-            raise next(filter(None, problems.values()))
+            raise next(iter(problems.values()))
         members = on_common_text(members, runs)
         given = [artifacts_of(members, kind) for kind in ("model", "evaluation", "report")]
         page = make(compare_runs, about.model_copy(update={"members": members}), *given)
@@ -99,18 +99,9 @@ def outcome(run: StudyRun, steps: dict[str, Step], plan: Plan, problems: Problem
     results = {
         "model": "" if model in problems else plan.made[model].name,
         "report": "" if plan.until != "report" or last in problems else plan.made[last].name,
-        "problem": reason(last, problems),
+        "problem": sentence_of(problems[last]) if last in problems else "",
     }
     return run.member.model_copy(update=results)
-
-
-def reason(step: Step, problems: Problems) -> str:
-    """Why a step has no artifact; empty if it has one."""
-    if step not in problems:
-        return ""
-    if error := problems[step]:
-        return sentence_of(error)
-    return next(filter(None, (reason(upstream, problems) for upstream in step.upstream)), "")
 
 
 def sentence_of(error: Exception) -> str:

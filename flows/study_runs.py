@@ -2,14 +2,13 @@
 
 import math
 import re
-import runpy
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
 from flows.deltas import DELTAS, LIMITS, NAMED, POCKET_EXTRA, POCKET_HEAD, nearest, pocket, reads_files, resized
-from flows.recipes import Recipe, check_changes, check_name, did_you_mean, merge, parse_json, recipe_of
+from flows.recipes import Recipe, check_changes, check_name, merge, parse_json, recipe_of
 from flows.studies import STUDIES
 from model import InputError, budget
 from model.settings import READ_BY, Training
@@ -86,35 +85,27 @@ class StudyRun(NamedTuple):
 
 
 def study_called(name: str) -> Study:
-    """A study by its name, or from a JSON or Python file."""
+    """A study by its name, or from a JSON file."""
     if name in STUDIES:
         return Study(**STUDIES[name])
-    if not name.lower().endswith((".json", ".py")):
-        raise InputError(
-            f"There is no study {name!r}. {did_you_mean(name, STUDIES)}Studies: {', '.join(STUDIES)}; or the path of a "
-            ".json or .py file."
-        )
+    if not name.lower().endswith(".json"):
+        check_name("study", name, STUDIES, rest="; or the path of a .json file")
     try:
-        if name.lower().endswith(".py"):
-            content = runpy.run_path(name)
-        else:
-            content = {"STUDY": parse_json(Path(name).read_text(encoding="utf-8-sig"))}
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{name} can't be read: {type(error).__name__}: {error}. Expected a study.") from error
-    try:
-        return Study.model_validate(content.get("STUDY"))
+        return Study.model_validate(parse_json(Path(name).read_text(encoding="utf-8-sig")))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the study"
         raise InputError(
-            f"{name}: {where}: {first['msg']}. A study (in a .py file the value of STUDY) has "
-            f"{', '.join(Study.model_fields)}; runs holds the changes of each run by its name."
+            f"{name}: {where}: {first['msg']}. A study has {', '.join(Study.model_fields)}; runs holds the changes of "
+            "each run by its name."
         ) from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name} can't be read: {type(error).__name__}: {error}. Expected a study.") from error
 
 
 def scale_of(text: str, recipe: str) -> Scale:
     """Parse a scale. Without a size, recipes of the paper's size become pocket recipes."""
-    check_name(recipe)
+    check_name("recipe", recipe, DELTAS)
     match = SCALE.fullmatch(text.strip())
     size, by, number, noun = match.groups() if match else ("", "0", "", "")
     multiple, amount = (float(given.replace(",", "")) if given else 1.0 for given in (by, number))

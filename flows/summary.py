@@ -87,6 +87,7 @@ BY_NAME: dict[str, Callable[[dict], str]] = {
     "failed": lambda stats: counted(stats["runs"], "run") + (f", {stats['failed']} failed" if stats["failed"] else ""),
     "nats_per_byte": lambda stats: f"{stats['nats_per_byte']['value']:.4f} nats per byte",
     "heldout_loss": lambda stats: f"held-out loss {stats['heldout']['nats_per_byte']['value']:.4f} nats per byte",
+    "adopted": lambda stats: f"{stats['parameters']:,} parameters, adopted from a folder",
     "validation": _validation,
     "average": _report,
     "whole_words": lambda stats: f"{stats['entries']:,} entries",

@@ -20,14 +20,13 @@ import xxhash
 from pydantic import Field
 
 from model import InputError, counted
-from tasks.corpus import local
 from tasks.corpus.parts import Document, Tally, add_up, count, parts_of, smallest_of_each, tables, writer
 from tasks.glue import data as glue
 from tasks.glue import tables as labelled
 from tasks.glue.own import Definition, by_name, defined, or_own
 from tasks.glue.tasks import HUB_GLUE, TASKS, evaluation_splits
 from tasks.stage import Params, stage
-from tasks.store import WORK, Artifact
+from tasks.store import WORK, Artifact, known_digest
 from tasks.text import matching
 from tasks.text.ngrams import Index, passage, write_index
 from tasks.workers.parts import over_parts
@@ -96,7 +95,7 @@ class Decontaminate(Params):
             about["splits"] = {task: list(splits) for task, splits in files.items()}
         else:
             about = {
-                task: {split: [local.file_digest(p) for p in paths] for split, paths in splits.items()}
+                task: {split: [known_digest(p) for p in paths] for split, paths in splits.items()}
                 for task, splits in files.items()
             }
         tasks = [task for task in TASKS if task in self.tasks]

@@ -7,11 +7,11 @@ Writes  part-00000.parquet …, lost.jsonl (file, line and reason of every recor
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -22,11 +22,11 @@ from tasks.corpus.containers import BUFFER, Encoding
 from tasks.corpus.counts import Counts
 from tasks.corpus.formats import Skipped
 from tasks.corpus.kinds import Damage, family
-from tasks.corpus.parts import Document, PartWriter, in_order
+from tasks.corpus.parts import Document, PartWriter
 from tasks.corpus.plain import extractor
 from tasks.corpus.rows import Loss
 from tasks.stage import Params, stage
-from tasks.store import WORK, draft_of
+from tasks.store import WORK, draft_of, known_digest
 from tasks.workers.progress import Progress
 
 DOCUMENTS_BETWEEN_REPORTS = 256
@@ -120,7 +120,7 @@ def identity_of(name: str, params: Download) -> dict:
     """What identifies the content of a source in a key."""
     if name == "files":
         files, _ = local.local_files(params.files, params.extract)
-        return {"files": [[name, local.file_digest(path)] for name, path in files.items()]}
+        return {"files": [[name, known_digest(path)] for name, path in files.items()]}
     if name == "python-docs":
         return {"packages": pydocs.packages_digest()}
     if name == "hub":
@@ -133,7 +133,7 @@ def identity_of(name: str, params: Download) -> dict:
 def shards_of(source: str, sets: list[str], files: dict[str, Path]) -> list[hub.File]:
     """The shards of a source, in order. `files` are those of the source 'files'; `sets` choose shards on the hub."""
     if source == "files":
-        return [hub.File(name, p.stat().st_size, path=p) for name, p in files.items()]
+        return [hub.File(name, path=path) for name, path in files.items()]
     if source == "python-docs":
         return [hub.File(package) for package in pydocs.installed()]
     return hub.files(hub.SOURCES[source], tuple(sets))
@@ -152,8 +152,6 @@ class Reader:
         self.options = {"column": self.hub.text} if self.hub else options
         self.layout = Layout("", form="packages")
         self.shard, self.records = at
-        self.size = sum(shard.bytes for shard in shards)
-        self.file: BinaryIO | None = None
 
     def __iter__(self) -> Iterator[Document | Loss | Skipped]:
         """The records that are left. Raises Damage for a shard that can't be read."""
@@ -170,8 +168,8 @@ class Reader:
             return
         source = shard.set or (family(shard.name) if shard.path else self.name)
         self.layout = Layout(source, **self.options)
-        with shard.path.open("rb", BUFFER) if shard.path else hub.opened(self.hub, shard) as self.file:
-            yield from formats.read_file(self.file, shard.name, self.layout)
+        with shard.path.open("rb", BUFFER) if shard.path else hub.opened(self.hub, shard) as file:
+            yield from formats.read_file(file, shard.name, self.layout)
 
     @property
     def at(self) -> tuple[int, int]:
@@ -182,14 +180,6 @@ class Reader:
     def ended(self) -> bool:
         """Whether the whole source has been read."""
         return self.shard == len(self.shards)
-
-    @property
-    def bytes(self) -> int:
-        """Approximate number of bytes read so far."""
-        inside = 0
-        with suppress(ValueError, AttributeError):  # between two files
-            inside = self.file.tell()
-        return sum(shard.bytes for shard in self.shards[: self.shard]) + inside
 
 
 def reader_of(name: str, params: Download, files: dict[str, Path], at: Any) -> Reader | streams.Stream:
@@ -218,9 +208,11 @@ def read_sources(readers: dict[str, Reader | streams.Stream], counts: Counts, pa
         parts.end_part(counts.state() | {"at": {name: reader.at for name, reader in readers.items()}})
 
     def report() -> None:
-        bar.update(done() - bar.count, counted(counts.read.total(), "document"))
+        bar.update(read.total() - bar.count, counted(counts.read.total(), "document"))
 
-    done, total, unit = goal(readers, counts)
+    read, total, unit = counts.bytes, 1e6 * params.megabytes or None, "B"
+    if params.documents and not params.megabytes:
+        read, total, unit = counts.read, params.documents, "doc"
     with Progress("download", total, unit) as bar, ExitStack() as stack:
         left = {name: stack.enter_context(closing(iter(reader))) for name, reader in readers.items()}
         while left and not counts.enough:
@@ -250,17 +242,6 @@ def read_sources(readers: dict[str, Reader | streams.Stream], counts: Counts, pa
         report()
 
 
-def goal(readers: dict[str, Reader | streams.Stream], counts: Counts) -> tuple[Callable[[], float], float | None, str]:
-    """The progress so far as a function, its total (None if unknown) and its unit."""
-    if counts.params.megabytes:
-        return counts.bytes.total, 1e6 * counts.params.megabytes, "B"
-    if counts.params.documents:
-        return counts.read.total, counts.params.documents, "doc"
-    if size := sum(reader.size for reader in readers.values()):
-        return lambda: sum(reader.bytes for reader in readers.values()), size, "B"
-    return counts.bytes.total, None, "B"  # of installed packages
-
-
 @stage(version=4, resumes=True, retries=3)
 def download(params: Download, out: Path) -> dict:
     """Read the source and write it as parts; count what was read and what was lost, and where."""
@@ -268,7 +249,7 @@ def download(params: Download, out: Path) -> dict:
     work.mkdir(exist_ok=True)
     saved = work / STATE
     state = json.loads(saved.read_text()) if saved.exists() else {"parts": 0, "at": {}}
-    for part in in_order(out)[state["parts"] :]:  # written after the state was saved
+    for part in sorted(out.glob("part-*.parquet"))[state["parts"] :]:  # written after the state was saved
         part.unlink()
     counts, parts = Counts(params, out / LOST, state), PartWriter(out, out / LOST, saved, state["parts"])
     files, skipped = local.local_files(params.files, params.extract) if params.files else ({}, Counter())

@@ -81,7 +81,7 @@ def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Art
     from tasks.text.tokenizer import heldout_of
 
     documents = to_measure(text, others, params.characters)
-    bert, here, texts = export.load(model.path), machine.detect(), documents["text"].to_pylist()
+    bert, here, texts = export.load(model.path, masked=True), machine.detect(), documents["text"].to_pylist()
     held = heldout_of(texts, load_tokenizer(model.path), bert.length)
     if not held.read_bytes.sum():
         raise InputError(f"{text.name} has no word that {model.name} can read. Give text in its script.")
@@ -103,5 +103,5 @@ def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Art
         for name in sorted(set(sources))
         for own in [sources == name]
     ]  # fmt: skip
-    stats = heldout.summary(held, nats_D, np.load(model.path / FREQUENCIES)) | {"digest": digest_of(texts)}
-    return stats | {"table": rows}
+    counts = [np.load(path) for path in model.path.glob(FREQUENCIES)]  # an adopted model has none
+    return heldout.summary(held, nats_D, *counts) | {"digest": digest_of(texts), "table": rows}

@@ -29,6 +29,7 @@ from tasks.glue import metrics, probes, tables
 from tasks.glue.labels import within_words
 from tasks.glue.own import Definition, by_name, defined, or_own
 from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROBES, TASKS, Task, TaskName
+from tasks.models import lineage_of
 from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
 from tasks.store import LINEAGE, Artifact, read_manifest
@@ -138,13 +139,13 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
         if read_manifest(start) is None:
             return runs.BYTES_A_RUN
-        weights = (start.path / "model.safetensors").stat().st_size
+        weights = sum(file.stat().st_size for file in start.path.glob("model*.safetensors"))
         shape, tokens = described(start)[0], self.batch_size * self.max_tokens
         return runs.BYTES_A_RUN + finetuning.memory(weights, tokens, shape.layers * shape.hidden, here)
 
     def head_of(self, architecture: Architecture, task: Task) -> HeadName:
         """The head that is asked for; with a warning, the paper's if transformers has no such model."""
-        native = layouts.transformers_classifier(architecture, self.head, self.pooling, task.kind)
+        native, _ = layouts.transformers_classifier(architecture, self.head, self.pooling, task.kind)
         if self.head == "native" and not native:
             why = f"transformers has no classifier for this layout and pooling {self.pooling}"
             log.warning("finetune.head is native, but %s. The head is tanh.", why)
@@ -165,8 +166,8 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
 def described(start: Artifact) -> tuple[Architecture, int]:
     """The architecture of a pretrained model, and its maximum number of tokens."""
-    about = json.loads((start.path / "config.json").read_text())["cram"]
-    return Architecture(**about["architecture"]), about["length"]
+    architecture, _, length = layouts.described(json.loads((start.path / "config.json").read_text()))
+    return architecture, length
 
 
 @dataclass(frozen=True)
@@ -287,7 +288,7 @@ def train_and_predict(
     if run.keep:
         encoder.restore_tokens()
         export.save_classifier(classifier.cpu(), out, task.labels, run.max_tokens)
-    return outcome, scores, {name: here.describe()[name] for name in ("device", "dtype")}
+    return outcome, scores, here.describe()
 
 
 def answers(inputs: Inputs, split: str, scores: np.ndarray) -> tuple[Sequence, Sequence]:
@@ -339,8 +340,7 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     work = run, task, start.path, inputs.examples, out
     outcome, raw, machine = runs.in_worker(train_and_predict, work, params.examples(), f"finetune {params.label()}")
     validation = write_scores(inputs, raw, out)
-    lineage = json.loads((start.path / LINEAGE).read_text())
-    lineage |= {start.name: {k: v for k, v in start.manifest.items() if k != "files"}}
+    lineage = lineage_of(start)
     (out / LINEAGE).write_text(json.dumps(lineage, indent=2) + "\n")
     stats = {
         **params.model_dump(include={"task", "seed", "pretrained", "share"}),

@@ -32,12 +32,12 @@ class Report(Params):
 
 
 def steps_of(name: str) -> dict[str, np.ndarray] | None:
-    """The metrics of every step of pretraining, if the model's folder is on this machine."""
+    """The metrics of every step of pretraining, if the model's folder is on this machine and has them."""
     artifact = named(name)
-    if read_manifest(artifact) is None:
+    if read_manifest(artifact) is None or not (metrics := artifact.path / "metrics.parquet").exists():
         return None
     verify(artifact)  # the stage itself only checks its inputs, the finetuning runs
-    columns = pq.read_table(artifact.path / "metrics.parquet")
+    columns = pq.read_table(metrics)
     return {column: columns[column].to_numpy() for column in columns.column_names}
 
 
@@ -115,7 +115,8 @@ def draw(content: dict, steps: dict[str, np.ndarray] | None, out: Path) -> dict[
         lines = {name: tuple(np.array(of_column).T) for name, of_column in curves.items()}
         shares = sorted({100 * point["share"] for point in points})
         plots.lines(lines, "% of the training data", "score", out / "curve.svg", marked=list(lines), ticks=shares)
-    held = content["pretraining"]["evaluations"]
+    if not (held := content["pretraining"].get("evaluations")):  # of an adopted model
+        return {path.name: path.read_text() for path in sorted(out.glob("*.svg"))}
     unit, size = ("billion", 1e9) if held[-1]["tokens"] >= 1e9 else ("million", 1e6)
     losses = {"held out": (np.array([e["tokens"] for e in held]) / size, np.array([e["heldout_loss"] for e in held]))}
     if steps:

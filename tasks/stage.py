@@ -74,14 +74,6 @@ class Params(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return ""
 
 
-def target(stage: str, version: int, params: Params, inputs: dict) -> tuple[Artifact, dict]:
-    """The artifact that the stage makes of these arguments, and all that determines its key."""
-    names = {name: [a.name for a in given] if isinstance(given, list) else given.name for name, given in inputs.items()}
-    about = {"stage": stage, "version": version, "params": params.identity(), "inputs": names}
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
-    return Artifact(stage=stage, key=key), {"stage": stage, "version": version, "key": key, **about}
-
-
 @functools.cache
 def environment() -> dict:
     """The software and the machine, for the manifest; nothing of it enters a key."""
@@ -136,7 +128,11 @@ class StageTask(Task):
         """The artifact for these arguments, all that determines its key, the params, and the inputs by name."""
         inputs = self.signature.bind(*args, **kwargs).arguments
         params = inputs.pop("params")
-        return *target(self.name, self.stage_version, params, inputs), params, inputs
+        names = {name: [a.name for a in of] if isinstance(of, list) else of.name for name, of in inputs.items()}
+        head = {"stage": self.name, "version": self.stage_version}
+        rest = {"params": params.identity(), "inputs": names}
+        key = hashlib.sha256(json.dumps(head | rest, sort_keys=True).encode()).hexdigest()[:12]
+        return Artifact(stage=self.name, key=key), {**head, "key": key, **rest}, params, inputs
 
     def target(self, *args, **kwargs) -> Artifact:
         """The artifact for these arguments, whether or not it exists."""
@@ -149,14 +145,15 @@ class StageTask(Task):
 
     def run(self, *args, **kwargs) -> Artifact:
         """The artifact for these arguments, made if it is absent."""
-        artifact, about, params, inputs = self.planned(*args, **kwargs)
-        if is_made(artifact, inputs):
+        with disk_errors_as_input_errors(self.name):
+            artifact, about, params, inputs = self.planned(*args, **kwargs)
+            if is_made(artifact, inputs):
+                return artifact
+            with held(inputs), locked(artifact):
+                if not is_made(artifact, inputs):  # another process may have made it while this one waited
+                    warn_of_damage(artifact)
+                    self.make(artifact, about, params, inputs)
             return artifact
-        with disk_errors_as_input_errors(self.name), held(inputs), locked(artifact):
-            if not is_made(artifact, inputs):  # another process may have made it while this one waited
-                warn_of_damage(artifact)
-                self.make(artifact, about, params, inputs)
-        return artifact
 
     def make(self, artifact: Artifact, about: dict, params: Params, inputs: dict) -> None:
         """Call the function and publish what it wrote."""

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from model import InputError
+from model import InputError, fsync
 from tasks.home import HOME
 
 # files that several stages read: the tokens, and the manifests of all inputs of a model
@@ -38,7 +38,7 @@ LATEST = "latest"  # in a stage's directory: the link to its newest artifact
 WORK = "work"  # in a draft: what a rerun resumes from; never published
 MACHINE_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR,
-    errno.ENOLCK,
+    errno.ENOLCK, errno.ENAMETOOLONG,
 )  # fmt: skip
 SETTLED = 2_000_000_000  # ns; a file that changed more recently can change again without a new time stamp
 known_digests: dict[tuple[int, int, int, int], str] = {}  # of unchanged files, by device, inode, size and change time
@@ -159,15 +159,10 @@ def find(stage: str, name: str) -> Artifact:
     raise InputError(f"{problem} {name!r}. Those in {ROOT}: {keys}. Give one of these keys, or `latest`.")
 
 
-def lock_of(artifact: Artifact) -> Path:
-    """The file that a process locks while it makes or reads the artifact."""
-    return ROOT / ".locks" / f"{artifact.stage}-{artifact.key}"
-
-
 @contextmanager
 def locked(artifact: Artifact, shared: bool = False) -> Iterator[None]:
     """Be the only writer of the artifact, or a reader (`shared`). The kernel frees the lock of a killed process."""
-    path, kind = lock_of(artifact), fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    path, kind = ROOT / ".locks" / draft_of(artifact).name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
@@ -202,20 +197,17 @@ def draft_of(artifact: Artifact) -> Path:
 class Draft(NamedTuple):
     """Unfinished work of a stage: in progress, or left by a run that ended."""
 
-    artifact: Artifact  # that it becomes; without a stage if no stage made the directory
+    name: str  # of its directory
     bytes: int
     written: str  # ISO date of the last change
     running: bool  # a process is working on it
 
 
-def drafts(stage: str = "") -> list[Draft]:
-    """The drafts in the store, of one stage or of all, the most recently written last."""
+def drafts(stage: str) -> list[Draft]:
+    """The drafts in the store, of one stage or of all (empty), the most recently written last."""
     left = []
-    for folder in (ROOT / ".partial").glob("*"):
-        name, _, key = folder.name.rpartition("-")
-        if stage not in ("", name):
-            continue
-        artifact, size, written = Artifact(stage=name, key=key), 0, 0.0
+    for folder in (ROOT / ".partial").glob(f"{stage}*"):
+        size, written = 0, 0.0
         # unlike rglob, os.walk allows for a stage that deletes and publishes meanwhile
         for where, _, files in os.walk(folder):
             for path in (where, *(os.path.join(where, file) for file in files)):
@@ -224,19 +216,17 @@ def drafts(stage: str = "") -> list[Draft]:
                     size, written = size + about.st_size * S_ISREG(about.st_mode), max(written, about.st_mtime)
         if written:
             when = datetime.fromtimestamp(written, UTC).isoformat()
-            left.append(Draft(artifact, size, when, is_locked(artifact)))
-    return sorted(left, key=lambda draft: (draft.written, draft.artifact.key))
+            left.append(Draft(folder.name, size, when, is_locked(ROOT / ".locks" / folder.name)))
+    return sorted(left, key=lambda draft: (draft.written, draft.name))
 
 
-def is_locked(artifact: Artifact) -> bool:
-    """Whether a process is making this artifact."""
+def is_locked(lock: Path) -> bool:
+    """Whether a process holds this lock as the only one."""
     try:
-        with lock_of(artifact).open() as file:
+        with lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is no such lock, or it can't be read
-        return False
+    except OSError as error:  # by any other error there is no such lock, or it can't be read
+        return isinstance(error, BlockingIOError)
     return False
 
 
@@ -292,15 +282,6 @@ def refresh(artifact: Artifact) -> None:
     with disk_errors_as_input_errors(artifact.stage), locked(artifact):
         discard(artifact)
         shutil.rmtree(draft_of(artifact), ignore_errors=True)
-
-
-def fsync(path: Path) -> None:
-    """Force a file or directory to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def verify(artifact: Artifact) -> None:

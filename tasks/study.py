@@ -203,18 +203,13 @@ def costs(lines: list[dict]) -> list[dict[str, str | None]]:
     (work, of_work), (time, of_time) = (
         unit(kind, max(line[kind] for line in lines if line["seeds"])) for kind in ("operations", "seconds")
     )
-    return [
-        {
-            "parameters": short(line["parameters"]),
-            "tokens": short(line["tokens"]),
-            work: f"{line['operations'] / of_work:.3g}",
-            time: f"{line['seconds'] / of_time:.3g}",
-            "tokens/s": f"{line['tokens_per_second']:,.0f}",
-        }
-        if line["seeds"]
-        else dict.fromkeys(("parameters", "tokens", work, time, "tokens/s"))
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        row = {"parameters": short(line["parameters"]), "tokens": short(line["tokens"])}
+        row |= {work: f"{line['operations'] / of_work:.3g}", time: f"{line['seconds'] / of_time:.3g}"}
+        row["tokens/s"] = f"{line['tokens_per_second']:,.0f}"
+        rows.append(row if line["seeds"] else dict.fromkeys(row))
+    return rows
 
 
 def losses_of(lines: list[dict], published: dict[str, str], names: dict[str, list[str]]) -> list[dict]:
@@ -329,7 +324,7 @@ def brief(means: "pd.DataFrame") -> list[dict]:
 def compare_runs(
     params: StudyReport, models: list[Artifact], evaluations: list[Artifact], reports: list[Artifact], out: Path
 ) -> dict:
-    """Write the page, its parts for programs, and its pictures."""
+    """Compare the runs of a study: the page, its parts for programs, and its pictures."""
     import pandas as pd
 
     rows = pd.DataFrame(map(row_of, params.members))

@@ -96,8 +96,7 @@ def test_a_gpu_computes_attention_by_the_kernel_that_is_fastest_there_and_withou
 
     monkeypatch.setattr(attention, "seconds_of", timed)
     before = _cur_sdpa_kernel_backends(with_priority=True)
-    with attention.fastest_kernel(Architecture(hidden=32, heads=4), LENGTH, 7, here) as found:
-        assert list(found.items()) == [(kernel.name, seconds[kernel]) for kernel in order], "the fastest first"
+    with attention.fastest_kernel(Architecture(hidden=32, heads=4), LENGTH, 7, here):
         expected = [*order, SDPBackend.MATH] if order else before
         assert _cur_sdpa_kernel_backends(with_priority=True) == expected
         assert torch._functorch.config.enable_autograd_cache != bool(order), "it would return code with another kernel"

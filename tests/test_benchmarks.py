@@ -21,7 +21,6 @@ from model.finetuning import Examples
 from model.heldout import Heldout
 from model.machine import Machine
 from model.settings import Architecture, Finetuning, Training
-from tasks.text.tokenizer import MASK, SPECIALS
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 
@@ -186,7 +185,6 @@ def test_the_trainer_finetunes_the_same_model_on_the_same_examples(scripts, tmp_
 def test_the_benchmarks_assume_what_the_stages_do(scripts):
     common = scripts.common
     assert (Vocabulary().entries, Tokenize().length) == (common.ENTRIES, common.LENGTH)
-    assert (MASK, len(SPECIALS)) == (common.MASK_ID, common.SPECIALS)
 
 
 def losses(comparison: dict) -> dict[str, list[list[float]]]:

@@ -309,13 +309,13 @@ def test_ls_lists_drafts_and_which_are_in_progress(store: Path):
         listed, only = show("ls"), show("ls", "finetune")
     found = [re.split("  +", line.rstrip()) for line in listed.splitlines() if "2.0 kB" in line]
     assert {name: state for name, _, _, *state in found} == {
-        "finetune/123456789abc": [],
-        "pretrain/0123456789ab": [],
-        "pretrain/23456789abcd": ["in progress"],
+        "finetune-123456789abc": [],
+        "pretrain-0123456789ab": [],
+        "pretrain-23456789abcd": ["in progress"],
         "tmpold": [],
     }
-    assert "finetune/123456789abc" in only
-    assert "pretrain/" not in only
+    assert "finetune-123456789abc" in only
+    assert "pretrain-" not in only
 
 
 def test_control_characters_of_an_artifact_do_not_reach_the_terminal(store: Path):

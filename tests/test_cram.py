@@ -14,6 +14,7 @@ from conftest import tiny_override, write_jsonl
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter
 
+from flows import plan as plan_module
 from flows.cram import cram, planned
 from flows.plan import Plan
 from flows.recipes import STAGES
@@ -38,7 +39,7 @@ def tiny(tmp_path_factory, toy_texts: list[str]) -> dict:
 
 def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
     """Run the flow; the final state of each stage on Prefect's server, and the flow run's id."""
-    with patch.object(Plan, "settle", autospec=True, side_effect=Plan.settle) as settled:
+    with patch("flows.plan.show", side_effect=plan_module.show) as shown:
         state = cram(recipe="demo", override=override, return_state=True, **parameters)
     flow_run = state.state_details.flow_run_id
     if state.is_failed():
@@ -47,7 +48,7 @@ def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
         deadline = time.monotonic() + 30
         while True:  # states reach the server as events, a little later
             found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [flow_run]}))
-            all_there = len(found) >= settled.call_count and all(r.state and r.state.is_final() for r in found)
+            all_there = len(found) >= shown.call_count and all(r.state and r.state.is_final() for r in found)
             if (found and all_there) or time.monotonic() > deadline:
                 break
             time.sleep(0.1)

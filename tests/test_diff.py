@@ -81,7 +81,7 @@ def test_a_comparison_is_that_of_dictionaries(seed: int, store: Path):
             })  # fmt: skip
         if in_a != in_b:
             kept = x if in_a else y
-            changes[x[-1], y[-1]].update({"documents": 1, "characters": kept[2]})
+            changes[x[-1], y[-1]].update({"documents": 1})
             if key in a and key in b:
                 samples["A" if in_a else "B"].append((x[0], x[1], x[4], x[-1], y[4], y[-1], text_of(kept)[:200]))
     by_source = kept_by_source(both).to_dict("records")

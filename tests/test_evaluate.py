@@ -138,14 +138,14 @@ def test_the_command_measures_a_users_file_and_says_what_the_artifact_holds(made
     assert found.stats["characters"] <= len((tmp_path / "mine.txt").read_text())
     for unit in UNITS:
         [line] = (line for line in printed.splitlines() if line.split()[:1] == [unit])
-        assert line.split()[1] == str(found.stats[f"nats_per_{unit}"]["value"])
+        assert line.split()[1] == f"{found.stats[f'nats_per_{unit}']['value']:.4f}"
     assert f"{found.path}\n" in printed
 
 
 @pytest.mark.parametrize("model", ["latest", "pretrain/latest", "KEY"])
 def test_the_command_takes_models_and_texts_by_name(made, model: str):
     printed = show("evaluate", model.replace("KEY", made["model"].key), made["tokens"].name)
-    assert str(made["model"].stats["heldout"]["nats_per_byte"]["value"]) in printed
+    assert f"{made['model'].stats['heldout']['nats_per_byte']['value']:.4f}" in printed
     assert f"{evaluate.fn(Evaluate(), made['model'], made['tokens'], []).path}\n" in printed
 
 

@@ -25,7 +25,7 @@ from tasks.download import Download, download
 from tasks.filter import SCRIPT_LIMITS, Filter, drop_incompressible, filter_part, rules, verdicts
 from tasks.measure import MEASURES, RATIOS, Measure, measure, measure_part, name_of
 from tasks.store import Artifact
-from tasks.text.words import ASCII, UNICODE
+from tasks.text.words import ASCII, UNICODE, Normaliser
 
 SMALL = Measure(vocabulary_entries=700)
 LIMITS = {"max_zstd_ratio": 0.75, "min_characters": 200, "max_characters": 1000, "max_tokens_per_char": 0.5}
@@ -216,6 +216,7 @@ def test_a_source_may_have_the_name_of_the_total(store: Path, tmp_path: Path, to
 
 # Characters that the normaliser deletes, and other scripts than Latin
 
+PLAIN = Normaliser(punctuation="plain")
 UNICODE_SMALL = Measure(vocabulary_entries=700, normaliser=UNICODE)
 RUSSIAN = "Мама мыла раму, а кошка спала на окне и смотрела на снег. "
 CHINESE = "今天天气很好，我们去公园散步，然后回家吃饭。"
@@ -231,6 +232,8 @@ def test_deleted_characters_are_counted_by_source_and_script_but_not_accents_or_
     assert made.stats["removed"]["characters"] == 9
     assert made.stats["removed"]["share"] == pytest.approx(9 / made.stats["characters"], abs=1e-6)
     assert [row["removed"] for row in made.stats["table"]] == [9, 0, 9]
+    plain = measure.fn(Measure(vocabulary_entries=700, normaliser=PLAIN), corpus_of(tmp_path / "?.jsonl"))
+    assert plain.stats["removed"]["by_script"] == {name: n for name, n in removed.items() if name != "punctuation"}
 
 
 @pytest.mark.parametrize(
@@ -286,5 +289,6 @@ def test_settings_at_their_defaults_are_in_no_key():
     assert Measure().identity() == Measure(normaliser=ASCII).identity() == {
         "vocabulary_entries": 32_768, "sample_megabytes": 100.0,
     }  # fmt: skip
-    for other in (Measure(max_removed=0.1), Measure(normaliser=UNICODE)):
+    for other in (Measure(max_removed=0.1), Measure(normaliser=UNICODE), Measure(normaliser=PLAIN)):
         assert other.identity() != Measure().identity()
+    assert "punctuation" not in Measure(normaliser=UNICODE).identity()["normaliser"]

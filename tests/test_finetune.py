@@ -172,25 +172,26 @@ def test_a_copy_of_a_kept_model_gives_the_predictions_again_here_and_in_transfor
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(copy).eval()
     assert theirs.config.id2label == {0: "unacceptable", 1: "acceptable"}
     with torch.no_grad():
-        for scores in (theirs(**given).logits, export.load_classifier(copy).eval()(given.input_ids)):
-            np.testing.assert_allclose(scores.numpy(), np.array(table["scores"].to_pylist()), atol=1e-4)
+        scores = theirs(**given).logits
+    np.testing.assert_allclose(scores.numpy(), np.array(table["scores"].to_pylist()), atol=1e-4)
 
 
-def test_a_kept_model_that_compares_the_texts_of_a_pair_gives_its_predictions_again(models, data: Path):
+def test_a_kept_model_that_compares_the_texts_of_a_pair_gives_its_predictions_again(models, data: Path, transformers):
     made = finetune.fn(one(data, "rte", pooling="compare"), models["papers"])
-    kept, table = export.load_classifier(made.path).eval(), pq.read_table(made.path / "predictions.parquet")
-    assert (kept.pooling, kept.texts, kept.classifier.dense.in_features) == ("compare", 2, 4 * PAPERS["hidden"])
+    kept = transformers.AutoModelForSequenceClassification.from_pretrained(made.path).eval()
+    table = pq.read_table(made.path / "predictions.parquet")
+    assert kept.classifier.dense.in_features == 4 * PAPERS["hidden"]
     inputs, _ = encode(
         table.select(["sentence1", "sentence2"]).to_pandas(), load_tokenizer(made.path), QUICK["max_tokens"]
     )
     with torch.no_grad():
-        again = torch.cat([kept(torch.tensor([ids])) for ids in inputs])
+        again = torch.cat([kept(torch.tensor([ids])).logits for ids in inputs])
     np.testing.assert_allclose(again.numpy(), np.array(table["scores"].to_pylist()), atol=1e-4)
 
 
 def test_statistics_say_what_was_trained_on_and_how(cola):
     stats, here = cola.stats, machine.detect().describe()
-    assert stats["machine"] == {"device": here["device"], "dtype": here["dtype"]}
+    assert stats["machine"] == here
     expected = {"task": "cola", "seed": 0, "head": "native", "pretrained": True, "share": 1.0,
                 "train_examples": 160, "official_train_examples": 8551, "steps": 5 * (160 // 4)}  # fmt: skip
     assert expected.items() <= stats.items()

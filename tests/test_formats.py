@@ -186,9 +186,9 @@ PARAGRAPHS = "".join(f"<p>{line} It is a paragraph of some length, as an article
 LATIN = "Größe und Maß, naïve cafés.\n"
 BOTH = b'{"url": "x", "body": "b", "content": "c"}\n'
 REFUSED: dict[str, tuple[dict[str, bytes], dict, str]] = {  # files, parameters, what the sentence names
-    "column that isn't there": ({"a.csv": csv(TEXTS, "abstract")}, {}, r"a\.csv .*id, abstract.*download\.column"),
-    "asked column that isn't there": ({"a.csv": csv(TEXTS)}, {"column": "x.y"}, r"id, text; expected x\.y.*column"),
-    "column that isn't in parquet": ({"a.parquet": parquet(url=["x"])}, {}, r"a\.parquet .*url.*download\.column"),
+    "column that isn't there": ({"a.csv": csv(TEXTS, "abstract")}, {}, r"a\.csv .*download\.column.*id, abstract"),
+    "asked column that isn't there": ({"a.csv": csv(TEXTS)}, {"column": "x.y"}, r"no column x\.y\. .*column.*id, text"),
+    "column that isn't in parquet": ({"a.parquet": parquet(url=["x"])}, {}, r"a\.parquet .*download\.column.*url"),
     "field that isn't there": ({"a.jsonl": jsonl(TEXTS, "abstract")}, {}, r"no field 'text'.*'abstract'.*column"),
     "asked field that isn't there": ({"a.jsonl": jsonl(TEXTS)}, {"column": "x"}, r"no field 'x'.*'text'.*column"),
     "field of a list that isn't there": (
@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict, str]] = {  # files, parameters,
         {},
         r"lost: 9 x no field 'text'.*'abstract': 'x', 'authors'",
     ),
-    "two candidate columns": ({"a.jsonl": BOTH}, {}, r"a\.jsonl .*content and body.*download\.column.*url"),
+    "two candidate columns": ({"a.jsonl": BOTH}, {}, r"a\.jsonl .*body and content.*download\.column.*url"),
     "two candidates in a table": ({"a.parquet": parquet(body=["x"], document=["y"])}, {}, r"body and document"),
     "no such source column": ({"a.csv": csv(TEXTS)}, {"source_column": "lang"}, r"lang.*download\.source_column"),
     "no such source field": ({"a.jsonl": jsonl(TEXTS)}, {"source_column": "lang"}, r"lang.*download\.source_column"),

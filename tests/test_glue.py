@@ -20,13 +20,17 @@ import pytest
 from conftest import document
 from tokenizers.models import WordPiece
 
+from flows.plan import Plan
 from model import InputError
 from tasks import store as store_module
 from tasks.corpus.rows import PLAIN_TSV, records
+from tasks.decontaminate import Decontaminate, decontaminate
+from tasks.download import Download, download
+from tasks.finetune import Finetune, finetune
 from tasks.glue import data as glue
 from tasks.glue import probes, tables
 from tasks.glue.data import find_splits
-from tasks.glue.own import Definition, by_name
+from tasks.glue.own import by_name
 from tasks.glue.tasks import GLUE, HUB_GLUE, PROBES, TASKS, training_splits
 from tasks.text.tokenizer import SPECIALS, save_tokenizer, tokenizer_of
 from tasks.text.words import ASCII, UNICODE, Normaliser
@@ -66,11 +70,6 @@ def read_split(paths: list[Path], task: str, split: str, notes: list[str] | None
 def read(data: str, task: str, pretrained: store_module.Artifact | None = None) -> tables.Data:
     """The data of a task of GLUE, or of a probe."""
     return tables.read(by_name(task, data), pretrained)
-
-
-def own_read(folder: str) -> tables.Data:
-    """CoLA's training data as a task of one's own."""
-    return tables.read(Definition(name="mine", data=f"{folder}/cola/train.parquet", text="sentence"))
 
 
 def refused(paths: list[Path], *words: str, split: str = "train") -> None:
@@ -141,7 +140,7 @@ LATIN = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 1, 3, 4], np.in
         ("stsb", {"label": [0.0, 5.0, float("inf")]}, ["label of row 3 is inf"]),
         ("cola", [], ["no rows"]),
         ("cola", ["sentence\tlabel"], ["no rows"]),
-        ("cola", ["gj04\t1\t\tThe sailors rode.", "gj04\t1\t\tThey ran."], ["no column sentence;", "nyu-mll/glue"]),
+        ("cola", ["gj04\t1\t\tThe sailors rode.", "gj04\t1\t\tThey ran."], ["no column sentence.", "nyu-mll/glue"]),
         ("cola", ["sentence\tlabel", "a\t1", "b\tb\t0", "c\t0", "d"], ["line 3", "fields"]),
         ("cola", ["sentence\tlabel", "a\t1", "b", "c\t0"], ["line 3", "fields"]),
         ("cola", ["sentence\tlabel", "a\t1", "b\tyes", "c\t0"], ["label of line 3 is 'yes'"]),
@@ -306,27 +305,31 @@ def test_a_split_that_is_missing_or_there_twice_is_refused(cola: Path, files: li
 
 
 @pytest.mark.parametrize(
-    ("where", "number", "ask", "words"),
+    ("call", "task", "params", "words"),
     [
-        (
-            "pathlib.Path.is_file",
-            errno.EACCES,
-            lambda folder: glue.identity(by_name("rte", folder)),
-            "{}/rte can't be read",
-        ),
-        ("pathlib.Path.is_file", errno.EACCES, lambda folder: glue.evaluation_files(folder, ["rte"]), "{}/rte can't"),
-        ("pathlib.Path.iterdir", errno.EACCES, lambda folder: read(folder, "rte"), "{} can't be read"),
-        ("pyarrow.parquet.ParquetFile", errno.EACCES, lambda folder: read(folder, "cola"), "{}/cola/train.parquet"),
-        ("pyarrow.parquet.ParquetFile", errno.EACCES, lambda folder: own_read(folder), "{}/cola/train.parquet"),
+        ("is_file", finetune, {"tasks": ["rte"]}, "/rte/train.parquet"),
+        ("iterdir", finetune, {"tasks": ["rte"]}, ""),
+        ("open", finetune, {"tasks": ["cola"]}, "/cola/train.parquet"),
+        ("is_file", decontaminate, {"tasks": ["rte"]}, "/rte/validation.parquet"),
     ],
 )
-def test_what_the_system_refuses_is_an_error_of_its_own(cola: Path, monkeypatch, where, number: int, ask, words: str):
-    def fail(path: Path, *_: object, **__: object) -> None:
-        raise OSError(number, f"Failed to open local file '{path}'")  # as Arrow's, without a file name
+def test_what_the_system_refuses_is_an_error_of_the_step(
+    store: Path, cola: Path, monkeypatch, call: str, task, params: dict, words: str
+):
+    before, plan = getattr(Path, call), Plan(task.name, {}, [])
 
-    monkeypatch.setattr(where, fail)
-    with pytest.raises(InputError, match=re.escape(words.format(cola))):
-        ask(str(cola))
+    def fail(path: Path, *given, **named) -> None:
+        if cola in (path, *path.parents):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return before(path, *given, **named)
+
+    kind = Finetune if task is finetune else Decontaminate
+    made = kind(data=str(cola), **params)
+    first = plan.add((), download, Download(source="python-docs"))
+    plan.add((), task, made.runs()[0] if task is finetune else made, first)
+    monkeypatch.setattr(Path, call, fail)
+    (problem,) = plan.check().values()
+    check_words(str(problem), task.name, f"Permission denied: {cola}{words}.")
 
 
 def test_local_files_of_any_name_are_read_without_a_request_and_leave_nothing_behind(

@@ -1,9 +1,12 @@
 """Metrics: parity of libraries and formulas, undefined ones, bootstrap intervals, the averages."""
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
+import sklearn.metrics
+from scipy import stats
 
 from tasks.glue import metrics
 from tasks.glue.metrics import INTERVAL, confusion, note, official_average, paper_average, resampled, score, scored
@@ -32,8 +35,21 @@ def drawn(random: np.random.Generator, metric: str) -> tuple[np.ndarray, np.ndar
     return labels, np.where(random.random(n) < random.random(), labels, predictions)
 
 
+def by_libraries(metric: str, labels: np.ndarray, predictions: np.ndarray) -> float:
+    """A score by scikit-learn or SciPy, where it is defined."""
+    functions = {
+        "accuracy": sklearn.metrics.accuracy_score,
+        "f1": sklearn.metrics.f1_score,
+        "macro_f1": partial(sklearn.metrics.f1_score, average="macro", zero_division=0),
+        "matthews": sklearn.metrics.matthews_corrcoef,
+        "pearson": lambda *given: stats.pearsonr(*given).statistic,
+        "spearman": lambda *given: stats.spearmanr(*given).statistic,
+    }
+    return 100 * functions[metric](labels, predictions)
+
+
 @pytest.mark.parametrize("metric", FLAT)
-def test_the_libraries_score_as_the_formulas_for_resamples_do(metric: str):
+def test_scores_are_those_of_the_libraries_and_of_resamples(metric: str):
     random, undefined = np.random.default_rng(3), 0
     for _ in range(400):
         labels, predictions = drawn(random, metric)
@@ -42,6 +58,9 @@ def test_the_libraries_score_as_the_formulas_for_resamples_do(metric: str):
         else:
             formula = metrics.from_counts(metric, confusion(labels, predictions))
         assert score(metric, labels, predictions) == pytest.approx(formula, abs=1e-5), (labels, predictions)
+        if not note(metric, labels, predictions):
+            wanted = by_libraries(metric, labels.astype(float), predictions.astype(float))
+            assert formula == pytest.approx(wanted, abs=1e-5)
         if why := note(metric, labels, predictions):
             undefined += 1
             assert formula == 0

@@ -394,7 +394,7 @@ def test_a_data_set_of_the_hub_is_read_at_its_commit_which_is_in_the_key(tmp_pat
     import huggingface_hub
 
     write_rows(tmp_path / "data.csv", rows_of(1))
-    asked, load = [], datasets.load_dataset_builder
+    asked, cache, load = [], [], datasets.load_dataset_builder
 
     def builder(name: str, config: str | None, revision: str):
         asked.append((name, config, revision))
@@ -402,13 +402,13 @@ def test_a_data_set_of_the_hub_is_read_at_its_commit_which_is_in_the_key(tmp_pat
         made.config.data_files = {"train": [f"hf://datasets/{name}@{revision}/deep/data.csv"]}
         return made
 
-    def download(repository: str, name: str, repo_type: str, revision: str, force_download: bool) -> str:
-        assert not force_download
+    def download(repository: str, name: str, repo_type: str, revision: str, force_download: bool) -> None:
         assert (repository, name, repo_type, revision) == ("someone/reviews", "deep/data.csv", "dataset", "0" * 40)
-        return str(tmp_path / "data.csv")
+        cache.append(str(tmp_path / "data.csv"))
 
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: cache[0] if cache else None)
     monkeypatch.setattr(files, "hub_problem", lambda source: "")
     own = Definition(**HUB, config="small")
     assert contents(tables.read(own)) == contents(read(tmp_path / "data.csv"))
@@ -448,10 +448,10 @@ def changed(place: int, **values) -> list[dict]:
     ("rows", "changes", "words"),
     [
         (GOOD, {"text": "body"}, ["no column body", "text, label", "Set text"]),
-        (GOOD, {"label": "Label"}, ["no column Label", "mean label?"]),
+        (GOOD, {"label": "Label"}, ["no column Label.", "text, label"]),
         (changed(6, label=1e39), {"kind": "regression"}, ["label of lines", "a number"]),
         (GOOD, {"label": "topic"}, ["no column topic", "text, label", "Set label"]),
-        ([{"text": "a", "y": "b"}] * 20, {}, ["no column for label", "text, y"]),
+        ([{"text": "a", "y": "b"}] * 20, {}, ["no column named label or labels", "text, y"]),
         ([row | {"body": "x"} for row in GOOD], {}, ["text and body", "Set text"]),
         ([row | {"category": "x"} for row in GOOD], {}, ["label and category", "Set label"]),
         (changed(6, label=None), {}, ["label of line 7 is None"]),
@@ -463,7 +463,7 @@ def changed(place: int, **values) -> list[dict]:
         ([{"text": f"t {i}", "label": i % 60} for i in range(240)], {}, ["60 different", "'regression'"]),
         ([{"text": f"t {i}", "label": f"w {i}"} for i in range(240)], {}, ["240 different labels", "another column"]),
         (GOOD, {"kind": "regression"}, ["label of lines 1, 2, 3, 4, 5 and 35 more is 'a'", "a number"]),
-        (GOOD, {"kind": "tokens"}, ["no column for text, as tokens"]),
+        (GOOD, {"kind": "tokens"}, ["no column named tokens or words"]),
         ([{"tokens": ["a", "b"], "tags": ["O"]}] * 9, {"kind": "tokens"}, ["lines 1, 2", "(2, 1)", "as many tags"]),
         ([{"tokens": "a b", "tags": ["O"]}] * 9, {"kind": "tokens"}, ["tokens of lines 1, 2", "a list of strings"]),
         ([{"tokens": ["a"], "tags": "O"}] * 9, {"kind": "tokens"}, ["label of lines 1, 2", "list of tags"]),
@@ -488,7 +488,7 @@ def test_data_that_cannot_be_used_is_refused_by_file_row_and_parameter(tmp_path:
         ("a.jsonl", b'{"text": "a", "label": "b"}\n{"text": "a", \n', {}, ["mine/a.jsonl", "line 2"]),
         ("a.csv", b"text,label\na,b\nc\n", {}, ["mine/a.csv", "line 3"]),
         ("a.conll", b"EU B-ORG\nrejects O\nGerman\n", {"kind": "tokens"}, ["mine/a.conll", "line 3", "'German'"]),
-        ("a.conll", b"E\xff B-ORG\n", {"kind": "tokens"}, ["mine/a.conll", "UTF-8"]),
+        ("a.conll", b"E\xff B-ORG\n", {"kind": "tokens"}, ["mine/a.conll", "utf-8", "encoding"]),
         ("a.docx", b"PK", {}, ["mine/a.docx"]),
     ],
 )

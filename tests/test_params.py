@@ -39,11 +39,11 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_
     rows, fields = parameters(stage, recipe), list(leaves(params))
     starts = first_words("params", stage, "--recipe", recipe)
     assert [word for word in starts if word in STAGES] == [stage]
-    for row, (name, field, value) in zip(rows, fields, strict=True):
-        assert row.name == name
-        assert row.description == field.description
-        assert row.description, f"{stage}.{name} has no description"
-        said = row.value.replace(",", "") if type(value) is int else row.value
+    for (listed, _, shown, description), (name, field, value) in zip(rows, fields, strict=True):
+        assert listed == name
+        assert description == field.description
+        assert description, f"{stage}.{name} has no description"
+        said = shown.replace(",", "") if type(value) is int else shown
         assert said == value or json.loads(said) == value, f"{stage}.{name}"
         assert name in starts
 
@@ -61,8 +61,8 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_
     ],
 )
 def test_the_values_that_a_field_takes_are_in_words(stage: str, name: str, takes: str, value: str):
-    [row] = (row for row in parameters(stage, "crammed-bert") if row.name == name)
-    assert (row.takes, row.value) == (takes, value)
+    [row] = (row for row in parameters(stage, "crammed-bert") if row[0] == name)
+    assert row[1:3] == (takes, value)
 
 
 def test_the_values_are_those_of_the_papers_recipe_unless_another_is_named():

@@ -9,6 +9,7 @@ import pytest
 import typer
 import yaml
 
+from flows import recipes
 from flows.cli.main import app
 from flows.recipes import OTHER_STAGES, RECIPES, STAGES, resolve
 from model.settings import Architecture, Training
@@ -84,7 +85,8 @@ def test_every_function_and_import_of_the_manuals_exists():
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
 
 
-def test_every_override_of_the_manuals_is_accepted():
+def test_every_override_of_the_manuals_is_accepted(monkeypatch):
+    monkeypatch.setattr(recipes, "from_start", lambda recipe, asked: recipe)  # there is no such model here
     overrides = [text for manual in MANUALS.values() for text in EXAMPLE.findall(manual.replace("\n", " "))]
     options = [cell.strip("`") for cell in first_cells("tasks/README.md", "GLUE") if cell.startswith('`"')]
     assert len(overrides) >= 15

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from flows.cram import cram, planned
 from flows.deltas import tuned
 from flows.recipes import DELTAS, RECIPES, STAGES, resolve, without_empty
-from model import InputError, bert, detection, optimizer, schedules
+from model import InputError, bert, detection, layers, optimizer, schedules
 from model.settings import Training
 from tasks.glue.tasks import GLUE
 from tasks.text.words import Normaliser
@@ -81,7 +81,7 @@ def test_a_recipe_has_the_training_layout_and_text_of_the_reference_implementati
     r, t, a = RECIPES[name], RECIPES[name].pretrain, RECIPES[name].pretrain.architecture
     rates = (t.optimizer, t.learning_rate, optimizer.BETA1, t.beta2, t.adam_eps, t.weight_decay, t.schedule, t.warmup)
     batches = (t.batch_size, t.batch_ramp, t.clip, t.dropout, t.mask_fraction)
-    layout = (a.layers, a.hidden, a.heads, a.inner, a.activation, a.norm_order, a.positions, a.norm_eps)
+    layout = (a.layers, a.hidden, a.heads, layers.inner(a), a.activation, a.norm_order, a.positions, a.norm_eps)
     text = (r.download.source, r.download.documents, r.download.megabytes, r.deduplicate.methods)
     text += (r.filter.max_tokens_per_char, r.tokenize.sort, r.tokenize.length, r.tokenize.max_sequences)
     assert ((*rates, *batches), layout, (*text, r.vocabulary.entries)) == ROWS[name]

@@ -122,13 +122,13 @@ def put(store: Path, stage: str, rows: list[dict], **files: str) -> Artifact:
 
 
 def test_a_table_is_text_with_separated_thousands_and_without_usual_columns(store: Path, shown: dict):
-    reporting.publish(put(store, "report", [SCORES, SCORES | {"seeds": 1000, "no pretraining": 50.0}]))
+    reporting.publish(put(store, "report", [SCORES, SCORES | {"seeds": 1000, "no pretraining": 50.0}]), "")
     usual = {"task": "RTE", "metric": "accuracy", "score": "54.4", "majority": "52.7"}
     assert shown["report-table"][0] == [
         usual | {"no pretraining": "", "seeds": "5"}, usual | {"no pretraining": "50.0", "seeds": "1,000"}
     ]  # fmt: skip
     row = {"source": "all", "documents": 8_000_000, "kept": None, "longer than 1 MB": 0, "kept, % of documents": 91.1}
-    reporting.publish(put(store, "filter", [row]))
+    reporting.publish(put(store, "filter", [row]), "")
     kept = {"source": "all", "documents": "8,000,000", "kept": "–", "kept, % of documents": "91.1"}
     assert shown["filter-table"][0] == [kept]
 
@@ -146,20 +146,21 @@ def test_a_cell_with_text_from_data_is_neither_a_picture_nor_a_link_nor_html(tex
 
 def test_every_table_picture_and_text_says_what_it_shows_and_where_it_comes_from(store: Path, shown: dict):
     head = '---\ntags: ["cram"]\nmask_token: "[MASK]"\n---\n\n'
-    for stage in {key.split("-")[0] for key in reporting.DESCRIPTIONS}:
+    for stage in ("pretrain", "report"):
         texts = {"README_md": f"{head}# Encoder\n\n---\n", f"{stage}_md": "# Page\n\n---\n"}
-        reporting.publish(put(store, stage, [{"a": 1}], histogram_png="x", loss_png="x", **texts))
-    assert set(reporting.DESCRIPTIONS) <= set(shown)
-    for key, (_, description) in shown.items():
-        assert description.startswith(reporting.DESCRIPTIONS.get(key, ""))
-        assert description.endswith("/0123")
+        reporting.publish(put(store, stage, [{"a": 1}], histogram_png="x", loss_png="x", **texts), "What it makes.")
+    names = ("", "-table", "-histogram", "-loss", "-readme")
+    assert {key: description for key, (_, description) in shown.items()} == {
+        f"{stage}{name}": f"What it makes. Details: cram show {stage}/0123"
+        for stage in ("pretrain", "report") for name in names
+    }  # fmt: skip
     assert shown["pretrain-readme"][0] == "# Encoder\n\n---\n", "without the head, which is for the hub"
     assert shown["report"][0] == "# Page\n\n---\n"
     assert shown["pretrain-loss"][0] == "data:image/png;base64,eA=="
 
 
 def test_the_cards_of_many_finetuned_models_are_not_shown(store: Path, shown: dict):
-    reporting.publish(put(store, "finetune", [], README_md="# Model"))
+    reporting.publish(put(store, "finetune", [], README_md="# Model"), "")
     assert not shown
 
 

@@ -599,17 +599,15 @@ def test_a_folder_or_file_that_may_not_be_read_is_named(data: Path, monkeypatch:
     for name in ("listdir", "lstat", "stat"):  # root may read every folder
         monkeypatch.setattr(os, name, guarded(getattr(os, name)))
     for pattern in (".", "*", "**/*.jsonl", "*/*.jsonl", "*/a.jsonl", "locked", "locked/a.jsonl"):
-        with pytest.raises(InputError, match=rf"{data}/locked(/a\.jsonl)? .*Permission denied"):
-            local.local_files([f"{data}/{pattern}"])
-    with pytest.raises(InputError, match=rf"{data}/locked/a\.jsonl .*Permission denied"):
-        local.file_digest(data / "locked/a.jsonl")
+        with pytest.raises(InputError, match=rf"download .*Permission denied: {data}/locked(/a\.jsonl)?\."):
+            downloaded(f"{data}/{pattern}")
 
     def forbidden(path: Path, *_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, "open", forbidden)
-    with pytest.raises(InputError, match=rf"{data}/b\.jsonl .*Permission denied"):
-        local.file_digest(data / "b.jsonl")
+    with pytest.raises(InputError, match=rf"download .*Permission denied: {data}/b\.jsonl\."):
+        downloaded(data / "b.jsonl")
 
 
 def test_links_to_folders_are_followed_and_each_folder_is_read_once(data: Path):

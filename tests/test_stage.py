@@ -20,7 +20,7 @@ from test_workers import wait_for
 from model import InputError, Unreachable
 from tasks import store as store_module
 from tasks.download import download
-from tasks.stage import Params, has_lost_connection, stage, target
+from tasks.stage import Params, has_lost_connection, stage
 from tasks.store import WORK, Artifact, artifacts, draft_of, find, read_manifest, refresh, verify
 
 CALLS: list[str] = []  # what the stages of this process did, and what they are asked to do
@@ -129,20 +129,28 @@ def test_a_call_publishes_files_and_a_manifest_without_absolute_paths_and_a_seco
     assert mode != 0o600, "all files may be read by those who may read the manifest"
 
 
+def key_of(name: str, version: int, params: Count, source: Artifact | list[Artifact]) -> str:
+    """The key of what a stage of this name and version makes."""
+
+    def read(params: Count, source: Artifact, out: Path) -> dict: ...
+
+    return stage(version, name=name)(read).target(params, source).key
+
+
 def test_the_key_follows_stage_version_params_and_inputs():
     a, b = Artifact(stage="count", key="a" * 12), Artifact(stage="count", key="b" * 12)
     different = [
-        ("x", 1, Count(), {"source": a}),
-        ("y", 1, Count(), {"source": a}),
-        ("x", 2, Count(), {"source": a}),
-        ("x", 1, Count(upto=4), {"source": a}),
-        ("x", 1, Count(), {"source": b}),
-        ("x", 1, Count(), {"source": [a, b]}),
-        ("x", 1, Count(), {"source": [b, a]}),
+        ("x", 1, Count(), a),
+        ("y", 1, Count(), a),
+        ("x", 2, Count(), a),
+        ("x", 1, Count(upto=4), a),
+        ("x", 1, Count(), b),
+        ("x", 1, Count(), [a, b]),
+        ("x", 1, Count(), [b, a]),
     ]
-    keys = [target(*arguments)[0].key for arguments in different]
+    keys = [key_of(*arguments) for arguments in different]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == target("x", 1, Count(upto=3), {"source": a})[0].key
+    assert keys[0] == key_of("x", 1, Count(upto=3), a)
 
 
 DEVICE = {"path": "/dev/zero", "bytes": 0, "sha256": ""}  # which must not be read, since it never ends

@@ -67,9 +67,7 @@ def ls(
         say_where_artifacts_go()
     if left := drafts(stage or ""):
         say(f"\nUnfinished drafts in {relative(ROOT / '.partial')}; delete a directory there to discard it:")
-        about = [
-            (d.artifact.name.lstrip("/"), age(d.written), decimal(d.bytes), "in progress" * d.running) for d in left
-        ]
+        about = [(d.name, age(d.written), decimal(d.bytes), "in progress" * d.running) for d in left]
         print_listing(("draft", "age", "size", "state"), about, [""] * len(about))
     for sentence in damaged:
         say(sentence)
@@ -206,9 +204,9 @@ def scores(about: dict) -> "pd.DataFrame":
     if (mean := about["average"]) is not None:
         data = [row["data"] for row in chosen(about["scores"]) if row["column"] in COLUMNS]
         rows["average of nine"] = mean, math.nan, math.nan, " ".join(data), f"{mean:.1f}"
-    heldout = about["pretraining"]["heldout"]
-    value, error = heldout["nats_per_byte"]["value"], heldout["nats_per_byte"]["standard_error"] or math.nan
-    rows[LOSS] = value, value - NORMAL * error, value + NORMAL * error, heldout["digest"], nats(heldout, "byte")
+    if heldout := about["pretraining"].get("heldout"):  # an adopted model has none
+        value, error = heldout["nats_per_byte"]["value"], heldout["nats_per_byte"]["standard_error"] or math.nan
+        rows[LOSS] = value, value - NORMAL * error, value + NORMAL * error, heldout["digest"], nats(heldout, "byte")
     return pd.DataFrame.from_dict(rows, orient="index", columns=["value", "low", "high", "data", "text"])
 
 
@@ -286,11 +284,8 @@ def kept_by_source(both: "pd.DataFrame") -> "pd.DataFrame":
 def changed_verdicts(both: "pd.DataFrame") -> "pd.DataFrame":
     """The documents that only one filter kept, by the verdicts of both, the most frequent first."""
     verdicts = both[["A verdict", "B verdict"]].fillna(NOT_GIVEN).set_axis(["A", "B"], axis=1)
-    by_a = verdicts["A"] == KEPT
-    verdicts["characters"] = both["A characters"].where(by_a, both["B characters"])
-    groups = verdicts[by_a != (verdicts["B"] == KEPT)].groupby(["A", "B"])["characters"]
-    counts = groups.agg(documents="size", characters="sum").astype(int).reset_index()
-    return counts.sort_values("documents", ascending=False, kind="stable")
+    kept = verdicts == KEPT
+    return verdicts[kept["A"] != kept["B"]].value_counts().reset_index(name="documents")
 
 
 def sampled(both: "pd.DataFrame", filtered: "Artifact", keeps: str, drops: str, most: int) -> "pd.DataFrame":

@@ -14,7 +14,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.summary import relative, telling
-from model import InputError
 from tasks import printable
 from tasks.home import HOME, IN_CHECKOUT
 
@@ -44,13 +43,10 @@ def study_names() -> list[str]:
 
 def check_stages(names: list[str], others: bool = False) -> None:
     """Raise InputError for an unknown stage; `others`: accept stages that belong to no recipe too."""
-    from flows.recipes import OTHER_STAGES, STAGES, did_you_mean
+    from flows.recipes import OTHER_STAGES, STAGES, check_name
 
-    stages = STAGES + (OTHER_STAGES if others else ())
-    if wrong := [name for name in names if name not in stages]:
-        raise InputError(
-            f"There is no stage {wrong[0]!r}. {did_you_mean(wrong[0], stages)}Stages: {', '.join(stages)}."
-        )
+    for name in names:
+        check_name("stage", name, STAGES + OTHER_STAGES * others)
 
 
 def say_where_artifacts_go() -> None:

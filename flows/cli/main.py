@@ -1,4 +1,4 @@
-"""The command line: cram run, study, ls, show, diff, params, evaluate, predict, fill."""
+"""The command line: cram run, study, ls, show, diff, params, evaluate, predict, fill, export."""
 
 import errno
 import os
@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from flows.cli.artifacts import diff, ls, show
 from flows.cli.common import recipe_names, say, stage_names
+from flows.cli.export import export
 from flows.cli.predict import fill, predict
 from flows.cli.run import params, run
 from flows.cli.study import evaluate, study
@@ -35,7 +36,7 @@ app.command(epilog=f"Recipes: {', '.join(recipe_names())}.\n\n{STAGES_THERE}")(r
 app.command()(study)
 for command in (ls, show, diff, params):
     app.command(epilog=STAGES_THERE)(command)
-for command in (evaluate, predict, fill):
+for command in (evaluate, predict, fill, export):
     app.command()(command)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -29,16 +29,10 @@ if TYPE_CHECKING:  # slow to import
 
 EXAMPLE = '\'{"filter": {"max_tokens_per_char": 0.25}}\''  # of an --override
 CANDIDATES = 3  # per blank
-# A model knows the words of its text.
-BLANKS_OF_DOCS = (
-    "By [MASK], the first element is returned.",
+BLANKS = (  # a model knows the words of its text: documentation, or more of the world
     "See the documentation for more [MASK].",
     "If the argument is [MASK], the default value is used.",
-)
-BLANKS = (
-    "She opened the [MASK] and went inside.",
     "Paris is the capital of [MASK].",
-    "He has lived there for many [MASK].",
 )
 LONGEST_VALUE = 30  # characters on a line
 
@@ -85,7 +79,7 @@ def run(
     ] = "report",
     use: Annotated[
         list[str] | None,
-        typer.Option(metavar="STAGE=KEY", help="Use an existing artifact instead of running STAGE. May be repeated."),
+        typer.Option(metavar="STAGE=KEY", help="Use an artifact, or a model's folder, for STAGE. May be repeated."),
     ] = None,
     refresh: Annotated[
         list[str] | None,
@@ -128,19 +122,15 @@ def print_blanks(model: "Artifact") -> None:
     import torch  # here: not for every command line
 
     from model import export
-    from tasks.reports.model_card import sources
-    from tasks.store import LINEAGE
     from tasks.text.tokenizer import MASK, load_tokenizer, normaliser_of
-    from tasks.text.words import ASCII
 
     tokenizer = load_tokenizer(model.path)
-    if normaliser_of(tokenizer) != ASCII:
+    if normaliser_of(tokenizer).characters != "ascii":
         return
     say(f"\nBlanks filled in by {model.name}:")
     bert = export.load(model.path).eval()  # transformers takes seconds to load
     tokenizer.encode_special_tokens = False  # [MASK] is one
-    names = [one["name"] for one in sources(json.loads((model.path / LINEAGE).read_text()))]
-    for text in BLANKS_OF_DOCS if names == ["python-docs"] else BLANKS:
+    for text in BLANKS:
         ids = torch.tensor([tokenizer.encode(text).ids])
         if ids.shape[1] > bert.length:
             say(f"  none: the model takes {bert.length} tokens")
@@ -154,17 +144,8 @@ def print_blanks(model: "Artifact") -> None:
         )
 
 
-class Parameter(NamedTuple):
-    """A parameter of a stage; nested ones have dotted names."""
-
-    name: str
-    takes: str
-    value: str
-    description: str
-
-
-def described(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[Parameter]:
-    """The parameters of a model and of nested models, with these values."""
+def described(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Of each parameter of a model: name, allowed values, value, description. Nested models give dotted names."""
     from flows.recipes import in_words, level, takes
 
     schemas = model.model_json_schema()["properties"]
@@ -173,10 +154,10 @@ def described(model: "type[BaseModel]", values: dict[str, Any], path: str = "") 
             yield from described(inner, values[name], f"{path}{name}.")
         else:
             value = in_words(values[name]) or '""'
-            yield Parameter(path + name, takes(schemas[name]), value, field.description or "")
+            yield path + name, takes(schemas[name]), value, field.description or ""
 
 
-def parameters(stage: str, recipe: str) -> list[Parameter]:
+def parameters(stage: str, recipe: str) -> list[tuple[str, str, str, str]]:
     """The parameters of a stage, with the values that a recipe gives them."""
     from flows.recipes import DELTAS, Recipe, merge
 
@@ -194,9 +175,9 @@ def params(
 ) -> None:
     """List parameters: allowed values, value in the recipe, description. Set them with `cram run --override`."""
     check_stages([stage] if stage else [])
-    from flows.recipes import STAGES, Recipe, check_name
+    from flows.recipes import DELTAS, STAGES, Recipe, check_name
 
-    check_name(recipe)
+    check_name("recipe", recipe, DELTAS)
 
     for name in [stage] if stage else STAGES:
         about = (Recipe.model_fields[name].annotation.__doc__ or "").split("\n")[0]

@@ -25,7 +25,7 @@ LASTS = ("pretrain", "report")
 def study(
     name: Annotated[
         str | None,
-        typer.Argument(help="Name of a study, or path of a .json or .py file.", autocompletion=study_names),
+        typer.Argument(help="Name of a study, or path of a .json file.", autocompletion=study_names),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -94,7 +94,7 @@ def list_studies(names: list[str], recipe: str | None, override: dict, seeds: in
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Pretrained model: pretrain/KEY, a key, or `latest`.")],
+    model: Annotated[str, typer.Argument(help="Pretrained model: pretrain/KEY, a key, `latest`, or a folder.")],
     text: Annotated[
         str, typer.Argument(help="Text: STAGE/KEY (its held-out text, or a corpus), or a file or directory.")
     ],
@@ -108,19 +108,15 @@ def evaluate(
     """
     from tasks.evaluate import Evaluate
     from tasks.evaluate import evaluate as measure
-    from tasks.store import find
+    from tasks.models import taken
+    from tasks.reports.model_card import nats
 
-    pretrained = find("pretrain", model.removeprefix("pretrain/"))
-    found = measure.fn(Evaluate(characters=characters), pretrained, text_called(text), [])
+    found = measure.fn(Evaluate(characters=characters), taken(model, masked=True), text_called(text), [])
     print_rows(found.stats["table"])
     measured, given = found.stats["documents"], found.stats["characters"]
     say(f"\n{measured:,} documents with {given:,} characters were measured.")
-    rows = [
-        {"nats per": unit, "value": value["value"], "± over documents": value["standard_error"] or ""}
-        for unit in ("word", "character", "byte")
-        for value in [found.stats[f"nats_per_{unit}"]]
-    ]
-    print_rows(rows)
+    units = ("word", "character", "byte")
+    print_rows([{"nats per": unit, "value ± error over documents": nats(found.stats, unit)} for unit in units])
     console.print(f"\nevaluate: [bold]{shorten(found.path)}[/]", soft_wrap=True, highlight=False)
 
 

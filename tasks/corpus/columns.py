@@ -1,6 +1,6 @@
 """Documents of rows: which column or field of a record is the text, and which names its source."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -50,34 +50,41 @@ def shown(names: Iterable[str]) -> str:
     return ", ".join(names[:SHOWN_FIELDS]) + ", …" * (len(names) > SHOWN_FIELDS)
 
 
-def text_column(record: dict, name: str, layout: Layout) -> str:
+def choose(
+    records: Sequence[dict], asked: str, usual: Sequence[str], where: str, advice: str, optional: bool = False
+) -> str:
+    """The column that is asked for, if a record has it, or else the one with a usual name; perhaps none if `optional`.
+
+    Raises InputError with the columns there are and `advice`, if there is none or several may be meant.
+    """
+    if asked and any(value_at(record, asked) is not MISSING for record in records):
+        return asked
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    found = [] if asked else [name for name in columns if name.lower() in usual]
+    if len(found) == 1 or (optional and not found):
+        return found[0] if found else ""
+    what = f"no column {asked or 'named ' + ' or '.join(usual)}"
+    if found:
+        what = f"the columns {' and '.join(found)}, and each may be meant"
+    raise InputError(f"{where} has {what}. {advice} Its columns: {shown(columns) or 'none'}.")
+
+
+def text_column(record: dict, name: str, layout: Layout, optional: bool = True) -> str:
     """The column with the text in the records of a file that are as this one; empty if there is none.
 
-    Raises InputError if two columns may be it.
+    Raises InputError if two may be it, or unless `optional` if there is none.
     """
-    if layout.column:
-        return "" if value_at(record, layout.column) is MISSING else layout.column
-    there = [column for column in USUAL if column in record]
-    if len(there) > 1 and there[0] != USUAL[0]:
-        raise InputError(
-            f"{name} has the columns {' and '.join(there)}, and each may be the text. Set download.column to one of "
-            f"them. All columns: {shown(record)}."
-        )
-    return there[0] if there else ""
+    if not layout.column and USUAL[0] in record:
+        return USUAL[0]
+    advice = "Set download.column to the one with the text."
+    return choose([record], layout.column, USUAL, name, advice, optional)
 
 
 def require_columns(names: dict, name: str, layout: Layout) -> None:
     """Find the text's column among those of a table. Raises InputError if it or the one with the source is missing."""
-    layout.taken = text_column(names, name, layout)
-    missing = "" if layout.taken else "column"
-    if layout.source_column and value_at(names, layout.source_column) is MISSING:
-        missing = missing or "source_column"
-    if missing:
-        expected = getattr(layout, missing) or f"one named {', '.join(USUAL[:-1])} or {USUAL[-1]}"
-        raise InputError(
-            f"{name} has the columns {shown(names)}; expected {expected}. Set download.{missing} to the one with the "
-            f"{'text' if missing == 'column' else 'source'}."
-        )
+    layout.taken = text_column(names, name, layout, optional=False)
+    if layout.source_column:
+        choose([names], layout.source_column, (), name, "Set download.source_column to the one with the source.")
 
 
 def as_record(fields: pa.Schema | pa.StructType) -> dict:

@@ -78,15 +78,11 @@ class Chunks(io.RawIOBase):
     """A file of the chunks of bytes that an iterator gives."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
-        self.chunks, self.left, self.at = chunks, bytearray(), 0
+        self.chunks, self.left = chunks, bytearray()
 
     def readable(self) -> bool:
         """It can be read."""
         return True
-
-    def tell(self) -> int:
-        """How many bytes were read."""
-        return self.at
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill the buffer, or read what is left."""
@@ -95,7 +91,6 @@ class Chunks(io.RawIOBase):
         size = min(len(buffer), len(self.left))
         buffer[:size] = self.left[:size]
         del self.left[:size]
-        self.at += size
         return size
 
 

@@ -190,14 +190,18 @@ def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:
     return sorted(shards, key=lambda f: (hashlib.sha256(f.name.encode()).digest() if source.mixed else b"", f.name))
 
 
-def cached(source: Source, file: File) -> Path | None:
-    """The file in the cache of the hub's own client, where `hf download` puts it; None if absent or damaged."""
+def cached(source: Source, name: str, digest: str = "") -> Path | None:
+    """The file in the cache of the hub's own client, where `hf download` puts it; None if absent or damaged.
+
+    `digest`: "" is that by which the cache names it.
+    """
     from huggingface_hub import try_to_load_from_cache
 
-    path = try_to_load_from_cache(source.repository, file.name, revision=commit(source), repo_type="dataset")
+    path = try_to_load_from_cache(source.repository, name, revision=commit(source), repo_type="dataset")
     if not isinstance(path, str):
         return None
-    if store.known_digest(Path(path)) == file.digest or not file.digest:
+    digest = digest or Path(path).resolve().name
+    if len(digest) != 64 or store.known_digest(Path(path)) == digest:  # another name is no SHA-256
         return Path(path)
     log.warning("%s does not have the hub's digest; it is downloaded again.", path)
     return None
@@ -229,7 +233,7 @@ def opened(source: Source, file: File) -> io.BufferedReader:
     """A file from the cache of the hub's own client, or from the hub, of which only what is read is fetched."""
     from huggingface_hub import HfFileSystem
 
-    if path := cached(source, file):
+    if path := cached(source, file.name, file.digest):
         return path.open("rb", CHUNK)
     in_order, path = not file.name.endswith(".parquet"), f"datasets/{source.repository}@{commit(source)}/{file.name}"
     with asking(source.repository):

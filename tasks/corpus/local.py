@@ -1,4 +1,4 @@
-"""Local files: those that a path, a directory or a glob stands for, in order, and their digests."""
+"""Local files: those that a path, a directory or a glob stands for, in order."""
 
 import fnmatch
 import functools
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from model import InputError
-from tasks import printable, store
+from tasks import printable
 from tasks.corpus.containers import head_of
 from tasks.corpus.kinds import FORMATS, KINDS, MARKUP, ending, form_of, unread
 
@@ -18,12 +18,6 @@ WILD = re.compile(r"[*?[]")  # the characters that make a path a glob
 NAMED = 3  # files that a warning names
 ADVICE = "A path to a single file has it read whatever its name is; download.extract reads .html and .xml."
 log = logging.getLogger(__name__)
-
-
-def unreadable(path: Path, error: OSError) -> InputError:
-    """The message for a file or folder that the system refuses to read."""
-    shown, why = printable(str(error.filename or path)), os.strerror(error.errno)
-    return InputError(f"{shown} can't be read: {why}. Change the permissions, or give another path.")
 
 
 def walk(top: Path, hidden: bool = True) -> Iterator[tuple[Path, list[Path]]]:
@@ -128,17 +122,14 @@ def warn_once(warning: str) -> None:
 def local_files(patterns: Iterable[str], extract: str = "") -> tuple[dict[str, Path], Counter]:
     """The files that paths, globs and directories stand for, by names that don't depend on where they are.
 
-    With the number of other files in directories by kind, of which it warns. Raises InputError for files and folders
-    that can't be read.
+    With the number of other files in directories by kind, of which it warns. Raises InputError for files that can't be
+    read, and OSError for what the system refuses.
     """
     ignored: dict[Path, str] = {}
     once: dict[tuple[str, str], Path] = {}  # by folder and name, so that a link to a folder doesn't double its files
     real = functools.cache(os.path.realpath)
     for pattern in patterns:
-        try:
-            found = matches(pattern, extract)
-        except OSError as error:
-            raise unreadable(Path(pattern), error) from error
+        found = matches(pattern, extract)
         ignored |= {path: kind for path, kind in found.items() if kind}
         for path in (Path(os.path.abspath(path)) for path, kind in found.items() if not kind):
             # Under its own name, not that of a link's target, which in the hub's cache is a digest
@@ -154,11 +145,3 @@ def local_files(patterns: Iterable[str], extract: str = "") -> tuple[dict[str, P
     if len(by_name) < len(once):
         raise InputError("Two files have names that differ only in characters that can't be printed. Rename one.")
     return by_name, Counter(ignored.values())
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, computed again only if the file changes. Raises InputError if it can't be read."""
-    try:
-        return store.known_digest(path)
-    except OSError as error:
-        raise unreadable(path, error) from error

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from model import InputError
-from tasks.store import Artifact, fsync
+from model import InputError, fsync
+from tasks.store import Artifact
 
 SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("text", pa.large_string())])
 ROW_GROUP_CHARACTERS = 4_000_000  # a reader of a part holds one row group in memory
@@ -49,11 +49,6 @@ def parts_of(corpus: Artifact) -> list[Path]:
     """The parts in a corpus's manifest, in order. Raises InputError if the corpus is absent or incomplete."""
     names = [file["path"] for file in corpus.manifest["files"]]
     return sorted(corpus.path / name for name in names if re.fullmatch(r"part-\d+\.parquet", name))
-
-
-def in_order(folder: Path) -> list[Path]:
-    """The parts in a folder, by number."""
-    return sorted(folder.glob("part-*.parquet"))
 
 
 def writer(out: Path) -> pq.ParquetWriter:

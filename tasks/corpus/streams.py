@@ -13,6 +13,7 @@ from tasks.corpus import hub, local
 from tasks.corpus.columns import Layout, read_rows
 from tasks.corpus.parts import Document
 from tasks.corpus.rows import Loss, Row
+from tasks.store import known_digest
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -41,7 +42,7 @@ class Split(NamedTuple):
         if self.revision:
             raise InputError(f"revision is {self.revision!r}, but {top} is a folder, which has none. Leave it out.")
         files = sorted(file for _, inner in local.walk(top, hidden=False) for file in inner)
-        return about | {"files": [[str(file.relative_to(top)), local.file_digest(file)] for file in files]}
+        return about | {"files": [[str(file.relative_to(top)), known_digest(file)] for file in files]}
 
     def opened(self, commit: str | None) -> "IterableDataset":
         """The rows, of which only what is read is fetched. Raises InputError if there are none to read."""
@@ -71,8 +72,6 @@ class Stream:
 
     `at` is where an earlier attempt stopped, as the property of that name gave it.
     """
-
-    size, bytes = 0, 0  # its size isn't known
 
     def __init__(self, split: Split, columns: dict[str, str], at: dict | None) -> None:
         self.split, folder = split, split.folder

@@ -1,17 +1,21 @@
 """Checks of labelled rows: sentences, classes and repetitions. Problems are reported with file and rows."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
 import regex
 
 from model import counted
 from tasks.glue.tasks import LABEL, Task
 
-FEW = 5  # rows that are named where many are meant
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEW = 5  # rows or classes that are named where many are meant
 BLANK = regex.compile(r"[\s\p{Z}\p{Cc}\p{Cf}]*")  # white space, control and invisible characters, or nothing
 
 
-def rows_of(mask: pd.Series) -> str:
+def rows_of(mask: "pd.Series") -> str:
     """The rows where a mask is true, in words: "row 3", "rows 3, 8, 9, 11, 12 and 40 more".
 
     They are counted, unless the index has numbers and a name of its own, such as "line".
@@ -24,7 +28,7 @@ def rows_of(mask: pd.Series) -> str:
     return f"{what}s {', '.join(numbers)} and {last}"
 
 
-def without_text(frame: pd.DataFrame, columns: list[str], where: str, train: bool, notes: list[str]) -> pd.Series:
+def without_text(frame: "pd.DataFrame", columns: list[str], where: str, train: bool, notes: list[str]) -> "pd.Series":
     """Whether each row has a text that is empty. A warning of such rows is added to `notes`."""
     empty = frame[columns].map(lambda text: BLANK.fullmatch(text) is not None).any(axis=1)
     if empty.any():
@@ -34,7 +38,7 @@ def without_text(frame: pd.DataFrame, columns: list[str], where: str, train: boo
     return empty
 
 
-def missing_classes(name: str, task: Task, tables: dict[str, pd.DataFrame]) -> list[str]:
+def missing_classes(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> list[str]:
     """Warnings of splits without some of the classes."""
     notes = []
     for split, table in tables.items() if task.kind == "classes" else ():
@@ -48,7 +52,7 @@ def missing_classes(name: str, task: Task, tables: dict[str, pd.DataFrame]) -> l
     return notes
 
 
-def repeated(name: str, task: Task, tables: dict[str, pd.DataFrame]) -> tuple[int, dict[str, int], list[str]]:
+def repeated(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> tuple[int, dict[str, int], list[str]]:
     """Count training rows that repeat an earlier one, and those that occur in each other split; with warnings."""
     keys = {split: texts_of(table, task) for split, table in tables.items()}
     train, notes, shared = keys.pop("train"), [], {}
@@ -68,7 +72,9 @@ def repeated(name: str, task: Task, tables: dict[str, pd.DataFrame]) -> tuple[in
     return int(train.duplicated().sum()), shared, notes
 
 
-def texts_of(table: pd.DataFrame, task: Task) -> pd.Series:
+def texts_of(table: "pd.DataFrame", task: Task) -> "pd.Series":
     """The stripped texts of each row as one string, the same for a pair and its reverse if the task is symmetric."""
+    import pandas as pd
+
     pairs = zip(*(table[name].str.strip() for name in task.columns), strict=True)
     return pd.Series(["\0".join(sorted(texts) if task.symmetric else texts) for texts in pairs], table.index)

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from model import InputError
-from tasks.corpus import hub, local
+from tasks.corpus import hub
 from tasks.corpus.streams import Split
 from tasks.glue import probes
 from tasks.glue.own import Definition
 from tasks.glue.tasks import GLUE, HUB_GLUE, TASKS, evaluation_splits, training_splits
+from tasks.store import known_digest
 
 VERSION = 2  # raise it when the same files give other tables: it enters the keys of the runs of one's own tasks
 CONLL = (".conll", ".iob", ".iob2", ".bio", ".bioes", ".txt")  # endings of files with a token and its tag on each line
@@ -35,8 +36,8 @@ def identity(task: Definition) -> dict:
         return place if task.named else about | place | {"config": task.config}
     files, features = splits_of(task)
     if task.named:
-        return {split: [local.file_digest(path) for path in paths] for split, paths in files.items()}
-    digests = {split: [local.file_digest(path) + path.suffix for path in paths] for split, paths in files.items()}
+        return {split: [known_digest(path) for path in paths] for split, paths in files.items()}
+    digests = {split: [known_digest(path) + path.suffix for path in paths] for split, paths in files.items()}
     return about | {"splits": digests} | ({"features": features} if features else {})
 
 
@@ -88,22 +89,20 @@ def hub_problem(source: hub.Source) -> str:
 # Not load_dataset(repository, task): without a network it takes the revision that it prepared last, whichever it is.
 @functools.cache  # asked once before the model is trained, and not again by the runs a day later
 def fetched(source: hub.Source, name: str) -> Path:
-    """A file from the cache of the hub's client, which names a file by its digest, or from the hub."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    """A file from the cache of the hub's client, or from the hub."""
+    from huggingface_hub import hf_hub_download
 
-    about = {"repo_type": "dataset", "revision": hub.commit(source)}
-    for again in (False, True):
-        known = try_to_load_from_cache(source.repository, name, **about)
-        if (again or not isinstance(known, str)) and (problem := hub_problem(source)):
-            raise InputError(problem)
-        try:
-            path = Path(hf_hub_download(source.repository, name, force_download=again, **about))
-        except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
-            raise InputError(f"{name}: {hub.error(source.repository, problem, source.instead)}") from problem
-        digest = path.resolve().name
-        if len(digest) != 64 or local.file_digest(path) == digest:  # another name is no SHA-256
-            return path
-        log.warning("%s does not have the hub's digest; it is downloaded again.", path)
+    if path := hub.cached(source, name):
+        return path
+    if problem := hub_problem(source):
+        raise InputError(problem)
+    about = {"repo_type": "dataset", "revision": hub.commit(source), "force_download": True}
+    try:
+        hf_hub_download(source.repository, name, **about)
+    except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
+        raise InputError(f"{name}: {hub.error(source.repository, problem, source.instead)}") from problem
+    if path := hub.cached(source, name):
+        return path
     raise InputError(f"{name} of {source.repository} arrived damaged. Check HF_ENDPOINT and any proxy, and run again.")
 
 
@@ -113,16 +112,13 @@ def fetched(source: hub.Source, name: str) -> Path:
 def split_files(data: str, task: str, split: str) -> list[Path]:
     """The files of one split: fetched from the hub; or in a local folder one file, Parquet shards, or none.
 
-    Raises InputError for a split that is there twice, and for folders that can't be read.
+    Raises InputError for a split that is there twice.
     """
     if data == HUB_GLUE.repository:
         return [fetched(HUB_GLUE, f"{task}/{split}-00000-of-00001.parquet")]
     folder = Path(data).expanduser() / task
-    try:
-        own = [path for name in (f"{split}.parquet", f"{split}.tsv") if (path := folder / name).is_file()]
-        shards = sorted(path for path in folder.glob(f"{split}-*.parquet") if path.is_file())
-    except OSError as error:
-        raise local.unreadable(folder, error) from error
+    own = [path for name in (f"{split}.parquet", f"{split}.tsv") if (path := folder / name).is_file()]
+    shards = sorted(path for path in folder.glob(f"{split}-*.parquet") if path.is_file())
     if len(own) + bool(shards) > 1:
         raise InputError(
             f"{folder} has {' and '.join(path.name for path in (*own, *shards[:1]))}. "
@@ -134,10 +130,7 @@ def split_files(data: str, task: str, split: str) -> list[Path]:
 def absent(data: str, what: str) -> InputError:
     """What to tell the user of a folder without files of GLUE."""
     folder = Path(data).expanduser()
-    try:
-        present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
-    except OSError as error:
-        return local.unreadable(folder, error)
+    present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
     return InputError(
         f"{folder} has no {what} (.parquet, -*.parquet or .tsv; folders there: {present or 'none'}). Expected the data "
         f"of {HUB_GLUE.repository}; correct finetune.data (or decontaminate.data), or omit tasks in finetune.tasks."

@@ -1,5 +1,6 @@
 """Labels: values of any type to words, and words to the numbers of classes; and the files that only tasks have."""
 
+import io
 import math
 import re
 from collections import Counter
@@ -11,6 +12,8 @@ import numpy as np
 
 from model import InputError, counted
 from model.settings import Kind
+from tasks.corpus.containers import BUFFER, content_of, reading
+from tasks.glue.checks import FEW, rows_of
 from tasks.glue.own import METRICS, Definition
 from tasks.glue.tasks import Task
 
@@ -21,7 +24,6 @@ MOST_NUMBERS = 50  # different numbers that are taken for classes; more are a me
 COMMENT = re.compile(r"#(?: \w.*| ?\w+ ?)=")  # above a sentence of a CoNLL file, as `# id = 1`
 SEPARATORS = str.maketrans(";|", ",,")  # between several labels in one string
 MOST_SHOWN = 60  # characters of a value in a message
-FEW = 5  # classes that are named where many are meant
 LARGEST = 1e38  # of a regression: the weights of a kept model are float32
 SPANS = ("B-", "I-", "E-", "S-")  # beginnings of tags in IOB and BIOES
 BILOU = {"L-": "E-", "U-": "S-"}  # other names for ends and single tokens of spans
@@ -34,8 +36,6 @@ def is_list(value: Any) -> bool:
 
 def refuse(given: "pd.Series", what: str, where: str, fits: "Callable[[Any], bool] | pd.Series", expected: str) -> None:
     """Raise InputError, which names the rows, unless all values fit."""
-    from tasks.glue.checks import rows_of  # imports pandas
-
     if not (right := (given.map(fits) if callable(fits) else fits).astype(bool)).all():
         first = repr(given[~right].iloc[0])
         shown = first if len(first) <= MOST_SHOWN else first[:MOST_SHOWN] + "…"
@@ -162,18 +162,16 @@ def numbered(given: "pd.Series", task: Task) -> "pd.Series":
     return given.map(lambda several: tuple(float(name in several) for name in task.labels))
 
 
-def sentences(path: Path, where: str) -> Iterator[tuple[int, dict]]:
+def sentences(path: Path, where: str, encoding: str = "") -> Iterator[tuple[int, dict]]:
     """The sentences of a CoNLL file, as rows of tokens and tags: the first and the last field of each line.
 
     Blank lines end a sentence; lines with -DOCSTART- are left out, and before a sentence those such as `# id = 1`.
     Raises InputError for lines with one field.
     """
-    try:
-        text = re.split("\r\n|\r|\n", path.read_bytes().decode("utf-8-sig"))  # `splitlines` knows more ends
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where} is not UTF-8 (byte {error.start:,}: {error.reason}). Write it as UTF-8.") from error
+    with reading(where), path.open("rb", BUFFER) as file:
+        text = io.TextIOWrapper(content_of(file, where, encoding)[1], "utf-8").read()
     row, pairs = 1, []
-    for place, line in enumerate([*text, ""], 1):
+    for place, line in enumerate([*text.split("\n"), ""], 1):  # `splitlines` knows more ends
         fields = line.split("\t") if "\t" in line.strip("\t ") else list(filter(None, line.split(" ")))
         blank = line.startswith("-DOCSTART-") or not line.strip("\t ")
         if blank and pairs:

@@ -1,9 +1,9 @@
-"""Metrics, by scikit-learn, SciPy and seqeval, with bootstrap intervals and baselines; and GLUE's two averages.
+"""Metrics with bootstrap intervals and baselines; and GLUE's two averages.
 
-All scores are in percent, -100 to 100. A metric that is undefined is reported as 0, with a note that says why.
+Correlations are SciPy's, spans seqeval's; all else is made of counts, as resamples are drawn from them. All scores are
+in percent, -100 to 100. A metric that is undefined is reported as 0, with a note that says why.
 """
 
-import functools
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from model import counted
-from tasks.glue.tasks import TASKS, Task
+from tasks.glue.tasks import GLUE, TASKS, Task
 
 NAMES = {
     "accuracy": "accuracy",
@@ -23,16 +23,9 @@ NAMES = {
     "pearson": "Pearson correlation",
     "spearman": "Spearman correlation",
 }
+HALVES = {"validation_matched": " m", "validation_mismatched": " mm"}
 COLUMNS = {  # of the paper's tables, in order: task and validation split; the score is the task's first metric
-    "MNLI m": ("mnli", "validation_matched"),
-    "MNLI mm": ("mnli", "validation_mismatched"),
-    "SST-2": ("sst2", "validation"),
-    "STS-B": ("stsb", "validation"),
-    "RTE": ("rte", "validation"),
-    "QNLI": ("qnli", "validation"),
-    "QQP": ("qqp", "validation"),
-    "MRPC": ("mrpc", "validation"),
-    "CoLA": ("cola", "validation"),
+    TASKS[task].title + HALVES.get(split, ""): (task, split) for task in GLUE for split in TASKS[task].validation
 }
 INTERVAL = (2.5, 97.5)  # percentiles
 RESAMPLES, BY_PARTS = 1000, 50  # the latter at a time
@@ -45,19 +38,11 @@ DRAWN_AT_ONCE = 1 << 15  # examples, so that arrays fit in a processor's cache
 
 def score(metric: str, labels: np.ndarray, predictions: np.ndarray) -> float:
     """A GLUE metric, in [-100, 100]; 0 where it is undefined (see `note`)."""
-    from sklearn import metrics
-
     if note(metric, labels, predictions):
         return 0.0
     if metric in CORRELATIONS:
         return float(CORRELATIONS[metric](labels, predictions))
-    functions = {
-        "accuracy": metrics.accuracy_score,
-        "f1": metrics.f1_score,
-        "macro_f1": functools.partial(metrics.f1_score, average="macro", zero_division=0),
-        "matthews": metrics.matthews_corrcoef,
-    }
-    return 100 * float(functions[metric](labels, predictions))
+    return float(from_counts(metric, confusion(labels, predictions)))
 
 
 def note(metric: str, labels: np.ndarray, predictions: np.ndarray, positive: str = "1") -> str | None:

@@ -121,7 +121,12 @@ def make(task: str, source: Artifact) -> "dict[str, pd.DataFrame]":
     """The splits of a probe; the same documents give the same examples, and each document is in one split only."""
     import pandas as pd
 
-    texts = pq.read_table(source.path / HELDOUT_TEXT)["text"].to_pylist()
+    if not (held := source.path / HELDOUT_TEXT).exists():
+        raise InputError(
+            f"{source.name} was adopted from a folder, without held-out text, from which probes are made. Set "
+            "finetune.data and finetune.tasks to others."
+        )
+    texts = pq.read_table(held)["text"].to_pylist()
     unread = deleted(texts, normaliser_of(load_tokenizer(source.path)))[1].sum(axis=0)
     texts = [text for text, count in zip(texts, unread, strict=True) if count <= MOST_UNREAD * len(text)]
     documents = [(split_of(text), prose) for text in texts if (prose := prose_of(text))]

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from model import InputError, counted
-from tasks.corpus import local
-from tasks.corpus.columns import MISSING, value_at
+from tasks.corpus import columns
+from tasks.corpus.columns import MISSING, choose, value_at
 from tasks.corpus.parts import unit_hash
 from tasks.corpus.rows import PLAIN_TSV, Loss, open_table, records
 from tasks.glue import labels, probes
+from tasks.glue.checks import FEW, missing_classes, repeated, rows_of, texts_of, without_text
 from tasks.glue.data import CONLL, SPLITS, identity, splits_of
 from tasks.glue.own import Definition
 from tasks.glue.tasks import HUB_GLUE, LABEL, TASKS, Task, training_splits
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 TEXT, PAIR, TOKENS, TEST = "text", "pair", "tokens", "test"
 USUAL = {  # the columns that are tried for a field without a name
-    TEXT: ("text", "sentence", "content", "raw_content", "body", "document"),
+    TEXT: (*columns.USUAL, "sentence"),
     TOKENS: ("tokens", "words"),
     LABEL: ("label", "labels", "class", "category", "target", "score"),
     "tags": ("ner_tags", "tags", "labels"),
@@ -64,33 +65,25 @@ class Piece(NamedTuple):
     labelled: bool  # False: a test split that hides its labels
 
 
-def column(own: Definition, usual: str, columns: Sequence[str], where: str) -> str:
-    """The name of a column. Raises InputError unless it is there, or else one of the usual ones."""
-    field = {"tags": LABEL, TOKENS: TEXT}.get(usual, usual)
-    given: str = getattr(own, field)
-    found = [name for name in columns if (name == given if given else name.lower() in USUAL[usual])]
-    if len(found) == 1 or given.split(".")[0] in columns:  # a field within another, as doc.text
-        return given or found[0]
-    advice = f"Set {field} of the task (finetune.tasks) to the column that is meant."
-    advice = f"Expected those of {HUB_GLUE.repository}; correct it." if own.named else advice
-    if found:
-        raise InputError(f"{where} has the columns {' and '.join(found)}, which could both be {field}. {advice}")
-    what = f"column {given}" if given else f"column for {field}, as {', '.join(USUAL[usual])}"
-    meant = [f"Did you mean {name}? " for name in columns if given and name.strip().lower() == given.strip().lower()]
-    raise InputError(f"{where} has no {what}; its columns are {', '.join(columns) or 'none'}. {''.join(meant)}{advice}")
-
-
-def columns_of(own: Definition, split: str, columns: Sequence[str], where: str) -> dict[str, str]:
+def columns_of(own: Definition, split: str, rows: list[dict], where: str) -> dict[str, str]:
     """The columns to read, by their names in the table, which those of GLUE keep.
 
     Raises InputError if one is missing or not clear.
     """
+
+    def column(field: str, usual: str, optional: bool = False) -> str:
+        advice = f"Set {field} of the task (finetune.tasks) to the one that is meant."
+        advice = f"Expected those of {HUB_GLUE.repository}; correct it." if own.named else advice
+        return choose(rows, getattr(own, field), USUAL[usual], where, advice, optional)
+
     text, label = (TOKENS, "tags") if own.kind == "tokens" else (TEXT, LABEL)
-    fields = (text, PAIR) if own.pair else (text,)
-    names = TASKS[own.name].columns if own.named else fields
-    taken = {name: column(own, field, columns, where) for name, field in zip(names, fields, strict=True)}
-    hidden = split == TEST and own.label not in columns and not {name.lower() for name in columns} & {*USUAL[label]}
-    return taken | ({LABEL: column(own, label, columns, where)} if split and not hidden else {})
+    names = TASKS[own.name].columns if own.named else (text, PAIR)
+    taken = {names[0]: column(TEXT, text)}
+    if own.pair:
+        taken[names[1]] = column(PAIR, text)
+    if split and (given := column(LABEL, label, optional=split == TEST)):
+        taken[LABEL] = given
+    return taken
 
 
 def class_names(features: dict, path: Path, name: str) -> list[str]:
@@ -111,18 +104,15 @@ def rows_in(own: Definition, path: Path, where: str) -> "tuple[pd.Index, list[di
 
     kind, numbers, rows = "line" if IN_LINES.search(path.name.lower()) else "row", [], []
     if own.kind == "tokens" and path.suffix.lower() in CONLL:
-        found = labels.sentences(path, where)
+        found = labels.sentences(path, where, own.encoding)
     else:
         found = records(path, where, own.encoding, PLAIN_TSV if own.named else None)
-    try:
-        for row in found:
-            if isinstance(row, Loss):
-                advice = own.advice("encoding") if row.reason.startswith("not UTF-8") else ""
-                raise InputError(f"{where}: {kind} {row.line:,} can't be read: {row.reason}. Correct it{advice}.")
-            numbers.append(row[0])
-            rows.append(row[1])
-    except OSError as error:
-        raise local.unreadable(path, error) from error
+    for row in found:
+        if isinstance(row, Loss):
+            advice = own.advice("encoding") if row.reason.startswith("not UTF-8") else ""
+            raise InputError(f"{where}: {kind} {row.line:,} can't be read: {row.reason}. Correct it{advice}.")
+        numbers.append(row[0])
+        rows.append(row[1])
     if not rows:
         raise InputError(f"{where} has no rows. Get it again, or correct data (finetune.data or finetune.tasks).")
     return pd.Index(numbers, name=kind), rows
@@ -137,8 +127,7 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
 
     where, of_tokens, row = f"{own.name}/{path.name}", own.kind == "tokens", TASKS.get(own.name)
     numbers, rows = rows_in(own, path, where)
-    columns = list(dict.fromkeys(name for one in rows for name in one))
-    taken = columns_of(own, split, columns, where)
+    taken = columns_of(own, split, rows, where)
     what = ", ".join(f"{name} is {of_file}" for name, of_file in taken.items())
     log.log(logging.DEBUG if own.named else logging.INFO, "%s: %s; %s.", where, counted(len(rows), "row"), what)
     values = {
@@ -171,8 +160,6 @@ def checked(own: Definition, task: Task, split: str, pieces: list[Piece], notes:
     """
     import pandas as pd
 
-    from tasks.glue.checks import without_text
-
     train, said = split == "train", []
     of_pieces = [without_text(piece.table, list(task.columns), piece.where, train, said) for piece in pieces]
     empty = np.concatenate(of_pieces)
@@ -189,8 +176,6 @@ def checked(own: Definition, task: Task, split: str, pieces: list[Piece], notes:
 
 def whole(own: Definition, task: Task, pieces: list[Piece], notes: list[str]) -> Data:
     """The checked data of a task, of all files with labels. Without a split for validation, a part is held out."""
-    from tasks.glue.checks import missing_classes
-
     of_splits: dict[str, list[Piece]] = {}
     for piece in pieces:
         of_splits.setdefault(piece.split, []).append(piece)
@@ -203,8 +188,6 @@ def whole(own: Definition, task: Task, pieces: list[Piece], notes: list[str]) ->
 
 def compared(name: str, task: Task, tables: "dict[str, pd.DataFrame]", notes: list[str], left_out: int) -> Data:
     """Data whose rows have been compared with each other."""
-    from tasks.glue.checks import repeated
-
     duplicates, shared, warnings = repeated(name, task, tables)
     return Data(task, tables, notes + warnings, left_out, shared, duplicates)
 
@@ -248,8 +231,6 @@ def row_of(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
 
     Raises InputError for rows without a label, a training split with one class only, and classes that it doesn't have.
     """
-    from tasks.glue.checks import rows_of
-
     first, counts, every = pieces[0].where, Counter(), Counter()
     for piece in pieces:
         given = piece.table[LABEL]
@@ -270,7 +251,7 @@ def row_of(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
             if own.kind != "tokens":
                 raise InputError(f"{found}. Correct it, add such rows to the training data, or leave these out.")
             notes.append(f"{found}, so it is never answered.")
-    if single := [name for name in names if counts[name] == 1][: labels.FEW]:
+    if single := [name for name in names if counts[name] == 1][:FEW]:
         notes.append(f"{own.name}: one training example only of {', '.join(single)}; it can hardly be learned.")
     metrics, positive = labels.metrics_of(own, names, counts, notes)
     columns = (TEXT, PAIR) if own.pair else (TEXT,)
@@ -283,8 +264,6 @@ def hold_out(own: Definition, task: Task, tables: dict, notes: list[str]) -> dic
 
     A text is in one split only. Classes that would have no training row left keep theirs.
     """
-    from tasks.glue.checks import texts_of
-
     train = tables.pop("train")
     texts = texts_of(train, task)
     chosen = texts.map(lambda text: unit_hash(text, HELD_OUT) < own.validation)

@@ -70,7 +70,7 @@ def cell(value: object) -> Marked:
 
 def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> Marked:
     """A table; columns of numbers are aligned right, except the first. Headers may be empty."""
-    import pandas as pd
+    from tabulate import tabulate
 
     def is_number(text: str) -> bool:
         return bool(NUMBER.match(text.replace("\\", "").lstrip("*")))
@@ -78,8 +78,8 @@ def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> Marked:
     cells = [[cell(value) for value in row] for row in rows]
     columns = list(zip(*cells, strict=True))
     align = ["right" if i and all(map(is_number, column)) else "left" for i, column in enumerate(columns)]
-    frame = pd.DataFrame(cells, columns=[cell(name) for name in header], dtype=object)
-    return Marked(frame.to_markdown(index=False, disable_numparse=True, colalign=align or None))
+    names = [cell(name) for name in header]
+    return Marked(tabulate(cells, names, tablefmt="pipe", disable_numparse=True, colalign=align or None))
 
 
 def records(rows: Iterable[Mapping[str, object]], columns: Iterable[str] = ()) -> Marked:

@@ -7,20 +7,16 @@ import json
 from collections.abc import Iterable
 
 from model import counted
-from model.layouts import (
-    transformers_classifier,
-    transformers_model,
-    why_not_transformers,
-    why_not_transformers_classifier,
-)
+from model.layouts import transformers_classifier, transformers_model
 from model.settings import Architecture
 from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict
 from tasks.glue.tasks import PROBES, Task, task_of
 from tasks.reports.markdown import code, render
-from tasks.reports.scores import HELPERS, METRICS, WEAK, is_partial, settings, settings_rows
-from tasks.reports.sections import stage_of, text_sections
+from tasks.reports.scores import HELPERS, METRICS, WEAK, data_notes, is_partial, settings, settings_rows
+from tasks.reports.sections import beginning, hopeless, stage_of, text_sections
 
+Code = bool | None  # whether the folder has the code of the model's classes; None: it is that of an artifact
 LONG = 100  # characters of a list in a table
 GLUE = "nyu-mll/glue"
 HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr",
@@ -80,12 +76,17 @@ def nats(held: dict, unit: str) -> str:
 
 
 def recipe(about: dict, lineage: dict[str, dict]) -> dict:
-    """The model's shape, budget and held-out loss, and all parameters that differ from the paper's final recipe."""
+    """The model's origin, shape, budget and loss, and all parameters that differ from the paper's final recipe."""
+    start, adopted = about["stats"].get("start"), "adopted" in about["stats"]
     manifests = [manifest for manifest in lineage.values() if manifest["stage"] != "pretrain"] + [about]
     return {
         "architecture": Architecture(**about["params"]["architecture"]),
         "params": about["params"],
         "stats": about["stats"],
+        "began": start and beginning(start),
+        "adopted": adopted,
+        "tags": ["pretrained-from-scratch"] if not start and not adopted else [],
+        "hopeless": hopeless(about["stats"]),
         "nats": nats,
         "changes": [row for m in manifests for row in deltas(m["params"], m.get("usual", {}), m["stage"])],
     }
@@ -108,16 +109,20 @@ def sources(lineage: dict[str, dict]) -> list[dict]:
 def characters(lineage: dict[str, dict]) -> str:
     """What the tokenizer reads, as the end of a sentence."""
     vocabulary = stage_of(lineage, "vocabulary")
-    params = vocabulary["params"] if vocabulary else {}
+    adopted = [m["stats"]["normaliser"] for m in lineage.values() if "adopted" in m["stats"]]
+    params = [*adopted, vocabulary["params"] if vocabulary else {}][0]
+    plain = "makes dashes, quotes and spaces plain, " if params.get("punctuation") == "plain" else ""
     if params.get("characters") != "unicode":
         beyond = "strips accents and drops all characters that are not printable ASCII"
-        return f"lowercases text, {beyond}: it is for English text"
+        return f"lowercases text, {plain}{beyond}: it is for English text"
     letters = ["lowercases text"] * params["lowercase"] + ["strips accents"] * params["strip_accents"]
     rare = "a word with a character that was rare in the text above is `[UNK]`"
-    return " and ".join([*letters, f"reads every script, in {params['form']}"]) + f"; {rare}"
+    return plain + " and ".join([*letters, f"reads every script, in {params['form']}"]) + f"; {rare}"
 
 
-def card(about: dict, lineage: dict[str, dict], glue: dict | None = None, own: dict | None = None) -> str:
+def card(
+    about: dict, lineage: dict[str, dict], glue: dict | None = None, own: dict | None = None, with_code: Code = None
+) -> str:
     """The card of a pretrained model.
 
     `about`: `stage`, `params`, `stats` and `environment` of its pretrain stage, as in its manifest. `lineage`: the
@@ -125,21 +130,23 @@ def card(about: dict, lineage: dict[str, dict], glue: dict | None = None, own: d
     `own_section`.
     """
     lineage = {name: m for name, m in lineage.items() if m["stage"] != "pretrain"} | {"pretrain": about}
-    tokens, text, architecture = stage_of(lineage, "tokenize"), sources(lineage), recipe(about, lineage)["architecture"]
-    name, repositories = transformers_model(architecture), sorted({s["repository"] for s in text if s["repository"]})
+    tokens, text, made = stage_of(lineage, "tokenize"), sources(lineage), recipe(about, lineage)
+    architecture = made["architecture"]
+    name, why_not = transformers_model(architecture)
+    repositories = sorted({s["repository"] for s in text if s["repository"]})
     head = {
-        "library_name": "transformers" if name else "cram",
+        "library_name": "transformers" if name or with_code else "cram",
         "pipeline_tag": "fill-mask",
-        "tags": ["cram", "masked-lm", "pretrained-from-scratch", *([name.lower()] if name else [])],
+        "tags": ["cram", "masked-lm", *made["tags"], *([name.lower()] if name else [])],
         "mask_token": "[MASK]",
         "datasets": repositories or None,
     }
-    values = HELPERS | recipe(about, lineage) | text_sections(lineage) | {
-        "transformers_class": name and f"{name}ForMaskedLM", "why_not": why_not_transformers(architecture),
+    values = HELPERS | made | text_sections(lineage) | {
+        "transformers_class": name and f"{name}ForMaskedLM", "why_not": why_not,
         "leaves_out_biases": name == "ModernBert" and (architecture.norm_bias or architecture.bias),
         "environment": about["environment"], "sources": text, "reads": characters(lineage),
         "length": tokens and tokens["params"].get("length"),
-        "glue": glue, "own": own, "pictures": (),
+        "glue": glue, "own": own, "pictures": (), "with_code": with_code,
     }  # fmt: skip
     return assembled("card", values, head, results(row for part in (glue, own) if part for row in part["rows"]))
 
@@ -149,30 +156,31 @@ def notes(task: Task, stats: dict) -> list[str]:
     splits = stats["validation"].values()
     is_weak = not all(beats(of_split, metric) for of_split in splits for metric in of_split["metrics"])
     of_scores = [note for of_split in splits for note in of_split["notes"]]
-    return [*([f"{WEAK} {verdict(task).capitalize()}."] if is_weak else []), *of_scores, *stats["data"]["notes"]]
+    return [*([f"{WEAK} {verdict(task).capitalize()}."] if is_weak else []), *of_scores, *data_notes(stats)]
 
 
-def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict]) -> str:
+def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], with_code: Code = None) -> str:
     """The card of a finetuned model.
 
     `params`, `stats`: those of its finetune stage. `lineage`: the manifests of what led to it, by name.
     """
-    task, pretrained = task_of(stats), stage_of(lineage, "pretrain")
-    architecture = Architecture(**pretrained["params"]["architecture"])
-    layout = architecture, stats["head"], params["pooling"], task.kind
-    name, repository = transformers_classifier(*layout), params["data"].get("repository")
+    task, pretrained = task_of(stats), [m for m in lineage.values() if m["stage"] == "pretrain"][-1]
+    made = recipe(pretrained, lineage)
+    name, why_not = transformers_classifier(made["architecture"], stats["head"], params["pooling"], task.kind)
+    repository = params["data"].get("repository")
     head = {
-        "library_name": "transformers" if name else "cram",
+        "library_name": "transformers" if name or with_code else "cram",
         "pipeline_tag": task.pipeline,
-        "tags": ["cram", params["task"], "pretrained-from-scratch" if params["pretrained"] else "not-pretrained"],
+        "tags": ["cram", params["task"], *(made["tags"] if params["pretrained"] else ["not-pretrained"])],
         "datasets": [repository] if repository else None,
     }
     values = HELPERS | {
         "task": task, "params": params, "stats": stats, "parameters": pretrained["stats"]["parameters"],
+        "began": made["began"], "adopted": made["adopted"],
         "pair": len(task.columns) > 1, "lineage": lineage, "reads": characters(lineage),
-        "transformers_class": name, "beats": beats,
-        "why_not": why_not_transformers_classifier(*layout),
+        "transformers_class": name, "beats": beats, "why_not": why_not,
         "settings": settings_rows(settings([params | {"head": stats["head"]}])), "notes": notes(task, stats),
+        "with_code": with_code,
     }  # fmt: skip
     share = f", {params['share']:.0%} of the training data" if params["share"] < 1 else ""
     scores = [

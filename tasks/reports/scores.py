@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -200,10 +201,16 @@ def score_row(members: list[Artifact], split: str, corpus: str | None) -> dict:
 def notes_on(of_seeds: list[dict], split: str) -> list[str]:
     """Notes on undefined metrics and the data. `of_seeds`: the statistics of the runs."""
     first = of_seeds[0]
-    task, data = first["task"], first["data"]
+    task = first["task"]
     title, name = NAMES.get(task, task), column(task, split) + ("" if first["pretrained"] else ", no pretraining")
     notes = [f"{name}: {note}" for note in sorted({n for one in of_seeds for n in one["validation"][split]["notes"]})]
-    return notes + [title + note.removeprefix(task) if note.startswith(task) else note for note in data["notes"]]
+    return notes + [title + note.removeprefix(task) if note.startswith(task) else note for note in data_notes(first)]
+
+
+def data_notes(stats: dict) -> list[str]:
+    """The notes on a run's data, without the names of files, since reports and cards may be published."""
+    file = re.compile(rf"^({re.escape(stats['task'])})/(?!(train|validation\w*|test): ).*: ", re.DOTALL)
+    return [file.sub(r"\1: ", note) for note in stats["data"]["notes"]]
 
 
 def chosen(rows: Iterable[dict], pretrained: bool = True) -> list[dict]:

@@ -57,7 +57,7 @@ def funnel(lineage: dict[str, dict]) -> list[dict]:
         stage, stats = manifest["stage"], manifest["stats"]
         if stage == "filter":
             add(stage, name, stats | {"tokens": stats["measured_with"]["tokens_kept"]})
-        elif stage == "pretrain":
+        elif stage == "pretrain" and "tokens" in stats:  # not of an adopted model
             add(f"trained on ({stats['epochs']:.2f} epochs)", name, {"tokens": stats["tokens"]})
         elif "documents" in stats and stage != "measure":  # measure passes no documents on
             add(stage, name, stats)
@@ -104,26 +104,51 @@ def text_sections(lineage: dict[str, dict]) -> dict:
     return {"funnel": funnel(lineage), "funnel_columns": ["stage", *COUNTS], "contamination": contamination(lineage)}
 
 
+# The model
+
+
+def beginning(start: dict) -> str:
+    """The model that a run began from, and what that began from, as the end of a sentence."""
+    before = f" and began from {beginning(start['start'])}" if start["start"] else ""
+    known = f"had read {counted(start['tokens'], 'token')}" if start["tokens"] else "was adopted from a folder"
+    return f"{start['name']}, which {known}{before}"
+
+
+def hopeless(stats: dict) -> str:
+    """A sentence about a held-out loss that is not below that of token frequencies alone; empty for any other."""
+    held = stats.get("heldout", {})
+    limit = held.get("by_frequencies", {}).get("nats_per_byte", math.inf)
+    if not held or (loss := held["nats_per_byte"]["value"]) < limit:
+        return ""
+    return (
+        f"It learned nothing from context: {loss:.4g} nats per held-out byte; token frequencies alone give {limit:.4g}."
+    )
+
+
 # The rules of cramming (section 2 of the paper): rows of rule, whether it was kept, and the fact
 
 
 def pretraining_rules(lineage: dict[str, dict], pretrained: dict, tasks: Iterable[str]) -> list[list[str]]:
     """The rules for pretraining. `tasks`: those that the model is scored on."""
+    if "adopted" in pretrained["stats"]:
+        return [["pretraining by the rules", UNKNOWN, "the model was adopted from a folder"]]
     machine, seconds = pretrained["stats"]["machine"], pretrained["stats"]["seconds_on_the_clock"]
     words = next((name for name, manifest in lineage.items() if manifest["stage"] == "vocabulary"), None)
+    start, taken = pretrained["stats"].get("start"), words and lineage[words]["params"].get("start")
     one, detection = machine["gpus"] == 1, pretrained["params"].get("detection", 0.0)
     no_gpu = one and machine["device"].startswith("CPU")
     return [
-        ["masked language modelling from scratch", NO if detection else YES,
-         f"random weights, seed {pretrained['params']['seed']}; "
+        ["masked language modelling from scratch", NO if detection or start else YES,
+         (f"began from {beginning(start)}; " if start else f"random weights, seed {pretrained['params']['seed']}; ")
          + (f"a second loss, detection of corrupted tokens, has weight {detection:g}" if detection
-            else "cram always trains from scratch")],
-        ["no pretrained model or tokenizer", YES if words else UNKNOWN,
+            else "no other loss")],
+        ["no pretrained model or tokenizer", NO if taken else YES if words else UNKNOWN,
+         "the vocabulary is that of a model" if taken else
          f"the vocabulary was trained on this text ({words})" if words else "the vocabulary's manifest is missing"],
         ["one GPU", YES if one else NO,
          f"no GPU: {machine['device']}" if no_gpu else f"{machine['gpus']} x {machine['device']}"],
-        [f"at most {RULE_HOURS:g} hours", YES if seconds <= 3600 * RULE_HOURS * LAST_STEP else NO,
-         f"{duration(seconds, 5)} on the clock"],
+        [f"at most {RULE_HOURS:g} hours", NO if seconds > 3600 * RULE_HOURS * LAST_STEP else UNKNOWN if start else YES,
+         f"{duration(seconds, 5)} on the clock" + (", without that of the model it began from" if start else "")],
         ["no downstream data in the text", *text_rule(contamination(lineage), set(tasks))],
     ]  # fmt: skip
 
