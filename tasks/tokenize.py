@@ -12,11 +12,12 @@ import hashlib
 import logging
 import math
 import mmap
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +44,8 @@ from tasks.text.tokenizer import (
 )
 from tasks.workers.parts import over_parts
 
-BLOCK = 1 << 16  # sequences handled at once
+BLOCK, WINDOW = 1 << 24, 1 << 26  # bytes of sequences that are read, and put in order, at once
+MOST_RUNS = 1000  # ascending runs of an order, up to which each is written by itself
 MOST_SEQUENCES = 85_000_000  # the release's limit
 MOST_UNKNOWN = 0.01  # of the tokens, before there is a warning
 UNKNOWN_OF_A_PART, SHOWN_WORDS, SHOWN_CHARACTERS = 1000, 10, 30
@@ -201,19 +203,16 @@ def hold_out(stems: list[str], work: Path, params: Tokenize, trained: int, out: 
 
 
 def blocks_of(parts: list[np.memmap], rows: np.ndarray | range) -> Iterator[np.ndarray]:
-    """The sequences in these rows of all parts together, a block at a time."""
-    starts = np.cumsum([0, *map(len, parts)])
-    for begin in range(0, len(rows), BLOCK):
-        some = np.asarray(rows[begin : begin + BLOCK])
-        numbers = np.searchsorted(starts, some, side="right") - 1
-        by_part = np.argsort(numbers, kind="stable")
-        block = np.empty((len(some), parts[0].shape[1]), parts[0].dtype)
-        for here in np.split(by_part, np.flatnonzero(np.diff(numbers[by_part])) + 1):
-            number = numbers[here[0]]
-            block[here] = parts[number][some[here] - starts[number]]
-            # pages that this process has read count as its memory; the system still caches them
-            parts[number]._mmap.madvise(mmap.MADV_DONTNEED)
-        yield block
+    """The sequences in these rows, which ascend, of all parts together: each part is read once, a block at a time."""
+    start, step = 0, max(1, BLOCK // parts[0].strides[0])
+    for part in parts:
+        for begin in range(start, start + len(part), step):
+            end = min(begin + step, start + len(part))
+            if len(here := rows[bisect_left(rows, begin) : bisect_left(rows, end)]):
+                yield part[np.asarray(here) - start]
+                # pages that this process has read count as its memory; the system still caches them
+                part._mmap.madvise(mmap.MADV_DONTNEED)
+        start += len(part)
 
 
 def stops_of(vocabulary: dict[str, int]) -> list[int]:
@@ -236,44 +235,80 @@ def sort_keys(parts: list[np.memmap], rows: np.ndarray | range, sort: str, token
     """The keys by which sequences are sorted: integers, so that sums don't depend on their order."""
     vocabulary, length = tokenizer.get_vocab(), parts[0].shape[1]
     if sort == "sentence-length":
-        # sequences have the same length, so the more full stops, the shorter the sentences
+        # sequences have the same length, so the more full stops, the shorter the sentences; read from a table, as
+        # np.isin takes thrice as long
         stops = [vocabulary["."]] if normaliser_of(tokenizer).characters == "ascii" else stops_of(vocabulary)
-        keys = [(length - np.isin(block, stops).sum(axis=1)).astype(np.uint16) for block in blocks_of(parts, rows)]
-        return np.concatenate(keys)
+        is_stop = np.isin(np.arange(max(vocabulary.values()) + 1), stops)
+        number_of_stops = (is_stop[block].sum(axis=1, dtype=np.uint16) for block in blocks_of(parts, rows))
+        return length - np.concatenate(list(number_of_stops))
     counts = sum(np.bincount(block.ravel(), minlength=len(vocabulary)) for block in blocks_of(parts, rows))
     surprise = -np.log((counts + 1) / (counts.sum() + len(vocabulary)))  # add-one smoothing
     worth = np.rint(surprise * 2**40).astype(np.int64)
     return np.concatenate([worth[block].sum(axis=1) for block in blocks_of(parts, rows)])
 
 
-def order_of(parts: list[np.memmap], params: Tokenize, tokenizer: Tokenizer) -> np.ndarray:
-    """The rows to keep, in the order in which to write them; ties stay in the order of the corpus."""
-    rows = range(sum(map(len, parts)))
-    if len(rows) > params.max_sequences:
-        draw = np.random.default_rng(params.seed).choice(len(rows), params.max_sequences, replace=False, shuffle=False)
-        rows = np.sort(draw)
+def kept_rows(sequences: int, params: Tokenize) -> np.ndarray | range:
+    """The rows to keep of so many, ascending."""
+    if sequences <= params.max_sequences:
+        return range(sequences)
+    rng = np.random.default_rng(params.seed)
+    return np.sort(rng.choice(sequences, params.max_sequences, replace=False, shuffle=False))
+
+
+def order_of(parts: list[np.memmap], rows: np.ndarray | range, params: Tokenize, tokenizer: Tokenizer) -> np.ndarray:
+    """The places among these rows, in the order in which to write them; ties stay in the order of the corpus."""
     if params.sort == "none":
-        return np.asarray(rows)
+        return np.arange(len(rows))
     if params.sort == "random":
-        order = np.random.default_rng(params.seed).permutation(len(rows))
-    else:
-        order = np.argsort(sort_keys(parts, rows, params.sort, tokenizer), kind="stable")
-    return order if isinstance(rows, range) else rows[order]
+        return np.random.default_rng(params.seed).permutation(len(rows))
+    return np.argsort(sort_keys(parts, rows, params.sort, tokenizer), kind="stable")
 
 
-def write_sequences(path: Path, parts: list[np.memmap], order: np.ndarray) -> None:
-    """Write the sequences in this order as a .npy file. Raises OSError if the disk is full.
+def windows_of(order: np.ndarray, size: int) -> list[np.ndarray]:
+    """The order cut into few windows: where it falls, so that each ascends, or else into windows of `size`."""
+    falls = order[1:] < order[:-1]
+    few = np.count_nonzero(falls) < MOST_RUNS
+    return np.split(order, np.flatnonzero(falls) + 1 if few else np.arange(size, len(order), size))
 
+
+def put_in_order(file: BinaryIO, ascending: np.ndarray, ranks: np.ndarray) -> None:
+    """Rewrite a window of the file, at which it is, that has the shape of `ascending`: by the ranks of its rows."""
+    start = file.tell()
+    file.readinto(ascending)
+    file.seek(start)
+    step = max(1, BLOCK // ascending[0].nbytes)
+    for begin in range(0, len(ranks), step):
+        file.write(ascending[ranks[begin : begin + step]].data)
+
+
+def write_sequences(path: Path, parts: list[np.memmap], rows: np.ndarray | range, order: np.ndarray) -> None:
+    """Write these rows in this order as a .npy file. Raises OSError if the disk is full.
+
+    The parts are read once, in their order, as a row is a sixteenth of what the disk reads: each sequence goes behind
+    the one before it in the same window of the file, and a window that doesn't ascend is then put in order by itself.
     Not through a memory map: the kernel kills a process that writes into one on a full disk (SIGBUS).
     """
-    for part in parts:
-        part._mmap.madvise(mmap.MADV_RANDOM)  # or each row would load up to 2 MiB of the file around it
-    kind = np.lib.format.dtype_to_descr(parts[0].dtype)
-    about = {"descr": kind, "fortran_order": False, "shape": (len(order), parts[0].shape[1])}
-    with path.open("wb") as file:
+    size, kind = parts[0].strides[0], parts[0].dtype
+    windows = windows_of(order, max(1, WINDOW // size))
+    window_of = np.empty(len(order), np.uint16)
+    for number, window in enumerate(windows):
+        window_of[window] = number
+    shape = (len(order), parts[0].shape[1])
+    about = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+    with path.open("w+b") as file:
         np.lib.format.write_array_header_1_0(file, about)
-        for block in blocks_of(parts, order):
-            file.write(block.data)
+        starts = file.tell() + size * np.cumsum([0, *map(len, windows)])
+        ends, done = starts.copy(), 0
+        for block in blocks_of(parts, rows):
+            numbers = window_of[done : (done := done + len(block))]
+            by_window = np.argsort(numbers, kind="stable")
+            for here in np.split(by_window, np.flatnonzero(np.diff(numbers[by_window])) + 1):
+                file.seek(ends[numbers[here[0]]])
+                ends[numbers[here[0]]] += file.write(block[here].data)
+        for start, window in zip(starts, windows, strict=False):
+            if (window[1:] < window[:-1]).any():
+                file.seek(start)
+                put_in_order(file, np.empty((len(window), shape[1]), kind), np.argsort(np.argsort(window)))
 
 
 @stage(version=5, resumes=True)
@@ -294,16 +329,16 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
             f"The corpus gives {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. "
             "Give more text (download), or a looser filter."
         )
-    order = order_of(encoded, params, tokenizer)
-    write_sequences(out / SEQUENCES, encoded, order)
+    rows = kept_rows(sequences, params)
+    write_sequences(out / SEQUENCES, encoded, rows, order_of(encoded, rows, params, tokenizer))
     held = hold_out([part.stem for part in parts], work, params, counts["characters"], out)
     everything = counts["tokens"] + held["tokens"]
     warn_of_unknown(unknown, counts["unknown"] / max(1, everything))
     return {
         "documents": counts["documents"],
         "characters": counts["characters"],
-        "tokens": len(order) * params.length,
-        "sequences": len(order),
+        "tokens": len(rows) * params.length,
+        "sequences": len(rows),
         "drawn_from": {"tokens": counts["tokens"], "sequences": sequences},
         "tokens_lost_at_part_ends": counts["lost"],
         "unknown_tokens": counts["unknown"],

@@ -5,6 +5,7 @@ import math
 import random
 import re
 import resource
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
@@ -222,7 +223,7 @@ def sort_keys(plain: list[list[int]], words: Artifact) -> dict[str, Callable[[li
 
 @pytest.mark.parametrize("sort", ["sentence-length", "unigram"])
 def test_sequences_are_sorted_by_their_key(corpus, words, monkeypatch, sort: str):
-    monkeypatch.setattr(tokenize_stage, "BLOCK", 7)
+    monkeypatch.setattr(tokenize_stage, "BLOCK", 7 * LENGTH * 2)
     plain = sequences_of(tokenized(corpus, words))
     rows, key = sequences_of(tokenized(corpus, words, sort=sort)), sort_keys(plain, words)[sort]
     keys = [key(row) for row in rows]
@@ -254,6 +255,61 @@ def test_of_too_many_sequences_so_many_are_drawn(corpus, words, made: Artifact, 
     assert found == (drawn if sort == "none" else sorted(drawn, key=lambda row: -row.count(stop)))
     assert sorted(sequences_of(tokenized(corpus, words, max_sequences=60, sort=sort, seed=1))) != sorted(found)
     assert sequences_of(tokenized(corpus, words, max_sequences=len(plain))) == plain
+
+
+def parts_in(folder: Path, whole: np.ndarray, cuts: Iterable[int]) -> list[np.memmap]:
+    """Sequences as the files of parts."""
+    folder.mkdir()
+    for number, rows in enumerate(np.split(whole, list(cuts))):
+        np.save(folder / f"{number:04}.npy", rows)
+    return [np.load(path, mmap_mode="r") for path in sorted(folder.iterdir())]
+
+
+@pytest.mark.parametrize("most_runs", [1, 1000])
+@pytest.mark.parametrize("most", [3000, 1000])
+@pytest.mark.parametrize("sort", ["sentence-length", "unigram", "random", "none"])
+def test_the_file_is_the_same_however_sequences_are_cut(words, tmp_path: Path, monkeypatch, sort, most, most_runs: int):
+    for name, value in (("BLOCK", 1000), ("WINDOW", 5000), ("MOST_RUNS", most_runs)):
+        monkeypatch.setattr(tokenize_stage, name, value)
+    whole = np.random.default_rng(1).integers(0, 300, (3000, LENGTH)).astype(np.uint16)
+    params, tokenizer = Tokenize(length=LENGTH, sort=sort, max_sequences=most), plain_tokenizer(words)
+    rows = tokenize_stage.kept_rows(len(whole), params)
+    kept = whole[np.asarray(rows)]
+    if sort in ("sentence-length", "unigram"):
+        key = sort_keys(kept.tolist(), words)[sort]
+        expected = np.array(sorted(kept.tolist(), key=key), np.uint16)
+    else:
+        expected = kept if sort == "none" else kept[np.random.default_rng(0).permutation(most)]
+    for cuts in ([], [0, 1, 1, 70, 2999], range(7, 3000, 7)):
+        parts = parts_in(tmp_path / f"{len(cuts)}", whole, cuts)
+        order = tokenize_stage.order_of(parts, rows, params, tokenizer)
+        tokenize_stage.write_sequences(tmp_path / "sequences.npy", parts, rows, order)
+        assert np.array_equal(np.load(tmp_path / "sequences.npy"), expected)
+
+
+@pytest.mark.parametrize("runs", [50, 100_000])
+def test_sequences_are_written_in_bounded_memory_and_read_once(tmp_path: Path, monkeypatch, runs: int):
+    monkeypatch.setattr(tokenize_stage, "BLOCK", 1 << 18)
+    monkeypatch.setattr(tokenize_stage, "WINDOW", 1 << 20)
+    read, blocks_of = [], tokenize_stage.blocks_of
+
+    def counting(*given: object) -> Iterator[np.ndarray]:
+        for block in blocks_of(*given):
+            read.append(len(block))
+            yield block
+
+    monkeypatch.setattr(tokenize_stage, "blocks_of", counting)
+    whole = np.random.default_rng(1).integers(0, 1 << 16, (100_000, 128)).astype(np.uint16)
+    parts, rows = parts_in(tmp_path / "parts", whole, range(999, 100_000, 999)), range(len(whole))
+    order = np.argsort(np.random.default_rng(2).integers(0, runs, len(whole)), kind="stable")
+    tracemalloc.start()
+    tokenize_stage.write_sequences(tmp_path / "sequences.npy", parts, rows, order)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < whole.nbytes / 5
+    assert sum(read) == len(whole)
+    assert np.array_equal(np.load(tmp_path / "sequences.npy", mmap_mode="r"), whole[order])
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["sequences.npy"], "no other file"
 
 
 def test_a_corpus_of_less_than_one_sequence_is_refused_with_its_tokens(corpus, words, tmp_path: Path):
