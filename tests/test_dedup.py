@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import xxhash
@@ -135,3 +136,18 @@ def test_many_tiny_documents_are_deduplicated(store: Path, tmp_path: Path, metho
     texts = [str(i * i % 9973) for i in range(30_000)]
     kept = texts_of(deduplicate.fn(Deduplicate(methods=methods), corpus_of(tmp_path, texts, 1)))
     assert kept == (texts if methods == ["substring"] else list(dict.fromkeys(texts)))
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_a_part_of_many_opens_no_more_runs_than_one_of_few(store: Path, tmp_path: Path, monkeypatch, toy_texts, method):
+    opened, load = [], np.load
+    monkeypatch.setattr(np, "load", lambda path, **options: opened.append(path) or load(path, **options))
+    monkeypatch.setenv("CRAM_WORKERS", "1")
+    texts, of_a_part = with_duplicates(toy_texts), []
+    for size in (0.1, 0.008):
+        opened.clear()
+        made = deduplicate.fn(Deduplicate(methods=[method]), corpus_of(tmp_path, texts, size))
+        runs = [path for path in opened if str(path).endswith(".0.npy")]
+        of_a_part.append(len(runs) / made.stats["parts"])
+    assert made.stats["parts"] >= 30
+    assert of_a_part[1] <= 1.1 * of_a_part[0]

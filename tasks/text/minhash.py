@@ -85,8 +85,8 @@ def signatures(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
 
 
 def buckets(minima: np.ndarray, bands: int) -> np.ndarray:
-    """(bands, texts) uint64: the bucket of each text in each band, a hash of its minima there."""
-    keys = np.zeros((bands, minima.shape[1]), dtype=np.uint64)
+    """(bands, texts) uint64: the bucket of each text in each band, a hash of the band and its minima there."""
+    keys = np.repeat(np.arange(bands, dtype=np.uint64)[:, None], minima.shape[1], axis=1)
     for row in minima.reshape(bands, -1, minima.shape[1]).swapaxes(0, 1):
         keys *= MULTIPLIER
         keys += row
@@ -117,19 +117,21 @@ def sign(number: int, part: Path, params: MinHash, work: Path) -> dict:
     save_pairs(work / f"pairs/same-{part.stem}", documents, first, documents != first)
     documents = np.sort(documents[documents == first])
     rows = offset_of(documents)
-    for band, here in enumerate(np.concatenate(of_batches, axis=1)[:, rows]):
+    keys, step = np.concatenate(of_batches, axis=1)[:, rows], max(1, sorted_runs.ENTRIES // max(1, len(rows)))
+    for band in range(0, params.bands, step):  # as few runs as memory allows: each is opened for every range
+        here = keys[band : band + step].ravel()
         order = sorted_runs.stable_argsort(here)
-        save_run(work / f"bands/{band:03d}-{part.stem}", here[order], documents[order])
+        save_run(work / f"buckets/{part.stem}-{band:03d}", here[order], documents[order % len(documents)])
     return {"documents": len(rows)}
 
 
-def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
-    """Write which documents of a band's buckets to compare: all pairs of a small bucket.
+def pair_up(low: int, high: int, work: Path, out: Path) -> dict:
+    """Write which documents of a range of buckets to compare: all pairs of a small bucket.
 
     In a larger one each is compared with NEIGHBOURS before it and with the first, so that the work grows with the size
     of the bucket, not with its square. If several clusters share such a bucket, some may then stay apart.
     """
-    keys, documents = load_range(runs_in(work / "bands", f"{band:03d}-*"), low, high)
+    keys, documents = load_range(runs_in(work / "buckets", "*"), low, high)
     order = sorted_runs.stable_argsort(keys)
     starts, index, documents = sorted_runs.group_starts(keys[order]), np.arange(len(keys)), documents[order]
     first = np.repeat(starts, np.diff(starts, append=len(keys)))
@@ -141,10 +143,10 @@ def pair_up(band: int, low: int, high: int, work: Path, out: Path) -> dict:
     return {}
 
 
-def candidates(number: int, folder: Path) -> np.ndarray:
+def candidates(number: int, part: str, folder: Path) -> np.ndarray:
     """(n, 2) documents, later and earlier: all different pairs whose later document is in this part."""
     pairs = np.zeros((0, 2), dtype=np.int64)
-    for run in runs_in(folder, "*"):
+    for run in [folder / f"same-{part}", *runs_in(folder, "range-*")]:
         here = load_range([run], position(number, 0), position(number + 1, 0))
         if len(here[0]):
             pairs = np.concatenate((pairs, np.stack(here, axis=1)))
@@ -179,7 +181,7 @@ def jaccard(first: list[np.ndarray], second: list[np.ndarray]) -> np.ndarray:
 
 def verify(number: int, files: list[Path], least: float, pairs: Path, out: Path) -> dict:
     """Compare the pairs whose later document is in this part; write which documents are joined with an earlier one."""
-    compared = candidates(number, pairs)
+    compared = candidates(number, files[number].stem, pairs)
     known, index = np.unique(compared, return_inverse=True)
     sets, index = sets_of(known, files), index.reshape(-1, 2)
     cost = np.cumsum(np.array(list(map(len, sets)), dtype=np.int64)[index].sum(axis=1)) // COMPARED
@@ -213,10 +215,10 @@ def find(params: MinHash, parts: list[Path], work: Path) -> dict:
     Returns counts of the pairs compared and similar.
     """
     jobs = [(i, part, params, work) for i, part in enumerate(parts)]
-    signed = over_parts(sign, jobs, work / "signed", "minhash")
-    ranges = list(enumerate(sorted_runs.ranges(sum(r["documents"] for r in signed))))
-    jobs = [(b, *r, work, work / f"pairs/{b:03d}-{i:05d}") for b in range(params.bands) for i, r in ranges]
-    over_parts(pair_up, jobs, work / "paired", "find pairs")
+    signed = over_parts(sign, jobs, work / "sorted", "minhash")
+    bounds = enumerate(sorted_runs.ranges(params.bands * sum(r["documents"] for r in signed)))
+    jobs = [(low, high, work, work / f"pairs/range-{i:05d}") for i, (low, high) in bounds]
+    over_parts(pair_up, jobs, work / "compared", "find pairs")
     files = [work / f"{part.stem}.sets" for part in parts]
     jobs = [(i, files, params.jaccard, work / "pairs", work / f"links/{p.stem}") for i, p in enumerate(parts)]
     counts = over_parts(verify, jobs, work / "verified", "compare pairs")

@@ -63,7 +63,8 @@ def load_range(runs: list[Path], low: int, high: int, arrays: int = 2) -> list[n
         start = np.searchsorted(keys, keys.dtype.type(low))
         end = len(keys) if high > np.iinfo(keys.dtype).max else np.searchsorted(keys, keys.dtype.type(high))
         for i in range(arrays) if start < end or not pieces[0] else ():
-            pieces[i].append(np.array(np.load(f"{run}.{i}.npy", mmap_mode="r")[start:end]))
+            column = np.load(f"{run}.{i}.npy", mmap_mode="r") if i else keys
+            pieces[i].append(np.array(column[start:end]))
     return [np.concatenate(column) if column else np.zeros(0, dtype=np.int64) for column in pieces]
 
 
