@@ -10,8 +10,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:  # which must not be imported before the environment below is set
+    from model.settings import Architecture
+    from tasks.store import Artifact
 
 # A shell's background job ignores Ctrl-C, and one under nohup the end of its terminal; so would every process that a
 # test starts.
@@ -198,6 +203,14 @@ def toy_tokens(root: Path, texts: list[str]) -> dict:
     words = train_vocabulary.fn(Vocabulary(entries=400), kept)
     tokens = tokenize.fn(Tokenize(length=32, heldout_fraction=0.3, sort="random"), kept, words)
     return {"download": corpus, "filter": kept, "vocabulary": words, "tokens": tokens}
+
+
+def toy_model(tokens: "Artifact", architecture: "Architecture") -> "Artifact":
+    """A model of that architecture, pretrained on 10,000 tokens."""
+    from tasks.pretrain import Pretrain, pretrain
+
+    settings = {"budget": 10_000, "budget_unit": "tokens", "batch_size": 8, "learning_rate": 5e-3}
+    return pretrain.fn(Pretrain(architecture=architecture, **settings), tokens)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import roughen, store_of_its_own, toy_tokens
+from conftest import roughen, store_of_its_own, toy_model, toy_tokens
 from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
@@ -26,7 +26,6 @@ from model.settings import Architecture
 from tasks import models
 from tasks.finetune import Finetune, finetune
 from tasks.glue.own import Definition
-from tasks.pretrain import Pretrain, pretrain
 from tasks.report import Report, report
 from tasks.store import HELDOUT_TEXT, Artifact, artifacts
 
@@ -70,8 +69,7 @@ def made(tmp_path_factory, toy_texts: list[str]) -> Iterator[dict[str, Artifact]
     (root / FILE).write_text("\n".join(["text,label", *rows, ",clock"]) + "\n")
     with store_of_its_own(root / "artifacts"):
         tokens = toy_tokens(root, toy_texts)["tokens"]
-        common = {"budget": 10_000, "budget_unit": "tokens", "batch_size": 8, "learning_rate": 5e-3}
-        start = pretrain.fn(Pretrain(architecture=LAYOUT, **common), tokens)
+        start = toy_model(tokens, LAYOUT)
         task = Definition(name="topics", data=str(root / FILE))
         run = Finetune(tasks=[task], seeds=1, epochs=1, batch_size=16, max_tokens=32).runs()[0]
         tuned = finetune.fn(run, start)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import store_of_its_own, toy_tokens
+from conftest import store_of_its_own, toy_model, toy_tokens
 
 from flows.recipes import resolve
 from model import InputError, bert, export, finetuning, machine
@@ -23,7 +23,6 @@ from tasks.finetune import Finetune, FinetuneRun, encode, encoding, finetune
 from tasks.glue import metrics
 from tasks.glue.own import by_name
 from tasks.glue.tasks import GLUE, TASKS
-from tasks.pretrain import Pretrain, pretrain
 from tasks.store import Artifact
 from tasks.text.tokenizer import load_tokenizer
 from tasks.workers import runs
@@ -120,11 +119,7 @@ def models(tmp_path_factory, toy_texts: list[str]):
     root = tmp_path_factory.mktemp("made")
     with store_of_its_own(root / "artifacts"):
         tokens = toy_tokens(root, toy_texts)["tokens"]
-        common = {"budget": 10_000, "budget_unit": "tokens", "batch_size": 8, "learning_rate": 5e-3}
-        yield {
-            name: pretrain.fn(Pretrain(architecture=architecture, **common), tokens)
-            for name, architecture in (("papers", PAPERS), ("modern", MODERN))
-        }
+        yield {"papers": toy_model(tokens, PAPERS), "modern": toy_model(tokens, MODERN)}
 
 
 def one(data: Path, task: str, **changes) -> FinetuneRun:

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import corpus_of, store_of_its_own, texts_of, toy_tokens
+from conftest import corpus_of, store_of_its_own, texts_of, toy_model, toy_tokens
 from pydantic import ValidationError
 from test_finetune import MODERN, write_task
 
@@ -22,7 +22,6 @@ from tasks.glue import data as files
 from tasks.glue import labels, metrics, tables
 from tasks.glue.own import Definition
 from tasks.glue.tasks import LABEL, Task, task_of
-from tasks.pretrain import Pretrain, pretrain
 from tasks.report import Report, report
 from tasks.reports.sections import confusion_table
 from tasks.store import Artifact
@@ -81,8 +80,7 @@ def model(tmp_path_factory, toy_texts: list[str]):
     root = tmp_path_factory.mktemp("made")
     with store_of_its_own(root / "artifacts"):
         tokens = toy_tokens(root, toy_texts)["tokens"]
-        common = {"budget": 10_000, "budget_unit": "tokens", "batch_size": 8, "learning_rate": 5e-3}
-        yield pretrain.fn(Pretrain(architecture=MODERN, **common), tokens)
+        yield toy_model(tokens, MODERN)
 
 
 def definitions(place: Path) -> list[Definition]:
