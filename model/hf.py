@@ -80,19 +80,6 @@ class CramConfig(transformers.PreTrainedConfig):
     sep_token_id: int | None = layers.SEP
     cram: dict | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        if "architecture" in (old := self.cram or {}):  # earlier versions wrote all there
-            sizes = {"vocab_size": old["vocabulary"], "max_position_embeddings": old["length"]}
-            for name, value in (old["architecture"] | sizes).items():
-                setattr(self, name, value)
-            head = "SequenceClassification" if "classes" in old else "MaskedLM"
-            self.architectures = [f"CramFor{'TokenClassification' if old.get('kind') == 'tokens' else head}"]
-            pooling = old.get("pooling", "cls")
-            self.classifier_pooling = "mean" if pooling == "compare" and old["texts"] == 1 else pooling
-            kwargs = {"num_labels": old.get("classes", 2)} | kwargs
-            self.cram = {name: old[name] for name in ("head", "pooling", "texts", "max_tokens") if name in old} or None
-        super().__post_init__(**kwargs)
-
     def validate_architecture(self) -> None:
         """Part of `@strict`-powered validation: what would be ignored or computed otherwise than it says."""
         super().validate_architecture()

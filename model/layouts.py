@@ -29,15 +29,13 @@ def fields_of(architecture: Architecture, model_type: str = "cram") -> dict:
 def described(config: dict) -> tuple[Architecture, int, int]:
     """The architecture in a config.json, the number of entries of the vocabulary, and the most tokens of a sequence.
 
-    The fields of transformers decide. The key `cram` has the other axes of its layouts, and in earlier versions had all
-    of the layouts that it lacks. Raises ValueError, KeyError or TypeError for what is no model of cram's.
+    The fields of transformers decide; of a layout that it has, the key `cram` has the other axes. Raises ValueError,
+    KeyError or TypeError for what is no model of cram's.
     """
     about, model_type = config.get("cram") or {}, config.get("model_type")
     if model_type not in FIELDS:
         raise ValueError(f"model_type is {model_type!r}; expected {', '.join(FIELDS)}")
     axes = dict(about.get("architecture") or {})
-    if model_type == "cram" and axes:
-        return Architecture(**axes), about["vocabulary"], about["length"]
     if model_type != "cram" and not axes:
         raise ValueError("config.json has no key 'cram', so the model was not pretrained by cram")
     axes |= {axis: config[field] for axis, field in FIELDS[model_type].items() if field in config}
@@ -48,12 +46,7 @@ def described(config: dict) -> tuple[Architecture, int, int]:
 
 def head_of(config: dict) -> str:
     """The head in a config.json, as transformers names it in its classes: `MaskedLM`; empty for a bare encoder."""
-    about = config.get("cram") or {}
-    if names := config.get("architectures"):
-        return names[0].partition("For")[2]
-    if "classes" not in about:  # earlier versions named no class of cram's
-        return MASKED
-    return head_for(about.get("kind"))
+    return (config.get("architectures") or [""])[0].partition("For")[2]
 
 
 def head_for(kind: Kind | None) -> str:

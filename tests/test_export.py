@@ -517,24 +517,3 @@ def test_adapters_that_are_merged_load_and_those_alone_are_refused(layout, tmp_p
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     assert_refused(load, tmp_path / "adapter", "adapters merged")
-
-
-@pytest.mark.parametrize("classifier", [None, "classes", "tokens"])
-@their_layouts
-def test_a_folder_of_an_earlier_version_loads(layout, classifier, tmp_path):
-    ours = some_bert(layout) if classifier is None else some_classifier(layout, "tanh", kind=classifier)
-    bert = ours if classifier is None else ours.bert
-    about = {"architecture": bert.architecture.model_dump(), "vocabulary": VOCABULARY, "length": LENGTH}
-    if classifier:
-        about |= {"kind": classifier, "classes": 3, "head": "tanh", "pooling": "cls", "texts": 1, "max_tokens": 16}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "cram", "cram": about}))
-    state = {key.removeprefix("bert."): value for key, value in ours.state_dict().items()}
-    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    for prefix in ("", "bert."):  # transformers wrote it before encoder and vocabulary head
-        named = {key if key.startswith("classifier.") else prefix + key: value for key, value in state.items()}
-        save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        loaded = load(tmp_path).eval()
-        assert loaded.architecture == bert.architecture
-        assert torch.equal(scores(loaded), scores(bert))
-    if classifier:
-        assert_refused(lambda folder: load(folder, masked=True), tmp_path, "Classification")

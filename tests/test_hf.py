@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ENDS, OBJECTS, SUBJECTS, VERBS, roughen, sentence
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import AddedToken
 from tokenizers.models import WordPiece
 
@@ -570,39 +570,6 @@ def test_cram_writes_what_transformers_would(layout: Architecture, hf, tmp_path:
             "classifier_pooling",
             "cram",
         }
-
-
-@own_layouts
-@pytest.mark.parametrize("wrote", ["cram", "transformers"])
-def test_folders_of_earlier_versions_open_as_before(wrote: str, layout: Architecture, hf, tmp_path: Path):
-    about = {"architecture": layout.model_dump(), "vocabulary": ENTRIES, "length": LENGTH}
-    head = {"kind": "classes", "classes": 3, "head": "tanh", "pooling": "compare", "texts": 1, "max_tokens": 16}
-    classifier, (tokens, given) = some_classifier(layout, pooling="compare", texts=1), inputs()
-    names = {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
-    for auto, model, saved, more in (
-        (hf.transformers.AutoModelForMaskedLM, classifier.bert, about, {}),
-        (hf.transformers.AutoModelForSequenceClassification, classifier, about | head, names),
-    ):
-        state = {key.removeprefix("bert."): value for key, value in model.state_dict().items()}
-        if wrote == "transformers":  # its prefix was before all but a classifier's head
-            state = {key if key.startswith("classifier.") else f"bert.{key}": value for key, value in state.items()}
-        save_file({key: value.contiguous() for key, value in state.items()}, tmp_path / "model.safetensors")
-        config = {"model_type": "cram", "cram": saved, **more}
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        theirs, found = auto.from_pretrained(tmp_path, output_loading_info=True)
-        assert not any(found.values())
-        assert theirs.config.architectures == [type(theirs).__name__]
-        assert theirs.config.cram == (
-            {"head": "tanh", "pooling": "compare", "texts": 1, "max_tokens": 16} if more else None
-        )
-        with torch.no_grad():
-            if more:
-                torch.testing.assert_close(theirs.eval()(**given).logits, classifier(tokens), rtol=1e-5, atol=2e-5)
-            else:
-                expected, seen = model.logits(model.encode(tokens, padded=True)), tokens != PAD
-                torch.testing.assert_close(theirs.eval()(**given).logits[seen], expected[seen], rtol=1e-5, atol=2e-5)
-        theirs.save_pretrained(tmp_path / "again")
-        assert "architecture" not in (json.loads((tmp_path / "again" / "config.json").read_text())["cram"] or {})
 
 
 def test_the_class_s_two_files_travel_with_a_model(tmp_path: Path):
