@@ -14,7 +14,6 @@ from flows.cli.common import (
     print_listing,
     print_rows,
     say,
-    say_where_artifacts_go,
     shorten,
     stage_names,
 )
@@ -64,7 +63,6 @@ def ls(
     elif not damaged:
         what, how = (f"artifacts of {stage}", f" --until {stage}") if stage else ("artifacts", "")
         say(f"No {what} in {ROOT} yet. Make some: cram run demo{how}")
-        say_where_artifacts_go()
     if left := drafts(stage or ""):
         say(f"\nUnfinished drafts in {relative(ROOT / '.partial')}; delete a directory there to discard it:")
         about = [(d.name, age(d.written), decimal(d.bytes), "in progress" * d.running) for d in left]

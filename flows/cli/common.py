@@ -4,7 +4,6 @@ Help and completion read names without importing flows.recipes, which takes seco
 """
 
 import ast
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from rich.table import Table
 
 from flows.summary import relative, telling
 from tasks import printable
-from tasks.home import HOME, IN_CHECKOUT
 
 console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # a pipe has no width
 
@@ -47,16 +45,6 @@ def check_stages(names: list[str], others: bool = False) -> None:
 
     for name in names:
         check_name("stage", name, STAGES + OTHER_STAGES * others)
-
-
-def say_where_artifacts_go() -> None:
-    """Print the store's path if it depends on the working directory, because cram is not installed from a checkout."""
-    if not IN_CHECKOUT and not os.environ.get("CRAM_ARTIFACTS"):
-        console.print(
-            f"Artifacts are stored in {escape(str(HOME / 'artifacts'))}, in the working directory, because cram is not "
-            "installed from a checkout. Set CRAM_ARTIFACTS to store them elsewhere.",
-            style="dim", soft_wrap=True, highlight=False,
-        )  # fmt: skip
 
 
 def say(text: str) -> None:

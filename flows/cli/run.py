@@ -14,7 +14,6 @@ from flows.cli.common import (
     print_rows,
     recipe_names,
     say,
-    say_where_artifacts_go,
     shorten,
     stage_names,
 )
@@ -94,7 +93,6 @@ def run(
     server = find_server()
     from flows.cram import cram
 
-    say_where_artifacts_go()
     for artifact in execute(cram, server, recipe=recipe, override=changes, until=until, use=used, refresh=again):
         print_results(artifact)
 

@@ -11,7 +11,6 @@ from flows.cli.common import (
     print_rows,
     recipe_names,
     say,
-    say_where_artifacts_go,
     shorten,
     study_names,
 )
@@ -57,7 +56,6 @@ def study(
     server = find_server()
     from flows.study import study as study_flow
 
-    say_where_artifacts_go()
     page = execute(
         study_flow, server, study=name, recipe=recipe, override=changes, seeds=seeds, scale=scale, until=until
     )
