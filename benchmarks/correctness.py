@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.attention import fastest_kernel
 from model.bert import Bert
 from model.heldout import Heldout
 from model.layers import PAD, SPECIALS
@@ -112,8 +111,7 @@ def gradients(layout: str, here: Machine, padded: bool = False) -> dict[str, Ten
         else:
             if here.compiles:
                 run.model.use_compiler()
-            with fastest_kernel(run.bert.architecture, LENGTH, MICRO_BATCH, here):
-                run.backward(MICRO_BATCH, run.masks(0.0))
+            run.backward(MICRO_BATCH, run.masks(0.0))
         run.batches.close()
     found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in run.module.named_parameters()}
     return {name: gradient.cpu().double() / run.scaler.get_scale() for name, gradient in found.items()}

@@ -3,6 +3,7 @@
     python benchmarks/gpu.py pack --tokenized artifacts/tokenize/latest --glue GLUE_DIR --data carried --folder gpu
     python benchmarks/gpu.py correctness --folder gpu
     python benchmarks/gpu.py speed --folder gpu
+    python benchmarks/gpu.py attention --folder gpu
     python benchmarks/gpu.py finetuning --folder gpu
     python benchmarks/gpu.py cram --data carried --minutes 30 --folder gpu
     python benchmarks/gpu.py glue --data carried --task cola mrpc --folder gpu
@@ -14,6 +15,7 @@ the scripts. Without a GPU all of it runs on the CPU, much slower.
 
 correctness  gradients of every layout beside the CPU's in fp32, eager and compiled, in each precision (correctness.py)
 speed        tokens/s, MFU and memory at full size, compiled (train.py); CRAM_MICRO_BATCH fixes the micro-batch
+attention    milliseconds of each of torch's kernels at full size, forward and backward; training leaves the choice to torch
 finetuning   examples a second on inputs as long as CoLA's (finetune.py)
 cram         pretrains each recipe for the same minutes, always compiled, and measures its held-out loss (recipes.py)
 glue         finetunes the models of cram by their recipes and scores them on all validation examples. `correlation` is
@@ -30,6 +32,7 @@ import lzma
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -40,16 +43,21 @@ import correctness
 import finetune
 import numpy as np
 import recipes
+import torch
+import torch.nn.functional as F
 import train
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flows.deltas import DELTAS
+from flows.deltas import DELTAS, LENGTH
 from model import InputError, export, finetuning, heldout, machine
 from model.classifier import Classifier
 from model.finetuning import Examples
 from model.layers import SEP
-from model.settings import Finetuning
+from model.settings import Architecture, Finetuning
 
 RECIPES = ("crammed-bert", "modern", "frontier", "bert-base")
+KERNELS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+WARM_UP, REPEATS = 3, 10  # of a kernel that is timed; cuDNN plans at the first
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")
 ROWS_A_FILE = 1 << 17  # sequences; some 25 MB of 128 tokens each
 # tokens are two bytes each; one byte of context before them says little
@@ -68,6 +76,41 @@ def check(given: argparse.Namespace) -> None:
             way = {"layout": layout, "dtype": dtype, "compiled": compiled, "check": check}
             about = way | {"device": here.device_name()}
             keep(given.folder, "correctness", about, lambda way=way: correctness.compare(here, **way))
+
+
+def attention(given: argparse.Namespace) -> None:
+    """Time every kernel on a micro-batch of every recipe; print a row for each."""
+    here = machine.detect()
+    for recipe, kernel in product(given.recipe, KERNELS):
+        shape = Architecture(**DELTAS[recipe].get("pretrain", {}).get("architecture", {}))
+        sizes = here.micro_batch, LENGTH, shape.heads, shape.hidden // shape.heads
+        about = {"recipe": recipe, "kernel": kernel, "shape": sizes, "device": here.device_name()}
+        work = kernel, sizes, here
+        keep(given.folder, "attention", about, lambda work=work: {"ms": 1000 * seconds_of(*work)})
+
+
+def seconds_of(kernel: str, shape: tuple[int, ...], here: machine.Machine) -> float:
+    """Seconds that attention on queries, keys and values of this shape (B, S, N, H) takes, forward and backward.
+
+    They lie in memory as those of the training model do. Raises RuntimeError if the kernel can't compute it here.
+    """
+    B, S, N, H = shape
+    about = {"dtype": here.dtype, "device": here.device}
+    qkv = torch.randn((B, S, 3, N, H), **about, requires_grad=True)
+    query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
+    gradient = torch.randn(shape, **about).transpose(1, 2)
+
+    def compute(times: int) -> None:
+        for _ in range(times):
+            states = F.scaled_dot_product_attention(query, key, value)
+            of_queries, *_ = torch.autograd.grad(states, (query, key, value), gradient)
+        of_queries.sum().item()  # waits for the device
+
+    with sdpa_kernel(getattr(SDPBackend, kernel)):
+        compute(WARM_UP)
+        began = time.perf_counter()
+        compute(REPEATS)
+    return (time.perf_counter() - began) / REPEATS
 
 
 def keep(folder: Path, part: str, about: dict, make: Callable[[], dict]) -> None:
@@ -222,11 +265,11 @@ def main() -> None:
         glue={"type": Path, "help": "of pack: a folder of GLUE, whose tasks are encoded"},
         tokens={"type": float, "default": 6.5e7, "help": "of pack: at most this many tokens of training text"},
     )
-    parser.add_argument("part", choices=["pack", "correctness", "speed", "finetuning", "cram", "glue"])
+    parser.add_argument("part", choices=["pack", "correctness", "speed", "attention", "finetuning", "cram", "glue"])
     given, others = parser.parse_known_args()
     if given.part in ("cram", "glue", "pack") and not given.data:
         parser.error(f"{given.part} needs the folder of the data; give it as --data.")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")  # such as the kernels of attention
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     given.folder.mkdir(parents=True, exist_ok=True)
     with common.input_errors(parser), stopped_after(given.stop_after):
         match given.part:
@@ -241,7 +284,7 @@ def main() -> None:
                 usual = ["--hours", given.minutes / 60, "--seeds", 1, "--keep", "--folder", given.folder]
                 measure_with(recipes.main, "--recipe", *given.recipe, "--data", given.data, *usual, *others)
             case part:
-                {"pack": pack, "correctness": check, "glue": glue}[part](given)
+                {"pack": pack, "correctness": check, "attention": attention, "glue": glue}[part](given)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model import InputError, attention, budget, counted, detection, masking, memory, optimizer, schedules
+from model import InputError, budget, counted, detection, masking, memory, optimizer, schedules
 from model.bert import Bert
 from model.checkpoint import METRICS, Clock, Spent, StopRequest, Writer, cut_metrics, line, restore
 from model.heldout import curve_losses
@@ -119,14 +119,13 @@ class Pretraining:
             self.forward = DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True)
             self.no_sync = self.forward.no_sync
         self.limit = processes.agree(matrix_rate(machine.device, machine.dtype)) * processes.count
-        kernel = attention.fastest_kernel(self.bert.architecture, self.corpus.length, self.micro_batch, machine)
         self.report = report
         self.clock = Clock(self.spent.seconds)
         self.saved_step, self.saved_at = self.spent.step, self.spent.seconds  # of the last checkpoint
         # steps that the device may not have computed yet: rows of metrics, the numbers that they lack, when these exist
         self.queued: list[tuple[dict, Tensor, torch.cuda.Event | None]] = []
         self.step_ended, self.step_seconds = self.spent.seconds, math.inf  # of the last step that was read
-        with StopRequest() as self.stop, kernel, (self.folder / METRICS).open("a", buffering=1) as self.metrics:
+        with StopRequest() as self.stop, (self.folder / METRICS).open("a", buffering=1) as self.metrics:
             try:
                 self.train()
                 self.finish()

@@ -1,19 +1,12 @@
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 
 from model import attention
-from model.machine import Machine
-from model.settings import Architecture
 
 LENGTH = 24
-CPU = Machine(torch.device("cpu"), torch.float32, False, 32)
-GPU = replace(CPU, device=torch.device("cuda:0"), dtype=torch.bfloat16)
-FLASH, CUDNN, EFFICIENT = attention.KERNELS
 torch.set_num_threads(1)  # for so small tensors
 
 
@@ -64,42 +57,3 @@ def test_dropout_has_its_probability_and_scale_wherever_the_bits_come_from(proba
     assert torch.equal(x.grad == 0, y == 0)
     assert torch.equal(attention.drop(x, 0.0), x)
     assert torch.equal(attention.drop(x, 1.0), x * 0)
-
-
-def test_a_kernel_is_timed_or_refused():
-    shape = (2, LENGTH, 4, 8)
-    for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):  # those of a CPU
-        assert 0 < attention.seconds_of(kernel, shape, torch.float32, CPU.device) < 10
-    with pytest.raises(RuntimeError):
-        attention.seconds_of(SDPBackend.CUDNN_ATTENTION, shape, torch.float32, CPU.device)
-
-
-@pytest.mark.parametrize(
-    ("here", "seconds", "order"),
-    [
-        (GPU, {FLASH: 2.0, CUDNN: 1.0, EFFICIENT: 3.0}, [CUDNN, FLASH, EFFICIENT]),
-        (GPU, {FLASH: 1.0, EFFICIENT: 3.0}, [FLASH, EFFICIENT]),
-        (GPU, {}, []),
-        (CPU, {FLASH: 1.0}, []),
-    ],
-)
-def test_a_gpu_computes_attention_by_the_kernel_that_is_fastest_there_and_without_any_torch_chooses(
-    here, seconds, order, monkeypatch
-):
-    asked = []
-
-    def timed(kernel, *about):
-        asked.append(about)
-        if kernel not in seconds:
-            raise RuntimeError("No available kernel. Aborting execution.")
-        return seconds[kernel]
-
-    monkeypatch.setattr(attention, "seconds_of", timed)
-    before = _cur_sdpa_kernel_backends(with_priority=True)
-    with attention.fastest_kernel(Architecture(hidden=32, heads=4), LENGTH, 7, here):
-        expected = [*order, SDPBackend.MATH] if order else before
-        assert _cur_sdpa_kernel_backends(with_priority=True) == expected
-        assert torch._functorch.config.enable_autograd_cache != bool(order), "it would return code with another kernel"
-    assert torch._functorch.config.enable_autograd_cache
-    assert asked == ([((7, LENGTH, 4, 8), GPU.dtype, GPU.device)] * 3 if here is GPU else [])
-    assert _cur_sdpa_kernel_backends(with_priority=True) == before

@@ -95,6 +95,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         ["pack", "--tokenized", data, "--data", packed, "--tokens", 100 * LENGTH],
         ["correctness", "--layout", "modern", "--dtype", "fp32", "bf16"],
         ["speed", "--compile", "no", *tiny, "pocket", *turns],
+        ["attention", "--recipe", "demo"],
         ["finetuning", *tiny, "modern", "--examples", 40, "--epochs", 1],
         [*short, "--stop-after", 0.05],
         short,
@@ -286,6 +287,13 @@ def test_a_gpu_is_compared_with_the_cpu(bare):
     assert all(row["right"] for row in rows)
     rounds = {(row["dtype"], row["check"]): row["error"] > 0 for row in rows}
     assert rounds == {(d, c): d == "bf16" for d in ("fp32", "bf16") for c in ("gradients", "padded")}
+
+
+def test_kernels_of_attention_are_timed_and_those_that_are_not_there_named(bare: SimpleNamespace):
+    rows = {row["kernel"]: row for row in map(written, bare.gpu.glob("attention-*.json"))}
+    assert {name for name, row in rows.items() if row.get("ms", 0) > 0} == {"FLASH_ATTENTION", "MATH"}  # of a CPU
+    assert all(row["shape"][1:] == [128, 2, 64] for row in rows.values())
+    assert "problem" in rows["CUDNN_ATTENTION"]
 
 
 def test_what_is_packed_is_crammed_in_two_calls_and_finetuned(bare, scripts):
