@@ -7,7 +7,6 @@ Writes  part-00000.parquet …  the same parts without those documents, in the s
 
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -20,7 +19,7 @@ import xxhash
 from pydantic import Field
 
 from model import InputError, counted
-from tasks.corpus.parts import Document, Tally, add_up, count, parts_of, smallest_of_each, tables, writer
+from tasks.corpus.parts import Document, Tally, add_up, count, link, parts_of, smallest_of_each, tables, writer
 from tasks.glue import data as glue
 from tasks.glue import tables as labelled
 from tasks.glue.own import Definition, by_name, defined, or_own
@@ -143,37 +142,41 @@ def clean_part(part: Path, folder: Path, words: int, out: Path) -> dict:
     Returns counts, the n-grams found, and samples.
     """
     index, kept, dropped = Index(folder, words), Tally(), Tally()
-    documents, grams, samples = Counter(), set(), []
-    with writer(out / part.name) as file:
-        for table in tables(part):
-            found = index.find(table["text"].to_pylist())
-            for row, runs in found.items():
-                document = Document(**table.slice(row, 1).to_pylist()[0])
-                own = {gram for _, gram in runs}
-                tasks = set(index.sentences_of(own)["task"].to_pylist())
-                grams |= own
-                documents.update([ANY, *tasks])
-                digest = xxhash.xxh3_64_intdigest(document.text.encode())
-                samples += [(task, digest, document.id, (document, runs)) for task in tasks]
-            samples = smallest_of_each(samples, 1, SAMPLES)  # of each task
-            keep = np.ones(len(table), dtype=bool)
-            keep[list(found)] = False
-            rest = table.filter(pa.array(keep))
-            count(kept, rest)
-            count(dropped, table.filter(pa.array(~keep)))
-            if len(rest):
-                file.write_table(rest)
+    documents, grams, samples, clean = Counter(), set(), [], []
+    for table in tables(part):
+        found = index.find(table["text"].to_pylist())
+        for row, runs in found.items():
+            document = Document(**table.slice(row, 1).to_pylist()[0])
+            own = {gram for _, gram in runs}
+            tasks = set(index.sentences_of(own)["task"].to_pylist())
+            grams |= own
+            documents.update([ANY, *tasks])
+            digest = xxhash.xxh3_64_intdigest(document.text.encode())
+            samples += [(task, digest, document.id, (document, runs)) for task in tasks]
+        samples = smallest_of_each(samples, 1, SAMPLES)  # of each task
+        keep = np.ones(len(table), dtype=bool)
+        keep[list(found)] = False
+        clean.append(pa.array(keep))
+        count(kept, table.filter(clean[-1]))
+        count(dropped, table.filter(pa.array(~keep)))
+    if not documents:
+        link(part, out / part.name)
+    else:
+        with writer(out / part.name) as file:
+            for table, rows in zip(tables(part), clean, strict=True):
+                if len(rest := table.filter(rows)):
+                    file.write_table(rest)
     counts = {"kept": kept.counts(), "dropped": dropped.counts(), "documents": dict(documents)}
     shown = [(task, *rest, sample(*about, index, task)) for task, *rest, about in samples]
     return counts | {"grams": sorted(grams), "samples": shown}
 
 
 def pass_on(corpus: Artifact, why: str, probes: bool, out: Path) -> dict:
-    """Copy the corpus unchanged, since there is nothing to search for: a problem unless there are only `probes`."""
+    """Pass on the corpus unchanged, since there is nothing to search for: a problem unless there are only `probes`."""
     problem, level = ("", logging.INFO) if probes else (glue.hub_problem(HUB_GLUE), logging.WARNING)
     log.log(level, "Skipping decontamination: %s", f"{why}. {problem}".strip())
-    for part in parts_of(corpus):  # not linked: damage to one artifact must not damage the other
-        shutil.copyfile(part, out / part.name)
+    for part in parts_of(corpus):
+        link(part, out / part.name)
     counts = {name: corpus.stats[name] for name in ("parts", *Tally().counts())}
     about = {"checked": False, "why": why}
     return {**counts, "dropped": {"contaminated": Tally().counts()}, **about, "table": [about]}

@@ -8,6 +8,7 @@ Writes  part-00000.parquet …  the same parts without the duplicates, in the sa
 import json
 import shutil
 from collections import Counter
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -17,12 +18,14 @@ import pyarrow as pa
 import xxhash
 from pydantic import Field, model_validator
 
+from model import fsync
 from tasks.corpus.parts import (
     SAMPLE_CHARACTERS,
     Tally,
     add_up,
     count,
     document_at,
+    link,
     parts_of,
     smallest,
     tables,
@@ -113,13 +116,15 @@ def keep_rest(number: int, part: Path, drops: Path, out: Path) -> dict:
     order = np.argsort(dropped)
     dropped, firsts = dropped[order], firsts[order]
     kept, gone, samples, start = Tally(), Tally(), [], 0
-    with writer(out / part.name) as file:
+    if not len(dropped):
+        link(part, out / part.name)
+    with writer(out / part.name) if len(dropped) else nullcontext() as file:
         for table in tables(part):
             low, high = np.searchsorted(dropped, [position(number, row) for row in (start, start + len(table))])
             is_kept = np.ones(len(table), dtype=bool)
             is_kept[offset_of(dropped[low:high]) - start] = False
             rest, others = table.filter(pa.array(is_kept)), table.filter(pa.array(~is_kept))
-            if len(rest):
+            if file and len(rest):
                 file.write_table(rest)
             count(kept, rest)
             count(gone, others)
@@ -211,9 +216,8 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
     parts, work, results = parts_of(corpus), out / WORK, {}
     work.mkdir(exist_ok=True)
     kept = {name: corpus.stats[name] for name in Tally().counts()}
-    if not params.methods:
-        for part in parts:  # not linked: damage to one artifact must not damage the other
-            shutil.copyfile(part, out / part.name)
+    for part in [] if params.methods else parts:
+        link(part, out / part.name)
     for method in params.methods:
         written = out if method == params.methods[-1] else work / f"{method}-parts"
         written.mkdir(exist_ok=True)
@@ -221,6 +225,9 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
         results[method] = finish(cut if method == "substring" else drop, job, work / f"{method}.json")
         kept = results[method]["kept"]
         shutil.rmtree(work / method, ignore_errors=True)  # as large as the text, or larger
+        if work in parts[0].parents:
+            fsync(work)  # or a power cut could take the result and leave this deletion
+            shutil.rmtree(parts[0].parent, ignore_errors=True)
         parts = [written / part.name for part in parts]
     with (out / "duplicates.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for r in results.values() for row in r["samples"])

@@ -334,8 +334,8 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
     manifest.write_text(json.dumps(about, indent=2) + "\n")
     mode = manifest.stat().st_mode
     for path in files:
-        if path.stat().st_mode != mode:  # some libraries let nobody else read what they write
-            path.chmod(mode)
+        if path.stat().st_mode != mode and path.stat().st_nlink == 1:  # which is in no other artifact
+            path.chmod(mode)  # some libraries let nobody else read what they write
     fsync(manifest)
     fsync(draft)
     artifact.path.parent.mkdir(parents=True, exist_ok=True)

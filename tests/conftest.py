@@ -174,7 +174,8 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, module, work: str, target, at: in
         result = job(*arguments)
         if len(calls) == at:
             for file in filter(Path.is_file, set(draft.rglob("*")) - before):
-                os.truncate(file, file.stat().st_size // 2)
+                if file.stat().st_nlink == 1:  # or it is a file of another artifact, which nothing writes any more
+                    os.truncate(file, file.stat().st_size // 2)
             raise KeyboardInterrupt
         return result
 

@@ -4,7 +4,9 @@ A part is read a few megabytes at a time, as Arrow tables or as documents.
 """
 
 import json
+import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,7 +55,17 @@ def parts_of(corpus: Artifact) -> list[Path]:
 
 def writer(out: Path) -> pq.ParquetWriter:
     """A writer of tables with the columns of SCHEMA to one part."""
+    out.unlink(missing_ok=True)  # if an earlier attempt linked a part here, it is a published file too
     return pq.ParquetWriter(out, SCHEMA, compression="zstd", use_dictionary=["source"])
+
+
+def link(part: Path, out: Path) -> None:
+    """Take a part of another artifact as it is: as a second name of its file or, where that can't be, as a copy."""
+    out.unlink(missing_ok=True)
+    try:
+        os.link(part, out)
+    except OSError:  # a file system without such links, or somebody else's file
+        shutil.copyfile(part, out)
 
 
 class PartWriter:
