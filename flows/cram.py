@@ -5,6 +5,7 @@ from pathlib import Path
 from prefect import flow, tags
 from prefect.runtime import flow_run
 
+from flows import disk
 from flows.plan import Plan, Step
 from flows.recipes import Override, Recipe, RecipeName, StageName, Use, resolve, without_empty
 from flows.reporting import configure
@@ -79,6 +80,7 @@ def cram(
         refresh: Stages to run again though they are cached.
     """
     plan = planned(recipe, override, until, use, refresh)
+    disk.check(plan)
     with tags(recipe, f"until {until}"):
         plan.run()
     return plan.results()

@@ -7,6 +7,7 @@ from typing import Literal
 from prefect import flow, tags
 from pydantic import PositiveInt
 
+from flows import disk
 from flows.cram import add, run_name
 from flows.plan import Plan, Problems, Step, make
 from flows.recipes import Override, Recipe, RecipeName, without_empty
@@ -46,6 +47,8 @@ def study(
     plan = Plan(until, {}, [])
     steps = [add(plan, run.recipe, run.title) if run.recipe else {} for run in runs]
     plan.warn_of_unused(override)
+    plan.check()
+    disk.check(plan)
     with tags(Path(study).stem, f"until {until}"):
         problems = plan.run()
         members = [outcome(run, own, plan, problems) for run, own in zip(runs, steps, strict=True)]
