@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -149,8 +150,26 @@ def test_a_worker_that_lacks_what_the_work_needs_is_refused(two_workers: Cluster
         refused(square, r"cram \w+ \(here 0+\), pyarrow [\d.]+ \(here 1.0\)")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "touch", lambda path: None)  # as if it lay on another disk
-        refused(square, r"The Dask worker tcp://.*doesn't see /")
+        refused(square, r"The Dask worker tcp://.*doesn't see /.*/done/\w+\.shared\. The store")
     assert traces(tmp_path) == {}
+
+
+def test_a_worker_of_another_version_is_left_out_and_said(two_workers: Cluster, tmp_path: Path, caplog):
+    old = tmp_path / "old"
+    shutil.copytree(two_workers.folder / "cram", old)
+    with (old / "tasks/home.py").open("a") as file:
+        file.write("# edited\n")
+    third = two_workers.have_workers(3, search=f"{old}{os.pathsep}{old}/tests")
+    try:
+        results = over_parts(square, jobs_in(tmp_path, 20), tmp_path / "done", "square")
+    finally:
+        third.kill()
+        third.wait()
+    assert [r["square"] for r in results] == [n * n for n in range(20)]
+    assert traces(tmp_path) == dict.fromkeys(range(20), 1)
+    assert third.pid not in {r["process"] for r in results}
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert re.search(r"^The Dask worker tcp://\S+ on .* has cram \w+ \(here \w+\)\. .* It is left out\.$", said)
 
 
 def test_a_worker_without_cram_is_an_input_error(two_workers: Cluster, tmp_path: Path):

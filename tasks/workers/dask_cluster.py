@@ -30,9 +30,24 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10
 PATIENCE_SECONDS = 60  # to wait for a worker where there is none
 LIBRARIES = ("numpy", "orjson", "pyarrow", "tokenizers", "xxhash", "zstandard")  # that the bytes of a part depend on
+SHARED = (
+    "The store (CRAM_ARTIFACTS) must be on a file system that all machines share, at the same path; what `download` "
+    "reads need not be, since this machine reads it."
+)
 log = logging.getLogger(__name__)
-# submit(work, *arguments), whose future gives `Measured`; and what raises when the workers are gone, to call in between
-Place = tuple[Callable[..., Future], Callable[[], None]]
+
+
+class Refused(InputError):
+    """A worker can't do any part. `worker`: its address."""
+
+    def __init__(self, reason: str, worker: str = "") -> None:
+        super().__init__(reason)
+        self.worker = worker
+
+
+# submit(work, *arguments), whose future gives `Measured`; and what raises when the workers are gone, to call in between,
+# and with what a future raises as `Refused`, to leave that worker out
+Place = tuple[Callable[..., Future], Callable[..., None]]
 
 
 @functools.cache  # in a worker: as of its import of this code, which may have been edited since
@@ -83,30 +98,25 @@ class Call:
 
 
 def measured_there(pickled: bytes, marker: str, expected: dict[str, str]) -> Measured:
-    """Do and measure the pickled (work, *arguments). Raises InputError first if this worker can't.
+    """Do and measure the pickled (work, *arguments). Raises Refused first if this worker can't.
 
     `marker` is a file in the store that the worker must see; `expected` the `edition` of the process that asks.
     """
     from distributed import get_worker
 
     worker = get_worker()
-    name, threads = f"The Dask worker {worker.address} on {socket.gethostname()}", worker.state.nthreads
-    if threads > 1:
-        raise InputError(
-            f"{name} runs {threads} parts at once in one process, where they slow each other down. Start workers as "
-            f"processes of one thread each: `dask worker SCHEDULER --nworkers {threads} --nthreads 1`."
-        )
-    own = edition()
-    if wrong := [f"{what} {own[what]} (here {version})" for what, version in expected.items() if own[what] != version]:
-        raise InputError(
-            f"{name} has {', '.join(wrong)}. The bytes of an artifact may depend on these: install the same versions "
-            "and commit there, and restart the worker."
-        )
-    if not Path(marker).exists():
-        raise InputError(
-            f"{name} doesn't see {Path(marker).parent}. The store (CRAM_ARTIFACTS) and the text must be on a file "
-            "system that all machines share, at the same path."
-        )
+    threads, own = worker.state.nthreads, edition()
+    wrong = [f"{what} {own[what]} (here {version})" for what, version in expected.items() if own[what] != version]
+    unseen = next((path for path in (*reversed(Path(marker).parents), Path(marker)) if not path.exists()), None)
+    reasons = {
+        f"runs {threads} parts at once in one process, where they slow each other down. Start workers as processes of "
+        f"one thread each: `dask worker SCHEDULER --nworkers {threads} --nthreads 1`.": threads > 1,
+        f"has {', '.join(wrong)}. The bytes of an artifact may depend on these: install the same versions and commit "
+        "there, and restart the worker.": wrong,
+        f"doesn't see {unseen}. {SHARED}": unseen,
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+        raise Refused(f"The Dask worker {worker.address} on {socket.gethostname()} {reason}", worker.address)
     os.environ.update(ONE_THREAD)
     reset_usage()
     return measured(*pickle.loads(pickled))
@@ -123,8 +133,7 @@ def explained(error: Exception, address: str, label: str) -> Exception:
         CancelledError: f"The connection to the Dask scheduler at {address} was lost during '{label}'.",
         ImportError: f"A worker of the Dask cluster lacks what cram needs: {error}. Install the same cram as here in "
         "the Python of every worker.",
-        FileNotFoundError: f"A worker of the Dask cluster doesn't find {getattr(error, 'filename', '')}. Store and "
-        "text must be on a file system that all machines share, at the same path.",
+        FileNotFoundError: f"A worker of the Dask cluster doesn't find {getattr(error, 'filename', '')}. {SHARED}",
     }
     for kind, reason in reasons.items():
         if isinstance(error, kind):
@@ -137,19 +146,27 @@ def cluster(address: str, label: str, done: Path) -> Iterator[Place]:
     """The workers of the scheduler at this address, those that join later too."""
     client, marker, seen = connect(address), done / f"{uuid.uuid4().hex}.shared", time.monotonic()
     marker.touch()
-    pool = client.get_executor(pure=False)
+    pool, refused, others = client.get_executor(pure=False), set(), {}
 
     def submit(*call: object) -> Future:
         pickled = pickle.dumps(Call(pickle.dumps(call), str(marker), edition()))
-        return pool.submit(pickle.loads, pickled, key=f"{label}-{uuid.uuid4().hex}")
+        return pool.submit(pickle.loads, pickled, key=f"{label}-{uuid.uuid4().hex}", **others)
 
-    def check() -> None:
+    def check(refusal: Refused | None = None) -> None:
         nonlocal seen
+        out = {*refused, refusal.worker} if refusal else refused
         try:
-            count = len(client.nthreads())
+            left = [worker for worker in client.nthreads() if worker not in out]
         except OSError as error:
             raise CancelledError from error
-        if count:
+        if refusal and not left:
+            raise refusal
+        if refusal:
+            if refusal.worker not in refused:
+                log.warning("%s It is left out.", refusal)
+            refused.add(refusal.worker)
+            others.update(workers=left, allow_other_workers=True)  # other ones only if none of these is there any more
+        if left:
             seen = time.monotonic()
         elif time.monotonic() - seen > PATIENCE_SECONDS:
             raise InputError(

@@ -9,13 +9,13 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
 from model import InputError
-from tasks.workers.dask_cluster import Place, cluster
-from tasks.workers.processes import Lost, Processes, usage, workers
+from tasks.workers.dask_cluster import Place, Refused, cluster
+from tasks.workers.processes import Lost, Measured, Processes, usage, workers
 from tasks.workers.progress import Progress
 
 SECONDS_BETWEEN_CHECKS = 2
@@ -55,7 +55,7 @@ def local(count: int, label: str) -> Iterator[Place]:
     """Up to `count` processes of this machine. They end with the work; if one is killed, all of them end."""
     with ThreadPoolExecutor(count) as threads, Processes() as pool:  # the pool ends first: no thread waits for work
         try:
-            yield (lambda *call: threads.submit(pool.call, *call)), (lambda: None)
+            yield (lambda *call: threads.submit(pool.call, *call)), (lambda *_: None)
         except Lost as error:
             raise InputError(
                 f"A worker process of '{label}' was killed, most likely for lack of memory ({count} were running). "
@@ -63,12 +63,19 @@ def local(count: int, label: str) -> Iterator[Place]:
             ) from error
 
 
-def completed(futures: dict[Future, int], check: Callable[[], None]) -> Iterator[Future]:
-    """Yield each future when it is done; call `check` every few seconds while waiting."""
-    waiting = set(futures)
+def completed(jobs: dict[int, tuple], place: Place) -> Iterator[tuple[int, Measured]]:
+    """Have the jobs done; yield the number and the result of each, and check every few seconds while waiting."""
+    submit, check = place
+    waiting = {submit(*job): number for number, job in jobs.items()}
     while waiting:
-        done, waiting = wait(waiting, SECONDS_BETWEEN_CHECKS, FIRST_COMPLETED)
-        yield from done
+        done, _ = wait(waiting, SECONDS_BETWEEN_CHECKS, FIRST_COMPLETED)
+        for future in done:
+            number = waiting.pop(future)
+            try:
+                yield number, future.result()
+            except Refused as refusal:
+                check(refusal)
+                waiting[submit(*jobs[number])] = number
         if not done:
             check()
 
@@ -98,10 +105,10 @@ def over_parts(work: Callable[..., dict], jobs: list[tuple], done: Path, label: 
                     f"'{label}' runs in other processes, which can't import its function {work.__name__} from the "
                     "script or notebook that was started. Move it to a module of its own."
                 )
-            with cluster(address, label, done) if address else local(count, label) as (submit, check):
-                futures = {submit(finish, work, jobs[i], files[i]): i for i in left}
-                for future in completed(futures, check):
-                    results[futures[future]], *used = future.result()
+            with cluster(address, label, done) if address else local(count, label) as place:
+                calls = {i: (finish, work, jobs[i], files[i]) for i in left}
+                for i, done_there in completed(calls, place):
+                    results[i], *used = done_there
                     usage.add(*used)
                     bar.update()
     except MemoryError as error:
