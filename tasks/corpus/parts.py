@@ -164,7 +164,11 @@ def documents_of(corpus: Artifact) -> Iterator[Document]:
 
 def document_at(part: Path, row: int) -> Document:
     """The document in this row of a part."""
-    return next(islice(documents_in(part), row, None))
+    for rows in tables(part):
+        if row < len(rows):
+            return Document(**rows.slice(row, 1).to_pylist()[0])
+        row -= len(rows)
+    raise IndexError(f"{part} has no such row")
 
 
 def strings(column: pa.ChunkedArray) -> tuple[np.ndarray, memoryview]:
