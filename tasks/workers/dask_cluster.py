@@ -50,6 +50,12 @@ class Refused(InputError):
 Place = tuple[Callable[..., Future], Callable[..., None]]
 
 
+@functools.cache  # once, not in every step of every stage
+def say_left_out(reason: str) -> None:
+    """Log a warning."""
+    log.warning("%s It is left out.", reason)
+
+
 @functools.cache  # in a worker: as of its import of this code, which may have been edited since
 def edition() -> dict[str, str]:
     """What a part's bytes depend on besides its job: cram's code, and the versions of libraries."""
@@ -154,17 +160,16 @@ def cluster(address: str, label: str, done: Path) -> Iterator[Place]:
 
     def check(refusal: Refused | None = None) -> None:
         nonlocal seen
-        out = {*refused, refusal.worker} if refusal else refused
+        if refusal:
+            refused.add(refusal.worker)
         try:
-            left = [worker for worker in client.nthreads() if worker not in out]
+            left = [worker for worker in client.nthreads() if worker not in refused]
         except OSError as error:
             raise CancelledError from error
         if refusal and not left:
             raise refusal
         if refusal:
-            if refusal.worker not in refused:
-                log.warning("%s It is left out.", refusal)
-            refused.add(refusal.worker)
+            say_left_out(str(refusal))
             others.update(workers=left, allow_other_workers=True)  # other ones only if none of these is there any more
         if left:
             seen = time.monotonic()
