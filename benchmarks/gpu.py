@@ -15,7 +15,7 @@ the scripts. Without a GPU all of it runs on the CPU, much slower.
 
 correctness  gradients of every layout beside the CPU's in fp32, eager and compiled, in each precision (correctness.py)
 speed        tokens/s, MFU and memory at full size, compiled (train.py); CRAM_MICRO_BATCH fixes the micro-batch
-attention    milliseconds of each of torch's kernels at full size, forward and backward; training leaves the choice to torch
+attention    milliseconds of each of torch's kernels at full size, forward and backward; in training torch chooses
 finetuning   examples a second on inputs as long as CoLA's (finetune.py)
 cram         pretrains each recipe for the same minutes, always compiled, and measures its held-out loss (recipes.py)
 glue         finetunes the models of cram by their recipes and scores them on all validation examples. `correlation` is

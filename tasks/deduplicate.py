@@ -8,7 +8,6 @@ Writes  part-00000.parquet …  the same parts without the duplicates, in the sa
 import json
 import shutil
 from collections import Counter
-from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -25,18 +24,19 @@ from tasks.corpus.parts import (
     add_up,
     count,
     document_at,
+    in_batches,
     link,
     parts_of,
+    rewritten,
     smallest,
     tables,
     views,
-    writer,
 )
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
 from tasks.text import matching, minhash, sorted_runs, substrings
 from tasks.text.minhash import MinHash
-from tasks.text.sorted_runs import group_starts, load_range, offset_of, part_of, position, runs_in, save_pairs, save_run
+from tasks.text.sorted_runs import batch_of, group_starts, load_range, mapped, offset_of, position, runs_in, save_pairs
 from tasks.text.substrings import Substring
 from tasks.workers.parts import finish, over_parts
 
@@ -73,18 +73,19 @@ class Deduplicate(Params):
         return {"methods": [[name, settings.get(name, {})] for name in self.methods]}
 
 
-def digest_part(number: int, part: Path, work: Path) -> dict:
-    """Write the 128-bit digests of a part's documents, ascending."""
-    joined = [b"".join(map(xxhash.xxh3_128_digest, views(table["text"]))) for table in tables(part, ("text",))]
-    digests = np.frombuffer(b"".join(joined), dtype="<u8").reshape(-1, 2)
+def digest_batch(number: int, batch: list[Path], work: Path) -> dict:
+    """Write the 128-bit digests of some parts' documents, ascending."""
+    texts = (views(table["text"]) for part in batch for table in tables(part, ("text",)))
+    digests = b"".join(map(xxhash.xxh3_128_digest, chain.from_iterable(texts)))
+    digests = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
     order = np.lexsort(digests.T[::-1])
-    save_run(work / f"digests/{part.stem}", *digests[order].T, position(number, order))
+    sorted_runs.save_run(work / f"digests/{number:05d}", *digests[order].T, position(number, order))
     return {"documents": len(order)}
 
 
 def match(low: int, high: int, work: Path, out: Path) -> dict:
     """Write the documents with a digest (in this range) that an earlier one has too, and the first one that has it."""
-    *digests, documents = load_range(runs_in(work / "digests", "part-*"), low, high, arrays=3)
+    *digests, documents = load_range(runs_in(work / "digests", "*"), low, high, arrays=3)
     digests = np.stack(digests, axis=1)
     order = np.lexsort(digests.T[::-1])  # stable, so that copies stay in the order of the corpus
     documents, starts = documents[order], group_starts(digests[order])
@@ -93,10 +94,10 @@ def match(low: int, high: int, work: Path, out: Path) -> dict:
     return {}
 
 
-def find_copies(parts: list[Path], work: Path) -> None:
+def find_copies(batches: list[list[Path]], work: Path) -> None:
     """Find documents with the text of an earlier one; write them and the first of that text as runs in work/drops."""
-    jobs = [(i, part, work) for i, part in enumerate(parts)]
-    counts = over_parts(digest_part, jobs, work / "digested", "digest documents")
+    jobs = [(i, batch, work) for i, batch in enumerate(batches)]
+    counts = over_parts(digest_batch, jobs, work / "digested", "digest documents")
     bounds = enumerate(sorted_runs.ranges(sum(r["documents"] for r in counts)))
     jobs = [(low, high, work, work / f"drops/range-{i:05d}") for i, (low, high) in bounds]
     over_parts(match, jobs, work / "matched", "find duplicates")
@@ -106,32 +107,29 @@ def cluster_sizes(drops: Path) -> Counter:
     """How many clusters of each size there are: documents with the same first one, all of them in one run, and it."""
     sizes: Counter = Counter()
     for run in runs_in(drops, "*"):
-        sizes.update((np.unique(np.load(f"{run}.1.npy"), return_counts=True)[1] + 1).tolist())
+        sizes.update((np.unique(mapped(run)[1], return_counts=True)[1] + 1).tolist())
     return sizes
 
 
-def keep_rest(number: int, part: Path, drops: Path, out: Path) -> dict:
-    """Write the documents of a part that are in no run of `drops`; return counts, and samples of the others."""
+def keep_rest(number: int, batch: list[Path], drops: Path, out: Path) -> dict:
+    """Write the documents of some parts that are in no run of `drops`; return counts, and samples of the others."""
     dropped, firsts = load_range(runs_in(drops, "*"), position(number, 0), position(number + 1, 0))
     order = np.argsort(dropped)
     dropped, firsts = dropped[order], firsts[order]
     kept, gone, samples, start = Tally(), Tally(), [], 0
-    if not len(dropped):
-        link(part, out / part.name)
-    with writer(out / part.name) if len(dropped) else nullcontext() as file:
-        for table in tables(part):
-            low, high = np.searchsorted(dropped, [position(number, row) for row in (start, start + len(table))])
-            is_kept = np.ones(len(table), dtype=bool)
-            is_kept[offset_of(dropped[low:high]) - start] = False
-            rest, others = table.filter(pa.array(is_kept)), table.filter(pa.array(~is_kept))
-            if file and len(rest):
-                file.write_table(rest)
-            count(kept, rest)
-            count(gone, others)
-            digests = [xxhash.xxh3_64_intdigest(view) for view in views(others["text"])]
-            samples += zip(digests, firsts[low:high].tolist(), dropped[low:high].tolist(), strict=True)
-            samples = smallest(samples)
-            start += len(table)
+    for file, table in rewritten(batch, out):
+        low, high = np.searchsorted(dropped, [position(number, row) for row in (start, start + len(table))])
+        is_kept = np.ones(len(table), dtype=bool)
+        is_kept[offset_of(dropped[low:high]) - start] = False
+        rest, others = table.filter(pa.array(is_kept)), table.filter(pa.array(~is_kept))
+        if len(rest):
+            file.write_table(rest)
+        count(kept, rest)
+        count(gone, others)
+        digests = [xxhash.xxh3_64_intdigest(view) for view in views(others["text"])]
+        samples += zip(digests, firsts[low:high].tolist(), dropped[low:high].tolist(), strict=True)
+        samples = smallest(samples)
+        start += len(table)
     return {"kept": kept.counts(), "dropped": gone.counts(), "samples": samples}
 
 
@@ -146,13 +144,14 @@ def distribution(sizes: Counter) -> dict:
 
 def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
     """Drop the documents that a method finds; return counts and samples: documents kept, and dropped as the same."""
-    compared = minhash.find(params.minhash, parts, work) if method == "minhash" else {}
+    batches = in_batches(parts)
+    compared = minhash.find(params.minhash, batches, work) if method == "minhash" else {}
     if method == "exact":
-        find_copies(parts, work)
-    jobs = [(i, part, work / "drops", out) for i, part in enumerate(parts)]
+        find_copies(batches, work)
+    jobs = [(i, batch, work / "drops", out) for i, batch in enumerate(batches)]
     results, rows = over_parts(keep_rest, jobs, work / "kept", "drop duplicates"), []
     for _, *pair in smallest([sample for result in results for sample in result["samples"]]):
-        first, other = (document_at(parts[part_of(at)], offset_of(at)) for at in pair)
+        first, other = (document_at(batches[batch_of(at)], offset_of(at)) for at in pair)
         row = {"method": method}
         if method == "minhash":
             row["jaccard"] = round(minhash.similarity(first.text, other.text, params.minhash.words), 4)
@@ -167,17 +166,15 @@ def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: P
     }
 
 
-def first_copy(copy: int, n: int, parts: list[Path], work: Path) -> int:
+def first_copy(copy: int, n: int, work: Path) -> int:
     """The position of the first of all copies of the window at this position."""
     while True:
-        name = f"{parts[part_of(copy)].stem}-{offset_of(copy) // substrings.CHUNK:05d}"
-        starts, stops, copies = (np.load(work / f"again/{name}.{i}.npy", mmap_mode="r") for i in range(3))
+        starts, stops, copies = mapped(work / f"again/{batch_of(copy):05d}", arrays=3)
         i = int(np.searchsorted(starts, copy, side="right")) - 1
         if i >= 0 and copy + n <= stops[i]:
             copy += int(copies[i]) - int(starts[i])
             continue
-        same = [*runs_in(work / "same", f"{name}-*"), *runs_in(work / "same", "range-*")]
-        _, before = load_range(same, copy, copy + 1)
+        _, before = load_range(substrings.of_batch(work / "same", batch_of(copy)), copy, copy + 1)
         if not len(before):
             return copy
         copy = int(before[0])
@@ -185,16 +182,16 @@ def first_copy(copy: int, n: int, parts: list[Path], work: Path) -> int:
 
 def cut(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
     """Cut repeated passages; return counts and samples: what was cut, and where it stood first."""
-    results, rows = substrings.cut(params.substring, parts, out, work), []
+    batches = in_batches(parts)
+    results, rows = substrings.cut(params.substring, batches, out, work), []
     samples = smallest([sample for result in results for sample in result["samples"]])
     for _, copy, before, other, place, size, text in samples:
-        first = first_copy(copy, params.substring.bytes, parts, work) + before
-        part = parts[part_of(first)]
-        ends = np.load(work / f"{part.stem}.ends.npy")  # of the part's documents in its text
+        first = first_copy(copy, params.substring.bytes, work) + before
+        ends = np.load(work / f"{batch_of(first):05d}.ends.npy")  # of the batch's documents in its text
         row = int(np.searchsorted(ends, offset_of(first), side="right"))
         byte = offset_of(first) - int(ends[row - 1] if row else 0)
-        there = document_at(part, row)
-        here = document_at(parts[part_of(other)], offset_of(other))
+        there = document_at(batches[batch_of(first)], row)
+        here = document_at(batches[batch_of(other)], offset_of(other))
         places = {"kept": (there, byte), "cut": (here, place)}
         named = {what: {"id": d.id, "source": d.source, "byte": at} for what, (d, at) in places.items()}
         rows.append({"method": method, **named, "bytes": size, "text": text})
@@ -219,12 +216,12 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
     for part in [] if params.methods else parts:
         link(part, out / part.name)
     for method in params.methods:
-        written = out if method == params.methods[-1] else work / f"{method}-parts"
+        runs, written = work / f"{method}-runs", out if method == params.methods[-1] else work / f"{method}-parts"
         written.mkdir(exist_ok=True)
-        job = (method, params, parts, written, work / method)
+        job = (method, params, parts, written, runs)
         results[method] = finish(cut if method == "substring" else drop, job, work / f"{method}.json")
         kept = results[method]["kept"]
-        shutil.rmtree(work / method, ignore_errors=True)  # as large as the text, or larger
+        shutil.rmtree(runs, ignore_errors=True)  # as large as the text, or larger
         if work in parts[0].parents:
             fsync(work)  # or a power cut could take the result and leave this deletion
             shutil.rmtree(parts[0].parent, ignore_errors=True)

@@ -214,6 +214,14 @@ def toy_model(tokens: "Artifact", architecture: "Architecture") -> "Artifact":
     return pretrain.fn(Pretrain(architecture=architecture, **settings), tokens)
 
 
+@pytest.fixture(autouse=True)
+def _several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let toy parts be several batches, some of several parts."""
+    from tasks.corpus import parts
+
+    monkeypatch.setattr(parts, "BATCH", 8000)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """Let the system write when it likes: no test cuts the power, and they would wait thousands of times."""

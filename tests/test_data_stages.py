@@ -29,7 +29,7 @@ from tasks.vocabulary import Vocabulary, train_vocabulary
 
 PLANTED = "Nobody at the harbour office could say when the second ferry to the outer islands was due."
 JOBS = [  # stage, module and function of the job, keys in a range: so few that there are two jobs or more
-    ("exact", deduplicate_stage, "digest_part", 10**6),
+    ("exact", deduplicate_stage, "digest_batch", 10**6),
     ("exact", deduplicate_stage, "match", 100),
     ("exact", deduplicate_stage, "keep_rest", 10**6),
     ("minhash", minhash, "sign", 10**6),
@@ -40,7 +40,7 @@ JOBS = [  # stage, module and function of the job, keys in a range: so few that 
     ("substring", substrings, "extend", 10**6),
     ("substring", substrings, "hash_windows", 10**6),
     ("substring", substrings, "match_windows", 5000),
-    ("substring", substrings, "cut_part", 10**6),
+    ("substring", substrings, "cut_batch", 10**6),
     ("decontaminate", decontaminate_stage, "clean_part", 10**6),
     ("measure", measure_stage, "measure_part", 10**6),
     ("filter", filter_stage, "filter_part", 10**6),

@@ -5,7 +5,6 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import xxhash
@@ -13,10 +12,12 @@ from conftest import corpus_of, texts_of, with_duplicates, write_jsonl
 
 from flows.recipes import resolve
 from model import InputError
+from tasks.corpus import parts as corpus_parts
 from tasks.corpus.parts import documents_in, documents_of, parts_of
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
 from tasks.store import WORK, Artifact, refresh
+from tasks.text import sorted_runs
 from tasks.text.minhash import MinHash
 from tasks.text.substrings import Substring
 
@@ -139,15 +140,17 @@ def test_many_tiny_documents_are_deduplicated(store: Path, tmp_path: Path, metho
 
 
 @pytest.mark.parametrize("method", ALL)
-def test_a_part_of_many_opens_no_more_runs_than_one_of_few(store: Path, tmp_path: Path, monkeypatch, toy_texts, method):
-    opened, load = [], np.load
-    monkeypatch.setattr(np, "load", lambda path, **options: opened.append(path) or load(path, **options))
-    monkeypatch.setenv("CRAM_WORKERS", "1")
-    texts, of_a_part = with_duplicates(toy_texts), []
-    for size in (0.1, 0.008):
+def test_many_parts_open_no_more_runs_than_a_few(store: Path, tmp_path: Path, monkeypatch, toy_texts, method: str):
+    opened, mapped, texts = [], sorted_runs.mapped, with_duplicates(toy_texts)
+    monkeypatch.setattr(sorted_runs, "mapped", lambda *run: opened.append(run) or mapped(*run))
+    found = []
+    for size, together in ((0.1, 1), (0.008, 1), (0.008, 1 << 24)):
+        monkeypatch.setattr(corpus_parts, "BATCH", together)
         opened.clear()
         made = deduplicate.fn(Deduplicate(methods=[method]), corpus_of(tmp_path, texts, size))
-        runs = [path for path in opened if str(path).endswith(".0.npy")]
-        of_a_part.append(len(runs) / made.stats["parts"])
-    assert made.stats["parts"] >= 30
-    assert of_a_part[1] <= 1.1 * of_a_part[0]
+        found.append((made.stats["parts"], len(opened)))
+        refresh(made)
+    few, alone, joined = found
+    assert alone[0] >= 30
+    assert alone[1] / alone[0] <= 1.1 * few[1] / few[0]
+    assert 0 < joined[1] <= few[1]

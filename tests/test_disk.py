@@ -22,7 +22,6 @@ from tasks.store import Artifact, discard, draft_of, verify
 
 SAME = {
     "no method": (deduplicate, Deduplicate(methods=[])),
-    "no duplicates": (deduplicate, Deduplicate()),
     "no search": (decontaminate, Decontaminate(data="probes")),
 }
 

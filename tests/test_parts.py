@@ -40,7 +40,7 @@ def test_tables_and_rows_of_a_part_are_its_documents_and_are_counted_alike(part:
     for document in documents:
         expected.add(document)
     assert rows == documents
-    assert [parts.document_at(part, row) for row in range(len(rows))] == documents
+    assert [parts.document_at([part], row) for row in range(len(rows))] == documents
     assert tally.counts() == expected.counts()
     other = Tally()
     parts.count(other, table, pc.multiply(pc.utf8_length(table["text"]), 0))

@@ -299,7 +299,7 @@ def sampled(both: "pd.DataFrame", filtered: "Artifact", keeps: str, drops: str, 
     hashes = pd.util.hash_pandas_object(both.loc[is_changed, KEY], index=False)
     shown = both.loc[hashes.nsmallest(most).index]
     places = zip(shown[f"{keeps} part"], shown[f"{keeps} row"], strict=True)
-    texts = [document_at(filtered.path / part, int(row)).text[:TEXT_CHARACTERS] for part, row in places]
+    texts = [document_at([filtered.path / part], int(row)).text[:TEXT_CHARACTERS] for part, row in places]
     return shown.assign(text=texts)
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from itertools import groupby, islice, pairwise
+from itertools import chain, groupby, islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from tasks.store import Artifact
 
 SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("text", pa.large_string())])
 ROW_GROUP_CHARACTERS = 4_000_000  # a reader of a part holds one row group in memory
+BATCH = 1 << 24  # bytes on disk that are worked on together; a part of 32 million characters has some 12 million
 TOTAL = "all"  # the row of the total in tables by source
 DIGEST_RANGE = 2**64
 SAMPLES, SAMPLE_CHARACTERS = 20, 300  # number of sample documents; characters shown of each
@@ -150,6 +151,26 @@ def tables(part: Path, columns: tuple[str, ...] = tuple(SCHEMA.names)) -> Iterat
         raise InputError(f"{name} is damaged: {error}. Delete its artifact and run the stage again.") from error
 
 
+def in_batches(parts: list[Path]) -> list[list[Path]]:
+    """Successive parts in lists of one, or of several with at most BATCH bytes, so that many cost as much as a few."""
+    lists, total = [], BATCH
+    for part in parts:
+        total += (size := part.stat().st_size)
+        if total > BATCH or not lists:
+            lists.append([])
+            total = size
+        lists[-1].append(part)
+    return lists
+
+
+def rewritten(batch: list[Path], out: Path) -> Iterator[tuple[pq.ParquetWriter, pa.Table]]:
+    """The row groups of some parts, each with the writer of a part of the same name."""
+    for part in batch:
+        with writer(out / part.name) as file:
+            for rows in tables(part):
+                yield file, rows
+
+
 def documents_in(part: Path) -> Iterator[Document]:
     """The documents of a part, in order. Raises InputError as `tables` does."""
     for rows in tables(part):
@@ -162,13 +183,13 @@ def documents_of(corpus: Artifact) -> Iterator[Document]:
         yield from documents_in(part)
 
 
-def document_at(part: Path, row: int) -> Document:
-    """The document in this row of a part."""
-    for rows in tables(part):
+def document_at(batch: list[Path], row: int) -> Document:
+    """The document in this row of some parts."""
+    for rows in chain.from_iterable(map(tables, batch)):
         if row < len(rows):
             return Document(**rows.slice(row, 1).to_pylist()[0])
         row -= len(rows)
-    raise IndexError(f"{part} has no such row")
+    raise IndexError(f"{batch[0].parent} has no such row")
 
 
 def strings(column: pa.ChunkedArray) -> tuple[np.ndarray, memoryview]:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field
 from tasks.corpus.parts import tables
 from tasks.text import sorted_runs
 from tasks.text.matching import MULTIPLIER, SHIFT, matched, runs
-from tasks.text.sorted_runs import load_range, offset_of, part_of, position, runs_in, save_pairs, save_run
+from tasks.text.sorted_runs import batch_of, load_range, offset_of, position, runs_in, save_pairs, save_run
 from tasks.workers.parts import over_parts
 
 BLOCK = 1 << 16  # hashes that are multiplied at once: what fits in a core's cache
@@ -55,6 +55,11 @@ def gathered(texts: Iterable[str]) -> Iterator[list[str]]:
             some, size = [], 0
     if some:
         yield some
+
+
+def texts_in(part: Path) -> Iterator[str]:
+    """The texts of a part."""
+    return (text for table in tables(part, ("text",)) for text in table["text"].to_pylist())
 
 
 def shingles(texts: list[str], n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -95,33 +100,34 @@ def buckets(minima: np.ndarray, bands: int) -> np.ndarray:
     return keys
 
 
-def sign(number: int, part: Path, params: MinHash, work: Path) -> dict:
-    """Write the sets of a part's documents, and their buckets.
+def sign(number: int, batch: list[Path], params: MinHash, work: Path) -> dict:
+    """Write the sets of some parts' documents, and their buckets.
 
-    Of documents with the same words in the same order, only the first is put into buckets: the others are compared with
-    it.
+    Of documents of a part with the same words in the same order, only the first is put into buckets: the others are
+    compared with it.
     """
-    of_batches, ends, digests = [np.zeros((params.bands, 0), dtype=np.uint64)], [np.zeros(1, dtype=np.int64)], []
-    with (work / f"{part.stem}.sets").open("wb") as file:
-        for texts in gathered(text for table in tables(part, ("text",)) for text in table["text"].to_pylist()):
+    keys, ends, digests = [np.zeros((params.bands, 0), dtype=np.uint64)], [np.zeros(1, dtype=np.int64)], []
+    with (work / f"{number:05d}.sets").open("wb") as file:
+        for seed, texts in ((i, texts) for i, part in enumerate(batch) for texts in gathered(texts_in(part))):
             hashed, ends_here = shingles(texts, params.words)
-            of_batches.append(buckets(signatures(hashed, ends_here, params.bands * params.rows), params.bands))
+            keys.append(buckets(signatures(hashed, ends_here, params.bands * params.rows), params.bands))
             data, edges = memoryview(hashed.view(np.uint8)), [0, *(4 * ends_here).tolist()]
-            digests.append(np.array([xxhash.xxh3_64_intdigest(data[a:b]) for a, b in pairwise(edges)], dtype=np.uint64))
+            here = [xxhash.xxh3_64_intdigest(data[a:b], seed=seed) for a, b in pairwise(edges)]  # another for each part
+            digests.append(np.array(here, dtype=np.uint64))
             file.write(data)
             ends.append(ends_here + ends[-1][-1])
-    sorted_runs.save(work / f"{part.stem}.ends.npy", np.concatenate(ends))
+    sorted_runs.save(work / f"{number:05d}.ends.npy", np.concatenate(ends))
     rows = np.flatnonzero(np.diff(np.concatenate(ends)))  # a document without words is similar to none
     digest = np.concatenate([np.zeros(0, dtype=np.uint64), *digests])[rows]
     _, documents, first = sorted_runs.group(digest, position(number, rows))
-    save_pairs(work / f"pairs/same-{part.stem}", documents, first, documents != first)
+    save_pairs(work / f"pairs/same-{number:05d}", documents, first, documents != first)
     documents = np.sort(documents[documents == first])
     rows = offset_of(documents)
-    keys, step = np.concatenate(of_batches, axis=1)[:, rows], max(1, sorted_runs.ENTRIES // max(1, len(rows)))
+    of_bands, step = np.concatenate(keys, axis=1)[:, rows], max(1, sorted_runs.ENTRIES // max(1, len(rows)))
     for band in range(0, params.bands, step):  # as few runs as memory allows: each is opened for every range
-        here = keys[band : band + step].ravel()
+        here = of_bands[band : band + step].ravel()
         order = sorted_runs.stable_argsort(here)
-        save_run(work / f"buckets/{part.stem}-{band:03d}", here[order], documents[order % len(documents)])
+        save_run(work / f"buckets/{number:05d}-{band:03d}", here[order], documents[order % len(documents)])
     return {"documents": len(rows)}
 
 
@@ -143,13 +149,13 @@ def pair_up(low: int, high: int, work: Path, out: Path) -> dict:
     return {}
 
 
-def candidates(number: int, part: str, folder: Path) -> np.ndarray:
-    """(n, 2) documents, later and earlier: all different pairs whose later document is in this part."""
+def candidates(number: int, folder: Path) -> np.ndarray:
+    """(n, 2) documents, later and earlier: all different pairs whose later document is in this batch."""
     pairs = np.zeros((0, 2), dtype=np.int64)
-    for run in [folder / f"same-{part}", *runs_in(folder, "range-*")]:
+    for run in [folder / f"same-{number:05d}", *runs_in(folder, "range-*")]:
         here = load_range([run], position(number, 0), position(number + 1, 0))
-        if len(here[0]):
-            pairs = np.concatenate((pairs, np.stack(here, axis=1)))
+        if here.size:
+            pairs = np.concatenate((pairs, here.T))
             pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
             pairs = pairs[sorted_runs.group_starts(pairs)]
     return pairs
@@ -158,8 +164,8 @@ def candidates(number: int, part: str, folder: Path) -> np.ndarray:
 def sets_of(documents: np.ndarray, files: list[Path]) -> list[np.ndarray]:
     """The sets of these documents, in ascending order; not yet read, but mapped."""
     sets = []
-    for number in np.unique(part_of(documents)).tolist():
-        rows = offset_of(documents[part_of(documents) == number])
+    for number in np.unique(batch_of(documents)).tolist():
+        rows = offset_of(documents[batch_of(documents) == number])
         ends = np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r")
         hashes = np.asarray(np.memmap(files[number], dtype=np.uint32, mode="r"))
         sets += [hashes[a:b] for a, b in zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)]
@@ -180,8 +186,8 @@ def jaccard(first: list[np.ndarray], second: list[np.ndarray]) -> np.ndarray:
 
 
 def verify(number: int, files: list[Path], least: float, pairs: Path, out: Path) -> dict:
-    """Compare the pairs whose later document is in this part; write which documents are joined with an earlier one."""
-    compared = candidates(number, files[number].stem, pairs)
+    """Compare the pairs whose later document is in this batch; write which documents are joined with an earlier one."""
+    compared = candidates(number, pairs)
     known, index = np.unique(compared, return_inverse=True)
     sets, index = sets_of(known, files), index.reshape(-1, 2)
     cost = np.cumsum(np.array(list(map(len, sets)), dtype=np.int64)[index].sum(axis=1)) // COMPARED
@@ -209,21 +215,21 @@ def connected(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return known[known != kept], kept[known != kept]
 
 
-def find(params: MinHash, parts: list[Path], work: Path) -> dict:
-    """Find the near-duplicates in these parts; write them with the first of their cluster as the run work/drops/all.
+def find(params: MinHash, batches: list[list[Path]], work: Path) -> dict:
+    """Find near-duplicates in these batches of parts; write them, and the first of their cluster, as work/drops/all.
 
     Returns counts of the pairs compared and similar.
     """
-    jobs = [(i, part, params, work) for i, part in enumerate(parts)]
+    jobs = [(i, batch, params, work) for i, batch in enumerate(batches)]
     signed = over_parts(sign, jobs, work / "sorted", "minhash")
     bounds = enumerate(sorted_runs.ranges(params.bands * sum(r["documents"] for r in signed)))
     jobs = [(low, high, work, work / f"pairs/range-{i:05d}") for i, (low, high) in bounds]
     over_parts(pair_up, jobs, work / "compared", "find pairs")
-    files = [work / f"{part.stem}.sets" for part in parts]
-    jobs = [(i, files, params.jaccard, work / "pairs", work / f"links/{p.stem}") for i, p in enumerate(parts)]
+    files = [work / f"{i:05d}.sets" for i in range(len(batches))]
+    jobs = [(i, files, params.jaccard, work / "pairs", work / f"links/{i:05d}") for i in range(len(batches))]
     counts = over_parts(verify, jobs, work / "verified", "compare pairs")
-    links = load_range(runs_in(work / "links", "*"), 0, position(len(parts), 0))
-    save_run(work / "drops/all", *connected(np.stack(links, axis=1)))
+    links = load_range(runs_in(work / "links", "*"), 0, position(len(batches), 0))
+    save_run(work / "drops/all", *connected(links.T))
     return {name: sum(r[name] for r in counts) for name in ("compared", "similar")}
 
 

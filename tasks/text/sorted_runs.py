@@ -1,30 +1,33 @@
 """External sorting: sorted runs on disk, from which a process reads one range of the keys at a time.
 
-A run is a set of files with one array each: `<name>.0.npy` has the keys, ascending, and `<name>.1.npy` … their
-values. A position is a place in a corpus as one integer: the number of a part, then a row or byte of that part.
+A run is a file of several arrays, one after the other: the keys, ascending, and their values, of 64 bits each. A
+position is a place in a corpus as one integer: the number of a batch of parts, then a row or byte of that batch.
 """
 
+import mmap
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 ENTRIES = 1 << 22  # in a range: sorting them takes some 200 MiB
-OFFSET_BITS = 40  # of a position: rows or bytes of a part
+RANGES = 8  # that are read at once
+OFFSET_BITS = 40  # of a position: rows or bytes of a batch
 
 
-def position(part: int, offset: np.ndarray | int) -> np.ndarray | int:
-    """The position of a row or byte of a part, or of many."""
-    return (part << OFFSET_BITS) + offset
+def position(batch: int, offset: np.ndarray | int) -> np.ndarray | int:
+    """The position of a row or byte of a batch, or of many."""
+    return (batch << OFFSET_BITS) + offset
 
 
-def part_of(positions: np.ndarray | int) -> np.ndarray | int:
-    """The number of the part."""
+def batch_of(positions: np.ndarray | int) -> np.ndarray | int:
+    """The number of the batch."""
     return positions >> OFFSET_BITS
 
 
 def offset_of(positions: np.ndarray | int) -> np.ndarray | int:
-    """The row or byte in its part."""
+    """The row or byte in its batch."""
     return positions & ((1 << OFFSET_BITS) - 1)
 
 
@@ -38,8 +41,8 @@ def save(path: Path, array: np.ndarray) -> None:
 def save_run(run: Path, keys: np.ndarray, *values: np.ndarray) -> None:
     """Write keys, which are in ascending order, and their values."""
     run.parent.mkdir(exist_ok=True)
-    for i, array in enumerate((keys, *values)):
-        save(run.with_name(f"{run.name}.{i}.npy"), array)
+    with run.open("wb") as file:
+        file.writelines(map(np.ascontiguousarray, (keys, *values)))
 
 
 def save_pairs(run: Path, positions: np.ndarray, firsts: np.ndarray, chosen: np.ndarray) -> None:
@@ -50,22 +53,53 @@ def save_pairs(run: Path, positions: np.ndarray, firsts: np.ndarray, chosen: np.
 
 
 def runs_in(folder: Path, pattern: str) -> list[Path]:
-    """The runs in a folder, by the names given to `save_run`, in their order."""
-    names = [path.with_name(path.name.removesuffix(".0.npy")) for path in folder.glob(f"{pattern}.0.npy")]
-    return sorted(names, key=lambda run: (len(run.name), run.name))  # those of parts by number
+    """The runs in a folder, in the order of their names."""
+    return sorted(folder.glob(pattern), key=lambda run: (len(run.name), run.name))  # those of batches by number
 
 
-def load_range(runs: list[Path], low: int, high: int, arrays: int = 2) -> list[np.ndarray]:
-    """The keys with low <= key < high of these runs, one run after the other, and their values."""
-    pieces = [[] for _ in range(arrays)]
+def mapped(run: Path, arrays: int = 2) -> np.ndarray:
+    """(arrays, n) int64: the keys and values of a run, on disk."""
+    if not run.stat().st_size:  # which can't be mapped
+        return np.zeros((arrays, 0), dtype=np.int64)
+    with run.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    memory.madvise(mmap.MADV_RANDOM)  # or a search for a range would read most of the run
+    return np.frombuffer(memory, dtype=np.int64).reshape(arrays, -1)
+
+
+def load_range(runs: list[Path], low: int, high: int, arrays: int = 2) -> np.ndarray:
+    """(arrays, n) int64: the keys with low <= key < high of these runs, one run after the other, and their values."""
+    pieces = [np.zeros((arrays, 0), dtype=np.int64)]
     for run in runs:
-        keys = np.load(f"{run}.0.npy", mmap_mode="r")
-        start = np.searchsorted(keys, keys.dtype.type(low))
-        end = len(keys) if high > np.iinfo(keys.dtype).max else np.searchsorted(keys, keys.dtype.type(high))
-        for i in range(arrays) if start < end or not pieces[0] else ():
-            column = np.load(f"{run}.{i}.npy", mmap_mode="r") if i else keys
-            pieces[i].append(np.array(column[start:end]))
-    return [np.concatenate(column) if column else np.zeros(0, dtype=np.int64) for column in pieces]
+        keys = mapped(run, arrays)[0].view(np.uint64)
+        start, end = keys.searchsorted(np.uint64(low)), keys.searchsorted(np.uint64(high - 1), side="right")
+        if start < end:
+            places = (8 * (i * len(keys) + int(start)) for i in range(arrays))
+            pieces.append(np.stack([np.fromfile(run, np.int64, end - start, offset=place) for place in places]))
+    return np.concatenate(pieces, axis=1)
+
+
+def load_ranges(runs: list[Path], bounds: list[tuple[int, int]]) -> Iterator[np.ndarray]:
+    """The positions in each of these ranges, ascending, and their values; a run is opened once for several ranges."""
+    for begin in range(0, len(bounds), RANGES):
+        several = bounds[begin : begin + RANGES]
+        rows = load_range(runs, several[0][0], several[-1][1])
+        rows = rows[:, np.argsort(rows[0])]
+        for edges in several:
+            yield rows[:, slice(*np.searchsorted(rows[0], edges))]
+
+
+def joined(pieces: Iterable[tuple[np.ndarray, ...]]) -> Iterator[list[np.ndarray]]:
+    """Keys and values in fewer pieces, each to be written as a run: each run is opened for every range."""
+    waiting, size = [], 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece[0])
+        if size >= ENTRIES // 8:  # what a core's cache nearly holds: twice as many take longer to sort
+            yield [np.concatenate(column) for column in zip(*waiting, strict=True)]
+            waiting, size = [], 0
+    if waiting:
+        yield [np.concatenate(column) for column in zip(*waiting, strict=True)]
 
 
 def ranges(entries: int, most: int = 0, low: int = 0, high: int = 1 << 64) -> list[tuple[int, int]]:

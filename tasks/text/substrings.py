@@ -12,7 +12,7 @@ other windows with a repeated anchor are hashed; hashes are sorted, by range, an
 """
 
 import shutil
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,12 @@ import xxhash
 from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, Field
 
-from tasks.corpus.parts import SAMPLE_CHARACTERS, Tally, count, smallest, strings, tables, views, writer
+from tasks.corpus.parts import SAMPLE_CHARACTERS, Tally, count, rewritten, smallest, strings, tables, views
 from tasks.text import sorted_runs
-from tasks.text.sorted_runs import group, load_range, offset_of, part_of, position, runs_in, save_run
+from tasks.text.sorted_runs import batch_of, group, load_range, load_ranges, offset_of, position, runs_in, save_run
 from tasks.workers.parts import over_parts
 
-CHUNK = 1 << 22  # windows of a part that are processed together
+CHUNK = 1 << 22  # windows of a batch that are processed together
 BLOCK = 1 << 15  # bytes that are hashed at once: what fits in a core's cache
 COMPARED = 1 << 22  # bytes that are compared at once
 SEPARATOR = b"\xff"  # after each document: no byte of UTF-8
@@ -113,39 +113,49 @@ def read_bytes(text: Path, start: int, size: int) -> np.ndarray:
     return data
 
 
-def chunks(ends: np.ndarray) -> list[tuple[int, int, int]]:
-    """The chunks of a part's windows: number, first byte and count."""
+def chunks(ends: np.ndarray) -> list[tuple[int, int]]:
+    """The chunks of a batch's windows: first byte and count."""
     total = int(ends[-1]) if len(ends) else 0
-    return [(i, start, min(CHUNK, total - start)) for i, start in enumerate(range(0, total, CHUNK))]
+    return [(start, min(CHUNK, total - start)) for start in range(0, total, CHUNK)]
 
 
-def flatten(number: int, part: Path, n: int, work: Path) -> dict:
-    """Write the text of a part as one run of bytes, the ends of its documents, and the anchors of each chunk.
+def of_batch(folder: Path, number: int) -> list[Path]:
+    """The runs that may have positions of a batch: its own and those of ranges."""
+    return [*runs_in(folder, f"{number:05d}-*"), *runs_in(folder, "range-*")]
 
-    Of equal anchors in a chunk, only the first is written with the others to match; all are written as repeated.
-    """
-    text, ends = work / f"{part.stem}.text", [np.zeros(1, dtype=np.int64)]
-    with text.open("wb") as file:
-        for table in tables(part, ("text",)):
-            file.writelines(piece for view in views(table["text"]) for piece in (view, SEPARATOR))
-            offsets, _ = strings(table["text"])
-            ends.append(np.cumsum(np.diff(offsets) + 1) + ends[-1][-1])
-    ends, counts = np.concatenate(ends)[1:], Counter(anchors=0, windows=0)
-    sorted_runs.save(work / f"{part.stem}.ends.npy", ends)
-    for chunk, start, size in chunks(ends):
+
+def anchors(text: Path, ends: np.ndarray, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The hashes of the anchors in each chunk of a text, and where they begin."""
+    for start, size in chunks(ends):
         data, whole = read_bytes(text, start, size + n - 1), whole_windows(ends, start, size, n)
-        anchors = [
+        found = [
             (begin, *select(data[begin : begin + BLOCK + n - 1], whole[begin : begin + BLOCK], n))
             for begin in range(0, size, BLOCK)
         ]
-        places, index = np.unique(np.concatenate([at + begin for begin, at, _ in anchors]), return_index=True)
-        hashes = np.concatenate([hashes for _, _, hashes in anchors])[index]
-        hashes, positions, first = group(hashes, position(number, start + places))
-        save_shared(work / f"repeated/{part.stem}-{chunk:05d}", positions, first)
+        places, index = np.unique(np.concatenate([at + begin for begin, at, _ in found]), return_index=True)
+        yield np.concatenate([hashes for _, _, hashes in found])[index], start + places
+
+
+def flatten(number: int, batch: list[Path], n: int, text: Path) -> dict:
+    """Write the text of some parts as one run of bytes, the ends of their documents, and their anchors.
+
+    Of equal anchors in a run, only the first is written with the others to match; all are written as repeated.
+    """
+    ends, count = [np.zeros(1, dtype=np.int64)], 0
+    with text.open("wb") as file:
+        for table in (table for part in batch for table in tables(part, ("text",))):
+            file.writelines(piece for view in views(table["text"]) for piece in (view, SEPARATOR))
+            offsets, _ = strings(table["text"])
+            ends.append(np.cumsum(np.diff(offsets) + 1) + ends[-1][-1])
+    ends = np.concatenate(ends)[1:]
+    sorted_runs.save(text.with_suffix(".ends.npy"), ends)
+    for i, (hashes, places) in enumerate(sorted_runs.joined(anchors(text, ends, n))):
+        hashes, positions, first = group(hashes, position(number, places))
+        save_shared(text.parent / f"repeated/{number:05d}-{i:05d}", positions, first)
         new = positions == first
-        save_run(work / f"anchors/{part.stem}-{chunk:05d}", hashes[new], positions[new])
-        counts.update(anchors=int(new.sum()), windows=size)
-    return counts
+        save_run(text.parent / f"anchors/{number:05d}-{i:05d}", hashes[new], positions[new])
+        count += int(new.sum())
+    return {"anchors": count, "windows": sum(size for _, size in chunks(ends))}
 
 
 def save_shared(run: Path, positions: np.ndarray, first: np.ndarray) -> None:
@@ -161,28 +171,29 @@ def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
     return {}
 
 
-def extend(number: int, part: Path, n: int, files: list[Path], work: Path) -> dict:
-    """Write the windows of a part that its anchors show to be repeated, and the others that have a repeated anchor."""
-    ends, width = np.load(work / f"{part.stem}.ends.npy"), anchors_in(n)
-    everywhere, left = runs_in(work / "repeated", "range-*"), 0
-    for chunk, start, size in chunks(ends):
-        bounds = (position(number, start), position(number, start + size + width - 1))
-        anchors, firsts = load_range([work / f"repeated/{part.stem}-{chunk:05d}", *everywhere], *bounds)
-        places = offset_of(anchors) - start
-        held = np.zeros(size + width - 1, dtype=bool)
-        held[places] = True
-        held = sliding(np.logical_or, held, width) & whole_windows(ends, start, size, n)
+def extend(number: int, n: int, files: list[Path], work: Path) -> dict:
+    """Write the windows of a batch that its anchors show to be repeated, and the others that have a repeated anchor."""
+    ends, width = np.load(files[number].with_suffix(".ends.npy")), anchors_in(n)
+    again, held = [np.zeros((3, 0), dtype=np.int64)], [np.zeros((2, 0), dtype=np.int64)]
+    bounds = [(position(number, start), position(number, start + size + width - 1)) for start, size in chunks(ends)]
+    loaded = load_ranges(of_batch(work / "repeated", number), bounds)
+    for (start, size), (found, firsts) in zip(chunks(ends), loaded, strict=True):
+        places = offset_of(found) - start
+        chosen = np.zeros(size + width - 1, dtype=bool)
+        chosen[places] = True
+        chosen = sliding(np.logical_or, chosen, width) & whole_windows(ends, start, size, n)
         data = read_bytes(files[number], start, size + n - 1)
-        later = anchors - firsts >= n
-        again, copies = follow(places[later], data, firsts[later], files, n)
-        again &= held
-        starts, stops = intervals(again, copies)
-        edges = [position(number, start + edge) for edge in (starts, stops + n - 1)]
-        save_run(work / f"again/{part.stem}-{chunk:05d}", *edges, copies[starts])
-        starts, stops = intervals(held & ~again)
-        save_run(work / f"held/{part.stem}-{chunk:05d}", starts, stops)
-        left += int((stops - starts).sum())
-    return {"held": left}
+        later = found - firsts >= n
+        same, copies = follow(places[later], data, firsts[later], files, n)
+        same &= chosen
+        starts, stops = intervals(same, copies)
+        origin = position(number, start)
+        again.append(np.stack((origin + starts, origin + stops + n - 1, copies[starts])))
+        held.append(np.stack(intervals(chosen & ~same)) + start)
+    save_run(work / f"again/{number:05d}", *np.concatenate(again, axis=1))
+    starts, stops = np.concatenate(held, axis=1)
+    save_run(work / f"held/{number:05d}", starts, stops)
+    return {"held": int((stops - starts).sum())}
 
 
 def follow(
@@ -205,8 +216,8 @@ def follow(
     edges = np.flatnonzero(apart)
     several = np.flatnonzero(np.diff(edges) > 1)
     starts, stops, distances = starts[edges[several]], stops[edges[several + 1] - 1], distances[edges[several]]
-    number = part_of(starts + distances)
-    for other in np.unique(part_of(starts + distances)).tolist():
+    number = batch_of(starts + distances)
+    for other in np.unique(batch_of(starts + distances)).tolist():
         text = np.memmap(files[other], dtype=np.uint8, mode="r")
         here = np.flatnonzero(number == other)
         for some in np.split(here, np.flatnonzero(np.diff(np.cumsum(stops[here] - starts[here]) // COMPARED)) + 1):
@@ -222,27 +233,34 @@ def follow(
     return again, copies
 
 
-def hash_windows(number: int, part: Path, n: int, low: int, high: int, work: Path) -> dict:
-    """Write the hashes, in a range, of the windows of a part that may be repeated, and their positions.
-
-    Those with an equal window before them in their chunk are written as repeated instead.
-    """
-    text, ends, written = work / f"{part.stem}.text", np.load(work / f"{part.stem}.ends.npy"), 0
-    for chunk, start, size in chunks(ends):
-        held = mask(*(np.load(work / f"held/{part.stem}-{chunk:05d}.{i}.npy") for i in range(2)), size)
-        data, keys, places = read_bytes(text, start, size + n - 1), [], []
+def hashed(text: Path, ends: np.ndarray, n: int, low: int, high: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The hashes, in a range, of the windows of each chunk of a text that may be repeated, and where they begin."""
+    held = sorted_runs.mapped(text.parent / f"held/{text.stem}")
+    for start, size in chunks(ends):
+        here = held[:, slice(*np.searchsorted(held[0], (start, start + size)))] - start
+        chosen, data = mask(*here, size), read_bytes(text, start, size + n - 1)
+        keys, places = [np.zeros(0, dtype=np.uint64)], [np.zeros(0, dtype=np.int64)]
         for begin in range(0, size, BLOCK):
-            at = np.flatnonzero(held[begin : begin + BLOCK])
+            at = np.flatnonzero(chosen[begin : begin + BLOCK])
             if len(at):
                 hashes = gram_hashes(data[begin : begin + BLOCK + n - 1], n)[at]
                 inside = (hashes >= np.uint64(low)) & (hashes <= np.uint64(high - 1))
                 keys.append(hashes[inside])
                 places.append(at[inside] + begin + start)
-        keys, places = np.concatenate([np.zeros(0, np.uint64), *keys]), np.concatenate([np.zeros(0, np.int64), *places])
+        yield np.concatenate(keys), np.concatenate(places)
+
+
+def hash_windows(number: int, text: Path, n: int, low: int, high: int) -> dict:
+    """Write the hashes, in a range, of the windows of a batch that may be repeated, and their positions.
+
+    Those with an equal window before them in their run are written as repeated instead.
+    """
+    ends, work, written = np.load(text.with_suffix(".ends.npy")), text.parent, 0
+    for i, (keys, places) in enumerate(sorted_runs.joined(hashed(text, ends, n, low, high))):
         keys, positions, first = group(keys, position(number, places))
         again = positions - first >= n
-        sorted_runs.save_pairs(work / f"same/{part.stem}-{chunk:05d}-{low:016x}", positions, first, again)
-        save_run(work / f"windows/{part.stem}-{chunk:05d}", keys[~again], positions[~again])
+        sorted_runs.save_pairs(work / f"same/{number:05d}-{low:016x}-{i:05d}", positions, first, again)
+        save_run(work / f"windows/{number:05d}-{i:05d}", keys[~again], positions[~again])
         written += int((~again).sum())
     return {"windows": written}
 
@@ -258,23 +276,24 @@ def equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[
     """(windows,) bool: whether the windows at these places of `data` have the bytes at the positions `firsts`."""
     same = np.zeros(len(places), dtype=bool)
     here = sliding_window_view(data, n)
-    for number in np.unique(part_of(firsts)).tolist():
+    for number in np.unique(batch_of(firsts)).tolist():
         there = sliding_window_view(np.memmap(files[number], dtype=np.uint8, mode="r"), n)
-        chosen = np.flatnonzero(part_of(firsts) == number)
+        chosen = np.flatnonzero(batch_of(firsts) == number)
         for some in np.split(chosen, range(COMPARED // n, len(chosen), COMPARED // n)):
             same[some] = (here[places[some]] == there[offset_of(firsts[some])]).all(axis=1)
     return same
 
 
-def find_cuts(number: int, part: Path, n: int, files: list[Path], work: Path) -> np.ndarray:
-    """(cuts, 3): where each cut in the text of a part begins and ends, and the position of an earlier copy."""
-    ends, found = np.load(work / f"{part.stem}.ends.npy"), [np.zeros((3, 0), dtype=np.int64)]
-    everywhere = runs_in(work / "same", "range-*")
-    for chunk, start, size in chunks(ends):
-        name, bounds = f"{part.stem}-{chunk:05d}", (position(number, start), position(number, start + size))
-        *edges, copies = load_range([work / f"again/{name}"], *bounds, arrays=3)
-        found.append(np.stack([*map(offset_of, edges), copies]))
-        positions, copies = load_range([*runs_in(work / "same", f"{name}-*"), *everywhere], *bounds)
+def find_cuts(number: int, n: int, files: list[Path], work: Path) -> np.ndarray:
+    """(cuts, 3): where each cut in the text of a batch begins and ends, and the position of an earlier copy."""
+    ends, (*edges, copies) = (
+        np.load(files[number].with_suffix(".ends.npy")),
+        sorted_runs.mapped(work / f"again/{number:05d}", 3),
+    )
+    found = [np.stack([*map(offset_of, edges), copies])]
+    bounds = [(position(number, start), position(number, start + size)) for start, size in chunks(ends)]
+    loaded = load_ranges(of_batch(work / "same", number), bounds)
+    for (start, size), (positions, copies) in zip(chunks(ends), loaded, strict=True):
         places = offset_of(positions)
         same = equal(places - start, read_bytes(files[number], start, size + n - 1), copies, files, n)
         found.append(np.stack((places[same], places[same] + n, copies[same])))
@@ -307,35 +326,34 @@ def rest(text: memoryview, starts: list[int], stops: list[int]) -> bytes:
     return left
 
 
-def cut_part(number: int, part: Path, n: int, files: list[Path], work: Path, out: Path) -> dict:
-    """Write the documents of a part without repeated windows; those with only white space left are dropped."""
-    found = find_cuts(number, part, n, files, work)
+def cut_batch(number: int, batch: list[Path], n: int, files: list[Path], work: Path, out: Path) -> dict:
+    """Write the documents of some parts without repeated windows; those with only white space left are dropped."""
+    found = find_cuts(number, n, files, work)
     cuts = at_characters(found, files[number])
-    edges = np.concatenate(([0], np.load(work / f"{part.stem}.ends.npy")))
+    edges = np.concatenate(([0], np.load(files[number].with_suffix(".ends.npy"))))
     within = np.searchsorted(cuts[:, 0], edges)  # document i has the cuts from within[i] to within[i + 1]
     kept, gone, cut, begin = Tally(), Tally(), Tally(), 0
-    with writer(out / part.name) as file:
-        for table in tables(part):
-            offsets, data = strings(table["text"])
-            touched = np.flatnonzero(np.diff(within[begin : begin + len(table) + 1]))
-            left = []
-            for row in touched.tolist():
-                here = cuts[slice(*within[begin + row : begin + row + 2]), :2] - edges[begin + row]
-                left.append(rest(data[offsets[row] : offsets[row + 1]], *here.T.tolist()).decode())
-            is_touched, blank = np.zeros((2, len(table)), dtype=bool)
-            is_touched[touched], blank[touched] = True, [not text.strip() for text in left]
-            column, texts = table.column_names.index("text"), pa.array(left, pa.large_string())
-            texts = pc.replace_with_mask(table["text"].combine_chunks(), pa.array(is_touched), texts)
-            after = table.set_column(column, "text", texts)
-            written = after.filter(pa.array(~blank))
-            if len(written):
-                file.write_table(written)
-            count(kept, written)
-            count(gone, table.filter(pa.array(blank)))
-            partly = pa.array(touched[~blank[touched]])
-            lost = pc.subtract(pc.utf8_length(table["text"]), pc.utf8_length(after["text"]))
-            count(cut, table.take(partly), lost.take(partly))
-            begin += len(table)
+    for file, table in rewritten(batch, out):
+        offsets, data = strings(table["text"])
+        touched = np.flatnonzero(np.diff(within[begin : begin + len(table) + 1]))
+        left = []
+        for row in touched.tolist():
+            here = cuts[slice(*within[begin + row : begin + row + 2]), :2] - edges[begin + row]
+            left.append(rest(data[offsets[row] : offsets[row + 1]], *here.T.tolist()).decode())
+        is_touched, blank = np.zeros((2, len(table)), dtype=bool)
+        is_touched[touched], blank[touched] = True, [not text.strip() for text in left]
+        column, texts = table.column_names.index("text"), pa.array(left, pa.large_string())
+        texts = pc.replace_with_mask(table["text"].combine_chunks(), pa.array(is_touched), texts)
+        after = table.set_column(column, "text", texts)
+        written = after.filter(pa.array(~blank))
+        if len(written):
+            file.write_table(written)
+        count(kept, written)
+        count(gone, table.filter(pa.array(blank)))
+        partly = pa.array(touched[~blank[touched]])
+        lost = pc.subtract(pc.utf8_length(table["text"]), pc.utf8_length(after["text"]))
+        count(cut, table.take(partly), lost.take(partly))
+        begin += len(table)
     return {
         "kept": kept.counts(),
         "dropped": gone.counts(),
@@ -360,24 +378,24 @@ def samples(number: int, found: np.ndarray, cuts: np.ndarray, edges: np.ndarray,
     return chosen
 
 
-def cut(params: Substring, parts: list[Path], out: Path, work: Path) -> list[dict]:
-    """Write these parts to `out` without repeated passages; return the counts and samples of each."""
-    n, files = params.bytes, [work / f"{part.stem}.text" for part in parts]
-    jobs = [(i, part, n, work) for i, part in enumerate(parts)]
+def cut(params: Substring, batches: list[list[Path]], out: Path, work: Path) -> list[dict]:
+    """Write these batches of parts to `out` without repeated passages; return the counts and samples of each."""
+    n, files = params.bytes, [work / f"{i:05d}.text" for i in range(len(batches))]
+    jobs = [(i, batch, n, files[i]) for i, batch in enumerate(batches)]
     flat = over_parts(flatten, jobs, work / "flattened", "find anchors")
     of_anchors = sorted_runs.ranges(sum(r["anchors"] for r in flat))
     matches = [(*bounds, work, work / f"repeated/range-{bounds[0]:016x}") for bounds in of_anchors]
     over_parts(match_anchors, matches, work / "anchored", "match anchors")
     shutil.rmtree(work / "anchors", ignore_errors=True)
-    jobs = [(i, part, n, files, work) for i, part in enumerate(parts)]
+    jobs = [(i, n, files, work) for i in range(len(batches))]
     extended = over_parts(extend, jobs, work / "extended", "compare passages")
     most = max(1, int(HASHED * sum(r["windows"] for r in flat)))
     for low, high in sorted_runs.ranges(sum(r["held"] for r in extended), most):
-        jobs = [(i, part, n, low, high, work) for i, part in enumerate(parts)]
-        hashed = over_parts(hash_windows, jobs, work / f"hashed-{low:016x}", "hash passages")
-        of_windows = sorted_runs.ranges(sum(r["windows"] for r in hashed), low=low, high=high)
+        jobs = [(i, text, n, low, high) for i, text in enumerate(files)]
+        found = over_parts(hash_windows, jobs, work / f"hashed-{low:016x}", "hash passages")
+        of_windows = sorted_runs.ranges(sum(r["windows"] for r in found), low=low, high=high)
         matches = [(*bounds, n, work, work / f"same/range-{bounds[0]:016x}") for bounds in of_windows]
         over_parts(match_windows, matches, work / f"matched-{low:016x}", "match passages")
         shutil.rmtree(work / "windows", ignore_errors=True)
-    jobs = [(i, part, n, files, work, out) for i, part in enumerate(parts)]
-    return over_parts(cut_part, jobs, work / "cut", "cut passages")
+    jobs = [(i, batch, n, files, work, out) for i, batch in enumerate(batches)]
+    return over_parts(cut_batch, jobs, work / "cut", "cut passages")

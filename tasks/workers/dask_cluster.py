@@ -45,8 +45,8 @@ class Refused(InputError):
         self.worker = worker
 
 
-# submit(work, *arguments), whose future gives `Measured`; and what raises when the workers are gone, to call in between,
-# and with what a future raises as `Refused`, to leave that worker out
+# submit(work, *arguments), whose future gives `Measured`; and what raises when the workers are gone, to call in
+# between, and with what a future raises as `Refused`, to leave that worker out
 Place = tuple[Callable[..., Future], Callable[..., None]]
 
 
