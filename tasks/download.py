@@ -26,7 +26,7 @@ from tasks.corpus.parts import Document, PartWriter
 from tasks.corpus.plain import extractor
 from tasks.corpus.rows import Loss
 from tasks.stage import Params, stage
-from tasks.store import WORK, draft_of, known_digest, side_by_side
+from tasks.store import WORK, draft_of, known_digest
 from tasks.workers.progress import Progress
 
 DOCUMENTS_BETWEEN_REPORTS = 256
@@ -120,7 +120,7 @@ def identity_of(name: str, params: Download) -> dict:
     """What identifies the content of a source in a key."""
     if name == "files":
         files, _ = local.local_files(params.files, params.extract)
-        return {"files": [list(pair) for pair in zip(files, side_by_side(known_digest, files.values()), strict=True)]}
+        return {"files": [[name, known_digest(path)] for name, path in files.items()]}
     if name == "python-docs":
         return {"packages": pydocs.packages_digest()}
     if name == "hub":

@@ -15,9 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +26,6 @@ from pydantic import BaseModel
 
 from model import InputError, fsync
 from tasks.home import HOME
-from tasks.workers.processes import workers
 
 # files that several stages read: the tokens, and the manifests of all inputs of a model
 SEQUENCES, HELDOUT_TEXT = "sequences.npy", "heldout.parquet"
@@ -45,7 +42,7 @@ MACHINE_ERRORS = (
 )  # fmt: skip
 SETTLED = 2_000_000_000  # ns; a file that changed more recently can change again without a new time stamp
 known_digests: dict[tuple[int, int, int, int], str] = {}  # of unchanged files, by device, inode, size and change time
-hashing: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)  # several threads hash a common file once
+hashing = threading.Lock()  # stages in several threads hash a common input once
 log = logging.getLogger(__name__)
 
 
@@ -294,24 +291,16 @@ def verify(artifact: Artifact) -> None:
 
 def verify_files(folder: Path, files: list[dict], name: str) -> None:
     """Raise InputError unless the folder has these files of a manifest, unchanged. `name`: used in the error."""
-
-    def is_same(file: dict) -> bool:
-        with suppress(FileNotFoundError):
-            return known_digest(folder / file["path"]) == file["sha256"]
-        return False
-
-    for file, same in zip(files, side_by_side(is_same, files), strict=True):
+    for file in files:
+        try:
+            same = known_digest(folder / file["path"]) == file["sha256"]
+        except FileNotFoundError:
+            same = False
         if not same:
             raise InputError(
                 f"{file['path']} of {name} was changed after it was written: its SHA-256 is not the one in {MANIFEST}. "
                 f"Copy the artifact again, or delete {folder} and run its stage again."
             )
-
-
-def side_by_side(work: Callable, items: Iterable) -> list:
-    """work(item) of each, in threads: for work that hashes files, which takes no turns with Python's lock."""
-    with ThreadPoolExecutor(workers()) as threads:
-        return list(threads.map(work, items))
 
 
 def digest(path: Path) -> str:
@@ -322,7 +311,7 @@ def digest(path: Path) -> str:
 
 def known_digest(path: Path) -> str:
     """The SHA-256 of a file, computed once in this process as long as the file does not change."""
-    with hashing[path]:
+    with hashing:
         about = path.stat()
         identity = (about.st_dev, about.st_ino, about.st_size, about.st_ctime_ns)
         if identity in known_digests:
@@ -340,8 +329,7 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
     for path in files:
         fsync(path)
     about["files"] = [
-        {"path": str(path.relative_to(draft)), "bytes": path.stat().st_size, "sha256": sha256}
-        for path, sha256 in zip(files, side_by_side(known_digest, files), strict=True)
+        {"path": str(p.relative_to(draft)), "bytes": p.stat().st_size, "sha256": known_digest(p)} for p in files
     ]
     manifest.write_text(json.dumps(about, indent=2) + "\n")
     mode = manifest.stat().st_mode
