@@ -34,7 +34,7 @@ from tasks.corpus.parts import (
 )
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
-from tasks.text import matching, minhash, sorted_runs, substrings
+from tasks.text import minhash, sorted_runs, substrings
 from tasks.text.minhash import MinHash
 from tasks.text.sorted_runs import batch_of, group_starts, load_range, mapped, offset_of, position, runs_in, save_pairs
 from tasks.text.substrings import Substring
@@ -69,7 +69,7 @@ class Deduplicate(Params):
     def identity(self) -> dict:
         """The methods in their order, with their settings."""
         settings = self.model_dump(mode="json")
-        settings["minhash"]["version"] = matching.VERSION
+        settings["minhash"]["version"] = minhash.VERSION
         return {"methods": [[name, settings.get(name, {})] for name in self.methods]}
 
 

@@ -225,11 +225,11 @@ def kind_of(entry: str) -> str:
 def entries_table(tokenizer: Tokenizer, counts: pa.Table) -> pa.Table:
     """Every entry with its kind, and how often it occurs in the counted words."""
     encoder, times = Encoder(tokenizer), np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
-    different, numbers = counts["word"].to_pylist(), counts["count"].to_numpy()
-    for start in range(0, len(different), KNOWN_WORDS):
+    for start in range(0, len(counts), KNOWN_WORDS):
+        some = counts.slice(start, KNOWN_WORDS)
         encoder.forget()
-        encoder.known(different[start : start + KNOWN_WORDS])
-        weights = np.repeat(numbers[start : start + KNOWN_WORDS], encoder.lengths)
+        encoder.learn(some["word"].to_pylist())
+        weights = np.repeat(some["count"].to_numpy(), np.diff(encoder.edges))
         times += np.bincount(encoder.ids, weights, len(times)).astype(np.int64)
     entries = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
     return pa.table(

@@ -12,7 +12,7 @@ import pytest
 import regex
 import xxhash
 
-from tasks.text import matching
+from tasks.text import matching, words
 from tasks.text.matching import Matched, is_half, matched, runs
 from tasks.text.ngrams import words_in
 from tasks.text.tokenizer import portions
@@ -49,8 +49,36 @@ def naive(text: str) -> list[str]:
     return "".join(map(naive_letter, made)).split(" ")
 
 
+def hash_of(word: bytes) -> int:
+    """The hash of a word, eight bytes at a time."""
+    if len(word) > words.LONG:
+        return xxhash.xxh3_64_intdigest(word)
+    made = 0
+    for start in range(0, len(word), 8):
+        made = made + int.from_bytes(word[start : start + 8], "little") & (1 << 64) - 1
+        made = (made ^ made >> 32) * int(words.MULTIPLIER) & (1 << 64) - 1
+        made ^= made >> 32
+    return made
+
+
 def hashes_of(found: list[str]) -> list[int]:
-    return [xxhash.xxh3_64_intdigest(word.encode()) for word in found if word]
+    return [hash_of(word.encode()) for word in found if word]
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 16, 17, 127, 128, 129, 300])
+def test_words_of_every_length_are_hashed(size: int):
+    assert matched([f"a {'x1' * size:.{size}} b"]).hashes.tolist() == hashes_of(["a", f"{'x1' * size:.{size}}", "b"])
+
+
+def test_hashes_are_numbered_in_the_order_in_which_they_are_added():
+    rng = np.random.default_rng(0)
+    hashed = np.unique(rng.integers(1, 1 << 64, 120, dtype=np.uint64))
+    hashed = np.append(hashed, np.uint64(2**64 - 1) - np.arange(40, dtype=np.uint64))  # the last slots, then the first
+    known = words.Numbers(8)
+    for some in np.array_split(hashed, 3):
+        assert (known.find(some) == -1).all()
+        known.add(some)
+    assert known.find(hashed).tolist() == list(range(len(hashed)))
 
 
 def mixtures(seed: int, size: int = 60) -> list[str]:

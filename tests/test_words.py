@@ -3,7 +3,8 @@
 import random
 import re
 import unicodedata
-from itertools import repeat
+from collections import Counter
+from itertools import chain, pairwise, repeat
 
 import numpy as np
 import pytest
@@ -57,6 +58,12 @@ def mixtures(seed: int, size: int) -> list[str]:
     return ["".join(rng.choice(rng.choice((known, signs))) for _ in range(rng.randrange(2000))) for _ in range(size)]
 
 
+def words_of(found: words.Words) -> list[list[str]]:
+    """The words of each text."""
+    every = [found.data[a:b].decode() for a, b in zip(found.starts.tolist(), found.stops.tolist(), strict=True)]
+    return [every[a:b] for a, b in pairwise([0, *found.ends.tolist()])]
+
+
 @pytest.mark.parametrize("how", EVERY_NORMALISER, ids=str)
 def test_every_character_is_normalised_and_divided_as_the_vocabulary_does(how: Normaliser):
     theirs, divided_by_theirs = normalizer(how), pre_tokenizer(how)
@@ -71,8 +78,7 @@ def test_every_character_is_normalised_and_divided_as_the_vocabulary_does(how: N
     for text in texts:
         expected = theirs.normalize_str(text)
         assert normalise(text, how).decode() == expected, repr(text[:60])
-        found = split([text], how)
-        here = [found.different[k] for k in found.indices.tolist()]
+        [here] = words_of(split([text], how))
         assert here == [word for word, _ in divided_by_theirs.pre_tokenize_str(expected)], repr(text[:60])
 
 
@@ -120,42 +126,32 @@ def test_text_cut_within_a_character_is_divided(cut: int):
     data = "a漢 é\U00020000b".encode()
     for some in (data[cut:], data[: len(data) - cut], data[cut : len(data) - cut]):
         assert len(words.kinds_of(some)) == len(some)
-        every, starts = words.divide(some)
-        assert len(every) == len(starts)
+        _, starts, stops = words.divide(some)
+        assert len(starts) == len(stops)
 
 
-def test_unicode_is_divided_alike_beside_other_texts():
-    texts = ["", *mixtures(2, 3), " ", ""]
-    alone = [split([text], UNICODE) for text in texts]
-    together, start = split(texts, UNICODE), 0
-    for one, end in zip(alone, together.ends.tolist(), strict=True):
-        expected = [one.different[k] for k in one.indices.tolist()]
-        assert [together.different[k] for k in together.indices[start:end].tolist()] == expected
-        start = end
-    assert words.count(texts, UNICODE)["word"].to_pylist() == together.different
+@pytest.mark.parametrize("how", EVERY_NORMALISER, ids=str)
+def test_a_text_is_divided_alike_beside_other_texts(how: Normaliser):
+    texts = ["", *mixtures(2, 3), " ", "", *random_texts(3, 20)]
+    every = words_of(split(texts, how))
+    assert every == [words_of(split([text], how))[0] for text in texts]
+    counts = words.count(texts, how)
+    assert dict(zip(*counts.to_pydict().values(), strict=True)) == Counter(chain(*every))
 
 
 def test_words_and_their_counts_are_those_of_a_plain_split():
     texts = ["", *random_texts(2), " ", ""]
-    found, start = split(texts), 0
-    assert len(found.ends) == len(texts)
-    for text, end in zip(texts, found.ends.tolist(), strict=True):
-        here = [found.different[k] for k in found.indices[start:end].tolist()]
-        assert here == re.findall(r"\w+|[^\w\s]+", normalise(text).decode(), re.ASCII), repr(text)
-        start = end
-    assert start == len(found.indices)
-    assert len(set(found.different)) == len(found.different)
+    found = words_of(split(texts))
+    assert found == [re.findall(r"\w+|[^\w\s]+", normalise(text).decode(), re.ASCII) for text in texts]
     counts = words.count(texts)
     assert counts.schema == words.COUNTS
-    assert counts["word"].to_pylist() == found.different
-    assert counts["count"].to_pylist() == np.bincount(found.indices).tolist()
+    assert dict(zip(*counts.to_pydict().values(), strict=True)) == Counter(chain(*found))
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["", " \n", "漢字"]])
 def test_nothing_has_no_words(texts: list[str]):
     assert len(words.count(texts)) == 0
-    found = split(texts)
-    assert (found.different, found.ends.tolist()) == ([], [0] * len(texts))
+    assert words_of(split(texts)) == [[]] * len(texts)
 
 
 # Words of held-out texts as they stand

@@ -11,18 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 import regex
-import xxhash
 
 from tasks.text import words
 from tasks.text.tokenizer import portions
-from tasks.text.words import ALONE, DROPPED, LOWER, REMOVED, SPACE, WORD
+from tasks.text.words import ALONE, DROPPED, LOWER, MULTIPLIER, REMOVED, SPACE, WORD
 
 VERSION = 2  # raise it when the words change: it enters the keys of what is found by them
 HALVES = 2  # a word counts as two characters of a script without spaces
 BLOCK = 1 << 15  # words whose runs are hashed at once: what fits in a core's cache
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, with its bits well spread: 2^64 over the golden ratio
 INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
-SHIFT = np.uint64(32)
 VIRAMA = 9  # canonical combining class; vowel signs have 0
 UNSPACED = r"[\p{scx=Han}\p{scx=Hira}\p{scx=Kana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
 PATTERNS = {  # a later one counts; all else is a blank
@@ -120,10 +117,8 @@ def matched(texts: list[str]) -> Matched:
         data = lines(some)
         raw = np.frombuffer(data, dtype=np.uint8)
         of_bytes = words.kinds_of(data, PLAIN_KINDS, kinds, 0xE0)  # no script without spaces is below
-        found, starts = words.cut(data.translate(None, b"\n "), of_bytes, data.isascii())
-        encoded = found.dictionary_encode()
-        of_each = [xxhash.xxh3_64_intdigest(word) for word in encoded.dictionary.to_pylist()]
-        hashed = np.array(of_each, dtype=np.uint64)[encoded.indices.to_numpy()]
+        starts, stops = words.spans(of_bytes, data.isascii())
+        hashed = words.hashes_of(data, starts, stops)
         ends = np.searchsorted(starts, np.flatnonzero(raw == ord("\n")))[last]
         parts.append(Matched(hashed, of_bytes[starts] == ALONE, ends + before))
         before += len(hashed)
@@ -161,7 +156,5 @@ def runs(found: Matched, n: int, by_halves: bool = False, short: bool = False) -
         sums = np.append(np.uint64(0), np.cumsum(here * inverse[: len(here)]))
         hashed.append(((sums[stops] - sums[: len(stops)]) * powers[stops])[begins[block]])
     mixed = np.concatenate(hashed)
-    mixed ^= mixed >> SHIFT
-    mixed *= MULTIPLIER
-    mixed ^= mixed >> SHIFT
+    words.mix(mixed)
     return mixed, np.append(0, np.cumsum(begins))[found.ends]

@@ -23,11 +23,13 @@ import xxhash
 from pydantic import BaseModel, Field
 
 from tasks.corpus.parts import tables
-from tasks.text import sorted_runs
-from tasks.text.matching import MULTIPLIER, SHIFT, matched, runs
+from tasks.text import matching, sorted_runs
+from tasks.text.matching import matched, runs
 from tasks.text.sorted_runs import batch_of, load_range, offset_of, position, runs_in, save_pairs, save_run
+from tasks.text.words import MULTIPLIER, SHIFT
 from tasks.workers.parts import over_parts
 
+VERSION = matching.VERSION + 1  # raise it when other near-duplicates are found: it enters the keys
 BLOCK = 1 << 16  # hashes that are multiplied at once: what fits in a core's cache
 PIECE = 1 << 20  # characters of text that are split into words at once: what fits in a core's cache
 SLICE = 1 << 16  # documents whose signatures are held at once: at most 512 MiB

@@ -12,11 +12,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import regex
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordPiece
@@ -36,7 +37,7 @@ ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.as
 LONGEST_WORD = 100  # characters; a longer word is [UNK], as in BERT, and is left out of training
 PIECE_CHARACTERS = 4_000_000  # of text split at once, which takes ten times their memory
 LEARNED_AT_ONCE = 1 << 16  # words; each takes some hundred bytes
-KNOWN_WORDS = 1 << 20  # at so many the encoder forgets all words: about 200 MB
+KNOWN_WORDS, SLOT_BITS = 1 << 20, 22  # at so many the encoder forgets all words: about 70 MB
 UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # the normalisers remove it, so it is [UNK]
 # A word is what lies between white space and punctuation, or a run of punctuation; no token reaches beyond one. `_` is
 # a letter, as for the tokenizer. Ideographs are words by themselves, as in BERT, since no space divides them.
@@ -161,7 +162,8 @@ class Encoded(NamedTuple):
 class Encoder:
     """Encodes texts as the tokenizer does, without special tokens, but divides every different word only once.
 
-    A word's tokens don't depend on the words around it, so this is exact, and several times as fast.
+    A word's tokens don't depend on the words around it, so this is exact, and several times as fast. Words are known by
+    hashes of 64 bits: among 10^8 words of more than eight bytes, one is taken for another with a probability of 10^-5.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -174,64 +176,71 @@ class Encoder:
 
     def forget(self) -> None:
         """Forget all words."""
-        self.places: dict[str, int] = {}
-        self.lengths, self.starts, self.ids = np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, self.type)
+        self.numbers, self.undivided = words.Numbers(SLOT_BITS), {}  # the latter by number, those that are [UNK]
+        self.ids, self.edges, self.costs = np.zeros(0, self.type), np.zeros(1, np.int64), np.zeros(0, np.int32)
 
-    def known(self, different: list[str]) -> np.ndarray:
+    def known(self, found: words.Words) -> np.ndarray:
         """The number of each word among the known ones; new ones are learned first."""
-        if len(self.places) > KNOWN_WORDS:
+        if self.numbers.size > KNOWN_WORDS:
             self.forget()
-        places = np.fromiter(map(self.places.get, different, repeat(-1)), np.int64, len(different))
+        hashed = words.hashes_of(*found[:3])
+        places = self.numbers.find(hashed)
         unknown = np.flatnonzero(places < 0)
-        places[unknown] = np.arange(len(unknown)) + len(self.places)
-        new = [different[i] for i in unknown.tolist()]
+        new, first, which = np.unique(hashed[unknown], return_index=True, return_inverse=True)
+        places[unknown] = which + self.numbers.size
+        self.numbers.add(new)
+        edges = zip(found.starts[unknown[first]].tolist(), found.stops[unknown[first]].tolist(), strict=True)
+        self.learn([found.data[start:stop].decode() for start, stop in edges])
+        return places
+
+    def learn(self, new: list[str]) -> None:
+        """Divide some more words."""
         for start in range(0, len(new), LEARNED_AT_ONCE):
             self._learn(new[start : start + LEARNED_AT_ONCE])
-        return places
 
     def _learn(self, new: list[str]) -> None:
         # a word too long for the vocabulary is [UNK], but `tokenizers` would take a hundred times its memory to say so
         divided = [word if len(word) <= LONGEST_WORD else UNWRITTEN for word in new]
         encoding = self.words.encode(divided, is_pretokenized=True, add_special_tokens=False)
-        lengths = np.bincount(np.array(encoding.word_ids, dtype=np.int64), minlength=len(new)).astype(np.int32)
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths + len(self.ids)
-        self.places.update(zip(new, range(len(self.places), len(self.places) + len(new)), strict=True))
-        self.lengths, self.starts = np.append(self.lengths, lengths), np.append(self.starts, starts)
-        self.ids = np.append(self.ids, np.array(encoding.ids, dtype=self.type))
+        ids = np.array(encoding.ids, dtype=self.type)
+        lengths = np.bincount(np.array(encoding.word_ids, dtype=np.int64), minlength=len(new))
+        ends = np.cumsum(lengths)
+        for i in np.flatnonzero((lengths == 1) & (ids[ends - 1] == UNK)).tolist():
+            self.undivided[len(self.costs) + i] = new[i][: LONGEST_WORD + 1]
+        letters = np.fromiter(map(len, new), np.int32, len(new))
+        self.costs = np.append(self.costs, np.where(letters > LONGEST_WORD, letters, lengths).astype(np.int32))
+        self.ids, self.edges = np.append(self.ids, ids), np.append(self.edges, ends + len(self.ids))
 
     def __call__(self, texts: list[str]) -> Encoded:
         """The ids of the texts."""
         ids, ends, before = [], [], 0
         for some, last in portions(texts):
-            split = words.split(some, self.how)
-            places = self.known(split.different)
-            counts = self.lengths[places][split.indices]
-            self._count_unknown(split, places)
-            word_ends = np.cumsum(counts, dtype=np.int64)
-            # from a token's place here to its place in self.ids
-            shift = self.starts[places][split.indices] - (word_ends - counts)
-            ids.append(self.ids[np.repeat(shift, counts) + np.arange(len(shift) and word_ends[-1])])
-            ends.append(np.append(0, word_ends)[split.ends][last] + before)
+            found = words.split(some, self.how)
+            places = self.known(found)
+            self._count_unknown(places)
+            size, edges = self.ids.itemsize, pa.py_buffer(self.edges * self.ids.itemsize)
+            lists = pa.LargeStringArray.from_buffers(len(self.costs), edges, pa.py_buffer(self.ids))
+            _, edges, tokens = lists.take(pa.array(places)).buffers()  # twice as fast as by numpy
+            edges = np.frombuffer(edges, np.int64, len(places) + 1) // size
+            ids.append(np.frombuffer(tokens, self.type, edges[-1]))
+            ends.append(edges[found.ends][last] + before)
             before += len(ids[-1])
         return Encoded(np.concatenate(ids), np.concatenate(ends))
 
-    def _count_unknown(self, split: words.Words, places: np.ndarray) -> None:
-        unknown = np.flatnonzero((self.lengths[places] == 1) & (self.ids[self.starts[places]] == UNK))
-        if len(unknown):
-            times = np.bincount(split.indices, minlength=len(places))[unknown]
-            for number, count in zip(unknown.tolist(), times.tolist(), strict=True):
-                self.unknown[split.different[number][: LONGEST_WORD + 1]] += count
+    def _count_unknown(self, places: np.ndarray) -> None:
+        if self.undivided:
+            unread = np.zeros(len(self.costs), dtype=bool)
+            unread[list(self.undivided)] = True
+            self.unknown.update(map(self.undivided.__getitem__, places[unread[places]].tolist()))
 
     def tokens(self, texts: list[str]) -> np.ndarray:
         """(texts,) the number of tokens of each text; a word longer than LONGEST_WORD counts as its characters."""
         ends, before = [], 0
         for some, last in portions(texts):
-            split = words.split(some, self.how)
-            letters = np.fromiter(map(len, split.different), np.int64, len(split.different))
-            places = self.known(split.different)
-            costs = np.where(letters > LONGEST_WORD, letters, self.lengths[places])
-            sums = np.append(0, np.cumsum(costs[split.indices]))
-            ends.append(sums[split.ends][last] + before)
+            found = words.split(some, self.how)
+            places = self.known(found)
+            sums = np.append(0, np.cumsum(self.costs[places], dtype=np.int64))
+            ends.append(sums[found.ends][last] + before)
             before += int(sums[-1])
         return np.diff(np.concatenate(ends), prepend=0)
 

@@ -15,11 +15,13 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, Field, model_validator
 from tokenizers import Regex, normalizers
+from xxhash import xxh3_64_intdigest
 
 SLICE = 1 << 18  # bytes processed at once: what fits in a core's cache
 SPACES = b"\t\n\v\f\r "
 DROPPED = bytes(c for c in range(128) if c < 32 and c not in SPACES) + b"\x7f"
 LOWER = bytes(range(256)).lower()
+ASCII_ALONE = bytes(range(128)).ljust(256, b"\0")
 # Kinds of bytes. A word is a run of one of the first two but SPACE, or an ideograph: one ALONE, the others INSIDE.
 PUNCTUATION, SPACE, WORD, REMOVED, ALONE, INSIDE = range(6)
 KINDS = bytes(
@@ -44,6 +46,10 @@ PLAIN = {
     "\u2044": "/",
 }
 ASSIGNED = (range(0xD800), range(0xE000, 0x40000), range(0xE0000, 0xE1000))  # where characters are assigned
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, with its bits well spread: 2^64 over the golden ratio
+SHIFT = np.uint64(32)
+LONG = 128  # bytes of a word that is hashed together with others
+MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], dtype=np.uint64)  # the first bytes of eight
 BEYOND_PLAIN, BELOW = re.compile(f"[{''.join(PLAIN)}]"), "".join(map(chr, range(0x3001)))
 PLAIN_OF = {character: to for some, to in PLAIN.items() for character in re.findall(f"[{some}]", BELOW)}
 COUNTS = pa.schema([("word", pa.large_string()), ("count", pa.int64())])
@@ -88,10 +94,11 @@ ASCII, UNICODE = Normaliser(), Normaliser(characters="unicode")
 
 
 class Words(NamedTuple):
-    """The words of some texts: those of text i are `different[k] for k in indices[ends[i - 1]:ends[i]]`."""
+    """The words of some texts, in order: word k is `data[starts[k]:stops[k]]`; those of text i end at `ends[i]`."""
 
-    different: list[str]
-    indices: np.ndarray  # (words,) int32
+    data: bytes  # UTF-8
+    starts: np.ndarray  # (words,) int64
+    stops: np.ndarray  # (words,) int64
     ends: np.ndarray  # (texts,) int64
 
 
@@ -174,12 +181,9 @@ def normalise(text: str, how: Normaliser = ASCII) -> bytes:
 
 def _normalise(text: str, how: Normaliser) -> bytes:
     """The same, but in Unicode with the characters that are removed."""
-    if how.punctuation == "plain" and not text.isascii():
-        text = BEYOND_PLAIN.sub(lambda found: PLAIN_OF[found[0]], text)
+    text = plain_punctuation(text, how)
     if how.characters == "ascii":
-        text = text.replace("``", '"').replace("''", '"')
-        text = unicodedata.normalize("NFD", text)  # a letter with an accent becomes the letter, then the accent
-        return text.encode("ascii", "ignore").translate(LOWER, DROPPED)
+        return in_ascii(text.encode())
     if text.isascii():
         return text.encode().translate(LOWER if how.lowercase else None, DROPPED)
     made = by_table(text, how)
@@ -188,39 +192,66 @@ def _normalise(text: str, how: Normaliser) -> bytes:
     return (by_tokenizers(made, "NFD", "StripAccents", "NFC") if how.strip_accents else made).encode()
 
 
+def plain_punctuation(text: str, how: Normaliser) -> str:
+    """The text with plain punctuation if the normaliser makes it plain."""
+    plain = how.punctuation == "raw" or text.isascii()
+    return text if plain else BEYOND_PLAIN.sub(lambda found: PLAIN_OF[found[0]], text)
+
+
+def in_ascii(data: bytes) -> bytes:
+    """UTF-8 as a vocabulary of ASCII reads it."""
+    raw, made = np.frombuffer(data, dtype=np.uint8), np.frombuffer(bytearray(data.translate(ASCII_ALONE)), np.uint8)
+    for quote in b"`'":  # `replace` takes ten times as long for two of them
+        at = np.flatnonzero((raw[:-1] == quote) & (raw[1:] == quote))
+        run = at - np.arange(len(at))
+        at = at[(np.arange(len(at)) - np.searchsorted(run, run)) % 2 == 0]
+        made[at], made[at + 1] = ord('"'), 0
+    for at, _, codes in beyond_ascii(data):
+        made[at] = unaccented()[codes]
+    return made.tobytes().translate(LOWER, DROPPED)
+
+
+@functools.cache
+def unaccented() -> np.ndarray:
+    """(2^21,) uint8: what is left of each other character in ASCII without its accents, or 0."""
+    table, decomposed = np.zeros(1 << 21, dtype=np.uint8), unicodedata.normalize("NFD", "\n".join(BELOW[128:]))
+    table[128 : len(BELOW)] = [one[0] if one else 0 for one in decomposed.encode("ascii", "ignore").split(b"\n")]
+    return table
+
+
 def split(texts: list[str], how: Normaliser = ASCII) -> Words:
-    """The words of the texts, in order. Takes about ten times the memory of the texts."""
-    plain = [_normalise(text, how) for text in texts]
-    every, starts = divide(b"\n".join([*plain, b""]))
-    words = every.view(pa.large_string()).dictionary_encode()
-    text_ends = np.cumsum([len(p) + 1 for p in plain], dtype=np.int64)
-    return Words(words.dictionary.to_pylist(), words.indices.to_numpy(), np.searchsorted(starts, text_ends))
+    """The words of the texts. Takes about ten times the memory of the texts."""
+    if how.characters == "ascii":  # all at once
+        plain = (plain_punctuation(text, how).encode().replace(b"\n", b" ") for text in texts)
+        data = in_ascii(b"\n".join([*plain, b""]))
+    else:
+        data = b"\n".join([*(_normalise(text, how).replace(b"\n", b" ") for text in texts), b""])
+    data, starts, stops = divide(data)
+    ends = np.searchsorted(starts, np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")))
+    return Words(data, starts, stops, ends)
 
 
 def count(texts: list[str], how: Normaliser = ASCII) -> pa.Table:
     """How often each word occurs in the texts: COUNTS. Takes the memory of `split`, but creates no Python objects."""
-    every, _ = divide(b"\n".join(_normalise(text, how) for text in texts))
-    return pa.Table.from_arrays(every.view(pa.large_string()).value_counts().flatten(), schema=COUNTS)
+    data, starts, stops, _ = split(texts, how)
+    letters = data.translate(None, SPACES)
+    if not data.isascii():
+        letters = np.frombuffer(data, dtype=np.uint8)[kinds_of(data) != SPACE]
+    offsets = pa.py_buffer(np.append(0, np.cumsum(stops - starts)))
+    every = pa.LargeStringArray.from_buffers(len(starts), offsets, pa.py_buffer(letters))
+    return pa.Table.from_arrays(every.value_counts().flatten(), schema=COUNTS)
 
 
-def divide(data: bytes) -> tuple[pa.LargeBinaryArray, np.ndarray]:
-    """The words of a text in UTF-8, in order, without REMOVED characters; and the place of each word's first byte."""
+def divide(data: bytes) -> tuple[bytes, np.ndarray, np.ndarray]:
+    """A text in UTF-8 without REMOVED characters, and where its words begin and end."""
     kinds = kinds_of(data)
-    gone = np.flatnonzero(kinds == REMOVED)
-    if len(gone):
+    if len(gone := np.flatnonzero(kinds == REMOVED)):
         data, kinds = np.delete(np.frombuffer(data, dtype=np.uint8), gone).tobytes(), np.delete(kinds, gone)
-    letters = data.translate(None, SPACES) if data.isascii() else np.frombuffer(data, dtype=np.uint8)[kinds != SPACE]
-    every, starts = cut(letters, kinds, data.isascii())
-    if len(gone):
-        starts += np.searchsorted(gone - np.arange(len(gone)), starts, side="right")
-    return every, starts
+    return data, *spans(kinds, data.isascii())
 
 
-def cut(letters: bytes | np.ndarray, kinds: np.ndarray, ascii_only: bool) -> tuple[pa.LargeBinaryArray, np.ndarray]:
-    """The words of a text whose bytes have these kinds, none of them REMOVED; and the place of each one's first byte.
-
-    letters: those bytes of the text that are no space. A word is a run of bytes of one kind.
-    """
+def spans(kinds: np.ndarray, ascii_only: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Where the words of a text begin and end whose bytes have these kinds, none of them REMOVED: runs of one kind."""
     kinds, first, last = np.concatenate([[np.uint8(SPACE)], kinds, [np.uint8(SPACE)]]), [], []
     for begin in range(0, len(kinds) - 1, SLICE):
         here = kinds[begin : begin + SLICE + 1]
@@ -228,8 +259,58 @@ def cut(letters: bytes | np.ndarray, kinds: np.ndarray, ascii_only: bool) -> tup
         edges = before != after if ascii_only else (before != after) & (after != INSIDE)
         first.append(np.flatnonzero(edges & (after != SPACE)) + begin)
         last.append(np.flatnonzero(edges & (before != SPACE)) + begin)
-    starts = np.concatenate(first)
-    offsets = np.zeros(len(starts) + 1, dtype=np.int64)
-    np.cumsum(np.concatenate(last) - starts, out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters)]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(starts), buffers), starts
+    return np.concatenate(first), np.concatenate(last)
+
+
+def mix(hashed: np.ndarray) -> None:
+    """Spread the bits, so that each changes many; different numbers stay different."""
+    hashed ^= hashed >> SHIFT
+    hashed *= MULTIPLIER
+    hashed ^= hashed >> SHIFT
+
+
+def hashes_of(data: bytes, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """(words,) uint64: a hash of each word of UTF-8, eight bytes at a time; those of at most eight differ surely."""
+    eight = np.ndarray(len(data) + 1, "<u8", data + bytes(8), strides=(1,))
+    hashed = eight[starts] & MASKS[np.minimum(stops - starts, 8)]
+    mix(hashed)
+    longer = np.flatnonzero(stops - starts > 8)
+    for begin in range(8, LONG, 8):
+        at = starts[longer] + begin
+        more = hashed[longer] + (eight[at] & MASKS[np.minimum(stops[longer] - at, 8)])
+        mix(more)
+        hashed[longer] = more
+        longer = longer[stops[longer] - at > 8]
+    for i in longer.tolist():
+        hashed[i] = xxh3_64_intdigest(data[starts[i] : stops[i]])
+    return hashed
+
+
+class Numbers:
+    """The numbers of 64-bit hashes, in the order in which they are added. At most half of 2^bits can be."""
+
+    def __init__(self, bits: int) -> None:
+        self.slots, self.numbers = np.zeros(1 << bits, dtype=np.uint64), np.zeros(1 << bits, dtype=np.int32)
+        self.shift, self.last, self.size = np.uint64(64 - bits), (1 << bits) - 1, 0
+
+    def find(self, hashed: np.ndarray) -> np.ndarray:
+        """(hashes,) int32: their numbers; -1 for those that aren't here."""
+        at = (hashed >> self.shift).view(np.int64)
+        there = self.slots[at]
+        left = np.flatnonzero((there != hashed) & (there != 0))
+        while len(left):  # another is in its slot: it is in the next, if it is here
+            at[left] = at[left] + 1 & self.last
+            there = self.slots[at[left]]
+            left = left[(there != hashed[left]) & (there != 0)]
+        return np.where(self.slots[at] == hashed, self.numbers[at], -1)
+
+    def add(self, hashed: np.ndarray) -> None:
+        """Number some different ones that aren't here."""
+        at, left = (hashed >> self.shift).view(np.int64), np.arange(len(hashed))
+        while len(left):
+            free = left[self.slots[at[left]] == 0]
+            self.slots[at[free]] = hashed[free]
+            left = left[self.slots[at[left]] != hashed[left]]  # another is there, perhaps one of these
+            at[left] = at[left] + 1 & self.last
+        self.numbers[at] = np.arange(self.size, self.size + len(hashed))
+        self.size += len(hashed)
