@@ -43,6 +43,7 @@ from tasks.text.words import ASCII, Normaliser
 from tasks.workers.parts import over_parts
 from tasks.workers.processes import library_threads, one_library_thread
 
+SUMMED_AT_ONCE = 1 << 20  # counts of words
 TRAINING_WORDS = 8_000_000  # the trainer reads each word as often as it occurs, so counts are scaled down to this total
 LINE_WORDS = 1000  # that the trainer is given at once
 FEWEST_ENTRIES = 256
@@ -93,12 +94,22 @@ def count_words(texts: list[str], how: Normaliser = ASCII) -> pa.Table:
     return summed([counts.filter(pc.less_equal(pc.utf8_length(counts["word"]), LONGEST_WORD))])
 
 
-def summed(counts: Iterable[pa.Table]) -> pa.Table:
+def added(counts: list[pa.Table]) -> pa.Table:
     """The sum of counts of words."""
-    joined = pa.concat_tables([words.COUNTS.empty_table(), *counts])
+    joined = pa.concat_tables(counts)
     different = joined["word"].combine_chunks().dictionary_encode()  # several times as fast as Arrow's group_by
     sums = np.bincount(different.indices.to_numpy(), joined["count"].to_numpy(), len(different.dictionary))
     return pa.table([different.dictionary, sums.astype(np.int64)], schema=words.COUNTS)
+
+
+def summed(counts: Iterable[pa.Table]) -> pa.Table:
+    """The same of any number, with at most as many rows waiting as there are different words, or SUMMED_AT_ONCE."""
+    total, waiting = words.COUNTS.empty_table(), []
+    for table in counts:
+        waiting.append(table)
+        if sum(map(len, waiting)) > max(len(total), SUMMED_AT_ONCE):
+            total, waiting = added([total, *waiting]), []
+    return added([total, *waiting])
 
 
 def count_part(part: Path, fraction: float, how: Normaliser, out: Path) -> dict:
