@@ -72,7 +72,7 @@ def make_exact(work: Path, each: int, parts: int) -> None:
         digests[known] = digests[known] >> np.uint64(40)  # few enough to be had by several
         digests[known, 1] = 0
         order = np.lexsort(digests.T[::-1])
-        save_run(work / f"digests/part-{part:05d}", *digests[order].T, position(part, order))
+        save_run(work / f"digests/{part:05d}", *digests[order].T, position(part, order))
 
 
 def exact(work: Path, each: int, parts: int) -> None:
@@ -96,8 +96,8 @@ def make_minhash(work: Path, each: int, parts: int) -> None:
         keys = random_of(part).integers(0, 1 << 64, (bands, each), np.uint64)
         keys[0, random_of(part).random(each) < COPIES] >>= np.uint64(42)
         documents, order = position(part, np.arange(each)), np.argsort(keys.ravel(), kind="stable")
-        save_run(work / f"buckets/part-{part:05d}-000", keys.ravel()[order], documents[order % each])
-        save_pairs(work / f"pairs/same-part-{part:05d}", documents, documents, documents < 0)
+        save_run(work / f"buckets/{part:05d}-000", keys.ravel()[order], documents[order % each])
+        save_pairs(work / f"pairs/same-{part:05d}", documents, documents, documents < 0)
 
 
 def minhash(work: Path, each: int, parts: int) -> None:
@@ -107,7 +107,7 @@ def minhash(work: Path, each: int, parts: int) -> None:
 
     for i, (low, high) in enumerate(ranges(MinHash().bands * each * parts)):
         pair_up(low, high, work, work / f"pairs/range-{i:05d}")
-    connected(np.concatenate([candidates(part, f"part-{part:05d}", work / "pairs")[::10] for part in range(parts)]))
+    connected(np.concatenate([candidates(part, work / "pairs")[::10] for part in range(parts)]))
 
 
 def measures(part: int, each: int) -> dict:

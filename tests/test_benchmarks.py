@@ -311,3 +311,21 @@ def test_what_is_packed_is_crammed_in_two_calls_and_finetuned(bare, scripts):
     assert scores["stsb"]["accuracy"] is None
     said = [f"seed 0, epochs 10, rate 0.01, loss {row['loss']:,.4g}" for row in scores.values()]
     assert [bare.said.count(each) for each in said] == [2, 2], "once finetuned, twice shown"
+
+
+def test_what_joins_parts_is_measured_on_made_up_rows(store: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    joins = importlib.import_module("joins")
+    for name in ("measure", "filter", "vocabulary", "tokenize"):  # in a benchmark, each has a process of its own
+        module = importlib.import_module(f"tasks.{name}")
+        for patched in {"over_parts", "sort_keys"} & vars(module).keys():
+            monkeypatch.setattr(module, patched, getattr(module, patched))
+    for name, (make, step) in joins.STEPS.items():
+        work = tmp_path / name
+        for inner in ("digests", "drops", "buckets", "pairs"):
+            (work / inner).mkdir(parents=True)
+        monkeypatch.setattr("tasks.store.ROOT", work / "artifacts")
+        make(work, 100, 4)
+        assert joins.measured(step, work, 100, 4)["cpu_seconds"] > 0
+    assert len(np.load(tmp_path / "tokenize" / "random")) == 400
+    assert list((tmp_path / "minhash" / "pairs").glob("range-*"))

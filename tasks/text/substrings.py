@@ -286,10 +286,8 @@ def equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[
 
 def find_cuts(number: int, n: int, files: list[Path], work: Path) -> np.ndarray:
     """(cuts, 3): where each cut in the text of a batch begins and ends, and the position of an earlier copy."""
-    ends, (*edges, copies) = (
-        np.load(files[number].with_suffix(".ends.npy")),
-        sorted_runs.mapped(work / f"again/{number:05d}", 3),
-    )
+    ends = np.load(files[number].with_suffix(".ends.npy"))
+    *edges, copies = sorted_runs.mapped(work / f"again/{number:05d}", arrays=3)
     found = [np.stack([*map(offset_of, edges), copies])]
     bounds = [(position(number, start), position(number, start + size)) for start, size in chunks(ends)]
     loaded = load_ranges(of_batch(work / "same", number), bounds)

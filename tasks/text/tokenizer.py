@@ -218,8 +218,9 @@ class Encoder:
             found = words.split(some, self.how)
             places = self.known(found)
             self._count_unknown(places)
-            size, edges = self.ids.itemsize, pa.py_buffer(self.edges * self.ids.itemsize)
-            lists = pa.LargeStringArray.from_buffers(len(self.costs), edges, pa.py_buffer(self.ids))
+            size = self.ids.itemsize
+            buffers = [None, pa.py_buffer(self.edges * size), pa.py_buffer(self.ids)]
+            lists = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self.costs), buffers)
             _, edges, tokens = lists.take(pa.array(places)).buffers()  # twice as fast as by numpy
             edges = np.frombuffer(edges, np.int64, len(places) + 1) // size
             ids.append(np.frombuffer(tokens, self.type, edges[-1]))
