@@ -31,6 +31,7 @@ from tasks.text.tokenizer import (
     ALPHABET,
     FILES,
     KNOWN_WORDS,
+    LEARNED_AT_ONCE,
     LONGEST_WORD,
     SPECIALS,
     Encoder,
@@ -141,11 +142,17 @@ def scaled(counts: pa.Table) -> Iterator[str]:
 
     The word's digest decides whether its count is rounded up or down, so that rare words keep their share of the total.
     """
+    scale = min(1.0, TRAINING_WORDS / max(1, pc.sum(counts["count"]).as_py() or 0))
     ranked = counts.sort_by("word")
-    different, numbers = ranked["word"].to_pylist(), ranked["count"].to_numpy()
-    scale = min(1.0, TRAINING_WORDS / max(1, numbers.sum()))
-    times = (numbers * scale + np.fromiter(map(unit_hash, different), np.float64, len(different))).astype(np.int64)
-    all_words = chain.from_iterable(map(repeat, different, times.tolist()))
+
+    def every() -> Iterator[str]:
+        for start in range(0, len(ranked), LEARNED_AT_ONCE):
+            some = ranked.slice(start, LEARNED_AT_ONCE)
+            different, numbers = some["word"].to_pylist(), some["count"].to_numpy()
+            rounded = numbers * scale + np.fromiter(map(unit_hash, different), np.float64, len(different))
+            yield from chain.from_iterable(map(repeat, different, rounded.astype(np.int64).tolist()))
+
+    all_words = every()
     while line := list(islice(all_words, LINE_WORDS)):
         yield " ".join(line)
 
