@@ -287,9 +287,13 @@ def hashes_of(data: bytes, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
 
 
 class Numbers:
-    """The numbers of 64-bit hashes, in the order in which they are added. At most half of 2^bits can be."""
+    """The numbers of 64-bit hashes, in the order in which they are added. 2^bits slots, or more, as half stay free."""
 
     def __init__(self, bits: int) -> None:
+        self.make_slots(bits)
+
+    def make_slots(self, bits: int) -> None:
+        """Make 2^bits empty slots of 12 bytes."""
         self.slots, self.numbers = np.zeros(1 << bits, dtype=np.uint64), np.zeros(1 << bits, dtype=np.int32)
         self.shift, self.last, self.size = np.uint64(64 - bits), (1 << bits) - 1, 0
 
@@ -306,6 +310,11 @@ class Numbers:
 
     def add(self, hashed: np.ndarray) -> None:
         """Number some different ones that aren't here."""
+        if 2 * (self.size + len(hashed)) > len(self.slots):
+            taken = np.flatnonzero(self.slots)
+            before = self.slots[taken[np.argsort(self.numbers[taken])]]
+            self.make_slots((self.size + len(hashed)).bit_length() + 1)
+            self.add(before)
         at, left = (hashed >> self.shift).view(np.int64), np.arange(len(hashed))
         while len(left):
             free = left[self.slots[at[left]] == 0]
