@@ -1,6 +1,7 @@
 """The disk: parts that don't change are kept once, and a run that doesn't fit is refused before it starts."""
 
 import os
+import re
 import shutil
 from bisect import bisect_left
 from pathlib import Path
@@ -11,13 +12,15 @@ from conftest import bytes_of, corpus_of, texts_of, tiny_override, write_jsonl
 
 from flows import disk
 from flows.cram import add, cram, planned
-from flows.plan import Plan
+from flows.plan import Plan, Step
 from flows.recipes import resolve
 from model import InputError
 from tasks.corpus.parts import link, parts_of, tables, writer
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.download import Download
+from tasks.download import Download, download
+from tasks.pretrain import Pretrain, pretrain
+from tasks.stage import Params, stage
 from tasks.store import Artifact, discard, draft_of, verify
 
 SAME = {
@@ -91,25 +94,85 @@ def test_a_run_that_does_not_fit_is_refused_and_what_is_there_is_not_counted(
         step.task.fn(*plan.arguments(step))
     parts = sum(part.stat().st_size for part in parts_of(plan.made[second]))
     assert fewest() == pytest.approx(parts * (0.38 + 2 * 0.45) / 0.38, rel=0.01), "filter and tokenize are left"
+    before, old = fewest(), sum(file.stat().st_size for file in plan.made[second].path.iterdir())
+    plan.anew.add(second)  # as by --refresh, which deletes its artifact first
+    assert fewest() == pytest.approx(before + disk.need(plan, second)[0] - old, abs=2)
 
 
 FILES = {"source": "files", "documents": 0, "files": ["a.txt", "b.jsonl.zst", "c.CSV.gz", "d.parquet"]}
 
 
+MIXTURE = {"wikipedia": 3, "books": 1}
+
+
 @pytest.mark.parametrize(
-    ("source", "text"), [({}, 45.6e9), ({"source": "c4", "documents": 9000, "megabytes": 2}, 2e6), (FILES, 10_500)]
+    ("source", "text"),
+    [
+        ({}, 45.6e9),
+        ({"source": "c4", "documents": 9000, "megabytes": 2}, 2e6),
+        ({"source": MIXTURE, "documents": 1000}, 1000 * 4 / (3 / 3200 + 1 / 400_000)),  # three quarters of the text
+        ({"source": MIXTURE}, 33e9),
+        ({"source": "books"}, 12e9),
+        (FILES, 10_500),
+    ],
 )
 def test_the_text_is_known_by_limits_or_by_the_sizes_of_files(tmp_path, monkeypatch, source: dict, text: float):
     monkeypatch.chdir(tmp_path)
     for name in source.get("files", ()):
         Path(name).write_bytes(b"text " * 200)
-    assert disk.text_of(Download(**source)) == text
+    assert disk.text_of(Download(**source)) == pytest.approx(text)
 
 
-def test_models_are_counted_by_their_parameters(store: Path):
-    plan, weights = Plan("report", {}, []), 4 * 119.6e6
-    bert = add(plan, resolve("crammed-bert", {}))["pretrain"]
+def planned_without_sources(*overrides: dict) -> tuple[Plan, Step]:
+    """A plan of runs of which nothing is made, and the last one's pretraining; no source is looked at."""
+    plan = Plan("report", {}, [])
+    for override in overrides:
+        bert = add(plan, resolve("crammed-bert", override), (str(override),))["pretrain"]
     plan.made = {step: Artifact(stage=step.stage, key="none") for step in plan.steps}
+    return plan, bert
+
+
+def test_models_are_counted_by_their_parameters_or_by_the_files_of_the_one_that_is_given(store: Path):
+    (plan, bert), weights = planned_without_sources({}), 4 * 119.6e6
     assert disk.need(plan, bert) == pytest.approx((weights, 2 * 3 * weights), rel=0.01), "two checkpoints of AdamW"
-    models = [disk.need(plan, step)[0] for step in plan.steps if step.stage == "finetune"]
+    tuned = [step for step in plan.steps if step.stage == "finetune"]
+    models = [disk.need(plan, step)[0] for step in tuned]
     assert sorted(models) == pytest.approx([0] * 32 + [weights] * 8, rel=0.01), "of each task that of the first seed"
+    (given := Artifact(stage="pretrain", key="given")).path.mkdir(parents=True)
+    (given.path / "model.safetensors").write_bytes(bytes(500))
+    plan.given = {"pretrain": [given]}
+    assert {disk.need(plan, step)[0] for step in tuned} == {0, 500}
+
+
+@pytest.mark.parametrize("sources", [["pile"], ["pile", "c4"]], ids=len)
+def test_less_text_is_advised_only_where_it_helps(store: Path, monkeypatch: pytest.MonkeyPatch, sources: list[str]):
+    monkeypatch.setattr(Plan, "is_made", lambda plan, step: False)
+
+    def check(free: float, **download: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=int(free)))
+        disk.check(planned_without_sources(*({"download": {"source": source} | download} for source in sources))[0])
+
+    with pytest.raises(InputError) as advice:
+        check(12e9 * len(sources))
+    check(12e9 * len(sources), megabytes=int(re.search(r'"megabytes": (\d+)', str(advice.value))[1]))
+    with pytest.raises(InputError, match="Free some, or set CRAM_ARTIFACTS"):
+        check(4e9)  # the models alone need more
+
+
+def test_other_stages_are_passed_over(store: Path):
+    @stage(version=1)
+    def own(params: Params, given: list[Artifact], out: Path) -> dict:
+        return {}
+
+    plan = Plan("report", {}, [])
+    joined = plan.add((), own, Params(), [plan.add((), download, Download(megabytes=size)) for size in (1, 2)])
+    unique, bert = plan.add((), deduplicate, Deduplicate(), joined), plan.add((), pretrain, Pretrain(), joined)
+    plan.made = {step: Artifact(stage=step.stage, key="none") for step in plan.steps}
+    assert disk.need(plan, unique)[0] == pytest.approx(0.38 * 3e6)
+    assert disk.need(plan, bert) == (0, 0)
+
+
+def test_a_store_that_may_not_be_read_is_an_input_error(store: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: os.listdir("/dev/null/store"))  # root may read all
+    with pytest.raises(InputError, match="This run can't continue: Not a directory"):
+        disk.check(Plan("report", {}, []))
