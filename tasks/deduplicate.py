@@ -221,10 +221,9 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
         job = (method, params, parts, written, runs)
         results[method] = finish(cut if method == "substring" else drop, job, work / f"{method}.json")
         kept = results[method]["kept"]
-        shutil.rmtree(runs, ignore_errors=True)  # as large as the text, or larger
-        if work in parts[0].parents:
-            fsync(work)  # or a power cut could take the result and leave this deletion
-            shutil.rmtree(parts[0].parent, ignore_errors=True)
+        fsync(work)  # or a power cut could take the result and leave a deletion
+        for done in (runs, *{part.parent for part in parts if work in part.parents}):  # larger than the text together
+            shutil.rmtree(done, ignore_errors=True)
         parts = [written / part.name for part in parts]
     with (out / "duplicates.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for r in results.values() for row in r["samples"])

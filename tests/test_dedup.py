@@ -13,9 +13,10 @@ from conftest import corpus_of, texts_of, with_duplicates, write_jsonl
 from flows.recipes import resolve
 from model import InputError
 from tasks.corpus import parts as corpus_parts
-from tasks.corpus.parts import documents_in, documents_of, parts_of
+from tasks.corpus.parts import Tally, documents_in, documents_of, parts_of
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
+from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact, refresh
 from tasks.text import sorted_runs
 from tasks.text.minhash import MinHash
@@ -139,10 +140,20 @@ def test_many_tiny_documents_are_deduplicated(store: Path, tmp_path: Path, metho
     assert kept == (texts if methods == ["substring"] else list(dict.fromkeys(texts)))
 
 
+@pytest.mark.parametrize("methods", [*([method] for method in ALL), ALL], ids="-".join)
+def test_a_corpus_without_parts_stays_so(store: Path, methods: list[str]):
+    @stage(version=1)
+    def nothing(params: Params, out: Path) -> dict:
+        return Tally().counts()
+
+    made = deduplicate.fn(Deduplicate(methods=methods), nothing.fn(Params()))
+    assert (made.stats["parts"], made.stats["documents"], parts_of(made)) == (0, 0, [])
+
+
 @pytest.mark.parametrize("method", ALL)
 def test_many_parts_open_no_more_runs_than_a_few(store: Path, tmp_path: Path, monkeypatch, toy_texts, method: str):
     opened, mapped, texts = [], sorted_runs.mapped, with_duplicates(toy_texts)
-    monkeypatch.setattr(sorted_runs, "mapped", lambda *run: opened.append(run) or mapped(*run))
+    monkeypatch.setattr(sorted_runs, "mapped", lambda *run, **of: opened.append(run) or mapped(*run, **of))
     found = []
     for size, together in ((0.1, 1), (0.008, 1), (0.008, 1 << 24)):
         monkeypatch.setattr(corpus_parts, "BATCH", together)
