@@ -176,7 +176,7 @@ def make_vocabulary(work: Path, each: int, parts: int) -> None:
         drawn = random_of(part).zipf(1.3, 100 * each) % WORDS
         numbers, times = np.unique(drawn, return_counts=True)
         words = [f"w{number:x}" for number in numbers.tolist()]
-        pq.write_table(pa.table([words, times], schema=COUNTS), work / f"part-{part:05d}.words.parquet")
+        pq.write_table(pa.table([words, times], schema=COUNTS), work / f"{part:05d}.words.parquet")
 
 
 def vocabulary(work: Path, each: int, parts: int) -> None:
@@ -185,6 +185,7 @@ def vocabulary(work: Path, each: int, parts: int) -> None:
 
     corpus = artifact("filter", "0" * 12, parts, stats={"characters": 45_000_000_000})
     results_of(module, [{"documents": each, "characters": each}] * parts)
+    module.in_batches = lambda parts: [[part] for part in parts]  # as they would be if they weren't empty
     module.count_sample(corpus, 1000, work, "count words")
 
 

@@ -23,7 +23,7 @@ from tokenizers.trainers import WordPieceTrainer
 
 from model import InputError
 from tasks import models
-from tasks.corpus.parts import parts_of, tables, unit_hash
+from tasks.corpus.parts import in_batches, parts_of, tables, unit_hash
 from tasks.stage import Params, stage
 from tasks.store import WORK, Artifact
 from tasks.text import words
@@ -113,10 +113,10 @@ def summed(counts: Iterable[pa.Table]) -> pa.Table:
     return added([total, *waiting])
 
 
-def count_part(part: Path, fraction: float, how: Normaliser, out: Path) -> dict:
-    """Write the counts of the words in a fraction of a part's documents, always the same ones."""
+def count_batch(batch: list[Path], fraction: float, how: Normaliser, out: Path) -> dict:
+    """Write the counts of the words in a fraction of the documents of some parts, always the same ones."""
     counts, used = [], {"documents": 0, "characters": 0}
-    for table in tables(part, ("text",)):
+    for table in (table for part in batch for table in tables(part, ("text",))):
         every = table["text"].to_pylist()
         texts = [text for text in every if fraction >= 1 or unit_hash(text, salt=1) < fraction]
         used["documents"] += len(texts)
@@ -131,8 +131,9 @@ def count_sample(
 ) -> tuple[pa.Table, dict]:
     """How often each word occurs in a sample of about so much text, 10^6 characters; and the size of the sample."""
     fraction = 1e6 * megabytes / max(1, corpus.stats["characters"])
-    jobs = [(part, fraction, how, work / f"{part.stem}.words.parquet") for part in parts_of(corpus)]
-    used = over_parts(count_part, jobs, work / "counted", label)
+    batches = in_batches(parts_of(corpus))
+    jobs = [(batch, fraction, how, work / f"{i:05d}.words.parquet") for i, batch in enumerate(batches)]
+    used = over_parts(count_batch, jobs, work / "words", label)
     counts = summed(pq.read_table(file, schema=words.COUNTS) for *_, file in jobs)
     return counts, {name: sum(u[name] for u in used) for name in ("documents", "characters")}
 

@@ -318,7 +318,7 @@ def test_what_joins_parts_is_measured_on_made_up_rows(store: Path, tmp_path: Pat
     joins = importlib.import_module("joins")
     for name in ("measure", "filter", "vocabulary", "tokenize"):  # in a benchmark, each has a process of its own
         module = importlib.import_module(f"tasks.{name}")
-        for patched in {"over_parts", "sort_keys"} & vars(module).keys():
+        for patched in {"over_parts", "sort_keys", "in_batches"} & vars(module).keys():
             monkeypatch.setattr(module, patched, getattr(module, patched))
     for name, (make, step) in joins.STEPS.items():
         work = tmp_path / name

@@ -44,7 +44,7 @@ JOBS = [  # stage, module and function of the job, keys in a range: so few that 
     ("decontaminate", decontaminate_stage, "clean_part", 10**6),
     ("measure", measure_stage, "measure_part", 10**6),
     ("filter", filter_stage, "filter_part", 10**6),
-    ("vocabulary", vocabulary_stage, "count_part", 10**6),
+    ("vocabulary", vocabulary_stage, "count_batch", 10**6),
     ("tokenize", tokenize_stage, "tokenize_part", 10**6),
 ]
 
