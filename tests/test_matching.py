@@ -70,11 +70,12 @@ def test_words_of_every_length_are_hashed(size: int):
     assert matched([f"a {'x1' * size:.{size}} b"]).hashes.tolist() == hashes_of(["a", f"{'x1' * size:.{size}}", "b"])
 
 
-def test_hashes_are_numbered_in_the_order_in_which_they_are_added():
+@pytest.mark.parametrize("bits", [1, 5, 8])
+def test_hashes_are_numbered_in_the_order_in_which_they_are_added(bits: int):
     rng = np.random.default_rng(0)
     hashed = np.unique(rng.integers(1, 1 << 64, 120, dtype=np.uint64))
     hashed = np.append(hashed, np.uint64(2**64 - 1) - np.arange(40, dtype=np.uint64))  # the last slots, then the first
-    known = words.Numbers(8)
+    known = words.Numbers(bits)  # fewer slots than hashes: there are more when they are needed
     for some in np.array_split(hashed, 3):
         assert (known.find(some) == -1).all()
         known.add(some)
