@@ -4,7 +4,6 @@ They are forked from a server that has imported what they need. None outlives th
 """
 
 import ctypes
-import gc
 import multiprocessing
 import os
 import pickle
@@ -70,7 +69,6 @@ def reset_usage() -> float:
 
     Memory that is no longer in use goes back to the system first, or the peak would be that of the stages before too.
     """
-    gc.collect()
     if arrow := sys.modules.get("pyarrow"):
         arrow.default_memory_pool().release_unused()
     with suppress(OSError, AttributeError):  # another C library
