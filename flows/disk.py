@@ -8,7 +8,7 @@ from rich.filesize import decimal
 
 from flows.plan import Plan, Step
 from model import InputError
-from tasks import store
+from tasks import models, store
 from tasks.corpus import local
 from tasks.corpus.parts import parts_of
 from tasks.download import Download
@@ -64,8 +64,8 @@ def of_models(plan: Plan, step: Step) -> tuple[float, float]:
     weights, states = memory.sizes(bert.architecture, bert, words.entries, tokens.length)
     if step.stage == "pretrain":
         return weights, 2 * (weights + states)  # a checkpoint stays until the next is complete
-    files = plan.arguments(step)[1].path.glob("model*.safetensors")  # of a model that is there, or was given
-    return (sum(file.stat().st_size for file in files) or weights) * step.params.keep, 0
+    there = models.weight_bytes(plan.arguments(step)[1])  # of a model that was made before, or was given
+    return (there or weights) * step.params.keep, 0
 
 
 def need(plan: Plan, step: Step) -> tuple[float, float]:
@@ -96,13 +96,13 @@ def freed(plan: Plan, step: Step) -> int:
 def check(plan: Plan) -> None:
     """Log how much disk is needed by the steps that have to run. Raises InputError if less is free."""
     steps = [step for step in plan.made if not plan.is_blocked(step) and not plan.is_made(step)]
-    stays, peak, models, gone, drafts = Counter(), 0.0, 0.0, 0, {store.draft_of(plan.made[step]).name for step in steps}
+    stays, peak, fixed, gone, drafts = Counter(), 0.0, 0.0, 0, {store.draft_of(plan.made[step]).name for step in steps}
     for step in steps:
         artifact, scratch = need(plan, step)
         gone += freed(plan, step)
         peak = max(peak, stays.total() + artifact + scratch - gone)
         stays[step.stage] += artifact
-        models += (artifact + scratch) * (step.stage in MODELS)
+        fixed += (artifact + scratch) * (step.stage in MODELS)
     peak -= sum(draft.bytes for draft in store.drafts("") if draft.name in drafts)  # a rerun goes on from them
     free = shutil.disk_usage(next(path for path in (store.ROOT, *store.ROOT.parents) if path.exists())).free
     stages = ", ".join(f"{stage} {decimal(int(size))}" for stage, size in stays.items() if size)
@@ -111,7 +111,7 @@ def check(plan: Plan) -> None:
     if peak > free:
         corpora = sum(step.stage == "download" for step in steps)  # a study may read several
         text = stays["download"] / PARTS / max(1, corpora)
-        less = int((TIGHT * free - models) / peak * text / 1e6)
+        less = int((TIGHT * free - fixed) / peak * text / 1e6)
         limit = f"""read less text (--override '{{"download": {{"megabytes": {less}}}}}'), """ if less > 0 else ""
         raise InputError(f"{said} Free some, {limit}or set CRAM_ARTIFACTS to a directory on a larger disk.")
     if peak > SHOWN:

@@ -194,9 +194,7 @@ class Plan:
                 params.check(tokens)
 
     def run(self) -> Problems:
-        """Carry out what is needed, stage by stage; if a step fails, those that don't need it go on."""
-        if not self.made:
-            self.check()
+        """Carry out what `check` found, stage by stage; if a step fails, those that don't need it go on."""
         if not flow_run.id:
             where = f" at {url}" if (url := os.environ.get("PREFECT_API_URL")) else ""
             log.info("No Prefect server answers%s; this run goes on in its own process. `make up` starts one.", where)

@@ -29,7 +29,7 @@ from tasks.glue import metrics, probes, tables
 from tasks.glue.labels import within_words
 from tasks.glue.own import Definition, by_name, defined, or_own
 from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROBES, TASKS, Task, TaskName
-from tasks.models import lineage_of
+from tasks.models import lineage_of, weight_bytes
 from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
 from tasks.store import LINEAGE, Artifact, read_manifest
@@ -139,9 +139,8 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
         if read_manifest(start) is None:
             return runs.BYTES_A_RUN
-        weights = sum(file.stat().st_size for file in start.path.glob("model*.safetensors"))
         shape, tokens = described(start)[0], self.batch_size * self.max_tokens
-        return runs.BYTES_A_RUN + finetuning.memory(weights, tokens, shape.layers * shape.hidden, here)
+        return runs.BYTES_A_RUN + finetuning.memory(weight_bytes(start), tokens, shape.layers * shape.hidden, here)
 
     def head_of(self, architecture: Architecture, task: Task) -> HeadName:
         """The head that is asked for; with a warning, the paper's if transformers has no such model."""

@@ -88,6 +88,11 @@ def digest(name: str, files: str) -> str:
     return hashlib.sha256("".join(map(known_digest, sorted(taken(name).path.glob(files)))).encode()).hexdigest()
 
 
+def weight_bytes(model: Artifact) -> int:
+    """The bytes of a model's weights on disk; 0 if it isn't there."""
+    return sum(file.stat().st_size for file in model.path.glob(WEIGHTS))
+
+
 def check(name: str, architecture: Architecture, length: int) -> None:
     """Raise InputError unless a model of this architecture and length can go on from the one of that name."""
     from model import export  # loads torch
