@@ -31,15 +31,14 @@ from tasks.text.tokenizer import (
     ALPHABET,
     FILES,
     KNOWN_WORDS,
-    LEARNED_AT_ONCE,
-    LONGEST_WORD,
     SPECIALS,
-    Encoder,
+    UNK,
     load_tokenizer,
     portions,
     save_tokenizer,
     tokenizer_of,
 )
+from tasks.text.wordpiece import LONGEST_WORD, NONE, WordPieces
 from tasks.text.words import ASCII, Normaliser
 from tasks.workers.parts import over_parts
 from tasks.workers.processes import library_threads, one_library_thread
@@ -47,6 +46,7 @@ from tasks.workers.processes import library_threads, one_library_thread
 SUMMED_AT_ONCE = 1 << 20  # counts of words
 TRAINING_WORDS = 8_000_000  # the trainer reads each word as often as it occurs, so counts are scaled down to this total
 LINE_WORDS = 1000  # that the trainer is given at once
+FED_AT_ONCE = 1 << 16  # different words that are strings of Python at a time; each takes some hundred bytes
 FEWEST_ENTRIES = 256
 MIN_FREQUENCY = 2  # in those words, of a pair that is merged
 CODES = 0x110000  # of characters
@@ -147,8 +147,8 @@ def scaled(counts: pa.Table) -> Iterator[str]:
     ranked = counts.sort_by("word")
 
     def every() -> Iterator[str]:
-        for start in range(0, len(ranked), LEARNED_AT_ONCE):
-            some = ranked.slice(start, LEARNED_AT_ONCE)
+        for start in range(0, len(ranked), FED_AT_ONCE):
+            some = ranked.slice(start, FED_AT_ONCE)
             different, numbers = some["word"].to_pylist(), some["count"].to_numpy()
             rounded = numbers * scale + np.fromiter(map(unit_hash, different), np.float64, len(different))
             yield from chain.from_iterable(map(repeat, different, rounded.astype(np.int64).tolist()))
@@ -243,13 +243,14 @@ def kind_of(entry: str) -> str:
 
 def entries_table(tokenizer: Tokenizer, counts: pa.Table) -> pa.Table:
     """Every entry with its kind, and how often it occurs in the counted words."""
-    encoder, times = Encoder(tokenizer), np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
-    for start in range(0, len(counts), KNOWN_WORDS):
-        some = counts.slice(start, KNOWN_WORDS)
-        encoder.forget()
-        encoder.learn(some["word"].to_pylist())
-        weights = np.repeat(some["count"].to_numpy(), np.diff(encoder.edges))
-        times += np.bincount(encoder.ids, weights, len(times)).astype(np.int64)
+    pieces, times = WordPieces(tokenizer.get_vocab()), np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
+    for batch in counts.to_batches(KNOWN_WORDS):
+        _, offsets, data = batch["word"].buffers()
+        edges = np.frombuffer(offsets, dtype=np.int64)[batch["word"].offset :][: len(batch) + 1]
+        some = data.slice(edges[0], edges[-1] - edges[0]).to_pybytes()
+        ids, lengths = pieces.divide(some, edges[:-1] - edges[0], edges[1:] - edges[0])
+        weights = np.repeat(batch["count"].to_numpy(), lengths)
+        times += np.bincount(np.where(ids == NONE, UNK, ids), weights, len(times)).astype(np.int64)
     entries = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
     return pa.table(
         {"id": range(len(entries)), "entry": entries, "kind": [kind_of(e) for e in entries], "occurrences": times}

@@ -242,15 +242,20 @@ def test_encoding_is_that_of_a_plain_word_piece(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize(
     ("limit", "size"),
-    [("PIECE_CHARACTERS", 1), ("PIECE_CHARACTERS", 50), ("KNOWN_WORDS", 100), ("LEARNED_AT_ONCE", 30)],
+    [
+        ("tokenizer.PIECE_CHARACTERS", 1),
+        ("tokenizer.PIECE_CHARACTERS", 50),
+        ("tokenizer.KNOWN_WORDS", 100),
+        ("wordpiece.AT_ONCE", 30),
+    ],
 )
 def test_texts_in_pieces_and_encoders_that_forget_give_the_same_tokens(tokenizer, monkeypatch, toy_texts, limit, size):
     rng = random.Random(3)
     drawn = [random_text(rng, sorted(tokenizer.get_vocab()), 200) for _ in range(20)]
     texts = [*AWKWARD, *toy_texts[:20], *drawn, "word" * 30, ""]
     expected = encode(tokenizer, texts)
-    monkeypatch.setattr(f"tasks.text.tokenizer.{limit}", size)
-    assert (len(list(pieces(toy_texts[0]))) > 2) == (limit == "PIECE_CHARACTERS")
+    monkeypatch.setattr(f"tasks.text.{limit}", size)
+    assert (len(list(pieces(toy_texts[0]))) > 2) == (limit == "tokenizer.PIECE_CHARACTERS")
     assert encode(tokenizer, texts) == expected
     encoder = Encoder(tokenizer)
     assert [encoder([text]).ids.tolist() for text in texts] == expected

@@ -24,6 +24,7 @@ from tokenizers.models import WordPiece
 
 from model import InputError
 from tasks.text import words
+from tasks.text.wordpiece import CONTINUES, LONGEST_WORD, NONE, WordPieces
 from tasks.text.words import ASCII, Normaliser
 
 if TYPE_CHECKING:
@@ -34,11 +35,8 @@ PAD, UNK, CLS, SEP, MASK = range(len(SPECIALS))
 FILES = ("tokenizer.json", "tokenizer_config.json")
 # the characters that the normaliser keeps, except white space: printable ASCII without capitals
 ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.ascii_uppercase))
-LONGEST_WORD = 100  # characters; a longer word is [UNK], as in BERT, and is left out of training
 PIECE_CHARACTERS = 4_000_000  # of text split at once, which takes ten times their memory
-LEARNED_AT_ONCE = 1 << 16  # words; each takes some hundred bytes
 KNOWN_WORDS, SLOT_BITS = 1 << 20, 22  # at so many the encoder forgets all words: about 70 MB
-UNWRITTEN = "\N{REPLACEMENT CHARACTER}"  # the normalisers remove it, so it is [UNK]
 # A word is what lies between white space and punctuation, or a run of punctuation; no token reaches beyond one. `_` is
 # a letter, as for the tokenizer. Ideographs are words by themselves, as in BERT, since no space divides them.
 ALONE, MARKS = r"\p{Han}", r"[\p{P}\p{S}--[_\p{Han}]]"
@@ -98,8 +96,10 @@ def normaliser_of(tokenizer: Tokenizer) -> Normaliser:
         settings["strip_accents"] = "StripAccents" in names
     how = Normaliser(**settings, punctuation="plain" if names.count("Replace") > len(words.PLAIN) else "raw")
     ours = normalizer(how), pre_tokenizer(how)
+    model = tokenizer.model
+    rules = getattr(model, "continuing_subword_prefix", None), getattr(model, "max_input_chars_per_word", None)
     for theirs, own in zip((tokenizer.normalizer, tokenizer.pre_tokenizer), ours, strict=True):
-        if theirs is None or theirs.__getstate__() != own.__getstate__():
+        if theirs is None or theirs.__getstate__() != own.__getstate__() or rules != (CONTINUES, LONGEST_WORD):
             raise InputError("The tokenizer is no vocabulary of cram: it normalises or divides text in another way.")
     return how
 
@@ -167,11 +167,9 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.how = normaliser_of(tokenizer)
-        self.words = Tokenizer(tokenizer.model)  # divides words, without normalising them or recognising special tokens
+        self.how, self.pieces = normaliser_of(tokenizer), WordPieces(tokenizer.get_vocab())
         self.type = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
         self.forget()
-
         self.unknown: Counter[str] = Counter()  # words that were encoded as [UNK]; the beginning of long ones
 
     def forget(self) -> None:
@@ -189,27 +187,19 @@ class Encoder:
         new, first, which = np.unique(hashed[unknown], return_index=True, return_inverse=True)
         places[unknown] = which + self.numbers.size
         self.numbers.add(new)
-        edges = zip(found.starts[unknown[first]].tolist(), found.stops[unknown[first]].tolist(), strict=True)
-        self.learn([found.data[start:stop].decode() for start, stop in edges])
+        self._learn(found.data, found.starts[unknown[first]], found.stops[unknown[first]])
         return places
 
-    def learn(self, new: list[str]) -> None:
-        """Divide some more words."""
-        for start in range(0, len(new), LEARNED_AT_ONCE):
-            self._learn(new[start : start + LEARNED_AT_ONCE])
-
-    def _learn(self, new: list[str]) -> None:
-        # a word too long for the vocabulary is [UNK], but `tokenizers` would take a hundred times its memory to say so
-        divided = [word if len(word) <= LONGEST_WORD else UNWRITTEN for word in new]
-        encoding = self.words.encode(divided, is_pretokenized=True, add_special_tokens=False)
-        ids = np.array(encoding.ids, dtype=self.type)
-        lengths = np.bincount(np.array(encoding.word_ids, dtype=np.int64), minlength=len(new))
+    def _learn(self, data: bytes, starts: np.ndarray, stops: np.ndarray) -> None:
+        ids, lengths = self.pieces.divide(data, starts, stops)
         ends = np.cumsum(lengths)
-        for i in np.flatnonzero((lengths == 1) & (ids[ends - 1] == UNK)).tolist():
-            self.undivided[len(self.costs) + i] = new[i][: LONGEST_WORD + 1]
-        letters = np.fromiter(map(len, new), np.int32, len(new))
-        self.costs = np.append(self.costs, np.where(letters > LONGEST_WORD, letters, lengths).astype(np.int32))
-        self.ids, self.edges = np.append(self.ids, ids), np.append(self.edges, ends + len(self.ids))
+        for i in np.flatnonzero(ids[ends - 1] == NONE).tolist():
+            word = data[starts[i] : stops[i]].decode()
+            self.undivided[len(self.costs) + i] = word[: LONGEST_WORD + 1]
+            lengths[i] = len(word) if len(word) > LONGEST_WORD else 1
+        self.costs = np.append(self.costs, lengths.astype(np.int32))
+        self.edges = np.append(self.edges, ends + len(self.ids))
+        self.ids = np.append(self.ids, np.where(ids == NONE, UNK, ids).astype(self.type))
 
     def __call__(self, texts: list[str]) -> Encoded:
         """The ids of the texts."""
