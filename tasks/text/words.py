@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 from tokenizers import Regex, normalizers
 from xxhash import xxh3_64_intdigest
 
-SLICE = 1 << 18  # bytes processed at once: what fits in a core's cache
+SLICE, DIVIDED_AT_ONCE, HASHED_AT_ONCE = 1 << 18, 1 << 15, 1 << 17  # bytes, bytes and words: as a core's cache allows
 SPACES = b"\t\n\v\f\r "
 DROPPED = bytes(c for c in range(128) if c < 32 and c not in SPACES) + b"\x7f"
 LOWER = bytes(range(256)).lower()
@@ -253,8 +253,8 @@ def divide(data: bytes) -> tuple[bytes, np.ndarray, np.ndarray]:
 def spans(kinds: np.ndarray, ascii_only: bool) -> tuple[np.ndarray, np.ndarray]:
     """Where the words of a text begin and end whose bytes have these kinds, none of them REMOVED: runs of one kind."""
     kinds, first, last = np.concatenate([[np.uint8(SPACE)], kinds, [np.uint8(SPACE)]]), [], []
-    for begin in range(0, len(kinds) - 1, SLICE):
-        here = kinds[begin : begin + SLICE + 1]
+    for begin in range(0, len(kinds) - 1, DIVIDED_AT_ONCE):
+        here = kinds[begin : begin + DIVIDED_AT_ONCE + 1]
         before, after = here[:-1], here[1:]
         edges = before != after if ascii_only else (before != after) & (after != INSIDE)
         first.append(np.flatnonzero(edges & (after != SPACE)) + begin)
@@ -271,8 +271,15 @@ def mix(hashed: np.ndarray) -> None:
 
 def hashes_of(data: bytes, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """(words,) uint64: a hash of each word of UTF-8, eight bytes at a time; those of at most eight differ surely."""
-    eight = np.ndarray(len(data) + 1, "<u8", data + bytes(8), strides=(1,))
-    hashed = eight[starts] & MASKS[np.minimum(stops - starts, 8)]
+    eight, hashed = np.ndarray(len(data) + 1, "<u8", data + bytes(8), strides=(1,)), [np.zeros(0, dtype=np.uint64)]
+    for first in range(0, len(starts), HASHED_AT_ONCE):
+        some = slice(first, first + HASHED_AT_ONCE)
+        hashed.append(_hashes(data, eight, starts[some], stops[some]))
+    return np.concatenate(hashed)
+
+
+def _hashes(data: bytes, eight: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    hashed = eight[starts] & MASKS.take(stops - starts, mode="clip")
     mix(hashed)
     longer = np.flatnonzero(stops - starts > 8)
     for begin in range(8, LONG, 8):
@@ -300,13 +307,16 @@ class Numbers:
     def find(self, hashed: np.ndarray) -> np.ndarray:
         """(hashes,) int32: their numbers; -1 for those that aren't here."""
         at = (hashed >> self.shift).view(np.int64)
-        there = self.slots[at]
-        left = np.flatnonzero((there != hashed) & (there != 0))
+        there = self.slots.take(at)
+        here = there == hashed
+        left = np.flatnonzero(~here)
+        left = left[there[left] != 0]
         while len(left):  # another is in its slot: it is in the next, if it is here
             at[left] = at[left] + 1 & self.last
-            there = self.slots[at[left]]
-            left = left[(there != hashed[left]) & (there != 0)]
-        return np.where(self.slots[at] == hashed, self.numbers[at], -1)
+            there = self.slots.take(at[left])
+            here[left] = there == hashed[left]
+            left = left[~here[left] & (there != 0)]
+        return np.where(here, self.numbers.take(at), -1)
 
     def add(self, hashed: np.ndarray) -> None:
         """Number some different ones that aren't here."""
