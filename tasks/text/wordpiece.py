@@ -14,11 +14,11 @@ AT_ONCE = 1 << 16  # words
 class WordPieces:
     """Divides words as the WordPiece model of `tokenizers` does, several times as fast.
 
-    A state of the trie is the beginning of an entry, and an edge a state with the next byte; edge i leads to state i + 1.
+    A state of the trie is the beginning of an entry, and an edge a state with a next byte; edge i leads to state i + 1.
     """
 
     def __init__(self, vocabulary: dict[str, int]) -> None:
-        entries = [entry.encode() for entry in vocabulary]
+        entries = [entry.encode() for entry in (CONTINUES, *vocabulary)]  # which can be an entry itself too
         raw, sizes = np.frombuffer(b"".join(entries), dtype=np.uint8), np.array(list(map(len, entries)))
         starts, states = np.cumsum(sizes) - sizes, np.zeros(len(entries), dtype=np.int64)
         self.edges = Numbers(EDGE_BITS)
@@ -28,10 +28,8 @@ class WordPieces:
             self.edges.add(np.unique(edges))
             states[longer] = self.edges.find(edges) + 1
         self.ids = np.full(self.edges.size + 1, NONE, dtype=np.int64)  # of the entry that a state is, if it is one
-        self.ids[states] = list(vocabulary.values())
-        self.inside = np.zeros(1, dtype=np.int64)  # the state that a word is continued from
-        for byte in CONTINUES.encode():
-            self.inside = self.edges.find(edges_of(self.inside, np.array([byte], dtype=np.uint8))) + 1
+        self.ids[states] = [NONE, *vocabulary.values()]
+        self.inside = states[0]  # from which a word is continued
 
     def divide(self, data: bytes, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The ids of the words of UTF-8 `data[starts:stops]`, none empty; and (words,) how many each has.

@@ -242,6 +242,13 @@ def count(texts: list[str], how: Normaliser = ASCII) -> pa.Table:
     return pa.Table.from_arrays(every.value_counts().flatten(), schema=COUNTS)
 
 
+def in_buffers(strings: pa.LargeStringArray) -> tuple[bytes, np.ndarray]:
+    """The UTF-8 of some strings one after another, and (strings + 1,) int64 where they begin and the last one ends."""
+    _, offsets, data = strings.buffers()
+    edges = np.frombuffer(offsets, dtype=np.int64)[strings.offset :][: len(strings) + 1]
+    return data.slice(edges[0], edges[-1] - edges[0]).to_pybytes(), edges - edges[0]
+
+
 def divide(data: bytes) -> tuple[bytes, np.ndarray, np.ndarray]:
     """A text in UTF-8 without REMOVED characters, and where its words begin and end."""
     kinds = kinds_of(data)
