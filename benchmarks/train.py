@@ -38,9 +38,8 @@ from torch import nn
 
 from flows.deltas import DELTAS
 from model import InputError, machine, masking
-from model.bert import Bert, operations
+from model.bert import Bert, operations, operations_per_token
 from model.checkpoint import METRICS
-from model.detection import operations_per_token
 from model.export import TOKENS
 from model.heldout import Heldout
 from model.layers import SPECIALS, inner

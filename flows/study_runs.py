@@ -300,9 +300,9 @@ def resolve_study(
 
 def operations_per_token(recipe: Recipe) -> float:
     """Floating-point operations per token of a recipe's pretraining, for the vocabulary that it asks for."""
-    from model import detection
+    from model import bert
     from model.masking import masks_per_sequence
 
     length, training = recipe.tokenize.length, recipe.pretrain
     masks = masks_per_sequence(training.mask_fraction, length)
-    return detection.operations_per_token(training.architecture, training, recipe.vocabulary.entries, length, masks)
+    return bert.operations_per_token(training.architecture, training, recipe.vocabulary.entries, length, masks)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model.bert import IGNORED
 from model.heldout import Heldout, by_frequencies, draws, random_order
 from model.layers import MASK, SPECIALS
 from model.settings import Training
@@ -21,7 +22,6 @@ SWAPPED = 0.1  # fraction of the tokens that are drawn to trade places with one 
 STREAM = 1  # second word of the generator's key, so that corruptions are independent of masks, whose word is 0
 REACH = 3  # tokens of a block in which two trade places
 TRADES = np.array([[0, 1], [1, 2], [0, 2]])  # the places of a block that do
-IGNORED = -1.0  # label of [MASK] and of special tokens
 SAMPLED = 1_000_000  # tokens of the text, from which replacements are drawn
 # tokens (B, S), positions (B, K) and labels (B, K), int64; with detection also what is corrupted, (B, S), fp32
 Batch = tuple[Tensor, ...]

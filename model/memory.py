@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from model import InputError, counted, schedules
-from model.bert import Bert
+from model.bert import Bert, with_detector
 from model.checkpoint import Spent
-from model.detection import with_detector
 from model.machine import Machine, available_memory
 from model.masking import Batches, Corpus, masks_per_sequence
 from model.settings import Architecture, Training

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer, RAdam
 
-from model.bert import Bert
-from model.detection import Detecting
+from model.bert import Bert, Detecting
 from model.settings import Training
 
 BETA1 = 0.9  # decay of the mean gradient

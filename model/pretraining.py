@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model import InputError, budget, counted, detection, masking, memory, optimizer, schedules
-from model.bert import Bert
+from model import InputError, budget, counted, masking, memory, optimizer, schedules
+from model.bert import Bert, operations_per_token, with_detector
 from model.checkpoint import METRICS, Clock, Spent, StopRequest, Writer, cut_metrics, line, restore
 from model.heldout import curve_losses
 from model.layers import MASK
@@ -89,7 +89,7 @@ class Pretraining:
             keep_heap()
         self.bert = bert.to(machine.device).train()
         self.bert.set_dropout(training.dropout)
-        self.module = detection.with_detector(self.bert, training).to(machine.device)
+        self.module = with_detector(self.bert, training).to(machine.device)
         self.optimizers = optimizer.optimizers(self.module, training, machine.dtype)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
         self.spent = restore(folder, self.module, self.optimizers, self.scaler) or Spent()
@@ -307,7 +307,7 @@ class Pretraining:
     def operations(self, masks: int) -> float:
         """Floating-point operations per token, forward and backward."""
         sizes = self.bert.vocabulary, self.corpus.length, masks
-        return detection.operations_per_token(self.bert.architecture, self.training, *sizes)
+        return operations_per_token(self.bert.architecture, self.training, *sizes)
 
     def compiles(self, fraction: float) -> bool:
         """Whether compiling at that fraction of the budget pays. The time that it takes is on the clock."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import attention
+from model import bert
 
 LENGTH = 24
 torch.set_num_threads(1)  # for so small tensors
@@ -20,21 +20,21 @@ PADDED = torch.arange(LENGTH) < torch.tensor([LENGTH, 7])[:, None, None, None]
 @pytest.mark.parametrize("mask", [None, PADDED], ids=["all", "padded"])
 def test_attention_on_a_cpu_is_that_of_torchs_kernel_which_is_given_everything_on_a_gpu(mask, monkeypatch):
     expected, given = F.scaled_dot_product_attention(*some_heads(3), attn_mask=mask), []
-    torch.testing.assert_close(attention.attend(*some_heads(3), mask, 0.0), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(bert.attend(*some_heads(3), mask, 0.0), expected, rtol=1e-5, atol=1e-5)
 
     def kernel(*parts, attn_mask, dropout_p):
         given.extend([*parts, attn_mask, dropout_p])
 
-    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", kernel)
+    monkeypatch.setattr(bert.F, "scaled_dot_product_attention", kernel)
     handed = [*some_heads(3).to("meta"), mask, 0.3]
-    attention.attend(*handed)
+    bert.attend(*handed)
     assert all(one is other for one, other in zip(given, handed, strict=True))
 
 
 def test_dropout_takes_weights_of_attention_and_makes_up_for_them():
     q_BNSH, k_BNSH = some_heads(2)
     torch.manual_seed(0)
-    sums = torch.stack([attention.attend(q_BNSH, k_BNSH, torch.ones_like(q_BNSH), None, 0.25) for _ in range(100)])
+    sums = torch.stack([bert.attend(q_BNSH, k_BNSH, torch.ones_like(q_BNSH), None, 0.25) for _ in range(100)])
     assert sums.std(dim=0).min() > 0.1  # where nothing is dropped, weights sum to 1
     assert sums.mean().item() == pytest.approx(1, abs=0.02)
 
@@ -43,7 +43,7 @@ def test_dropout_takes_weights_of_attention_and_makes_up_for_them():
 def test_dropout_has_its_probability_and_scale_wherever_the_bits_come_from(probability):
     torch.manual_seed(0)
     x = torch.full((1000, 1001), 2.0, requires_grad=True)
-    y = attention.drop(x, probability)
+    y = bert.drop(x, probability)
     assert (y == 0).logical_or(y == torch.tensor(2.0 / (1 - probability))).all() or probability == 0.001
     gone = (y == 0).detach().double().flatten()
     deviation = math.sqrt(probability * (1 - probability))
@@ -55,5 +55,5 @@ def test_dropout_has_its_probability_and_scale_wherever_the_bits_come_from(proba
         assert both == pytest.approx(probability**2, abs=6 * probability / math.sqrt(len(gone)))
     y.sum().backward()
     assert torch.equal(x.grad == 0, y == 0)
-    assert torch.equal(attention.drop(x, 0.0), x)
-    assert torch.equal(attention.drop(x, 1.0), x * 0)
+    assert torch.equal(bert.drop(x, 0.0), x)
+    assert torch.equal(bert.drop(x, 1.0), x * 0)

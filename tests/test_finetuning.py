@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import InputError, attention, bert, finetuning
+from model import InputError, bert, finetuning
 from model.classifier import Classifier
 from model.machine import Machine
 from model.settings import Architecture, Finetuning, Kind
@@ -270,13 +270,13 @@ def test_the_memory_of_a_run_of_the_papers_model_is_not_underrated_nor_twice_wha
 
 
 def test_inputs_of_one_length_need_no_mask(monkeypatch):
-    masks, attend = [], attention.attend
+    masks, attend = [], bert.attend
 
     def recording(q, k, v, mask, dropout):
         masks.append(mask)
         return attend(q, k, v, mask, dropout)
 
-    monkeypatch.setattr(attention, "attend", recording)
+    monkeypatch.setattr(bert, "attend", recording)
     same = finetuning.Examples.of([[2, 7, 8, 3]] * 16, np.zeros(16, dtype=int))
     tune(classifier(2), same, Finetuning(epochs=1))
     assert masks == [None]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_benchmarks import FOLDER
 
-from model import attention, layers, masking
+from model import bert, layers, masking
 from model.machine import Machine
 
 
@@ -25,16 +25,16 @@ def others(part: int) -> Callable:
     return lambda self, *about: tuple(x.roll(1, 0) if i == part else x for i, x in enumerate(make(self, *about)))
 
 
-attend, convolve, make = attention.attend, layers.Convolution.forward, (masking.Batches, "make")
+attend, convolve, make = bert.attend, layers.Convolution.forward, (masking.Batches, "make")
 # What could be wrong on a device: an owner, the name of its function, and the wrong function
 FAULTS: dict[str, tuple[object, str, Callable]] = {
-    "scores of attention halved": (attention, "attend", lambda q, *other: attend(q / 2, *other)),
-    "attention uniform": (attention, "attend", lambda q, *other: attend(q * 0, *other)),
+    "scores of attention halved": (bert, "attend", lambda q, *other: attend(q / 2, *other)),
+    "attention uniform": (bert, "attend", lambda q, *other: attend(q * 0, *other)),
     "not rotated": (layers.Rotation, "forward", lambda self, x, positions=None: x),
     "no convolution": (layers.Convolution, "forward", lambda self, x, seen: x),
 }
 IN_PADDING = {
-    "padding seen": (attention, "attend", lambda q, k, v, mask, dropout: attend(q, k, v, None, dropout)),
+    "padding seen": (bert, "attend", lambda q, k, v, mask, dropout: attend(q, k, v, None, dropout)),
     "padding convolved": (layers.Convolution, "forward", lambda self, x, seen: convolve(self, x, None)),
 }
 IN_BATCHES = {f"{name} of others": (*make, others(i)) for i, name in enumerate(("tokens", "positions", "labels"))}
@@ -69,7 +69,7 @@ LAYOUTS = ("crammed-bert", "modern", "bert-base", "shared and factorised", "RMSN
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_device_that_halves_the_scores_in_bf16_is_wrong_there_alone(correctness, monkeypatch, layout: str):
     halved = lambda q, *other: attend(q / 2 if q.dtype is torch.bfloat16 else q, *other)  # noqa: E731
-    monkeypatch.setattr(attention, "attend", halved)
+    monkeypatch.setattr(bert, "attend", halved)
     rows = [correctness.compare(correctness.REFERENCE, layout, d, False, "gradients") for d in ("fp32", "bf16")]
     assert [row["right"] for row in rows] == [True, False]
 

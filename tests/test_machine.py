@@ -13,7 +13,7 @@ import torch
 from torch._inductor import config as inductor
 
 import model
-from model import InputError, bert, detection, machine, memory
+from model import InputError, bert, machine, memory
 from model.heldout import Heldout
 from model.masking import Batches, Corpus
 from model.settings import Architecture, Training
@@ -157,7 +157,7 @@ def test_the_model_is_one_static_graph_that_compiled_has_the_same_loss_and_gradi
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
     architecture = Architecture(layers=1, hidden=16, heads=1, intermediate=24, positions=positions)
-    model = detection.with_detector(bert.Bert(architecture, VOCABULARY, LENGTH), Training(**settings))
+    model = bert.with_detector(bert.Bert(architecture, VOCABULARY, LENGTH), Training(**settings))
     compiled = torch.compile(model, fullgraph=True, dynamic=False)
     # with AVX2 if the processor has it: to try the compiler on all sets of instructions takes half as long as a model
     with inductor.patch({"compile_threads": 1, "cpp.vec_isa_ok": True, "cpp.simdlen": 256}):

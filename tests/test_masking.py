@@ -10,9 +10,9 @@ import torch
 from sklearn.metrics import log_loss
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import bert, detection, memory
+from model import bert, memory
+from model.bert import Detecting
 from model.checkpoint import Spent
-from model.detection import Detecting
 from model.heldout import Heldout
 from model.machine import Machine
 from model.masking import IGNORED, SWAPPED, Batches, Corpus, corrupt, mask, masks_per_sequence, swap
@@ -263,13 +263,13 @@ def test_the_detector_starts_undecided_and_every_weight_gets_a_gradient_after_a_
 @pytest.mark.parametrize("layout", [{}, {"funnel": 1, "layers": 3}, {"head_transform": True, "positions": "rotary"}])
 def test_the_operations_of_a_step_are_counted_with_the_last_block_at_all_positions(layout):
     architecture, masks = Architecture(**{"layers": 2, "hidden": 48, "heads": 2, "intermediate": 96} | layout), 4
-    model = detection.with_detector(bert.Bert(architecture, 50, 16), Training(**DETECTION))
+    model = bert.with_detector(bert.Bert(architecture, 50, 16), Training(**DETECTION))
     with FlopCounterMode(display=False) as counter:
         model(*some_batch(masks)).sum().backward()
-    per_token = detection.operations_per_token(architecture, Training(**DETECTION), 50, 16, masks)
+    per_token = bert.operations_per_token(architecture, Training(**DETECTION), 50, 16, masks)
     detector = 3 * 2 * 48
     assert counter.get_total_flops() / (8 * 16) == pytest.approx(per_token + detector, rel=2e-2)
-    assert per_token > detection.operations_per_token(architecture, Training(), 50, 16, masks)
+    assert per_token > bert.operations_per_token(architecture, Training(), 50, 16, masks)
 
 
 def test_the_memory_that_training_needs_counts_the_detector():

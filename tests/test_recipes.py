@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from flows.cram import cram, planned
 from flows.deltas import tuned
 from flows.recipes import DELTAS, RECIPES, STAGES, resolve, without_empty
-from model import InputError, bert, detection, layers, optimizer, schedules
+from model import InputError, bert, layers, optimizer, schedules
 from model.settings import Training
 from tasks.glue.tasks import GLUE
 from tasks.text.words import Normaliser
@@ -122,7 +122,7 @@ def operations(name: str, masks: int | None = None) -> float:
     recipe = RECIPES[name]
     length, training = recipe.tokenize.length, recipe.pretrain
     masks = masks or round(training.mask_fraction * length)
-    return detection.operations_per_token(training.architecture, training, recipe.vocabulary.entries, length, masks)
+    return bert.operations_per_token(training.architecture, training, recipe.vocabulary.entries, length, masks)
 
 
 def test_bert_base_has_the_rates_of_the_reference_in_a_day_of_an_a6000():
