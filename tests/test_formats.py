@@ -20,7 +20,7 @@ import zstandard
 from conftest import downloaded, texts_of
 
 from model import InputError
-from tasks.corpus import formats, plain, rows
+from tasks.corpus import formats, rows
 from tasks.corpus.columns import Layout
 from tasks.corpus.containers import Damage
 from tasks.corpus.parts import documents_of
@@ -323,7 +323,7 @@ def test_documents_of_a_text_file_are_what_was_asked(store: Path, tmp_path: Path
         corpus = downloaded(path, documents_by=by)
         assert [(d.id, d.text) for d in documents_of(corpus)] == expected
         assert corpus.stats["formats"] == {"text": {by: len(expected)}}
-    path.write_bytes(b"x" * (plain.LARGE + 1))
+    path.write_bytes(b"x" * (formats.LARGE + 1))
     assert len(texts_of(downloaded(path, documents_by="file"))) == 1
 
 
