@@ -13,13 +13,13 @@ import numpy as np
 from model import InputError, counted
 from model.settings import Kind
 from tasks.corpus.containers import BUFFER, content_of, reading
-from tasks.glue.checks import FEW, rows_of
 from tasks.glue.own import METRICS, Definition
 from tasks.glue.tasks import Task
 
 if TYPE_CHECKING:
     import pandas as pd
 
+FEW = 5  # rows or classes that are named where many are meant
 MOST_NUMBERS = 50  # different numbers that are taken for classes; more are a measure
 COMMENT = re.compile(r"#(?: \w.*| ?\w+ ?)=")  # above a sentence of a CoNLL file, as `# id = 1`
 SEPARATORS = str.maketrans(";|", ",,")  # between several labels in one string
@@ -32,6 +32,19 @@ BILOU = {"L-": "E-", "U-": "S-"}  # other names for ends and single tokens of sp
 def is_list(value: Any) -> bool:
     """Whether a value is a list, of JSON, Parquet or Arrow."""
     return isinstance(value, list | tuple | np.ndarray)
+
+
+def rows_of(mask: "pd.Series") -> str:
+    """The rows where a mask is true, in words: "row 3", "rows 3, 8, 9, 11, 12 and 40 more".
+
+    They are counted, unless the index has numbers and a name of its own, such as "line".
+    """
+    what, places = mask.index.name or "row", (mask.index if mask.index.name else np.arange(1, len(mask) + 1))[mask]
+    if len(places) == 1:
+        return f"{what} {places[0]:,}"
+    numbers = [f"{place:,}" for place in places[:FEW]]
+    last = f"{len(places) - FEW:,} more" if len(places) > FEW else numbers.pop()
+    return f"{what}s {', '.join(numbers)} and {last}"
 
 
 def refuse(given: "pd.Series", what: str, where: str, fits: "Callable[[Any], bool] | pd.Series", expected: str) -> None:

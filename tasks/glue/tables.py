@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import regex
 
 from model import InputError, counted
 from tasks.corpus import columns
@@ -19,8 +20,8 @@ from tasks.corpus.columns import MISSING, choose, value_at
 from tasks.corpus.parts import unit_hash
 from tasks.corpus.rows import PLAIN_TSV, Loss, open_table, records
 from tasks.glue import labels, probes
-from tasks.glue.checks import FEW, missing_classes, repeated, rows_of, texts_of, without_text
 from tasks.glue.data import CONLL, SPLITS, identity, splits_of
+from tasks.glue.labels import FEW, rows_of
 from tasks.glue.own import Definition
 from tasks.glue.tasks import HUB_GLUE, LABEL, TASKS, Task, training_splits
 from tasks.store import Artifact
@@ -38,6 +39,7 @@ USUAL = {  # the columns that are tried for a field without a name
 IN_LINES = re.compile(r"\.(csv|tsv|jsonl|ndjson)\b")  # where the number of a row is that of its line
 HIDDEN = {None, "-1", "-1.0", -1.0}  # labels of a test split that has none
 HELD_OUT = 3  # salt of the digests that choose the rows for validation
+BLANK = regex.compile(r"[\s\p{Z}\p{Cc}\p{Cf}]*")  # white space, control and invisible characters, or nothing
 MOST_WITHOUT = 0.01  # of a split's rows; where more have no sentence, something else is wrong
 log = logging.getLogger(__name__)
 
@@ -151,6 +153,58 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
         sizes = pd.Series([(len(tokens), len(tokens if tags is None else tags)) for tokens, tags in pairs], numbers)
         labels.refuse(sizes, "the number of tokens and tags", where, lambda pair: pair[0] == pair[1], "as many tags")
     return Piece(split, where, table, names, split != TEST or not set(table[LABEL]) <= HIDDEN)
+
+
+def without_text(frame: "pd.DataFrame", columns: list[str], where: str, train: bool, notes: list[str]) -> "pd.Series":
+    """Whether each row has a text that is empty. A warning of such rows is added to `notes`."""
+    empty = frame[columns].map(lambda text: BLANK.fullmatch(text) is not None).any(axis=1)
+    if empty.any():
+        rows = rows_of(empty)
+        what = f"left out {rows}, without text" if train else f"a text is empty in {rows}; these rows are still scored"
+        notes.append(f"{where}: {what}.")
+    return empty
+
+
+def missing_classes(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> list[str]:
+    """Warnings of splits without some of the classes."""
+    notes = []
+    for split, table in tables.items() if task.kind == "classes" else ():
+        found = set(table[LABEL])
+        missing = [label for place, label in enumerate(task.labels) if place not in found]
+        if len(missing) == len(task.labels) - 1:
+            only = task.labels[table[LABEL].iloc[0]]
+            notes.append(f"{name}/{split}: every label is {only}, so its score says little.")
+        elif missing:
+            notes.append(f"{name}/{split} has no example of {', '.join(missing[:FEW])}.")
+    return notes
+
+
+def repeated(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> tuple[int, dict[str, int], list[str]]:
+    """Count training rows that repeat an earlier one, and those that occur in each other split; with warnings."""
+    keys = {split: texts_of(table, task) for split, table in tables.items()}
+    train, notes, shared = keys.pop("train"), [], {}
+    labels = tables["train"][LABEL].groupby(train).transform("nunique")
+    if (several := int((labels > 1).sum())) > 0:
+        notes.append(f"{name}/train: {counted(several, 'row')} whose texts also occur with another label.")
+    for split, texts in keys.items():
+        in_both = train.isin(texts)
+        shared[split] = int(in_both.sum())
+        if shared[split]:
+            either = ", in either order" if task.symmetric else ""
+            notes.append(
+                f"{name}: training rows that also occur in {split}{either}: {shared[split]:,} ({rows_of(in_both)}). "
+                f"The model sees {int(texts.isin(train).sum()):,} of the {len(texts):,} rows of {split} in training, "
+                "so the score is optimistic."
+            )
+    return int(train.duplicated().sum()), shared, notes
+
+
+def texts_of(table: "pd.DataFrame", task: Task) -> "pd.Series":
+    """The stripped texts of each row as one string, the same for a pair and its reverse if the task is symmetric."""
+    import pandas as pd
+
+    pairs = zip(*(table[name].str.strip() for name in task.columns), strict=True)
+    return pd.Series(["\0".join(sorted(texts) if task.symmetric else texts) for texts in pairs], table.index)
 
 
 def checked(own: Definition, task: Task, split: str, pieces: list[Piece], notes: list[str]) -> "pd.DataFrame":
