@@ -110,7 +110,7 @@ def gradients(layout: str, here: Machine, padded: bool = False) -> dict[str, Ten
             run.scaler.scale(padded_loss(run)).backward()
         else:
             if here.compiles:
-                run.model.use_compiler()
+                run.model.use(compiled=True)
             run.backward(MICRO_BATCH, run.masks(0.0))
         run.batches.close()
     found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in run.module.named_parameters()}

@@ -34,7 +34,7 @@ from common import LENGTH, aligned, positive
 
 from model import InputError, export, finetuning, layouts, machine
 from model.bert import Bert
-from model.classifier import Classifier
+from model.finetuning import Classifier
 from model.settings import Finetuning
 
 CLASSES = 2

@@ -50,8 +50,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flows.deltas import DELTAS, LENGTH
 from model import InputError, export, finetuning, heldout, machine
-from model.classifier import Classifier
-from model.finetuning import Examples
+from model.finetuning import Classifier, Examples
 from model.layers import SEP
 from model.settings import Architecture, Finetuning
 

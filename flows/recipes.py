@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict
 
 from flows.deltas import DELTAS, LIMITS, reads_files
-from model import InputError, counted
+from model import InputError
 from tasks import models
 from tasks.decontaminate import Decontaminate
 from tasks.deduplicate import Deduplicate
@@ -51,17 +51,10 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         last = STAGES.index(until)
         if last >= STAGES.index("pretrain") and self.pretrain.start:
             models.check(self.pretrain.start, self.pretrain.architecture, self.tokenize.length)
-        if last >= STAGES.index("pretrain") and self.tokenize.length % (halved := 2**self.pretrain.architecture.funnel):
-            raise InputError(
-                f"tokenize.length is {self.tokenize.length}, which can't be halved "
-                f"{counted(self.pretrain.architecture.funnel, 'time')} "
-                f"(pretrain.architecture.funnel). Make it a multiple of {halved}."
-            )
-        if last >= STAGES.index("finetune") and self.finetune.max_tokens > self.tokenize.length:
-            raise InputError(
-                f"finetune.max_tokens is {self.finetune.max_tokens}, but the model takes at most "
-                f"{self.tokenize.length} tokens (tokenize.length). Lower it."
-            )
+        if last >= STAGES.index("pretrain"):
+            self.pretrain.architecture.check_length(self.tokenize.length)
+        if last >= STAGES.index("finetune"):
+            self.finetune.check_length(self.tokenize.length)
 
 
 STAGES = tuple(Recipe.model_fields)
@@ -174,14 +167,6 @@ def without_empty(override: dict) -> dict:
     return {name: value for name, value in levels.items() if value != {}}
 
 
-def without_limits(override: dict) -> dict:
-    """Lift the recipe's download limits, which belong to its source, in an override that reads the user's files."""
-    download = override.get("download")
-    if not isinstance(download, dict) or not reads_files(download):
-        return override
-    return override | {"download": dict.fromkeys(LIMITS, 0) | download}
-
-
 def check_name(kind: str, name: str, names: Iterable[str], rest: str = "") -> None:
     """Raise InputError if the name is none of these names of a kind. `rest`: what else may be given."""
     if name not in names:
@@ -204,7 +189,9 @@ def resolve(name: str, override: dict) -> Recipe:
 
 def recipe_of(delta: dict, override: dict) -> Recipe:
     """The paper's recipe with a delta and then an override. Raises InputError for invalid fields."""
-    changes = merge(delta, without_limits(override))
+    if isinstance(download := override.get("download"), dict) and reads_files(download):
+        override = override | {"download": dict.fromkeys(LIMITS, 0) | download}  # the recipe's belong to its source
+    changes = merge(delta, override)
     try:
         recipe = Recipe.model_validate(merge(Recipe().model_dump(), changes))
     except ValidationError as error:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model import InputError, counted, layers
+from model import layers
 from model.layers import INIT_STD, PAD, Embedding, Head, at, halve, halvings, inner, norm
 from model.settings import Architecture, Training
 
@@ -102,11 +102,7 @@ class Bert(nn.Module):
 
     def __init__(self, architecture: Architecture, vocabulary: int, length: int, seed: int = 0) -> None:
         super().__init__()
-        if length % 2**architecture.funnel:
-            raise InputError(
-                f"Sequences have {length} tokens, which can't be halved {counted(architecture.funnel, 'time')}. Lower "
-                f"pretrain.architecture.funnel, or make tokenize.length a multiple of {2**architecture.funnel}."
-            )
+        architecture.check_length(length)
         self.architecture, self.vocabulary, self.length = architecture, vocabulary, length
         self.embedding = Embedding(architecture, vocabulary, length)
         different = architecture.different_layers or architecture.layers

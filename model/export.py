@@ -19,10 +19,10 @@ from torch import Tensor
 
 from model import InputError
 from model.bert import Bert
-from model.classifier import Classifier, width_factor
+from model.finetuning import Classifier, width_factor
 from model.layers import INIT_STD, MASK, PAD, ROTARY_BASE, SEP, inner
 from model.layouts import MASKED, described, fields_of, head_for, head_of, transformers_model
-from model.settings import Architecture, Kind
+from model.settings import Kind
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ENCODER, HEAD, VOCABULARY = "bert.", "classifier.", "head."  # prefixes of a model's parts
@@ -210,8 +210,8 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
 
 def config_of(family: str, bert: Bert) -> dict:
     """The fields of config.json from which transformers builds its model."""
-    a = bert.architecture
-    return {
+    a, rope = bert.architecture, {"rope_type": "default", "rope_theta": ROTARY_BASE}
+    about = {
         "model_type": family.lower(),
         "dtype": "float32",
         "vocab_size": bert.vocabulary,
@@ -219,14 +219,10 @@ def config_of(family: str, bert: Bert) -> dict:
         "initializer_range": INIT_STD,
         **TOKENS,
         **fields_of(a, family.lower()),
-        **{"ModernBert": modernbert_config(a), "Bert": BERT, OWN: {}}[family],
     }
-
-
-def modernbert_config(a: Architecture) -> dict:
-    """The fields that only ModernBERT has."""
-    rope = {"rope_type": "default", "rope_theta": ROTARY_BASE}
-    return {
+    if family != "ModernBert":
+        return about | (BERT if family == "Bert" else {})
+    return about | {  # what only ModernBERT has
         "intermediate_size": inner(a),
         "attention_dropout": 0.0,
         "hidden_activation": "gelu",

@@ -94,11 +94,6 @@ class Heldout:
         """(d,): the bytes of each document that the model can read."""
         return self.documents[:, SIZES.index("bytes")] - self.documents[:, SIZES.index("unread_bytes")]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that are predicted: all but separators and padding."""
-        return self.totals["tokens"]
-
     @cached_property
     def owners(self) -> np.ndarray:
         """(m, S): the number of the document that each token belongs to; -1 for separators and padding."""
@@ -275,6 +270,6 @@ def by_frequencies(heldout: Heldout, counts_V: np.ndarray) -> dict[str, float]:
     nats_V = -np.log((counts_V + 1) / (counts_V + 1).sum())
     nats, lengths = float(nats_V[heldout.sequences[heldout.words >= 0]].sum()), float(heldout.length_nats.sum())
     return {
-        "nats_per_token": round(nats / heldout.tokens, 6),
+        "nats_per_token": round(nats / heldout.totals["tokens"], 6),
         "nats_per_byte": round((nats + lengths) / int(heldout.read_bytes.sum()), 6),
     }

@@ -19,6 +19,7 @@ from transformers import initialization, modeling_outputs
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.modernbert.modeling_modernbert import eager_attention_forward
 from transformers.utils import ModelOutput, can_return_tuple, logging
 from transformers.utils.output_capturing import capture_outputs
 
@@ -105,7 +106,7 @@ class CramAttention(Attention):
         shape = (*x.shape[:2], 1, self.heads, -1)
         query, key, value = (part(x).view(shape) for part in (self.query, self.key, self.value))
         query, key = self.rotated(query, position_ids), self.rotated(key, position_ids)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.sizes._attn_implementation, layers.attend)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.sizes._attn_implementation, eager_attention_forward)
         states, weights = attend(
             self,
             *(part.squeeze(2).transpose(1, 2) for part in (query, key, value)),

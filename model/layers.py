@@ -123,16 +123,6 @@ class Attention(nn.Module):
         return x_BSPNH if self.rotation is None else self.rotation(x_BSPNH, positions_BS)
 
 
-def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Maybe, scaling: float, dropout: float, **_: Any
-) -> tuple[Tensor, Tensor]:
-    """Attention as transformers calls it: of three (B, N, S, H), outputs (B, S, N, H) and weights (B, N, S, S)."""
-    scores = query @ key.transpose(2, 3) * scaling
-    weights = (scores if mask is None else scores + mask).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = F.dropout(weights, dropout, module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
-
-
 class FeedForward(nn.Module):
     """Two dense layers; with GEGLU, one half of the first layer's output gates the other."""
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -132,6 +133,12 @@ def detect() -> Machine:
         compiles_always=compiler == "1",
         probes=cuda and micro_batch is None,
     )
+
+
+def to_device(values: np.ndarray, device: torch.device) -> Tensor:
+    """Copy to the device, without waiting for the work that is queued there."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def gpus(here: Machine) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from model.bert import IGNORED
 from model.heldout import Heldout, by_frequencies, draws, random_order
 from model.layers import MASK, SPECIALS
+from model.machine import to_device
 from model.settings import Training
 
 MASKED = 0.8  # of the chosen tokens become [MASK], half of the others random, the rest stays (Devlin et al. 2019)
@@ -90,12 +91,7 @@ def mask(
 
 
 def corrupt(
-    masked_BS: np.ndarray,
-    tokens_BS: np.ndarray,
-    positions_BK: np.ndarray,
-    first: int,
-    corpus: Corpus,
-    seed: int,
+    masked_BS: np.ndarray, tokens_BS: np.ndarray, positions_BK: np.ndarray, first: int, corpus: Corpus, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Swap and replace tokens that are not to be predicted.
 
@@ -158,10 +154,7 @@ class Batches:
             masked_BS, positions_BK, labels_BK = parts
             changed_BS, corrupted_BS = corrupt(masked_BS, tokens_BS, positions_BK, first, self.corpus, training.seed)
             parts = changed_BS, positions_BK, labels_BK, corrupted_BS
-        tensors = (torch.from_numpy(part) for part in parts)
-        if self.device.type == "cuda":
-            return tuple(tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors)
-        return tuple(tensors)
+        return tuple(to_device(part, self.device) for part in parts)
 
     def take(self, first: int, masks: int, after: int) -> Batch:
         """What `make` makes; then the thread makes the micro-batch from sequence `after`, likely to be taken next."""

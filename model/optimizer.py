@@ -37,11 +37,6 @@ def groups(
     ]
 
 
-def adamw(model: nn.Module, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> AdamW:
-    """AdamW on all parameters of a model."""
-    return AdamW(groups(model.named_parameters(), lr, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
-
-
 def optimizers(bert: Bert | Detecting, training: Training, dtype: torch.dtype = torch.float32) -> list[Optimizer]:
     """The optimizer of `training` for an encoder with `blocks`; two for muon, each with its own parameters.
 

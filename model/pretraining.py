@@ -38,36 +38,18 @@ class Forward(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.call: Callable[..., Tensor] = model.__call__
+        self.use(compiled=False)
 
-    @property
-    def compiled(self) -> bool:
-        """Whether the compiler's code is in use."""
-        return self.call != self.model.__call__
-
-    def use_compiler(self) -> None:
-        """Compile at the next call, for its shapes."""
-        torch.compiler.reset()  # graphs of earlier shapes and runs count towards a limit
-        self.call = torch.compile(self.model, fullgraph=True, dynamic=False).__call__  # type: ignore[operator]
-
-    def use_eager(self) -> None:
-        """Call the model without compiling."""
-        self.call = self.model.__call__
+    def use(self, compiled: bool) -> None:
+        """Call the model as it is, or have it compiled at the next call, for its shapes."""
+        self.compiled, self.call = compiled, self.model.__call__
+        if compiled:
+            torch.compiler.reset()  # graphs of earlier shapes and runs count towards a limit
+            self.call = torch.compile(self.model, fullgraph=True, dynamic=False).__call__  # type: ignore[operator]
 
     def forward(self, *batch: Tensor) -> Tensor:
         """The model's loss."""
         return self.call(*batch)
-
-
-def check_corpus(corpus: Corpus, training: Training) -> None:
-    """Raise InputError if the corpus has less than one batch, or no held-out text."""
-    if len(corpus.sequences) < training.batch_size:
-        raise InputError(
-            f"The corpus has {counted(len(corpus.sequences), 'sequence')} of {corpus.length} tokens, fewer than "
-            f"one batch of {training.batch_size:,}. Give more text (download) or lower pretrain.batch_size."
-        )
-    if not corpus.heldout.tokens:
-        raise InputError("No text is held out. Raise tokenize.heldout_fraction, or give more text.")
 
 
 class Pretraining:
@@ -82,7 +64,13 @@ class Pretraining:
         folder: Path,
         processes: Processes = ALONE,
     ) -> None:
-        check_corpus(corpus, training)
+        if len(corpus.sequences) < training.batch_size:
+            raise InputError(
+                f"The corpus has {counted(len(corpus.sequences), 'sequence')} of {corpus.length} tokens, fewer than "
+                f"one batch of {training.batch_size:,}. Give more text (download) or lower pretrain.batch_size."
+            )
+        if not corpus.heldout.totals["tokens"]:
+            raise InputError("No text is held out. Raise tokenize.heldout_fraction, or give more text.")
         self.training, self.corpus, self.machine, self.folder = training, corpus, machine, folder
         self.processes = processes
         if machine.device.type == "cpu":
@@ -324,11 +312,11 @@ class Pretraining:
     def prepare(self, fraction: float) -> None:
         """Compile for the masks at that fraction of the budget if that pays and this machine can."""
         self.compiled_masks, began = self.masks(fraction), self.clock.seconds()
-        self.model.use_eager()
+        self.model.use(compiled=False)
         if not self.compiles(fraction):
             return
         try:
-            self.model.use_compiler()
+            self.model.use(compiled=True)
             about = self.training, self.corpus, self.machine
             memory.compute(self.model, *about, self.micro_batch, self.compiled_masks)
             self.spent.compilations += 1
@@ -337,7 +325,7 @@ class Pretraining:
         except RuntimeError as error:
             why = " ".join(str(error).split()[:40])  # the first lines; many more follow
             log.warning("torch.compile failed (%s). Training continues without it.", why)
-            self.model.use_eager()
+            self.model.use(compiled=False)
             self.compiler_failed = True
         self.spent.compile_seconds += self.clock.seconds() - began
 

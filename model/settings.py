@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from model import InputError, counted
+
 
 class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The encoder's sizes and layout. The defaults are the paper's final model (section 4.2)."""
@@ -77,6 +79,14 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         if wrong := [sentence for sentence, holds in refused.items() if holds]:
             raise ValueError(wrong[0])
         return self
+
+    def check_length(self, length: int) -> None:
+        """Raise InputError unless sequences of so many tokens can be halved as often as the funnel does."""
+        if length % (halved := 2**self.funnel):
+            raise InputError(
+                f"tokenize.length is {length}, which can't be halved {counted(self.funnel, 'time')}. Make it a "
+                f"multiple of {halved}, or lower pretrain.architecture.funnel."
+            )
 
 
 OptimizerName = Literal["adamw", "adam", "adafactor", "radam", "sgd", "muon"]
@@ -205,3 +215,11 @@ class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "pair, the mean of each text, their absolute difference and product (GLUE's baselines, Wang et al. 2018). "
         "Tasks on tokens read the state of each.",
     )
+
+    def check_length(self, length: int) -> None:
+        """Raise InputError if inputs may be longer than the sequences of so many tokens that the model was made for."""
+        if self.max_tokens > length:
+            raise InputError(
+                f"finetune.max_tokens is {self.max_tokens}, but the model takes at most {length} tokens "
+                "(tokenize.length). Lower it."
+            )

@@ -256,7 +256,7 @@ def train_and_predict(
     import torch
 
     from model import bert, export, finetuning, machine
-    from model.classifier import Classifier
+    from model.finetuning import Classifier
 
     here, encoder = machine.detect(), export.load(folder)
     if not run.pretrained:
@@ -328,9 +328,7 @@ def write_scores(inputs: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[
 def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the model on its validation data."""
     architecture, length = described(start)
-    if params.max_tokens > length:
-        most = f"but the model takes {length} tokens at most"
-        raise InputError(f"finetune.max_tokens is {params.max_tokens}, {most}. Lower it.")
+    params.check_length(length)
     with encoding:
         identity = json.dumps(params.identity()["data"], sort_keys=True)
         inputs = encoded_inputs(identity, params.definition, params.max_tokens, start)

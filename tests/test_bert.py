@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
 from model import InputError, bert, finetuning, layers
-from model.classifier import Classifier, pooled
+from model.finetuning import Classifier, pooled
 from model.machine import Machine
 from model.settings import Architecture, Finetuning
 
@@ -373,7 +373,7 @@ def test_a_funnel_takes_sequences_of_any_length_and_ignores_how_much_padding_fol
 
 
 def test_a_length_that_a_funnel_cannot_halve_is_refused():
-    with pytest.raises(InputError, match=r"20 tokens, .*pretrain\.architecture\.funnel"):
+    with pytest.raises(InputError, match=r"tokenize\.length is 20, .*pretrain\.architecture\.funnel"):
         bert.Bert(changed(PAPER, layers=7, funnel=3), VOCABULARY, 20)
 
 

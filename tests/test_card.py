@@ -15,7 +15,7 @@ from test_report import lineage as made_up_lineage
 
 from model import export, layouts
 from model.bert import Bert
-from model.classifier import Classifier
+from model.finetuning import Classifier
 from model.settings import Architecture
 from tasks.glue.tasks import TASKS
 from tasks.pretrain import Pretrain

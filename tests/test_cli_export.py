@@ -21,7 +21,7 @@ from flows.cli import export as module
 from flows.cli.main import app
 from model import InputError, export
 from model.bert import Bert
-from model.classifier import Classifier
+from model.finetuning import Classifier
 from model.settings import Architecture
 from tasks import models
 from tasks.finetune import Finetune, finetune

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from flows.recipes import RECIPES
 from model import InputError, layouts
 from model.bert import Bert
-from model.classifier import Classifier
 from model.export import TOKENS, load, save, save_classifier
+from model.finetuning import Classifier
 from model.layers import PAD, SEP, SPECIALS
 from model.settings import Architecture
 from tasks.text import tokenizer as vocabulary_ids

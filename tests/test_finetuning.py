@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from model import InputError, bert, finetuning
-from model.classifier import Classifier
+from model.finetuning import Classifier
 from model.machine import Machine
 from model.settings import Architecture, Finetuning, Kind
 

@@ -227,7 +227,9 @@ def test_two_vocabularies_of_an_exactly_known_model_read_the_same():
         held = heldout_of(texts, tokenizer, length=1 << 12)
         model = KnowsWords(Counter(tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts))
         found[name] = heldout.summary(held, document_losses(model, held, MASK, CPU)[0])
-        of_tokens[name] = curve_losses(model, held, MASK, CPU)["heldout_loss"] * held.tokens / held.totals["bytes"]
+        of_tokens[name] = (
+            curve_losses(model, held, MASK, CPU)["heldout_loss"] * held.totals["tokens"] / held.totals["bytes"]
+        )
     assert found["split"]["tokens"] > 1.5 * found["whole"]["tokens"] == 1.5 * len(texts)
     exact = entropy(list(Counter(texts).values()))
     for one in found.values():

@@ -21,7 +21,7 @@ from tokenizers.models import WordPiece
 from flows.recipes import RECIPES
 from model import export, layouts
 from model.bert import Bert
-from model.classifier import Classifier
+from model.finetuning import Classifier
 from model.layers import PAD
 from model.settings import Architecture
 from tasks.text.tokenizer import (

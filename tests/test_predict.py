@@ -28,7 +28,7 @@ from flows.cli import predict
 from flows.cli.predict import model_folder
 from model import InputError, export
 from model.bert import Bert
-from model.classifier import Classifier
+from model.finetuning import Classifier
 from model.settings import Architecture, Kind
 from tasks.store import digest
 from tasks.text.tokenizer import LONGEST_WORD, MASK, copy_tokenizer, load_tokenizer, save_tokenizer
