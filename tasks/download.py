@@ -18,7 +18,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from model import InputError, counted
 from tasks import printable
-from tasks.corpus import formats, hub, local, pydocs, streams
+from tasks.corpus import formats, hub, local, pydocs
 from tasks.corpus.columns import OTHER, Layout, source_name
 from tasks.corpus.containers import BUFFER, Encoding
 from tasks.corpus.formats import Skipped, extractor
@@ -34,7 +34,7 @@ MOST_SOURCES = 1000  # every stage counts by source; further names, for example 
 LOST, STATE = "lost.jsonl", "state.json"
 COLUMNS = ("column", "source_column")  # params on how rows are read
 OWN_TEXT = (*COLUMNS, "documents_by", "encoding", "extract")  # params on how files are read
-HUB = streams.Split._fields
+HUB = hub.Split._fields
 OPTIONS = {"files": ("files", *OWN_TEXT), "hub": (*HUB, *COLUMNS)}  # params of a source; the first one is required
 ADVICE = {  # which parameters help, by the beginning of the reason of losses
     "no field": "Set download.column to the field with the text.",
@@ -104,9 +104,9 @@ class Download(Params):
         return dict(sorted(self.source.items())) if isinstance(self.source, dict) else {self.source: 1.0}
 
     @property
-    def of_dataset(self) -> streams.Split:
+    def of_dataset(self) -> hub.Split:
         """What is read for source 'hub'."""
-        return streams.Split(*(getattr(self, name) for name in HUB))
+        return hub.Split(*(getattr(self, name) for name in HUB))
 
     @classmethod
     def usual(cls) -> dict:
@@ -252,10 +252,10 @@ class Reader:
         return self.shard == len(self.shards)
 
 
-def reader_of(name: str, params: Download, files: dict[str, Path], at: Any) -> Reader | streams.Stream:
+def reader_of(name: str, params: Download, files: dict[str, Path], at: Any) -> Reader | hub.Rows:
     """The reader of a source, which begins where an earlier attempt stopped, or at the beginning if `at` is None."""
     if name == "hub":
-        return streams.Stream(params.of_dataset, {column: getattr(params, column) for column in COLUMNS}, at)
+        return hub.Rows(params.of_dataset, {column: getattr(params, column) for column in COLUMNS}, at)
     options = {option: getattr(params, option) for option in OWN_TEXT}
     return Reader(name, shards_of(name, params.sets, files), at or (0, 0), options)
 
@@ -265,7 +265,7 @@ def counted_as(source: str, counts: Counter) -> str:
     return source if source in counts or len(counts) < MOST_SOURCES else OTHER
 
 
-def read_sources(readers: dict[str, Reader | streams.Stream], counts: Counts, parts: PartWriter) -> None:
+def read_sources(readers: dict[str, Reader | hub.Rows], counts: Counts, parts: PartWriter) -> None:
     """Read until a limit or the end of all sources is reached, and write the documents as parts.
 
     The next document is always one of the source whose text is furthest behind its share; ties go to the first by name.

@@ -215,11 +215,6 @@ def blocks_of(parts: list[np.memmap], rows: np.ndarray | range) -> Iterator[np.n
         start += len(part)
 
 
-def stops_of(vocabulary: dict[str, int]) -> list[int]:
-    """The entries that end a sentence, in any script: full stops, question and exclamation marks."""
-    return sorted(number for entry, number in vocabulary.items() if STOP.fullmatch(entry))
-
-
 def warn_of_unknown(unknown: dict[str, int], share: float) -> None:
     """Log a warning if too many tokens are [UNK], with the most frequent such words and what helps."""
     shown = ", ".join(f"{word[:SHOWN_CHARACTERS]!r} ({n:,})" for word, n in list(unknown.items())[:SHOWN_WORDS])
@@ -237,7 +232,8 @@ def sort_keys(parts: list[np.memmap], rows: np.ndarray | range, sort: str, token
     if sort == "sentence-length":
         # sequences have the same length, so the more full stops, the shorter the sentences; read from a table, as
         # np.isin takes thrice as long
-        stops = [vocabulary["."]] if normaliser_of(tokenizer).characters == "ascii" else stops_of(vocabulary)
+        in_ascii = normaliser_of(tokenizer).characters == "ascii"  # else marks of any script
+        stops = [n for entry, n in vocabulary.items() if (entry == "." if in_ascii else STOP.fullmatch(entry))]
         is_stop = np.isin(np.arange(max(vocabulary.values()) + 1), stops)
         number_of_stops = (is_stop[block].sum(axis=1, dtype=np.uint16) for block in blocks_of(parts, rows))
         return length - np.concatenate(list(number_of_stops))

@@ -44,12 +44,6 @@ def value_at(record: object, path: str) -> object:
     return record
 
 
-def shown(names: Iterable[str]) -> str:
-    """Names of columns in a message."""
-    names = [printable(str(name)) for name in names]
-    return ", ".join(names[:SHOWN_FIELDS]) + ", …" * (len(names) > SHOWN_FIELDS)
-
-
 def choose(
     records: Sequence[dict], asked: str, usual: Sequence[str], where: str, advice: str, optional: bool = False
 ) -> str:
@@ -66,7 +60,8 @@ def choose(
     what = f"no column {asked or 'named ' + ' or '.join(usual)}"
     if found:
         what = f"the columns {' and '.join(found)}, and each may be meant"
-    raise InputError(f"{where} has {what}. {advice} Its columns: {shown(columns) or 'none'}.")
+    shown = ", ".join(printable(str(name)) for name in columns[:SHOWN_FIELDS]) + ", …" * (len(columns) > SHOWN_FIELDS)
+    raise InputError(f"{where} has {what}. {advice} Its columns: {shown or 'none'}.")
 
 
 def text_column(record: dict, name: str, layout: Layout, optional: bool = True) -> str:
@@ -80,22 +75,16 @@ def text_column(record: dict, name: str, layout: Layout, optional: bool = True) 
     return choose([record], layout.column, USUAL, name, advice, optional)
 
 
-def require_columns(names: dict, name: str, layout: Layout) -> None:
-    """Find the text's column among those of a table. Raises InputError if it or the one with the source is missing."""
-    layout.taken = text_column(names, name, layout, optional=False)
-    if layout.source_column:
-        choose([names], layout.source_column, (), name, "Set download.source_column to the one with the source.")
-
-
 def as_record(fields: pa.Schema | pa.StructType) -> dict:
     """The names of columns, and those inside of them, in the form of a record."""
     return {f.name: as_record(f.type) if pa.types.is_struct(f.type) else None for f in fields}
 
 
-def columns_of(schema: pa.Schema, name: str, layout: Layout) -> list[str]:
-    """The columns to read: text and sources. Raises InputError if one is missing."""
-    names = as_record(schema)
-    require_columns(names, name, layout)
+def columns_of(names: dict, name: str, layout: Layout) -> list[str]:
+    """The columns of a table to read: the text's, which it finds, and sources. Raises InputError if one is missing."""
+    layout.taken = text_column(names, name, layout, optional=False)
+    if layout.source_column:
+        choose([names], layout.source_column, (), name, "Set download.source_column to the one with the source.")
     sources = [layout.source_column] if layout.source_column else SOURCES
     return [layout.taken, *(c for c in sources if value_at(names, c) is not MISSING and c != layout.taken)]
 
@@ -161,7 +150,7 @@ def read_rows(rows: Iterable[Row | Loss], name: str, layout: Layout, table: bool
             continue
         number, record = row
         if table and not layout.taken:
-            require_columns(record, name, layout)
+            columns_of(record, name, layout)
         try:
             text = text_in(record, name, layout)
         except Unreadable as reason:

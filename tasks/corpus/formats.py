@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from model import InputError
 from tasks import printable
 from tasks.corpus import rows
-from tasks.corpus.columns import EMPTY, Layout, columns_of, read_rows, text_column, text_of
+from tasks.corpus.columns import EMPTY, Layout, as_record, columns_of, read_rows, text_column, text_of
 from tasks.corpus.containers import content_of, members_of, reading
 from tasks.corpus.kinds import ARCHIVES, FORMATS, MARKUP, ROWS, ending, family, sniffed, unread
 from tasks.corpus.parts import Document
@@ -57,7 +57,7 @@ def read_records(file: io.BufferedReader, name: str, layout: Layout) -> Records:
     def wraps(outer: dict, inner: dict) -> bool:
         return bool(not text_column(outer, name, layout) and text_column(inner, name, layout))
 
-    found = rows_of(layout.form, file, name, wraps, lambda schema: columns_of(schema, name, layout))
+    found = rows_of(layout.form, file, name, wraps, lambda schema: columns_of(as_record(schema), name, layout))
     return read_rows(found, name, layout, table=layout.form == "CSV")
 
 

@@ -2,7 +2,6 @@
 
 import fnmatch
 import functools
-import logging
 import os
 import re
 from collections import Counter
@@ -10,14 +9,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from model import InputError
-from tasks import printable
+from tasks import printable, warn_once
 from tasks.corpus.containers import head_of
 from tasks.corpus.kinds import FORMATS, KINDS, MARKUP, ending, form_of, unread
 
 WILD = re.compile(r"[*?[]")  # the characters that make a path a glob
 NAMED = 3  # files that a warning names
 ADVICE = "A path to a single file has it read whatever its name is; download.extract reads .html and .xml."
-log = logging.getLogger(__name__)
 
 
 def walk(top: Path, hidden: bool = True) -> Iterator[tuple[Path, list[Path]]]:
@@ -111,12 +109,6 @@ def kind_of(path: Path, inner: str, extract: str) -> str:
 def counted_kinds(kinds: Iterable[str]) -> str:
     """Kinds of files with their counts, the most frequent first."""
     return ", ".join(f"{n:,} {kind}" for kind, n in Counter(kinds).most_common()) or "nothing"
-
-
-@functools.cache
-def warn_once(warning: str) -> None:
-    """Log a warning once, although files are listed when a run is planned and again when it reads them."""
-    log.warning(warning)
 
 
 def local_files(patterns: Iterable[str], extract: str = "") -> tuple[dict[str, Path], Counter]:

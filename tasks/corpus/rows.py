@@ -91,12 +91,6 @@ def lines_of(file: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
             pass
 
 
-def json_rows(file: io.BufferedReader, name: str) -> Rows:
-    """The values of a JSON file: one a line, the elements of an array, or values one after another in any layout."""
-    together = (ARRAY_OR_INDENTED if ending(name) in LINES else ANY_LAYOUT).match(file.peek())
-    return json_values(file, name) if together else json_lines(file, name)
-
-
 def json_lines(file: io.BufferedReader, name: str) -> Rows:
     """The values of a file with one per line."""
     for number, line in lines_of(file):
@@ -215,10 +209,7 @@ def dialect_of(head: str, name: str) -> dict:
     return {"delimiter": delimiter, "quoting": csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL}
 
 
-Batches = Callable[[list[str]], Iterator[pa.RecordBatch]]
-
-
-def open_table(file: io.BufferedReader, name: str) -> tuple[pa.Schema, Batches]:
+def open_table(file: io.BufferedReader) -> tuple[pa.Schema, Callable[[list[str]], Iterator[pa.RecordBatch]]]:
     """The schema of a Parquet or Arrow file, and a function that gives batches of a few rows with these columns.
 
     Those of Arrow files have all columns.
@@ -248,7 +239,7 @@ def open_table(file: io.BufferedReader, name: str) -> tuple[pa.Schema, Batches]:
 
 def table_rows(file: io.BufferedReader, name: str, choose: Choice | None = None) -> Rows:
     """The rows of a Parquet or Arrow file: with all columns, or those that are chosen, of which the first is text."""
-    schema, batches = open_table(file, name)
+    schema, batches = open_table(file)
     refuse_twice(schema.names, name)
     columns, number = choose(schema) if choose else schema.names, 0
     for batch in batches(columns):
@@ -283,7 +274,8 @@ def rows_of(
     `wraps` is for JSON (see `unwrapped`), `choose` for tables, `dialect` for CSV; without it, it is found.
     """
     if form == "JSON":
-        return unwrapped(json_rows(file, name), wraps)
+        together = (ARRAY_OR_INDENTED if ending(name) in LINES else ANY_LAYOUT).match(file.peek())
+        return unwrapped((json_values if together else json_lines)(file, name), wraps)
     return csv_rows(file, name, dialect) if form == "CSV" else table_rows(file, name, choose)
 
 

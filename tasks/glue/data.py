@@ -12,7 +12,6 @@ from pathlib import Path
 
 from model import InputError
 from tasks.corpus import hub
-from tasks.corpus.streams import Split
 from tasks.glue import probes
 from tasks.glue.own import Definition
 from tasks.glue.tasks import GLUE, HUB_GLUE, TASKS, evaluation_splits, training_splits
@@ -62,7 +61,7 @@ def splits_of(task: Definition) -> tuple[dict[str, list[Path]], dict]:
     try:
         builder = load_dataset_builder(repository or str(path), task.config or None, revision=commit)
     except Exception as problem:  # of `datasets`, of the hub's client, of httpx and of sockets
-        error = Split(task.data, task.config, "", task.revision).refusal(problem, task.source().instead)
+        error = hub.Split(task.data, task.config, "", task.revision).refusal(problem, task.source().instead)
         raise type(error)(f"{task.name}: {error}") from problem
     start, files = f"hf://datasets/{repository}@{commit}/", {}
     for split, of_split in (builder.config.data_files or {}).items():
@@ -167,13 +166,9 @@ def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, lis
     Raises InputError for a folder that has none.
     """
     files, on_hub = {}, data == HUB_GLUE.repository
-    for task in (name for name in TASKS if name in tasks):
-        splits = {
-            split: hub_evaluation().get((task, split)) if on_hub else split_files(data, task, split)
-            for split in evaluation_splits(task)
-        }
-        if available := {split: paths for split, paths in splits.items() if paths}:
-            files[task] = available
+    for task, split in ((name, split) for name in TASKS if name in tasks for split in evaluation_splits(name)):
+        if paths := hub_evaluation().get((task, split)) if on_hub else split_files(data, task, split):
+            files.setdefault(task, {})[split] = paths
     if not files and not on_hub:
         raise absent(data, f"<task>/validation or <task>/test of {', '.join(tasks)}")
     return files

@@ -64,11 +64,6 @@ def joined(words: list[str]) -> str:
     return NO_BLANK.sub("", " ".join(words))
 
 
-def split_of(text: str) -> str:
-    """The split of a document, which depends on its text alone."""
-    return "validation" if parts.unit_hash(text, salt=2) < VALIDATION / (TRAIN + VALIDATION) else "train"
-
-
 def another(pool: list[str], own: range, random: np.random.Generator) -> str:
     """A random sentence of the pool outside a document's `own` places."""
     index = int(random.integers(len(pool) - len(own)))
@@ -129,10 +124,11 @@ def make(task: str, source: Artifact) -> "dict[str, pd.DataFrame]":
     texts = pq.read_table(held)["text"].to_pylist()
     unread = deleted(texts, normaliser_of(load_tokenizer(source.path)))[1].sum(axis=0)
     texts = [text for text, count in zip(texts, unread, strict=True) if count <= MOST_UNREAD * len(text)]
-    documents = [(split_of(text), prose) for text in texts if (prose := prose_of(text))]
+    share = VALIDATION / (TRAIN + VALIDATION)  # of the documents; their texts alone decide
+    documents = [(parts.unit_hash(text, salt=2) < share, prose) for text in texts if (prose := prose_of(text))]
     tables = {}
     for split, wanted in (("train", TRAIN), ("validation", VALIDATION)):
-        own_split = [prose for other, prose in documents if other == split]
+        own_split = [prose for scored, prose in documents if scored == (split == "validation")]
         pool, end, rows = [sentence for prose in own_split for sentence in prose], 0, []
         for number, own in enumerate(own_split):
             places, end = range(end, end + len(own)), end + len(own)

@@ -92,7 +92,7 @@ def class_names(features: dict, path: Path, name: str) -> list[str]:
     """The names of a column's classes as `datasets` has them: declared, or in a Parquet or Arrow file."""
     if not features and path.suffix in (".parquet", ".arrow"):
         with path.open("rb") as file:
-            about = open_table(file, path.name)[0].metadata or {}
+            about = open_table(file)[0].metadata or {}
         features = json.loads(about.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     feature = features.get(name, {})
     while "feature" in feature:  # of a list
@@ -100,10 +100,8 @@ def class_names(features: dict, path: Path, name: str) -> list[str]:
     return feature.get("names", [])
 
 
-def rows_in(own: Definition, path: Path, where: str) -> "tuple[pd.Index, list[dict]]":
-    """The rows of a file, and their numbers or those of their lines. Raises InputError if any can't be read."""
-    import pandas as pd
-
+def rows_in(own: Definition, path: Path, where: str) -> tuple[str, list[int], list[dict]]:
+    """What the numbers of a file's rows count, "row" or "line"; these; the rows. Raises InputError for a broken one."""
     kind, numbers, rows = "line" if IN_LINES.search(path.name.lower()) else "row", [], []
     if own.kind == "tokens" and path.suffix.lower() in CONLL:
         found = labels.sentences(path, where, own.encoding)
@@ -117,7 +115,7 @@ def rows_in(own: Definition, path: Path, where: str) -> "tuple[pd.Index, list[di
         rows.append(row[1])
     if not rows:
         raise InputError(f"{where} has no rows. Get it again, or correct data (finetune.data or finetune.tasks).")
-    return pd.Index(numbers, name=kind), rows
+    return kind, numbers, rows
 
 
 def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
@@ -128,7 +126,7 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
     import pandas as pd
 
     where, of_tokens, row = f"{own.name}/{path.name}", own.kind == "tokens", TASKS.get(own.name)
-    numbers, rows = rows_in(own, path, where)
+    kind, numbers, rows = rows_in(own, path, where)
     taken = columns_of(own, split, rows, where)
     what = ", ".join(f"{name} is {of_file}" for name, of_file in taken.items())
     log.log(logging.DEBUG if own.named else logging.INFO, "%s: %s; %s.", where, counted(len(rows), "row"), what)
@@ -136,7 +134,7 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
         name: [None if (value := value_at(one, key)) is MISSING else value for one in rows]
         for name, key in taken.items()
     }
-    table = pd.DataFrame(values, numbers, dtype=object)
+    table = pd.DataFrame(values, numbers := pd.Index(numbers, name=kind), dtype=object)
     for name in taken:
         if name in (LABEL, TOKENS):
             continue
@@ -201,10 +199,8 @@ def repeated(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> tuple[
 
 def texts_of(table: "pd.DataFrame", task: Task) -> "pd.Series":
     """The stripped texts of each row as one string, the same for a pair and its reverse if the task is symmetric."""
-    import pandas as pd
-
     pairs = zip(*(table[name].str.strip() for name in task.columns), strict=True)
-    return pd.Series(["\0".join(sorted(texts) if task.symmetric else texts) for texts in pairs], table.index)
+    return table.assign(texts=["\0".join(sorted(texts) if task.symmetric else texts) for texts in pairs])["texts"]
 
 
 def checked(own: Definition, task: Task, split: str, pieces: list[Piece], notes: list[str]) -> "pd.DataFrame":
