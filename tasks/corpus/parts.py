@@ -10,7 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import chain, groupby, islice, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -69,7 +69,7 @@ def link(part: Path, out: Path) -> None:
         shutil.copyfile(part, out)
 
 
-class PartWriter:
+class PartWriter(AbstractContextManager):
     """Writes documents as parts; a context manager.
 
     The caller decides where a part ends, and then passes the state of its work. The state is saved after the part and
@@ -82,9 +82,6 @@ class PartWriter:
         self.file: pq.ParquetWriter | None = None
         self.pool, self.pending = ThreadPoolExecutor(1, thread_name_prefix="write"), Future()
         self.pending.set_result(None)
-
-    def __enter__(self) -> "PartWriter":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.pool.shutdown()
@@ -234,10 +231,9 @@ def count(tally: Tally, table: pa.Table, characters: pa.ChunkedArray | None = No
     characters = pc.utf8_length(table["text"]) if characters is None else characters
     grouped = pa.table({"source": table["source"], "characters": characters}).group_by("source", use_threads=False)
     sums = grouped.aggregate([("characters", "count"), ("characters", "sum")])
-    rows = zip(*(sums[name].to_pylist() for name in ("source", "characters_count", "characters_sum")), strict=True)
-    for source, documents, total in rows:
-        tally.documents[source] += documents
-        tally.characters[source] += total
+    for row in sums.to_pylist():
+        tally.documents[row["source"]] += row["characters_count"]
+        tally.characters[row["source"]] += row["characters_sum"]
 
 
 def add_up(results: list[dict]) -> dict:

@@ -232,7 +232,7 @@ class Worker:
             self.process.join()
 
 
-class Processes:
+class Processes(AbstractContextManager):
     """A pool of worker processes, as many as there are calls at a time. They end with its context, or by `end`.
 
     Call from threads other than the main one: an interrupt would leave a process half-started.
@@ -242,9 +242,6 @@ class Processes:
         self.lock, self.ended = threading.Lock(), False
         self.workers: list[Worker] = []
         self.idle: list[Worker] = []
-
-    def __enter__(self) -> "Processes":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()

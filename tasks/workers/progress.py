@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from contextvars import Context, copy_context
 from uuid import UUID
 
@@ -51,7 +51,7 @@ class Messenger:
 messenger = Messenger()
 
 
-class Progress:
+class Progress(AbstractContextManager):
     """Counts from 0 to `total` (None if unknown); a context manager. Without a unit, the count is a fraction of 1."""
 
     def __init__(self, label: str, total: float | None, unit: str = "") -> None:
@@ -63,9 +63,6 @@ class Progress:
         self.bar = tqdm(total=total, desc=label, unit=unit, disable=not sys.stderr.isatty(), leave=False, **style)
         self.shown = False  # on the page of a run
         self.artifact: UUID | None = None
-
-    def __enter__(self) -> "Progress":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
