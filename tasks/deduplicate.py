@@ -103,14 +103,6 @@ def find_copies(batches: list[list[Path]], work: Path) -> None:
     over_parts(match, jobs, work / "matched", "find duplicates")
 
 
-def cluster_sizes(drops: Path) -> Counter:
-    """How many clusters of each size there are: documents with the same first one, all of them in one run, and it."""
-    sizes: Counter = Counter()
-    for run in runs_in(drops, "*"):
-        sizes.update((np.unique(mapped(run)[1], return_counts=True)[1] + 1).tolist())
-    return sizes
-
-
 def keep_rest(number: int, batch: list[Path], drops: Path, out: Path) -> dict:
     """Write the documents of some parts that are in no run of `drops`; return counts, and samples of the others."""
     dropped, firsts = load_range(runs_in(drops, "*"), position(number, 0), position(number + 1, 0))
@@ -149,7 +141,9 @@ def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: P
     if method == "exact":
         find_copies(batches, work)
     jobs = [(i, batch, work / "drops", out) for i, batch in enumerate(batches)]
-    results, rows = over_parts(keep_rest, jobs, work / "kept", "drop duplicates"), []
+    results, rows, sizes = over_parts(keep_rest, jobs, work / "kept", "drop duplicates"), [], Counter()
+    for run in runs_in(work / "drops", "*"):  # all of a cluster but its first are in one run, each with that first
+        sizes.update((np.unique(mapped(run)[1], return_counts=True)[1] + 1).tolist())
     for _, *pair in smallest([sample for result in results for sample in result["samples"]]):
         first, other = (document_at(batches[batch_of(at)], offset_of(at)) for at in pair)
         row = {"method": method}
@@ -161,7 +155,7 @@ def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: P
     return {
         "kept": add_up([r["kept"] for r in results]),
         "dropped": add_up([r["dropped"] for r in results]),
-        "stats": {"clusters": distribution(cluster_sizes(work / "drops")), **compared},
+        "stats": {"clusters": distribution(sizes), **compared},
         "samples": rows,
     }
 

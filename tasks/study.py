@@ -261,18 +261,6 @@ def problems(rows: "pd.DataFrame") -> list[str]:
     return found
 
 
-def law_rows(fitted: dict[str, Any]) -> list[dict]:
-    """The fitted parameters as rows of a table."""
-    return [
-        {
-            "parameter": name,
-            "value": f"{one['value']:.4g}",
-            "90 % of resamples": f"{round(one['low'], 6):.4g} to {round(one['high'], 6):.4g}",
-        }
-        for name, one in fitted["parameters"].items()
-    ]
-
-
 def for_people(
     about: dict[str, Any], rows: "pd.DataFrame", means: "pd.DataFrame", fitted: dict[str, Any] | None, curves: dict
 ) -> dict[str, Any]:
@@ -297,7 +285,11 @@ def for_people(
         ],
         "has_curves": bool(curves),
         "law": fitted,
-        "law_rows": law_rows(fitted) if fitted and "parameters" in fitted else None,
+        "law_rows": [
+            {"parameter": name, "value": f"{one['value']:.4g}", "90 % of resamples": " to ".join(ends)}
+            for name, one in (fitted or {}).get("parameters", {}).items()
+            for ends in [[f"{round(one[end], 6):.4g}" for end in ("low", "high")]]
+        ],
         "artifacts": [
             {"run": row["run"], "seed": row["seed"]}
             | {kind: row[kind] or None for kind in ("model", "evaluation", "report") if rows[kind].ne("").any()}

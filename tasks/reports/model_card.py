@@ -93,31 +93,17 @@ def recipe(about: dict, lineage: dict[str, dict]) -> dict:
 
 
 def sources(lineage: dict[str, dict]) -> list[dict]:
-    """The sources of the text, with their terms."""
+    """The sources of the text; those that are named with their terms."""
     corpus = stage_of(lineage, "download")
-    listed = []
-    for name, place in (corpus["params"].get("sources", {}) if corpus else {}).items():
-        if "repository" in place:
-            terms = hub.SOURCES[name].licence if name in hub.SOURCES else "as its card on the hub says"
-            listed.append({"name": name, **place, "terms": terms})
-        else:
-            docs, files = name == "python-docs", f"local files ({len(place.get('files', []))})"
-            listed.append({"name": name, "repository": None, "place": "docs of Python packages" if docs else files})
-    return listed
+    places = corpus["params"].get("sources", {}) if corpus else {}
+    terms = {name: source.licence for name, source in hub.SOURCES.items()}
+    return [{"name": name, "repository": None, "terms": terms.get(name)} | place for name, place in places.items()]
 
 
-def characters(lineage: dict[str, dict]) -> str:
-    """What the tokenizer reads, as the end of a sentence."""
-    vocabulary = stage_of(lineage, "vocabulary")
+def normaliser(lineage: dict[str, dict]) -> dict:
+    """The settings that say what the tokenizer reads; without those that characters "ascii" ignores."""
     adopted = [m["stats"]["normaliser"] for m in lineage.values() if "adopted" in m["stats"]]
-    params = [*adopted, vocabulary["params"] if vocabulary else {}][0]
-    plain = "makes dashes, quotes and spaces plain, " if params.get("punctuation") == "plain" else ""
-    if params.get("characters") != "unicode":
-        beyond = "strips accents and drops all characters that are not printable ASCII"
-        return f"lowercases text, {plain}{beyond}: it is for English text"
-    letters = ["lowercases text"] * params["lowercase"] + ["strips accents"] * params["strip_accents"]
-    rare = "a word with a character that was rare in the text above is `[UNK]`"
-    return plain + " and ".join([*letters, f"reads every script, in {params['form']}"]) + f"; {rare}"
+    return next(iter(adopted), (stage_of(lineage, "vocabulary") or {"params": {}})["params"])
 
 
 def card(
@@ -144,7 +130,7 @@ def card(
     values = HELPERS | made | text_sections(lineage) | {
         "transformers_class": name and f"{name}ForMaskedLM", "why_not": why_not,
         "leaves_out_biases": name == "ModernBert" and (architecture.norm_bias or architecture.bias),
-        "environment": about["environment"], "sources": text, "reads": characters(lineage),
+        "environment": about["environment"], "sources": text, "normaliser": normaliser(lineage),
         "length": tokens and tokens["params"].get("length"),
         "glue": glue, "own": own, "pictures": (), "with_code": with_code,
     }  # fmt: skip
@@ -177,7 +163,7 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], with_cod
     values = HELPERS | {
         "task": task, "params": params, "stats": stats, "parameters": pretrained["stats"]["parameters"],
         "began": made["began"], "adopted": made["adopted"],
-        "pair": len(task.columns) > 1, "lineage": lineage, "reads": characters(lineage),
+        "pair": len(task.columns) > 1, "lineage": lineage, "normaliser": normaliser(lineage),
         "transformers_class": name, "beats": beats, "why_not": why_not,
         "settings": settings_rows(settings([params | {"head": stats["head"]}])), "notes": notes(task, stats),
         "with_code": with_code,

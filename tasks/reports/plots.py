@@ -12,7 +12,6 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from tasks.reports.law import LossLaw
 
@@ -69,15 +68,18 @@ def loss_curve(rows: dict[str, np.ndarray], evaluations: list[dict], by_frequenc
 
 
 @contextmanager
-def _drawing(path: Path, height: float = 3.2) -> Iterator[tuple["Figure", "Axes"]]:
-    """A figure with its axes that is saved as an SVG, as wide as a phone."""
+def _drawing(path: Path, height: float, grid: str = "both", **legend: object) -> Iterator["Axes"]:
+    """Axes of a figure that is saved as an SVG, as wide as a phone, with a legend below."""
     import matplotlib
     from matplotlib.figure import Figure
 
     own_ids = {"svg.hashsalt": path.name}  # the same in each run, different in each picture
     with matplotlib.rc_context(DRAWING | own_ids):
         figure, text = Figure(figsize=(5.2, height), layout="constrained"), io.StringIO()
-        yield figure, figure.add_subplot()
+        axes = figure.add_subplot()
+        yield axes
+        axes.grid(axis=grid, color=INK, alpha=0.15)
+        figure.legend(frameon=False, loc="outside lower left", fontsize=9, **legend)
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawn = text.getvalue().replace(INK, "currentColor")
     # without the ids of groups, which would not be unique on a page with several pictures
@@ -95,7 +97,7 @@ def scores(rows: Sequence[dict], others: dict[str, dict[str, float]], path: Path
     `rows`: from `gather`. `others`: scores by model and column; they don't compare with those on partial data.
     """
     places = np.arange(len(rows))
-    with _drawing(path, 1.3 + 0.36 * len(rows)) as (figure, axes):
+    with _drawing(path, 1.3 + 0.36 * len(rows), grid="x", ncols=1) as axes:
         for place, row in zip(places, rows, strict=True):
             spread = row["metrics"][row["metric"]]
             axes.plot(spread["interval"], [place] * 2, color=KEPT, linewidth=5, alpha=0.3, solid_capstyle="butt")
@@ -107,13 +109,6 @@ def scores(rows: Sequence[dict], others: dict[str, dict[str, float]], path: Path
             axes.plot(values, places, markersize=5, label=name, **style)
         names = [row["column"] + ("*" if row["partial"] else "") for row in rows]
         axes.set(yticks=places, yticklabels=names, ylim=(len(names) - 0.5, -0.5))
-        axes.grid(axis="x", color=INK, alpha=0.15)
-        figure.legend(frameon=False, loc="outside lower left", ncols=1, fontsize=9)
-
-
-def _literal(name: str) -> str:
-    """A name that matplotlib draws as it is: without mathematics, and also if it begins with an underscore."""
-    return ("\N{ZERO WIDTH SPACE}" if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def lines(
@@ -126,20 +121,20 @@ def lines(
     bottom: float | None = None,
 ) -> None:
     """Curves (x, y) by name, those in `marked` with their points. `ticks` make x logarithmic; `bottom`: the least y."""
-    with _drawing(path, 3.2 + 0.18 * max(0, len(curves) - 4) / 2) as (figure, axes):
+    with _drawing(path, 3.2 + 0.18 * max(0, len(curves) - 4) / 2, ncols=2) as axes:
         for i, (name, (xs, ys)) in enumerate(curves.items()):
             colour = SERIES[i % len(SERIES)]
             shape = {"linestyle": STYLES[i // len(SERIES) % len(STYLES)]}
             shape |= {"marker": "o", "markersize": 4} if name in marked else {}
-            axes.plot(xs, ys, color=colour, linewidth=1.4, label=_literal(name), **shape)
+            # a name is drawn as it is: without mathematics, and also if it begins with an underscore
+            label = ("\N{ZERO WIDTH SPACE}" if name.startswith("_") else "") + name.replace("$", r"\$")
+            axes.plot(xs, ys, color=colour, linewidth=1.4, label=label, **shape)
         axes.set(xlabel=x, ylabel=y)
         axes.set_ylim(bottom=bottom)
         if ticks:
             axes.set_xscale("log")
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.set_xticks([], minor=True)
-        axes.grid(color=INK, alpha=0.15)
-        figure.legend(frameon=False, loc="outside lower left", ncols=2, fontsize=9)
 
 
 def law(
@@ -151,7 +146,7 @@ def law(
     """
     sizes = sorted({float(f"{size:.2g}") for size in runs["sizes"]})
     near = np.array([min(range(len(sizes)), key=lambda i: abs(sizes[i] - size)) for size in runs["sizes"]])
-    with _drawing(path, 3.6) as (figure, axes):
+    with _drawing(path, 3.6, ncols=4, title="operations per token / 6") as axes:
         for i, size in enumerate(sizes):
             own = runs[near == i]
             tokens = np.geomspace(own["tokens"].min() / 2, runs["tokens"].max() * 2, 60)
@@ -162,5 +157,3 @@ def law(
                 low, high = np.percentile([one(size, tokens) for one in laws], interval, axis=0)
                 axes.fill_between(6 * size * tokens / 1e15, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.set(xlabel="petaFLOP", ylabel="held-out loss, nats per byte", xscale="log")
-        axes.grid(color=INK, alpha=0.15)
-        figure.legend(frameon=False, loc="outside lower left", ncols=4, fontsize=9, title="operations per token / 6")
