@@ -89,13 +89,7 @@ BEYOND = {
     "mask_fraction": 0.3,
 }
 # As deep and wide as crammed-bert, with rotary positions as ModernBERT
-ROTARY = {
-    "norm_bias": False,
-    "norm_eps": 1e-5,
-    "first_norm": False,
-    "positions": "rotary",
-    "zero_outputs": True,
-}
+ROTARY = {"norm_bias": False, "norm_eps": 1e-5, "first_norm": False, "positions": "rotary", "zero_outputs": True}
 # With a dense layer before the vocabulary it is transformers' ModernBERT with global attention only.
 MODERN = BEYOND | {"architecture": ROTARY | {"head_transform": True}}
 DETECTION = {"detection": 5.0}  # at pocket size a weight of 1 gained hardly anything on CoLA (docs/findings.md)

@@ -184,11 +184,7 @@ STUDIES: dict[str, dict] = {
     "masking": {
         "about": "How many tokens are predicted, what replaces them, whether others are corrupted, and dropout.",
         "paper": f"{SECTION} 4.3; directions only, no numbers at hand",
-        "published": {
-            "40 %": "no gain (with dropout)",
-            "[MASK] only": "no effect",
-            "dropout 0.1": "worse",
-        },
+        "published": {"40 %": "no gain (with dropout)", "[MASK] only": "no effect", "dropout 0.1": "worse"},
         "runs": BASE
         | {
             **{f"{share} %": training(mask_fraction=share / 100) for share in (15, 20, 25, 30, 40, 60)},

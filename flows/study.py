@@ -43,9 +43,14 @@ def study(
     """
     override = without_empty(override)
     about, runs = resolve_study(study, recipe, override, seeds, scale, until)
-    announce(runs)
+    for member in (run.member for run in runs if run.member.seed == 0):
+        if member.also:
+            log.info("%s and %s are the same at this scale; they are one run.", member.run, " and ".join(member.also))
+        if member.problem:
+            log.warning("%s is not possible here: %s", member.run, member.problem)
+    log.info("Pretraining: %s on this machine, less what is cached.", estimate(runs, usual_rate()))
     plan = Plan(until, {}, [])
-    steps = [add(plan, run.recipe, run.title) if run.recipe else {} for run in runs]
+    steps = [add(plan, run.recipe, (run.member.run, f"seed {run.member.seed}")) if run.recipe else {} for run in runs]
     plan.warn_of_unused(override)
     plan.check()
     disk.check(plan)
@@ -60,16 +65,6 @@ def study(
     if failed := sum(bool(member.problem) for member in members):
         log.warning("%s of %s failed; the page says why.", failed, counted(len(members), "run"))
     return page
-
-
-def announce(runs: list[StudyRun]) -> None:
-    """Log identical runs, impossible runs, and an estimate of the time for the others."""
-    for member in (run.member for run in runs if run.member.seed == 0):
-        if member.also:
-            log.info("%s and %s are the same at this scale; they are one run.", member.run, " and ".join(member.also))
-        if member.problem:
-            log.warning("%s is not possible here: %s", member.run, member.problem)
-    log.info("Pretraining: %s on this machine, less what is cached.", estimate(runs, usual_rate()))
 
 
 def usual_rate() -> float:

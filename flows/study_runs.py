@@ -78,11 +78,6 @@ class StudyRun(NamedTuple):
     member: Member
     recipe: Recipe | None
 
-    @property
-    def title(self) -> tuple[str, str]:
-        """Name and seed."""
-        return self.member.run, f"seed {self.member.seed}"
-
 
 def study_called(name: str) -> Study:
     """A study by its name, or from a JSON file."""
@@ -168,17 +163,6 @@ def multiples_of(changes: dict) -> Multiples:
         raise InputError(f"{'.'.join(map(str, (RELATIVE, *first['loc'])))}: {first['msg']}.") from error
 
 
-def multiplied(recipe: Recipe, by: Multiples) -> dict:
-    """The pretraining fields of a recipe that these multiples change."""
-    shape, fields = recipe.pretrain.architecture, {}
-    if by.budget != 1:
-        fields["budget"] = by.budget * recipe.pretrain.budget
-    if (by.layers, by.hidden) != (1, 1):
-        hidden = nearest(by.hidden * shape.hidden, min(shape.hidden // shape.heads, POCKET_HEAD))
-        fields["architecture"] = resized(shape, by.layers, hidden)
-    return fields
-
-
 def differing(a: BaseModel, b: BaseModel, chosen: dict) -> dict:
     """The fields of `b` that differ from `a` or that are in `chosen`, level by level."""
     found = {}
@@ -216,8 +200,14 @@ def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe
         own["download"] = kept | {name: value for name, value in changes.get("download", {}).items() if name in LIMITS}
     by = multiples_of(changes)
     by = by.model_copy(update={name: scale.multiple * getattr(by, name) for name in ("layers", "hidden")})
-    own = merge(own, {"pretrain": multiplied(recipe_of(base, merge(override, own)), by)})
-    return recipe_of(base, merge(override, own))
+    pretrain, fields = recipe_of(base, merge(override, own)).pretrain, {}
+    if by.budget != 1:
+        fields["budget"] = by.budget * pretrain.budget
+    if (by.layers, by.hidden) != (1, 1):
+        shape = pretrain.architecture
+        hidden = nearest(by.hidden * shape.hidden, min(shape.hidden // shape.heads, POCKET_HEAD))
+        fields["architecture"] = resized(shape, by.layers, hidden)
+    return recipe_of(base, merge(override, merge(own, {"pretrain": fields})))
 
 
 def check_run(study: Study, name: str, recipe: str, scale: Scale, until: str) -> None:

@@ -395,7 +395,7 @@ def test_a_users_study_is_read_from_a_json_file(tmp_path: Path):
     (tmp_path / "own.JSON").write_text("\ufeff" + json.dumps(own), encoding="utf-8")
     about, found = asked(str(tmp_path / "own.JSON"), seeds=2)
     assert (about.about, about.recipe, about.title) == ("A question.", "modern", "Study: own")
-    assert [run.title for run in found] == [(name, f"seed {n}") for name in own["runs"] for n in (0, 1)]
+    assert [(run.member.run, run.member.seed) for run in found] == [(name, n) for name in own["runs"] for n in (0, 1)]
     assert asked(f"{tmp_path}/own.JSON", "crammed-bert")[0].recipe == "crammed-bert"
 
 
