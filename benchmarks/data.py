@@ -33,7 +33,7 @@ import zstandard
 from common import aligned, positive
 from tokenizers import Tokenizer, trainers
 
-from tasks.corpus.parts import documents_of
+from tasks.corpus.parts import parts_of, tables, views
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
@@ -123,7 +123,8 @@ def measure_chain(given: argparse.Namespace, workers: int) -> list[dict]:
         alone = limits(given.files, next(made for name, made, *_ in steps if name == "vocabulary"))
         for name, made, source, limit in steps:
             if source not in read:
-                read[source] = sum(len(document.text.encode()) for document in documents_of(source)) / 1e6
+                every = (table["text"] for part in parts_of(source) for table in tables(part, ("text",)))
+                read[source] = sum(len(view) for column in every for view in views(column)) / 1e6
             about, peaks = made.manifest, made.manifest["peak_memory_mib"]
             used = about["seconds"], about["cpu_seconds"], peaks["process"], peaks["largest_worker"]
             done = row(name, read[source], *used, limit)

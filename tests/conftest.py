@@ -16,6 +16,7 @@ import pytest
 
 if TYPE_CHECKING:  # which must not be imported before the environment below is set
     from model.settings import Architecture
+    from tasks.corpus.parts import Document
     from tasks.store import Artifact
 
 # A shell's background job ignores Ctrl-C, and one under nohup the end of its terminal; so would every process that a
@@ -67,6 +68,22 @@ def write_jsonl(path: Path, texts: list, source: str = "toy") -> Path:
     rows = [json.dumps({"text": text, "meta": {"pile_set_name": source}}) for text in texts]
     path.write_text("\n".join(rows) + "\n")
     return path
+
+
+def documents_in(part: Path) -> "Iterator[Document]":
+    """The documents of a part, in order. Raises InputError as `tables` does."""
+    from tasks.corpus.parts import Document, tables
+
+    for rows in tables(part):
+        yield from map(Document, *rows.to_pydict().values())
+
+
+def documents_of(corpus: "Artifact") -> "Iterator[Document]":
+    """All documents of a corpus, in order."""
+    from tasks.corpus.parts import parts_of
+
+    for part in parts_of(corpus):
+        yield from documents_in(part)
 
 
 def tiny_override(shard: Path, heldout_fraction: float = 0.3, **pretrain: object) -> dict:
@@ -137,8 +154,6 @@ def roughen(module):
 
 def texts_of(corpus) -> list[str]:
     """The texts of a corpus, in order."""
-    from tasks.corpus.parts import documents_of
-
     return [document.text for document in documents_of(corpus)]
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from conftest import asked_for, downloaded, refusal, texts_of, write_jsonl
+from conftest import asked_for, documents_in, documents_of, downloaded, refusal, texts_of, write_jsonl
 from pydantic import ValidationError
 
 from model import InputError
 from tasks import download as download_stage
 from tasks import store as store_module
 from tasks.corpus import hub, parts
-from tasks.corpus.parts import SCHEMA, documents_in, documents_of, parts_of
+from tasks.corpus.parts import SCHEMA, parts_of
 from tasks.download import Download, download
 from tasks.store import WORK, artifacts, draft_of
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import bytes_of, interrupt, store_of_its_own, with_duplicates, write_jsonl
+from conftest import bytes_of, documents_of, interrupt, store_of_its_own, with_duplicates, write_jsonl
 from prefect import Task
 
 from tasks import decontaminate as decontaminate_stage
@@ -16,7 +16,7 @@ from tasks import filter as filter_stage
 from tasks import measure as measure_stage
 from tasks import tokenize as tokenize_stage
 from tasks import vocabulary as vocabulary_stage
-from tasks.corpus.parts import documents_of, parts_of
+from tasks.corpus.parts import parts_of
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from conftest import corpus_of, texts_of, with_duplicates, write_jsonl
+from conftest import corpus_of, documents_in, documents_of, texts_of, with_duplicates, write_jsonl
 
 from flows.recipes import resolve
 from model import InputError
 from tasks.corpus import parts as corpus_parts
-from tasks.corpus.parts import Tally, documents_in, documents_of, parts_of
+from tasks.corpus.parts import Tally, parts_of
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
 from tasks.stage import Params, stage

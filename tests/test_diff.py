@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import filtered, store_of_its_own, write_jsonl
+from conftest import documents_of, filtered, store_of_its_own, write_jsonl
 from test_report import BERT, HELDOUT, finetuned, lineage, made, with_scores, written
 from typer.testing import CliRunner
 
@@ -16,7 +16,7 @@ from flows.cli import common
 from flows.cli.artifacts import changed_verdicts, compared_scores, kept_by_source, measured_by_both, sampled
 from flows.cli.main import app
 from model import InputError
-from tasks.corpus.parts import Document, documents_of, table
+from tasks.corpus.parts import Document, table
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
 from tasks.store import Artifact

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from conftest import document, filtered, store_of_its_own, write_jsonl
+from conftest import document, documents_in, documents_of, filtered, store_of_its_own, write_jsonl
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from flows.cli.artifacts import kept_by_source, measured_by_both
 from model import InputError
 from tasks.corpus import parts
-from tasks.corpus.parts import documents_in, documents_of, parts_of, unit_hash
+from tasks.corpus.parts import parts_of, unit_hash
 from tasks.download import Download, download
 from tasks.filter import SCRIPT_LIMITS, Filter, drop_incompressible, filter_part, rules, verdicts
 from tasks.measure import MEASURES, RATIOS, Measure, measure, measure_part, name_of

@@ -17,13 +17,12 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from conftest import downloaded, texts_of
+from conftest import documents_of, downloaded, texts_of
 
 from model import InputError
 from tasks.corpus import formats, rows
 from tasks.corpus.columns import Layout
 from tasks.corpus.containers import Damage
-from tasks.corpus.parts import documents_of
 
 TEXTS = [
     'Plain, with a comma; and "quotes".',

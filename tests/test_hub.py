@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pytest
-from conftest import asked_for, downloaded, refusal
+from conftest import asked_for, documents_of, downloaded, refusal
 from test_sources import json_lines, noise, packed, parquet
 
 from model import InputError
@@ -32,7 +32,7 @@ from tasks import store as store_module
 from tasks.corpus import formats, hub
 from tasks.corpus.columns import Layout
 from tasks.corpus.hub import SOURCES
-from tasks.corpus.parts import Document, documents_of
+from tasks.corpus.parts import Document
 from tasks.download import SourceName, download
 from tasks.store import WORK, draft_of
 
@@ -438,10 +438,11 @@ def test_shards_in_the_cache_of_the_hubs_client_are_used_if_whole(online: Hub):
 
 SCRIPT = """
 import json, sys
-from tasks.corpus.parts import documents_of
+from tasks.corpus.parts import parts_of, tables
 from tasks.download import Download, download
 made = download.fn(Download(**json.loads(sys.argv[1])))
-print(json.dumps([tuple(d) for d in documents_of(made)]))
+rows = (row for part in parts_of(made) for table in tables(part) for row in table.to_pylist())
+print(json.dumps([list(row.values()) for row in rows]))
 """
 
 

@@ -8,9 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import corpus_of, texts_of
+from conftest import corpus_of, documents_of, texts_of
 
-from tasks.corpus.parts import documents_of
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.text import minhash, sorted_runs
 from tasks.text.minhash import MinHash

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from conftest import downloaded, store_of_its_own, toy_tokens, write_jsonl
+from conftest import documents_in, documents_of, downloaded, store_of_its_own, toy_tokens, write_jsonl
 
 from model import InputError
 from tasks.corpus import parts
-from tasks.corpus.parts import Document, Tally, documents_of, views
+from tasks.corpus.parts import Document, Tally, views
 
 TEXTS = ["one", "", "é" * 5, "語 and 😀", "five\n" * 30, " "]
 MANUAL = Path(__file__).parents[1] / "artifacts" / "README.md"
@@ -31,7 +31,7 @@ def part(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_tables_and_rows_of_a_part_are_its_documents_and_are_counted_alike(part: Path):
-    documents, rows, tally, expected = list(parts.documents_in(part)), [], Tally(), Tally()
+    documents, rows, tally, expected = list(documents_in(part)), [], Tally(), Tally()
     for table in parts.tables(part):
         rows += [tuple(row.values()) for row in table.to_pylist()]
         for column in (table["text"], table["text"].slice(1, 2), table["text"].slice(0, 0)):

@@ -21,14 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from conftest import asked_for, downloaded, refusal, texts_of, write_jsonl
+from conftest import asked_for, documents_of, downloaded, refusal, texts_of, write_jsonl
 
 from model import InputError
 from tasks import download as download_stage
 from tasks.corpus import containers, formats, local, pydocs, rows
 from tasks.corpus.columns import Layout
 from tasks.corpus.containers import Damage
-from tasks.corpus.parts import Document, documents_of
+from tasks.corpus.parts import Document
 from tasks.corpus.rows import Loss
 from tasks.download import download
 from tasks.store import Artifact

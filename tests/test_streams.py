@@ -6,11 +6,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import documents_of
 from test_hub import Hub, address_of, online, serving  # noqa: F401 - the fixture `online`
 
 from model import InputError
 from tasks.corpus import columns, parts
-from tasks.corpus.parts import documents_of, parts_of
+from tasks.corpus.parts import parts_of
 from tasks.download import Download, download
 from tasks.store import Artifact
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import corpus_of, texts_of
+from conftest import corpus_of, documents_of, texts_of
 
-from tasks.corpus.parts import documents_of
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.text import sorted_runs, substrings
 from tasks.text.substrings import Substring

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import corpus_of, document, filtered, sentence, store_of_its_own
+from conftest import corpus_of, document, documents_in, documents_of, filtered, sentence, store_of_its_own
 from tokenizers import Tokenizer
 
 from model import InputError
 from model.heldout import Heldout
 from tasks import tokenize as tokenize_stage
-from tasks.corpus.parts import SCHEMA, documents_in, documents_of, parts_of, unit_hash
+from tasks.corpus.parts import SCHEMA, parts_of, unit_hash
 from tasks.store import Artifact, refresh
 from tasks.text.tokenizer import PAD, SEP, UNK
 from tasks.tokenize import Tokenize, tokenize

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import corpus_of, filtered, store_of_its_own
+from conftest import corpus_of, documents_of, filtered, store_of_its_own
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 
 from model import InputError
 from tasks import vocabulary
-from tasks.corpus.parts import documents_of, unit_hash
+from tasks.corpus.parts import unit_hash
 from tasks.download import Download, download
 from tasks.store import Artifact, artifacts
 from tasks.text.tokenizer import (

@@ -168,18 +168,6 @@ def rewritten(batch: list[Path], out: Path) -> Iterator[tuple[pq.ParquetWriter, 
                 yield file, rows
 
 
-def documents_in(part: Path) -> Iterator[Document]:
-    """The documents of a part, in order. Raises InputError as `tables` does."""
-    for rows in tables(part):
-        yield from map(Document, *rows.to_pydict().values())
-
-
-def documents_of(corpus: Artifact) -> Iterator[Document]:
-    """All documents of a corpus, in order."""
-    for part in parts_of(corpus):
-        yield from documents_in(part)
-
-
 def document_at(batch: list[Path], row: int) -> Document:
     """The document in this row of some parts."""
     for rows in chain.from_iterable(map(tables, batch)):
