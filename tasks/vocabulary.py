@@ -141,7 +141,7 @@ def count_batch(batch: list[Path], fraction: float, how: Normaliser, out: Path) 
         used["documents"] += len(texts)
         used["characters"] += sum(map(len, texts))
         counts.append(counted(texts, how))
-    with pa.ipc.new_file(out, words.COUNTS, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
+    with pa.ipc.new_file(out, words.COUNTS, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
         for some in by_beginning(summed(counts)):
             file.write_batch(some)
     return used
