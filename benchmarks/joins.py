@@ -35,6 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 SOURCES, WORDS, TOKENS, ENTRIES = 22, 5_000_000, 16, 32_768
+MIXED = 0x9E3779B1  # odd, so that the made-up words begin with every digit
 KNOWN_FIRST, COPIES = 0.1, 0.05  # of documents: have a digest in common with others; are in a bucket with another one
 
 
@@ -171,12 +172,13 @@ def filtered(work: Path, each: int, parts: int) -> None:
 def make_vocabulary(work: Path, each: int, parts: int) -> None:
     """Write the counts of the words in the sample of every part."""
     from tasks.text.words import COUNTS
+    from tasks.vocabulary import write_counts
 
     for part in range(parts):
         drawn = random_of(part).zipf(1.3, 100 * each) % WORDS
         numbers, times = np.unique(drawn, return_counts=True)
-        words = [f"w{number:x}" for number in numbers.tolist()]
-        pq.write_table(pa.table([words, times], schema=COUNTS), work / f"{part:05d}.words.parquet")
+        words = [f"{number * MIXED % WORDS:x}" for number in numbers.tolist()]
+        write_counts(pa.table([words, times], schema=COUNTS), work / f"{part:05d}.words.arrow")
 
 
 def vocabulary(work: Path, each: int, parts: int) -> None:

@@ -119,17 +119,18 @@ def summed(counts: Iterable[pa.Table]) -> pa.Table:
     return added([total, *waiting])
 
 
-def by_beginning(counts: pa.Table) -> Iterator[pa.RecordBatch]:
-    """The counts in BEGINNINGS batches, by the first byte of words: all words of one come before those of the next."""
+def write_counts(counts: pa.Table, out: Path) -> None:
+    """Write counts in BEGINNINGS batches by the first byte of words: all words of one come before those of the next."""
     edges, data = np.zeros(1, dtype=np.int64), b""
     if len(counts):
         data, edges = words.in_buffers(counts["word"].combine_chunks())
     beginnings = np.frombuffer(data, dtype=np.uint8)[edges[:-1]] >> 2
-    order = np.argsort(beginnings, kind="stable")
-    (batch,) = counts.take(order).combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], words.COUNTS)]
-    ends = np.cumsum(np.bincount(beginnings, minlength=BEGINNINGS))
-    for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-        yield batch.slice(start, end - start)
+    ordered = counts.take(np.argsort(beginnings, kind="stable")).combine_chunks()
+    ends = np.cumsum(np.bincount(beginnings, minlength=BEGINNINGS)).tolist()
+    with pa.ipc.new_file(out, words.COUNTS, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            (batch,) = ordered.slice(start, end - start).to_batches() or [pa.RecordBatch.from_pylist([], words.COUNTS)]
+            file.write_batch(batch)
 
 
 def count_batch(batch: list[Path], fraction: float, how: Normaliser, out: Path) -> dict:
@@ -141,9 +142,7 @@ def count_batch(batch: list[Path], fraction: float, how: Normaliser, out: Path) 
         used["documents"] += len(texts)
         used["characters"] += sum(map(len, texts))
         counts.append(counted(texts, how))
-    with pa.ipc.new_file(out, words.COUNTS, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
-        for some in by_beginning(summed(counts)):
-            file.write_batch(some)
+    write_counts(summed(counts), out)
     return used
 
 

@@ -252,5 +252,6 @@ def test_words_are_the_same_for_every_vocabulary_and_length(tokenizer):
     assert (begun.words[begun.sequences == 2] == -1).all()
     assert (begun.sequences == 2).sum() == len(texts)
     assert (begun.sequences == SEP).sum() == len(texts)
-    assert ((begun.words >= 0).sum(), begun.tokens) == (made[0].tokens, made[0].tokens)
+    tokens = made[0].totals["tokens"]
+    assert ((begun.words >= 0).sum(), begun.totals["tokens"]) == (tokens, tokens)
     assert (begun.words[begun.sequences == PAD] == -1).all()
