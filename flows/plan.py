@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, cast
 
 from prefect.client.schemas.objects import State
@@ -21,13 +21,15 @@ from flows.reporting import publish, running
 from flows.summary import brief_duration, counts, relative
 from model import InputError
 from tasks import printable
+from tasks.digests import refuse_hollow, verify
 from tasks.models import taken
 from tasks.stage import Params, StageTask
-from tasks.store import Artifact, disk_errors_as_input_errors, read_manifest, refresh, verify
+from tasks.store import Artifact, disk_errors_as_input_errors, is_hollow, read_manifest, refresh, to_fill
 from tasks.text.words import Normaliser
-from tasks.workers import processes, runs
+from tasks.workers import processes, runs, tracking
 
 SEVERAL = "finetune"  # the stage with many runs, which don't wait for each other
+READ_TASKS = ("decontaminate", SEVERAL)  # stages whose check reads the data of the tasks
 # params of a stage that one before it reads too
 READ_EARLIER = {
     "finetune": ("decontaminate", {"data", "tasks"}),
@@ -156,40 +158,67 @@ class Plan:
             self.problems[step] = self.problems[failed.pop()]
         return step in self.problems
 
-    def check(self) -> Problems:
+    def check(self, thoroughly: bool = True) -> Problems:
         """Find the artifact of every step, and each mistake that can be known before a stage runs.
 
-        Raises InputError for a mistake that concerns all steps.
+        `thoroughly`: those too that are found by reading the data of the tasks and the files of given artifacts, which
+        can take minutes. Raises InputError for a mistake that concerns all steps.
         """
         runs.finetunes()
         processes.workers()
-        for artifacts in self.given.values():
-            for artifact in artifacts:
-                verify(artifact)
+        tracking.names()
+        for artifact in chain.from_iterable(self.given.values()):
+            verify(artifact) if thoroughly else refuse_hollow(artifact)
         for step in self.needed():
             try:
                 if not self.is_blocked(step):
                     with disk_errors_as_input_errors(step.title):
-                        self.prepare(step)
+                        self.prepare(step, thoroughly)
             except InputError as error:
                 self.problems[step] = error
+        self.fill()
         return self.problems
 
-    def prepare(self, step: Step) -> None:
+    def fill(self) -> None:
+        """Have the hollow artifacts made again that steps with something to do read, and in turn what these read.
+
+        One that would come out different, as a model does, is a problem instead, unless it is to run again anyway.
+        """
+        before = set(to_fill)
+        for step in reversed(self.made):
+            if self.is_blocked(step) or self.is_made(step):
+                continue
+            for each in (each for each in step.upstream & self.made.keys() - self.anew if is_hollow(self.made[each])):
+                try:
+                    if each.task.varies:
+                        raise InputError(
+                            f"{self.made[each].name} is hollow: its weights are not in this store, and {step.title} "
+                            f"needs them. `cram pull {self.made[each].name}` brings the weights; --refresh {each.stage}"
+                            " trains it again."
+                        )
+                    to_fill.add(self.made[each])
+                    each.params.check()
+                except InputError as error:
+                    self.problems[each] = error
+        if names := [artifact.name for artifact in self.made.values() if artifact in to_fill - before]:
+            log.info("Hollow, and made again since a later stage reads them: %s.", ", ".join(dict.fromkeys(names)))
+
+    def prepare(self, step: Step, thoroughly: bool = True) -> None:
         """Find a step's artifact, and check what the step needs if that is to be made."""
         self.made[step] = step.task.target(*self.arguments(step))
         if step.stage in self.again or self.anew & step.upstream:
             self.anew.add(step)
-        if not self.is_made(step):
+        if not self.is_made(step) and (thoroughly or step.stage not in READ_TASKS):
             step.params.check()
-            self.check_probes(step)
+            if thoroughly:
+                self.check_probes(step)
 
     def check_probes(self, step: Step) -> None:
         """Raise InputError if a step is to make a model, and its held-out text, if it is there, has too few probes."""
         readers = [each for each in self.steps if each.stage == SEVERAL and step in each.inputs]
         wanted = [each.params for each in readers if each.params.data == "probes" and self.until in (SEVERAL, "report")]
         _, tokens, *_ = self.arguments(step) if wanted else (None, None)
-        if tokens and read_manifest(tokens):
+        if tokens and read_manifest(tokens) and not is_hollow(tokens):
             for params in wanted:
                 params.check(tokens)
 
@@ -198,13 +227,14 @@ class Plan:
         if not flow_run.id:
             where = f" at {url}" if (url := os.environ.get("PREFECT_API_URL")) else ""
             log.info("No Prefect server answers%s; this run goes on in its own process. `make up` starts one.", where)
+        self.fill()  # again, since a `cram gc` may have come between
         for step, error in self.problems.items():
             if not step.upstream & set(self.problems):
                 log.warning("%s is not possible: %s", step.title, error)
         for stage in dict.fromkeys(step.stage for step in self.made):
             steps = [step for step in self.made if step.stage == stage and not self.is_blocked(step)]
             left = [step for step in steps if not self.is_made(step)] if stage == SEVERAL else []
-            count = runs.at_once(len(left), self.memory(left)) if len(left) > 1 else 1
+            count = self.at_once(left)
             for step in steps:
                 if count == 1 or step not in left:
                     self.attempt(step, partial(self.carry_out, step), self.is_made(step))
@@ -252,6 +282,10 @@ class Plan:
         here = machine.detect()
         return max(step.params.memory(self.arguments(step)[1], here) for step in steps)
 
+    def at_once(self, steps: list[Step]) -> int:
+        """How many of these finetuning runs go on at a time."""
+        return runs.at_once(len(steps), self.memory(steps)) if len(steps) > 1 else 1
+
     def side_by_side(self, steps: list[Step], count: int) -> None:
         """Carry out finetuning runs, `count` at a time: each in a process of its own, for which a thread waits.
 
@@ -282,7 +316,8 @@ class Plan:
         if first.stage != SEVERAL or len(wanted) == 1:
             return error
         sentences = " ".join(dict.fromkeys(map(str, self.problems.values())))
-        return InputError(f"{len(failed)} of {len(wanted)} finetuning runs failed; the others are kept. {sentences}")
+        kept = "; the others are kept" if len(failed) < len(wanted) else ""
+        return InputError(f"{len(failed)} of {len(wanted)} finetuning runs failed{kept}. {sentences}")
 
 
 def call(task: StageTask, *arguments: Params | Artifact | list[Artifact]) -> Artifact:

@@ -1,10 +1,8 @@
 """Recipes: named sets of all parameters. flows/deltas.py has how each differs from the paper's final recipe."""
 
-import difflib
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -12,6 +10,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict
 
 from flows.deltas import DELTAS, LIMITS, reads_files
+from flows.summary import check_name, did_you_mean
 from model import InputError
 from tasks import models
 from tasks.decontaminate import Decontaminate
@@ -58,7 +57,6 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 STAGES = tuple(Recipe.model_fields)
-OTHER_STAGES = ("evaluate", "study")  # no part of a recipe
 StageName = Literal[*STAGES]
 RecipeName = Literal[*DELTAS]  # for Prefect, which refuses other names at submission
 
@@ -155,22 +153,10 @@ def parse_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=unique)
 
 
-def did_you_mean(name: object, names: Iterable[str]) -> str:
-    """A question with the most similar name, followed by a space; empty if no name is similar."""
-    close = difflib.get_close_matches(str(name), names, 1)
-    return f"Did you mean {close[0]}? " if close else ""
-
-
 def without_empty(override: dict) -> dict:
     """Drop the empty levels of an override, which Prefect's form sends for cleared fields."""
     levels = {name: without_empty(value) if isinstance(value, dict) else value for name, value in override.items()}
     return {name: value for name, value in levels.items() if value != {}}
-
-
-def check_name(kind: str, name: str, names: Iterable[str], rest: str = "") -> None:
-    """Raise InputError if the name is none of these names of a kind. `rest`: what else may be given."""
-    if name not in names:
-        raise InputError(f"There is no {kind} {name!r}. {did_you_mean(name, names)}Expected {', '.join(names)}{rest}.")
 
 
 def check_changes(changes: dict) -> None:

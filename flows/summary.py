@@ -1,22 +1,36 @@
-"""Summaries of artifacts for listings, logs and messages: the most telling numbers, age and path.
+"""Summaries of artifacts for listings, logs and messages: the most telling numbers, age and path. Checks of names.
 
 It imports nothing slow, so that every command can use it.
 """
 
+import difflib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from model import counted
+from model import InputError, counted
 from tasks import printable
 
+OTHER_STAGES = ("evaluate", "study")  # no part of a recipe
 SHOWN_TASKS = 3  # of a report without an average
 # values that most rows of a table of scores have
 USUAL = {"verdict": "", "no pretraining": "", "share": 1.0, "partial data": False}
 WEAK = " (≤ majority)"  # of a score that is no better than always answering the most frequent class
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """A question with the most similar name, followed by a space; empty if no name is similar."""
+    close = difflib.get_close_matches(str(name), names, 1)
+    return f"Did you mean {close[0]}? " if close else ""
+
+
+def check_name(kind: str, name: str, names: Iterable[str], rest: str = "") -> None:
+    """Raise InputError if the name is none of these names of a kind. `rest`: what else may be given."""
+    if name not in names:
+        raise InputError(f"There is no {kind} {name!r}. {did_you_mean(name, names)}Expected {', '.join(names)}{rest}.")
 
 
 def brief_duration(seconds: float) -> str:

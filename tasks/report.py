@@ -16,7 +16,8 @@ from pydantic import Field
 
 from tasks.glue.tasks import PROBES, task_of
 from tasks.reports import plots, scores, sections
-from tasks.reports.markdown import page, render
+from tasks.reports.lineage import as_text, mermaid, origins
+from tasks.reports.markdown import Marked, page, render
 from tasks.reports.model_card import card, recipe
 from tasks.reports.scores import PUBLISHED, chosen
 from tasks.stage import Params, stage
@@ -98,6 +99,8 @@ def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) ->
         "dropped": sections.dropped(lineage),
         "runs": {run.name: run.manifest for run in runs},
         "lineage": lineage,
+        "lineage_tree": Marked(as_text("this report's finetuning runs", lineage)),
+        "lineage_mermaid": Marked(mermaid(origins(lineage))),
     }  # fmt: skip
 
 

@@ -26,7 +26,8 @@ from prefect.runtime import task_run
 from prefect.states import Completed
 from pydantic import BaseModel
 
-from model import Unreachable
+from model import InputError, Unreachable
+from tasks import store
 from tasks.home import CODE, IN_CHECKOUT
 from tasks.store import (
     STATS,
@@ -38,6 +39,9 @@ from tasks.store import (
     is_made,
     locked,
     publish,
+    read_manifest,
+    result,
+    to_fill,
     warn_of_damage,
 )
 from tasks.workers.processes import cpu_clock, peak_memory, reset_usage, usage
@@ -149,6 +153,10 @@ class StageTask(Task):
             artifact, about, params, inputs = self.planned(*args, **kwargs)
             if is_made(artifact, inputs):
                 return artifact
+            if store.is_frozen:
+                raise InputError(
+                    f"{artifact.name} would have to be made first, and a plan makes nothing. Run without --plan."
+                )
             with held(inputs), locked(artifact):
                 if not is_made(artifact, inputs):  # another process may have made it while this one waited
                     warn_of_damage(artifact)
@@ -157,7 +165,7 @@ class StageTask(Task):
 
     def make(self, artifact: Artifact, about: dict, params: Params, inputs: dict) -> None:
         """Call the function and publish what it wrote."""
-        draft, start = draft_of(artifact), time.time()
+        draft, start, before = draft_of(artifact), time.time(), read_manifest(artifact)
         if not self.resumes:
             shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True, exist_ok=True)
@@ -173,6 +181,18 @@ class StageTask(Task):
         about["finished"] = datetime.now(UTC).isoformat(timespec="microseconds")  # orders artifacts
         about["environment"] = environment()
         publish(draft, artifact, about)
+        if before and before.get("hollow"):
+            to_fill.discard(artifact)
+            compare(artifact.name, result(before), result(about))
+
+
+def compare(name: str, before: set[tuple[str, str]], now: set[tuple[str, str]]) -> None:
+    """Log whether an artifact that was hollow has its former result."""
+    if before == now:
+        log.info("%s was made again, with the same contents as before.", name)
+    else:
+        why = "most likely by another version of a library. What was made from the former contents stays"
+        log.warning("%s was made again, but %s differs from before, %s.", name, min(before ^ now)[0], why)
 
 
 def stage(

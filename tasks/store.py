@@ -14,7 +14,6 @@ import re
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -25,24 +24,28 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from model import InputError, fsync
+from tasks import opening
+from tasks.digests import MANIFEST, ancestry, kept, known_digest, parsed, sources, verify, verify_files  # noqa: F401
 from tasks.home import HOME
 
 # files that several stages read: the tokens, and the manifests of all inputs of a model
 SEQUENCES, HELDOUT_TEXT = "sequences.npy", "heldout.parquet"
 FREQUENCIES, LINEAGE = "frequencies.npy", "lineage.json"
 ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()  # bound at import
-MANIFEST, STATS = "stage.json", "stats.json"
+STATS = "stats.json"
+TENTHS = "tenths"  # in a model's directory: the model at tenths of its budget, which no stage reads
 # suffixes of files that describe the run, such as its date or speed, and not the result
 TELLING = (".md", ".html", ".svg", ".png", STATS, LINEAGE, "metrics.parquet")
+KEY = re.compile(r"[0-9a-f]*")  # or its beginning, which no stage is called
 LATEST = "latest"  # in a stage's directory: the link to its newest artifact
 WORK = "work"  # in a draft: what a rerun resumes from; never published
+DISCARDED = "discarded-"  # begins the names of directories beside the drafts that are being deleted
 MACHINE_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR,
     errno.ENOLCK, errno.ENAMETOOLONG,
 )  # fmt: skip
-SETTLED = 2_000_000_000  # ns; a file that changed more recently can change again without a new time stamp
-known_digests: dict[tuple[int, int, int, int], str] = {}  # of unchanged files, by device, inode, size and change time
-hashing = threading.Lock()  # stages in several threads hash a common input once
+to_fill: set["Artifact"] = set()  # hollow artifacts that this process is to make again
+is_frozen = False  # set by a process that only plans: nothing in the store may change
 log = logging.getLogger(__name__)
 
 
@@ -67,15 +70,15 @@ class Artifact(BaseModel, frozen=True):
         """The contents of stage.json. Raises InputError if the artifact is absent or incomplete."""
         manifest, problem = inspect(self)
         if manifest is None:
-            raise InputError(
-                f"No complete artifact {self.name} in {ROOT}: {problem}. Run the stage again, or copy it here."
-            )
+            raise InputError(incomplete(self, problem))
         return manifest
 
     @property
     def stats(self) -> dict:
         """What the stage counted."""
         return self.manifest["stats"]
+
+    frame, dataset, model = opening.frame, opening.dataset, opening.model
 
 
 def named(name: str) -> Artifact:
@@ -84,17 +87,38 @@ def named(name: str) -> Artifact:
     return Artifact(stage=stage, key=key)
 
 
+def incomplete(artifact: Artifact, problem: str) -> str:
+    """The sentence about an artifact that `inspect` finds incomplete."""
+    return f"No complete artifact {artifact.name} in {ROOT}: {problem}. Run the stage again, or copy it here."
+
+
 def inspect(artifact: Artifact) -> tuple[dict | None, str]:
-    """The manifest of a complete artifact and an empty string; or None and what is missing."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        manifest = json.loads((artifact.path / MANIFEST).read_text())
-        for file in manifest["files"]:
-            path = artifact.path / file["path"]
-            if not path.is_file() or path.stat().st_size != file["bytes"]:
-                return None, f"{file['path']} is missing, or its size is not the {file['bytes']:,} bytes in {MANIFEST}"
-        if isinstance(manifest["stats"], dict):
-            return manifest, ""
-    return None, f"its {MANIFEST} is missing or can't be read"
+    """The manifest of a complete artifact and an empty string; or None and what is missing.
+
+    A hollow artifact counts as complete: the data of the files in `hollow` was dropped, all else is there.
+    """
+    if not (manifest := listed(artifact)):
+        return None, f"its {MANIFEST} is missing or can't be read"
+    folder = artifact.path
+    for file in kept(manifest):
+        if size(os.path.join(folder, file["path"])) != file["bytes"]:
+            return None, f"{file['path']} is missing, or its size is not the {file['bytes']:,} bytes in {MANIFEST}"
+    return manifest, ""
+
+
+def listed(artifact: Artifact) -> dict:
+    """The contents of stage.json, also of an artifact with damaged files; empty if it can't be read."""
+    with suppress(OSError, ValueError):
+        return parsed((artifact.path / MANIFEST).read_bytes())
+    return {}
+
+
+def size(path: str) -> int:
+    """The bytes of a file; -1 if there is none."""
+    with suppress(OSError, ValueError):
+        about = os.stat(path)
+        return about.st_size if S_ISREG(about.st_mode) else -1
+    return -1
 
 
 def warn_of_damage(artifact: Artifact) -> None:
@@ -109,6 +133,11 @@ def read_manifest(artifact: Artifact) -> dict | None:
     return inspect(artifact)[0]
 
 
+def is_hollow(artifact: Artifact) -> bool:
+    """Whether `cram gc --hollow` dropped its data. It counts as made until a stage needs the data."""
+    return bool((read_manifest(artifact) or {}).get("hollow"))
+
+
 def flat(inputs: dict) -> list[Artifact]:
     """A stage's input artifacts, each once; an argument can be a list of them."""
     given = (each if isinstance(each, list) else [each] for each in inputs.values())
@@ -121,55 +150,93 @@ def contents(inputs: dict) -> dict[str, str]:
     for artifact in flat(inputs):
         manifest = read_manifest(artifact) or {}
         if manifest.get("varies"):
-            files = sorted((f["path"], f["sha256"]) for f in manifest["files"] if not f["path"].endswith(TELLING))
-            digests[artifact.name] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+            digests[artifact.name] = hashlib.sha256(json.dumps(sorted(result(manifest))).encode()).hexdigest()
     return digests
+
+
+def result(manifest: dict) -> set[tuple[str, str]]:
+    """The files that hold an artifact's result, with their digests."""
+    files = ((file["path"], file["sha256"]) for file in manifest["files"])
+    return {
+        (path, sha256) for path, sha256 in files if not path.endswith(TELLING) and not path.startswith(f"{TENTHS}/")
+    }
 
 
 def is_made(artifact: Artifact, inputs: dict) -> bool:
     """Whether the artifact is complete and was made from the present contents of these inputs."""
     manifest, now = read_manifest(artifact), contents(inputs)
-    return manifest is not None and manifest.get("made_from") == now
+    lacks_data = artifact in to_fill and is_hollow(artifact)
+    return manifest is not None and manifest.get("made_from") == now and not lacks_data
 
 
-def artifacts(stage: str, damaged: bool = False) -> list[Artifact]:
-    """The complete artifacts of a stage, the newest last; if `damaged`, first those that are not complete."""
-    paths = [path for path in (ROOT / stage).glob("*") if path.is_dir() and not path.is_symlink()]
-    folders = [path for path in paths if path.name != LATEST]  # a directory in a store that was copied by `cp -L`
-    manifests = {artifact: read_manifest(artifact) for artifact in (Artifact(stage=stage, key=p.name) for p in folders)}
-    chosen = [artifact for artifact, manifest in manifests.items() if manifest or damaged]
-    return sorted(chosen, key=lambda artifact: (str((manifests[artifact] or {}).get("finished", "")), artifact.key))
+def artifacts(stage: str) -> list[Artifact]:
+    """The complete artifacts of a stage, or of all (empty), the newest last."""
+    return [artifact for artifact, (manifest, _) in inspected(stage).items() if manifest]
 
 
-def find(stage: str, name: str) -> Artifact:
-    """The artifact named by `latest`, a key, or the beginning of one. Raises InputError if there is not exactly one."""
-    complete = artifacts(stage)
-    if not complete:
+def inspected(stage: str) -> dict[Artifact, tuple[dict | None, str]]:
+    """What `inspect` finds of each artifact of a stage, or of all (empty): first of damaged ones; the newest last."""
+    paths = (ROOT / stage).glob("[!.]*") if stage else ROOT.glob("[!.]*/[!.]*")
+    folders = [path for path in paths if path.is_dir() and not path.is_symlink()]
+    own = [path for path in folders if path.name != LATEST]  # a directory in a store that was copied by `cp -L`
+    found = {one: inspect(one) for one in (Artifact(stage=path.parent.name, key=path.name) for path in own)}
+    return dict(sorted(found.items(), key=lambda one: (str((one[1][0] or {}).get("finished", "")), one[0].key)))
+
+
+def find(stage: str, name: str = LATEST, damaged: bool = False) -> Artifact:
+    """The artifact named by `latest`, a key, or the beginning of one, of one stage or of all (empty).
+
+    Raises InputError if there is not exactly one. `damaged`: find those too.
+    """
+    known, of = [*(inspected(stage) if damaged else artifacts(stage))], f" of {stage}" if stage else ""
+    if not known:
+        until = f" --until {stage}" if stage else ""
         raise InputError(
-            f"There are no artifacts of {stage} in {ROOT} yet. Make one with `cram run RECIPE --until {stage}`, copy "
-            "one there, or set CRAM_ARTIFACTS to a directory that has some."
+            f"There are no artifacts{of} in {ROOT} yet. Make one with `cram run RECIPE{until}`, copy one there, or set "
+            "CRAM_ARTIFACTS to a directory that has some."
         )
     if name == LATEST:  # from the manifests: the link may not have been copied with the directory
-        return complete[-1]
-    matches = [artifact for artifact in complete if name and artifact.key.startswith(name)]
+        return known[-1]
+    begin = [artifact for artifact in known if name and artifact.key.startswith(name)]
+    matches = [artifact for artifact in begin if artifact.key == name] or begin
     if len(matches) == 1:
         return matches[0]
-    keys = ", ".join(artifact.key for artifact in complete[-8:])
-    problem = f"{len(matches)} artifacts of {stage} begin with" if matches else f"No complete artifact of {stage} is"
-    raise InputError(f"{problem} {name!r}. Those in {ROOT}: {keys}. Give one of these keys, or `latest`.")
+    names = ", ".join(artifact.key if stage else artifact.name for artifact in (matches or known)[-8:])
+    problem = f"{len(matches)} artifacts{of} begin with" if matches else f"No complete artifact{of} is"
+    raise InputError(f"{problem} {name!r}. Those in {ROOT}: {names}. Give one of these, or `latest`.")
+
+
+def called(name: str, damaged: bool = False) -> Artifact:
+    """The artifact STAGE/KEY, STAGE (the newest), or KEY of any stage; a key may be shortened. As `find` otherwise."""
+    stage, slash, key = name.partition("/")
+    return find("", name, damaged) if KEY.fullmatch(name) else find(stage, key if slash else LATEST, damaged)
 
 
 @contextmanager
-def locked(artifact: Artifact, shared: bool = False) -> Iterator[None]:
-    """Be the only writer of the artifact, or a reader (`shared`). The kernel frees the lock of a killed process."""
+def locked(artifact: Artifact, shared: bool = False, wait: bool = True) -> Iterator[None]:
+    """Be the only writer of the artifact, or a reader (`shared`). The kernel frees the lock of a killed process.
+
+    Raises BlockingIOError if others use the artifact and `wait` is false.
+    """
     path, kind = ROOT / ".locks" / draft_of(artifact).name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
+            if not wait:
+                raise
             log.info("Another run is using %s; waiting until it has finished.", artifact.name)
             fcntl.flock(file, kind)
+        yield
+
+
+@contextmanager
+def reading(artifact: Artifact) -> Iterator[None]:
+    """Keep an artifact from being discarded, where the store can be written."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(locked(artifact, shared=True))
         yield
 
 
@@ -220,21 +287,28 @@ def drafts(stage: str) -> list[Draft]:
     return sorted(left, key=lambda draft: (draft.written, draft.name))
 
 
-def is_locked(lock: Path) -> bool:
-    """Whether a process holds this lock as the only one."""
+def is_locked(lock: Path, shared: bool = False) -> bool:
+    """Whether a process holds this lock as the only one, or, if `shared`, in any way."""
     try:
-        with lock.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with lock.open("r+" if shared else "r") as file:
+            fcntl.flock(file, (fcntl.LOCK_EX if shared else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError as error:  # by any other error there is no such lock, or it can't be read
         return isinstance(error, BlockingIOError)
     return False
 
 
+@contextmanager
+def trash() -> Iterator[Path]:
+    """A directory in the store whose contents are deleted in the end; of a killed process, by the next `cram gc`."""
+    (ROOT / ".partial").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / ".partial", prefix=DISCARDED) as folder:
+        yield Path(folder)
+
+
 def discard(artifact: Artifact) -> None:
     """Take an artifact out of the store in one step, then delete it."""
-    (ROOT / ".partial").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=ROOT / ".partial") as trash, suppress(FileNotFoundError):
-        artifact.path.rename(Path(trash, "old"))
+    with trash() as folder, suppress(FileNotFoundError):
+        artifact.path.rename(folder / "old")
         if not (artifact.path.parent / LATEST).exists() and (left := artifacts(artifact.stage)):
             point_latest(left[-1])
 
@@ -284,51 +358,16 @@ def refresh(artifact: Artifact) -> None:
         shutil.rmtree(draft_of(artifact), ignore_errors=True)
 
 
-def verify(artifact: Artifact) -> None:
-    """Raise InputError unless every file of the artifact has its recorded size and digest."""
-    verify_files(artifact.path, artifact.manifest["files"], artifact.name)
-
-
-def verify_files(folder: Path, files: list[dict], name: str) -> None:
-    """Raise InputError unless the folder has these files of a manifest, unchanged. `name`: used in the error."""
-    for file in files:
-        try:
-            same = known_digest(folder / file["path"]) == file["sha256"]
-        except FileNotFoundError:
-            same = False
-        if not same:
-            raise InputError(
-                f"{file['path']} of {name} was changed after it was written: its SHA-256 is not the one in {MANIFEST}. "
-                f"Copy the artifact again, or delete {folder} and run its stage again."
-            )
-
-
-def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def known_digest(path: Path) -> str:
-    """The SHA-256 of a file, computed once in this process as long as the file does not change."""
-    with hashing:
-        about = path.stat()
-        identity = (about.st_dev, about.st_ino, about.st_size, about.st_ctime_ns)
-        if identity in known_digests:
-            return known_digests[identity]
-        settled, sha256 = abs(time.time_ns() - about.st_ctime_ns) > SETTLED, digest(path)
-        if settled:
-            known_digests[identity] = sha256
-        return sha256
-
-
 def publish(draft: Path, artifact: Artifact, about: dict) -> None:
-    """Write the manifest last, force all files to disk, rename the draft into place and point `latest` to it."""
+    """Write the manifest last, force all files to disk, rename the draft into place and point `latest` to it.
+
+    `about`: the manifest; its files are added, unless it came from elsewhere with files that were checked.
+    """
     manifest = draft / MANIFEST
     files = sorted(p for p in draft.rglob("*") if p.is_file() and p != manifest and draft / WORK not in p.parents)
     for path in files:
         fsync(path)
-    about["files"] = [
+    about["files"] = about.get("files") or [
         {"path": str(p.relative_to(draft)), "bytes": p.stat().st_size, "sha256": known_digest(p)} for p in files
     ]
     manifest.write_text(json.dumps(about, indent=2) + "\n")
@@ -348,12 +387,6 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
 
 def lineage(artifact: Artifact) -> dict[str, dict]:
     """The manifests of the artifact and of all its inputs, first to last; those not on this machine are left out."""
-    manifest = read_manifest(artifact)
-    if manifest is None:
-        log.warning("%s is not on this machine, so it will be missing from the report.", artifact.name)
-        return {}
-    manifests: dict[str, dict] = {}
-    for given in manifest["inputs"].values():
-        for name in given if isinstance(given, list) else [given]:
-            manifests |= lineage(named(name))
-    return manifests | {artifact.name: {k: v for k, v in manifest.items() if k != "files"}}
+    missing = "%s is not on this machine, so it will be missing from the report."
+    found = ancestry([artifact.name], lambda name: read_manifest(named(name)), missing)
+    return {name: {k: v for k, v in m.items() if k not in ("files", "hollow")} for name, m in found.items()}

@@ -27,7 +27,8 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 
 SCRATCH = tempfile.mkdtemp(prefix="cram-tests-")
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
-os.environ.pop("CRAM_DASK", None)
+for name in ("CRAM_DASK", "CRAM_TRACK"):
+    os.environ.pop(name, None)
 os.environ.update(  # before cram and Prefect are imported: both read these then
     CRAM_ARTIFACTS=f"{SCRATCH}/artifacts",
     PREFECT_HOME=f"{SCRATCH}/prefect",

@@ -21,6 +21,7 @@ from conftest import corpus_of, downloaded, filtered, tiny_override, write_jsonl
 from typer.testing import CliRunner
 
 from flows.cli import common, main
+from flows.cli.execution import ServerLost
 from flows.cli.main import app
 from flows.cli.run import parse_overrides, print_results
 from flows.recipes import RECIPES, STAGES
@@ -117,6 +118,21 @@ def test_only_a_full_disk_is_an_error_of_standard_output(monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")  # of a long line, which isn't buffered
     with pytest.raises(FileNotFoundError), main.output_checked():
         Path("/nothing/here").read_text()
+
+
+def test_with_a_lost_server_the_command_ends_right_after_its_sentence(monkeypatch, capsys: pytest.CaptureFixture):
+    def lost() -> None:
+        raise ServerLost("The Prefect server was lost.")
+
+    def end(code: int) -> None:
+        raise SystemExit(f"at once with {code}")
+
+    monkeypatch.setattr(main, "app", lost)
+    monkeypatch.setattr(main, "SETTINGS", {})  # Prefect, which reads them, is imported already
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(SystemExit, match="at once with 1"):
+        main.main()
+    check_refusal(1, *capsys.readouterr(), "The Prefect server was lost.")
 
 
 def test_an_input_error_of_a_stage_is_printed_once_and_last(user: dict, tmp_path: Path, toy_texts: list[str]):

@@ -269,6 +269,15 @@ def test_sections_of_the_page_have_the_numbers_and_say_what_there_is_to_know(req
         assert expected in text or cells in [line[: len(cells)] for line in lines], expected
 
 
+def test_the_lineage_is_a_tree_and_a_flowchart_which_the_page_without_scripts_leaves_out(whole):
+    text, _, folder = whole
+    assert text.count(f"── {MODEL}\n") == 1
+    assert "```mermaid\nflowchart LR\n" in section(text, "Lineage")
+    page = (folder / "report.html").read_text()
+    assert f"── {MODEL}\n" in page
+    assert "flowchart" not in page
+
+
 def test_what_was_not_run_has_no_section(whole, mixed):
     for words in ("Learning curve", "no pretraining** (this run)", "mrpc: training"):
         assert words not in mixed[0]

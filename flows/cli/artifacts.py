@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from flows.cli.common import (
+    called,
     check_stages,
     console,
     print_listing,
@@ -17,8 +19,8 @@ from flows.cli.common import (
     shorten,
     stage_names,
 )
-from flows.summary import age, brief_duration, counts, flat, relative
-from model import InputError, counted
+from flows.summary import OTHER_STAGES, age, brief_duration, counts, flat, relative
+from model import counted
 from tasks import printable
 
 if TYPE_CHECKING:  # importing pandas takes half a second, and importing the store imports Prefect
@@ -39,27 +41,32 @@ def ls(
         str | None, typer.Argument(help="List only this stage's artifacts.", autocompletion=stage_names)
     ] = None,
 ) -> None:
-    """List artifacts with their age, size, run time, main result and differing parameters; then unfinished drafts."""
-    check_stages([stage] if stage else [], others=True)
-    from flows.recipes import OTHER_STAGES, STAGES
-    from tasks.store import ROOT, artifacts, drafts
+    """List artifacts with their age, size, run time, main result and differing parameters; then unfinished drafts.
 
-    damaged, rows, details = [], [], []
-    for name in [stage] if stage else STAGES + OTHER_STAGES:
+    Below them, the bytes on disk of each stage, and of all. A file of several artifacts counts for the first of them.
+    """
+    check_stages([stage] if stage else [], others=True)
+    from tasks.store import ROOT, drafts, incomplete, inspected
+    from tasks.upkeep import files_of, pinned, sizes
+
+    damaged, rows, details, files, pins = [], [], [], {}, pinned()
+    for name in [stage] if stage else (*stage_names(), *OTHER_STAGES):
         manifests = []
-        for artifact in artifacts(name, damaged=True):
-            try:
-                about = artifact.manifest
-            except InputError as error:
-                damaged.append(str(error))
+        for artifact, (about, problem) in inspected(name).items():
+            if about is None:
+                damaged.append(incomplete(artifact, problem))
                 continue
             manifests.append(about)
             took = brief_duration(about["seconds"])
             result = counts(about["stats"]).removesuffix(" kept")  # to fit into 80 columns
+            marks = ["hollow"] * ("hollow" in about) + ["pinned"] * (artifact.name in pins)
+            result = ", ".join(filter(None, [result, *marks]))
             rows.append((artifact.name, age(about["finished"]), total(about), took, result))
+            files.setdefault(name, []).extend(files_of(artifact, about))
         details += differences(manifests)
     if rows:
         print_listing(("artifact", "age", "size", "time", "result"), rows, details)
+        print_bytes(sizes(files, whole=True), Counter(row[0].partition("/")[0] for row in rows))
     elif not damaged:
         what, how = (f"artifacts of {stage}", f" --until {stage}") if stage else ("artifacts", "")
         say(f"No {what} in {ROOT} yet. Make some: cram run demo{how}")
@@ -71,9 +78,18 @@ def ls(
         say(sentence)
 
 
+def print_bytes(by_stage: dict[str, int], numbers: Counter) -> None:
+    """Print the bytes on disk and the number of artifacts of each stage, and of all."""
+    rows = [(name, f"{numbers[name]:,}", decimal(size)) for name, size in by_stage.items()]
+    rows += [("all", f"{numbers.total():,}", decimal(sum(by_stage.values())))] * (len(rows) > 1)
+    say("")
+    print_listing(("stage", "artifacts", "on disk"), rows, [""] * len(rows))
+
+
 def total(manifest: dict) -> str:
-    """The total size of an artifact's files."""
-    return decimal(sum(file["bytes"] for file in manifest["files"]))
+    """The total size of an artifact's files, without those that were dropped."""
+    dropped = set(manifest.get("hollow", ()))
+    return decimal(sum(file["bytes"] for file in manifest["files"] if file["path"] not in dropped))
 
 
 def show(
@@ -81,17 +97,13 @@ def show(
         str,
         typer.Argument(
             metavar="STAGE[/KEY]",
-            help="Artifact to print; without a key, the newest of the stage.",
+            help="Artifact to print, also KEY alone; without a key, the newest of the stage.",
             autocompletion=stage_names,
         ),
     ],
 ) -> None:
     """Print an artifact's parameters, inputs and statistics."""
-    stage, _, key = artifact.partition("/")
-    check_stages([stage], others=True)
-    from tasks.store import find
-
-    found = find(stage, key or "latest")
+    found = called(artifact)
     about = found.manifest
     commit, when = about["environment"].get("commit", "unknown"), about["finished"]
     console.print(f"[bold]{escape(printable(found.name))}[/]  {shorten(found.path)}", soft_wrap=True)
@@ -102,6 +114,11 @@ def show(
         total(about),
     ]
     say(", ".join([*filter(None, facts), f"commit {commit}"]))
+    if dropped := about.get("hollow"):
+        was = decimal(sum(file["bytes"] for file in about["files"] if file["path"] in set(dropped)))
+        say(
+            f"hollow: {counted(len(dropped), 'file')} with {was} were dropped; a stage that needs them makes them again"
+        )
     for title in ("params", "inputs"):
         console.print(f"\n[bold]{title}[/]")
         for name, value in flat(about[title]).items():
@@ -171,9 +188,12 @@ def diff(
         return
     names = ("version", "params", "inputs")
     print_differing("parameters and inputs", *({name: about.get(name) for name in names} for about in manifests))
-    if stage == "filter":
+    hollow = [artifact.name for artifact, about in zip(pair, manifests, strict=True) if "hollow" in about]
+    if stage == "filter" and not hollow:
         print_filters(*pair, samples)
         return
+    if stage == "filter":
+        say(f"\nThe documents of {' and '.join(hollow)} aren't in this store (hollow), so only counts are compared.")
     every = [about["stats"] for about in manifests]  # a table repeats them
     print_differing("statistics", *({name: value for name, value in one.items() if name != "table"} for one in every))
 

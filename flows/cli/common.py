@@ -6,14 +6,18 @@ Help and completion read names without importing flows.recipes, which takes seco
 import ast
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from flows.summary import relative, telling
+from flows.summary import OTHER_STAGES, check_name, relative, telling
 from tasks import printable
+
+if TYPE_CHECKING:
+    from tasks.store import Artifact
 
 console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # a pipe has no width
 
@@ -41,10 +45,8 @@ def study_names() -> list[str]:
 
 def check_stages(names: list[str], others: bool = False) -> None:
     """Raise InputError for an unknown stage; `others`: accept stages that belong to no recipe too."""
-    from flows.recipes import OTHER_STAGES, STAGES, check_name
-
     for name in names:
-        check_name("stage", name, STAGES + OTHER_STAGES * others)
+        check_name("stage", name, (*stage_names(), *OTHER_STAGES * others))
 
 
 def say(text: str) -> None:
@@ -96,11 +98,20 @@ def print_listing(header: tuple[str, ...], rows: list[tuple[str, ...]], details:
         table.add_column(name, justify="left" if name == header[0] else "right", no_wrap=True)
     table.add_column(header[-1], overflow="fold")
     for row, detail in zip(rows, details, strict=True):
-        *numbers, last = (escape(printable(cell)) for cell in row)
-        table.add_row(*numbers, f"{last}\n[dim]{escape(printable(detail))}[/]" if detail else last)
+        *numbers, last = (Text(printable(cell)) for cell in row)  # markup would be parsed, which takes time
+        table.add_row(*numbers, last.append(f"\n{printable(detail)}", "dim") if detail else last)
     console.print(table)
 
 
 def shorten(path: Path) -> str:
     """The path for `console.print`, relative if it is below the working directory, with markup escaped."""
     return escape(printable(relative(path)))
+
+
+def called(name: str, damaged: bool = False) -> "Artifact":
+    """The artifact that an argument names, as `store.called` does. Raises InputError for a misspelt stage too."""
+    from tasks import store
+
+    if not store.KEY.fullmatch(name):
+        check_stages([name.partition("/")[0]], others=True)
+    return store.called(name, damaged)

@@ -50,8 +50,12 @@ def table(documents: list[Document]) -> pa.Table:
 
 def parts_of(corpus: Artifact) -> list[Path]:
     """The parts in a corpus's manifest, in order. Raises InputError if the corpus is absent or incomplete."""
-    names = [file["path"] for file in corpus.manifest["files"]]
-    return sorted(corpus.path / name for name in names if re.fullmatch(r"part-\d+\.parquet", name))
+    return sorted(corpus.path / file["path"] for file in corpus.manifest["files"] if is_part(file["path"]))
+
+
+def is_part(name: str) -> bool:
+    """Whether a file of an artifact is a part of its corpus."""
+    return re.fullmatch(r"part-\d+\.parquet", name) is not None
 
 
 def writer(out: Path) -> pq.ParquetWriter:

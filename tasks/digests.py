@@ -1,0 +1,143 @@
+"""Manifests, their files, and the SHA-256 of these."""
+
+import hashlib
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from model import InputError
+
+MANIFEST = "stage.json"
+KINDS = {"params": dict, "inputs": dict, "environment": dict, "finished": str}  # of fields of a manifest
+# the data of an artifact, which it lacks if it is hollow; all else are statistics, tables and pictures
+DATA = re.compile(r"(part|measured)-\d+\.parquet|sequences\.npy|heldout\.(parquet|npz)|(.*/)?model.*\.safetensors")
+SETTLED = 2_000_000_000  # ns; a file that changed more recently can change again without a new time stamp
+known_digests: dict[tuple[int, int, int, int], str] = {}  # of unchanged files, by device, inode, size and change time
+log = logging.getLogger(__name__)
+hashing = threading.Lock()  # stages in several threads hash a common input once
+
+
+def parsed(text: bytes) -> dict:
+    """A manifest, which can come from elsewhere; empty if it is none."""
+    with suppress(ValueError, RecursionError):
+        return valid(json.loads(text))
+    return {}
+
+
+def valid(about: Any) -> dict:
+    """The same manifest, with what it lacks of KINDS as empty; empty if it is none."""
+    with suppress(KeyError, TypeError, AttributeError):
+        for name, kind in KINDS.items():
+            about.setdefault(name, kind())
+        paths, digests, sizes = ([file[name] for file in about["files"]] for name in ("path", "sha256", "bytes"))
+        is_sound = [isinstance(about[name], kind) for name, kind in KINDS.items()]
+        is_sound += [isinstance(each, str) for each in (*sources(about), *about.get("hollow", ()), *paths, *digests)]
+        is_sound += [0 <= each < 1e18 for each in (about.setdefault("seconds", 0), *sizes)]
+        if isinstance(about["stats"], dict) and all(is_sound) and all(map(is_inside, paths)):
+            return about
+    return {}
+
+
+def is_inside(path: str) -> bool:
+    """Whether a file of an artifact lies in its directory."""
+    return not path.startswith("/") and "/../" not in f"/{path}/" and "\0" not in path
+
+
+def kept(manifest: dict) -> list[dict]:
+    """The files of a manifest whose data was not dropped."""
+    hollow = set(manifest.get("hollow", ()))
+    return [file for file in manifest.get("files", ()) if file["path"] not in hollow]
+
+
+def sources(manifest: dict) -> list[str]:
+    """The names of the artifacts that one was made from, with the model that its training went on from."""
+    start = manifest.get("stats", {}).get("start") or {}
+    given = [*manifest.get("inputs", {}).values(), start.get("name", [])]
+    return [name for some in given for name in (some if isinstance(some, list) else [some])]
+
+
+def ancestry(names: Iterable[str], read: Callable[[str], dict | None], missing: str = "") -> dict[str, dict]:
+    """The manifests of these artifacts, and of all that they were made from, first to last, as `read` gives them.
+
+    Those that it doesn't know are left out. `missing`: a warning of that.
+    """
+    found: dict[str, dict] = {}
+
+    def visit(name: str) -> None:
+        if name not in found:
+            found[name] = {}  # so that it ends if one names itself
+            about = read(name) or {}
+            for each in sources(about):
+                visit(each)
+            found[name] = found.pop(name) or about
+            if missing and not about:
+                log.warning(missing, name)
+
+    for name in names:
+        visit(name)
+    return {name: about for name, about in found.items() if about}
+
+
+def verify(artifact: Any, names: Collection[str] | None = None) -> None:
+    """Raise InputError unless these files of an artifact, or all, are there, with their recorded digests."""
+    files = [file for file in artifact.manifest["files"] if names is None or file["path"] in names]
+    refuse_hollow(artifact, [file["path"] for file in files])
+    verify_files(artifact.path, files, artifact.name)
+
+
+def refuse_hollow(artifact: Any, names: Collection[str] | None = None) -> None:
+    """Raise InputError if the data of these files of an artifact, or of any, was dropped."""
+    hollow = artifact.manifest.get("hollow", ())
+    if dropped := sorted(hollow if names is None else {*hollow} & {*names}):
+        raise InputError(
+            f"{artifact.name} is hollow: {dropped[0]} was dropped by `cram gc --hollow` or left out by `cram pull`. "
+            f"`cram pull {artifact.name}` fetches it; a run of its recipe, without --use, makes it again if a later "
+            "stage needs it."
+        )
+
+
+def verify_files(folder: Path, files: list[dict], name: str) -> None:
+    """Raise InputError unless the folder has these files of a manifest, unchanged. `name`: used in the error."""
+    for file in files:
+        if problem := problem_of(folder / file["path"], file):
+            raise InputError(
+                f"{file['path']} of {name} {problem}. Copy the artifact again, or delete {folder} and run its stage "
+                "again."
+            )
+
+
+def problem_of(path: Path, file: dict) -> str:
+    """What is wrong with a file, as the end of a sentence; empty if it is as its manifest says."""
+    try:
+        if (size := path.stat().st_size) != file["bytes"]:
+            return f"has {size:,} bytes; expected {file['bytes']:,}"
+        return "" if known_digest(path) == file["sha256"] else f"was changed: its SHA-256 is not the one in {MANIFEST}"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"can't be read: {error.strerror}"
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def known_digest(path: Path) -> str:
+    """The SHA-256 of a file, computed once in this process as long as the file does not change."""
+    with hashing:
+        about = path.stat()
+        identity = (about.st_dev, about.st_ino, about.st_size, about.st_ctime_ns)
+        if identity in known_digests:
+            return known_digests[identity]
+        settled, sha256 = abs(time.time_ns() - about.st_ctime_ns) > SETTLED, digest(path)
+        if settled:
+            known_digests[identity] = sha256
+        return sha256

@@ -1,0 +1,91 @@
+"""The store as a whole: what is damaged, what runs again because of it, and what came from what."""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from tasks import store
+from tasks.digests import problem_of, valid
+from tasks.reports.lineage import Links, origins
+from tasks.store import LINEAGE, MANIFEST, WORK, Artifact, kept, listed
+from tasks.workers.progress import Progress
+
+
+class Damage(NamedTuple):
+    """A file that is not as the manifest says. `stray`: the manifest doesn't list it, so that no stage reads it."""
+
+    artifact: Artifact
+    file: str
+    problem: str
+    stray: bool = False
+
+
+def verified(artifacts: list[Artifact]) -> tuple[list[Damage], list[str]]:
+    """The damaged files of these artifacts, and the names of those that a run is making, which are left out."""
+    damages, busy = [], []
+    with Progress("verify", sum(file["bytes"] for one in artifacts for file in kept(listed(one))), "B") as bar:
+        for artifact in artifacts:
+            if store.is_locked(store.ROOT / ".locks" / store.draft_of(artifact).name):  # maybe for a day
+                busy.append(artifact.name)
+                continue
+            with store.reading(artifact):
+                found = list(damaged(artifact, bar))
+            damages += found if artifact.path.exists() else []  # or it was deleted meanwhile
+    return damages, busy
+
+
+def damaged(artifact: Artifact, bar: Progress) -> Iterator[Damage]:
+    """The damaged files of an artifact."""
+    if not (about := listed(artifact)):
+        yield Damage(artifact, MANIFEST, "is missing or can't be read")
+        return
+    for file in kept(about):
+        bar.update(0, f"{artifact.name} {file['path']}")
+        if problem := problem_of(artifact.path / file["path"], file):
+            yield Damage(artifact, file["path"], problem)
+        bar.update(file["bytes"])
+    left = {WORK, f".{MANIFEST}"}  # of killed processes; nothing reads it
+    known = {MANIFEST, *left, *(file["path"] for file in about["files"])}
+    for path in sorted(artifact.path.rglob("*")):
+        name = path.relative_to(artifact.path)
+        if not path.is_dir() and not {str(name), name.parts[0]} & known:
+            yield Damage(artifact, str(name), f"is not in {MANIFEST}", stray=True)
+
+
+def reruns(broken: Iterable[str], manifests: dict[str, dict]) -> dict[str, str]:
+    """Why artifacts are made again once the `broken` ones are, as the end of a sentence; empty for these.
+
+    Hollow inputs come first. What was made from an artifact whose contents can differ, such as a model, follows.
+    """
+    why, links = dict.fromkeys(broken, ""), origins(manifests)
+    for name in (left := list(why)):  # which grows
+        before = [given for given in links.get(name, []) if manifests.get(given, {}).get("hollow")]
+        after = [other for other, about in manifests.items() if name in about.get("made_from", ())]
+        reasons = dict.fromkeys(before, f"first, for {name}") | dict.fromkeys(after, f"if {name} comes out different")
+        left += [other for other in reasons if other not in why]
+        why = {**why, **{other: reason for other, reason in reasons.items() if other not in why}}
+    return why
+
+
+def histories(artifacts: list[Artifact]) -> dict[str, dict]:
+    """The manifests of these artifacts, and of those that led to them, by name; empty for damaged ones.
+
+    Models carry the manifests of what led to them, so that these are known where only the model was copied.
+    """
+    manifests = {artifact.name: listed(artifact) for artifact in artifacts}
+    if {given for every in origins(manifests).values() for given in every} - set(manifests):
+        for path in (path for artifact in artifacts for path in artifact.path.glob(f"*{LINEAGE}")):
+            with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+                before = json.loads(path.read_text())
+                manifests = {name: valid({"files": []} | about) for name, about in before.items()} | manifests
+    return manifests
+
+
+def backwards(links: Links) -> Links:
+    """The same links from what was read to what was made."""
+    found: dict[str, list[str]] = {}
+    for made, given in links.items():
+        for name in given:
+            found.setdefault(name, []).append(made)
+    return found

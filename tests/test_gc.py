@@ -1,0 +1,485 @@
+"""`cram gc` and `cram pin`: what stays, what goes, hollow artifacts, and what a killed process leaves."""
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from test_workers import wait_for
+from typer.testing import CliRunner
+
+from flows.cli.main import app
+from flows.plan import Plan
+from model import InputError
+from tasks import store as store_module
+from tasks import upkeep
+from tasks.stage import Params, StageTask, stage
+from tasks.store import Artifact, artifacts, draft_of, is_hollow, locked, read_manifest, verify
+from tasks.upkeep import collect, needed, pin, survey
+
+CALLS: list[str] = []  # which stages ran
+
+
+class Kind(Params):
+    """What tells artifacts of a stage apart."""
+
+    number: int = 0
+
+    def check(self) -> None:
+        if "no source" in CALLS:
+            raise InputError("The source of the text is gone.")
+
+
+def made(name: str, *files: str, link: bool = False) -> StageTask:
+    """A stage that writes these files, or links them to those of its first input."""
+
+    def write(params: Kind, inputs: list[Artifact], out: Path) -> dict:
+        CALLS.append(name)
+        for file in files:
+            if link:
+                os.link(inputs[0].path / file, out / file)
+            else:
+                (out / file).write_text(f"{name} {params.number} {'other' if 'other' in CALLS else ''}" * 2000)
+        return {"documents": 1}
+
+    def begin(params: Kind, out: Path) -> dict:
+        return write(params, [], out)
+
+    return stage(version=1, name=name, varies=name == "pretrain")(begin if name == "download" else write)
+
+
+PARTS = ("part-00000.parquet", "part-00001.parquet")
+TEXT = made("download", *PARTS, "lost.jsonl")
+CLEAN = made("deduplicate", *PARTS, link=True)
+TOKENS = made("tokenize", "sequences.npy", "heldout.npz", "tokenizer.json")
+MODEL = made("pretrain", "model.safetensors", "heldout.npz")
+TUNED = made("finetune", "scores.json")
+PAGE = made("report", "report.html")
+CHAIN = (TEXT, CLEAN, TOKENS, MODEL, TUNED, PAGE)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_called() -> Iterator[None]:
+    CALLS.clear()
+    store_module.to_fill.clear()
+    yield
+    store_module.to_fill.clear()
+
+
+def chain(number: int, shared: int = 0, until: StageTask = PAGE) -> list[Artifact]:
+    """The artifacts of all stages; `shared` of them are those of number 0."""
+    given: list[Artifact] = []
+    for place, task in enumerate(CHAIN[: CHAIN.index(until) + 1]):
+        given.append(task.fn(Kind(number=0 if place < shared else number), *([given[-1:]] * bool(given))))
+    return given
+
+
+def plan_of(number: int, shared: int = 0, until: StageTask = PAGE) -> Plan:
+    """The plan of a run of these stages."""
+    plan, steps = Plan(until.name, {}, []), []
+    for place, task in enumerate(CHAIN[: CHAIN.index(until) + 1]):
+        steps.append(plan.add((), task, Kind(number=0 if place < shared else number), *([steps[-1:]] * bool(steps))))
+    return plan
+
+
+def run(plan: Plan) -> Artifact:
+    """Carry out a plan, as the flow does."""
+    for error in plan.check().values():
+        raise error
+    with needed(plan.made.values()):
+        plan.run()
+    return plan.results()[0]
+
+
+def there(*some: Artifact) -> list[bool]:
+    """Which of the artifacts are complete."""
+    return [read_manifest(artifact) is not None for artifact in some]
+
+
+def bytes_in(folder: Path) -> int:
+    """The bytes of the files below a folder, each once."""
+    about = {(s := path.lstat()).st_ino: s for path in folder.rglob("*") if path.is_file() and not path.is_symlink()}
+    return sum(s.st_size for s in about.values())
+
+
+def cram(*arguments: str) -> str:
+    """What a command prints."""
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def refused(*arguments: str) -> str:
+    """The sentence with which a command ends."""
+    with pytest.raises(InputError) as error:
+        CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    return str(error.value)
+
+
+def test_the_last_reports_stay_with_all_they_were_made_from_and_so_does_what_is_newer(store: Path):
+    first, second, third = chain(1), chain(2, shared=2), chain(3, shared=2)
+    newer = chain(4, until=TOKENS)
+    found, _ = collect(keep=1, hollow=False, models=False)
+    assert there(*third, *newer) == [True] * 9
+    assert there(*first) == [False, False, False, True, False, False], "of the others, the models stay"
+    assert there(*second) == [True, True, False, True, False, False], "and text that the last one was made from"
+    assert found.kept["made since"] == {artifact.name for artifact in newer}
+    assert set(found.models) == {first[3].name, second[3].name}
+    collect(keep=1, hollow=False, models=True)
+    assert there(first[3], second[3], third[3]) == [False, False, True]
+    collect(keep=0, hollow=False, models=True)
+    assert not [path for path in store.glob("[!.]*/*") if not path.is_symlink()], "nothing is pinned or in use"
+
+
+def test_without_a_report_or_a_study_nothing_goes(store: Path):
+    some = chain(1, until=TUNED)
+    (store / ".partial" / "filter-0123").mkdir()
+    found, freed = collect(keep=5, hollow=False, models=True)
+    assert all(there(*some))
+    assert not found.goes
+    assert sum(freed.values()) == 0
+
+
+def test_what_is_pinned_stays_whole_with_all_it_was_made_from(store: Path):
+    old, new = chain(1), chain(2)
+    pin(old[2])
+    assert cram("pin").count("tokenize/") == 1
+    collect(keep=1, hollow=True, models=True)
+    assert there(*old) == [True, True, True, False, False, False]
+    assert [is_hollow(artifact) for artifact in (*old[:3], *new[:3])] == [True, True, False, True, True, True]
+    assert "is pinned no longer" in cram("pin", old[2].key[:6], "--remove")
+    collect(keep=1, hollow=False, models=True)
+    assert not any(there(*old))
+    assert all(there(*new))
+
+
+def test_the_preview_changes_nothing_and_says_what_is_then_freed_of_linked_files_too(store: Path):
+    chain(1)
+    chain(2, shared=1)
+    stays = chain(3, shared=2)
+    before = {path: path.lstat().st_mtime_ns for path in store.rglob("*") if ".locks" not in path.parts}
+    found = survey(keep=1, hollow=False, models=True)
+    expected = upkeep.sizes(found.paths())
+    assert {path: path.lstat().st_mtime_ns for path in store.rglob("*") if ".locks" not in path.parts} == before
+    size = bytes_in(store)
+    done, freed = collect(keep=1, hollow=False, models=True)
+    assert freed == expected
+    assert done.goes.keys() == found.goes.keys()
+    assert size - bytes_in(store) == sum(freed.values())
+    assert freed["download"] > 0, "of the first text, all links went"
+    size = bytes_in(store)
+    _, freed = collect(keep=1, hollow=True, models=True)
+    assert 0 <= sum(freed.values()) - (size - bytes_in(store)) < 1000, "manifests name what was dropped"
+    assert all(there(*stays))
+    assert (store / "report" / "latest").resolve() == stays[-1].path
+
+
+def test_of_linked_parts_the_last_artifact_frees_the_bytes(store: Path):
+    text, clean, *_ = chain(1)
+    pin(text)
+    _, freed = collect(keep=0, hollow=False, models=True)
+    assert freed["deduplicate"] < (text.path / PARTS[0]).stat().st_size
+    assert not any(there(clean))
+    cram("pin", text.name, "--remove")
+    _, freed = collect(keep=0, hollow=False, models=True)
+    assert freed["download"] > 2 * len("download 1 ") * 2000
+
+
+def test_abandoned_drafts_go_if_they_are_older_than_the_newest_report_and_hold_no_checkpoint(store: Path):
+    drafts = {
+        name: store / ".partial" / f"{name}-0123456789ab" for name in ("filter", "pretrain", "measure", "discarded")
+    }
+    for name in ("filter", "pretrain", "discarded"):
+        drafts[name].mkdir(parents=True)
+        (drafts[name] / "half").write_text("x" * 50)
+    chain(1)
+    drafts["measure"].mkdir()
+    held = Artifact(stage="filter", key="0123456789ab")
+    with locked(held):
+        collect(keep=5, hollow=False, models=False)
+        assert [draft.exists() for draft in drafts.values()] == [True, True, True, False], "one is in progress"
+    shown = cram("gc")
+    assert f"draft {held.stage}-{held.key}" in shown
+    assert "pretrain-" not in shown
+    collect(keep=5, hollow=False, models=False)
+    assert [draft.exists() for draft in drafts.values()] == [False, True, True, False]
+    collect(keep=5, hollow=False, models=True)
+    assert [draft.exists() for draft in drafts.values()] == [False, False, True, False]
+
+
+def forked(work: Callable[[], object]) -> multiprocessing.Process:
+    """A process that does this."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    return process
+
+
+def test_what_a_running_process_reads_or_will_need_stays_and_goes_once_it_is_killed(store: Path):
+    read, planned = chain(1), chain(2)
+    chain(3)
+
+    def hold() -> None:
+        with needed([planned[1], Artifact(stage="filter", key="of the future")]), locked(read[2], shared=True):
+            (store / "holding").touch()
+            signal.pause()
+
+    process = forked(hold)
+    wait_for((store / "holding").exists)
+    for _ in range(2):
+        collect(keep=1, hollow=True, models=True)
+        assert there(*read[:4], *planned[:3]) == [True, True, True, False, True, True, False]
+        assert not any(map(is_hollow, (*read[:3], *planned[:2])))
+    process.kill()
+    process.join()
+    collect(keep=1, hollow=True, models=True)
+    assert not any(there(*read, *planned))
+    assert list((store / ".locks" / "runs").iterdir()) == [], "what the killed process said is forgotten"
+
+
+def test_a_run_that_begins_during_a_collection_waits_until_what_goes_is_known_and_makes_it_again(store: Path, caplog):
+    caplog.set_level("INFO", "tasks.store")
+    old = chain(1)
+    chain(2)
+    plan = plan_of(1)
+    assert plan.check() == {}
+    with ThreadPoolExecutor(1) as thread:
+        with locked(upkeep.GATE):
+            running = thread.submit(run, plan)
+            wait_for(lambda: f"using {upkeep.GATE.name}; waiting" in caplog.text)
+            store_module.discard(old[1])
+            store_module.discard(old[5])
+        assert running.result(600) == old[5]
+    assert all(there(*old))
+
+
+def test_collections_beside_runs_never_make_one_fail(store: Path):
+    chain(9)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(lambda: [run(plan_of(number)) for number in range(6)])
+        while not running.done():
+            collect(keep=1, hollow=True, models=True)
+        pages = running.result(0)
+    assert there(*pages)[-1:] == [True]
+    assert not [path for path in (store / ".partial").iterdir() if any(path.iterdir())]
+
+
+def test_a_hollow_artifact_counts_as_made_until_a_stage_needs_its_files(store: Path, caplog):
+    caplog.set_level("INFO")
+    old = chain(0)
+    sums = {artifact: read_manifest(artifact)["files"] for artifact in old}
+    CALLS.clear()
+    collect(keep=1, hollow=True, models=False)
+    assert [is_hollow(artifact) for artifact in old] == [True, True, True, False, False, False]
+    assert {path.name for path in old[0].path.iterdir()} == {"stage.json", "stats.json", "lost.jsonl"}
+    assert (old[3].path / "heldout.npz").exists(), "a model keeps its held-out text"
+    assert all(there(*old))
+    assert run(plan_of(0)) == old[5]
+    run(plan_of(1, shared=4))
+    assert CALLS == ["finetune", "report"], "a finetuning run needs the model alone"
+    CALLS.clear()
+    run(plan_of(1, shared=2))
+    assert CALLS == ["download", "deduplicate", "tokenize", "pretrain", "finetune", "report"]
+    assert [read_manifest(artifact)["files"] for artifact in old[:2]] == [sums[artifact] for artifact in old[:2]]
+    assert caplog.text.count("was made again, with the same contents as before") == 2
+    assert f"made again since a later stage reads them: {old[0].name}, {old[1].name}." in caplog.text
+    assert is_hollow(old[2]), "nothing had to read it"
+    for artifact in old[:2]:
+        verify(artifact)
+
+
+def test_a_hollow_artifact_that_is_made_again_otherwise_is_a_warning(store: Path, caplog):
+    chain(0)
+    collect(keep=1, hollow=True, models=False)
+    CALLS.append("other")
+    run(plan_of(1, shared=1))
+    [warning] = [line for line in caplog.messages if "made again, but" in line]
+    assert "lost.jsonl differs from before" in warning
+
+
+def test_a_hollow_artifact_stays_if_it_cannot_be_made_again(store: Path):
+    text, *_ = chain(0)
+    collect(keep=1, hollow=True, models=False)
+    CALLS.append("no source")
+    with pytest.raises(InputError, match="The source of the text is gone"):
+        run(plan_of(1, shared=1))
+    assert is_hollow(text)
+    assert text.stats == {"documents": 1}
+
+
+def test_a_hollow_input_is_a_sentence_wherever_it_is_read(store: Path):
+    text, clean, *_ = chain(0)
+    collect(keep=1, hollow=True, models=False)
+    with pytest.raises(InputError, match=f"{text.name} is hollow"):
+        CLEAN.fn(Kind(number=5), [text])
+    with pytest.raises(InputError, match=f"{clean.name} is hollow"):
+        Plan("report", {"deduplicate": "latest"}, []).check()
+    store_module.to_fill.add(text)
+    assert TEXT.fn(Kind()) == text
+    assert not is_hollow(text)
+    assert not store_module.to_fill
+    assert "hollow: 2 files with" in cram("show", "deduplicate")
+    assert "hollow" in next(line for line in cram("ls").splitlines() if line.startswith(clean.name))
+    assert "differing statistics" in cram("diff", "deduplicate", "latest", "latest")
+
+
+def is_sound(store: Path, stays: list[Artifact]) -> None:
+    """What is there is complete, what must stay is there, and links lead somewhere."""
+    folders = [path for path in store.glob("[!.]*/[!.]*") if path.is_dir() and not path.is_symlink()]
+    every = [Artifact(stage=path.parent.name, key=path.name) for path in folders]
+    assert all(there(*every, *stays))
+    for artifact in every:
+        listed = {file["path"] for file in artifact.manifest["files"]} - set(artifact.manifest.get("hollow", ()))
+        assert listed <= {path.name for path in artifact.path.iterdir()}
+    for artifact in stays:
+        assert (artifact.path.parent / "latest").exists()
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 8, 12, 14, 16, 18, 20])
+def test_a_collection_that_is_killed_at_any_step_leaves_a_sound_store_and_the_next_one_ends_it(store, step: int):
+    chain(1)
+    stays = chain(2)
+    renamed, replaced, count = Path.rename, Path.replace, []
+
+    def killing(act: Callable) -> Callable:
+        def counted(*arguments: Path) -> Path:
+            count.append(arguments)
+            if len(count) == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return act(*arguments)
+
+        return counted
+
+    def killed() -> None:
+        Path.rename, Path.replace = killing(renamed), killing(replaced)
+        Path.unlink = killing(Path.unlink)
+        collect(keep=1, hollow=True, models=True)
+
+    process = forked(killed)
+    process.join()
+    is_sound(store, stays)
+    before = process.exitcode
+    assert before in (0, -signal.SIGKILL)
+    collect(keep=1, hollow=True, models=True)
+    is_sound(store, stays)
+    assert [is_hollow(artifact) for artifact in stays] == [True, True, True, False, False, False]
+    assert {path.name for path in stays[0].path.iterdir()} - {".stage.json"} == {
+        "stage.json",
+        "stats.json",
+        "lost.jsonl",
+    }
+    assert len([path for path in store.glob("[!.]*/*") if not path.is_symlink()]) == len(CHAIN)
+    assert not [path for path in (store / ".partial").iterdir() if any(path.iterdir())]
+    assert survey(keep=1, hollow=True, models=True).paths() == {}
+    assert draft_of(stays[0]).parent == store / ".partial"
+
+
+def test_a_collection_killed_while_it_deletes_is_ended_by_the_next_one(store: Path, monkeypatch: pytest.MonkeyPatch):
+    chain(1)
+    chain(2)
+
+    def killed() -> None:
+        store_module.tempfile.TemporaryDirectory.cleanup = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+        store_module.tempfile.TemporaryDirectory.__exit__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        collect(keep=1, hollow=False, models=True)
+
+    process = forked(killed)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    [left] = (store / ".partial").iterdir()
+    assert any(left.iterdir())
+    _, freed = collect(keep=1, hollow=False, models=True)
+    assert freed["drafts"] > 0
+    assert list((store / ".partial").iterdir()) == []
+
+
+def test_what_is_no_complete_artifact_is_left_alone(store: Path):
+    broken, *_ = chain(1)
+    chain(2)
+    (broken.path / PARTS[0]).unlink()
+    (store / "filter" / "copied").mkdir(parents=True)
+    (store / "filter" / "junk").mkdir()
+    (store / "filter" / "junk" / "stage.json").write_text(json.dumps({"files": [], "stats": {}, "inputs": None}))
+    collect(keep=0, hollow=True, models=True)
+    assert {path.parent.name for path in store.glob("[!.]*/[!.]*") if path.is_dir()} == {"download", "filter"}
+
+
+def test_a_manifest_from_elsewhere_names_no_file_outside_its_artifact(store: Path, tmp_path: Path):
+    text, *_ = chain(1)
+    names = ["../../../mine.txt", str(tmp_path / "part-00000.parquet")]
+    for name in names:
+        (text.path / name).write_text("mine")
+    about = text.manifest
+    about["files"] += [{"path": name, "bytes": 4, "sha256": ""} for name in names]
+    (text.path / "stage.json").write_text(json.dumps(about | {"hollow": names}))
+    collect(keep=1, hollow=True, models=True)
+    assert read_manifest(text) is None, "it counts as damaged"
+    assert all((text.path / name).read_text() == "mine" for name in names)
+
+
+@pytest.mark.parametrize("name", ["", "zz", "download/zz", "nothing/abc", "x*", "download/"])
+def test_only_one_complete_artifact_can_be_pinned(store: Path, name: str):
+    chain(1)
+    refused("pin", name)
+    assert refused("pin", "zz", "--remove").endswith("Pinned are: none.")
+    assert "Nothing is pinned" in cram("pin")
+
+
+def test_ls_has_the_bytes_of_each_stage_and_of_all(store: Path):
+    chain(1)
+    text, *_ = chain(2)
+    pin(text)
+    lines = [line.split() for line in cram("ls").splitlines()]
+    rows = {line[0]: line[1:] for line in lines if line and line[0] in ("download", "deduplicate", "all")}
+    assert rows["download"][0] == rows["deduplicate"][0] == "2"
+    assert rows["all"][0] == "12"
+    assert float(rows["deduplicate"][1]) < 200, "its parts are those of download"
+    assert sum("pinned" in line for line in lines) == 1
+    assert artifacts("download")[-1] == text
+
+
+def test_the_page_of_a_collection_names_models_and_what_is_kept(store: Path):
+    chain(1)
+    chain(2)
+    shown = cram("gc", "--keep", "1")
+    assert "--models discards them: pretrain/" in shown
+    assert "Nothing was deleted" in shown
+    assert "Models that go: pretrain/" in cram("gc", "--keep", "1", "--models")
+    assert "Nothing was deleted" not in cram("gc", "--keep", "1", "--yes")
+    assert "There is nothing to free" in cram("gc", "--keep", "1")
+
+
+def test_a_model_that_came_without_its_weights_is_trained_again_only_if_asked_for(store: Path):
+    old = chain(0)
+    model = old[3]
+    about = model.manifest | {"hollow": ["model.safetensors"]}  # as `cram pull` leaves it
+    (model.path / "stage.json").write_text(json.dumps(about))
+    (model.path / "model.safetensors").unlink()
+    CALLS.clear()
+    assert run(plan_of(0)) == old[5], "nothing needs the weights"
+    with pytest.raises(InputError, match=rf"`cram pull {model.name}` brings .*--refresh pretrain trains it again"):
+        run(plan_of(1, shared=4))
+    with pytest.raises(InputError, match=f"{model.name} is hollow"):
+        Plan("report", {"pretrain": model.key}, []).check(thoroughly=False)
+    assert CALLS == []
+    assert is_hollow(model)
+    again = plan_of(1, shared=4)
+    again.again = {"pretrain"}
+    run(again)
+    assert CALLS == ["pretrain", "finetune", "report"]
+    verify(model)
+
+
+def test_what_a_damaged_artifact_was_made_from_stays(store: Path):
+    *_, text, tokens, model, _, _ = chain(1)
+    (model.path / "heldout.npz").unlink()
+    collect(keep=1, hollow=False, models=True)
+    pin(tokens)
+    (tokens.path / "tokenizer.json").unlink()
+    collect(keep=0, hollow=False, models=True)
+    assert there(text, tokens) == [True, False]
+    assert (tokens.path / "sequences.npy").exists()
+    assert (model.path / "model.safetensors").exists()
