@@ -19,6 +19,7 @@ from tasks.pretrain import pretrain
 from tasks.report import report
 from tasks.store import Artifact
 from tasks.tokenize import tokenize
+from tasks.upkeep import needed
 from tasks.vocabulary import train_vocabulary
 
 configure()
@@ -43,13 +44,19 @@ def add(plan: Plan, r: Recipe, run: tuple[str, ...] = ()) -> dict[str, Step]:
     return {"pretrain": bert, "report": page}
 
 
-def planned(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
-    """The plan of a run, checked for every mistake that can be known before it starts."""
+def laid_out(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
+    """The plan of a run, not yet checked."""
     r, plan = resolve(recipe, override), Plan(until, use, refresh)
     if not {"tokenize", "pretrain", "finetune"} & set(use):  # else the length of the given artifact counts
         r.check_lengths(until)
     add(plan, r)
     plan.warn_of_unused(without_empty(override))
+    return plan
+
+
+def planned(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
+    """The plan of a run, checked for every mistake that can be known before it starts."""
+    plan = laid_out(recipe, override, until, use, refresh)
     for error in plan.check().values():
         raise error
     return plan
@@ -81,6 +88,6 @@ def cram(
     """
     plan = planned(recipe, override, until, use, refresh)
     disk.check(plan)
-    with tags(recipe, f"until {until}"):
+    with tags(recipe, f"until {until}"), needed(plan.made.values(), *plan.given.values()):
         plan.run()
     return plan.results()

@@ -1,5 +1,6 @@
 """The disk that a run needs: measured shares of its text, and its models."""
 
+import functools
 import logging
 import shutil
 from collections import Counter
@@ -10,7 +11,7 @@ from flows.plan import Plan, Step
 from model import InputError
 from tasks import models, store
 from tasks.corpus import local
-from tasks.corpus.parts import parts_of
+from tasks.corpus.parts import is_part
 from tasks.download import Download
 
 # bytes of text in a byte of a file, and in a document (of other sources: that of the Pile)
@@ -38,14 +39,25 @@ def text_of(params: Download) -> float:
     return min(filter(None, limits), default=0)
 
 
+@functools.cache  # a folder with many files takes seconds to list
+def text_read(step: Step) -> float:
+    """The bytes of text that a step without inputs reads, at most."""
+    return text_of(step.params) if isinstance(step.params, Download) else 0
+
+
 def text_for(plan: Plan, step: Step) -> float:
     """The bytes of text that a step reads: by the size of the parts if they are there, or else of the source."""
     if not step.inputs:
-        return text_of(step.params) if isinstance(step.params, Download) else 0
+        return text_read(step)
     if isinstance(given := step.inputs[0], list):  # of a stage that isn't ours
         return sum(text_for(plan, each) for each in given)
-    made = store.read_manifest(corpus := plan.arguments(step)[1])
-    return sum(part.stat().st_size for part in parts_of(corpus)) / PARTS if made else text_for(plan, given)
+    made = store.read_manifest(plan.arguments(step)[1])
+    return text_in(made) if made else text_for(plan, given)
+
+
+def text_in(corpus: dict) -> float:
+    """The bytes of text in an artifact with this manifest, by the sizes of its parts, which need not be there."""
+    return sum(file["bytes"] for file in corpus["files"] if is_part(file["path"])) / PARTS
 
 
 def behind(step: Step, stage: str) -> Step | None:
@@ -55,7 +67,7 @@ def behind(step: Step, stage: str) -> Step | None:
 
 def of_models(plan: Plan, step: Step) -> tuple[float, float]:
     """`need` of a step that makes a model."""
-    from model import memory  # loads torch
+    from model import machine, memory, pretraining  # load torch
 
     steps = [behind(step, stage) for stage in ("pretrain", "tokenize", "vocabulary")]
     if not all(steps):
@@ -63,7 +75,8 @@ def of_models(plan: Plan, step: Step) -> tuple[float, float]:
     bert, tokens, words = (found.params for found in steps if found)
     weights, states = memory.sizes(bert.architecture, bert, words.entries, tokens.length)
     if step.stage == "pretrain":
-        return weights, 2 * (weights + states)  # a checkpoint stays until the next is complete
+        kept = pretraining.EVALUATIONS if machine.keeps_tenths() else 1
+        return kept * weights, 2 * (weights + states)  # a checkpoint stays until the next is complete
     there = models.weight_bytes(plan.arguments(step)[1])  # of a model that was made before, or was given
     return (there or weights) * step.params.keep, 0
 
@@ -93,8 +106,8 @@ def freed(plan: Plan, step: Step) -> int:
 
 
 @store.disk_errors_as_input_errors("This run")
-def check(plan: Plan) -> None:
-    """Log how much disk is needed by the steps that have to run. Raises InputError if less is free."""
+def check(plan: Plan) -> float:
+    """The bytes of disk that the steps which have to run need at a time. Raises InputError if less is free."""
     steps = [step for step in plan.made if not plan.is_blocked(step) and not plan.is_made(step)]
     stays, peak, fixed, gone, drafts = Counter(), 0.0, 0.0, 0, {store.draft_of(plan.made[step]).name for step in steps}
     for step in steps:
@@ -116,3 +129,4 @@ def check(plan: Plan) -> None:
         raise InputError(f"{said} Free some, {limit}or set CRAM_ARTIFACTS to a directory on a larger disk.")
     if peak > SHOWN:
         log.log(logging.WARNING if peak > TIGHT * free else logging.INFO, said)
+    return peak

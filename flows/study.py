@@ -1,6 +1,7 @@
 """The flow of a study: runs that share cached stages, and the page that compares them."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,8 @@ from flows.study_runs import StudyRun, operations_per_token, resolve_study
 from model import InputError, counted, duration
 from tasks.evaluate import Evaluate, evaluate, share_in_common
 from tasks.store import Artifact, named
-from tasks.study import Member, compare_runs
+from tasks.study import Member, StudyReport, compare_runs
+from tasks.upkeep import needed
 
 FEWEST_IN_COMMON = 0.1  # of the first model's held-out documents: with fewer, losses are not compared
 USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # before anything has run
@@ -41,30 +43,48 @@ def study(
         scale: A size (pocket, the default; day; or "pocket x 0.5"), a budget ("3e6 tokens"), or both.
         until: pretrain compares losses; report also finetunes, and compares scores.
     """
-    override = without_empty(override)
-    about, runs = resolve_study(study, recipe, override, seeds, scale, until)
+    about, runs, plan, steps = laid_out(study, recipe, override, seeds, scale, until)
     for member in (run.member for run in runs if run.member.seed == 0):
         if member.also:
             log.info("%s and %s are the same at this scale; they are one run.", member.run, " and ".join(member.also))
         if member.problem:
             log.warning("%s is not possible here: %s", member.run, member.problem)
     log.info("Pretraining: %s on this machine, less what is cached.", estimate(runs, usual_rate()))
-    plan = Plan(until, {}, [])
-    steps = [add(plan, run.recipe, (run.member.run, f"seed {run.member.seed}")) if run.recipe else {} for run in runs]
-    plan.warn_of_unused(override)
     plan.check()
     disk.check(plan)
-    with tags(Path(study).stem, f"until {until}"):
-        problems = plan.run()
-        members = [outcome(run, own, plan, problems) for run, own in zip(runs, steps, strict=True)]
-        if not any(member.model for member in members):
-            raise next(iter(problems.values()))
-        members = on_common_text(members, runs)
-        given = [artifacts_of(members, kind) for kind in ("model", "evaluation", "report")]
-        page = make(compare_runs, about.model_copy(update={"members": members}), *given)
+    with tags(Path(study).stem, f"until {until}"), needed(plan.made.values()):
+        plan.run()
+        page, members = compared(about, runs, plan, steps)
     if failed := sum(bool(member.problem) for member in members):
         log.warning("%s of %s failed; the page says why.", failed, counted(len(members), "run"))
     return page
+
+
+def laid_out(
+    study: str, recipe: str | None, override: dict, seeds: int, scale: str, until: str
+) -> tuple[StudyReport, list[StudyRun], Plan, list[dict[str, Step]]]:
+    """The head of a study's page, its runs, their plan, not yet checked, and for each run its last steps."""
+    override = without_empty(override)
+    about, runs = resolve_study(study, recipe, override, seeds, scale, until)
+    plan = Plan(until, {}, [])
+    steps = [add(plan, run.recipe, (run.member.run, f"seed {run.member.seed}")) if run.recipe else {} for run in runs]
+    plan.warn_of_unused(override)
+    return about, runs, plan, steps
+
+
+def compared(
+    about: StudyReport, runs: list[StudyRun], plan: Plan, steps: list[dict[str, Step]], make: Callable = make
+) -> tuple[Artifact, list[Member]]:
+    """The page that compares the runs of a plan that has run, and its rows. `make`: makes an artifact, as `plan.make`.
+
+    Raises the first error if there is no model.
+    """
+    members = [outcome(run, own, plan, plan.problems) for run, own in zip(runs, steps, strict=True)]
+    if not any(member.model for member in members):
+        raise next(iter(plan.problems.values()))
+    members = on_common_text(members, runs, make)
+    given = [artifacts_of(members, kind) for kind in ("model", "evaluation", "report")]
+    return make(compare_runs, about.model_copy(update={"members": members}), *given), members
 
 
 def usual_rate() -> float:
@@ -107,7 +127,7 @@ def sentence_of(error: Exception) -> str:
     return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
 
 
-def on_common_text(members: list[Member], runs: list[StudyRun]) -> list[Member]:
+def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable) -> list[Member]:
     """Evaluate all models on one text that none was trained on, if their own held-out texts differ.
 
     Documents are held out by their digests, so the first model's text serves. Models that hold out documents in another
@@ -130,7 +150,7 @@ def on_common_text(members: list[Member], runs: list[StudyRun]) -> list[Member]:
             )
             changes = {"compared": False, "problem": member.problem or why}
         elif member.model and (sharing or digests[member.model] != digests[first.name]):
-            changes = evaluated(member, first, sharing)
+            changes = evaluated(member, first, sharing, make)
         measured.append(member.model_copy(update=changes))
     return measured
 
@@ -145,7 +165,7 @@ def holding_out(recipe: Recipe) -> tuple:
     return recipe.tokenize.heldout_fraction, cut
 
 
-def evaluated(member: Member, text: Artifact, others: list[Artifact]) -> dict:
+def evaluated(member: Member, text: Artifact, others: list[Artifact], make: Callable) -> dict:
     """Evaluate a member's model on a text; the fields of Member with the result or the problem."""
     title = f"evaluate [{member.run}, seed {member.seed}]"
     try:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, Field, ValidationError
 
 from flows.deltas import DELTAS, LIMITS, NAMED, POCKET_EXTRA, POCKET_HEAD, nearest, pocket, reads_files, resized
-from flows.recipes import Recipe, check_changes, check_name, merge, parse_json, recipe_of
+from flows.recipes import Recipe, check_changes, merge, parse_json, recipe_of
 from flows.studies import STUDIES
+from flows.summary import check_name
 from model import InputError, budget
 from model.settings import READ_BY, Training
 from tasks.study import Member, StudyReport

@@ -410,6 +410,10 @@ def test_the_commit_of_a_source_without_one_is_the_newest_at_first_use(online: H
     monkeypatch.setitem(online.files, (repository, "b" * 40), newer)
     assert downloaded(source="oscar") == first
     (store_module.ROOT / ".revisions.json").unlink()
+    monkeypatch.setattr(store_module, "is_frozen", True)  # a plan keeps no note of the commit that it found
+    assert hub.commit(SOURCES["oscar"]) == "b" * 40
+    assert not (store_module.ROOT / ".revisions.json").exists()
+    monkeypatch.setattr(store_module, "is_frozen", False)
     assert [document.text for document in documents(source="oscar")] == ["new"]
 
 

@@ -22,6 +22,7 @@ from flows.studies import STUDIES
 from flows.study import study
 from model import InputError
 from tasks import stage as stage_module
+from tasks import store as store_module
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law
 from tasks.store import Artifact, artifacts, named
@@ -98,6 +99,21 @@ def json_of(page: Artifact) -> dict:
 
 def test_stages_that_runs_share_were_run_once(finished):
     assert Counter(artifact.stage for artifact in everything()) == MADE
+
+
+def test_a_plan_says_whether_the_runs_and_their_page_are_there(store, finished, given: dict, monkeypatch):
+    monkeypatch.setattr(store_module, "is_frozen", False)  # which the command sets for its process
+    runs = json.loads(Path(given["study"]).read_text())["runs"]
+    asked = written(given, "good", {name: runs[name] for name in ("own", "half the rate", "other text")})
+    options = ["--recipe", asked["recipe"], "--override", json.dumps(asked["override"]), "--seeds", "2", "--plan"]
+    states = [CliRunner().invoke(app, ["study", asked["study"], *options])]
+    monkeypatch.setattr(store_module, "is_frozen", False)
+    page, before = study.fn(**asked), len(everything())
+    states += [CliRunner().invoke(app, ["study", asked["study"], *options])]
+    assert [state.exit_code for state in states] == [3, 0]
+    assert all(page.key in state.stdout and "evaluate [other text, seed 1]" in state.stdout for state in states)
+    assert states[0].stdout.count("to do") == 1
+    assert len(everything()) == before
 
 
 def test_the_page_has_its_files_loads_nothing_and_names_merged_runs_by_both_names(finished):

@@ -8,17 +8,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.common import (
-    check_stages,
-    console,
-    print_rows,
-    recipe_names,
-    say,
-    shorten,
-    stage_names,
-)
-from flows.cli.execution import execute, find_server
-from flows.summary import relative
+from flows.cli.common import check_stages, console, print_rows, recipe_names, say, shorten, stage_names
+from flows.cli.execution import Planned, execute, find_server, print_plan
+from flows.summary import check_name, relative
 from model import InputError
 
 if TYPE_CHECKING:  # slow to import
@@ -86,10 +78,13 @@ def run(
             metavar="STAGE", help="Run STAGE again even if it is cached. May be repeated.", autocompletion=stage_names
         ),
     ] = None,
+    plan: Planned = False,
 ) -> None:
     """Run a recipe, from raw text to scores. Stages that already ran with the same parameters are cached."""
     changes, used, again = parse_overrides(override or []), parse_use(use or []), refresh or []
     check_stages([until, *used, *again])
+    if plan:
+        print_plan("run", recipe=recipe, override=changes, until=until, use=used, refresh=again)
     server = find_server()
     from flows.cram import cram
 
@@ -117,6 +112,10 @@ def print_results(artifact: "Artifact") -> None:
 
 def print_blanks(model: "Artifact") -> None:
     """Print some English sentences with a blank, and the most likely tokens by a pretrained model that reads ASCII."""
+    from tasks.models import has_weights
+
+    if not has_weights(model.path):  # it is hollow
+        return
     import torch  # here: not for every command line
 
     from model import export
@@ -135,11 +134,8 @@ def print_blanks(model: "Artifact") -> None:
             return
         with torch.inference_mode():
             [shares], [tokens] = bert.logits(bert.encode(ids)[ids == MASK]).softmax(dim=-1).topk(CANDIDATES)
-        candidates = zip(tokens.tolist(), shares.tolist(), strict=True)
-        say(
-            f"  {text}\n      "
-            + "   ".join(f"{tokenizer.id_to_token(token)} {share:.0%}" for token, share in candidates)
-        )
+        candidates = zip(map(tokenizer.id_to_token, tokens.tolist()), shares.tolist(), strict=True)
+        say(f"  {text}\n      " + "   ".join(f"{token} {share:.0%}" for token, share in candidates))
 
 
 def described(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[tuple[str, str, str, str]]:
@@ -173,7 +169,7 @@ def params(
 ) -> None:
     """List parameters: allowed values, value in the recipe, description. Set them with `cram run --override`."""
     check_stages([stage] if stage else [])
-    from flows.recipes import DELTAS, STAGES, Recipe, check_name
+    from flows.recipes import DELTAS, STAGES, Recipe
 
     check_name("recipe", recipe, DELTAS)
 

@@ -6,15 +6,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from flows.cli.common import (
-    console,
-    print_rows,
-    recipe_names,
-    say,
-    shorten,
-    study_names,
-)
-from flows.cli.execution import execute, find_server
+from flows.cli.common import console, print_rows, recipe_names, say, shorten, study_names
+from flows.cli.execution import Planned, execute, find_server, print_plan
 from flows.cli.run import parse_overrides
 from model import InputError
 
@@ -23,8 +16,7 @@ LASTS = ("pretrain", "report")
 
 def study(
     name: Annotated[
-        str | None,
-        typer.Argument(help="Name of a study, or path of a .json file.", autocompletion=study_names),
+        str | None, typer.Argument(help="Name of a study, or path of a .json file.", autocompletion=study_names)
     ] = None,
     recipe: Annotated[
         str | None,
@@ -43,6 +35,7 @@ def study(
     listed: Annotated[
         bool, typer.Option("--list", help="Only say what each study holds, and about how long it takes here.")
     ] = False,
+    plan: Planned = False,
 ) -> None:
     """Run recipes that differ in one respect, and compare them on one page. Shared stages run once."""
     changes = parse_overrides(override or [])
@@ -53,12 +46,13 @@ def study(
         return
     if name is None:
         raise InputError(f"Give the name of a study: {', '.join(study_names())}. `cram study --list` describes them.")
+    asked = {"study": name, "recipe": recipe, "override": changes, "seeds": seeds, "scale": scale, "until": until}
+    if plan:
+        print_plan("study", **asked)
     server = find_server()
     from flows.study import study as study_flow
 
-    page = execute(
-        study_flow, server, study=name, recipe=recipe, override=changes, seeds=seeds, scale=scale, until=until
-    )
+    page = execute(study_flow, server, **asked)
     say("")
     print_rows(page.stats["table"])
     console.print(f"\nFull page: {shorten(page.path / 'study.html')}", soft_wrap=True, highlight=False)

@@ -157,22 +157,29 @@ def commit(source: Source) -> str:
     """The commit at which the source is read: its own, or that of its branch at the first use with this store."""
     if re.fullmatch("[0-9a-f]{40}", source.revision):
         return source.revision
-    from huggingface_hub import HfApi
-
     path, lock = store.ROOT / REVISIONS, store.ROOT / ".locks" / "revisions"
+    name = f"{source.repository}@{source.revision}".removesuffix("@")
+    if store.is_frozen:
+        return (json.loads(path.read_text()) if path.exists() else {}).get(name) or newest(source)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         commits = json.loads(path.read_text()) if path.exists() else {}
-        name = f"{source.repository}@{source.revision}".removesuffix("@")
         if name not in commits:
-            with asking(source.repository, source.instead):
-                commits[name] = HfApi().dataset_info(source.repository, revision=source.revision or None).sha
+            commits[name] = newest(source)
             half = path.with_suffix(".half")
             half.write_text(json.dumps(commits, indent=2) + "\n")
             half.replace(path)
             log.info("From now on, %s is read at its newest commit, %s (%s).", name, commits[name][:12], path)
     return commits[name]
+
+
+def newest(source: Source) -> str:
+    """The newest commit of the source's branch, which the hub is asked for."""
+    from huggingface_hub import HfApi
+
+    with asking(source.repository, source.instead):
+        return HfApi().dataset_info(source.repository, revision=source.revision or None).sha
 
 
 def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:

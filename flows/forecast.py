@@ -1,0 +1,201 @@
+"""What a run would do (`--plan`), without doing it: what is there, and how long and how much disk the rest would take.
+
+Times are those of the most similar artifacts in the store that this machine made, scaled by the work that there is.
+"""
+
+import functools
+import json
+import math
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from rich.filesize import decimal
+
+from flows import cram, disk
+from flows.plan import SEVERAL, Plan, Step
+from flows.summary import brief_duration
+from model import InputError, counted, duration
+from tasks import store
+from tasks.stage import Params, StageTask, environment
+from tasks.store import Artifact, draft_of, named, read_manifest
+
+PRETRAIN, IMPOSSIBLE = "pretrain", "not possible"
+
+
+class Row(NamedTuple):
+    """A stage of a run: bytes that are `there`; seconds (None: unknown) and bytes that it would leave on the disk."""
+
+    stage: str
+    key: str
+    state: str
+    there: int = 0
+    seconds: float | None = 0
+    disk: float = 0
+
+    def cells(self) -> dict[str, str]:
+        """The row as texts."""
+        there, disk = (decimal(int(size)) if size else "" for size in (self.there, self.disk))
+        time = "unknown" if self.seconds is None else brief_duration(self.seconds) if self.seconds else ""
+        return {"stage": self.stage, "key": self.key, "state": self.state, "on disk": there, "time": time, "disk": disk}
+
+
+class Forecast:
+    """What the steps of a plan would do. `refusal`: the error with which the run would end before it starts."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.refusal = plan, next(iter(plan.problems.values()), None)
+        self.notes: list[str] = []
+        self.manifest, self.written = functools.cache(read_manifest), functools.cache(self._written)
+        self.drafts = {draft.name: draft for draft in store.drafts("")}
+        given = [artifact for artifacts in plan.given.values() for artifact in artifacts]
+        for artifact in filter(store.is_hollow, given):
+            store.verify(artifact)  # which raises the error of the run
+        self.rows = [self.found(artifact.stage, artifact, True)._replace(state="given") for artifact in given]
+        self.rows += [self.row(step) for step in plan.needed()]
+
+    def _written(self, stage: str) -> list[dict]:
+        """The manifests of a stage that this machine wrote, whatever became of their files, the newest last."""
+        found, here = [], environment()["machine"]
+        for path in (store.ROOT / stage).glob(f"*/{store.MANIFEST}"):
+            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # whatever it holds
+                about = json.loads(path.read_text())
+                has_all = all(isinstance(about[name], dict) for name in ("params", "inputs", "stats"))
+                if has_all and about["environment"]["machine"] == here and about["seconds"] > 0:
+                    found.append(about)
+        return sorted(found, key=lambda about: str(about.get("finished")))
+
+    def found(self, title: str, artifact: Artifact, made: bool, resumes: bool = False) -> Row:
+        """The row of an artifact, or of its draft, without what it would take."""
+        about, draft = self.manifest(artifact) or {}, self.drafts.get(draft_of(artifact).name)
+        files = [file for file in about.get("files", []) if file["path"] not in about.get("hollow", [])]
+        row = Row(title, artifact.key, "cached", sum(file["bytes"] for file in files))
+        if made:
+            return row
+        if draft and (resumes or draft.running):
+            return row._replace(state="in progress" if draft.running else "resumable", there=draft.bytes)
+        return row._replace(state="to do again" if about else "to do")
+
+    def row(self, step: Step) -> Row:
+        """The row of a step."""
+        if self.plan.is_blocked(step):
+            return Row(step.title, self.plan.made[step].key if step in self.plan.made else "", IMPOSSIBLE)
+        made, resumes = self.plan.is_made(step), step.task.resumes and step not in self.plan.anew
+        row = self.found(step.title, self.plan.made[step], made, resumes)
+        if made:
+            return row
+        seconds, (size, scratch) = self.seconds(step), disk.need(self.plan, step)
+        if row.state in ("resumable", "in progress") and seconds:
+            seconds = max(0, seconds - self.spent(step, seconds, row.there / (size + scratch or math.inf)))
+        return row._replace(seconds=seconds, disk=size)
+
+    def spent(self, step: Step, seconds: float, share: float) -> float:
+        """The seconds of a step that its draft saves. `share`: that of the step's disk which the draft takes."""
+        if step.stage != PRETRAIN:
+            return seconds * share
+        from model import checkpoint  # loads torch
+
+        with suppress(OSError, ValueError, KeyError):  # which the run would tell
+            last = checkpoint.last_row(draft_of(self.plan.made[step]) / store.WORK)
+            return last["seconds"] if last else 0
+        return 0
+
+    def seconds(self, step: Step) -> float | None:
+        """About how long a step takes from its start; None if nothing tells."""
+        work, identity = self.work(step), step.params.identity()
+        known = [(one, about) for about in self.written(step.stage) if (one := self.worked(step, about, identity))]
+        if not known or not work:
+            return 3600 * work if step.stage == PRETRAIN and step.params.budget_unit == "hours" else None
+
+        def likeness(earlier: tuple[float, dict]) -> tuple[int, float]:
+            same = sum(earlier[1]["params"].get(name) == value for name, value in identity.items())
+            return same, -abs(math.log(earlier[0] / work))
+
+        one, about = max(reversed(known), key=likeness)
+        clock = about["stats"].get("seconds_on_the_clock", about["seconds"])
+        return clock * work / one + max(0, about["seconds"] - clock)  # held-out text is measured off the clock
+
+    def work(self, step: Step) -> float:
+        """What a step has to do: a budget, passes over a task's data, or bytes of text; 0: unknown."""
+        if step.stage == PRETRAIN:
+            return step.params.budget
+        if step.stage == SEVERAL:
+            return step.params.epochs * step.params.share
+        reads_text = not step.inputs or "corpus" in step.task.signature.parameters
+        return disk.text_for(self.plan, step) if reads_text else 1
+
+    def worked(self, step: Step, about: dict, identity: dict) -> float:
+        """The same of an earlier artifact of its stage; 0 if that tells nothing of the step."""
+        with suppress(AttributeError, KeyError, TypeError, ValueError):  # its input is gone, or from another version
+            stats, params, inputs = about["stats"], about["params"], about["inputs"]
+            if step.stage == PRETRAIN:
+                same = params["architecture"] == identity["architecture"]
+                hours, flops = stats["seconds_on_the_clock"] / 3600, 1e18 * stats["exaflops"]
+                return {"hours": hours, "tokens": same * stats["tokens"], "flops": flops}[step.params.budget_unit]
+            if step.stage == SEVERAL:
+                if (params["task"], params["data"]) != (identity["task"], identity["data"]):
+                    return 0
+                start, before = (self.manifest(one) for one in (self.plan.arguments(step)[1], named(inputs["start"])))
+                model = start["params"] if start else disk.behind(step, PRETRAIN).params.model_dump(mode="json")
+                return (model["architecture"] == before["params"]["architecture"]) * params["epochs"] * params["share"]
+            if not step.inputs:
+                return float(stats["bytes"])
+            return disk.text_in(self.manifest(named(inputs["corpus"]))) if "corpus" in inputs else 1
+        return 0
+
+    def would_run(self) -> list[Row]:
+        """The rows of what is neither there nor impossible."""
+        return [row for row in self.rows if row.state not in ("cached", "given", IMPOSSIBLE)]
+
+    def sentences(self) -> list[str]:
+        """The sum of the rows; why some are not possible, but for the refusal. Finds out whether the disk suffices."""
+        rows, problems, sizes = self.would_run(), self.plan.problems, ""
+        try:
+            peak = int(disk.check(self.plan))
+            sizes = f"; at most {decimal(peak)} of disk at a time" if peak > 0 else ""
+        except InputError as error:
+            self.refusal = self.refusal or error
+        first = {str(error): step for step, error in problems.items() if not step.upstream & set(problems)}
+        why = [f"{step.title} is not possible: {text}" for text, step in first.items() if text != str(self.refusal)]
+        why += self.notes
+        if not rows:
+            return ["Nothing would run.", *why]
+        several = [step for step in self.plan.made if step.stage == SEVERAL and not self.plan.is_made(step)]
+        at_once = {SEVERAL: self.plan.at_once(several)}
+        known = [row.seconds / at_once.get(row.stage.split()[0], 1) for row in rows if row.seconds is not None]
+        times = [f"about {duration(sum(known), 2)}"] * bool(known)
+        times += [f"{counted(len(rows) - len(known), 'stage')} of unknown time"] * (len(known) < len(rows))
+        head = f"{len(rows)} of {counted(len(self.rows), 'stage')} would run"
+        return [f"{head}: {' and '.join(times)}{sizes}.", *why]
+
+    def target(self, task: StageTask, params: Params, *inputs: Artifact | list[Artifact], title: str = "") -> Artifact:
+        """The artifact of a stage that runs after the plan; it gets a row."""
+        artifact, made = task.target(params, *inputs), task.is_made(params, *inputs)
+        row, earlier = self.found(title or task.name, artifact, made), self.written(task.name)
+        self.rows.append(row if made else row._replace(seconds=earlier[-1]["seconds"] if earlier else None))
+        return artifact
+
+
+def of_run(**asked: Any) -> Forecast:
+    """The forecast of a run of a recipe."""
+    plan = cram.laid_out(**asked)
+    plan.check(thoroughly=False)
+    return Forecast(plan)
+
+
+def of_study(**asked: Any) -> Forecast:
+    """The forecast of a study."""
+    from flows import study  # here, as a flow takes 0.1 s to define
+
+    about, runs, plan, steps = study.laid_out(**asked)
+    plan.check(thoroughly=False)
+    found = Forecast(plan)
+    for run in (run.member for run in runs if not run.recipe):
+        found.rows.append(Row(f"[{run.run}, seed {run.seed}]", "", IMPOSSIBLE))
+        found.notes += [f"{run.run} is not possible here: {run.problem}"] * (run.seed == 0)
+    if any(own and own["pretrain"] not in plan.problems for own in steps):
+        found.refusal = None  # the others go on
+    if not found.would_run() and not found.refusal:
+        study.compared(about, runs, plan, steps, found.target)
+    elif not found.refusal:
+        found.rows.append(Row("study", "", "to do", seconds=None))
+    return found
