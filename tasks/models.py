@@ -85,7 +85,14 @@ def lineage_of(model: Artifact) -> dict[str, dict]:
 
 def digest(name: str, files: str) -> str:
     """The digest of a model's files of this pattern."""
-    return hashlib.sha256("".join(map(known_digest, sorted(taken(name).path.glob(files)))).encode()).hexdigest()
+    if not (found := sorted(taken(name).path.glob(files))):
+        raise InputError(f"{name} has no {files} here: it is hollow. Fetch it with `cram pull`, or name another model.")
+    return hashlib.sha256("".join(map(known_digest, found)).encode()).hexdigest()
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has a model, and not only what a hollow artifact keeps of one."""
+    return (folder / "config.json").exists() and any(folder.glob(WEIGHTS))
 
 
 def weight_bytes(model: Artifact) -> int:

@@ -117,7 +117,7 @@ def test_the_card_of_a_finetuned_model_has_its_score_labels_and_making(store):
     rows = rows_of(text)
     for words in ("# RTE, finetuned with seed 3", "Labels: 0: entailment, 1: not_entailment.",
                   "From the pretrained model, on 2,490 of 2,490 training examples", "in 4 epochs",
-                  "`pretrain/00000000000a`", "128 tokens", "a tab between the texts"):  # fmt: skip
+                  "└── pretrain/00000000000a", "128 tokens", "a tab between the texts"):  # fmt: skip
         assert words in text, words
     assert rows["validation"] == ["accuracy", "60.0", "58.0 to 62.0", "31.0", "277 of 277"]
     assert rows["`learning_rate`"] == ["4e-05"]

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from flows.cli import export as module
 from flows.cli.main import app
+from flows.cli.run import print_blanks
 from model import InputError, export
 from model.bert import Bert
 from model.finetuning import Classifier
@@ -133,6 +134,41 @@ def test_a_model_is_named_by_its_key_or_the_start_of_one(made, tmp_path: Path):
                         str(other): "no artifact"}.items():  # fmt: skip
         with pytest.raises(InputError, match=said):
             exported(wrong, tmp_path / "c")
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_a_hollow_model_is_refused_in_a_sentence(made, stage: str, tmp_path: Path):
+    shutil.copytree(made[stage].path.parents[1], root := tmp_path / "artifacts", symlinks=True)
+    path = root / made[stage].name / "stage.json"
+    about = json.loads(path.read_text()) | {"hollow": ["model.safetensors"]}
+    path.write_text(json.dumps(about))
+    (path.parent / "model.safetensors").unlink()
+    commands = [["export", made[stage].name, str(tmp_path / "out")], ["push", made[stage].name, "me/own", "--dry-run"]]
+    if stage == "pretrain":
+        commands += [["fill", "[MASK]", "--model", made[stage].name], ["evaluate", made[stage].name, "tokenize/latest"]]
+    else:
+        commands += [["predict", made[stage].key, str(root / "tokenize")]]
+    with store_of_its_own(root):
+        print_blanks(Artifact(stage="pretrain", key=made["pretrain"].key))  # of a run that is cached, at its end
+        for command in commands:
+            done = CliRunner().invoke(app, command)
+            assert isinstance(done.exception, InputError), command
+            assert "hollow" in str(done.exception), command
+        with pytest.raises(InputError, match="latest is hollow"):
+            exported(f"{stage}/latest", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_lacks_a_file_of_its_manifest_is_refused_and_what_is_beside_them_stays(made, tmp_path: Path):
+    shutil.copytree(made["pretrain"].path, there := tmp_path / "there")
+    (there / "model.safetensors.bak").write_text("mine")
+    (there / "model-mine.safetensors").symlink_to("/etc/passwd")
+    exported(there, tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == MODEL
+    (there / "tokenizer.json").unlink()
+    for command in (["export", str(there), str(tmp_path / "new")], ["push", str(there), "me/own", "--dry-run"]):
+        assert "has no tokenizer.json" in str(CliRunner().invoke(app, command).exception)
+    assert not (tmp_path / "new").exists()
 
 
 def test_with_code_transformers_gives_the_same_scores_without_cram_if_it_is_trusted(made, tmp_path: Path):

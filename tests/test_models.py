@@ -19,7 +19,7 @@ from flows.deltas import pocket
 from flows.recipes import resolve
 from model import InputError, distributed, export, pretraining
 from model.bert import Bert
-from tasks import models
+from tasks import models, store
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports.sections import beginning
 from tasks.store import LINEAGE, MANIFEST, Artifact, artifacts
@@ -259,6 +259,20 @@ def test_a_model_from_a_folder_is_finetuned_reported_and_measured_like_an_artifa
     assert found.stats["nats_per_byte"]["value"] == pytest.approx(own["nats_per_byte"]["value"], abs=1e-5)
     with pytest.raises(InputError, match="adopted from a folder, without held-out text"):
         made({"finetune": {"tasks": ["neighbours"], "epochs": 1, "max_tokens": 32}}, "finetune", pretrain=str(folder))
+
+
+def test_a_plan_adopts_no_model_but_knows_one_that_was_adopted(first, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, kept = release(first["model"], tmp_path / "another"), artifacts("pretrain")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"note": "another file is another model"}))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "is_frozen", True)
+        with pytest.raises(InputError, match="a plan makes nothing"):
+            models.taken(str(folder))
+        assert artifacts("pretrain") == kept
+    adopted = models.taken(str(folder))
+    monkeypatch.setattr(store, "is_frozen", True)
+    assert models.taken(str(folder)) == adopted
 
 
 def test_a_folder_with_a_lineage_keeps_it_and_an_artifact_of_the_store_is_itself(first, tmp_path: Path):

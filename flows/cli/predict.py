@@ -109,9 +109,10 @@ def model_folder(stage: str, name: str) -> Path:
     `latest` is the newest artifact with a model. Raises InputError for other names, for artifacts without a model and
     for changed files.
     """
+    from tasks.models import has_weights
     from tasks.store import MANIFEST, artifacts, find, verify_files
 
-    kept = [artifact for artifact in artifacts(stage) if (artifact.path / "config.json").exists()]
+    kept = [artifact for artifact in artifacts(stage) if has_weights(artifact.path)]
     given, slash, key = name.rpartition("/")
     if os.path.isdir(name):  # unlike Path.is_dir, False for names that are too long
         folder = Path(name)
@@ -127,6 +128,11 @@ def model_folder(stage: str, name: str) -> Path:
         raise InputError(
             f"The model of {name} was not kept. Kept models: {names}. To keep others, run the recipe with "
             'finetune.keep set to "first" (seed 0 of each task) or "all".'
+        )
+    if about.get("hollow") and not has_weights(folder):
+        raise InputError(
+            f"{name} is hollow: it has no weights here. Fetch them with `cram pull {stage}/{about['key']}`, or delete "
+            f"{folder}, and the next run of its recipe makes it again."
         )
     # A copied folder may lack what a pipeline doesn't read.
     verify_files(folder, [file for file in about.get("files", []) if (folder / file["path"]).is_file()], name)

@@ -145,7 +145,7 @@ def page(markdown: str, title: str, pictures: Mapping[str, str] | None = None) -
     md.add_render_rule("table_open", lambda *_: '<div class="scroll" tabindex="0"><table>')
     md.add_render_rule("table_close", lambda *_: "</table></div>")
     md.add_render_rule("image", image)
-    tokens = md.parse(markdown)
+    tokens = [token for token in md.parse(markdown) if token.info != "mermaid"]  # which only a script can draw
     for inline in (token for token in tokens if token.children):  # the page is sent without the files beside it
         inline.children = [part for part in inline.children if part.type not in ("link_open", "link_close")]
     sections = _name_sections(tokens)

@@ -5,6 +5,7 @@ Cards are made from the manifests of everything that led to the model. The hub s
 
 import json
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from model import counted
 from model.layouts import transformers_classifier, transformers_model
@@ -12,15 +13,41 @@ from model.settings import Architecture
 from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict
 from tasks.glue.tasks import PROBES, Task, task_of
-from tasks.reports.markdown import code, render
+from tasks.reports.lineage import as_text
+from tasks.reports.markdown import Marked, code, render
 from tasks.reports.scores import HELPERS, METRICS, WEAK, data_notes, is_partial, settings, settings_rows
 from tasks.reports.sections import beginning, hopeless, stage_of, text_sections
 
-Code = bool | None  # whether the folder has the code of the model's classes; None: it is that of an artifact
 LONG = 100  # characters of a list in a table
 GLUE = "nyu-mll/glue"
 HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr",
                "macro_f1": "f1", "micro_f1": "f1", "span_f1": "seqeval"}  # names on the hub  # fmt: skip
+
+
+class Published(NamedTuple):
+    """The folder of a card. The defaults are those of an artifact."""
+
+    with_code: bool | None = None  # whether it has the code of the model's classes; None: it is an artifact
+    place: str = "FOLDER"  # its name on the hub
+    percent: int = 0  # of the budget, where a branch there has its weights; 0: all of it
+    percents: tuple[int, ...] = ()  # of all such branches
+    licence: str = ""  # of the model, by the hub's name
+    embeds: bool = False  # it opens with sentence-transformers
+    onnx: bool = False
+
+    @property
+    def branch(self) -> str:
+        """The branch of that name."""
+        return f"budget-{self.percent}" if self.percent else "main"
+
+    def values(self) -> dict:
+        """For the templates; `opened`: what opens the model, as arguments of a pipeline."""
+        revision = f', revision="{self.branch}"' if self.percent else ""
+        opened = f'model="{self.place}"{revision}' + ", trust_remote_code=True" * bool(self.with_code)
+        return self._asdict() | {"place": Marked(self.place), "opened": Marked(opened)}
+
+
+ARTIFACT = Published()
 
 
 def assembled(template: str, values: dict, head: dict, results: list[dict]) -> str:
@@ -93,11 +120,14 @@ def recipe(about: dict, lineage: dict[str, dict]) -> dict:
 
 
 def sources(lineage: dict[str, dict]) -> list[dict]:
-    """The sources of the text; those that are named with their terms."""
+    """The sources of the text, with their terms."""
     corpus = stage_of(lineage, "download")
     places = corpus["params"].get("sources", {}) if corpus else {}
-    terms = {name: source.licence for name, source in hub.SOURCES.items()}
-    return [{"name": name, "repository": None, "terms": terms.get(name)} | place for name, place in places.items()]
+    terms = {
+        n: "as its card on the hub says" if "repository" in of else "those of the authors" for n, of in places.items()
+    }
+    terms |= {name: source.licence for name, source in hub.SOURCES.items() if source.licence}
+    return [{"name": name, "repository": None, "terms": terms[name]} | place for name, place in places.items()]
 
 
 def normaliser(lineage: dict[str, dict]) -> dict:
@@ -107,7 +137,7 @@ def normaliser(lineage: dict[str, dict]) -> dict:
 
 
 def card(
-    about: dict, lineage: dict[str, dict], glue: dict | None = None, own: dict | None = None, with_code: Code = None
+    about: dict, lineage: dict[str, dict], glue: dict | None = None, own: dict | None = None, how: Published = ARTIFACT
 ) -> str:
     """The card of a pretrained model.
 
@@ -115,26 +145,29 @@ def card(
     manifests of what led to it, by name, with or without its own. `glue`, `own`: its scores, from `score_section` and
     `own_section`.
     """
-    lineage = {name: m for name, m in lineage.items() if m["stage"] != "pretrain"} | {"pretrain": about}
+    lineage = {name: m for name, m in lineage.items() if m["stage"] != "pretrain"}
+    tree, lineage = Marked(as_text("this model", lineage) if lineage else ""), lineage | {"pretrain": about}
     tokens, text, made = stage_of(lineage, "tokenize"), sources(lineage), recipe(about, lineage)
     architecture = made["architecture"]
     name, why_not = transformers_model(architecture)
     repositories = sorted({s["repository"] for s in text if s["repository"]})
     head = {
-        "library_name": "transformers" if name or with_code else "cram",
+        "library_name": "transformers" if name or how.with_code else "cram",
+        "license": how.licence or None,
         "pipeline_tag": "fill-mask",
         "tags": ["cram", "masked-lm", *made["tags"], *([name.lower()] if name else [])],
         "mask_token": "[MASK]",
         "datasets": repositories or None,
     }
-    values = HELPERS | made | text_sections(lineage) | {
+    values = HELPERS | made | text_sections(lineage) | how.values() | {
         "transformers_class": name and f"{name}ForMaskedLM", "why_not": why_not,
         "leaves_out_biases": name == "ModernBert" and (architecture.norm_bias or architecture.bias),
         "environment": about["environment"], "sources": text, "normaliser": normaliser(lineage),
         "length": tokens and tokens["params"].get("length"),
-        "glue": glue, "own": own, "pictures": (), "with_code": with_code,
+        "glue": glue, "own": own, "pictures": (), "lineage_tree": tree,
     }  # fmt: skip
-    return assembled("card", values, head, results(row for part in (glue, own) if part for row in part["rows"]))
+    scored = [row for part in (glue, own) if part and not how.percent for row in part["rows"]]
+    return assembled("card", values, head, results(scored))
 
 
 def notes(task: Task, stats: dict) -> list[str]:
@@ -145,7 +178,7 @@ def notes(task: Task, stats: dict) -> list[str]:
     return [*([f"{WEAK} {verdict(task).capitalize()}."] if is_weak else []), *of_scores, *data_notes(stats)]
 
 
-def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], with_code: Code = None) -> str:
+def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], how: Published = ARTIFACT) -> str:
     """The card of a finetuned model.
 
     `params`, `stats`: those of its finetune stage. `lineage`: the manifests of what led to it, by name.
@@ -155,18 +188,20 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], with_cod
     name, why_not = transformers_classifier(made["architecture"], stats["head"], params["pooling"], task.kind)
     repository = params["data"].get("repository")
     head = {
-        "library_name": "transformers" if name or with_code else "cram",
+        "library_name": "transformers" if name or how.with_code else "cram",
+        "license": how.licence or None,
         "pipeline_tag": task.pipeline,
         "tags": ["cram", params["task"], *(made["tags"] if params["pretrained"] else ["not-pretrained"])],
         "datasets": [repository] if repository else None,
     }
-    values = HELPERS | {
+    values = HELPERS | how.values() | {
         "task": task, "params": params, "stats": stats, "parameters": pretrained["stats"]["parameters"],
         "began": made["began"], "adopted": made["adopted"],
-        "pair": len(task.columns) > 1, "lineage": lineage, "normaliser": normaliser(lineage),
+        "pair": len(task.columns) > 1, "normaliser": normaliser(lineage),
+        "lineage_tree": Marked(as_text("this model", lineage)),
         "transformers_class": name, "beats": beats, "why_not": why_not,
         "settings": settings_rows(settings([params | {"head": stats["head"]}])), "notes": notes(task, stats),
-        "with_code": with_code,
+        "sources": sources(lineage) if params["pretrained"] else [],
     }  # fmt: skip
     share = f", {params['share']:.0%} of the training data" if params["share"] < 1 else ""
     scores = [
