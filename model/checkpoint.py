@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from model import InputError, fsync
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
+HELDOUT = "heldout.jsonl"  # held-out losses and memory, for those who watch a run
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -114,7 +115,7 @@ def restore(
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    try:
+    with damage_as_input_error(path):
         with safe_open(path, "pt") as file:
             spent = Spent(**json.loads(file.metadata()["spent"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
@@ -127,19 +128,41 @@ def restore(
             optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
         if spent.scaler:  # empty unless the run computed in fp16
             scaler.load_state_dict(spent.scaler)
+    return spent
+
+
+def saved_step(folder: Path) -> int:
+    """The step of the checkpoint, 0 if there is none. Raises InputError if it can't be read."""
+    if not (path := folder / CHECKPOINT).exists():
+        return 0
+    with damage_as_input_error(path), safe_open(path, "pt") as file:
+        return json.loads(file.metadata()["spent"])["step"]
+
+
+@contextmanager
+def damage_as_input_error(path: Path) -> Iterator[None]:
+    """Raise InputError if the checkpoint `path` is not one of this run."""
+    try:
+        yield
     except (OSError, SafetensorError, TypeError, KeyError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{path} is damaged or belongs to another model ({' '.join(str(error).split())}), so the run can't resume "
             "from it. Delete it, or refresh the pretrain stage, to train from the start."
         ) from error
-    return spent
 
 
 def cut_metrics(folder: Path, steps: int) -> None:
-    """Keep the metrics of the first `steps` steps only."""
+    """Keep the metrics and held-out losses of the first `steps` steps only."""
     (folder / METRICS).touch()
     rows = (folder / METRICS).read_bytes().splitlines(keepends=True)[:steps]
     os.truncate(folder / METRICS, sum(map(len, rows)))  # in one step, so that a kill loses nothing
+    (folder / HELDOUT).touch()
+    rows = (folder / HELDOUT).read_bytes().splitlines(keepends=True)
+    try:
+        rows = [row for row in rows if row.endswith(b"\n") and json.loads(row)["step"] <= steps]
+    except (ValueError, TypeError, KeyError):  # after a crash of the machine, and not needed to train
+        rows = []
+    os.truncate(folder / HELDOUT, sum(map(len, rows)))
 
 
 def line(row: dict) -> str:

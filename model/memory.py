@@ -1,9 +1,15 @@
 """Memory for training: whether the model fits, and how large a micro-batch may be."""
 
+import functools
 import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from model import InputError, counted, schedules
 from model.bert import Bert, with_detector
@@ -18,9 +24,28 @@ SPARE_MEMORY = 0.1  # of a GPU's memory, kept free when the size of a micro-batc
 FULL = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED")
 
 
+class ShapesOnly(TorchFunctionMode):
+    """Give the modules that are made inside this context weights without memory and values.
+
+    `torch.device("meta")` also turns the small tables of positions into symbols, which loads torch's compiler: 1 s.
+    """
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """The function's result; without values for new weights."""
+        kwargs = kwargs or {}
+        if function is torch.empty:
+            kwargs = kwargs | {"device": "meta"}
+        elif getattr(function, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
+
+
+@functools.cache  # asked for by every finetuning run
 def sizes(architecture: Architecture, training: Training, vocabulary: int, length: int) -> tuple[int, int]:
     """Bytes of the weights and of the optimizer's states; Adafactor's means of rows and columns are not counted."""
-    with torch.device("meta"):  # shapes only
+    with ShapesOnly():
         model = with_detector(Bert(architecture, vocabulary, length), training)
     parameters = sum(p.numel() for p in model.parameters())
     matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2)
@@ -53,6 +78,13 @@ def check_memory(
                 f"least {needed:,} bytes of memory for weights, gradients and optimizer states, but {where} has "
                 f"{there:,} bytes available. Lower pretrain.architecture.layers, hidden or intermediate."
             )
+
+
+def used(device: torch.device) -> float:
+    """GiB of a GPU's memory that this process has used at most; on a CPU, GiB that it uses."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
 def share_of(training: Training, processes: int) -> int:

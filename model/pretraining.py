@@ -12,17 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model import InputError, budget, counted, masking, memory, optimizer, schedules
+from model import InputError, budget, counted, export, masking, memory, optimizer, schedules
 from model.bert import Bert, operations_per_token, with_detector
-from model.checkpoint import METRICS, Clock, Spent, StopRequest, Writer, cut_metrics, line, restore
+from model.checkpoint import HELDOUT, METRICS, Clock, Spent, StopRequest, Writer, cut_metrics, line, restore
 from model.heldout import curve_losses
 from model.layers import MASK
-from model.machine import ALONE, Machine, Processes, keep_heap, matrix_rate
+from model.machine import ALONE, Machine, Processes, keep_heap, keeps_tenths, matrix_rate
 from model.masking import Batches, Corpus
 from model.settings import Training
 
 log = logging.getLogger(__name__)
 EVALUATIONS = 10  # held-out losses over the budget, and one before it
+TENTHS = "tenths"  # the folder of models at tenths of the budget, in folders named 10 to 90
 HOPEFUL_UNTIL = 0.1  # fraction of the budget until which the loss may be above that of token frequencies alone
 CHECKPOINT_SECONDS = (5.0, 600.0)  # between checkpoints: a tenth of the budget, within these bounds
 # Compiling takes 20 to 60 s on CPUs and perhaps two minutes on GPUs, and saves a tenth of a step's time or more. So it
@@ -241,14 +242,23 @@ class Pretraining:
         self.report(self.fraction(), line(row))
 
     def evaluate(self, fraction: float) -> None:
-        """Add the held-out losses to the record, off the clock."""
+        """Add the held-out losses to the record, off the clock, where models at tenths of the budget are kept too."""
         with self.clock.paused():
+            percent = 100 * math.floor(EVALUATIONS * fraction) // EVALUATIONS
+            if keeps_tenths() and 0 < percent < 100 and self.processes.first:
+                kept = self.folder / TENTHS / str(percent)
+                kept.mkdir(parents=True, exist_ok=True)
+                export.save(self.bert, kept)
             losses = dict.fromkeys(("heldout_loss", "heldout_nats_per_byte"), 0.0)
             if self.processes.first:
                 losses = curve_losses(self.bert, self.corpus.heldout, MASK, self.machine)
             about = {name: getattr(self.spent, name) for name in ("step", "tokens", "operations", "seconds")}
             agreed = {name: self.processes.agree(loss) for name, loss in losses.items()}
             self.spent.evaluations.append({"fraction": fraction} | about | agreed)
+            if self.processes.first:
+                shown = agreed | {"memory_gib": memory.used(self.machine.device)}
+                with (self.folder / HELDOUT).open("a") as file:
+                    file.write(json.dumps({"step": self.spent.step, "shown": shown}) + "\n")
             limit, seen = self.corpus.loss_by_frequencies, self.spent.evaluations
             # a loss that falls is no reason to worry: that of a budget of a minute may be above for a third of it
             hopeless = [

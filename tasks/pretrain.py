@@ -8,6 +8,7 @@ Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   
         frequencies.npy                 how often each token is in a sample of the training text: (V,)
         lineage.json                    the manifests of all artifacts that led here
         start-lineage.json              if it began from a model: the manifests of those that led to it
+        tenths/10 … tenths/90           with CRAM_KEEP_TENTHS=1: the model at each tenth of the budget
 """
 
 import json
@@ -28,10 +29,11 @@ from tasks import models
 from tasks.reports import plots, sections
 from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
-from tasks.store import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts, lineage
+from tasks.store import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, TENTHS, WORK, Artifact, artifacts, lineage
 from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, load_tokenizer
 from tasks.tokenize import digest_of, measured_texts
 from tasks.workers.progress import Progress
+from tasks.workers.tracking import tracked
 
 if TYPE_CHECKING:
     from model.bert import Bert
@@ -65,6 +67,7 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
         from model import machine, memory
 
         here = machine.detect()
+        machine.keeps_tenths()
         count = machine.gpus(here)
         memory.share_of(self, count)
         shortest = 2**self.architecture.funnel  # the real vocabulary and length, not yet known, need more
@@ -76,7 +79,7 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
 
     Returns the statistics. `out` has the held-out text and the frequencies already.
     """
-    from model import checkpoint, distributed, export, machine  # here, as they load torch
+    from model import checkpoint, distributed, export, machine, pretraining  # here, as they load torch
 
     here = machine.detect()
     if (gpus := machine.gpus(here)) > 1:
@@ -84,6 +87,8 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     run = job.pretraining(here)  # resumes where several processes ended
     run.run(report)
     export.save(run.bert, out)
+    if (tenths := job.folder / pretraining.TENTHS).exists():
+        tenths.rename(out / TENTHS)
     metrics = pyarrow.json.read_json(job.folder / checkpoint.METRICS)
     pq.write_table(metrics, out / "metrics.parquet")
     steps = {name: metrics[name].to_numpy() for name in metrics.column_names}
@@ -137,11 +142,8 @@ def understood(manifests: dict[str, dict]) -> str:
     stats = {manifest["stage"]: manifest["stats"] for manifest in manifests.values()}
     facts, tokens = [], stats["tokenize"]
     if read := stats.get("download"):
-        forms = [
-            " ".join(filter(None, (form, column)))
-            for form, columns in read.get("formats", {}).items()
-            for column in columns
-        ]
+        columns = [(form, column) for form, some in read.get("formats", {}).items() for column in some]
+        forms = [" ".join(filter(None, each)) for each in columns]
         shown = f" ({', '.join(forms[:SHOWN_FORMATS])}{', …' * (len(forms) > SHOWN_FORMATS)})" if forms else ""
         facts.append(counted(read["documents"], "document") + shown)
     if removed := stats.get("measure", {}).get("removed"):
@@ -197,7 +199,7 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     np.save(out / FREQUENCIES, sampled_counts(sequences, tokens.stats["entries"]))
     manifests = lineage(tokens)
     log.info("Text: %s.", understood(manifests))
-    with Progress("pretrain", total=1.0) as bar:
+    with tracked(out.name, work, params.identity()), Progress("pretrain", total=1.0) as bar:
         stats = train(job, out, lambda fraction, note: bar.update(min(1.0, fraction) - bar.count, note))
     stats |= {"start": {"name": first.name} | {n: first.stats.get(n) for n in ("tokens", "start")}} if first else {}
     (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n")

@@ -1,6 +1,7 @@
 """The whole flow, through a real Prefect server."""
 
 import base64
+import errno
 import json
 import os
 import pickle
@@ -194,6 +195,7 @@ COLA = {"finetune": {"data": "tests", "tasks": ["cola"], "max_tokens": 32}}
         ({"refresh": ["pretrain"]}, {"CRAM_DTYPE": "bf61"}, "CRAM_DTYPE is 'bf61'"),
         ({"refresh": ["pretrain"]}, {"CRAM_GPUS": "3"}, "batch_size 8 can't be shared by 3 processes"),
         ({"refresh": ["pretrain"]}, {"CRAM_WORKERS": "none"}, "CRAM_WORKERS is 'none'"),
+        ({"refresh": ["pretrain"]}, {"CRAM_TRACK": "paper"}, "CRAM_TRACK is 'paper'"),
     ],
 )
 def test_an_error_of_the_user_is_found_before_anything_runs_or_is_discarded(
@@ -288,6 +290,15 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
     assert run(four)[0]["report"] == "Cached", "the report of all four is the same"
     assert {name: found[name].manifest["started"] for name in started} == started
     assert {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in found.items()} == alone
+
+
+def test_if_all_finetuning_runs_fail_none_is_said_to_be_kept(four: dict, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(processes.Processes, "call", full)
+    with pytest.raises(InputError, match=r"^4 of 4 finetuning runs failed\. finetune can't continue: No space left"):
+        run(four | {"finetune": four["finetune"] | {"learning_rate": 3e-4}})
 
 
 def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monkeypatch):

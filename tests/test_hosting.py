@@ -2,22 +2,26 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from uuid import UUID
 
 import httpx
 import pytest
+from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolUpdate
-from prefect.states import Cancelling
+from prefect.states import Cancelling, Completed, Crashed, Failed, Running
 from safetensors import safe_open
 from test_cli import HOME, new_user, tiny
 from websockets.sync.client import ClientConnection, connect
@@ -262,6 +266,49 @@ def test_a_run_trains_on_without_its_server_and_its_worker_and_down_ends_it_with
     again = begin(client, override)
     trains_on(work)
     assert client.read_flow_run(again).state.is_running()
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[str, list[str]]]:
+    """The address of a program that webhooks call, and what they have said."""
+    said: list[str] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            said.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", said
+        server.shutdown()
+
+
+def test_the_automation_of_the_manual_tells_how_each_run_ends(
+    env: dict, client: SyncPrefectClient, listener: tuple[str, list[str]]
+):
+    url, said = listener
+    manual = (HOME / "flows" / "README.md").read_text()
+    [script] = [each for each in re.findall(r"(?s)```python\n(.*?)```", manual) if "Automation" in each]
+    made = subprocess.run([sys.executable, "-c", script.replace("https://ntfy.sh/a-secret-topic", url)], env=env)
+    assert made.returncode == 0
+    [automation] = client.read_automations_by_name("A run of cram has ended")
+    ends = (Completed(message="All is cached."), Failed(message="The disk is full."), Crashed(message="It was killed."))
+    runs = [client.create_flow_run(Flow(lambda: None, name="ending"), state=Running()) for _ in ends]
+    try:
+        for run, state in zip(runs, ends, strict=True):
+            client.set_flow_run_state(run.id, state, force=True)
+        wait(lambda: len(said) == len(runs), f"calls of the webhook, not only {said}")
+    finally:
+        client.delete_automation(automation.id)
+        for run in runs:
+            client.delete_flow_run(run.id)
+    expected = [f"{run.name}: {state.name}. {state.message}" for run, state in zip(runs, ends, strict=True)]
+    assert sorted(said) == sorted(expected)
 
 
 def test_a_port_of_another_program_ends_up_with_a_message(tmp_path: Path):

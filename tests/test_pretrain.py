@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import store_of_its_own, toy_tokens
+from test_tracking import curve, install_doubles, records
 
 from model import InputError, distributed, export, machine, pretraining
 from model.distributed import Job
@@ -64,6 +65,23 @@ def test_the_model_learned_and_its_record_is_complete(made):
     assert (bert.path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not list(bert.path.rglob("checkpoint*"))
     assert json.loads((bert.path / "config.json").read_text())["vocab_size"] == 400
+
+
+def test_pretraining_shows_losses_rate_speed_and_memory_and_its_artifact_has_none_of_it(
+    made, tmp_path: Path, monkeypatch
+):
+    doubles = install_doubles(tmp_path, monkeypatch)
+    monkeypatch.setenv("CRAM_TRACK", "wandb")
+    bert = pretrain.fn(TINY.model_copy(update={"budget": 10_000}), made["tokens"])
+    losses = curve(doubles, "heldout_loss")
+    assert losses == [(each["step"], each["heldout_loss"]) for each in bert.stats["evaluations"]]
+    assert [step for step, _ in curve(doubles)] == list(range(1, bert.stats["steps"] + 1))
+    names = {name for each in records(doubles) for name in each.get("numbers", {})}
+    assert names > {"loss", "heldout_loss", "lr", "tokens_per_second", "mfu", "fraction", "hours_left", "memory_gib"}
+    assert curve(doubles, "memory_gib")[-1][1] > 0.05
+    first = records(doubles)[0]
+    assert (first["name"], first["config"]["batch_size"]) == (f"pretrain-{bert.key}", 8)
+    assert not [path for path in bert.path.rglob("*") if "wandb" in path.name or path.name == "heldout.jsonl"]
 
 
 def test_the_loss_by_token_frequencies_stands_beside_the_models_and_is_computed_from_training_text(made, monkeypatch):

@@ -313,7 +313,7 @@ def test_a_full_disk_stops_the_run_at_its_next_step_and_keeps_the_old_checkpoint
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert run.spent.step == 4
-    assert {path.name for path in tmp_path.iterdir()} == {checkpoint.CHECKPOINT, checkpoint.METRICS}
+    assert {path.name for path in tmp_path.iterdir()} == {checkpoint.CHECKPOINT, checkpoint.METRICS, checkpoint.HELDOUT}
     assert kept(tmp_path).step == 2
     assert outcome(trained(tmp_path)) == unstopped("adamw")
 
