@@ -1,4 +1,4 @@
-"""The command line: cram run, study, ls, show, diff, params, evaluate, predict, fill, export."""
+"""The command line: a function for each command, in order of `cram --help`."""
 
 import errno
 import os
@@ -13,10 +13,13 @@ from rich.markup import escape
 
 from flows.cli.artifacts import diff, ls, show
 from flows.cli.common import recipe_names, say, stage_names
-from flows.cli.export import export
+from flows.cli.execution import ServerLost
+from flows.cli.export import export, push
 from flows.cli.predict import fill, predict
+from flows.cli.remote import pull, push_artifact
 from flows.cli.run import params, run
 from flows.cli.study import evaluate, study
+from flows.cli.upkeep import gc, lineage, pin, verify
 from model import InputError
 from tasks import printable
 from tasks.home import STATE
@@ -34,9 +37,9 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABO
 STAGES_THERE = f"Stages, in order: {', '.join(stage_names())}."
 app.command(epilog=f"Recipes: {', '.join(recipe_names())}.\n\n{STAGES_THERE}")(run)
 app.command()(study)
-for command in (ls, show, diff, params):
+for command in (ls, show, diff, params, verify, lineage):
     app.command(epilog=STAGES_THERE)(command)
-for command in (evaluate, predict, fill, export):
+for command in (gc, pin, push_artifact, pull, evaluate, predict, fill, export, push):
     app.command()(command)
 
 
@@ -95,6 +98,8 @@ def main() -> None:
         Console(stderr=True).print(
             f"[red]cram:[/] {escape(printable(error, lines=True))}", soft_wrap=True, highlight=False
         )
+        if isinstance(error, ServerLost):
+            os._exit(1)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

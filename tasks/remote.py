@@ -1,0 +1,213 @@
+"""A remote: a mirror of a store wherever fsspec reaches, for machines that share no disk.
+
+It has a store's layout, URL/<stage>/<key>/<file>, with each manifest written last. An artifact travels whole; those
+that it was made from travel hollow, without their data, unless everything is asked for.
+"""
+
+import errno
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from model import InputError
+from tasks import store
+from tasks.corpus.parts import link
+from tasks.digests import DATA, MANIFEST, ancestry, parsed, problem_of, refuse_hollow, sources
+from tasks.store import LATEST, Artifact, named
+from tasks.upkeep import needed
+
+SENDING = f"{MANIFEST}.part"  # at the remote: the manifest of a push that has not ended
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# the artifacts that a manifest from elsewhere may name, since they become paths here
+NAME = re.compile(r"[a-z][a-z0-9_-]*/[0-9a-f]+")
+log = logging.getLogger(__name__)
+Moved = Iterator[tuple[Artifact, list[dict]]]  # artifacts with the files of theirs that were sent or fetched
+
+
+def absent(manifest: dict, whole: bool) -> set[str]:
+    """The files that an artifact lacks, or is to lack if it doesn't travel whole."""
+    data = (file["path"] for file in manifest["files"] if not whole and DATA.fullmatch(file["path"]))
+    return {*manifest.get("hollow", ()), *data}
+
+
+def hollowed(manifest: dict, without: set[str]) -> dict:
+    """The manifest of an artifact without these files."""
+    about = {name: value for name, value in manifest.items() if name != "hollow"}
+    return about | ({"hollow": sorted(without)} if without else {})
+
+
+def lineage(artifact: Artifact, read: Callable[[Artifact], dict | None]) -> list[tuple[Artifact, dict]]:
+    """An artifact and all that it was made from, first to last, with their manifests."""
+    found = ancestry([artifact.name], lambda name: read(named(name)), "%s is not there, so it is left out.")
+    return [(named(name), about) for name, about in found.items()]
+
+
+def check_same(artifact: Artifact, here: dict, there: dict, url: str) -> None:
+    """Raise InputError if two artifacts of one key have other contents, as two trainings have."""
+    if store.result(here) != store.result(there):
+        raise InputError(
+            f"{artifact.name} was made twice, with other contents in {store.ROOT} and at {url}. Delete the one that "
+            "you don't need, then run again."
+        )
+
+
+def bar(path: str) -> Any:
+    """A callback of fsspec that draws a progress bar on a terminal."""
+    from fsspec.callbacks import TqdmCallback
+
+    return TqdmCallback({"desc": path, "unit": "B", "unit_scale": True, "leave": False, "disable": None})
+
+
+class Remote:
+    """The artifacts at an fsspec URL, such as s3://BUCKET/FOLDER, or in a folder."""
+
+    def __init__(self, url: str) -> None:
+        from fsspec.core import url_to_fs
+        from fsspec.implementations.dirfs import DirFileSystem
+
+        if not url:
+            raise InputError("No remote is named. Give a URL, such as s3://BUCKET/FOLDER, or set CRAM_REMOTE to it.")
+        self.url = re.sub("//[^/@]*@", "//", url.rstrip("/"))  # as it is shown: without a password
+        with self.asked():
+            files, folder = url_to_fs(url)
+            files.invalidate_cache()
+            self.fs = DirFileSystem(folder, files)
+
+    @contextmanager
+    def asked(self, path: str = "") -> Iterator[None]:
+        """Raise InputError for what file systems raise, which are errors of many packages."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, InputError) or getattr(error, "errno", None) in FULL:  # a disk of this machine
+                raise
+            advice = "Check the address, the network and your access"
+            if isinstance(error, ImportError):
+                advice = "Install it, for s3:// with `.venv/bin/pip install -e '.[s3]'`"
+            reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+            place = f"{self.url}/{path}".rstrip("/")
+            raise InputError(f"{place} can't be reached: {reason}. {advice}; then run again.") from error
+
+    def read(self, path: str) -> bytes | None:
+        """The contents of a file; None if it is absent."""
+        with self.asked(path), suppress(FileNotFoundError):
+            return self.fs.cat_file(path)
+        return None
+
+    def manifest(self, artifact: Artifact) -> dict | None:
+        """The manifest of an artifact; None if it is absent. Raises InputError if it is not one, or another's."""
+        if (text := self.read(f"{artifact.name}/{MANIFEST}")) is None:
+            return None
+        about = parsed(text)
+        names = [f"{about.get('stage')}/{about.get('key')}", *sources(about)]
+        if names[0] == artifact.name and all(map(NAME.fullmatch, names)):
+            return about
+        raise InputError(f"{self.url}/{artifact.name} has no valid {MANIFEST}. Delete that folder, and push it again.")
+
+    def find(self, name: str) -> Artifact:
+        """The artifact there: STAGE/KEY, the beginning of a key, or the newest of a stage."""
+        stage, _, key = name.partition("/")
+        keys: list[str] = []
+        with self.asked(stage), suppress(FileNotFoundError):
+            keys = sorted(path.rpartition("/")[2] for path in self.fs.ls(stage, detail=False))
+        chosen = [k for k in keys if key in ("", LATEST) or k.startswith(key)]
+        found = {a: about for k in chosen if (about := self.manifest(a := Artifact(stage=stage, key=k)))}
+        if len(found) == 1 or (found and key in ("", LATEST)):
+            return max(found, key=lambda artifact: str(found[artifact].get("finished")))
+        raise InputError(
+            f"{len(found) or 'No'} artifacts at {self.url} match {name!r}; expected one. Those of {stage} there: "
+            f"{', '.join(keys[-8:]) or 'none'}. `cram push-artifact` sends one there."
+        )
+
+    def push(self, artifact: Artifact, everything: bool) -> Moved:
+        """Send an artifact and what it was made from."""
+        for each, here in lineage(artifact, store.read_manifest):
+            if whole := everything or each == artifact:
+                refuse_hollow(each)
+            with store.reading(each):
+                yield each, self.send(each, here, absent(here, whole))
+
+    def send(self, artifact: Artifact, here: dict, without: set[str]) -> list[dict]:
+        """Send the files that are not there yet."""
+        folder, there = artifact.name, self.manifest(artifact)
+        if there:
+            check_same(artifact, here, there, self.url)
+        about, sending = there or here, json.dumps(here["files"]).encode()
+        with self.asked(folder):
+            sizes = {}
+            if there or self.read(f"{folder}/{SENDING}") == sending:  # the same push was interrupted
+                sizes = {path: of["size"] for path, of in self.fs.find(folder, detail=True).items()}
+            gone = {file["path"] for file in about["files"] if sizes.get(f"{folder}/{file['path']}") != file["bytes"]}
+            files = [file for file in about["files"] if file["path"] in gone - without]
+            if there and not files:
+                return []
+            store.verify_files(artifact.path, files, artifact.name)
+            for parent in sorted({up for file in files for up in Path(folder, file["path"]).parents}):
+                with suppress(FileExistsError):
+                    self.fs.mkdir(parent.as_posix().strip("."), create_parents=False)  # which would make a bucket
+            self.fs.pipe_file(f"{folder}/{SENDING}", sending)
+            for file in files:
+                path = f"{folder}/{file['path']}"
+                self.fs.put_file(str(artifact.path / file["path"]), path, callback=bar(path))
+            text = json.dumps(hollowed(about, gone & without), indent=2) + "\n"
+            self.fs.pipe_file(f"{folder}/{MANIFEST}", text.encode())
+            self.fs.rm_file(f"{folder}/{SENDING}")
+        return files
+
+    def pull(self, name: str, everything: bool) -> Moved:
+        """Fetch an artifact and what it was made from."""
+        artifact, known = self.find(name), {}
+        found = lineage(artifact, self.manifest)
+        with needed(each for each, _ in found):
+            for each, there in found:
+                whole = everything or each == artifact
+                if whole and absent(there, True):
+                    instead = f"Run `cram push-artifact {each.name}` where it was made."
+                    raise InputError(f"{each.name} is hollow at {self.url}: its data is not there. {instead}")
+                known = {file["sha256"]: each.path / file["path"] for file in there["files"]} | known
+                with store.disk_errors_as_input_errors(each.stage), store.locked(each):
+                    yield each, self.fetch(each, there, absent(there, whole), known)
+
+    def fetch(self, artifact: Artifact, there: dict, without: set[str], known: dict[str, Path]) -> list[dict]:
+        """Fetch the files that are not here yet. `known`: paths of files that may be here, by digest."""
+        if here := store.read_manifest(artifact):
+            check_same(artifact, here, there, self.url)
+            if absent(here, True) <= without:
+                return []
+        pulled = Artifact(stage=artifact.stage, key=f"{artifact.key}.pull")  # not the draft of an interrupted stage
+        draft, fetched = store.draft_of(pulled), []
+        with store.locked(pulled):
+            draft.mkdir(parents=True, exist_ok=True)
+            for file in there["files"]:
+                path, source = draft / file["path"], known.get(file["sha256"], draft)
+                if file["path"] in without:
+                    path.unlink(missing_ok=True)
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not problem_of(path, file):  # of an interrupted pull
+                    continue
+                if not problem_of(source, file):
+                    link(source, path)
+                else:
+                    self.get(artifact, file, path)
+                    fetched.append(file)
+            store.publish(draft, artifact, hollowed(there, without))
+            store.point_latest(store.artifacts(artifact.stage)[-1])
+        return fetched
+
+    def get(self, artifact: Artifact, file: dict, path: Path) -> None:
+        """Fetch a file to `path`. Raises InputError if it is damaged."""
+        path.unlink(missing_ok=True)  # it may be a link
+        place = f"{artifact.name}/{file['path']}"
+        with self.asked(place):
+            self.fs.get_file(place, str(path), callback=bar(place))
+        if problem_of(path, file):
+            path.unlink()
+            wrong = f"its SHA-256 is not the one in {MANIFEST}"
+            raise InputError(
+                f"{self.url}/{place} was changed or cut off: {wrong}. Delete its folder, and push it again."
+            )
