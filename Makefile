@@ -2,7 +2,7 @@
 PYTHON ?= python3
 CRAM := .venv/bin/cram
 
-.PHONY: demo test check up down install
+.PHONY: demo test check faults up down install
 
 demo: install ## raw text to scores in a few minutes, offline, without a server
 	$(CRAM) run demo
@@ -15,6 +15,9 @@ check: install ## format, lint and types
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
+faults: install ## kill -9, full disks, lost servers and more, on small runs: 45 minutes; OPTIONS=--quick takes four
+	.venv/bin/python benchmarks/faults.py $(OPTIONS)
+
 up: install ## Prefect server, worker and the deployments cram/full and cram/study
 	flows/prefect.sh up
 
@@ -26,5 +29,5 @@ install: .venv/installed
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"cram needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Run: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --editable '.[test]'
+	.venv/bin/python -m pip install --quiet --use-pep517 --editable '.[test]'
 	@touch $@

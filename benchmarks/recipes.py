@@ -84,7 +84,7 @@ def identity(corpus: Corpus) -> str:
 
 
 def corpora(texts: list[str], names: list[str]) -> dict[str, Corpus]:
-    """The data of each recipe, from DIR for all and NAME=DIR for one. Raises InputError if held-out documents differ."""
+    """The data of each recipe, from DIR for all, NAME=DIR for one. Raises InputError if held-out documents differ."""
     given = {name: folder for name, _, folder in (text.rpartition("=") for text in texts)}
     if unknown := sorted(given.keys() - {"", *names}):
         raise InputError(f"--data names {', '.join(unknown)}, which is no recipe here: {', '.join(names)}.")

@@ -31,16 +31,20 @@ HEAD = re.compile(r"\A---\n.*?\n---\n+", re.DOTALL)  # YAML at the head of a mod
 
 
 class OneSentence(logging.Filter):
-    """Shows a user's error as one sentence in the log; tracebacks are for bugs."""
+    """Shows a user's error, or a lost server, as one sentence in the log; tracebacks are for bugs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Drop what repeats an InputError, and its traceback."""
+        """Drop what repeats an InputError, and its traceback or that of a lost connection."""
         message, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
         if isinstance(error, InputError):
             record.msg, record.args, record.exc_info = str(error), (), None
             record.input_error, is_repeated = True, getattr(error, "is_logged", False)
             error.is_logged = True  # by the task; the flow fails with it too
             return not is_repeated
+        if type(error).__module__.split(".")[0] == "httpx":  # the Prefect server is lost, as the command says last
+            record.msg, record.args, record.exc_info = "The Prefect server was lost: %r", (error,), None
+            record.input_error = True
+            return True
         record.msg, record.args = re.sub(r"(?s)(Finished in state \w+\().*InputError: .*", r"\1)", message), ()
         return True
 
@@ -101,6 +105,7 @@ class TerminalLog(logging.Handler):
 def log_to_terminal() -> None:
     """Show this process's log on standard error as lines of stages, in place of Prefect's format."""
     root = logging.getLogger()
+    logging.raiseExceptions = False  # else each line that a lost server doesn't take is an error of its own
     if not any(isinstance(handler, TerminalLog) for handler in root.handlers):
         for handler in root.handlers:
             if isinstance(handler, PrefectConsoleHandler):

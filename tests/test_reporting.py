@@ -3,10 +3,12 @@
 import io
 import json
 import logging
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
@@ -93,6 +95,22 @@ def test_an_error_of_the_user_is_logged_once_without_its_traceback():
     records = [logging.LogRecord("x", logging.ERROR, "", 0, "failed", (), (InputError, error, None)) for _ in range(2)]
     assert [sentence.filter(record) for record in records] == [True, False]
     assert (records[0].getMessage(), records[0].exc_info) == ("no such file", None)
+
+
+def test_a_lost_server_leaves_no_traceback_and_no_errors_of_logging(log: reporting.TerminalLog, monkeypatch):
+    record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, "failed", (), None)
+    try:
+        raise httpx.ConnectError("Connection refused")
+    except httpx.ConnectError:
+        record.exc_info = sys.exc_info()
+    assert reporting.OneSentence().filter(record)
+    assert record.getMessage() == "The Prefect server was lost: ConnectError('Connection refused')"
+    log.handle(record)
+    assert (record.exc_info, log.console.file.getvalue()) == (None, ""), "the command says it last"
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    reporting.log_to_terminal()
+    assert not logging.raiseExceptions, "for Prefect's thread, which would print each line that isn't sent"
 
 
 # Page
