@@ -11,7 +11,8 @@ import yaml
 
 from flows import recipes
 from flows.cli.main import app
-from flows.recipes import OTHER_STAGES, RECIPES, STAGES, resolve
+from flows.recipes import RECIPES, STAGES, resolve
+from flows.summary import OTHER_STAGES
 from model.settings import Architecture, Training
 from tasks.deduplicate import REASONS
 from tasks.filter import Filter, rules
@@ -65,10 +66,10 @@ def test_every_recipe_is_described():
 
 def test_every_command_of_the_manuals_exists():
     click = typer.main.get_command(app)
-    used = re.findall(r"\.venv/bin/cram ([a-z]\w*)", ALL)
+    used = re.findall(r"\.venv/bin/cram ([a-z][\w-]*)", ALL)
     assert set(used) == set(click.commands) - {"up", "down"}  # which are make's
     options = {name: {option for p in command.params for option in p.opts} for name, command in click.commands.items()}
-    for name, rest in re.findall(r"\bcram (\w+)\b([^#`|\n]*)", ALL):
+    for name, rest in re.findall(r"\bcram ([\w-]+)\b([^#`|\n]*)", ALL):
         if name in options:
             assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= options[name], rest
     known = set().union(*options.values(), ["--help", "--install-completion"])
@@ -159,12 +160,18 @@ def test_the_table_of_rooms_names_all_directories():
     assert named == with_code | {"artifacts", "docs"}
 
 
-def test_the_deployments_and_the_make_commands_of_the_manuals_exist():
-    deployed = set()
-    for deployment in yaml.safe_load((HOME / "prefect.yaml").read_text())["deployments"]:
+def deployed(file: str) -> set[str]:
+    """The deployments of a file, by flow and name."""
+    found = set()
+    for deployment in yaml.safe_load((HOME / file).read_text())["deployments"]:
         module, name = deployment["entrypoint"].rsplit(".", 1)
-        deployed.add(f"{getattr(importlib.import_module(module), name).name}/{deployment['name']}")
-    assert set(re.findall(r"prefect deployment run (\S+)", ALL)) == deployed
+        found.add(f"{getattr(importlib.import_module(module), name).name}/{deployment['name']}")
+    return found
+
+
+def test_the_deployments_and_the_make_commands_of_the_manuals_exist():
+    usual, run = deployed("prefect.yaml"), set(re.findall(r"prefect deployment run (\S+)", ALL))
+    assert usual < run <= usual | deployed("flows/docker.yaml")
     used = set(re.findall(r"(?:`|^    )make (\w+)", ALL, re.MULTILINE))
     assert used >= {"demo", "test", "up", "down"}
     for target in used:
