@@ -4,7 +4,6 @@ Times are those of the most similar artifacts in the store that this machine mad
 """
 
 import functools
-import json
 import math
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -48,27 +47,20 @@ class Forecast:
         self.manifest, self.written = functools.cache(read_manifest), functools.cache(self._written)
         self.drafts = {draft.name: draft for draft in store.drafts("")}
         given = [artifact for artifacts in plan.given.values() for artifact in artifacts]
-        for artifact in filter(store.is_hollow, given):
-            store.verify(artifact)  # which raises the error of the run
         self.rows = [self.found(artifact.stage, artifact, True)._replace(state="given") for artifact in given]
         self.rows += [self.row(step) for step in plan.needed()]
 
     def _written(self, stage: str) -> list[dict]:
         """The manifests of a stage that this machine wrote, whatever became of their files, the newest last."""
-        found, here = [], environment()["machine"]
-        for path in (store.ROOT / stage).glob(f"*/{store.MANIFEST}"):
-            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # whatever it holds
-                about = json.loads(path.read_text())
-                has_all = all(isinstance(about[name], dict) for name in ("params", "inputs", "stats"))
-                if has_all and about["environment"]["machine"] == here and about["seconds"] > 0:
-                    found.append(about)
-        return sorted(found, key=lambda about: str(about.get("finished")))
+        here, paths = environment()["machine"], (store.ROOT / stage).glob(f"*/{store.MANIFEST}")
+        every = (store.listed(Artifact(stage=stage, key=path.parent.name)) for path in paths)
+        own = [about for about in every if about and about["environment"].get("machine") == here and about["seconds"]]
+        return sorted(own, key=lambda about: about["finished"])
 
     def found(self, title: str, artifact: Artifact, made: bool, resumes: bool = False) -> Row:
         """The row of an artifact, or of its draft, without what it would take."""
         about, draft = self.manifest(artifact) or {}, self.drafts.get(draft_of(artifact).name)
-        files = [file for file in about.get("files", []) if file["path"] not in about.get("hollow", [])]
-        row = Row(title, artifact.key, "cached", sum(file["bytes"] for file in files))
+        row = Row(title, artifact.key, "cached", sum(file["bytes"] for file in store.kept(about)))
         if made:
             return row
         if draft and (resumes or draft.running):

@@ -45,6 +45,7 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
+TENTHS = "tenths"  # in a model's folder: models at tenths of its budget, in folders named 10 to 90
 UNITS = (("hour", 3600), ("minute", 60), ("second", 1))  # for sentences and tables
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model import InputError, budget, counted, export, masking, memory, optimizer, schedules
+from model import TENTHS, InputError, budget, counted, export, masking, memory, optimizer, schedules
 from model.bert import Bert, operations_per_token, with_detector
 from model.checkpoint import HELDOUT, METRICS, Clock, Spent, StopRequest, Writer, cut_metrics, line, restore
 from model.heldout import curve_losses
@@ -23,7 +23,6 @@ from model.settings import Training
 
 log = logging.getLogger(__name__)
 EVALUATIONS = 10  # held-out losses over the budget, and one before it
-TENTHS = "tenths"  # the folder of models at tenths of the budget, in folders named 10 to 90
 HOPEFUL_UNTIL = 0.1  # fraction of the budget until which the loss may be above that of token frequencies alone
 CHECKPOINT_SECONDS = (5.0, 600.0)  # between checkpoints: a tenth of the budget, within these bounds
 # Compiling takes 20 to 60 s on CPUs and perhaps two minutes on GPUs, and saves a tenth of a step's time or more. So it

@@ -34,6 +34,7 @@ from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
 from tasks.store import LINEAGE, Artifact, read_manifest
 from tasks.text.tokenizer import FILES, load_tokenizer
+from tasks.text.wordpiece import CONTINUES
 from tasks.workers import runs
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ def encode_words(
         first = (words >= 0) & (words != np.append(-1, words[:-1]))
         labels.append(np.where(first, np.append(given, UNLABELLED)[words], UNLABELLED))
         if within is not None:
-            further = (words >= 0) & ~first & [not token.startswith("##") for token in encoding.tokens]
+            further = (words >= 0) & ~first & [not token.startswith(CONTINUES) for token in encoding.tokens]
             labels[-1][further] = within[np.array(given)[words[further]]]
         seen.append(np.isin(np.arange(len(given)), words))
     return [e.ids for e in encodings], [bool(e.overflowing) for e in encodings], *map(np.concatenate, (labels, seen))

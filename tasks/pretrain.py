@@ -23,13 +23,13 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from model import InputError, budget, counted
+from model import TENTHS, InputError, budget, counted
 from model.settings import Architecture, Training
 from tasks import models
 from tasks.reports import plots, sections
 from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
-from tasks.store import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, TENTHS, WORK, Artifact, artifacts, lineage
+from tasks.store import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts, lineage
 from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, load_tokenizer
 from tasks.tokenize import digest_of, measured_texts
 from tasks.workers.progress import Progress
@@ -79,7 +79,7 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
 
     Returns the statistics. `out` has the held-out text and the frequencies already.
     """
-    from model import checkpoint, distributed, export, machine, pretraining  # here, as they load torch
+    from model import checkpoint, distributed, export, machine  # here, as they load torch
 
     here = machine.detect()
     if (gpus := machine.gpus(here)) > 1:
@@ -87,7 +87,7 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     run = job.pretraining(here)  # resumes where several processes ended
     run.run(report)
     export.save(run.bert, out)
-    if (tenths := job.folder / pretraining.TENTHS).exists():
+    if (tenths := job.folder / TENTHS).exists():
         tenths.rename(out / TENTHS)
     metrics = pyarrow.json.read_json(job.folder / checkpoint.METRICS)
     pq.write_table(metrics, out / "metrics.parquet")

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from model import InputError, fsync
+from model import TENTHS, InputError, fsync
 from tasks import opening
 from tasks.digests import MANIFEST, ancestry, kept, known_digest, parsed, sources, verify, verify_files  # noqa: F401
 from tasks.home import HOME
@@ -33,7 +33,6 @@ SEQUENCES, HELDOUT_TEXT = "sequences.npy", "heldout.parquet"
 FREQUENCIES, LINEAGE = "frequencies.npy", "lineage.json"
 ROOT = Path(os.environ.get("CRAM_ARTIFACTS") or HOME / "artifacts").expanduser().resolve()  # bound at import
 STATS = "stats.json"
-TENTHS = "tenths"  # in a model's directory: the model at tenths of its budget, which no stage reads
 # suffixes of files that describe the run, such as its date or speed, and not the result
 TELLING = (".md", ".html", ".svg", ".png", STATS, LINEAGE, "metrics.parquet")
 KEY = re.compile(r"[0-9a-f]*")  # or its beginning, which no stage is called

@@ -85,10 +85,13 @@ def in_use() -> set[str]:
 # What `cram gc` finds
 
 
-def every() -> dict[str, dict]:
-    """The manifests of all complete artifacts by name, of all stages, the oldest first; others are left alone."""
-    found = {artifact.name: about for artifact, (about, _) in store.inspected("").items() if about}
-    return {name: about for name, about in found.items() if f"{about.get('stage')}/{about.get('key')}" == name}
+def every() -> tuple[dict[str, dict], set[str]]:
+    """The manifests of all complete artifacts by name, of all stages, oldest first; and the names of damaged ones."""
+    found = {artifact.name: about for artifact, (about, _) in store.inspected("").items()}
+    made = {
+        name: about for name, about in found.items() if about and f"{about.get('stage')}/{about.get('key')}" == name
+    }
+    return made, {name for name, about in found.items() if not about}
 
 
 def closure(names: Iterable[str], made: dict[str, dict]) -> set[str]:
@@ -176,7 +179,7 @@ def survey(keep: int, hollow: bool, models: bool) -> Garbage:
     with all that it was made from; and models, unless `models`. `hollow`: drop the data of what stays where something
     that stays was made from it.
     """
-    made, busy = every(), in_use()
+    (made, damaged), busy = every(), in_use()
     results = {stage: [name for name in made if named(name).stage == stage] for stage in RESULTS}
     since = max((made[some[-1]]["finished"] for some in results.values() if some), default="") if keep else ALL
     kept = {
@@ -185,10 +188,7 @@ def survey(keep: int, hollow: bool, models: bool) -> Garbage:
         "pinned": made.keys() & pinned(),
         "in use": made.keys() & busy,
     }
-    damaged = {
-        one.name for one, (about, _) in store.inspected("").items() if not about
-    }  # what it came from may mend it
-    stays = closure(damaged.union(*kept.values()), made)
+    stays = closure(damaged.union(*kept.values()), made)  # what a damaged one came from may mend it
     others = {name for name in made if named(name).stage == MODEL and name not in stays}
     kept["other models"] = set() if models else others
     stays |= kept["other models"]

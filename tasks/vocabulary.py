@@ -38,7 +38,7 @@ from tasks.text.tokenizer import (
     save_tokenizer,
     tokenizer_of,
 )
-from tasks.text.wordpiece import LONGEST_WORD, NONE, WordPieces
+from tasks.text.wordpiece import CONTINUES, LONGEST_WORD, NONE, WordPieces
 from tasks.text.words import ASCII, Normaliser
 from tasks.workers.parts import over_parts
 from tasks.workers.processes import library_threads, one_library_thread
@@ -240,7 +240,7 @@ def train_wordpiece(counts: pa.Table, entries: int, how: Normaliser = ASCII) -> 
     trainer = WordPieceTrainer(
         vocab_size=entries + len(unused),
         min_frequency=MIN_FREQUENCY,
-        special_tokens=[*SPECIALS, *(f"##{c}" for c in within)],
+        special_tokens=[*SPECIALS, *(CONTINUES + c for c in within)],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
@@ -258,7 +258,7 @@ def train_wordpiece(counts: pa.Table, entries: int, how: Normaliser = ASCII) -> 
 
 def kind_of(entry: str) -> str:
     """What an entry consists of: one of KINDS."""
-    text = entry.removeprefix("##") or entry
+    text = entry.removeprefix(CONTINUES) or entry
     if not text.isascii():  # vowel signs and accents are letters
         text = "".join("a" if unicodedata.category(c)[0] == "M" else c for c in text)
     if entry in SPECIALS:
@@ -321,7 +321,7 @@ def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
     save_tokenizer(tokenizer, out)
     entries = entries_table(tokenizer, counts)
     pq.write_table(entries, out / "entries.parquet", compression="zstd")
-    continuations = sum(entry.startswith("##") for entry in entries["entry"].to_pylist())
+    continuations = sum(entry.startswith(CONTINUES) for entry in entries["entry"].to_pylist())
     return {
         "entries": size,
         "whole_words": size - len(SPECIALS) - continuations,

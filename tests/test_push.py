@@ -22,7 +22,7 @@ from test_cli_export import CODE, LAYOUT, MODEL, MODERN
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from model import InputError
+from model import TENTHS, InputError
 from model import export as model_export
 from model.bert import Bert
 from tasks import store as store_module
@@ -30,7 +30,7 @@ from tasks.finetune import Finetune, finetune
 from tasks.glue.own import Definition
 from tasks.pretrain import Pretrain
 from tasks.report import Report, report
-from tasks.store import TENTHS, Artifact, contents, named, refresh
+from tasks.store import Artifact, contents, named, refresh
 
 HOME, TOKEN, INVALID = Path(__file__).parents[1], "hf_writes", "Invalid credentials in Authorization header"
 LFS = (".safetensors", ".onnx")

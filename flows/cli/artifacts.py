@@ -22,6 +22,7 @@ from flows.cli.common import (
 from flows.summary import OTHER_STAGES, age, brief_duration, counts, flat, relative
 from model import counted
 from tasks import printable
+from tasks.digests import kept
 
 if TYPE_CHECKING:  # importing pandas takes half a second, and importing the store imports Prefect
     import pandas as pd
@@ -88,8 +89,7 @@ def print_bytes(by_stage: dict[str, int], numbers: Counter) -> None:
 
 def total(manifest: dict) -> str:
     """The total size of an artifact's files, without those that were dropped."""
-    dropped = set(manifest.get("hollow", ()))
-    return decimal(sum(file["bytes"] for file in manifest["files"] if file["path"] not in dropped))
+    return decimal(sum(file["bytes"] for file in kept(manifest)))
 
 
 def show(

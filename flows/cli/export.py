@@ -16,7 +16,7 @@ import typer
 
 from flows.cli.common import say
 from flows.cli.predict import model_folder, read_json
-from model import InputError, Unreachable
+from model import TENTHS, InputError, Unreachable
 
 if TYPE_CHECKING:
     from tasks.reports.model_card import Published
@@ -100,7 +100,6 @@ def push(
     A second push uploads what differs. It needs a token that may write, in HF_TOKEN or of `hf auth login`.
     """
     from tasks.reports.model_card import Published, sources
-    from tasks.store import TENTHS
 
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository, re.ASCII):
         raise InputError(f"{repository!r} is no name of a model on the hub. Expected OWNER/NAME.")
@@ -149,7 +148,6 @@ def fill(draft: Path, found: Found, how: "Published", place: Callable[[Path, Pat
     Returns what there is to say about it.
     """
     from tasks.models import WEIGHTS
-    from tasks.store import TENTHS
     from tasks.text.tokenizer import FILES
 
     card, said = card_of(found.about, found.lineage, how)

@@ -15,12 +15,12 @@ from flows.summary import OTHER_STAGES, age, brief_duration, counts, relative
 from model import counted
 from tasks import printable
 
-MODELS_SHOWN = 8  # of those that stay
-
 if TYPE_CHECKING:
     from tasks.store import Artifact
     from tasks.upkeep import Garbage
     from tasks.verifying import Damage
+
+MODELS_SHOWN = 8  # of those that stay
 
 
 # What `cram gc` keeps and frees
