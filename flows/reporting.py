@@ -41,12 +41,19 @@ class OneSentence(logging.Filter):
             record.input_error, is_repeated = True, getattr(error, "is_logged", False)
             error.is_logged = True  # by the task; the flow fails with it too
             return not is_repeated
-        if type(error).__module__.split(".")[0] == "httpx":  # the Prefect server is lost, as the command says last
+        if is_of_httpx(error):  # the Prefect server is lost, as the command says last
             record.msg, record.args, record.exc_info = "The Prefect server was lost: %r", (error,), None
             record.input_error = True
             return True
         record.msg, record.args = re.sub(r"(?s)(Finished in state \w+\().*InputError: .*", r"\1)", message), ()
         return True
+
+
+def is_of_httpx(error: BaseException | None) -> bool:
+    """Whether the connection to the Prefect server made this error, or the one that caused it: Prefect wraps some."""
+    while error and type(error).__module__.split(".")[0] != "httpx":
+        error = error.__cause__
+    return error is not None
 
 
 def configure() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from markdown_it import MarkdownIt
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from rich.console import Console
 from tqdm import tqdm
 
@@ -97,14 +98,21 @@ def test_an_error_of_the_user_is_logged_once_without_its_traceback():
     assert (records[0].getMessage(), records[0].exc_info) == ("no such file", None)
 
 
-def test_a_lost_server_leaves_no_traceback_and_no_errors_of_logging(log: reporting.TerminalLog, monkeypatch):
+@pytest.mark.parametrize("wrapped", [False, True], ids=["httpx's own", "wrapped by Prefect"])
+def test_a_lost_server_leaves_no_traceback_and_no_errors_of_logging(log, monkeypatch, wrapped: bool):
     record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, "failed", (), None)
     try:
-        raise httpx.ConnectError("Connection refused")
-    except httpx.ConnectError:
+        try:
+            raise httpx.ConnectError("Connection refused")
+        except httpx.ConnectError as error:
+            if wrapped:
+                raise ConcurrencySlotAcquisitionError("Unable to acquire concurrency slots") from error
+            raise
+    except (httpx.ConnectError, ConcurrencySlotAcquisitionError):
         record.exc_info = sys.exc_info()
     assert reporting.OneSentence().filter(record)
-    assert record.getMessage() == "The Prefect server was lost: ConnectError('Connection refused')"
+    assert record.getMessage().startswith("The Prefect server was lost: C")
+    assert record.exc_info is None
     log.handle(record)
     assert (record.exc_info, log.console.file.getvalue()) == (None, ""), "the command says it last"
     monkeypatch.setattr(logging, "raiseExceptions", True)
