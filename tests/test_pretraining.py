@@ -783,9 +783,16 @@ def test_memory_that_does_not_suffice_is_not_taken_for_a_failed_compiler(tmp_pat
         ({"budget": 1e9}, 0.0, True),
     ],
 )
-def test_a_machine_compiles_where_it_pays(tmp_path, settings, fraction, compiles):
+def test_a_cpu_compiles_where_it_pays(tmp_path, settings, fraction, compiles):
     run = build(tmp_path, **settings)
     run.limit = RATE
     for allowed, always in ((True, False), (False, False), (True, True)):
         run.machine = Machine(CPU, torch.float32, allowed, 2, compiles_always=always)
         assert run.compiles(fraction) is (always or (allowed and compiles))
+
+
+def test_a_gpu_compiles_for_runs_of_four_minutes(tmp_path):
+    for seconds in (239, 240):
+        run = build(tmp_path, **seconds_of_budget(seconds))
+        run.machine = Machine(torch.device("cuda"), torch.bfloat16, True, 2)
+        assert run.compiles(0.0) is (seconds == 240)
