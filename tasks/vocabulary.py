@@ -90,15 +90,16 @@ class Vocabulary(Normaliser, Params):
         return cls().model_dump(mode="json")
 
 
-def counted(texts: list[str], how: Normaliser = ASCII) -> pa.Table:
-    """How often each word of at most LONGEST_WORD characters occurs in the texts: words.COUNTS."""
-    counts = pa.concat_tables(words.count(some, how) for some, _ in portions(texts))
-    return summed([counts.filter(pc.less_equal(pc.utf8_length(counts["word"]), LONGEST_WORD))])
+def counted(texts: list[str], how: Normaliser = ASCII) -> Iterator[pa.Table]:
+    """How often each word of at most LONGEST_WORD characters occurs in the texts: words.COUNTS of some of them each."""
+    for some, _ in portions(texts):
+        counts = words.count(some, how)
+        yield counts.filter(pc.less_equal(pc.utf8_length(counts["word"]), LONGEST_WORD))
 
 
 def count_words(texts: list[str], how: Normaliser = ASCII) -> pa.Table:
-    """The same in the order of words."""
-    return counted(texts, how).sort_by("word")
+    """The same of all texts, in the order of words."""
+    return summed(counted(texts, how)).sort_by("word")
 
 
 def added(counts: list[pa.Table]) -> pa.Table:
@@ -135,14 +136,17 @@ def write_counts(counts: pa.Table, out: Path) -> None:
 
 def count_batch(batch: list[Path], fraction: float, how: Normaliser, out: Path) -> dict:
     """Write the counts of the words in a fraction of the documents of some parts, always the same ones."""
-    counts, used = [], {"documents": 0, "characters": 0}
-    for table in (table for part in batch for table in tables(part, ("text",))):
-        every = table["text"].to_pylist()
-        texts = [text for text in every if fraction >= 1 or unit_hash(text, salt=1) < fraction]
-        used["documents"] += len(texts)
-        used["characters"] += sum(map(len, texts))
-        counts.append(counted(texts, how))
-    write_counts(summed(counts), out)
+    used = {"documents": 0, "characters": 0}
+
+    def counts() -> Iterator[pa.Table]:
+        for table in (table for part in batch for table in tables(part, ("text",))):
+            every = table["text"].to_pylist()
+            texts = [text for text in every if fraction >= 1 or unit_hash(text, salt=1) < fraction]
+            used["documents"] += len(texts)
+            used["characters"] += sum(map(len, texts))
+            yield from counted(texts, how)
+
+    write_counts(summed(counts()), out)
     return used
 
 
