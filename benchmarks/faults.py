@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # cram of this che
 from trials import ENV, HOME, LAST, MANIFEST, OTHER, STAGES, Bench, Row, Run, Store, before, mounted, processes
 
 from flows.cli.main import app
+from tasks.digests import FOR_READERS
 
 MOUNTS = "CRAM_FAULTS_MOUNTS"  # in the environment where this script may mount
 
@@ -144,9 +145,10 @@ def copy(bench: Bench) -> None:
 
 
 def some_file(bench: Bench, store: Store, stage: str) -> Path:
-    """A random file of a stage's artifacts, not empty and not the manifest."""
+    """A random file of a stage's artifacts, not empty, not the manifest, and not one that no stage reads."""
     files = [file for path in store.artifacts(stage).values() for file in sorted(path.iterdir())]
-    return bench.random.choice([file for file in files if file.name != MANIFEST and file.stat().st_size])
+    files = [file for file in files if file.name != MANIFEST and not FOR_READERS.fullmatch(file.name)]
+    return bench.random.choice([file for file in files if file.stat().st_size])
 
 
 def flip(bench: Bench) -> None:

@@ -17,6 +17,8 @@ MANIFEST = "stage.json"
 KINDS = {"params": dict, "inputs": dict, "environment": dict, "finished": str}  # of fields of a manifest
 # the data of an artifact, which it lacks if it is hollow; all else are statistics, tables and pictures
 DATA = re.compile(r"(part|measured)-\d+\.parquet|sequences\.npy|heldout\.(parquet|npz)|(.*/)?model.*\.safetensors")
+# what no stage reads, such as a model's card, which people edit: a change of it must not train for another day
+FOR_READERS = re.compile(r"(.*/)?(README\.md|[^/]+\.png)")
 SETTLED = 2_000_000_000  # ns; a file that changed more recently can change again without a new time stamp
 known_digests: dict[tuple[int, int, int, int], str] = {}  # of unchanged files, by device, inode, size and change time
 log = logging.getLogger(__name__)
@@ -55,6 +57,11 @@ def kept(manifest: dict) -> list[dict]:
     return [file for file in manifest.get("files", ()) if file["path"] not in hollow]
 
 
+def needed(manifest: dict) -> list[dict]:
+    """Those of them without which an artifact is damaged: all but cards and pictures."""
+    return [file for file in kept(manifest) if not FOR_READERS.fullmatch(file["path"])]
+
+
 def sources(manifest: dict) -> list[str]:
     """The names of the artifacts that one was made from, with the model that its training went on from."""
     start = manifest.get("stats", {}).get("start") or {}
@@ -85,9 +92,9 @@ def ancestry(names: Iterable[str], read: Callable[[str], dict | None], missing: 
 
 
 def verify(artifact: Any, names: Collection[str] | None = None) -> None:
-    """Raise InputError unless these files of an artifact, or all, are there, with their recorded digests."""
-    files = [file for file in artifact.manifest["files"] if names is None or file["path"] in names]
-    refuse_hollow(artifact, [file["path"] for file in files])
+    """Raise InputError unless these files of an artifact, or all that it needs, are there, with their digests."""
+    refuse_hollow(artifact, names)
+    files = [file for file in needed(artifact.manifest) if names is None or file["path"] in names]
     verify_files(artifact.path, files, artifact.name)
 
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 from model import TENTHS, InputError, fsync
 from tasks import opening
-from tasks.digests import MANIFEST, ancestry, kept, known_digest, parsed, sources, verify, verify_files  # noqa: F401
+from tasks.digests import MANIFEST, ancestry, kept, known_digest, needed, parsed, sources, verify, verify_files  # noqa: F401
 from tasks.home import HOME
 
 # files that several stages read: the tokens, and the manifests of all inputs of a model
@@ -94,12 +94,13 @@ def incomplete(artifact: Artifact, problem: str) -> str:
 def inspect(artifact: Artifact) -> tuple[dict | None, str]:
     """The manifest of a complete artifact and an empty string; or None and what is missing.
 
-    A hollow artifact counts as complete: the data of the files in `hollow` was dropped, all else is there.
+    A hollow artifact counts as complete: the data of the files in `hollow` was dropped, all else is there. So does one
+    whose card or pictures were changed.
     """
     if not (manifest := listed(artifact)):
         return None, f"its {MANIFEST} is missing or can't be read"
     folder = artifact.path
-    for file in kept(manifest):
+    for file in needed(manifest):
         if size(os.path.join(folder, file["path"])) != file["bytes"]:
             return None, f"{file['path']} is missing, or its size is not the {file['bytes']:,} bytes in {MANIFEST}"
     return manifest, ""

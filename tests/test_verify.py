@@ -137,6 +137,31 @@ def test_a_flipped_byte_alone_makes_no_stage_run_and_stops_the_one_that_reads_it
         run.fn(Toy(number=7), [chain["model"]])
 
 
+def test_cards_and_pictures_that_were_changed_are_listed_but_make_nothing_run_and_stop_no_stage(store: Path):
+    @stage(version=1, name="pretrain")
+    def with_card(params: Toy, given: list[Artifact], out: Path) -> dict:
+        CALLS.append("pretrain")
+        for name in ("README.md", "loss.png", "kept/README.md", "config.json"):
+            (out / name).parent.mkdir(exist_ok=True)
+            (out / name).write_text(name)
+        return {}
+
+    CALLS.clear()
+    pretrained = with_card.fn(Toy(), [])
+    (pretrained.path / "README.md").write_text("edited, and longer than it was")
+    (pretrained.path / "kept" / "README.md").unlink()
+    flip(pretrained.path / "loss.png")
+    page.fn(Toy(), [with_card.fn(Toy(), [])])
+    assert CALLS == ["pretrain", "report"]
+    result = cram("verify")
+    assert result.exit_code == 1
+    assert all(f"{pretrained.name}: {name} " in result.stdout for name in ("README.md", "loss.png", "kept/README.md"))
+    assert "ade again" not in result.stdout.replace("nothing is made again", "")
+    (pretrained.path / "config.json").write_text("longer than it was")
+    with_card.fn(Toy(), [])
+    assert CALLS == ["pretrain", "report", "pretrain"], "any other file counts"
+
+
 def test_dropped_files_are_passed_over_and_counted(chain):
     rewritten(chain["text"].path / MANIFEST, hollow=["part-00000.txt", "part-00001.txt"])
     (chain["text"].path / "part-00000.txt").unlink()  # the other one is left by a gc that was killed
