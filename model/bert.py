@@ -153,7 +153,7 @@ class Bert(nn.Module):
         if missing := -S % 2**self.architecture.funnel:  # a task's inputs have any length
             tokens_BS, padded = F.pad(tokens_BS, (0, missing), value=PAD), True
         seen_BS = tokens_BS != PAD if padded else None
-        x_BSD = self.dropout(self.embedding(tokens_BS))
+        x_BSD = self.dropout(self.embedding(tokens_BS)).to(self.state_type)
         longer: list[tuple[Tensor, Tensor | None]] = []
         for index, times in enumerate(halvings(self.architecture)):
             if times > len(longer):
@@ -164,7 +164,15 @@ class Bert(nn.Module):
                 x_BSD = before_BSD + x_BSD.repeat_interleave(2, dim=1)
             last = index + 1 == self.architecture.layers
             x_BSD = self.blocks[index % len(self.blocks)](x_BSD, seen_BS, positions_BK if last else None)
-        return self.norm(x_BSD)[:, :S]
+        return self.norm(x_BSD.to(self.embedding.word.weight.dtype))[:, :S]
+
+    @property
+    def state_type(self) -> torch.dtype:
+        """That of the states between blocks: bf16 in training in bf16, for half the traffic; else that of the weights."""
+        weight = self.embedding.word.weight
+        device = weight.device.type
+        in_bf16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
+        return torch.bfloat16 if self.training and in_bf16 else weight.dtype
 
     @property
     def decoder(self) -> Tensor:

@@ -31,11 +31,27 @@ def halvings(sizes: Sizes) -> list[int]:
     return [min(place, 2 * sizes.funnel - place) for place in places]
 
 
+class LayerNorm(nn.LayerNorm):
+    """torch's, but what it gives has the type of the states; autocast computes it in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape and type."""
+        return super().forward(x).to(x.dtype)
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, computed in the type of its weights, and what it gives has the type of the states."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape and type."""
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 def norm(sizes: Sizes, width: int) -> nn.Module:
     """A norm over the last `width` values."""
     if sizes.norm == "rmsnorm":
-        return nn.RMSNorm(width, eps=sizes.norm_eps)
-    return nn.LayerNorm(width, eps=sizes.norm_eps, bias=sizes.norm_bias)
+        return RMSNorm(width, eps=sizes.norm_eps)
+    return LayerNorm(width, eps=sizes.norm_eps, bias=sizes.norm_bias)
 
 
 def sinusoids(length: int, width: int) -> Tensor:
@@ -164,7 +180,7 @@ class Convolution(nn.Module):
         wide_BWD = F.pad(seen_BSD, (0, 0, reach, reach))
         for place, weight_1D in enumerate(self.weight):
             x_BSD = torch.addcmul(x_BSD, wide_BWD[:, place : place + S], weight_1D)
-        return x_BSD
+        return x_BSD.to(wide_BWD.dtype)  # summed in that of the weights
 
 
 class Block(nn.Module):

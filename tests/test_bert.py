@@ -464,3 +464,15 @@ def test_finetuning_with_the_tokens_of_the_task_alone_changes_nothing_else():
     np.testing.assert_array_equal(*(scores for scores, _ in made))
     np.testing.assert_array_equal(*(embedding for _, embedding in made))
     assert not torch.equal(before[[2, 3, 7]], encoder.embedding.word.weight[[2, 3, 7]])
+
+
+@pytest.mark.parametrize("layout", ["paper", "bert", "albert", "convolved"])
+def test_states_between_blocks_are_bf16_in_training_in_bf16_only(layout: str):
+    model, tokens, seen = bert.Bert(LAYOUTS[layout], VOCABULARY, LENGTH), torch.randint(5, VOCABULARY, (2, LENGTH)), {}
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, given, states: seen.setdefault(states.dtype))
+    for training, dtype in ((True, torch.bfloat16), (False, torch.bfloat16), (True, torch.float16), (True, None)):
+        seen.clear()
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            assert model.train(training).encode(tokens).dtype == torch.float32
+        assert [*seen] == [torch.bfloat16 if training and dtype is torch.bfloat16 else torch.float32]
