@@ -168,7 +168,7 @@ class Bert(nn.Module):
 
     @property
     def state_type(self) -> torch.dtype:
-        """That of the states between blocks: bf16 in training in bf16, for half the traffic; else that of the weights."""
+        """Of the states between blocks: bf16 in training in bf16, for half the traffic; else that of the weights."""
         weight = self.embedding.word.weight
         device = weight.device.type
         in_bf16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16

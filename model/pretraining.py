@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 EVALUATIONS = 10  # held-out losses over the budget, and one before it
 HOPEFUL_UNTIL = 0.1  # fraction of the budget until which the loss may be above that of token frequencies alone
 CHECKPOINT_SECONDS = (5.0, 600.0)  # between checkpoints: a tenth of the budget, within these bounds
-# Compiling takes 20 to 60 s on CPUs, where it saves a tenth of a step's time or more, and up to a minute beside an H200,
-# where it saves from 28 % (crammed-bert) to 53 % (frontier). So it pays if the compiled code is used for this long. For
-# a budget of tokens or operations, that time is estimated at this share of the machine's peak rate.
+# Compiling takes 20 to 60 s on CPUs and saves a tenth of a step's time or more there. Beside an H200 it takes up to a
+# minute and saves from 28 % (crammed-bert) to 53 % (frontier). So it pays if the compiled code is used for this long.
+# For a budget of tokens or operations, that time is estimated at this share of the machine's peak rate.
 COMPILE_FROM_SECONDS, USUAL_MFU = {"cpu": 600.0, "cuda": 240.0}, 0.4
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that the device may still compute when the next one is queued
 

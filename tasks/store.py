@@ -25,7 +25,17 @@ from pydantic import BaseModel
 
 from model import TENTHS, InputError, fsync
 from tasks import opening
-from tasks.digests import MANIFEST, ancestry, kept, known_digest, needed, parsed, sources, verify, verify_files  # noqa: F401
+from tasks.digests import (  # noqa: F401
+    MANIFEST,
+    ancestry,
+    kept,
+    known_digest,
+    needed,
+    parsed,
+    sources,
+    verify,
+    verify_files,
+)
 from tasks.home import HOME
 
 # files that several stages read: the tokens, and the manifests of all inputs of a model
