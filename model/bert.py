@@ -171,7 +171,8 @@ class Bert(nn.Module):
         """Of the states between blocks: bf16 in training in bf16, for half the traffic; else that of the weights."""
         weight = self.embedding.word.weight
         device = weight.device.type
-        in_bf16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
+        autocasts = device != "meta" and torch.is_autocast_enabled(device)  # which knows no "meta"
+        in_bf16 = autocasts and torch.get_autocast_dtype(device) is torch.bfloat16
         return torch.bfloat16 if self.training and in_bf16 else weight.dtype
 
     @property
