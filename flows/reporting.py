@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 from prefect.logging.handlers import PrefectConsoleHandler
@@ -50,10 +51,9 @@ class OneSentence(logging.Filter):
 
 
 def is_of_httpx(error: BaseException | None) -> bool:
-    """Whether the connection to the Prefect server made this error, or the one that caused it: Prefect wraps some."""
-    while error and type(error).__module__.split(".")[0] != "httpx":
-        error = error.__cause__
-    return error is not None
+    """Whether the connection to the Prefect server made this error, or the one that Prefect has wrapped in it."""
+    made = error.__cause__ if type(error).__module__.split(".")[0] == "prefect" else error
+    return type(made).__module__.split(".")[0] == "httpx"
 
 
 def configure() -> None:
@@ -152,9 +152,11 @@ def publish(artifact: Artifact, what: str) -> None:
         names = [name for name in COLUMNS.get(stage, ()) if name in rows[0]] or telling(rows)
         table = [{name: cell(row[name]) for name in names} for row in rows]
         create_table_artifact(table, key=f"{stage}-table", description=description)
-    for path in sorted(artifact.path.glob("*.png")):
+    # stages don't read these files, so they are whatever a person made of them
+    for path in filter(Path.is_file, sorted(artifact.path.glob("*.png"))):
         url = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
         create_image_artifact(url, key=f"{stage}-{path.stem}", description=description)
-    for path in sorted(artifact.path.glob("*.md")) if stage != "finetune" else ():  # a run has many of these
+    texts = sorted(artifact.path.glob("*.md")) if stage != "finetune" else ()  # a run has many of these
+    for path in filter(Path.is_file, texts):
         key = stage if path.stem == stage else f"{stage}-{path.stem.lower()}"
-        create_markdown_artifact(HEAD.sub("", path.read_text()), key=key, description=description)
+        create_markdown_artifact(HEAD.sub("", path.read_text(errors="replace")), key=key, description=description)

@@ -111,6 +111,7 @@ class Bert(nn.Module):
         self.head = Head(architecture, vocabulary)
         self.kept: tuple[Tensor, Tensor] | None = None  # ids of `keep_tokens`, and all rows of the embedding
         self.dropout = Dropout(0.0)
+        self.trained_in: torch.dtype | None = None  # the states between blocks; None: as the weights
         initialize(self, torch.Generator().manual_seed(seed))
         if architecture.zero_outputs:
             for part in self.modules():
@@ -153,7 +154,9 @@ class Bert(nn.Module):
         if missing := -S % 2**self.architecture.funnel:  # a task's inputs have any length
             tokens_BS, padded = F.pad(tokens_BS, (0, missing), value=PAD), True
         seen_BS = tokens_BS != PAD if padded else None
-        x_BSD = self.dropout(self.embedding(tokens_BS)).to(self.state_type)
+        of_weights = self.embedding.word.weight.dtype
+        kind = self.trained_in if self.training and self.trained_in else of_weights
+        x_BSD = self.dropout(self.embedding(tokens_BS)).to(kind)
         longer: list[tuple[Tensor, Tensor | None]] = []
         for index, times in enumerate(halvings(self.architecture)):
             if times > len(longer):
@@ -164,16 +167,7 @@ class Bert(nn.Module):
                 x_BSD = before_BSD + x_BSD.repeat_interleave(2, dim=1)
             last = index + 1 == self.architecture.layers
             x_BSD = self.blocks[index % len(self.blocks)](x_BSD, seen_BS, positions_BK if last else None)
-        return self.norm(x_BSD.to(self.embedding.word.weight.dtype))[:, :S]
-
-    @property
-    def state_type(self) -> torch.dtype:
-        """Of the states between blocks: bf16 in training in bf16, for half the traffic; else that of the weights."""
-        weight = self.embedding.word.weight
-        device = weight.device.type
-        autocasts = device != "meta" and torch.is_autocast_enabled(device)  # which knows no "meta"
-        in_bf16 = autocasts and torch.get_autocast_dtype(device) is torch.bfloat16
-        return torch.bfloat16 if self.training and in_bf16 else weight.dtype
+        return self.norm(x_BSD.to(of_weights))[:, :S]
 
     @property
     def decoder(self) -> Tensor:

@@ -77,6 +77,8 @@ class Pretraining:
             keep_heap()
         self.bert = bert.to(machine.device).train()
         self.bert.set_dropout(training.dropout)
+        if machine.dtype is torch.bfloat16:  # reading and writing the states takes half the time; fp16 would overflow
+            self.bert.trained_in = torch.bfloat16
         self.module = with_detector(self.bert, training).to(machine.device)
         self.optimizers = optimizer.optimizers(self.module, training, machine.dtype)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)

@@ -57,7 +57,7 @@ def kept(manifest: dict) -> list[dict]:
     return [file for file in manifest.get("files", ()) if file["path"] not in hollow]
 
 
-def needed(manifest: dict) -> list[dict]:
+def decisive(manifest: dict) -> list[dict]:
     """Those of them without which an artifact is damaged: all but cards and pictures."""
     return [file for file in kept(manifest) if not FOR_READERS.fullmatch(file["path"])]
 
@@ -94,7 +94,7 @@ def ancestry(names: Iterable[str], read: Callable[[str], dict | None], missing: 
 def verify(artifact: Any, names: Collection[str] | None = None) -> None:
     """Raise InputError unless these files of an artifact, or all that it needs, are there, with their digests."""
     refuse_hollow(artifact, names)
-    files = [file for file in needed(artifact.manifest) if names is None or file["path"] in names]
+    files = [file for file in decisive(artifact.manifest) if names is None or file["path"] in names]
     verify_files(artifact.path, files, artifact.name)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from model import InputError
 from tasks import store
 from tasks.corpus.parts import link
-from tasks.digests import DATA, MANIFEST, ancestry, parsed, problem_of, refuse_hollow, sources
+from tasks.digests import DATA, FOR_READERS, MANIFEST, ancestry, parsed, problem_of, refuse_hollow, sources
 from tasks.store import LATEST, Artifact, named
 from tasks.upkeep import needed
 
@@ -38,6 +38,15 @@ def hollowed(manifest: dict, without: set[str]) -> dict:
     """The manifest of an artifact without these files."""
     about = {name: value for name, value in manifest.items() if name != "hollow"}
     return about | ({"hollow": sorted(without)} if without else {})
+
+
+def unchanged(artifact: Artifact, manifest: dict) -> Iterator[dict]:
+    """The files of a manifest without cards and pictures that are not as it says; a warning names these."""
+    for file in manifest["files"]:
+        if FOR_READERS.fullmatch(file["path"]) and (problem := problem_of(artifact.path / file["path"], file)):
+            log.warning("%s of %s %s, so it is left out.", file["path"], artifact.name, problem)
+        else:
+            yield file
 
 
 def lineage(artifact: Artifact, read: Callable[[Artifact], dict | None]) -> list[tuple[Artifact, dict]]:
@@ -132,7 +141,8 @@ class Remote:
                 yield each, self.send(each, here, absent(here, whole))
 
     def send(self, artifact: Artifact, here: dict, without: set[str]) -> list[dict]:
-        """Send the files that are not there yet."""
+        """Send the files that are not there yet, but no card or picture that was changed here."""
+        here = here | {"files": list(unchanged(artifact, here))}
         folder, there = artifact.name, self.manifest(artifact)
         if there:
             check_same(artifact, here, there, self.url)

@@ -28,9 +28,9 @@ from tasks import opening
 from tasks.digests import (  # noqa: F401
     MANIFEST,
     ancestry,
+    decisive,
     kept,
     known_digest,
-    needed,
     parsed,
     sources,
     verify,
@@ -110,7 +110,7 @@ def inspect(artifact: Artifact) -> tuple[dict | None, str]:
     if not (manifest := listed(artifact)):
         return None, f"its {MANIFEST} is missing or can't be read"
     folder = artifact.path
-    for file in needed(manifest):
+    for file in decisive(manifest):
         if size(os.path.join(folder, file["path"])) != file["bytes"]:
             return None, f"{file['path']} is missing, or its size is not the {file['bytes']:,} bytes in {MANIFEST}"
     return manifest, ""

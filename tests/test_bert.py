@@ -467,12 +467,14 @@ def test_finetuning_with_the_tokens_of_the_task_alone_changes_nothing_else():
 
 
 @pytest.mark.parametrize("layout", ["paper", "bert", "albert", "convolved"])
-def test_states_between_blocks_are_bf16_in_training_in_bf16_only(layout: str):
+def test_states_between_blocks_are_what_training_asks_for_and_else_as_the_weights(layout: str):
     model, tokens, seen = bert.Bert(LAYOUTS[layout], VOCABULARY, LENGTH), torch.randint(5, VOCABULARY, (2, LENGTH)), {}
     for block in model.blocks:
         block.register_forward_hook(lambda block, given, states: seen.setdefault(states.dtype))
-    for training, dtype in ((True, torch.bfloat16), (False, torch.bfloat16), (True, torch.float16), (True, None)):
-        seen.clear()
-        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            assert model.train(training).encode(tokens).dtype == torch.float32
-        assert [*seen] == [torch.bfloat16 if training and dtype is torch.bfloat16 else torch.float32]
+    bf16, fp16 = torch.bfloat16, torch.float16
+    for model.trained_in, products in ((bf16, bf16), (None, bf16), (None, fp16)):
+        for training in (True, False):
+            seen.clear()
+            with torch.autocast("cpu", dtype=products):
+                assert model.train(training).encode(tokens).dtype == torch.float32
+            assert [*seen] == [model.trained_in if training and model.trained_in else torch.float32]

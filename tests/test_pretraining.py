@@ -791,6 +791,16 @@ def test_a_cpu_compiles_where_it_pays(tmp_path, settings, fraction, compiles):
         assert run.compiles(fraction) is (always or (allowed and compiles))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_states_between_blocks_are_bf16_in_training_in_bf16_only(tmp_path, dtype: torch.dtype):
+    run, seen = build(tmp_path, dtype=dtype), set()
+    for block in run.bert.blocks:
+        block.register_forward_hook(lambda block, given, states: seen.add((block.training, states.dtype)))
+    run.run(quiet, 0.0)
+    trained = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
+    assert seen == {(True, trained), (False, torch.float32)}, "the held-out loss is measured in fp32 states"
+
+
 def test_a_gpu_compiles_for_runs_of_four_minutes(tmp_path):
     for seconds in (239, 240):
         run = build(tmp_path, **seconds_of_budget(seconds))

@@ -311,6 +311,23 @@ def test_a_manifest_that_names_paths_elsewhere_or_is_junk_is_refused(machine, tm
     assert not list(tmp_path.rglob("escaped*"))
 
 
+def test_a_picture_that_was_changed_here_is_left_out_of_a_push_and_what_arrives_is_sound(machine, tmp_path, caplog):
+    tokens = made()[-1]
+    (tokens.path / "more" / "loss.png").write_bytes(b"another picture")
+    url = f"{tmp_path}/remote"
+    assert push(tokens, url)[tokens.name] == 2
+    assert [f"more/loss.png of {tokens.name} " in caplog.text, set(push(tokens, url).values())] == [True, {0}]
+    machine("second")
+    pull(tokens.name, url)
+    assert not (tokens.path / "more").exists()
+    assert {file["path"] for file in tokens.manifest["files"]} == {"sequences.npy", "stats.json"}
+    verify(tokens)
+    machine("first")
+    rows = tokens.path / "sequences.npy"
+    rows.write_bytes(bytes(rows.stat().st_size))
+    assert "sequences.npy" in refusal(lambda: push(tokens, f"{tmp_path}/other")), "no other file is left out"
+
+
 def test_what_is_hollow_here_can_not_be_pushed_whole(machine, tmp_path: Path):
     text, _, tokens = made()
     push(tokens, str(tmp_path / "remote"))

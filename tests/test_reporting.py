@@ -121,6 +121,16 @@ def test_a_lost_server_leaves_no_traceback_and_no_errors_of_logging(log, monkeyp
     assert not logging.raiseExceptions, "for Prefect's thread, which would print each line that isn't sent"
 
 
+def test_a_bug_that_an_error_of_another_connection_caused_keeps_its_traceback():
+    record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, "failed", (), None)
+    try:
+        raise RuntimeError("a bug") from httpx.ConnectError("of the hub")
+    except RuntimeError:
+        record.exc_info = sys.exc_info()
+    assert reporting.OneSentence().filter(record)
+    assert (record.exc_info[1].args, record.getMessage()) == (("a bug",), "failed")
+
+
 # Page
 
 
@@ -183,6 +193,16 @@ def test_every_table_picture_and_text_says_what_it_shows_and_where_it_comes_from
     assert shown["pretrain-readme"][0] == "# Encoder\n\n---\n", "without the head, which is for the hub"
     assert shown["report"][0] == "# Page\n\n---\n"
     assert shown["pretrain-loss"][0] == "data:image/png;base64,eA=="
+
+
+def test_a_card_that_is_no_text_and_a_picture_that_is_gone_stop_no_run(store: Path, shown: dict):
+    model = put(store, "pretrain", [{"a": 1}], loss_png="x")
+    (model.path / "README.md").write_bytes(b"edited: caf\xe9")
+    (model.path / "other.png").symlink_to("nowhere")
+    (model.path / "notes.md").mkdir()
+    reporting.publish(model, "")
+    assert set(shown) == {"pretrain-table", "pretrain-loss", "pretrain-readme"}
+    assert shown["pretrain-readme"][0].startswith("edited: caf")
 
 
 def test_the_cards_of_many_finetuned_models_are_not_shown(store: Path, shown: dict):

@@ -110,7 +110,7 @@ def model_folder(stage: str, name: str) -> Path:
     for changed files.
     """
     from tasks.models import has_weights
-    from tasks.store import MANIFEST, artifacts, find, needed, verify_files
+    from tasks.store import MANIFEST, artifacts, decisive, find, verify_files
 
     kept = [artifact for artifact in artifacts(stage) if has_weights(artifact.path)]
     given, slash, key = name.rpartition("/")
@@ -135,7 +135,7 @@ def model_folder(stage: str, name: str) -> Path:
             f"{folder}, and the next run of its recipe makes it again."
         )
     # A copied folder may lack what a pipeline doesn't read.
-    verify_files(folder, [file for file in needed(about) if (folder / file["path"]).is_file()], name)
+    verify_files(folder, [file for file in decisive(about) if (folder / file["path"]).is_file()], name)
     params = about.get("params", {})
     facts = [f"{stage}/{about.get('key', folder.name)}" if about else f"folder {name}"]
     facts += [f"{field} {params[field]}" for field in ("task", "seed") if field in params]
