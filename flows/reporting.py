@@ -50,10 +50,14 @@ class OneSentence(logging.Filter):
         return True
 
 
+def package_of(error: BaseException | None) -> str:
+    """The package that defines an error."""
+    return type(error).__module__.split(".")[0]
+
+
 def is_of_httpx(error: BaseException | None) -> bool:
     """Whether the connection to the Prefect server made this error, or the one that Prefect has wrapped in it."""
-    made = error.__cause__ if type(error).__module__.split(".")[0] == "prefect" else error
-    return type(made).__module__.split(".")[0] == "httpx"
+    return package_of(error.__cause__ if package_of(error) == "prefect" else error) == "httpx"
 
 
 def configure() -> None:

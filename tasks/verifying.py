@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from tasks import store
-from tasks.digests import problem_of, valid
+from tasks.digests import FOR_READERS, problem_of, valid
 from tasks.reports.lineage import Links, origins
 from tasks.store import LINEAGE, MANIFEST, WORK, Artifact, kept, listed
 from tasks.workers.progress import Progress
@@ -19,6 +19,11 @@ class Damage(NamedTuple):
     file: str
     problem: str
     stray: bool = False
+
+    @property
+    def is_for_readers(self) -> bool:
+        """Whether it is a card or a picture of an artifact."""
+        return not self.stray and FOR_READERS.fullmatch(self.file) is not None
 
 
 def verified(artifacts: list[Artifact]) -> tuple[list[Damage], list[str]]:

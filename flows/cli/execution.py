@@ -77,7 +77,7 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
     """The result of a flow: a flow run on this server, or without one the plain function in this process."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from flows.reporting import log_to_terminal
+    from flows.reporting import log_to_terminal, package_of
 
     log_to_terminal()
     with signals_as_exceptions(), temporary_settings({PREFECT_API_URL: server} if server else {}):
@@ -91,8 +91,7 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
                 os._exit(stop.code if isinstance(stop, Stopped) else 130)
             raise
         except Exception as error:
-            is_of_prefect = type(error).__module__.split(".")[0] in ("httpx", "prefect")
-            if server and is_of_prefect and find_server() is None:
+            if server and package_of(error) in ("httpx", "prefect") and find_server() is None:
                 raise ServerLost(
                     f"The Prefect server at {server} was lost during this run ({type(error).__name__}). Finished "
                     "stages are kept: run the same command again, with or without a server."

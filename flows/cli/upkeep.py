@@ -174,19 +174,17 @@ def verify(
 
 def consequences(damages: "list[Damage]", manifests: dict[str, dict]) -> list[str]:
     """What follows from damage, in sentences."""
-    from tasks.digests import FOR_READERS
     from tasks.store import read_manifest
     from tasks.verifying import reruns
 
-    unread = [damage for damage in damages if not damage.stray and FOR_READERS.fullmatch(damage.file)]
-    broken = {each.artifact.name: each.artifact for each in damages if not each.stray and each not in unread}
+    broken = {each.artifact.name: each.artifact for each in damages if not (each.stray or each.is_for_readers)}
     again: dict[str, list[str]] = {}  # names by reason
     for name, reason in reruns(broken, manifests).items():
         if not reason and read_manifest(broken[name]) is not None:
             reason = f"after you delete {relative(broken[name].path)}; until then, a run that reads it stops"
         again.setdefault(reason or "by the next run that reaches it", []).append(name)
     lines = [f"Made again {reason}: {', '.join(names)}" for reason, names in again.items()]
-    if unread:
+    if any(damage.is_for_readers for damage in damages):
         lines.append("No stage reads cards (README.md) and pictures, so nothing is made again for them.")
     if any(damage.stray for damage in damages):
         lines.append("Files that are not in stage.json are read by no stage; delete them.")
