@@ -229,7 +229,11 @@ def measured(step: Callable, work: Path, each: int, parts: int) -> dict:
     from tasks.workers.processes import peak_memory, reset_usage
 
     def read() -> int:
-        return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["read_bytes"])
+        return int(
+            dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="utf-8").splitlines())[
+                "read_bytes"
+            ]
+        )
 
     reset_usage()
     begun = peak_memory()["process"]  # torch, which the benchmarks share

@@ -250,7 +250,7 @@ def kept(path: Path, make: Callable[[], dict]) -> dict:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         common.write_json(path, make())
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def text_of(given: argparse.Namespace) -> list[str]:

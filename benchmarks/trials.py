@@ -132,7 +132,7 @@ class Run:
     def end(self) -> "Run":
         """Wait for its end."""
         self.code = self.process.wait(LONG)
-        self.text = Path(self.file.name).read_text()
+        self.text = Path(self.file.name).read_text(encoding="utf-8")
         self.said = ([line for line in self.text.splitlines() if line.strip()] or [""])[-1]
         return self
 
@@ -173,7 +173,9 @@ class Row:
             wait(lambda: not processes(), "the end of all processes", seconds, 0.1)
         for pid in processes():
             with suppress(OSError):
-                self.problems.append(f"left: {Path(f'/proc/{pid}/cmdline').read_text().replace(chr(0), ' ')}")
+                self.problems.append(
+                    f"left: {Path(f'/proc/{pid}/cmdline').read_text(encoding='utf-8').replace(chr(0), ' ')}"
+                )
                 os.kill(pid, signal.SIGKILL)
 
     def hear(self, run: Run, code: int = 1) -> None:

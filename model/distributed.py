@@ -115,7 +115,7 @@ def launch(job: Job, count: int, report: Callable[[float, str], None]) -> None:
         finally:
             end(started, STOP_SECONDS)
         if (problem := Path(folder, PROBLEM)).exists():
-            raise InputError(json.loads(problem.read_text()))
+            raise InputError(json.loads(problem.read_text(encoding="utf-8")))
     if any(process.returncode for process in started):
         raise RuntimeError(f"One of {count} processes ended with an error:\n{(work / OUTPUT).read_text()}")
 
@@ -147,7 +147,7 @@ def stop_with_parent() -> None:
 
 def main() -> None:
     """Train as one of several processes. SIGTERM, which the parent sends to all, ends the run with a checkpoint."""
-    job, folder = Job.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    job, folder = Job.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     threading.Thread(target=stop_with_parent, daemon=True).start()
     here = machine.detect()
     among = join(here.device, folder / MEETING)

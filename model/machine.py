@@ -182,20 +182,24 @@ def available_memory() -> int:
     """Bytes of memory that can still be allocated, within the limits of cgroups; 1 PiB if unknown."""
     left = [1 << 50]
     with suppress(OSError):
-        if match := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
+        if match := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8")):
             left.append(int(match[1]) * 1024)
     for limit, used, stat in CGROUPS:
         with suppress(OSError, ValueError):  # absent, or "max"
             # cached files, which the kernel drops when memory is needed
-            files = re.findall(r"^(?:in)?active_file (\d+)$", Path(stat).read_text(), flags=re.M)
-            left.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + sum(map(int, files)))
+            files = re.findall(r"^(?:in)?active_file (\d+)$", Path(stat).read_text(encoding="utf-8"), flags=re.M)
+            left.append(
+                int(Path(limit).read_text(encoding="utf-8"))
+                - int(Path(used).read_text(encoding="utf-8"))
+                + sum(map(int, files))
+            )
     return max(0, min(left))
 
 
 def cpu_has_bf16() -> bool:
     """Whether the CPU computes bf16 matrix products in hardware: emulated ones are slower than fp32."""
     try:
-        flags = Path("/proc/cpuinfo").read_text()
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return False
     return "avx512_bf16" in flags or "amx_bf16" in flags

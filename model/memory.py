@@ -84,7 +84,7 @@ def used(device: torch.device) -> float:
     """GiB of a GPU's memory that this process has used at most; on a CPU, GiB that it uses."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
 def share_of(training: Training, processes: int) -> int:

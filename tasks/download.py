@@ -159,7 +159,7 @@ class Counts(Tally):
         self.other_sets = Counter(state.get("other_sets"))
         self.skipped = Counter(state.get("skipped"))  # files in archives, by kind
         self.formats = defaultdict(Counter, {form: Counter(by) for form, by in state.get("formats", {}).items()})
-        self.lost = lost.open("a+")
+        self.lost = lost.open("a+", encoding="utf-8")
         self.lost.truncate(state.get("lost", 0))
 
     def state(self) -> dict:
@@ -184,7 +184,7 @@ class Counts(Tally):
     def stats(self, what: str) -> dict:
         """The counts. Raises InputError if no document was read, or if more was lost than `max_lost` allows."""
         counts, lost, examples = self.counts(), Counter(), {}
-        with open(self.lost.name) as file:
+        with open(self.lost.name, encoding="utf-8") as file:
             for loss in map(json.loads, file):
                 lost[loss["reason"]] += 1
                 examples.setdefault(loss["reason"], "{file}, line {line}: {sample}".format_map(loss))

@@ -66,7 +66,9 @@ def needed(*artifacts: Iterable[Artifact]) -> Iterator[None]:
         with suppress(OSError):  # in a store that can't be written, as it is when all is cached
             folder.mkdir(parents=True, exist_ok=True)
             with locked(GATE, shared=True):
-                file = stack.enter_context(tempfile.NamedTemporaryFile("w", dir=folder, prefix=f"{os.getpid()}-"))
+                file = stack.enter_context(
+                    tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=f"{os.getpid()}-")
+                )
                 fcntl.flock(file, fcntl.LOCK_EX)
                 file.write("\n".join(names))
                 file.flush()

@@ -67,7 +67,7 @@ def document(rng: random.Random, sentences: int) -> str:
 def write_jsonl(path: Path, texts: list, source: str = "toy") -> Path:
     """Write texts in the Pile's format."""
     rows = [json.dumps({"text": text, "meta": {"pile_set_name": source}}) for text in texts]
-    path.write_text("\n".join(rows) + "\n")
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     return path
 
 

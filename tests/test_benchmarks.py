@@ -115,7 +115,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 def written(path: Path) -> dict:
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture

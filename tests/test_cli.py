@@ -117,7 +117,7 @@ def test_only_a_full_disk_is_an_error_of_standard_output(monkeypatch: pytest.Mon
     with pytest.raises(InputError, match="Standard output"), main.output_checked():
         raise OSError(errno.ENOSPC, "No space left on device")  # of a long line, which isn't buffered
     with pytest.raises(FileNotFoundError), main.output_checked():
-        Path("/nothing/here").read_text()
+        Path("/nothing/here").read_text(encoding="utf-8")
 
 
 def test_with_a_lost_server_the_command_ends_right_after_its_sentence(monkeypatch, capsys: pytest.CaptureFixture):
@@ -149,8 +149,8 @@ def await_file(process: subprocess.Popen, store: Path, pattern: str, log: Path) 
     """Wait until a running command has written to a file; the file."""
     deadline = time.monotonic() + LONG
     while not (found := [path for path in store.glob(pattern) if path.stat().st_size]):
-        assert time.monotonic() < deadline, log.read_text()
-        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text(encoding="utf-8")
+        assert process.poll() is None, log.read_text(encoding="utf-8")
         time.sleep(0.05)
     return found[0]
 
@@ -168,7 +168,7 @@ def group(leader: int) -> list[int]:
 @contextmanager
 def started(env: dict, log: Path, *arguments: str, home: Path = HOME) -> Iterator[subprocess.Popen]:
     """A running command in a process group of its own, as at a terminal."""
-    with log.open("w") as file:
+    with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
             [sys.executable, *CRAM, *arguments], env=env, cwd=home, stdout=file, stderr=file, start_new_session=True
         )

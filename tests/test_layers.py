@@ -25,7 +25,7 @@ PRIVATE_TO_PREFECT = re.compile(
 def imported(file: Path) -> set[str]:
     """The modules that a file imports, anywhere in it, and the names it imports from them."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -37,13 +37,13 @@ def write_tickets(path: Path, rng: np.random.Generator, rows: int = 240) -> Path
     for i in range(rows):
         k = int(rng.integers(3))
         lines.append(f'{i},"The {WORDS[k]}, again: the {WORDS[k]} {i}.",{("refund", "billing", "other things")[k]}')
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
 def write_prices(path: Path, rng: np.random.Generator, rows: int = 300) -> Path:
     """A number far from zero, which a word gives away."""
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for i in range(rows):
             k = int(rng.integers(len(WORDS)))
             row = {"sentence": f"the {WORDS[k]} the {WORDS[k]} {i}", "price": 1000 + 50 * k + rng.normal()}
@@ -245,7 +245,7 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
     elif path.suffix == ".gz":
         path.write_bytes(gzip.compress(lines.encode()))
     else:
-        path.write_text(json.dumps(rows, indent=2) if path.suffix == ".json" else lines)
+        path.write_text(json.dumps(rows, indent=2) if path.suffix == ".json" else lines, encoding="utf-8")
     return path
 
 

@@ -168,7 +168,11 @@ def test_two_processes_that_meet_in_a_folder_of_any_name_have_the_losses_of_one_
 def listening(pids: list[int]) -> set[str]:
     """The addresses at which they accept connections, in hexadecimal, as the kernel gives them."""
     sockets = {os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path("/proc/net", name).read_text(encoding="utf-8").splitlines()[1:]
+    ]
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 

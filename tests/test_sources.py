@@ -315,7 +315,7 @@ def test_too_many_lost_records_are_refused_with_file_and_reason(store: Path, dat
     said = refusal(data, max_lost=0.02)
     assert re.match(r"3 of 100 .*NoneType.*bad\.jsonl, line 1.*max_lost", said)
     listed = Path(said.split("listed in ")[1].removesuffix("."))
-    assert len(listed.read_text().splitlines()) == 3, "the list can be read after the failure"
+    assert len(listed.read_text(encoding="utf-8").splitlines()) == 3, "the list can be read after the failure"
     assert len(texts_of(downloaded(data, max_lost=0.03))) == 97
     write_jsonl(bad, ["", None])
     with pytest.raises(InputError, match="1 x empty text; 1 x text is not a string"):

@@ -332,7 +332,7 @@ def test_an_error_of_the_disk_is_an_input_error_whichever_library_wrote(store: P
 
 
 def test_a_store_that_cannot_be_written_is_an_input_error(store: Path):
-    store.write_text("no directory")
+    store.write_text("no directory", encoding="utf-8")
     for act in (lambda: count.fn(Count()), lambda: refresh(Artifact(stage="count", key="0" * 12))):
         with pytest.raises(InputError, match=r"Not a directory.*CRAM_ARTIFACTS"):
             act()
@@ -342,7 +342,7 @@ def test_no_peak_memory_of_another_stage_is_reported(store: Path):
     hoard = bytearray(400_000_000)
     hoard[::4096] = b"x" * len(hoard[::4096])
     del hoard
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
     assert count.fn(Count()).manifest["peak_memory_mib"]["process"] < resident + 200
 

@@ -55,7 +55,7 @@ def given(tmp_path_factory, toy_texts: list[str]) -> dict:
     override = tiny_override(shard, budget=1500, budget_unit="tokens") | {"vocabulary": {"entries": 350}}
     given = {"study": str(folder / "small.json"), "recipe": "demo", "override": override, "seeds": 2}
     about = json.dumps({"about": "What matters.", "runs": RUNS})
-    Path(given["study"]).write_text(about.replace("OTHER", str(other)))
+    Path(given["study"]).write_text(about.replace("OTHER", str(other)), encoding="utf-8")
     return given
 
 
@@ -103,7 +103,7 @@ def test_stages_that_runs_share_were_run_once(finished):
 
 def test_a_plan_says_whether_the_runs_and_their_page_are_there(store, finished, given: dict, monkeypatch):
     monkeypatch.setattr(store_module, "is_frozen", False)  # which the command sets for its process
-    runs = json.loads(Path(given["study"]).read_text())["runs"]
+    runs = json.loads(Path(given["study"]).read_text(encoding="utf-8"))["runs"]
     asked = written(given, "good", {name: runs[name] for name in ("own", "half the rate", "other text")})
     options = ["--recipe", asked["recipe"], "--override", json.dumps(asked["override"]), "--seeds", "2", "--plan"]
     states = [CliRunner().invoke(app, ["study", asked["study"], *options])]

@@ -80,7 +80,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def rows_of(metrics: Path) -> list[tuple[int, float]]:
     """Steps and seconds in the complete lines of the metrics of a draft."""
-    whole_lines = metrics.read_text().rpartition("\n")[0].splitlines()
+    whole_lines = metrics.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
     return [(row["step"], row["seconds"]) for row in map(json.loads, whole_lines)]
 
 

@@ -132,7 +132,7 @@ def checkpoint_at(folder: Path, step: int) -> None:
 
 
 def records(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def curve(file: Path, name: str = "loss") -> list[tuple[int, float]]:

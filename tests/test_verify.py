@@ -75,7 +75,7 @@ def flip(path: Path) -> None:
 
 
 def rewritten(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {

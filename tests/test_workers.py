@@ -98,7 +98,7 @@ def wait_for(true: Callable[[], object]) -> None:
 def is_running(pid: int) -> bool:
     """Whether the process exists, not only its exit status."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
 
@@ -206,8 +206,10 @@ def test_the_fork_server_has_one_thread_and_the_libraries_and_workers_the_enviro
     squares(square, tmp_path)
     server = forkserver._forkserver._forkserver_pid
     assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1, "a fork of a process with threads can hang"
-    assert "libarrow" in Path(f"/proc/{server}/maps").read_text(), "what loads slowly is loaded once"
-    own = dict(pair.split("=", 1) for pair in Path(f"/proc/{server}/environ").read_text().split("\0") if pair)
+    assert "libarrow" in Path(f"/proc/{server}/maps").read_text(encoding="utf-8"), "what loads slowly is loaded once"
+    own = dict(
+        pair.split("=", 1) for pair in Path(f"/proc/{server}/environ").read_text(encoding="utf-8").split("\0") if pair
+    )
     assert processes.KEPT_MEMORY.items() <= own.items(), "the C library reads it when a process begins"
     monkeypatch.setenv("CRAM_TEST_SETTING", "set when the fork server ran")
     results = over_parts(square, jobs_in(tmp_path), tmp_path / "again", "square")
@@ -264,10 +266,10 @@ def test_an_interrupt_while_the_server_starts_ends_all(tmp_path):
 
     def server() -> list[int]:
         """The fork server, once it imports the libraries."""
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
         children += [pid for p in Path(f"/proc/{process.pid}/task").glob("*/children") for pid in p.read_text().split()]
         named = {pid for pid in children if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()}
-        return [int(pid) for pid in named if "libarrow" in Path(f"/proc/{pid}/maps").read_text()]
+        return [int(pid) for pid in named if "libarrow" in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")]
 
     wait_for(server)
     (pid,) = server()
@@ -302,7 +304,7 @@ forkserver.connect_to_new_process = interrupt_half_way
 
 def train(path: Path, number: int, report: Callable[[int, str], None]) -> object:
     """The square of a number and the process that computed it; or what the file asks for."""
-    asked = path.read_text() if path.exists() else ""
+    asked = path.read_text(encoding="utf-8") if path.exists() else ""
     if asked in ERRORS:
         raise ERRORS[asked]
     report(number, "halfway")

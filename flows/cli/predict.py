@@ -147,7 +147,7 @@ def model_folder(stage: str, name: str) -> Path:
 def read_json(path: Path) -> dict:
     """The JSON object in a file; empty if there is none."""
     with suppress(OSError, ValueError, RecursionError):
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
     return {}
 

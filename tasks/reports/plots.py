@@ -83,7 +83,7 @@ def _drawing(path: Path, height: float, grid: str = "both", **legend: object) ->
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawn = text.getvalue().replace(INK, "currentColor")
     # without the ids of groups, which would not be unique on a page with several pictures
-    path.write_text(re.sub(r' id="[\w.]+_\d+"', "", drawn))
+    path.write_text(re.sub(r' id="[\w.]+_\d+"', "", drawn), encoding="utf-8")
 
 
 def thinned(values: np.ndarray) -> np.ndarray:

@@ -74,7 +74,7 @@ def reset_usage() -> float:
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     usage.peak_mib = usage.cpu_seconds = 0.0
     return cpu_clock()
 
@@ -88,7 +88,7 @@ def peak_memory() -> dict:
     """Peak resident memory since the last reset, MiB: of this process, and of the largest worker."""
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     with suppress(OSError):
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
         mib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
     return {"process": round(mib), "largest_worker": round(usage.peak_mib)}
 
