@@ -8,7 +8,8 @@ tells more by it, that number costs the nats of its frequency in the text.
 
 For a model that knows the frequencies of words and reads no context, the loss is the entropy of the words, whatever the
 pieces. For others it is an upper bound: context tells a part of the numbers, but they cost as if it told nothing. The
-loss without them is a lower bound. So between two vocabularies, the better one is known if both bounds say so.
+loss without them is a lower bound. So of two models with different vocabularies, one is better only if its upper bound
+is below the other's lower bound.
 """
 
 import math

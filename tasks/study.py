@@ -36,6 +36,7 @@ COSTS = ("tokens", "operations", "seconds", "parameters", "tokens_per_second")
 MEANS = (LOSS, "nats_per_character", "length_nats", "by_frequencies", *COSTS)
 SCORE = "score: "  # begins the name of every column of runs.parquet with scores
 BY_FREQUENCIES = 0.9  # of the loss by token frequencies: models that only adapt these to the text have 0.92 to 0.95
+SAME_LENGTHS = 1e-6  # nats per byte: the same vocabulary has the same cost of the numbers of pieces, but for rounding
 EQUAL = 0.02  # runs whose operations differ by less have equal ones, as batches are whole
 AXES = tuple(UNITS)
 POINTS = 11  # of a mean curve
@@ -212,12 +213,36 @@ def costs(lines: list[dict]) -> list[dict[str, str | None]]:
     return rows
 
 
+def lower_bound(line: dict) -> float:
+    """The least that a run's loss may be in truth: without what the numbers of pieces cost (model.heldout)."""
+    return line[LOSS] - line["length_nats"]
+
+
+def vocabularies_differ(line: dict, other: dict) -> bool:
+    """Whether two runs have vocabularies that split the words of the held-out text differently."""
+    return abs(line["length_nats"] - other["length_nats"]) > SAME_LENGTHS
+
+
+def not_told_apart(best: dict, lines: list[dict]) -> list[str]:
+    """The runs with another vocabulary that may be as good as the best one: its loss isn't below their lower bound."""
+    others = [line for line in lines if line["seeds"] and vocabularies_differ(line, best)]
+    return [line["run"] for line in others if lower_bound(line) <= best[LOSS]]
+
+
 def losses_of(lines: list[dict], published: dict[str, str], names: dict[str, list[str]]) -> list[dict]:
-    """The table of losses and costs, a row for each run. `names`: all names of each run."""
+    """The table of losses and costs, a row for each run. `names`: all names of each run.
+
+    Where vocabularies differ, it also has the least that each loss may be.
+    """
     several, rows = any(line["seeds"] > 1 for line in lines), []
+    done = [line for line in lines if line["seeds"]]
+    has_bounds = any(vocabularies_differ(line, done[0]) for line in done)
     for line, cost in zip(lines, costs(lines), strict=True):
         row = {"run": " = ".join(names[line["run"]]), "seeds": seeds(line), "nats per byte": mean(line, LOSS, 4)}
-        row |= {"difference" + (" ± error" if several else ""): away(line, LOSS, 4), **cost}
+        row["difference" + (" ± error" if several else "")] = away(line, LOSS, 4)
+        if has_bounds:
+            row["at least"] = with_spread(lower_bound(line), math.nan, 4)
+        row |= cost
         if published:
             row["the paper"] = "; ".join(published[name] for name in names[line["run"]] if name in published) or None
         rows.append(row)
@@ -266,12 +291,14 @@ def for_people(
 ) -> dict[str, Any]:
     """What the template of the page shows. `about`: the params of the study's report."""
     lines, scores, members = means.to_dict("records"), score_columns(rows), about["members"]
+    best = lines[means[LOSS].idxmin()]
     return {
         **about,
         **cautions(rows, means),
         "runs": counted(len(lines), "run"),
         "first": lines[0]["run"],
-        "best": lines[means[LOSS].idxmin()],
+        "best": best,
+        "rivals": not_told_apart(best, lines),
         "several": any(line["seeds"] > 1 for line in lines),
         "losses": losses_of(lines, about["published"], {one["run"]: [one["run"], *one["also"]] for one in members}),
         "scores": scores_of(lines, scores) if scores else [],
@@ -312,7 +339,7 @@ def brief(means: "pd.DataFrame") -> list[dict]:
     return table
 
 
-@stage(version=5, name="study")
+@stage(version=6, name="study")
 def compare_runs(
     params: StudyReport, models: list[Artifact], evaluations: list[Artifact], reports: list[Artifact], out: Path
 ) -> dict:

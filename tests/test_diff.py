@@ -212,6 +212,22 @@ def test_the_intervals_of_two_scores_decide_which_is_better(store: Path):
     assert found["held-out nats per byte"] == ("-0.1800", "B is better"), "a loss is better when it is lower"
 
 
+@pytest.mark.parametrize(
+    ("loss", "length_nats", "verdict"),
+    [
+        (0.30, 0.05, "B is better"),  # the same cost of the numbers of pieces: the same vocabulary
+        (0.42, 0.04, "no difference told apart"),  # both bounds are lower, but A may be as low as 0.43 - 0.024
+        (0.36, 0.04, "B is better"),  # and with its error it is below all that A may be
+    ],
+)
+def test_with_other_vocabularies_a_loss_is_better_below_the_lower_bound_of_the_other(
+    store: Path, loss: float, length_nats: float, verdict: str
+):
+    held = HELDOUT | {"nats_per_byte": {"value": loss, "standard_error": 0.01}, "length_nats_per_byte": length_nats}
+    found = verdicts([finetuned("cola", 50.0)], [finetuned("cola", 50.0, model=lineage("b", heldout=held))])
+    assert found["held-out nats per byte"] == (f"{loss - 0.48:+.4f}", verdict)
+
+
 def test_scores_on_other_data_or_of_one_report_have_no_difference(store: Path):
     elsewhere = lineage("b", heldout=HELDOUT | {"digest": "d2"})
     a = [finetuned("cola", 50.0), finetuned("rte", 60.0), finetuned("word-order", 60.0)]

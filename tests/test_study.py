@@ -26,7 +26,7 @@ from tasks import store as store_module
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law
 from tasks.store import Artifact, artifacts, named
-from tasks.study import AXES, Member, StudyReport, compare_runs
+from tasks.study import AXES, Member, StudyReport, compare_runs, not_told_apart
 
 SGD = {"optimizer": "sgd", "clip": None, "learning_rate": 100.0}
 RUNS = {
@@ -363,11 +363,19 @@ def test_the_command_refuses_what_it_cannot_run_and_names_it(store, arguments: l
     assert everything() == before
 
 
-def model(root: Path, number: int, loss: float, size: float = 1e5, tokens: int = 10_000, **stats: object) -> str:
+def model(
+    root: Path,
+    number: int,
+    loss: float,
+    size: float = 1e5,
+    tokens: int = 10_000,
+    length_nats: float = 0.1,
+    **stats: object,
+) -> str:
     """The name of a pretrain artifact with this loss per byte, put into the store; `size`: operations per token / 6."""
     value = {"value": loss, "standard_error": 0.01}
     held = {f"nats_per_{unit}": value for unit in ("byte", "character", "word")} | {"digest": "d"}
-    held |= {"length_nats_per_byte": 0.1, "by_frequencies": {"nats_per_byte": 100.0}}
+    held |= {"length_nats_per_byte": length_nats, "by_frequencies": {"nats_per_byte": 100.0}}
     about = {"heldout": held, "parameters": 2 * size, "tokens": tokens, "steps": 10, "tokens_per_second": 1e3}
     about |= {"mfu": 0.1, "exaflops": 6 * size * tokens / 1e18, "seconds_on_the_clock": 5.0}
     about |= {"machine": {"device": "CPU"}, "evaluations": curve(0.0)}
@@ -426,6 +434,28 @@ def test_runs_of_one_seed_have_no_spread_and_the_page_says_so(empty: Path):
     assert lines[1]["nats_per_byte error"] is None
     assert "unequal budgets" not in text
     assert "different machines" not in text
+
+
+def test_equal_vocabularies_are_never_ordered_and_the_page_names_those_not_told_apart(empty: Path):
+    """The truth lies between a loss and the loss without what the numbers of pieces cost."""
+    rng = np.random.default_rng(0)
+    lengths = rng.uniform(0.02, 0.12, 10)
+    losses = 1.0 + lengths * rng.random(10)  # of ten vocabularies whose true loss is 1
+    lines = [
+        {"run": f"{number}", "seeds": 1, "nats_per_byte": loss, "length_nats": length}
+        for number, (loss, length) in enumerate(zip(losses, lengths, strict=True))
+    ]
+    for line in lines:
+        assert not_told_apart(line, lines) == [other["run"] for other in lines if other is not line]
+
+    members = [
+        Member(run="many pieces", model=model(empty, 1, 1.138)),  # at least 1.038
+        Member(run="few pieces", model=model(empty, 2, 1.09, length_nats=0.04)),
+        Member(run="worse", model=model(empty, 3, 1.2)),  # at least 1.1
+    ]
+    text = text_of(compared(members))
+    assert "few pieces. Not told apart from many pieces, with another vocabulary" in text
+    assert re.search(r"\| few pieces .*\| *1\.0900 \| *-0\.0480 \| *1\.0500 \|", text)
 
 
 def test_a_failed_seed_is_told_and_leaves_the_statistics_to_the_others(empty: Path):

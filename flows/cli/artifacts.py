@@ -206,8 +206,21 @@ def print_differing(what: str, a: dict, b: dict) -> None:
     print_rows([{"": n, "A": brief(a.get(n, "-")), "B": brief(b.get(n, "-"))} for n in names] or [{"": "none"}])
 
 
-def scores(about: dict) -> "pd.DataFrame":
-    """The scores of a report and its held-out loss: value, 95 % interval, data, and text to show, by name."""
+def length_nats(about: dict) -> float:
+    """The nats per byte of a report's held-out loss that are for the numbers of pieces; NaN for an adopted model."""
+    return about["pretraining"].get("heldout", {}).get("length_nats_per_byte", math.nan)
+
+
+def vocabularies_differ(a: dict, b: dict) -> bool:
+    """Whether two reports have losses of vocabularies that split words differently."""
+    return length_nats(a) < length_nats(b) or length_nats(a) > length_nats(b)
+
+
+def scores(about: dict, too_high: float = 0.0) -> "pd.DataFrame":
+    """The scores of a report and its held-out loss: value, 95 % interval, data, and text to show, by name.
+
+    `too_high`: nats per byte by which the loss may be above the true one (model.heldout).
+    """
     import pandas as pd
 
     from tasks.reports.model_card import nats
@@ -224,7 +237,8 @@ def scores(about: dict) -> "pd.DataFrame":
         rows["average of nine"] = mean, math.nan, math.nan, " ".join(data), f"{mean:.1f}"
     if heldout := about["pretraining"].get("heldout"):  # an adopted model has none
         value, error = heldout["nats_per_byte"]["value"], heldout["nats_per_byte"]["standard_error"] or math.nan
-        rows[LOSS] = value, value - NORMAL * error, value + NORMAL * error, heldout["digest"], nats(heldout, "byte")
+        least = value - too_high - NORMAL * error
+        rows[LOSS] = value, least, value + NORMAL * error, heldout["digest"], nats(heldout, "byte")
     return pd.DataFrame.from_dict(rows, orient="index", columns=["value", "low", "high", "data", "text"])
 
 
@@ -233,7 +247,8 @@ def compared_scores(a: dict, b: dict) -> "pd.DataFrame":
     import numpy as np
     import pandas as pd
 
-    both = pd.concat([scores(a), scores(b)], axis=1, keys=["A", "B"])
+    too_high = [length_nats(about) if vocabularies_differ(a, b) else 0.0 for about in (a, b)]
+    both = pd.concat(map(scores, (a, b), too_high), axis=1, keys=["A", "B"])
     a, b, is_loss = both["A"], both["B"], both.index == LOSS
     away, higher, lower = b["value"] - a["value"], b["low"] > a["high"], b["high"] < a["low"]
     verdicts = {
@@ -257,6 +272,9 @@ def print_scores(a: dict, b: dict) -> None:
     print_rows(compared_scores(a, b).to_dict("records"))
     say("In brackets: 95 % intervals over examples; after ±: standard errors over documents. Smaller differences than")
     say("these can be real, since both models were measured on the same examples.")
+    if vocabularies_differ(a, b):
+        say("The vocabularies differ, so one loss is better only if it is also below the other's lower bound, which")
+        say("leaves out what the numbers of pieces cost.")
 
 
 def measurements(filtered: "Artifact", side: str) -> "pd.DataFrame":
