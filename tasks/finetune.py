@@ -353,6 +353,7 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         "epochs": outcome.epochs,
         "data": {
             "left_out": {"train": {"empty": checked.left_out}},
+            "unlabelled": checked.skipped,
             "shared": checked.shared,
             "duplicates": checked.duplicates,
             "cut": inputs.cut,

@@ -18,8 +18,8 @@ from flows.recipes import resolve
 from model import InputError
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.finetune import Finetune, finetune
+from tasks.glue import conll, metrics, tables
 from tasks.glue import data as files
-from tasks.glue import labels, metrics, tables
 from tasks.glue.own import Definition
 from tasks.glue.tasks import LABEL, Task, task_of
 from tasks.report import Report, report
@@ -337,7 +337,7 @@ def test_the_sentences_of_a_conll_file_are_those_that_were_written(tmp_path: Pat
         )
         expected.append({"tokens": tokens, "tags": tags})
     (tmp_path / "a.conll").write_bytes(b"\xef\xbb\xbf" + end.join(lines).encode())
-    assert [row for _, row in labels.sentences(tmp_path / "a.conll", "a")] == expected
+    assert [row for _, row in conll.sentences(tmp_path / "a.conll", "a")] == expected
 
 
 def test_a_text_may_lie_within_a_field_and_a_file_may_have_another_encoding(tmp_path: Path):
@@ -414,8 +414,10 @@ def test_a_data_set_of_the_hub_is_read_at_its_commit_which_is_in_the_key(tmp_pat
     place = {"repository": "someone/reviews", "revision": "0" * 40, "config": "small"}
     assert place.items() <= files.identity(own).items()
     monkeypatch.delattr(datasets, "load_dataset_builder")
-    texts = tables.texts_identity(own.model_copy(update={"metric": "matthews", "label": "label"}))
+    texts = tables.texts_identity(own.model_copy(update={"metric": "matthews"}))
     assert texts == tables.texts_identity(own), "without asking the hub"
+    others = tables.texts_identity(own.model_copy(update={"label": "label"}))
+    assert texts != others, "rows without a label are in no split"
 
 
 def test_a_key_follows_the_data_and_how_it_is_read_not_where_it_lies(tmp_path: Path, place: Path):
@@ -452,8 +454,9 @@ def changed(place: int, **values) -> list[dict]:
         ([{"text": "a", "y": "b"}] * 20, {}, ["no column named label or labels", "text, y"]),
         ([row | {"body": "x"} for row in GOOD], {}, ["text and body", "Set text"]),
         ([row | {"category": "x"} for row in GOOD], {}, ["label and category", "Set label"]),
-        (changed(6, label=None), {}, ["label of line 7 is None"]),
-        (changed(6, label="  "), {}, ["label of line 7 is None"]),
+        (changed(6, label=None), {"max_unlabelled": 0.02}, ["mine/train: 1 of 40 rows", "line 7", "max_unlabelled"]),
+        (changed(6, label="  "), {"max_unlabelled": 0}, ["1 of 40 rows", "line 7", "max_unlabelled"]),
+        ([row | {"label": None} for row in GOOD], {}, ["40 of 40 rows", "35 more"]),
         (changed(6, text=5), {}, ["text of line 7 is 5", "string"]),
         (changed(6, label=["a", "b"]), {}, ["label of line 7 is ['a', 'b']", "kind"]),
         ([row | {"label": "a"} for row in GOOD], {}, ["every label is a"]),
@@ -564,6 +567,25 @@ def test_a_split_of_one_class_is_scored_and_said(tmp_path: Path):
     assert not [note for note in read(tmp_path).notes if "every label" in note]
 
 
+def test_names_of_columns_with_blanks_are_shown_in_quotes(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("text, topic,,my label\n" + "a,b,c,d\n" * 9, encoding="utf-8")
+    with pytest.raises(InputError, match=r'no column topic\..*Its columns: text, " topic", "", "my label"'):
+        read(tmp_path / "a.csv", label="topic")
+    with pytest.raises(InputError, match=r'no column "topic "\.'):
+        read(tmp_path / "a.csv", label="topic ")
+
+
+def test_rows_without_a_label_are_in_the_statistics_and_in_the_report(tmp_path: Path, model):
+    rows = [row | {"label": None} if i % 4 == 0 else row for i, row in enumerate(rows_of(1, 80))]
+    own = Definition(name="mine", data=str(write_rows(tmp_path / "a.csv", rows)), validation=0.3)
+    [run] = Finetune(tasks=[own], **QUICK | {"epochs": 1}, keep="none").runs()
+    made = finetune.fn(run, model)
+    assert made.stats["data"]["unlabelled"] == {"train": 20}
+    assert made.stats["train_examples"] + made.stats["validation"]["validation"]["examples"] == 60
+    page = (report.fn(Report(title="mine"), [made]).path / "report.md").read_text().replace("\\", "")
+    assert "20 of 80 rows left out, without a label" in page
+
+
 def test_a_broken_row_is_not_blamed_on_the_encoding(tmp_path: Path):
     (tmp_path / "a.csv").write_text("text,label\na,b\nc\n")
     with pytest.raises(InputError) as problem:
@@ -666,7 +688,7 @@ def test_comments_above_sentences_are_no_tokens_and_bilou_is_read_as_bioes(tmp_p
     lines = ["# id = 1", "# id 0000\tdomain=en", "#sent_id=1", "Anna\tB-PER", "Grey\tL-PER", "#\tO", "York\tU-LOC", ""]
     lines += ["#\tO", "# x=1\tO", ""]  # within a sentence, where it is a token
     (tmp_path / "a.conll").write_text("\n".join(lines * 30))
-    rows = [row for _, row in labels.sentences(tmp_path / "a.conll", "a")]
+    rows = [row for _, row in conll.sentences(tmp_path / "a.conll", "a")]
     assert (
         rows
         == [

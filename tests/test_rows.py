@@ -182,6 +182,21 @@ def test_delimiters_within_quoted_names_of_columns_are_text(tmp_path: Path):
     assert rows == [(2, {"a, b, c": "1", "d, e": "2"})]
 
 
+@pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "\ufeffsep=;", "sep=;;"])
+@pytest.mark.parametrize("end", ["\r\n", "\n", "\r"])
+def test_the_line_in_which_excel_names_the_delimiter_is_no_row(tmp_path: Path, line: str, end: str):
+    rows = [line, "text;label,", "a, b;c", "d;,,,"]
+    (tmp_path / "a.csv").write_bytes(end.join(rows).encode())
+    assert list(records(tmp_path / "a.csv", "a.csv")) == [
+        (3, {"text": "a, b", "label,": "c"}),
+        (4, {"text": "d", "label,": ",,,"}),
+    ]
+    (tmp_path / "b.csv").write_bytes(b"sep=\t\nx,y\tz\n1\t2\n")
+    assert list(records(tmp_path / "b.csv", "b.csv")) == [(3, {"x,y": "1", "z": "2"})]
+    (tmp_path / "c.csv").write_bytes(b"sep=a,b\n1,2\n")  # a header that begins so
+    assert list(records(tmp_path / "c.csv", "c.csv")) == [(2, {"sep=a": "1", "b": "2"})]
+
+
 def test_text_in_another_encoding_is_read_if_it_is_named(tmp_path: Path):
     for encoding in ("windows-1252", "utf-16-le", "utf-16-be", "utf-8"):
         rows = found(tmp_path, "a.csv", "a,b\ncafé,“x”\n".encode(encoding), encoding)

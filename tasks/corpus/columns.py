@@ -57,11 +57,17 @@ def choose(
     found = [] if asked else [name for name in columns if name.lower() in usual]
     if len(found) == 1 or (optional and not found):
         return found[0] if found else ""
-    what = f"no column {asked or 'named ' + ' or '.join(usual)}"
+    what = f"no column {shown_name(asked) if asked else 'named ' + ' or '.join(usual)}"
     if found:
-        what = f"the columns {' and '.join(found)}, and each may be meant"
-    shown = ", ".join(printable(str(name)) for name in columns[:SHOWN_FIELDS]) + ", …" * (len(columns) > SHOWN_FIELDS)
+        what = f"the columns {' and '.join(map(shown_name, found))}, and each may be meant"
+    shown = ", ".join(map(shown_name, columns[:SHOWN_FIELDS])) + ", …" * (len(columns) > SHOWN_FIELDS)
     raise InputError(f"{where} has {what}. {advice} Its columns: {shown or 'none'}.")
+
+
+def shown_name(name: object) -> str:
+    """The name of a column for a message, in quotes if it has blanks or nothing else."""
+    plain = printable(str(name))
+    return plain if plain and not any(map(str.isspace, plain)) else f'"{plain}"'
 
 
 def text_column(record: dict, name: str, layout: Layout, optional: bool = True) -> str:

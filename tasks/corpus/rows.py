@@ -27,6 +27,7 @@ MOST_BYTES = 100_000_000  # of a line or text; longer ones are lost
 TOO_LONG = "longer than 100 MB"  # a reason of losses
 MOST_JSON = 1_000_000_000  # characters of a JSON file that isn't one value per line
 BATCH = 64  # rows of a table in memory
+SEPARATOR = re.compile(r'\s*"?sep=([^\r\n])"?[;,\t]*(\r\n?|\n)')  # a first line that Excel writes and reads
 SURROGATE = re.compile("[\ud800-\udfff]")  # which UTF-8 can't represent
 SHOWN = 200  # bytes of a line in a sample
 SAMPLE = reprlib.Repr()  # shows a record with its fields, but not what is in lists and objects
@@ -158,7 +159,11 @@ def unwrapped(rows: Rows, wraps: Wraps) -> Rows:
 
 def csv_rows(file: io.BufferedReader, name: str, dialect: dict | None = None) -> Rows:
     """The rows of a CSV or TSV file by the names in its first line. Raises Damage if a quote isn't closed."""
-    dialect = dialect or dialect_of(file.peek().decode(errors="replace").lstrip("\r\n"), name)
+    head = file.peek().decode(errors="replace").lstrip("\r\n")
+    announced = None if dialect else SEPARATOR.match(head)
+    if announced:
+        dialect = dialect_of(head[announced.end() :], name) | {"delimiter": announced[1]}
+    dialect = dialect or dialect_of(head, name)
     csv.field_size_limit(MOST_BYTES)
     text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
 
@@ -180,7 +185,9 @@ def csv_rows(file: io.BufferedReader, name: str, dialect: dict | None = None) ->
             yield Loss(name, number, "a quote within a quoted field")
             row = []
         last = reader.line_num
-        if not names and row:
+        if announced and row:
+            announced = None  # its line
+        elif not names and row:
             names = row
             refuse_twice(names, name)
         elif row and len(row) != len(names):

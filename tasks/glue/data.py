@@ -12,13 +12,16 @@ from pathlib import Path
 
 from model import InputError
 from tasks.corpus import hub
+from tasks.corpus.kinds import ending
 from tasks.glue import probes
 from tasks.glue.own import Definition
 from tasks.glue.tasks import GLUE, HUB_GLUE, TASKS, evaluation_splits, training_splits
 from tasks.store import known_digest
 
-VERSION = 2  # raise it when the same files give other tables: it enters the keys of the runs of one's own tasks
-CONLL = (".conll", ".iob", ".iob2", ".bio", ".bioes", ".txt")  # endings of files with a token and its tag on each line
+VERSION = 3  # raise it when the same files give other tables: it enters the keys of the runs of one's own tasks
+CONLL = (  # endings of files with a token and its tag on each line
+    ".conll", ".conllu", ".conllx", ".conll03", ".gold_conll", ".v4_gold_conll", ".iob", ".iob2", ".bio", ".bioes", ".txt",
+)  # fmt: skip
 SPLITS = {"train": "train", "validation": "validation|valid|val|dev", "test": "test|eval"}  # words in files' names
 HUB_SECONDS = 10  # to wait for an answer of the hub
 log = logging.getLogger(__name__)
@@ -50,7 +53,7 @@ def splits_of(task: Definition) -> tuple[dict[str, list[Path]], dict]:
     path, repository = Path(task.data).expanduser(), task.repository()
     if not repository and not path.is_dir():
         return {"train": [path]}, {}
-    conll = [] if repository else [p for p in sorted(path.iterdir()) if p.suffix.lower() in CONLL[:-1]]
+    conll = [] if repository else [p for p in sorted(path.iterdir()) if ending(p.name) in CONLL[:-1]]
     if conll:  # which `datasets` doesn't know
         words = {split: re.compile(rf"(?<![a-z])({names})(?![a-z])") for split, names in SPLITS.items()}
         files = {split: [p for p in conll if name.search(p.stem.lower())] for split, name in words.items()}

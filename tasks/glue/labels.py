@@ -1,18 +1,18 @@
-"""Labels: values of any type to words, and words to the numbers of classes; and the files that only tasks have."""
+"""Labels: values of any type to words, and words to the numbers of classes."""
 
-import io
+import functools
 import math
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model import InputError, counted
 from model.settings import Kind
-from tasks.corpus.containers import BUFFER, content_of, reading
+from tasks.glue.lists import OPENS, is_written, listed
 from tasks.glue.own import METRICS, Definition
 from tasks.glue.tasks import Task
 
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 FEW = 5  # rows or classes that are named where many are meant
 MOST_NUMBERS = 50  # different numbers that are taken for classes; more are a measure
-COMMENT = re.compile(r"#(?: \w.*| ?\w+ ?)=")  # above a sentence of a CoNLL file, as `# id = 1`
+MOST_TAGS, TAGS_A_TOKEN = 300, 0.01  # different tags, as a number and as a share of the tokens; the larger one counts
+INVISIBLE = re.compile(r"[\u00ad\u200b\u200e\u200f\u2060\ufeff]")  # not the joiners, which Persian and Hindi need
+WHOLE = re.compile(r"-?\d+(\.0*)?")  # a whole number, as pandas writes it where a column has gaps: 3.0
+NO_NUMBER = {"nan", "na", "n/a", "#n/a", "null", "none"}  # of a regression, where spreadsheets have no value
+EMPTY_CELL = ("",)  # of several labels, which may mean none of the classes, or none yet
 SEPARATORS = str.maketrans(";|", ",,")  # between several labels in one string
 MOST_SHOWN = 60  # characters of a value in a message
 LARGEST = 1e38  # of a regression: the weights of a kept model are float32
@@ -64,47 +68,155 @@ def number(value: Any) -> float:
     return made if math.isfinite(made) else math.nan
 
 
+@functools.lru_cache(maxsize=10_000)
+def plain(text: str) -> str:
+    """A name as it looks: in Unicode's NFC, with single blanks for white space of any kind, and nothing invisible."""
+    return " ".join(INVISIBLE.sub("", unicodedata.normalize("NFC", text)).split())
+
+
 def word(value: Any, names: Sequence[str]) -> str | None:
     """The name of a class: a string, a boolean, or a number, perhaps a place in `names`. None if there is none."""
     if isinstance(value, bool | np.bool_):
         return str(value).lower()
-    is_name = isinstance(value, str) and (not names or value.strip() in names)
+    is_name = isinstance(value, str) and (not names or plain(value) in names)
     if number(value).is_integer() and not is_name:
         place = int(number(value) if isinstance(value, str) else value)
         return names[place] if 0 <= place < len(names) else None if names and place == -1 else str(place)
-    return None if value is None or value != value else str(value).strip() or None
+    return None if value is None or value != value else plain(str(value)) or None
 
 
-def worded(given: "pd.Series", own: Definition, names: Sequence[str], where: str) -> "pd.Series":
+def worded(given: "pd.Series", own: Definition, names: Sequence[str], where: str, notes: list[str]) -> "pd.Series":
     """The labels as words, as tuples of words, or as numbers for a regression; None where there is none.
 
-    Raises InputError for a list in place of one label or the other way round, for words in place of numbers, and for
-    labels that a task of the table doesn't have.
+    Adds to `notes`. Raises InputError for a list in place of one label or the other way round, for words in place of
+    numbers, and for labels that a task of the table doesn't have.
     """
     what, help_ = "the label", f"correct it{own.advice('label or kind')}"
-
-    def made(of_value: Callable[[Any], Any], values: Iterable = given) -> "pd.Series":
-        return type(given)(list(map(of_value, values)), given.index, object)  # `map` would make nan of None
-
-    if own.kind == "tokens":
-        refuse(given, what, where, lambda value: value is None or is_list(value), f"a list of tags; {help_}")
-        return made(lambda tags: tags if tags is None else tuple(as_bioes(word(tag, names)) for tag in tags))
-    if own.kind == "multilabel":
-        several = made(lambda value: value.translate(SEPARATORS).split(",") if isinstance(value, str) else value)
-        several = made(lambda value: value if value is None or is_list(value) else [value], several)
-        return made(lambda v: v if v is None else tuple(filter(None, (word(one, names) for one in v))), several)
-    refuse(given, what, where, lambda value: not (is_list(value) or isinstance(value, dict)), f"one label; {help_}")
+    if own.kind in ("tokens", "multilabel"):
+        lists = listed_labels(given, own, where, notes)
+        note_names([one for label in lists.dropna() for one in label], where, notes)
+        return mapped(lists, lambda label: words_of(label, own, names))
+    refuse(given, what, where, lambda value: not is_nested(value), f"one label; {help_}")
     if own.kind == "classes":
-        words = made(lambda value: word(value, names))
+        several = f"one label and no list (kind 'multilabel' reads these); {help_}"
+        refuse(given, what, where, lambda value: not is_written_list(value), several)
+        note_names(given, where, notes)
+        words = mapped(given, lambda value: word(value, names))
     else:
         numbers = f"a number (with a point, not a comma), {LARGEST:g} at most; {help_}"
-        refuse(given, what, where, lambda value: not word(value, ()) or abs(number(value)) <= LARGEST, numbers)
-        words = made(lambda value: number(value) if word(value, ()) else None)
+        refuse(given, what, where, lambda value: is_gap(value) or abs(number(value)) <= LARGEST, numbers)
+        words = mapped(given, lambda value: None if is_gap(value) else number(value))
     if own.named:
         fits = words.isin(names) if names else words.astype(float).between(0, 5)
         known = " or ".join(f"{place} ({name})" for place, name in enumerate(names)) or "a number from 0 to 5"
         refuse(given, what, where, fits, f"{known} (-1 marks the unlabelled test split)")
     return words
+
+
+def mapped(given: "pd.Series", of_value: Callable[[Any], Any]) -> "pd.Series":
+    """The values of a function, where `map` would make nan of None."""
+    return type(given)(list(map(of_value, given)), given.index, object)
+
+
+def is_gap(value: Any) -> bool:
+    """Whether a regression has no number there: an empty cell, or what programs write in place of one."""
+    name = word(value, ())
+    return name is None or name.lower() in NO_NUMBER
+
+
+def is_written_list(value: Any) -> bool:
+    """Whether a value is a list that a program wrote as text."""
+    found = listed(value) if isinstance(value, str) else None
+    return found is not None and is_written(value, found)
+
+
+def listed_labels(given: "pd.Series", own: Definition, where: str, notes: list[str]) -> "pd.Series":
+    """The labels as lists, also of lists that are text; None where there is none. Adds to `notes`.
+
+    Raises InputError for what can't be read as a list.
+    """
+    what, help_ = "the label", f"correct it{own.advice('label or kind')}"
+    lists = read_lists(given, what, where, notes)
+    if own.kind == "tokens":
+        refuse(lists, what, where, lambda value: value is None or is_list(value), f"a list of tags; {help_}")
+    else:
+        whole = f"a list that is whole, or names with commas between them; {help_}"
+        refuse(lists, what, where, lambda value: not (isinstance(value, str) and opens_list(value)), whole)
+        lists = mapped(lists, split_at_commas)
+    flat = f"one list with nothing in it but words or numbers; {help_}"
+    refuse(lists, what, where, lambda value: value is None or not any(map(is_nested, value)), flat)
+    return lists
+
+
+def read_lists(given: "pd.Series", what: str, where: str, notes: list[str]) -> "pd.Series":
+    """The values, and in place of texts that stand for lists these. Adds to `notes`."""
+    found = mapped(given, lambda value: listed(value) if isinstance(value, str) else None)
+    as_text = found.map(is_list)
+    if as_text.any():
+        example = given[as_text].iloc[0]
+        shown = example if len(example) <= MOST_SHOWN else example[:MOST_SHOWN] + "…"
+        notes.append(
+            f"{where}: {what} of {counted(as_text.sum(), 'row')} is text such as {shown}, and is read as a list."
+        )
+    return found.where(as_text, given)
+
+
+def is_nested(value: Any) -> bool:
+    """Whether a value has others in it."""
+    return is_list(value) or isinstance(value, dict)
+
+
+def opens_list(text: str) -> bool:
+    """Whether a text begins as a list does."""
+    return text.strip().startswith(OPENS)
+
+
+def split_at_commas(value: Any) -> Any:
+    """The labels in one string; a label alone is one of them. None stays."""
+    if isinstance(value, str):
+        return value.translate(SEPARATORS).split(",")
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    if missing or is_list(value):
+        return None if missing else value
+    return [value]
+
+
+def words_of(label: Sequence | None, own: Definition, names: Sequence[str]) -> tuple | None:
+    """The words of a list of labels: of tokens a word or None for each, or None if there is none at all."""
+    if label is None:
+        return None
+    words = tuple(word(one, names) for one in label)
+    if own.kind == "multilabel":
+        empty = words and all(isinstance(one, str) and not plain(one) for one in label)
+        return EMPTY_CELL if empty else tuple(filter(None, words))
+    return None if words and not any(words) else tuple(map(as_bioes, words))
+
+
+def note_names(given: Iterable, where: str, notes: list[str]) -> None:
+    """Add to `notes` the names that are not written as they look."""
+    written = dict.fromkeys(name.strip(" ") for name in given if isinstance(name, str))
+    if odd := list(dict.fromkeys(plain(name) for name in written if plain(name) not in ("", name))):
+        notes.append(
+            f"{where}: labels have another form of Unicode, no-break or repeated blanks or invisible characters, which "
+            f"change no name: {', '.join(odd[:FEW])}{', …' if len(odd) > FEW else ''}."
+        )
+
+
+def case_notes(name: str, names: Iterable[str]) -> list[str]:
+    """A warning of classes whose names differ in capital letters only, which stay classes of their own."""
+    by_folded: dict[str, list[str]] = {}
+    for one in names:
+        by_folded.setdefault(one.casefold(), []).append(one)
+    same = [" and ".join(several) for several in by_folded.values() if len(several) > 1]
+    return [f"{name}: classes differ in capital letters only: {', '.join(same[:FEW])}."] if same else []
+
+
+def whole_numbers(names: Iterable[str]) -> dict[str, str]:
+    """New names of classes that are all whole numbers, some of them with a fraction of 0: 3 for 3.0."""
+    every = list(names)
+    if not all(map(WHOLE.fullmatch, every)):
+        return {}
+    return {name: name.partition(".")[0] for name in every if "." in name}
 
 
 def parts(given: Any) -> tuple:
@@ -118,7 +230,11 @@ def classes(counts: Counter, kind: Kind, where: str) -> list[str]:
     Raises InputError for what is rather a number or a text than a class.
     """
     values, rows = {name: number(name) for name in counts}, counts.total()
-    many = f"{where} has {len(counts):,} different labels in {counted(rows, 'row')}, such as {next(iter(counts))}"
+    what = "token" if kind == "tokens" else "row"
+    many = f"{where} has {len(counts):,} different labels in {counted(rows, what)}, such as {next(iter(counts))}"
+    if kind == "tokens" and len(counts) > max(MOST_TAGS, rows * TAGS_A_TOKEN):
+        limit = f"up to {MOST_TAGS} tags, or {TAGS_A_TOKEN:.0%} of the tokens"
+        raise InputError(f"{many}; expected {limit}. Set label (and text) to other columns (finetune.tasks).")
     if any(map(math.isnan, values.values())):
         if len(counts) > max(MOST_NUMBERS, rows / 2):
             raise InputError(f"{many}; expected classes. Set label to another column (finetune.tasks).")
@@ -173,29 +289,3 @@ def numbered(given: "pd.Series", task: Task) -> "pd.Series":
     if task.kind == "tokens":
         return given.map(lambda tags: tuple(places[tag] for tag in tags))
     return given.map(lambda several: tuple(float(name in several) for name in task.labels))
-
-
-def sentences(path: Path, where: str, encoding: str = "") -> Iterator[tuple[int, dict]]:
-    """The sentences of a CoNLL file, as rows of tokens and tags: the first and the last field of each line.
-
-    Blank lines end a sentence; lines with -DOCSTART- are left out, and before a sentence those such as `# id = 1`.
-    Raises InputError for lines with one field.
-    """
-    with reading(where), path.open("rb", BUFFER) as file:
-        text = io.TextIOWrapper(content_of(file, where, encoding)[1], "utf-8").read()
-    row, pairs = 1, []
-    for place, line in enumerate([*text.split("\n"), ""], 1):  # `splitlines` knows more ends
-        fields = line.split("\t") if "\t" in line.strip("\t ") else list(filter(None, line.split(" ")))
-        blank = line.startswith("-DOCSTART-") or not line.strip("\t ")
-        if blank and pairs:
-            yield row, dict(zip(("tokens", "tags"), map(list, zip(*pairs, strict=True)), strict=True))
-            row, pairs = row + 1, []
-        elif not pairs and COMMENT.match(line):
-            continue
-        elif not blank and len(fields) == 1:
-            raise InputError(
-                f"{where}: line {place:,} has one field, {fields[0][:MOST_SHOWN]!r}; expected a token and its tag on "
-                "each line, and a blank line between sentences. Correct it, or set kind (finetune.tasks)."
-            )
-        elif not blank:
-            pairs.append((fields[0].strip(" "), fields[-1].strip(" ")))

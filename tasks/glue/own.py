@@ -37,9 +37,13 @@ class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     )
     config: str = Field("", description="Configuration of a hub data set that has several.")
     revision: str = Field("", description="Commit of a hub data set. '': the newest at first use.")
-    text: str = Field("", description="Column of the text, or of the tokens. '': the usual names are tried.")
+    text: str = Field(
+        "", description="Column of the text, or of the tokens; its number in CoNLL. '': the usual names are tried."
+    )
     pair: str = Field("", description="Column of the second text of a pair. '': none.")
-    label: str = Field("", description="Column of the label, or of the tags. '': the usual names are tried.")
+    label: str = Field(
+        "", description="Column of the label, or of the tags; its number in CoNLL. '': the usual names are tried."
+    )
     encoding: Encoding = Field("", description="Of files that aren't UTF-8, such as windows-1252.")
     kind: Kind = Field(
         "classes",
@@ -55,6 +59,13 @@ class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         le=0.5,
         description="Share of the training rows, 0.01 to 0.5, that is held out where the data has no validation split, "
         "by a digest of their text.",
+    )
+    max_unlabelled: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="Share of a split's rows, 0 to below 1, that may be without a label. They are left out and counted; "
+        "more are an error.",
     )
     epochs: int | None = Field(None, ge=1, le=20, description="Of this task. null: finetune.epochs.")
     batch_size: int | None = Field(None, ge=1, description="Of this task. null: finetune.batch_size.")

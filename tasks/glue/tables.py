@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,11 +17,13 @@ import regex
 from model import InputError, counted
 from tasks.corpus import columns
 from tasks.corpus.columns import MISSING, choose, value_at
+from tasks.corpus.containers import head_of
+from tasks.corpus.kinds import ending
 from tasks.corpus.parts import unit_hash
 from tasks.corpus.rows import PLAIN_TSV, Loss, open_table, records
-from tasks.glue import labels, probes
+from tasks.glue import conll, labels, lists, probes
 from tasks.glue.data import CONLL, SPLITS, identity, splits_of
-from tasks.glue.labels import FEW, rows_of
+from tasks.glue.labels import EMPTY_CELL, FEW, plain, rows_of
 from tasks.glue.own import Definition
 from tasks.glue.tasks import HUB_GLUE, LABEL, TASKS, Task, training_splits
 from tasks.store import Artifact
@@ -29,7 +31,7 @@ from tasks.store import Artifact
 if TYPE_CHECKING:
     import pandas as pd
 
-TEXT, PAIR, TOKENS, TEST = "text", "pair", "tokens", "test"
+TEXT, PAIR, TOKENS, TEST = "text", "pair", conll.TOKENS, "test"
 USUAL = {  # the columns that are tried for a field without a name
     TEXT: (*columns.USUAL, "sentence"),
     TOKENS: ("tokens", "words"),
@@ -37,7 +39,8 @@ USUAL = {  # the columns that are tried for a field without a name
     "tags": ("ner_tags", "tags", "labels"),
 }
 IN_LINES = re.compile(r"\.(csv|tsv|jsonl|ndjson)\b")  # where the number of a row is that of its line
-HIDDEN = {None, "-1", "-1.0", -1.0}  # labels of a test split that has none
+NO_CLASS = "-1"  # in a test split whose labels are hidden
+HIDDEN = {None, (), EMPTY_CELL, NO_CLASS, "-1.0", -1.0}  # labels of a test split that has none
 HELD_OUT = 3  # salt of the digests that choose the rows for validation
 BLANK = regex.compile(r"[\s\p{Z}\p{Cc}\p{Cf}]*")  # white space, control and invisible characters, or nothing
 MOST_WITHOUT = 0.01  # of a split's rows; where more have no sentence, something else is wrong
@@ -54,6 +57,7 @@ class Data:
     left_out: int  # training rows without a text, which are not in the tables
     shared: dict[str, int]  # training rows whose texts occur in another split too (in either order, if symmetric)
     duplicates: int  # training rows whose texts occur in an earlier training row (likewise)
+    skipped: dict[str, int] = field(default_factory=dict)  # rows without a label by split, which are not in the tables
     unlabelled: "dict[str, pd.DataFrame]" = field(default_factory=dict)  # texts of splits that can't be scored
 
 
@@ -65,6 +69,7 @@ class Piece(NamedTuple):
     table: "pd.DataFrame"  # the texts, perhaps tokens; labels in words, None where there is none
     names: Sequence[str]  # of the classes, where the file has numbers for them
     labelled: bool  # False: a test split that hides its labels
+    notes: list[str]  # warnings on how the labels are written
 
 
 def columns_of(own: Definition, split: str, rows: list[dict], where: str) -> dict[str, str]:
@@ -100,11 +105,20 @@ def class_names(features: dict, path: Path, name: str) -> list[str]:
     return feature.get("names", [])
 
 
+def is_conll(own: Definition, path: Path) -> bool:
+    """Whether a file has a token on each line: by its ending, or a .tsv without the tokens' column in its first line."""
+    if ending(path.name) != ".tsv":
+        return ending(path.name) in CONLL
+    first = head_of(path).decode("utf-8-sig", errors="replace").partition("\n")[0]
+    names = [name.strip('" \r') for name in first.split("\t")]
+    return own.text not in names if own.text else not {name.lower() for name in names} & {*USUAL[TOKENS]}
+
+
 def rows_in(own: Definition, path: Path, where: str) -> tuple[str, list[int], list[dict]]:
-    """What the numbers of a file's rows count, "row" or "line"; these; the rows. Raises InputError for a broken one."""
+    """What the numbers of a file's rows count, such as "line"; these; the rows. Raises InputError for a broken one."""
     kind, numbers, rows = "line" if IN_LINES.search(path.name.lower()) else "row", [], []
-    if own.kind == "tokens" and path.suffix.lower() in CONLL:
-        found = labels.sentences(path, where, own.encoding)
+    if own.kind == "tokens" and is_conll(own, path):
+        kind, found = "sentence", conll.sentences(path, where, own.encoding, own.text, own.label)
     else:
         found = records(path, where, own.encoding, PLAIN_TSV if own.named else None)
     for row in found:
@@ -128,7 +142,7 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
     where, of_tokens, row = f"{own.name}/{path.name}", own.kind == "tokens", TASKS.get(own.name)
     kind, numbers, rows = rows_in(own, path, where)
     taken = columns_of(own, split, rows, where)
-    what = ", ".join(f"{name} is {of_file}" for name, of_file in taken.items())
+    what = ", ".join(f"{name} is {columns.shown_name(of_file)}" for name, of_file in taken.items())
     log.log(logging.DEBUG if own.named else logging.INFO, "%s: %s; %s.", where, counted(len(rows), "row"), what)
     values = {
         name: [None if (value := value_at(one, key)) is MISSING else value for one in rows]
@@ -142,15 +156,18 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
         labels.refuse(table[name], name, where, is_text, f"a string; correct it{own.advice(name)}")
         table[name] = table[name].fillna("")
     names = row.labels if row else class_names(features, path, taken[LABEL]) if LABEL in taken else ()
+    names = names if row else [plain(name) for name in names]
     names = list(map(labels.as_bioes, names)) if of_tokens else names
-    table[LABEL] = labels.worded(table[LABEL], own, names, where) if LABEL in taken else None
+    notes: list[str] = []
+    table[LABEL] = labels.worded(table[LABEL], own, names, where, notes) if LABEL in taken else None
     if of_tokens:
+        table[TOKENS] = labels.read_lists(table[TOKENS], "the tokens", where, notes)
         labels.refuse(table[TOKENS], "the tokens", where, labels.is_list, "a list of strings")
         table.insert(0, TEXT, table[TOKENS].map(lambda tokens: " ".join(map(str, tokens))))
         pairs = zip(table[TOKENS], table[LABEL], strict=True)
         sizes = pd.Series([(len(tokens), len(tokens if tags is None else tags)) for tokens, tags in pairs], numbers)
         labels.refuse(sizes, "the number of tokens and tags", where, lambda pair: pair[0] == pair[1], "as many tags")
-    return Piece(split, where, table, names, split != TEST or not set(table[LABEL]) <= HIDDEN)
+    return Piece(split, where, table, names, split != TEST or not set(table[LABEL]) <= HIDDEN, notes)
 
 
 def without_text(frame: "pd.DataFrame", columns: list[str], where: str, train: bool, notes: list[str]) -> "pd.Series":
@@ -164,8 +181,16 @@ def without_text(frame: "pd.DataFrame", columns: list[str], where: str, train: b
 
 
 def missing_classes(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> list[str]:
-    """Warnings of splits without some of the classes."""
+    """Warnings of splits without some of the classes, and of several labels those that training or a split lacks."""
     notes = []
+    for split, table in tables.items() if task.kind == "multilabel" else ():
+        found = np.array(table[LABEL].tolist()).sum(axis=0)
+        without = [label for label, count in zip(task.labels, found, strict=True) if count == 0]
+        none = sum(not any(row) for row in table[LABEL])
+        if none:
+            notes.append(f"{name}/{split}: {none:,} of {counted(len(table), 'row')} have none of the classes.")
+        if without and split == "train":
+            notes.append(f"{name}/{split} has no example of {', '.join(without[:FEW])}.")
     for split, table in tables.items() if task.kind == "classes" else ():
         found = set(table[LABEL])
         missing = [label for place, label in enumerate(task.labels) if place not in found]
@@ -270,16 +295,102 @@ def _read(own: Definition, _identity: str, pretrained: Artifact | None) -> Data:
     hidden = [piece.table for piece in pieces if not piece.labelled]
     notes += [f"{own.name}: the split {TEST} has no labels and is not scored."] if hidden else []
     pieces = [piece for piece in pieces if piece.labelled]
+    notes += [note for piece in pieces for note in piece.notes]
+    if not own.named:
+        pieces = settled(own, pieces, notes)
+    pieces, skipped = with_labels(own, pieces, notes)
     data = whole(own, row_of(own, pieces, notes), pieces, notes)
     for note in data.notes:
         log.warning(note)
-    return replace(data, unlabelled={TEST: pd.concat(hidden)} if hidden else {})
+    return replace(data, skipped=skipped, unlabelled={TEST: pd.concat(hidden)} if hidden else {})
+
+
+def settled(own: Definition, pieces: list[Piece], notes: list[str]) -> list[Piece]:
+    """The pieces with names of classes that mean the same in all of them, where no file declares names. Adds to `notes`.
+
+    Vectors of 0 and 1 become the classes of their places, and 3.0 becomes 3 if all are whole numbers. What only a
+    test split has as -1 is no label. Raises InputError for vectors of several lengths or with other numbers.
+    """
+    declared = any(piece.names for piece in pieces)
+    given = [label for piece in pieces for label in piece.table[LABEL] if label not in (None, (), EMPTY_CELL)]
+    found = lists.vectors(given) if own.kind == "multilabel" and not declared else lists.Vectors()
+    for piece in pieces if found.expected else ():
+        fits = labels.mapped(piece.table[LABEL], lambda row: row in (None, (), EMPTY_CELL) or found.fits(row))
+        labels.refuse(piece.table[LABEL], "the label", piece.where, fits, f"{found.expected}; correct it")
+    if found.size:
+        names = tuple(map(str, range(found.size)))
+        notes.append(
+            f"{own.name}: the labels are vectors of 0 and 1, all of {found.size} places, and are read as the classes 0 "
+            f"to {found.size - 1}, by place. For other names write lists of names."
+        )
+        return [changed(piece, lists.as_classes)._replace(names=names) for piece in pieces]
+    if own.kind == "multilabel":
+        pieces = [filled(own, piece, notes) for piece in pieces]
+    if own.kind == "regression" or declared:
+        return pieces
+    shorter = labels.whole_numbers({one for label in given for one in labels.parts(label) if one is not None})
+    if shorter and own.kind == "multilabel":
+        pieces = [changed(piece, lambda row: row and tuple(shorter.get(one, one) for one in row)) for piece in pieces]
+    elif shorter and own.kind == "classes":
+        pieces = [changed(piece, lambda name: shorter.get(name, name)) for piece in pieces]
+    of_others = [piece.table[LABEL] for piece in pieces if piece.split != TEST]
+    if own.kind == "classes" and not any((given == NO_CLASS).any() for given in of_others):
+        shown = {NO_CLASS: None}
+        pieces = [changed(p, lambda name: shown.get(name, name)) if p.split == TEST else p for p in pieces]
+    return pieces
+
+
+def filled(own: Definition, piece: Piece, notes: list[str]) -> Piece:
+    """A piece where an empty cell means none of the classes. Adds to `notes`. Raises InputError if they are many."""
+    empty = labels.mapped(piece.table[LABEL], lambda row: row == EMPTY_CELL).astype(bool)
+    if not empty.any():
+        return piece
+    found = f"{piece.where}: {empty.sum():,} of {counted(len(empty), 'row')} have an empty label ({rows_of(empty)})"
+    if empty.mean() > own.max_unlabelled:
+        raise InputError(
+            f"{found}, which may mean that none of the classes fits, or that they are not labelled; expected a share of "
+            f"{own.max_unlabelled:g} at most. Write [] for none of the classes and delete the others, or raise "
+            "max_unlabelled (finetune.tasks)."
+        )
+    notes.append(f"{found}, read as none of the classes. Delete them if they are not labelled.")
+    return changed(piece, lambda row: () if row == EMPTY_CELL else row)
+
+
+def changed(piece: Piece, of_label: Callable) -> Piece:
+    """A piece with other labels."""
+    return piece._replace(table=piece.table.assign(**{LABEL: labels.mapped(piece.table[LABEL], of_label)}))
+
+
+def with_labels(own: Definition, pieces: list[Piece], notes: list[str]) -> tuple[list[Piece], dict[str, int]]:
+    """The pieces without rows that have no label, and how many these are by split. Adds to `notes`.
+
+    Raises InputError if a split has more of them than the definition allows; those of GLUE have none.
+    """
+    kept, skipped, rows, said = [], Counter(), Counter(), {}
+    for piece in pieces:
+        without = labels.mapped(piece.table[LABEL], lambda label: label is None).astype(bool)
+        rows[piece.split] += len(without)
+        if without.any():
+            skipped[piece.split] += int(without.sum())
+            left_out = f"{without.sum():,} of {counted(len(without), 'row')} left out"
+            said.setdefault(piece.split, []).append(f"{piece.where}: {left_out}, without a label ({rows_of(without)}).")
+        if not without.all():
+            kept.append(piece._replace(table=piece.table[~without]))
+    for split, count in skipped.items():
+        if count > own.max_unlabelled * rows[split]:
+            raise InputError(
+                f"{own.name}/{split}: {count:,} of {counted(rows[split], 'row')} have no label; expected a share of "
+                f"{own.max_unlabelled:g} at most. Set label to another column, or raise max_unlabelled (finetune.tasks). "
+                f"{' '.join(said[split])}"
+            )
+        notes += said[split]
+    return kept, dict(skipped)
 
 
 def row_of(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
     """The row of the table of tasks, or one like those; notes on classes are added to `notes`.
 
-    Raises InputError for rows without a label, a training split with one class only, and classes that it doesn't have.
+    Raises InputError for tokens without a tag, a training split with one class only, and classes that it doesn't have.
     """
     first, counts, every = pieces[0].where, Counter(), Counter()
     for piece in pieces:
@@ -295,18 +406,30 @@ def row_of(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
     of_numbers = own.kind == "regression"
     names = [] if of_numbers else pieces[0].names or labels.classes(every, own.kind, first)
     for piece in [] if of_numbers else pieces:
-        new = piece.table[LABEL].map(lambda label: next((one for one in labels.parts(label) if one not in counts), ""))
-        if (new != "").any():
-            found = f"{piece.where}: the label {new.max()} of {rows_of(new != '')} is in no training row"
-            if own.kind != "tokens":
-                raise InputError(f"{found}. Correct it, add such rows to the training data, or leave these out.")
-            notes.append(f"{found}, so it is never answered.")
+        check_classes(own, piece, names, counts, notes)
+    notes += labels.case_notes(own.name, names)
     if single := [name for name in names if counts[name] == 1][:FEW]:
         notes.append(f"{own.name}: one training example only of {', '.join(single)}; it can hardly be learned.")
     metrics, positive = labels.metrics_of(own, names, counts, notes)
     columns = (TEXT, PAIR) if own.pair else (TEXT,)
     about = {"kind": own.kind, "own": True, "positive": positive}
     return Task(own.name, columns, tuple(names), metrics, dict.fromkeys(SPLITS, 0), **about)
+
+
+def check_classes(own: Definition, piece: Piece, names: Sequence[str], counts: Counter, notes: list[str]) -> None:
+    """Raise InputError for classes that the data doesn't declare, or that training lacks; tags are noted only.
+
+    `counts`: of each class in training.
+    """
+    given, known = piece.table[LABEL], set(names)
+    declared = f"one of those that the data declares, such as {', '.join(names[:FEW])}; correct it"
+    labels.refuse(given, "the label", piece.where, lambda label: known.issuperset(labels.parts(label)), declared)
+    new = given.map(lambda label: next((one for one in labels.parts(label) if one not in counts), ""))
+    if (new != "").any():
+        found = f"{piece.where}: the label {new.max()} of {rows_of(new != '')} is in no training row"
+        if own.kind != "tokens":
+            raise InputError(f"{found}. Correct it, add such rows to the training data, or leave these out.")
+        notes.append(f"{found}, so it is never answered.")
 
 
 def hold_out(own: Definition, task: Task, tables: dict, notes: list[str]) -> dict:
@@ -337,7 +460,7 @@ def texts_identity(own: Definition) -> dict | str:
     Their SHA-256, or for a data set of the hub, which needn't be asked for again, its revision and how it is read.
     """
     if own.repository():
-        return {name: value for name, value in identity(own).items() if name not in ("label", "metric")}
+        return {name: value for name, value in identity(own).items() if name != "metric"}
     return hashlib.sha256(json.dumps([*sentences(own)]).encode()).hexdigest()
 
 
