@@ -157,5 +157,5 @@ def write_json(path: Path | None, content: dict) -> None:
     """Write the numbers if a file is given; it is complete or not there, since a result is not made again."""
     if path:
         half = path.with_name(f"{path.name}.half")
-        half.write_text(json.dumps(content, indent=2) + "\n")
+        half.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         half.replace(path)

@@ -197,7 +197,7 @@ def served(home: Path) -> Iterator[tuple[int, str]]:
     script = partial(subprocess.run, env=env, stdout=subprocess.DEVNULL, check=True)
     try:
         script([HOME / "flows" / "prefect.sh", "up"])
-        yield int((home / "server.pid").read_text()), url
+        yield int((home / "server.pid").read_text(encoding="utf-8")), url
     finally:
         script([HOME / "flows" / "prefect.sh", "down"])
 

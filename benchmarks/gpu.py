@@ -115,13 +115,16 @@ def seconds_of(kernel: str, shape: tuple[int, ...], here: machine.Machine) -> fl
 def keep(folder: Path, part: str, about: dict, make: Callable[[], dict]) -> None:
     """Print the row of a case and write it to the folder, unless it is there. A failure is its `problem`, tried again."""
     path = folder / f"{part}-{common.digest(about)}.json"
-    if not path.exists() or "problem" in json.loads(path.read_text()):
+    if not path.exists() or "problem" in json.loads(path.read_text(encoding="utf-8")):
         try:
             row = make()
         except RuntimeError as error:  # of the compiler, or a full GPU
             row = {"right": False, "problem": f"{type(error).__name__}: {error}".splitlines()[0]}
         common.write_json(path, about | row)
-    print(", ".join(f"{name} {shown(value)}" for name, value in json.loads(path.read_text()).items()), flush=True)
+    print(
+        ", ".join(f"{name} {shown(value)}" for name, value in json.loads(path.read_text(encoding="utf-8")).items()),
+        flush=True,
+    )
 
 
 def shown(value: object) -> str:
@@ -135,7 +138,7 @@ def glue(given: argparse.Namespace) -> None:
     if unknown := [task for task in given.task or () if task not in tasks]:
         raise InputError(f"--task {' '.join(unknown)}: {given.data} has {', '.join(tasks)}.")
     models = [path.parent for path in given.folder.glob(f"*/{recipes.RESULT}")]
-    runs = {home: json.loads((home / recipes.RESULT).read_text()) for home in sorted(models)}
+    runs = {home: json.loads((home / recipes.RESULT).read_text(encoding="utf-8")) for home in sorted(models)}
     runs = {home: run for home, run in runs.items() if run["recipe"] in given.recipe}
     if not runs:
         raise InputError(f"There is no model of {', '.join(given.recipe)} in {given.folder}. Run cram first.")

@@ -54,7 +54,9 @@ def artifact(stage: str, key: str, parts: int, **about: object):
     for name in names:
         (made.path / name).touch()
     files = [{"path": name, "bytes": 0, "sha256": ""} for name in names]
-    (made.path / MANIFEST).write_text(json.dumps({"stage": stage, "key": key, "files": files, "inputs": {}} | about))
+    (made.path / MANIFEST).write_text(
+        json.dumps({"stage": stage, "key": key, "files": files, "inputs": {}} | about), encoding="utf-8"
+    )
     return made
 
 

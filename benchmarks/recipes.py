@@ -64,7 +64,7 @@ def read(folder: Path) -> Corpus:
             sequences = np.concatenate([np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) for path in packed])
         else:
             sequences = np.load(folder / "sequences.npy", mmap_mode="r")
-        held, stats = Heldout.load(folder), json.loads((folder / "stage.json").read_text())["stats"]
+        held, stats = Heldout.load(folder), json.loads((folder / "stage.json").read_text(encoding="utf-8"))["stats"]
         if held.sequences.max() >= stats["entries"] or len(sequences) != stats["sequences"]:
             found = f"{len(sequences)} sequences, token {held.sequences.max()}"
             raise ValueError(f"{found}; expected {stats['sequences']} sequences, {stats['entries']} entries")
@@ -127,7 +127,7 @@ def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder:
     """The result of a run: from the folder, or else trained, from its checkpoint if it was interrupted."""
     home, training = folder / f"{about['recipe']}-{common.digest(about)}", Training(**about["training"])
     if (home / RESULT).exists():
-        return json.loads((home / RESULT).read_text())
+        return json.loads((home / RESULT).read_text(encoding="utf-8"))
     home.mkdir(exist_ok=True)
     bert = Bert(Architecture(**about["architecture"]), corpus.vocabulary, corpus.length, seed=training.seed)
     order = np.random.default_rng(training.seed).permutation(len(corpus.sequences))
@@ -163,7 +163,7 @@ def beside(texts: list[str], first: dict, held: Heldout, seeds: int) -> dict[str
     expected = {"cpu_seconds": seconds} if "clock" in first else {"minutes": seconds / 60}
     expected["machine"] = first["machine"]
     for name, _, folder in (text.rpartition("=") for text in texts):
-        runs = [json.loads(path.read_text()) for path in Path(folder).glob(f"*/{RESULT}")]
+        runs = [json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).glob(f"*/{RESULT}")]
         settings = {json.dumps({field: run[field] for field in run.keys() - MEASURED}, sort_keys=True) for run in runs}
         same = all(run["heldout"][size] == held.totals[size] for run in runs for size in ("words", "bytes"))
         same = same and all(run[field] == value for run in runs for field, value in expected.items())

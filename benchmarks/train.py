@@ -118,7 +118,9 @@ def ours(case: Case, here: machine.Machine) -> dict:
         # off the clock, but not off the CPU time
         run.evaluate = lambda fraction: run.spent.evaluations.append({"fraction": fraction, "step": run.spent.step})
         run.run(lambda fraction, note: cpu.append(time.process_time()), seconds_between_checkpoints=math.inf)
-        ends = [json.loads(line)["seconds"] for line in (Path(folder) / METRICS).read_text().splitlines()]
+        ends = [
+            json.loads(line)["seconds"] for line in (Path(folder) / METRICS).read_text(encoding="utf-8").splitlines()
+        ]
     return {
         "seconds": ends[-1] - ends[WARM_UP - 1],
         "cpu_seconds": cpu[-1] - cpu[WARM_UP - 1],

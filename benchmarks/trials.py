@@ -89,7 +89,7 @@ class Store:
         """The digests of the artifacts' files, but not of those that describe the run; and the reports' tables."""
         found = {}
         for name, path in self.artifacts().items():
-            about = json.loads((path / MANIFEST).read_text())
+            about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
             told = (*TELLING, "report.json")
             files = {file["path"]: file["sha256"] for file in about["files"] if not file["path"].endswith(told)}
             found[name] = files | {"table": about["stats"].get("table") if about["stage"] == LAST else None}
@@ -100,7 +100,7 @@ class Store:
         wrong, found = [], self.artifacts()
         for name, path in found.items():
             try:
-                about = json.loads((path / MANIFEST).read_text())
+                about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
                 kept = [file for file in about["files"] if file["path"] not in about.get("hollow", [])]
                 wrong += [f"{name}: {f['path']} is damaged" for f in kept if digest(path / f["path"]) != f["sha256"]]
             except (OSError, ValueError) as error:
@@ -118,7 +118,7 @@ class Run:
     """A command of cram, in a process group of its own."""
 
     def __init__(self, store: Store, *options: str, command: tuple = RUN, **env: str) -> None:
-        self.file = store.folder.with_suffix(f".{time.time_ns()}.log").open("w+")
+        self.file = store.folder.with_suffix(f".{time.time_ns()}.log").open("w+", encoding="utf-8")
         own = ENV | {"CRAM_ARTIFACTS": str(store.folder), "PREFECT_HOME": f"{store.folder}-prefect"} | env
         line = [sys.executable, "-m", "flows.cli.main", *command, *options]
         output = {"stdout": self.file, "stderr": subprocess.STDOUT}
@@ -203,7 +203,7 @@ class Bench:
         self.reference, self.seconds = self.store(), dict.fromkeys(STAGES, 0.0)
         self.first = self.undisturbed(self.reference)
         for path in self.reference.artifacts().values():
-            about = json.loads((path / MANIFEST).read_text())
+            about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
             self.seconds[about["stage"]] = max(self.seconds[about["stage"]], about["seconds"])
         self.both = self.store(*STAGES)
         self.all = self.undisturbed(self.both, *OTHER)

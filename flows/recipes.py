@@ -128,7 +128,7 @@ def _partial(model: type[BaseModel], base: dict) -> type:
         nested = level(info)
         kind = _partial(nested, base[name]) if nested else info.annotation
         shown = None if nested else functools.partial(_for_the_form, base[name])
-        about = info.description or (nested.__doc__.split("\n")[0] if nested else None)
+        about = info.description or ((nested.__doc__ or "").split("\n")[0] if nested else None)
         fields[name] = Annotated[kind, Field(title=name, description=about, json_schema_extra=shown), *info.metadata]
     partial = TypedDict(f"{model.__name__}Override", fields, total=False)
     partial.__pydantic_config__ = ConfigDict(extra="forbid")

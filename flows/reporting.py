@@ -163,4 +163,6 @@ def publish(artifact: Artifact, what: str) -> None:
     texts = sorted(artifact.path.glob("*.md")) if stage != "finetune" else ()  # a run has many of these
     for path in filter(Path.is_file, texts):
         key = stage if path.stem == stage else f"{stage}-{path.stem.lower()}"
-        create_markdown_artifact(HEAD.sub("", path.read_text(errors="replace")), key=key, description=description)
+        create_markdown_artifact(
+            HEAD.sub("", path.read_text(errors="replace", encoding="utf-8")), key=key, description=description
+        )

@@ -1,6 +1,9 @@
 """The encoder and its training loops. Needs torch, numpy, safetensors and pydantic; `hf.py` needs transformers too."""
 
+import errno
+import io
 import os
+import sys
 from pathlib import Path
 
 # OpenMP's threads, which torch computes with, spin while they wait for each other. Beside other work on the machine
@@ -36,13 +39,27 @@ def whole_number(name: str, default: str) -> int | None:
     return int(value) if value else None
 
 
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says to what it can't do
+
+
 def fsync(path: Path) -> None:
-    """Force a file, or the names in a directory, to disk."""
+    """Force a file, or the names in a directory, to disk, where the file system can; some can't for a directory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            error.filename = str(path)
+            raise
     finally:
         os.close(handle)
+
+
+def print_anything() -> None:
+    r"""Have this process print a character that its output's encoding lacks as \uXXXX, and not end with an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 TENTHS = "tenths"  # in a model's folder: models at tenths of its budget, in folders named 10 to 90

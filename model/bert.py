@@ -138,7 +138,8 @@ class Bert(nn.Module):
 
     def restore_tokens(self) -> None:
         """Undo `keep_tokens`: restore all rows, with the trained values of those that were kept."""
-        assert self.kept is not None, "keep_tokens was not called"
+        if self.kept is None:
+            raise RuntimeError("keep_tokens was not called")
         ids, rows = self.kept
         tuned = self.embedding.word.weight.detach()
         rows = rows.to(tuned.device).index_copy(0, ids.to(tuned.device), tuned)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel
 
-from model import InputError, export, machine, memory
+from model import InputError, export, machine, memory, print_anything
 from model.bert import Bert
 from model.checkpoint import last_row, line
 from model.heldout import Heldout
@@ -91,8 +91,8 @@ def join(device: torch.device, meeting: Path) -> machine.Processes:
 def launch(job: Job, count: int, report: Callable[[float, str], None]) -> None:
     """Train with `count` processes on this machine until the budget is spent, with a checkpoint in the job's folder."""
     work = job.folder
-    (work / JOB).write_text(job.model_dump_json())
-    with tempfile.TemporaryDirectory(prefix="cram-") as folder, (work / OUTPUT).open("w") as output:
+    (work / JOB).write_text(job.model_dump_json(), encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="cram-") as folder, (work / OUTPUT).open("w", encoding="utf-8") as output:
         command = [sys.executable, "-m", "model.distributed", str(work / JOB), folder]
         started: list[subprocess.Popen] = []
         try:
@@ -117,7 +117,8 @@ def launch(job: Job, count: int, report: Callable[[float, str], None]) -> None:
         if (problem := Path(folder, PROBLEM)).exists():
             raise InputError(json.loads(problem.read_text(encoding="utf-8")))
     if any(process.returncode for process in started):
-        raise RuntimeError(f"One of {count} processes ended with an error:\n{(work / OUTPUT).read_text()}")
+        printed = (work / OUTPUT).read_text(encoding="utf-8", errors="replace")
+        raise RuntimeError(f"One of {count} processes ended with an error:\n{printed}")
 
 
 def end(processes: list[subprocess.Popen], seconds: float) -> None:
@@ -148,6 +149,7 @@ def stop_with_parent() -> None:
 def main() -> None:
     """Train as one of several processes. SIGTERM, which the parent sends to all, ends the run with a checkpoint."""
     job, folder = Job.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
+    print_anything()
     threading.Thread(target=stop_with_parent, daemon=True).start()
     here = machine.detect()
     among = join(here.device, folder / MEETING)
@@ -157,7 +159,7 @@ def main() -> None:
         among.wait()  # the first to end would close connections that others still read from
     except InputError as problem:
         own = folder / f"{PROBLEM}.{among.rank}"
-        own.write_text(json.dumps(str(problem)))
+        own.write_text(json.dumps(str(problem)), encoding="utf-8")
         own.replace(folder / PROBLEM)
         raise SystemExit(2) from problem
     finally:

@@ -102,7 +102,7 @@ def _write(model: Bert | Classifier, family: str, about: dict, folder: str | Pat
         state[TYPES] = torch.zeros(2, bert.architecture.hidden)
     if family != OWN:
         about |= {"cram": about.get("cram", {}) | {"architecture": bert.architecture.model_dump()}}
-    (folder / CONFIG).write_text(json.dumps(config_of(family, bert) | about, indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps(config_of(family, bert) | about, indent=2) + "\n", encoding="utf-8")
     state, _ = renamed(state, [(ours, theirs) for theirs, ours in pairs(family, state)])
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
 
@@ -143,7 +143,7 @@ def load(folder: str | Path, masked: bool = False) -> Bert:
     """
     folder = Path(folder)
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if masked and (head := head_of(config)) != MASKED:
             raise ValueError(f"its head is {head or 'none'}; expected {MASKED}")
         return _load(config, folder)
@@ -202,7 +202,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     """All tensors in a folder: of one file, or of those that an index lists, as transformers saves large models."""
     names = {WEIGHTS}
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
-        names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+        names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
     if elsewhere := [name for name in names if Path(name).name != name]:
         raise ValueError(f"{INDEX} lists {elsewhere[0]!r}, which is not in the folder")
     return {name: tensor for file in sorted(names) for name, tensor in load_file(folder / file).items()}

@@ -115,7 +115,10 @@ class Pretraining:
         # steps that the device may not have computed yet: rows of metrics, the numbers that they lack, when these exist
         self.queued: list[tuple[dict, Tensor, torch.cuda.Event | None]] = []
         self.step_ended, self.step_seconds = self.spent.seconds, math.inf  # of the last step that was read
-        with StopRequest() as self.stop, (self.folder / METRICS).open("a", buffering=1) as self.metrics:
+        with (
+            StopRequest() as self.stop,
+            (self.folder / METRICS).open("a", buffering=1, encoding="utf-8") as self.metrics,
+        ):
             try:
                 self.train()
                 self.finish()
@@ -258,7 +261,7 @@ class Pretraining:
             self.spent.evaluations.append({"fraction": fraction} | about | agreed)
             if self.processes.first:
                 shown = agreed | {"memory_gib": memory.used(self.machine.device)}
-                with (self.folder / HELDOUT).open("a") as file:
+                with (self.folder / HELDOUT).open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"step": self.spent.step, "shown": shown}) + "\n")
             limit, seen = self.corpus.loss_by_frequencies, self.spent.evaluations
             # a loss that falls is no reason to worry: that of a budget of a minute may be above for a third of it

@@ -318,7 +318,7 @@ def download(params: Download, out: Path) -> dict:
     work = out / WORK
     work.mkdir(exist_ok=True)
     saved = work / STATE
-    state = json.loads(saved.read_text()) if saved.exists() else {"parts": 0, "at": {}}
+    state = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {"parts": 0, "at": {}}
     for part in sorted(out.glob("part-*.parquet"))[state["parts"] :]:  # written after the state was saved
         part.unlink()
     counts, parts = Counts(params, out / LOST, state), PartWriter(out, out / LOST, saved, state["parts"])

@@ -166,7 +166,7 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
 def described(start: Artifact) -> tuple[Architecture, int]:
     """The architecture of a pretrained model, and its maximum number of tokens."""
-    architecture, _, length = layouts.described(json.loads((start.path / "config.json").read_text()))
+    architecture, _, length = layouts.described(json.loads((start.path / "config.json").read_text(encoding="utf-8")))
     return architecture, length
 
 
@@ -321,7 +321,7 @@ def write_scores(inputs: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[
         rows |= {LABEL: task.in_words(labels), "prediction": task.in_words(predicted)}
         written.append(pa.table(rows if task.kind == "tokens" else rows | {"scores": list(scores)}))
     pq.write_table(pa.concat_tables(written), out / "predictions.parquet")
-    (out / "scores.json").write_text(json.dumps(validation, indent=2) + "\n")
+    (out / "scores.json").write_text(json.dumps(validation, indent=2) + "\n", encoding="utf-8")
     return validation
 
 
@@ -339,7 +339,7 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     outcome, raw, machine = runs.in_worker(train_and_predict, work, params.examples(), f"finetune {params.label()}")
     validation = write_scores(inputs, raw, out)
     lineage = lineage_of(start)
-    (out / LINEAGE).write_text(json.dumps(lineage, indent=2) + "\n")
+    (out / LINEAGE).write_text(json.dumps(lineage, indent=2) + "\n", encoding="utf-8")
     stats = {
         **params.model_dump(include={"task", "seed", "pretrained", "share"}),
         "metric": task.metrics[0],
@@ -365,5 +365,5 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     if params.keep:
         for file in FILES:
             shutil.copyfile(start.path / file, out / file)
-        (out / "README.md").write_text(finetuned_card(params.identity(), stats, lineage))
+        (out / "README.md").write_text(finetuned_card(params.identity(), stats, lineage), encoding="utf-8")
     return stats

@@ -36,7 +36,7 @@ class Adopt(Params):
 @stage(version=1, name="pretrain")
 def adopt(params: Adopt, out: Path) -> dict:
     """Copy a model into the store."""
-    (out / LINEAGE).write_text("{}\n")
+    (out / LINEAGE).write_text("{}\n", encoding="utf-8")
     save_tokenizer(load_tokenizer(params.folder), out)
     for name in params.files:  # in place of these two, where the folder has them
         shutil.copyfile(params.folder / name, out / name)
@@ -79,7 +79,7 @@ def taken(name: str, stage: str = "pretrain", masked: bool = False) -> Artifact:
 
 def lineage_of(model: Artifact) -> dict[str, dict]:
     """The manifests of all that led to a model, and its own, from its files: its inputs need not be on this machine."""
-    before = json.loads((model.path / LINEAGE).read_text())
+    before = json.loads((model.path / LINEAGE).read_text(encoding="utf-8"))
     return before | {model.name: {name: of for name, of in model.manifest.items() if name != "files"}}
 
 

@@ -65,6 +65,6 @@ def model(self: Any) -> "PreTrainedModel":
 
     from model import hf, layouts  # noqa: F401, transformers has cram's layouts once hf is loaded
 
-    head = layouts.head_of(json.loads(config.read_text()))
+    head = layouts.head_of(json.loads(config.read_text(encoding="utf-8")))
     opener = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
     return opener.from_pretrained(self.path, dtype=torch.float32, local_files_only=True)

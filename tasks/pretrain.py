@@ -160,7 +160,7 @@ def first_of(params: Pretrain, tokens: Artifact, out: Path) -> Artifact | None:
         models.check(params.start, params.architecture, np.load(tokens.path / SEQUENCES, mmap_mode="r").shape[1])
         if load_tokenizer(first.path).to_str() != load_tokenizer(tokens.path).to_str():
             raise InputError(f"{tokens.name} was not made with the tokenizer of {first.name} (pretrain.start).")
-        (out / models.START_LINEAGE).write_text(json.dumps(models.lineage_of(first), indent=2) + "\n")
+        (out / models.START_LINEAGE).write_text(json.dumps(models.lineage_of(first), indent=2) + "\n", encoding="utf-8")
         log.info("Training goes on from %s, outside the paper's rules; optimizer and schedule are new.", first.name)
         return first
     wanted, limits = params.identity(), ("budget", "budget_unit")
@@ -202,10 +202,10 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     with tracked(out.name, work, params.identity()), Progress("pretrain", total=1.0) as bar:
         stats = train(job, out, lambda fraction, note: bar.update(min(1.0, fraction) - bar.count, note))
     stats |= {"start": {"name": first.name} | {n: first.stats.get(n) for n in ("tokens", "start")}} if first else {}
-    (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n")
+    (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n", encoding="utf-8")
     about = {"stage": "pretrain", "params": params.identity(), "stats": stats}
     about |= {"usual": params.usual(), "environment": environment()}
-    (out / CARD).write_text(card(about, manifests))
+    (out / CARD).write_text(card(about, manifests), encoding="utf-8")
     return stats
 
 

@@ -137,7 +137,7 @@ class Remote:
         for each, here in lineage(artifact, store.read_manifest):
             if whole := everything or each == artifact:
                 refuse_hollow(each)
-            with store.reading(each):
+            with store.reading(each), store.written_in(self.fs.path):
                 yield each, self.send(each, here, absent(here, whole))
 
     def send(self, artifact: Artifact, here: dict, without: set[str]) -> list[dict]:

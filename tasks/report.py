@@ -119,7 +119,7 @@ def draw(content: dict, steps: dict[str, np.ndarray] | None, out: Path) -> dict[
         shares = sorted({100 * point["share"] for point in points})
         plots.lines(lines, "% of the training data", "score", out / "curve.svg", marked=list(lines), ticks=shares)
     if not (held := content["pretraining"].get("evaluations")):  # of an adopted model
-        return {path.name: path.read_text() for path in sorted(out.glob("*.svg"))}
+        return {path.name: path.read_text(encoding="utf-8") for path in sorted(out.glob("*.svg"))}
     unit, size = ("billion", 1e9) if held[-1]["tokens"] >= 1e9 else ("million", 1e6)
     losses = {"held out": (np.array([e["tokens"] for e in held]) / size, np.array([e["heldout_loss"] for e in held]))}
     if steps:
@@ -127,7 +127,7 @@ def draw(content: dict, steps: dict[str, np.ndarray] | None, out: Path) -> dict[
         speed = plots.thinned(steps["seconds"]) / 3600, plots.thinned(steps["tokens_per_second"]) / 1000
         plots.lines({"this run": speed}, "hours", "thousand tokens per second", out / "speed.svg", bottom=0)
     plots.lines(losses, f"{unit} tokens", "loss, nats per token", out / "loss.svg", marked=["held out"])
-    return {path.name: path.read_text() for path in sorted(out.glob("*.svg"))}
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(out.glob("*.svg"))}
 
 
 def brief(rows: list[dict]) -> list[dict]:
@@ -158,8 +158,8 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     pictures = draw(content, steps, out)
     values = for_people(content, lineage, runs)
     markdown = render("report", values | {"pictures": pictures, "model_found": bool(steps)})
-    (out / "report.md").write_text(markdown)
-    (out / "report.html").write_text(page(markdown, params.title, pictures))
-    (out / "README.md").write_text(card(lineage[name], lineage, values["glue"], values["own"]))
-    (out / "report.json").write_text(json.dumps(content, indent=2) + "\n")
+    (out / "report.md").write_text(markdown, encoding="utf-8")
+    (out / "report.html").write_text(page(markdown, params.title, pictures), encoding="utf-8")
+    (out / "README.md").write_text(card(lineage[name], lineage, values["glue"], values["own"]), encoding="utf-8")
+    (out / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return {"average": content["average"], "table": brief(content["scores"])}

@@ -88,7 +88,7 @@ def environment() -> dict:
     git, commit = ["git", "-C", str(CODE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], "unknown"
     with suppress(OSError, subprocess.CalledProcessError):  # no git on this machine
         if IN_CHECKOUT:
-            commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+            commit = subprocess.run(git, capture_output=True, encoding="utf-8", check=True).stdout.strip()
     machine = {"system": platform.platform(), "cores": os.cpu_count()}
     return {"python": platform.python_version(), "packages": packages, "machine": machine, "commit": commit}
 
@@ -173,7 +173,7 @@ class StageTask(Task):
         about["usual"] = params.usual()
         cpu_before = reset_usage()
         about["stats"] = self.function(params, **inputs, out=draft)
-        (draft / STATS).write_text(json.dumps(about["stats"], indent=2) + "\n")
+        (draft / STATS).write_text(json.dumps(about["stats"], indent=2) + "\n", encoding="utf-8")
         about["seconds"] = round(time.time() - start, 3)
         about["cpu_seconds"] = round(cpu_clock() - cpu_before + usage.cpu_seconds, 3)
         about["peak_memory_mib"] = peak_memory()

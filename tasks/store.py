@@ -19,12 +19,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from stat import S_ISREG
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from pydantic import BaseModel
 
-from model import TENTHS, InputError, fsync
-from tasks import opening
+from model import TENTHS, UNSUPPORTED, InputError, fsync
+from tasks import opening, warn_once
 from tasks.digests import (  # noqa: F401
     MANIFEST,
     ancestry,
@@ -51,11 +51,20 @@ WORK = "work"  # in a draft: what a rerun resumes from; never published
 DISCARDED = "discarded-"  # begins the names of directories beside the drafts that are being deleted
 MACHINE_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR,
-    errno.ENOLCK, errno.ENAMETOOLONG,
+    errno.ENAMETOOLONG,
 )  # fmt: skip
+FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_SPACE = tuple(map(os.strerror, FULL))
+LITTLE = 1 << 20  # bytes: a file system with less is full
+NO_SCRATCH = "No usable temporary directory"  # in the error of `tempfile` if it can write in none
+NO_LOCKS = (*UNSUPPORTED, errno.EBADF, errno.ENOLCK)
 to_fill: set["Artifact"] = set()  # hollow artifacts that this process is to make again
 is_frozen = False  # set by a process that only plans: nothing in the store may change
 log = logging.getLogger(__name__)
+
+
+class NoLocks(InputError):
+    """The store's file system has no file locks."""
 
 
 class Artifact(BaseModel, frozen=True):
@@ -222,30 +231,43 @@ def called(name: str, damaged: bool = False) -> Artifact:
     return find("", name, damaged) if KEY.fullmatch(name) else find(stage, key if slash else LATEST, damaged)
 
 
+def lock(file: IO, kind: int) -> None:
+    """`fcntl.flock` of a file in the store. Raises NoLocks where the file system has no locks."""
+    try:
+        fcntl.flock(file, kind)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise NoLocks(
+            f"{ROOT} is on a file system without file locks ({error.strerror}), without which two runs could write the "
+            "same artifact. Set CRAM_ARTIFACTS to a directory on a file system that has them; then run again."
+        ) from error
+
+
 @contextmanager
 def locked(artifact: Artifact, shared: bool = False, wait: bool = True) -> Iterator[None]:
     """Be the only writer of the artifact, or a reader (`shared`). The kernel frees the lock of a killed process.
 
-    Raises BlockingIOError if others use the artifact and `wait` is false.
+    Raises BlockingIOError if others use the artifact and `wait` is false, and NoLocks where locks can't be had.
     """
     path, kind = ROOT / ".locks" / draft_of(artifact).name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with path.open("wb+") as file:  # NFS has shared locks only of files that are open for reading
         try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            lock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if not wait:
                 raise
             log.info("Another run is using %s; waiting until it has finished.", artifact.name)
-            fcntl.flock(file, kind)
+            lock(file, kind)
         yield
 
 
 @contextmanager
 def reading(artifact: Artifact) -> Iterator[None]:
-    """Keep an artifact from being discarded, where the store can be written."""
+    """Keep an artifact from being discarded, where the store can be written and has locks."""
     with ExitStack() as stack:
-        with suppress(OSError):
+        with suppress(OSError, NoLocks):
             stack.enter_context(locked(artifact, shared=True))
         yield
 
@@ -300,7 +322,7 @@ def drafts(stage: str) -> list[Draft]:
 def is_locked(lock: Path, shared: bool = False) -> bool:
     """Whether a process holds this lock as the only one, or, if `shared`, in any way."""
     try:
-        with lock.open("r+" if shared else "r") as file:
+        with lock.open("r+" if shared else "r", encoding="utf-8") as file:
             fcntl.flock(file, (fcntl.LOCK_EX if shared else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError as error:  # by any other error there is no such lock, or it can't be read
         return isinstance(error, BlockingIOError)
@@ -324,19 +346,29 @@ def discard(artifact: Artifact) -> None:
 
 
 def point_latest(artifact: Artifact) -> None:
-    """Point the link `latest` of its stage to the artifact."""
+    """Point the link `latest` of its stage to the artifact; log a warning, once, where that can't be done.
+
+    Nothing reads these links but people: `find` reads the manifests.
+    """
     latest = artifact.path.parent / LATEST
     if latest.is_dir() and not latest.is_symlink():  # in a store that was copied by `cp -L`
         return
     link = artifact.path.parent / f".latest-{os.getpid()}-{threading.get_ident()}"
-    link.unlink(missing_ok=True)
-    link.symlink_to(artifact.key)
-    link.replace(latest)
+    try:
+        link.unlink(missing_ok=True)
+        link.symlink_to(artifact.key)
+        link.replace(latest)
+    except OSError as error:
+        warn_once(
+            f"The links STAGE/latest in {ROOT} can't be made ({error.strerror}), as on file systems without symbolic "
+            "links. Commands take `latest` all the same. In place of a path with `latest`, use the one that "
+            "`cram show STAGE` prints."
+        )
 
 
 @contextmanager
 def disk_errors_as_input_errors(stage: str) -> Iterator[None]:
-    """Raise InputError if the disk is full or access is denied."""
+    """Raise InputError if a disk is full or access is denied."""
     try:
         yield
     except InputError:
@@ -344,11 +376,11 @@ def disk_errors_as_input_errors(stage: str) -> Iterator[None]:
     except Exception as error:
         if not (problem := machine_problem(error)):
             raise
-        paths = (getattr(error, name, None) for name in ("filename2", "filename"))  # the first is the target of a copy
-        raise InputError(
-            f"{stage} can't continue: {problem}: {next(filter(None, paths), ROOT)}. Free space or grant access there, "
-            "or set CRAM_ARTIFACTS to another directory; then run again."
-        ) from error
+        places = places_of(error, problem)
+        where = " or ".join(described(place, problem) for place in places)
+        instead = dict.fromkeys(filter(None, map(setting_of, places)))
+        advice = ", ".join(("Free space or grant access there", *(f"or set {one}" for one in instead)))
+        raise InputError(f"{stage} can't continue: {problem}: {where}. {advice}; then run again.") from error
 
 
 def machine_problem(error: Exception) -> str:
@@ -358,7 +390,61 @@ def machine_problem(error: Exception) -> str:
         number = int(match[1])
     if re.fullmatch(r"\d+ requested and \d+ written", text):  # NumPy, which gives no reason
         number = errno.ENOSPC
+    if NO_SCRATCH in text:
+        return "No temporary file can be written"
     return os.strerror(number) if number in MACHINE_ERRORS else ""
+
+
+def places_of(error: Exception, problem: str) -> list[str]:
+    """The path that an error of the disk names; or else the store or TMPDIR, whichever is full, or both."""
+    named = (getattr(error, name, None) for name in ("filename2", "filename"))  # the first is the target of a copy
+    if path := next(filter(None, named), None):
+        return [str(path)]
+    if NO_SCRATCH in str(error):
+        return re.findall("'(.+?)'", str(error))
+    if problem not in NO_SPACE:
+        return [str(ROOT)]
+    candidates = [str(ROOT), tempfile.gettempdir()]
+    return list(filter(is_full, candidates)) or candidates
+
+
+def is_full(folder: str) -> bool:
+    """Whether a folder's file system has no room for another file, or for what is in it."""
+    about = os.statvfs(mount_of(folder))
+    return about.f_bavail * about.f_frsize < LITTLE or 0 == about.f_favail < about.f_files
+
+
+def mount_of(path: str) -> str:
+    """The directory at which the file system of a path is mounted; the path need not exist."""
+    real = Path(os.path.realpath(path))
+    return str(next(filter(os.path.ismount, (real, *real.parents))))
+
+
+def described(place: str, problem: str) -> str:
+    """A path in a sentence; if the disk is full, with its file system, since that is what needs space."""
+    mount = mount_of(place) if problem in NO_SPACE else place
+    return place if mount == place else f"{place}, on the file system at {mount}"
+
+
+def setting_of(place: str) -> str:
+    """What to set so that files are written elsewhere than at this path; empty if nothing of cram's does that."""
+    if Path(place).absolute().is_relative_to(ROOT):
+        return "CRAM_ARTIFACTS to another directory"
+    with suppress(FileNotFoundError):  # there is none
+        if not Path(place).absolute().is_relative_to(tempfile.gettempdir()):
+            return ""
+    return "TMPDIR to a directory on another file system"
+
+
+@contextmanager
+def written_in(place: str) -> Iterator[None]:
+    """Have the error of a full disk name the place, which Python's own doesn't when a file is written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            error.filename = error.filename or place
+        raise
 
 
 def refresh(artifact: Artifact) -> None:
@@ -380,11 +466,12 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
     about["files"] = about.get("files") or [
         {"path": str(p.relative_to(draft)), "bytes": p.stat().st_size, "sha256": known_digest(p)} for p in files
     ]
-    manifest.write_text(json.dumps(about, indent=2) + "\n")
+    manifest.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     mode = manifest.stat().st_mode
     for path in files:
         if path.stat().st_mode != mode and path.stat().st_nlink == 1:  # which is in no other artifact
-            path.chmod(mode)  # some libraries let nobody else read what they write
+            with suppress(OSError):  # a file system without such modes
+                path.chmod(mode)  # some libraries let nobody else read what they write
     fsync(manifest)
     fsync(draft)
     artifact.path.parent.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ def row_of(member: Member) -> dict[str, Any]:
         row |= {"operations": stats["exaflops"] * 1e18, "seconds": stats["seconds_on_the_clock"]}
         row |= {"budget": params["budget"], "budget_unit": params["budget_unit"]}
     if member.report:
-        about = json.loads((named(member.report).path / "report.json").read_text())
+        about = json.loads((named(member.report).path / "report.json").read_text(encoding="utf-8"))
         scores = [one for one in about["scores"] if one["pretrained"] and one["share"] == 1.0]
         row |= {SCORE + "average": about["average"]} | {SCORE + one["column"]: one["score"] for one in scores}
         row["partial"] = [str(note) for note in partial_notes(scores)]
@@ -359,9 +359,9 @@ def compare_runs(
         "law": fitted,
         "curves": {run: {axis: values.tolist() for axis, values in one.items()} for run, one in curves.items()},
     }
-    (out / "study.json").write_text(json.dumps(content, indent=2) + "\n")
+    (out / "study.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     markdown = render("study", for_people(params.model_dump(), rows, means, fitted, curves))
-    (out / "study.md").write_text(markdown)
-    pictures = {path.name: path.read_text() for path in sorted(out.glob("*.svg"))}
-    (out / "study.html").write_text(page(markdown, params.title, pictures))
+    (out / "study.md").write_text(markdown, encoding="utf-8")
+    pictures = {path.name: path.read_text(encoding="utf-8") for path in sorted(out.glob("*.svg"))}
+    (out / "study.html").write_text(page(markdown, params.title, pictures), encoding="utf-8")
     return {"runs": len(rows), "failed": int(rows["problem"].ne("").sum()), "table": brief(means)}

@@ -63,13 +63,13 @@ def needed(*artifacts: Iterable[Artifact]) -> Iterator[None]:
     """Keep these artifacts, made or not yet, from every `cram gc` until the run that needs them ends."""
     folder, names = store.ROOT / ".locks" / "runs", {artifact.name for some in artifacts for artifact in some}
     with ExitStack() as stack:
-        with suppress(OSError):  # in a store that can't be written, as it is when all is cached
+        with suppress(OSError, store.NoLocks):  # a store that can't be written or locked, as when all is cached
             folder.mkdir(parents=True, exist_ok=True)
             with locked(GATE, shared=True):
                 file = stack.enter_context(
                     tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=f"{os.getpid()}-")
                 )
-                fcntl.flock(file, fcntl.LOCK_EX)
+                store.lock(file, fcntl.LOCK_EX)
                 file.write("\n".join(names))
                 file.flush()
         yield
@@ -80,7 +80,7 @@ def in_use() -> set[str]:
     names = {name_of(lock) for lock in (store.ROOT / ".locks").glob("*-*") if is_locked(lock, shared=True)}
     for run in (store.ROOT / ".locks" / "runs").glob("*"):
         if is_locked(run):
-            names |= set(run.read_text().split())
+            names |= set(run.read_text(encoding="utf-8").split())
     return names
 
 
@@ -255,8 +255,9 @@ def empty(artifact: Artifact, paths: list[str], folder: Path) -> bool:
     with suppress(BlockingIOError, InputError), locked(artifact, wait=False):
         about, new = artifact.manifest, artifact.path / f".{store.MANIFEST}"
         about["hollow"] = sorted({*about.get("hollow", []), *paths})
-        new.write_text(json.dumps(about, indent=2) + "\n")
-        shutil.copymode(artifact.path / store.MANIFEST, new)
+        new.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        with suppress(OSError):  # a file system without such modes
+            shutil.copymode(artifact.path / store.MANIFEST, new)
         fsync(new)
         new.replace(artifact.path / store.MANIFEST)
         fsync(artifact.path)

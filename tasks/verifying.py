@@ -82,7 +82,7 @@ def histories(artifacts: list[Artifact]) -> dict[str, dict]:
     if {given for every in origins(manifests).values() for given in every} - set(manifests):
         for path in (path for artifact in artifacts for path in artifact.path.glob(f"*{LINEAGE}")):
             with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-                before = json.loads(path.read_text())
+                before = json.loads(path.read_text(encoding="utf-8"))
                 manifests = {name: valid({"files": []} | about) for name, about in before.items()} | manifests
     return manifests
 

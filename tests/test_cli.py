@@ -1,6 +1,9 @@
 """The command line, as processes where exit codes and signals matter."""
 
 import errno
+import fcntl
+import gzip
+import io
 import json
 import os
 import re
@@ -15,7 +18,10 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import Mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import corpus_of, downloaded, filtered, tiny_override, write_jsonl
 from typer.testing import CliRunner
@@ -25,7 +31,7 @@ from flows.cli.execution import ServerLost
 from flows.cli.main import app
 from flows.cli.run import parse_overrides, print_results
 from flows.recipes import RECIPES, STAGES
-from model import InputError
+from model import InputError, print_anything
 from tasks.store import Artifact, locked
 
 LONG = 300  # seconds, on a busy machine
@@ -118,6 +124,90 @@ def test_only_a_full_disk_is_an_error_of_standard_output(monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")  # of a long line, which isn't buffered
     with pytest.raises(FileNotFoundError), main.output_checked():
         Path("/nothing/here").read_text(encoding="utf-8")
+
+
+def printed_by(user: dict, *arguments: str, **settings: str) -> str:
+    """What a command prints, without an error, with these settings of the interpreter."""
+    done = subprocess.run(
+        [sys.executable, *CRAM, *arguments], env=user | settings, capture_output=True, cwd=HOME, check=True
+    )
+    assert b"Traceback" not in done.stderr
+    return done.stdout.decode(settings.get("PYTHONIOENCODING", "utf-8"))
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1"])
+def test_what_the_output_cannot_encode_is_printed_in_another_way(user: dict, encoding: str):
+    fields = r"\w+(?:\.\w+)+"
+    whole, other = printed_by(user, "params"), printed_by(user, "params", PYTHONIOENCODING=encoding)
+    assert not whole.isascii()
+    assert re.findall(fields, whole)[:20] == re.findall(fields, other)[:20]
+    assert "\\u2013" in other
+    assert "Usage" in printed_by(user, "--help", PYTHONIOENCODING=encoding)
+
+
+def test_all_streams_of_a_process_print_any_character(monkeypatch: pytest.MonkeyPatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), "ascii"))
+    print_anything()
+    common.say("≤ \udcff")
+    print("≤", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue() == b"\\u2264 \\udcff\n"
+    assert sys.stderr.buffer.getvalue() == b"\\u2264\n"
+
+
+def test_without_docstrings_and_assertions_every_command_works(user: dict):
+    assert "Run a recipe, from raw text to scores." in printed_by(user, "--help", PYTHONOPTIMIZE="2")
+    for command in ("ls", "params"):
+        assert printed_by(user, command, PYTHONOPTIMIZE="2") == printed_by(user, command)
+    planned = cram(user | {"PYTHONOPTIMIZE": "2"}, "run", "demo", "--plan")
+    assert (planned.returncode, "Traceback" in planned.stderr) == (3, False)
+    assert "download" in planned.stdout
+    flows = [sys.executable, "-OO", "-c", "import flows.cram, flows.study; assert False"]  # as Prefect's worker does
+    assert subprocess.run(flows, env=user, cwd=HOME, capture_output=True, text=True).stderr == ""
+
+
+def test_an_error_of_a_disk_is_a_sentence_in_every_command(store: Path, monkeypatch, capsys: pytest.CaptureFixture):
+    def fails() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/root/secret")
+
+    monkeypatch.setattr(main, "app", fails)
+    monkeypatch.setattr(main, "SETTINGS", {})  # Prefect, which reads them, is imported already
+    with pytest.raises(SystemExit, match="1"):
+        main.main()
+    check_refusal(1, *capsys.readouterr(), "Permission denied: /root/secret.")
+
+
+def test_a_full_file_system_of_temporary_files_is_named_and_not_the_store(user: dict, tmp_path: Path):
+    mount = "mount -t tmpfs -o size=64k none ."
+    if subprocess.run(["unshare", "--mount", "sh", "-c", mount], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    table = pa.table({"text": [os.urandom(1000).hex() for _ in range(200)]})
+    pq.write_table(table, packed := io.BytesIO())
+    (tmp_path / "table.parquet.gz").write_bytes(gzip.compress(packed.getvalue()))
+    changes = {"download": {"source": "files", "files": [str(tmp_path / "table.parquet.gz")]}}
+    (tmp_path / "full").mkdir()
+    run = f'cd full; {mount}; cd "$1"; shift; exec "$@"'
+    asked = ["run", "demo", "--until", "download", "--override", json.dumps(changes)]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", run, "sh", HOME, sys.executable, *CRAM, *asked],
+        env=user | {"TMPDIR": str(tmp_path / "full")}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, last[:5], f"No space left on device: {tmp_path}/full." in last) == (1, "cram:", True)
+    assert ("TMPDIR" in last, "CRAM_ARTIFACTS" in last) == (True, False)
+
+
+def test_a_run_in_a_store_without_file_locks_is_refused_before_it_begins(
+    store: Path, tmp_path: Path, toy_texts: list[str], monkeypatch
+):
+    from flows.cram import cram as flow
+
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented")))
+    shard = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
+    with pytest.raises(InputError, match=f"{store} .*CRAM_ARTIFACTS"):
+        flow.fn(recipe="demo", override=tiny_override(shard), until="download")
+    assert not [path for path in store.glob("*/*") if path.parent.name != ".locks"]
 
 
 def test_with_a_lost_server_the_command_ends_right_after_its_sentence(monkeypatch, capsys: pytest.CaptureFixture):

@@ -98,3 +98,32 @@ def test_a_module_loads_without_slow_packages(modules: str, heavy: str):
     code = f"import sys, {modules}; print(sorted({set(heavy.split())} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def opens_text(call: ast.Call) -> bool:
+    """Whether a call reads or writes text, as far as its names tell: also of objects whose class ruff doesn't know."""
+    is_method = isinstance(call.func, ast.Attribute)
+    name = call.func.attr if is_method else getattr(call.func, "id", "")
+    if name == "read_text":
+        return not call.args  # an argument is the name of a file in a distribution
+    if name in ("open", "fdopen"):
+        given = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
+        has_mode = any(isinstance(value, str) and re.fullmatch(r"[rwax]\+?t?", value) for value in given)
+        return has_mode or (is_method and not call.args and not call.keywords)
+    words = {word.arg: ast.unparse(word.value) for word in call.keywords}
+    return name == "write_text" or "True" in (words.get("text"), words.get("universal_newlines"))
+
+
+def test_text_is_read_and_written_in_utf_8_whatever_the_locale():
+    calls = [
+        (name, node)
+        for name, path in FILES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and opens_text(node)
+    ]
+    assert len(calls) > 50
+    assert not [
+        f"{name}, line {call.lineno}"
+        for name, call in calls
+        if "encoding" not in [word.arg for word in call.keywords] and ast.unparse(call.func) != "tarfile.open"
+    ]

@@ -1,6 +1,7 @@
 """`cram push`: what goes to the Hugging Face hub, of which a double serves here, and what opens from there."""
 
 import base64
+import errno
 import hashlib
 import importlib.util
 import json
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -246,6 +248,14 @@ def test_a_dry_run_needs_no_network_and_no_token(made, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(InputError, match="can't be reached"):
         pushed(made["tuned"].name, "me/tuned")
+
+
+def test_what_is_pushed_is_copied_where_temporary_files_can_be_no_links(made, monkeypatch):
+    listed = pushed(made["tuned"].name, "me/tuned", "--dry-run")
+    refused = Mock(side_effect=OSError(errno.EPERM, "Operation not permitted"))
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    assert pushed(made["tuned"].name, "me/tuned", "--dry-run") == listed
+    assert refused.called
 
 
 @pytest.mark.parametrize(

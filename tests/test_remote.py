@@ -359,6 +359,18 @@ def test_a_full_disk_is_a_sentence_of_this_machine(machine, tmp_path: Path, monk
     assert "No space left" in refusal(lambda: pull(text.name, url))
 
 
+def test_a_full_folder_of_a_remote_is_named(machine, tmp_path: Path, monkeypatch):
+    text, url = corpus.fn(Width()), str(tmp_path / "remote")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LocalFileSystem, "pipe_file", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        push(text, url)
+    assert raised.value.filename == url
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [

@@ -1,16 +1,20 @@
 """The store: keys, publication, locks, drafts, hits."""
 
 import errno
+import fcntl
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -20,10 +24,25 @@ from test_workers import wait_for
 from model import InputError, Unreachable
 from tasks import digests
 from tasks import store as store_module
+from tasks.corpus.parts import link
 from tasks.download import download
 from tasks.stage import Params, has_lost_connection, stage
-from tasks.store import WORK, Artifact, artifacts, draft_of, find, inspected, read_manifest, refresh, verify
+from tasks.store import (
+    WORK,
+    Artifact,
+    artifacts,
+    draft_of,
+    drafts,
+    find,
+    inspected,
+    read_manifest,
+    reading,
+    refresh,
+    verify,
+)
+from tasks.upkeep import collect, in_use, needed, pin
 
+NONE_USABLE = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/full', '/tmp']")
 CALLS: list[str] = []  # what the stages of this process did, and what they are asked to do
 
 
@@ -323,11 +342,124 @@ def test_a_file_is_hashed_once_a_process_and_again_when_it_has_changed(store: Pa
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("kind", [OSError, RuntimeError])
 def test_an_error_of_the_disk_is_an_input_error_whichever_library_wrote(store: Path, monkeypatch, number, kind):
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(number, "words") if kind is OSError else RuntimeError(f"Error while writing (os error {number})")
 
     monkeypatch.setattr(Path, "write_text", fail)
     with pytest.raises(InputError, match=rf"count .*{os.strerror(number)}.*{store}"):
+        count.fn(Count())
+
+
+def test_on_a_full_file_system_the_error_names_that_one_and_what_moves_its_files(store: Path, tmp_path, monkeypatch):
+    scratch, elsewhere = tmp_path / "scratch", tmp_path / "elsewhere" / "a.bin"
+    room = {"/": 1 << 30, str(store): 1 << 30, str(scratch): 0, str(elsewhere.parent): 0}
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) in room)
+    about = {"f_frsize": 1, "f_files": 0, "f_favail": 0}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=room[path], **about))
+
+    def said(number: int, *names: object) -> str:
+        with pytest.raises(InputError) as raised, store_module.disk_errors_as_input_errors("count"):
+            raise OSError(number, os.strerror(number), *names)
+        return str(raised.value)
+
+    full = said(errno.ENOSPC)
+    assert (str(scratch) in full, str(store) in full, "TMPDIR" in full, "CRAM_ARTIFACTS" in full) == (1, 0, 1, 0)
+    with pytest.raises(OSError, match="No space") as raised, store_module.written_in(str(scratch)):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert raised.value.filename == str(scratch)
+    assert f"{scratch}/a" in said(errno.ENOSPC, f"{scratch}/a")
+    assert "or set" not in said(errno.EDQUOT, elsewhere), "no variable moves these files"
+    assert f"on the file system at {elsewhere.parent}" in said(errno.EDQUOT, elsewhere)
+    assert "CRAM_ARTIFACTS" in said(errno.EDQUOT, elsewhere, None, store / "count" / "a"), "the target of a copy"
+    assert "CRAM_ARTIFACTS" in said(errno.EIO)
+    room |= {str(store): 0, str(scratch): 1 << 30}
+    full = said(errno.EDQUOT)
+    assert (str(scratch) in full, str(store) in full, "TMPDIR" in full, "CRAM_ARTIFACTS" in full) == (0, 1, 0, 1)
+    room[str(store)] = 1 << 30  # what filled it was deleted meanwhile
+    full = said(errno.ENOSPC)
+    assert (str(scratch) in full, str(store) in full, "TMPDIR" in full, "CRAM_ARTIFACTS" in full) == (1, 1, 1, 1)
+
+
+def test_without_any_directory_for_temporary_files_the_error_lists_those_tried(store: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", Mock(side_effect=NONE_USABLE))
+    with pytest.raises(InputError, match=r"/full or /tmp\..*TMPDIR"), store_module.disk_errors_as_input_errors("count"):
+        tempfile.gettempdir()
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EROFS])
+def test_without_symbolic_links_stages_run_and_one_warning_says_what_to_use_instead(store, monkeypatch, caplog, number):
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    older = count.fn(Count(upto=2))
+    made = count.fn(Count())
+    held = follower.fn(Count(), made, [older])
+    assert {path.name for path in made.path.parent.iterdir()} == {made.key, older.key}
+    assert (find("count"), find("follower")) == (made, held)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert os.strerror(number) in warning
+    assert str(store) in warning
+    refresh(made)
+    assert find("count") == older
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
+def test_without_file_locks_nothing_runs_but_what_only_reads_works(store: Path, monkeypatch, number: int):
+    made = count.fn(Count(upto=2))
+    CALLS.clear()
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for work in (lambda: count.fn(Count()), lambda: refresh(made), lambda: pin(made), lambda: collect(1, False, False)):
+        with pytest.raises(InputError, match=f"{store} .*locks .*CRAM_ARTIFACTS"):
+            work()
+    assert CALLS == []
+    with needed([made]), reading(made):
+        assert count.fn(Count(upto=2)) == find("count") == made
+    assert drafts("") == []
+    assert in_use() == set()
+
+
+def test_locks_are_of_files_open_for_reading_and_writing_as_nfs_needs(store: Path, monkeypatch):
+    modes, flock = [], fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lambda file, kind: (modes.append(file.mode), flock(file, kind)))
+    count.fn(Count())
+    follower.fn(Count(), count.fn(Count()), [])
+    assert set(modes) == {"rb+"}
+
+
+def test_a_file_system_that_sets_no_modes_and_forces_no_directory_to_disk_will_do(store: Path, monkeypatch):
+    forced = []
+
+    def fsync(handle: int) -> None:
+        forced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        if os.path.isdir(forced[-1]):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    def chmod(path: Path, mode: int, **how: bool) -> None:
+        if mode != 0o600:  # which the stage sets
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        set_mode(path, mode, **how)
+
+    set_mode = os.chmod
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "chmod", chmod)
+    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted")))
+    made = count.fn(Count())
+    assert (made.path / "numbers.txt").stat().st_mode & 0o777 == 0o600
+    assert str(made.path.parent) in forced
+    link(made.path / "numbers.txt", store / "copy")
+    assert (store / "copy").read_text(encoding="utf-8") == "0\n1\n2"
+
+
+def test_a_file_that_cannot_be_forced_to_disk_is_named(store: Path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(InputError, match=r"Input/output error: \S*/numbers\.txt"):
         count.fn(Count())
 
 

@@ -17,6 +17,7 @@ from model import InputError, checkpoint
 from model.checkpoint import CHECKPOINT, HELDOUT, METRICS
 from tasks.workers import tracking
 
+ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # else Python takes UTF-8 in that locale
 RECORD = """
 import json, os, time
 
@@ -24,7 +25,8 @@ def record(**what):
     with open(os.environ["DOUBLE"], "a") as file:
         file.write(json.dumps(what, default=str) + "\\n")
     if (fault := os.environ.get("FAULT")) == "error" and "id" in what:
-        raise OSError("no\\n  route")
+        print("\\u2264")
+        raise OSError("no\\n  route \\u00e0 B")
     if fault == "hangs":
         time.sleep(600)
     if fault == "crashes":
@@ -220,13 +222,15 @@ def test_a_tracker_that_is_added_later_gets_the_whole_curve(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [("error", "OSError: no route."), ("hangs", "not done"), ("crashes", "status -6")]
+    ("fault", "words"), [("error", "OSError: no route à B."), ("hangs", "not done"), ("crashes", "status -6")]
 )
 def test_a_tracker_that_fails_is_said_once_and_stops_nothing(
     tmp_path: Path, monkeypatch, doubles: Path, caplog, fault: str, words: str
 ):
     monkeypatch.setenv("CRAM_TRACK", "wandb,trackio")
     monkeypatch.setenv("FAULT", fault)
+    for name, value in ASCII.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(tracking, "SECONDS_TO_END", 2)
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):

@@ -189,6 +189,25 @@ def test_a_result_appears_once_the_files_of_its_part_are_on_disk_and_not_if_the_
     assert seen == [(tmp_path, {3: 1}, False), (tmp_path, {3: 2}, False)]
 
 
+def test_where_one_file_system_cannot_be_forced_to_disk_all_are(tmp_path, monkeypatch):
+    done, forced = tmp_path / "3.json", []
+    monkeypatch.setattr(parts, "libc", SimpleNamespace(syncfs=lambda handle: -1))
+    monkeypatch.setattr(parts.ctypes, "get_errno", lambda: errno.ENOSYS)
+    monkeypatch.setattr(os, "sync", lambda: forced.append(done.exists()))
+    assert finish(square, (3, tmp_path), done)["square"] == 9
+    assert forced == [False]
+
+
+def errors_of_output() -> list[str]:
+    """What this process does with characters that its output's encoding lacks."""
+    return [sys.stdout.errors, sys.stderr.errors]
+
+
+def test_a_worker_prints_any_character():
+    with processes.Processes() as pool, ThreadPoolExecutor(1) as thread:
+        assert thread.submit(pool.call, errors_of_output).result()[0] == ["backslashreplace"] * 2
+
+
 def test_a_part_that_another_worker_is_doing_is_not_done_twice(tmp_path):
     done = tmp_path / "3.json"
     with ThreadPoolExecutor(2) as threads:

@@ -182,7 +182,7 @@ def diff(
     if stage == "report":
         for artifact in pair:
             verify(artifact)
-        reports = [json.loads((artifact.path / "report.json").read_text()) for artifact in pair]
+        reports = [json.loads((artifact.path / "report.json").read_text(encoding="utf-8")) for artifact in pair]
         print_differing("parameters", *(about["params"] | {"finetune": about["finetuning"]} for about in reports))
         print_scores(*reports)
         return

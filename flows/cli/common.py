@@ -31,7 +31,7 @@ def recipe_names() -> list[str]:
 
 def stage_names() -> list[str]:
     """The stages: the fields of Recipe, read from its source."""
-    module = ast.parse(Path(__file__).parents[1].joinpath("recipes.py").read_text())
+    module = ast.parse(Path(__file__).parents[1].joinpath("recipes.py").read_text(encoding="utf-8"))
     recipe = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Recipe")
     return [node.target.id for node in recipe.body if isinstance(node, ast.AnnAssign)]
 

@@ -1,7 +1,6 @@
 """`cram export` and `cram push`: a model for others, without what its artifact has of text and of input files."""
 
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -100,6 +99,7 @@ def push(
     A second push uploads what differs. It needs a token that may write, in HF_TOKEN or of `hf auth login`.
     """
     from tasks.reports.model_card import Published, sources
+    from tasks.store import written_in
 
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository, re.ASCII):
         raise InputError(f"{repository!r} is no name of a model on the hub. Expected OWNER/NAME.")
@@ -114,7 +114,8 @@ def push(
         folders = {}
         for how in (main, *(main._replace(percent=percent, onnx=False) for percent in percents)):
             folders[how.branch] = folder = Path(scratch, how.branch)
-            said = fill(folder, found, how, os.symlink)
+            with written_in(scratch):
+                said = fill(folder, found, how, link)
             for name, size in sizes(folder).items():
                 say(f"{size:>15,}  {f'{how.branch}: ' * bool(how.percent)}{name}")
         say(said)
@@ -163,8 +164,8 @@ def fill(draft: Path, found: Found, how: "Published", place: Callable[[Path, Pat
     draft.mkdir()
     for path in files:
         place(path, draft / path.name)
-    (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (draft / "README.md").write_text(card)
+    (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (draft / "README.md").write_text(card, encoding="utf-8")
     if how.embeds:
         write_modules(draft, config.get("hidden_size") or config["hidden"])
     if how.onnx:
@@ -175,15 +176,23 @@ def fill(draft: Path, found: Found, how: "Published", place: Callable[[Path, Pat
     return said
 
 
+def link(source: Path, target: Path) -> None:
+    """Link to a file, or copy it where the file system has no symbolic links."""
+    try:
+        target.symlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def write_modules(draft: Path, width: int) -> None:
     """Write what opens a model in sentence-transformers: its encoder, then the mean of the states of this width."""
     kinds = {"Transformer": "", "Pooling": Path(POOLING).parent.name}  # with their folders
     rows = [(f"sentence_transformers.models.{kind}", path) for kind, path in kinds.items()]
     modules = [{"idx": n, "name": str(n), "path": path, "type": kind} for n, (kind, path) in enumerate(rows)]
-    (draft / MODULES).write_text(json.dumps(modules, indent=2) + "\n")
+    (draft / MODULES).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
     (draft / POOLING).parent.mkdir()
     pooling = {"word_embedding_dimension": width, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
-    (draft / POOLING).write_text(json.dumps(pooling, indent=2) + "\n")
+    (draft / POOLING).write_text(json.dumps(pooling, indent=2) + "\n", encoding="utf-8")
 
 
 def write_onnx(draft: Path, architecture: str) -> None:
@@ -210,7 +219,7 @@ def write_onnx(draft: Path, architecture: str) -> None:
 
 def auto_map(with_code: bool) -> dict[str, dict]:
     """The field of config.json with the classes in CODE that transformers' Auto classes take; empty without code."""
-    heads = re.findall(r"^class Cram(For\w+|Model)\(", (HERE / CODE[0]).read_text(), re.MULTILINE)
+    heads = re.findall(r"^class Cram(For\w+|Model)\(", (HERE / CODE[0]).read_text(encoding="utf-8"), re.MULTILINE)
     classes = {f"AutoModel{head.removeprefix('Model')}": f"hf.Cram{head}" for head in heads}
     return {"auto_map": {"AutoConfig": "hf.CramConfig"} | classes} if with_code else {}
 

@@ -20,7 +20,7 @@ from flows.cli.remote import pull, push_artifact
 from flows.cli.run import params, run
 from flows.cli.study import evaluate, study
 from flows.cli.upkeep import gc, lineage, pin, verify
-from model import InputError
+from model import InputError, print_anything
 from tasks import printable
 from tasks.home import STATE
 
@@ -86,13 +86,31 @@ def output_checked() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def disks_checked() -> Iterator[None]:
+    """Raise InputError for an error of a disk that names a file; one that names none may be of standard output."""
+    try:
+        yield
+    except OSError as error:
+        from tasks.store import NO_SCRATCH, disk_errors_as_input_errors
+
+        if not error.filename and NO_SCRATCH not in str(error):
+            raise
+        with disk_errors_as_input_errors("cram"):
+            raise
+
+
 def main() -> None:
     """Run the command line; user errors are printed as one sentence."""
+    if sys.flags.optimize > 1:  # without docstrings, which are the help of commands, and which transformers reads
+        os.environ["PYTHONOPTIMIZE"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     os.environ["PREFECT_HOME"] = str(STATE)  # absolute: the worker runs in another directory
+    print_anything()
     try:
-        with output_checked():
+        with output_checked(), disks_checked():
             app()
     except InputError as error:
         Console(stderr=True).print(

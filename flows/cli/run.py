@@ -101,7 +101,7 @@ def print_results(artifact: "Artifact") -> None:
     if artifact.stage == "report":
         from tasks.store import named
 
-        about = json.loads((artifact.path / "report.json").read_text())
+        about = json.loads((artifact.path / "report.json").read_text(encoding="utf-8"))
         print_blanks(named(about["pretrained"]))
         say(f"\nFull report: {relative(artifact.path / 'report.html')}")
         return

@@ -24,6 +24,7 @@ from pydantic import AfterValidator
 from tasks import printable
 from tasks.corpus import kinds
 from tasks.corpus.kinds import Damage
+from tasks.store import written_in
 
 BUFFER = 1 << 17  # bytes of a file in memory
 # Compressed bytes unpacked at once: a zst block of 4 bytes can hold 128 KiB, so this is 64 MiB at most
@@ -154,8 +155,9 @@ def on_disk(file: io.BufferedReader) -> BinaryIO:
     if not isinstance(file, Stream):
         return file
     copy = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as its reader
-    copyfileobj(file, copy, 1 << 20)
-    copy.seek(0)
+    with written_in(tempfile.gettempdir()):
+        copyfileobj(file, copy, 1 << 20)
+        copy.seek(0)
     return copy
 
 

@@ -160,15 +160,15 @@ def commit(source: Source) -> str:
     path, lock = store.ROOT / REVISIONS, store.ROOT / ".locks" / "revisions"
     name = f"{source.repository}@{source.revision}".removesuffix("@")
     if store.is_frozen:
-        return (json.loads(path.read_text()) if path.exists() else {}).get(name) or newest(source)
+        return (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}).get(name) or newest(source)
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        commits = json.loads(path.read_text()) if path.exists() else {}
+    with lock.open("wb") as held:
+        store.lock(held, fcntl.LOCK_EX)
+        commits = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         if name not in commits:
             commits[name] = newest(source)
             half = path.with_suffix(".half")
-            half.write_text(json.dumps(commits, indent=2) + "\n")
+            half.write_text(json.dumps(commits, indent=2) + "\n", encoding="utf-8")
             half.replace(path)
             log.info("From now on, %s is read at its newest commit, %s (%s).", name, commits[name][:12], path)
     return commits[name]

@@ -133,7 +133,7 @@ class PartWriter(AbstractContextManager):
             fsync(Path(self.file.where))
             self.file = None
         half = self.state.with_suffix(".half")
-        half.write_text(state)
+        half.write_text(state, encoding="utf-8")
         fsync(self.log)
         fsync(half)
         half.replace(self.state)

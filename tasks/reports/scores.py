@@ -106,7 +106,7 @@ def pretrained_of(runs: list[Artifact]) -> tuple[str, dict[str, dict]]:
         raise InputError(
             f"The finetune artifacts come from different models: {', '.join(sorted(names))}. Give those of one."
         )
-    return names.pop(), json.loads((runs[0].path / LINEAGE).read_text())
+    return names.pop(), json.loads((runs[0].path / LINEAGE).read_text(encoding="utf-8"))
 
 
 def grouped(runs: list[Artifact]) -> dict[tuple, list[Artifact]]:

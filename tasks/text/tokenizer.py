@@ -106,18 +106,18 @@ def normaliser_of(tokenizer: Tokenizer) -> Normaliser:
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write the files that transformers expects."""
-    (folder / FILES[0]).write_text(tokenizer.to_str(pretty=True))
+    (folder / FILES[0]).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIALS, strict=True))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
     config |= {"model_input_names": ["input_ids", "attention_mask"]}
-    (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_tokenizer(source: Path, folder: Path, length: int) -> None:
     """Copy a tokenizer, for models with sequences of this length."""
     shutil.copyfile(source / FILES[0], folder / FILES[0])
-    config = json.loads((source / FILES[1]).read_text()) | {"model_max_length": length}
-    (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n")
+    config = json.loads((source / FILES[1]).read_text(encoding="utf-8")) | {"model_max_length": length}
+    (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

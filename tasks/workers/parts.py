@@ -25,8 +25,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model import InputError, counted
-from tasks import warn_once
+from model import UNSUPPORTED, InputError, counted
+from tasks import store, warn_once
 from tasks.home import CODE
 from tasks.workers.processes import ONE_THREAD, Lost, Measured, Processes, measured, reset_usage, usage, workers
 from tasks.workers.progress import Progress
@@ -211,8 +211,8 @@ def finish(work: Callable[..., dict], job: tuple, done: Path) -> dict:
     The part is locked, since a cluster's worker that was taken for lost may still be working on it.
     """
     unfinished = done.with_suffix(".half")
-    with unfinished.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with unfinished.open("a+", encoding="utf-8") as file:
+        store.lock(file, fcntl.LOCK_EX)
         if (result := read_result(done)) is not None:
             return result
         text = json.dumps(work(*job))
@@ -220,7 +220,9 @@ def finish(work: Callable[..., dict], job: tuple, done: Path) -> dict:
         file.write(text)
         file.flush()
         if libc.syncfs(file.fileno()):  # the result must not outlive a power cut that the files of the part do not
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(unfinished))
+            if (number := ctypes.get_errno()) not in UNSUPPORTED:
+                raise OSError(number, os.strerror(number), str(unfinished))
+            os.sync()
         unfinished.replace(done)
     return json.loads(text)  # as a rerun reads it
 

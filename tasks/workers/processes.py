@@ -23,7 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from model import whole_number
+from model import print_anything, whole_number
 from tasks.home import CODE
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # of each library
@@ -164,6 +164,7 @@ def serve(pipe: Connection, environment: dict[str, str]) -> None:
         os._exit(1)
 
     global to_parent
+    print_anything()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.clear()

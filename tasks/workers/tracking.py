@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from model import InputError
+from model import InputError, print_anything
 from tasks.home import CODE
 
 FOLDER = ".tracking"  # in the store: files and logs of the trackers, which no stage reads
@@ -44,7 +44,7 @@ class Run:
         self.state = self.metrics.with_name(f"{tracker}.json")  # goes on with the draft; a refreshed run has a new id
         kept = {"id": f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}", "sent": (-1, 1)}
         with suppress(OSError, ValueError):
-            kept |= json.loads(self.state.read_text())
+            kept |= json.loads(self.state.read_text(encoding="utf-8"))
         self.id, self.sent = kept["id"], tuple(kept["sent"])
         if tracker == "tensorboard":  # the only one that can replace steps that are done again
             self.sent = min(self.sent, (about["step"], 1))
@@ -63,7 +63,7 @@ class Run:
     def keep(self, mark: Mark) -> None:
         """Write down what is taken, before it is: a kill may lose some steps of a curve, but draws none twice."""
         half = self.state.with_suffix(".half")
-        half.write_text(json.dumps({"id": self.id, "sent": mark}))
+        half.write_text(json.dumps({"id": self.id, "sent": mark}), encoding="utf-8")
         half.replace(self.state)
 
 
@@ -194,8 +194,8 @@ def start(tracker: str, place: Path, about: dict) -> tuple[subprocess.Popen, thr
     usual |= {"WANDB_PROJECT": "cram", "WANDB_DIR": str(place)}
     searched = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
     own = {"PYTHONPATH": searched, "PYTHONSAFEPATH": "1"}  # not a folder `wandb` in the working directory
-    with (place / f"{tracker}.log").open("a") as output:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": output, "text": True}
+    with (place / f"{tracker}.log").open("a", encoding="utf-8") as output:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": output, "encoding": "utf-8"}
         # in a session of its own, since Ctrl-C is for training only, which then ends this process
         command = [sys.executable, "-m", "tasks.workers.tracking", tracker]
         process = subprocess.Popen(command, env=usual | os.environ | own, start_new_session=True, **pipes)
@@ -241,8 +241,9 @@ def main() -> None:
     """Follow the training that is described on standard input, until that ends. What goes wrong is said there."""
     name, about = sys.argv[1], json.loads(sys.stdin.readline())
     os.nice(10)
-    parent = os.fdopen(os.dup(1), "w", buffering=1)
+    parent = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # what the libraries print goes to the log
+    print_anything()
     ended, finished = threading.Event(), []
 
     def wait_for_end() -> None:
@@ -253,7 +254,7 @@ def main() -> None:
         os._exit(1)
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    with Path(about["metrics"]).with_name(f"{name}.lock").open("w") as lock:
+    with Path(about["metrics"]).with_name(f"{name}.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a killed training may not have ended yet
         run = Run(name, about)
         last = False
