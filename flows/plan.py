@@ -225,8 +225,9 @@ class Plan:
     def run(self) -> Problems:
         """Carry out what `check` found, stage by stage; if a step fails, those that don't need it go on."""
         if not flow_run.id:
-            where = f" at {url}" if (url := os.environ.get("PREFECT_API_URL")) else ""
-            log.info("No Prefect server answers%s; this run goes on in its own process. `make up` starts one.", where)
+            url = os.environ.get("PREFECT_API_URL")
+            about = f"No Prefect server answers at {url}; this" if url else "Without a Prefect server, this"
+            log.info("%s run goes on in its own process. `make up` starts one.", about)
         self.fill()  # again, since a `cram gc` may have come between
         for step, error in self.problems.items():
             if not step.upstream & set(self.problems):

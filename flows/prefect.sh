@@ -5,20 +5,25 @@ set -eu
 cd "$(dirname "$0")/.."
 mkdir -p "${PREFECT_HOME:=$PWD/.prefect}"
 PREFECT_HOME=$(cd "$PREFECT_HOME" && pwd) # as Prefect hands it to its runs
-export PREFECT_HOME PREFECT_API_URL="${PREFECT_API_URL:-http://127.0.0.1:4200/api}"
-port=${PREFECT_API_URL##*:}
-port=${port%%/*}
+no_proxy=${no_proxy:-${NO_PROXY:-}} # a proxy of the environment takes no request to this machine
+case $no_proxy in
+"*") ;;
+*) no_proxy=${no_proxy:+$no_proxy,}127.0.0.1,localhost,::1 ;;
+esac
+NO_PROXY=$no_proxy
+export PREFECT_HOME no_proxy NO_PROXY
 
 python=${CRAM_PYTHON:-.venv/bin/python}
 
 prefect() { "$python" -m prefect --no-prompt "$@"; }
 
-answers() { # whether a Prefect server does; `prefect server status` waits minutes for another program
-    "$python" -c "import sys; from flows.cli.execution import find_server; sys.exit(find_server() is None)" 2>/dev/null
+find_server() { # print its port and address; status 0: it runs, 3: it can be started, 1: it can't, as a sentence says
+    "$python" -m flows.cli.server
 }
 
-is_running() { # of a process: whether it lives; a zombie has no command line
-    [ -n "$1" ] && grep -qs prefect "/proc/$1/cmdline"
+is_running() { # of a process that `make up` started: whether it lives; a zombie has no command line
+    [ -n "$1" ] && grep -qs prefect "/proc/$1/cmdline" &&
+        tr '\0' '\n' 2>/dev/null <"/proc/$1/environ" | grep -qsxF "PREFECT_HOME=$PREFECT_HOME"
 }
 
 pid_of() { cat "$PREFECT_HOME/$1.pid" 2>/dev/null || true; }
@@ -50,20 +55,29 @@ end() { # SECONDS PID: ask a process to end; kill it if it is left after this ti
 }
 
 up() {
-    if ! answers; then
-        case $PREFECT_API_URL in
-        *://127.0.0.1:* | *://localhost:*) ;;
-        *) echo "No Prefect server answers at $PREFECT_API_URL (PREFECT_API_URL). Start it there, or unset it." >&2; exit 1 ;;
-        esac
-        is_running "$(pid_of server)" || PREFECT_SERVER_API_PORT=$port start server server start
+    status=0
+    found=$(find_server) || status=$?
+    port=${found%% *}
+    address=${found#* }
+    case $status in
+    0) ;;
+    3)
+        is_running "$(pid_of server)" ||
+            PREFECT_API_URL=$address PREFECT_SERVER_API_PORT=$port start server server start
         tries=600
-        until answers; do
+        until [ "$status" = 0 ]; do
             is_running "$(pid_of server)" || { echo "The server ended:" >&2; tail "$PREFECT_HOME/server.log" >&2; exit 1; }
-            tries=$((tries - 1))
             [ "$tries" -gt 0 ] || { echo "The server does not answer. Run \`make down\`, then \`make up\`." >&2; exit 1; }
+            tries=$((tries - 1))
             sleep 0.5
+            status=0
+            find_server >/dev/null || status=$?
+            [ "$status" = 0 ] || [ "$status" = 3 ] || exit 1 # it asks for a login
         done
-    fi
+        ;;
+    *) exit 1 ;;
+    esac
+    export PREFECT_API_URL="$address"
     echo "Server: running at $PREFECT_API_URL"
     prefect work-pool inspect local >/dev/null 2>&1 || prefect work-pool create local --type process >/dev/null
     prefect deploy --all >"$PREFECT_HOME/deploy.log" 2>&1 || { cat "$PREFECT_HOME/deploy.log" >&2; exit 1; }
@@ -92,7 +106,8 @@ down() {
         end 15 "$server"
         echo "Server: stopped"
     fi
-    rm -f "$PREFECT_HOME/worker.pid" "$PREFECT_HOME/server.pid"
+    rm -f "$PREFECT_HOME/worker.pid"
+    grep -qs prefect "/proc/${server:-none}/cmdline" || rm -f "$PREFECT_HOME/server.pid" # or it is of `prefect server start -b`
 }
 
 case ${1:-} in

@@ -21,12 +21,16 @@ import pytest
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolUpdate
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Completed, Crashed, Failed, Running
 from safetensors import safe_open
-from test_cli import HOME, new_user, tiny
+from test_cli import HOME, cram, new_user, tiny
+from test_server import PROXIES, answering
 from websockets.sync.client import ClientConnection, connect
 
+from flows.cli import server
 from flows.cram import planned
+from model import InputError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
@@ -36,6 +40,7 @@ if (window.isShown) buttons.map(b => b.click())
 window.isShown = document.body.innerText.includes('norm_bias')
 """  # once the form has been there for a while, with all of its fields
 OTHERS = ("http://127.0.0.1:1", "http://localhost:1", "https://example.org", "null")  # origins of other web pages
+NO_PROXY = ("no_proxy", "NO_PROXY")
 LONG = 600  # seconds, on a busy machine
 
 
@@ -70,11 +75,24 @@ def processes_of(env: dict[str, str]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of a user who has run `make up`."""
-    found = new_user(tmp_path_factory.mktemp("user")) | {"CRAM_PYTHON": sys.executable}
-    with hosted(found):
+def proxied() -> Iterator[tuple[str, list[str]]]:
+    """The address of a proxy that reaches nothing, and what it was asked for."""
+    with answering(502) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory, proxied: tuple[str, list[str]]) -> Iterator[dict[str, str]]:
+    """The environment of a user who has run `make up` behind a proxy."""
+    user = {name: value for name, value in new_user(tmp_path_factory.mktemp("user")).items() if name not in NO_PROXY}
+    user |= dict.fromkeys(PROXIES, proxied[0]) | {"CRAM_PYTHON": sys.executable}
+    with hosted(user):
+        yield user
+
+
+def by_hand(env: dict[str, str]) -> dict[str, str]:
+    """The environment for Prefect's own commands, as the manual says."""
+    return env | {"no_proxy": "127.0.0.1"}
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +181,28 @@ def form(env: dict[str, str], client: SyncPrefectClient, tmp_path: Path) -> Iter
         process.wait()
 
 
+def test_the_server_is_this_checkouts_if_its_home_is_and_no_other_is_used_unless_named(
+    env: dict[str, str], client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    url = env["PREFECT_API_URL"]
+    monkeypatch.setattr(server, "SERVER", url)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    assert server.listener(server.port_of(url)) == Path(f"/proc/{pid_of(env, 'server')}")
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        monkeypatch.setattr(server, "STATE", Path(env["PREFECT_HOME"]))
+        assert server.sought() == (url, "")
+        assert server.is_running()
+        monkeypatch.setattr(server, "STATE", tmp_path / ".prefect")
+        used, why = server.sought()
+        assert used is None
+        assert env["PREFECT_HOME"] in why
+        assert f"PREFECT_API_URL={url}" in why
+        with pytest.raises(InputError, match=env["PREFECT_HOME"]):
+            server.is_running()
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        assert server.find_server() == url
+
+
 def test_the_untouched_form_submits_the_recipe_unchanged(client: SyncPrefectClient, paused, form: ClientConnection):
     def submitted() -> list:
         form.send(json.dumps({"id": 1, "method": "Runtime.evaluate", "params": {"expression": SUBMIT}}))
@@ -182,7 +222,7 @@ def test_a_deployed_run_is_validated_completes_and_has_a_page(env: dict, client:
         begin(client, {"filter": {"max_tokens": 1}})
     parameters = ["-p", "recipe=demo", "-p", f"override={json.dumps(override)}", "-p", "until=vocabulary"]
     run = [sys.executable, "-m", "prefect", "deployment", "run", "cram/full", *parameters, "--watch"]
-    done = subprocess.run(run, env=env, cwd=HOME, capture_output=True, text=True, timeout=LONG)
+    done = subprocess.run(run, env=by_hand(env), cwd=HOME, capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done.stdout + done.stderr
     stages = {path.name for path in Path(env["CRAM_ARTIFACTS"]).iterdir() if not path.name.startswith(".")}
     assert stages == {"download", "deduplicate", "decontaminate", "measure", "filter", "vocabulary"}
@@ -294,7 +334,9 @@ def test_the_automation_of_the_manual_tells_how_each_run_ends(
     url, said = listener
     manual = (HOME / "flows" / "README.md").read_text()
     [script] = [each for each in re.findall(r"(?s)```python\n(.*?)```", manual) if "Automation" in each]
-    made = subprocess.run([sys.executable, "-c", script.replace("https://ntfy.sh/a-secret-topic", url)], env=env)
+    made = subprocess.run(
+        [sys.executable, "-c", script.replace("https://ntfy.sh/a-secret-topic", url)], env=by_hand(env)
+    )
     assert made.returncode == 0
     [automation] = client.read_automations_by_name("A run of cram has ended")
     ends = (Completed(message="All is cached."), Failed(message="The disk is full."), Crashed(message="It was killed."))
@@ -319,3 +361,10 @@ def test_a_port_of_another_program_ends_up_with_a_message(tmp_path: Path):
     assert refused.returncode == 1
     assert url.split(":")[2].removesuffix("/api") in refused.stderr
     assert not processes_of(env)
+
+
+def test_the_proxy_of_the_environment_got_no_request_to_this_machine(env: dict[str, str], proxied: tuple):
+    """Of all that happened above, in the server, the worker and its runs; and of a command."""
+    override = json.dumps({"download": {"source": "files", "files": ["gone"]}})
+    assert "gone" in cram(env, "run", "demo", "--override", override).stderr
+    assert proxied[1] == []

@@ -1,12 +1,9 @@
 """Run a flow from the command line: on the Prefect server that answers, or else in this process without Prefect."""
 
 import gc
-import http.client
 import os
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -14,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from flows.cli.common import print_rows, say
+from flows.cli.server import answers
 from model import InputError
 
 if TYPE_CHECKING:
@@ -39,9 +37,6 @@ Planned = Annotated[
     ),
 ]
 
-SERVER = "http://127.0.0.1:4200/api"  # of `make up`
-HEALTH_SECONDS = 3
-
 
 class ServerLost(InputError):
     """The Prefect server no longer answers. Prefect would wait for it for minutes when the interpreter ends."""
@@ -49,28 +44,6 @@ class ServerLost(InputError):
 
 class Stopped(SystemExit):
     """A signal asked the run to end."""
-
-
-def find_server() -> str | None:
-    """The address of the Prefect API that answers: PREFECT_API_URL, or that of `make up`; None if none answers.
-
-    Raises InputError if something else answers at PREFECT_API_URL.
-    """
-    given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
-    try:
-        with urllib.request.urlopen(f"{given or SERVER}/health", timeout=HEALTH_SECONDS) as answer:
-            if (found := answer.read(20)) == b"true":
-                return given or SERVER
-    except (urllib.error.HTTPError, http.client.HTTPException) as error:
-        found = error
-    except (OSError, ValueError):
-        return None
-    if given:
-        raise InputError(
-            f"PREFECT_API_URL is {given}, but what answers there is not a Prefect server: GET /health returned "
-            f"{found!r}. Set it to the address of a Prefect server's API, such as {SERVER}, or unset it."
-        )
-    return None
 
 
 def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
@@ -87,11 +60,11 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
             return flow(**parameters)
         except (KeyboardInterrupt, Stopped) as stop:
             say_stopped(stop)
-            if server and find_server() is None:  # else Prefect waits for it when the interpreter ends
+            if server and not answers(server):  # else Prefect waits for it when the interpreter ends
                 os._exit(stop.code if isinstance(stop, Stopped) else 130)
             raise
         except Exception as error:
-            if server and package_of(error) in ("httpx", "prefect") and find_server() is None:
+            if server and package_of(error) in ("httpx", "prefect") and not answers(server):
                 raise ServerLost(
                     f"The Prefect server at {server} was lost during this run ({type(error).__name__}). Finished "
                     "stages are kept: run the same command again, with or without a server."

@@ -18,6 +18,7 @@ from flows.cli.export import export, push
 from flows.cli.predict import fill, predict
 from flows.cli.remote import pull, push_artifact
 from flows.cli.run import params, run
+from flows.cli.server import bypass_proxies
 from flows.cli.study import evaluate, study
 from flows.cli.upkeep import gc, lineage, pin, verify
 from model import InputError, print_anything
@@ -107,6 +108,7 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, *sys.argv])
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    bypass_proxies()
     os.environ["PREFECT_HOME"] = str(STATE)  # absolute: the worker runs in another directory
     print_anything()
     try:

@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.cli.common import check_stages, console, print_rows, recipe_names, say, shorten, stage_names
-from flows.cli.execution import Planned, execute, find_server, print_plan
+from flows.cli.execution import Planned, execute, print_plan
+from flows.cli.server import find_server
 from flows.summary import check_name, relative
 from model import InputError
 
@@ -85,9 +86,9 @@ def run(
     check_stages([until, *used, *again])
     if plan:
         print_plan("run", recipe=recipe, override=changes, until=until, use=used, refresh=again)
-    server = find_server()
     from flows.cram import cram
 
+    server = find_server()
     for artifact in execute(cram, server, recipe=recipe, override=changes, until=until, use=used, refresh=again):
         print_results(artifact)
 

@@ -7,8 +7,9 @@ import typer
 from rich.markup import escape
 
 from flows.cli.common import console, print_rows, recipe_names, say, shorten, study_names
-from flows.cli.execution import Planned, execute, find_server, print_plan
+from flows.cli.execution import Planned, execute, print_plan
 from flows.cli.run import parse_overrides
+from flows.cli.server import find_server
 from model import InputError
 
 LASTS = ("pretrain", "report")
@@ -49,9 +50,9 @@ def study(
     asked = {"study": name, "recipe": recipe, "override": changes, "seeds": seeds, "scale": scale, "until": until}
     if plan:
         print_plan("study", **asked)
-    server = find_server()
     from flows.study import study as study_flow
 
+    server = find_server()
     page = execute(study_flow, server, **asked)
     say("")
     print_rows(page.stats["table"])

@@ -14,8 +14,10 @@ from flows.cli.common import called, console, print_listing, say, stage_names
 from flows.summary import OTHER_STAGES, age, brief_duration, counts, relative
 from model import counted
 from tasks import printable
+from tasks.home import STATE
 
 if TYPE_CHECKING:
+    from flows.cli.old_runs import OldRuns
     from tasks.store import Artifact
     from tasks.upkeep import Garbage
     from tasks.verifying import Damage
@@ -31,6 +33,10 @@ def gc(
     keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep the newest N reports and N studies.")] = 5,
     hollow: Annotated[bool, typer.Option("--hollow", help="Also drop text and sequences of what stays.")] = False,
     models: Annotated[bool, typer.Option("--models", help="Also discard other models, and drafts of models.")] = False,
+    older: Annotated[
+        str | None,
+        typer.Option("--runs-older-than", metavar="AGE", help="Also clear runs in Prefect's database: 12h, 30d, 8w."),
+    ] = None,
 ) -> None:
     """Show which artifacts are no longer needed; with --yes, discard them.
 
@@ -46,10 +52,13 @@ def gc(
     --hollow also drops parts, measures and sequences of what stays, if something else that stays was made from it.
     Statistics, tables and pictures remain. Pinned artifacts and models stay whole.
     A hollow artifact counts as made. If a stage has to read its data, that is made again first, from the source.
+
+    --runs-older-than asks the Prefect server for runs that ended so long ago. Artifacts of cram don't depend on them.
     """
-    from tasks.store import ROOT
+    from flows.cli import old_runs
     from tasks.upkeep import collect, sizes, survey
 
+    runs = None if older is None else old_runs.OldRuns(old_runs.moment(older), old_runs.server_with_runs())
     if yes:
         found, freed = collect(keep, hollow, models)
     else:
@@ -57,17 +66,41 @@ def gc(
         freed = sizes(found.paths())
         print_going(found)
     print_freed(found, freed)
+    print_kept(found, discarded=yes, models=models)
+    number = say_runs(runs, yes)
+    if not yes and (found.goes or found.hollow or found.drafts or number):
+        say("Nothing was deleted. The same command with --yes does it.")
+
+
+def print_kept(found: "Garbage", discarded: bool, models: bool) -> None:
+    """Print what stays and why, and the other models, which go if `models` is set."""
+    from tasks.store import ROOT
+
     reasons = [f"{why} {len(names):,}" for why, names in found.kept.items() if names]
     why = f" ({', '.join(reasons)}; the rest is what these were made from)" if reasons else ""
     say(f"Kept in {relative(ROOT)}: {counted(len(found.stays), 'artifact')}, {decimal(found.left())}{why}.")
     if told := [f"{name} ({brief_duration(about.get('seconds', 0))})" for name, about in found.models.items()]:
-        gone = "Models discarded" if yes else "Models that go"
+        gone = "Models discarded" if discarded else "Models that go"
         what = gone if models else "Kept, without what they were made from; --models discards them"
         shown = told if models else told[-MODELS_SHOWN:]
         more = f" and {len(told) - len(shown):,} older ones" if len(shown) < len(told) else ""
         say(f"{what}: {', '.join(shown)}{more}.")
-    if not yes and (found.goes or found.hollow or found.drafts):
-        say("Nothing was deleted. The same command with --yes does it.")
+
+
+def say_runs(runs: "OldRuns | None", yes: bool) -> int:
+    """Print what Prefect's database holds, and the number of old runs if they are asked for; with `yes`, clear them.
+
+    Returns the number of old runs.
+    """
+    from flows.cli.old_runs import database_bytes
+
+    number = runs.report() if runs else 0
+    if number and yes:
+        runs.clear(number)
+    if size := database_bytes():
+        advice = "" if runs else "; --runs-older-than 30d lists the old runs in it"
+        say(f"Prefect's database in {relative(STATE)}: {decimal(size)}{advice}.")
+    return number
 
 
 def print_going(found: "Garbage") -> None:

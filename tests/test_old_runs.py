@@ -1,0 +1,107 @@
+"""`cram gc --runs-older-than`: which runs Prefect's database loses, and with what."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelled, Completed, Crashed, Failed, Running
+from typer.testing import CliRunner
+
+from flows.cli import old_runs
+from flows.cli.main import app
+from flows.cli.old_runs import OldRuns
+from flows.cram import cram
+from flows.study import study
+from model import InputError
+from tasks import store as store_module
+from tasks.stage import Params, stage
+
+ENDS = (Completed, Failed, Crashed, Cancelled)
+
+
+@pytest.fixture
+def client(prefect_server: None) -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as made:
+        for run in made.read_flow_runs():
+            made.delete_flow_run(run.id)
+        yield made
+
+
+def begun(client: SyncPrefectClient, name: str, *states: State) -> FlowRun:
+    """A flow run, with an artifact, that went through these states."""
+    run = client.create_flow_run(Flow(lambda: None, name=name), state=Running())
+    for state in states:
+        client.set_flow_run_state(run.id, state, force=True)
+    client.create_artifact(ArtifactCreate(key="filter-table", type="markdown", data="text", flow_run_id=run.id))
+    return run
+
+
+def left(client: SyncPrefectClient) -> tuple[set, set]:
+    """The runs that are there, and the runs that artifacts belong to."""
+    return {run.id for run in client.read_flow_runs()}, {each.flow_run_id for each in client.read_artifacts()}
+
+
+def test_ended_runs_of_cram_go_with_their_artifacts_and_others_stay(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.setattr(old_runs, "PAGE", 3)
+    stay = {begun(client, "other", Completed()).id, begun(client, "cram").id}
+    ended = {begun(client, "cram", kind()).id for kind in ENDS}
+    now = datetime.now(UTC)
+    young = OldRuns(now - timedelta(hours=1), PREFECT_API_URL.value())
+    assert young.report() == 0
+    old = OldRuns(now + timedelta(hours=1), PREFECT_API_URL.value())
+    assert old.report() == len(ENDS)
+    said = capsys.readouterr().out
+    assert all(kind().name in said for kind in ENDS)
+    assert "Not ended, though begun before then: 1." in said
+    young.clear(0)
+    assert left(client)[0] >= stay | ended, "a report deletes nothing"
+    old.clear(len(ENDS))
+    assert left(client)[0] == stay
+    assert left(client)[1] & ended == set()
+    assert left(client)[1] >= stay
+    assert old.report() == 0
+
+
+def test_the_command_deletes_only_with_yes(client: SyncPrefectClient, store):
+    run = begun(client, "cram", Completed()).id
+    old = ["gc", "--runs-older-than", "0h"]
+    shown = CliRunner().invoke(app, old)
+    assert "1 Completed" in shown.output
+    assert "--yes" in shown.output
+    assert run in left(client)[0]
+    assert "Cleared: 1 run." in CliRunner().invoke(app, [*old, "--yes"]).output
+    assert run not in left(client)[0]
+
+
+def test_both_flows_are_found_by_their_name():
+    assert {cram.name, study.name} == {old_runs.FLOW}
+
+
+@pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1.5d", "30 days", "30m", "999999w"])
+def test_an_age_is_a_number_with_a_unit(age: str):
+    with pytest.raises(InputError, match="--runs-older-than"):
+        old_runs.moment(age)
+
+
+def test_an_age_is_counted_back_from_now():
+    for age, hours in (("12h", 12), ("30d", 720), ("8w", 1344)):
+        assert abs(datetime.now(UTC) - old_runs.moment(age) - timedelta(hours=hours)) < timedelta(minutes=1)
+
+
+def test_without_a_server_nothing_is_discarded(store, monkeypatch: pytest.MonkeyPatch):
+    def write(params: Params, out) -> dict:
+        return {}
+
+    stage(version=1, name="download")(write).fn(Params())
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    refused = CliRunner().invoke(app, ["gc", "--keep", "0", "--yes", "--runs-older-than", "30d"])
+    assert isinstance(refused.exception, InputError)
+    assert "make up" in str(refused.exception)
+    assert len(store_module.artifacts("download")) == 1
