@@ -5,7 +5,8 @@ Reads   a pretrain artifact; a text: the held-out documents of a tokenize or pre
 Writes  documents.parquet   the measured documents: id, source, tokens, words, characters, bytes, unread bytes, nats
 
 Losses per character and per byte can be compared between models with different vocabularies. Whether a model was
-trained on the text is not checked. Documents are held out by the digest of their text, so a held-out document of one
+trained on the text is not checked; of held-out documents, those that share passages with the training text of their own
+artifact are left out, as they are when it is measured (tasks/tokenize.py). Documents are held out by the digest of their text, so a held-out document of one
 corpus is held out of every other that has it unchanged and holds out as large a fraction, or a larger one.
 """
 
@@ -23,7 +24,7 @@ from tasks.corpus.parts import parts_of, row_name, tables
 from tasks.stage import Params, stage
 from tasks.store import FREQUENCIES, HELDOUT_TEXT, Artifact
 from tasks.text.tokenizer import MASK, load_tokenizer
-from tasks.tokenize import MEASURED_CHARACTERS, digest_of, measured
+from tasks.tokenize import MEASURED_CHARACTERS, digest_of, measurable, measured
 
 COLUMNS = ("id", "source", "text")
 
@@ -37,16 +38,17 @@ class Evaluate(Params):
 
 
 def texts_of(text: Artifact) -> Iterator[pa.Table]:
-    """The documents of a text, some at a time."""
-    if (held := text.path / HELDOUT_TEXT).exists():
-        yield pq.read_table(held, columns=list(COLUMNS))
+    """The documents of a text that may be measured, some at a time: all of a corpus."""
+    if (path := text.path / HELDOUT_TEXT).exists():
+        held = pq.read_table(path)
+        yield held.filter(pa.array(measurable(held))).select(COLUMNS)
     else:
         for part in parts_of(text):
             yield from tables(part, COLUMNS)
 
 
 def shared(text: Artifact, others: list[Artifact]) -> Iterator[pa.Table]:
-    """The documents of a text that all of the others have, too."""
+    """The documents of a text that all of the others have, too, and that may be measured in each."""
     kept = [pa.concat_tables(texts_of(other))["text"].combine_chunks() for other in others]
     for table in texts_of(text):
         for known in kept:
@@ -55,7 +57,7 @@ def shared(text: Artifact, others: list[Artifact]) -> Iterator[pa.Table]:
 
 
 def share_in_common(text: Artifact, other: Artifact) -> float:
-    """The fraction of a text's documents that another artifact holds out too."""
+    """The fraction of the documents to measure of a text that are to be measured in another artifact too."""
     everything = sum(map(len, texts_of(text)))
     return sum(map(len, shared(text, [other]))) / max(1, everything)
 

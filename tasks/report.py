@@ -150,7 +150,7 @@ def brief(rows: list[dict]) -> list[dict]:
     ]
 
 
-@stage(version=11)
+@stage(version=12)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the report as page, Markdown and JSON, its pictures, and the model card."""
     name, lineage = scores.pretrained_of(runs)

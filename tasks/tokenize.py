@@ -2,10 +2,15 @@
 
 Reads   the parts of a corpus, and a vocabulary.
 Writes  sequences.npy     (n, S) uint16, in the order of training (uint32 for more than 65,536 entries)
-        heldout.parquet   the documents that are never trained on: id, source, text, characters, bytes, tokens, and
-                          their place among those that the held-out loss is measured on (measured; null for others)
+        heldout.parquet   the documents that are never trained on: id, source, text, characters, bytes, tokens; words
+                          (tasks/text/matching.py), and how many of them lie in passages of 13 words or more that the
+                          training text has too (shared_words); and their place among those that the held-out loss is
+                          measured on (measured; null for others)
         heldout.npz       the tokens of the measured documents, and of which word each is a piece (model.heldout)
         tokenizer.json, tokenizer_config.json
+
+The held-out loss is measured on documents that share no 13 words in a row with the training text. That is all text that
+isn't held out, also the sequences beyond `max_sequences`: so the choice doesn't depend on how many are kept.
 """
 
 import hashlib
@@ -32,6 +37,8 @@ from tasks.corpus.parts import SCHEMA, Document, parts_of, tables, unit_hash
 from tasks.corpus.parts import table as documents_table
 from tasks.stage import Params, stage
 from tasks.store import HELDOUT_TEXT, SEQUENCES, WORK, Artifact
+from tasks.text import matching, overlap
+from tasks.text.ngrams import Known
 from tasks.text.tokenizer import (
     LONGEST_WORD,
     SEP,
@@ -55,7 +62,12 @@ log = logging.getLogger(__name__)
 # of the greatest of the three
 PIECES, LARGE, SHORT = 10, 0.02, 10_000
 MEASURED_CHARACTERS = 1_000_000  # of held-out text that the loss is measured on, or all if there is less
+# Of those characters, the part that must share nothing with the training text. With less, the standard error is more
+# than three times as large, and what is left may be unlike the rest. A standard error needs two documents.
+ENOUGH, FEWEST = 0.1, 2
 HELD_SCHEMA = pa.schema([*SCHEMA, *((name, pa.int64()) for name in ("characters", "bytes", "tokens"))])
+HELD_RUNS = "runs.npy"  # in the draft: the hashes of all runs of words in held-out documents
+VERSION = 4 + matching.VERSION  # with other words, other documents are measured
 
 
 class Tokenize(Params):
@@ -113,12 +125,27 @@ def divided(table: pa.Table, fraction: float, longest: int) -> tuple[pa.Table, n
     return documents_table(rows), np.array(is_held, dtype=bool)
 
 
+def find_runs(part: Path, fraction: float, longest: int, out: Path) -> dict:
+    """Write the hashes of the runs of words in the held-out documents of a part; the arguments are as for `divided`."""
+    held = []
+    for whole in tables(part):
+        table, is_held = divided(whole, fraction, longest)
+        held += table["text"].filter(pa.array(is_held)).to_pylist()
+    np.save(out / f"{part.stem}.{HELD_RUNS}", overlap.runs_in(held))
+    return {"documents": len(held)}
+
+
 def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, longest: int, out: Path) -> dict:
-    """Write the sequences of a part, and its held-out documents; `longest`: as for `divided`."""
+    """Write the sequences of a part, its held-out documents, and which runs of HELD_RUNS its other documents have.
+
+    `longest`: as for `divided`.
+    """
     encoder = encoder_of(tokenizer_folder)
+    known = Known(np.load(out / HELD_RUNS, mmap_mode="r"))
     encoder.unknown.clear()
     nothing = np.zeros(0, encoder.type)
     train, documents = [nothing], [HELD_SCHEMA.empty_table()]
+    shared = [np.zeros(0, np.uint64)]
     counts = {"documents": 0, "characters": 0, "unknown": 0}
     for whole in tables(part):
         table, is_held = divided(whole, params.heldout_fraction, longest)
@@ -128,6 +155,8 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, longest:
         lengths = np.diff(ends, prepend=0)
         train.append(closed[~np.repeat(is_held, lengths + 1)])
         apart = table.filter(pa.array(is_held))
+        trained = table["text"].filter(pa.array(~is_held)).to_pylist()
+        shared.append(overlap.runs_in_common(known, trained))
         sizes = (characters[is_held], pc.binary_length(apart["text"]), lengths[is_held])
         documents.append(pa.table([*apart.columns, *sizes], schema=HELD_SCHEMA))
         counts["unknown"] += int((ids == UNK).sum())
@@ -136,6 +165,7 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, longest:
     ids = np.concatenate(train)
     used = len(ids) // params.length * params.length
     np.save(out / f"{part.stem}.npy", ids[:used].reshape(-1, params.length))
+    np.save(out / f"{part.stem}.shared.npy", np.unique(np.concatenate(shared)))
     pq.write_table(pa.concat_tables(documents), out / f"{part.stem}.held.parquet", compression="zstd")
     unknown_words = dict(encoder.unknown.most_common(UNKNOWN_OF_A_PART))
     return {"counts": {**counts, "tokens": len(ids), "lost": len(ids) - used}, "unknown_words": unknown_words}
@@ -144,7 +174,7 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, longest:
 def measured(texts: Iterable[str], characters: int) -> np.ndarray:
     """The indices of the documents that the held-out loss is measured on, in the order of their digests.
 
-    The last is the one that completes so many characters. So the choice depends on the texts alone: not on the
+    The last is the one that completes so many characters. So the choice depends on these texts alone: not on the
     vocabulary, on the length of sequences, or on the order and the parts of the corpus.
     """
     keys = [(unit_hash(text), len(text), hashlib.sha256(text.encode()).digest()) for text in texts]
@@ -167,39 +197,103 @@ def digest_of(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
+def measurable(held: pa.Table) -> np.ndarray:
+    """Which held-out documents the loss may be measured on: those that share nothing with the training text.
+
+    All of them if these are too few, or if an earlier version, which made no such comparison, has written the table.
+    """
+    every = np.ones(len(held), dtype=bool)
+    if "shared_words" not in held.column_names:
+        return every
+    alone = held["shared_words"].to_numpy() == 0
+    characters = held["characters"].to_numpy()
+    enough = characters[alone].sum() >= ENOUGH * min(MEASURED_CHARACTERS, characters.sum())
+    return alone if enough and alone.sum() >= FEWEST else every
+
+
+def compared(stems: list[str], work: Path) -> pa.Table:
+    """The held-out documents of all parts, with their words and how many of them the training text shares."""
+    found = [np.load(work / f"{stem}.shared.npy") for stem in stems]
+    shared = Known(np.unique(np.concatenate(found)))
+    held = []
+    for stem in stems:
+        table = pq.read_table(work / f"{stem}.held.parquet", schema=HELD_SCHEMA)
+        counts = overlap.words_in_common(shared, table["text"].to_pylist())
+        for name, column in zip(("words", "shared_words"), counts, strict=True):
+            table = table.append_column(name, pa.array(column, pa.int64()))
+        held.append(table)
+    return pa.concat_tables(held)
+
+
+def overlap_of(held: pa.Table) -> dict:
+    """How many of these documents share text with the training text, and the share of their words in such passages."""
+    words = held["words"].to_numpy()
+    shared = held["shared_words"].to_numpy()
+    documents = int((shared > 0).sum())
+    return {
+        "words_in_a_row": overlap.RUN,
+        "documents": documents,
+        "characters": int(held["characters"].to_numpy()[shared > 0].sum()),
+        "share_of_documents": round(documents / max(1, len(held)), 6),
+        "share_of_words": round(int(shared.sum()) / max(1, int(words.sum())), 6),
+    }
+
+
+def say_what_is_held_out(held: dict, asked: float) -> None:
+    """Log the statistics of held-out documents; warn if the loss is measured on text that was trained on."""
+    of_all = held["shared"]
+    of_measured = held["measured"]["shared"]
+    log.info(
+        "Held out %s, %.3g%% of the text (%.3g%% asked for). %.3g%% of these documents share %d words in a row with "
+        "the training text; %.3g%% of the held-out words are in such passages.",
+        counted(held["documents"], "document"), 100 * held["share"], 100 * asked, 100 * of_all["share_of_documents"],
+        of_all["words_in_a_row"], 100 * of_all["share_of_words"],
+    )  # fmt: skip
+    if of_measured["documents"]:
+        log.warning(
+            "The held-out loss will look too low: the model is trained on passages of %d words or more that make up "
+            "%.3g%% of the text it is measured on. Too few held-out documents have no such passage (%s of %s). Give "
+            "more text (download), hold out more (tokenize.heldout_fraction), or cut what repeats "
+            "(deduplicate.methods: substring).",
+            of_measured["words_in_a_row"], 100 * of_measured["share_of_words"],
+            held["documents"] - of_all["documents"], counted(held["documents"], "document"),
+        )  # fmt: skip
+
+
 def hold_out(stems: list[str], work: Path, params: Tokenize, trained: int, out: Path) -> dict:
     """Write the held-out documents of all parts, and the tokens of the measured ones; count both.
 
     `trained`: the characters of all other documents.
     """
-    held = pa.concat_tables(pq.read_table(work / f"{stem}.held.parquet", schema=HELD_SCHEMA) for stem in stems)
-    order = measured((text.as_py() for text in held["text"]), MEASURED_CHARACTERS)
+    held = compared(stems, work)
+    may_be_measured = np.flatnonzero(measurable(held))
+    order = may_be_measured[measured((held["text"][row].as_py() for row in may_be_measured), MEASURED_CHARACTERS)]
     places = np.full(len(held), -1, dtype=np.int64)
     places[order] = np.arange(len(order))
     column = pa.array(places, pa.int64(), mask=places < 0)
     pq.write_table(held.append_column("measured", column), out / HELDOUT_TEXT, compression="zstd")
-    texts = [held["text"][place].as_py() for place in order]
+    chosen = held.take(pa.array(order))
+    texts = chosen["text"].to_pylist()
     measured_text = heldout_of(texts, load_tokenizer(out), params.length)
     measured_text.save(out)
     characters = pc.sum(held["characters"]).as_py() or 0
-    share, asked = characters / max(1, characters + trained), params.heldout_fraction
-    log.info(
-        "Held out %s, %.3g%% of the text (%.3g%% asked for).",
-        counted(len(held), "document"), 100 * share, 100 * asked,
-    )  # fmt: skip
-    return {
+    found = {
         "documents": len(held),
         "characters": characters,
-        "share": round(share, 6),
+        "share": round(characters / max(1, characters + trained), 6),
         "tokens": (pc.sum(held["tokens"]).as_py() or 0) + len(held),
+        "shared": overlap_of(held),
         "measured": {
             "documents": len(order),
             **measured_text.totals,
             "unknown_tokens": int((measured_text.sequences == UNK).sum()),
             "sequences": len(measured_text.sequences),
             "digest": digest_of(texts),
+            "shared": overlap_of(chosen),
         },
     }
+    say_what_is_held_out(found, params.heldout_fraction)
+    return found
 
 
 def blocks_of(parts: list[np.memmap], rows: np.ndarray | range) -> Iterator[np.ndarray]:
@@ -307,14 +401,23 @@ def write_sequences(path: Path, parts: list[np.memmap], rows: np.ndarray | range
                 put_in_order(file, np.empty((len(window), shape[1]), kind), np.argsort(np.argsort(window)))
 
 
-@stage(version=5, resumes=True)
+def tokenize_parts(params: Tokenize, parts: list[Path], longest: int, work: Path, out: Path) -> list[dict]:
+    """The results of `tokenize_part` for all parts, after the runs of words in held-out documents are known."""
+    work.mkdir(exist_ok=True)
+    over_parts(find_runs, [(part, params.heldout_fraction, longest, work) for part in parts], work / "held", "hold out")
+    runs = [np.load(work / f"{part.stem}.{HELD_RUNS}") for part in parts]
+    np.save(work / HELD_RUNS, np.unique(np.concatenate(runs)))
+    jobs = [(part, out, params, longest, work) for part in parts]
+    return over_parts(tokenize_part, jobs, work / "done", "tokenize")
+
+
+@stage(version=VERSION, resumes=True)
 def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> dict:
     """Write the training and the held-out sequences; count tokens, and those lost at the ends of parts."""
     copy_tokenizer(words.path, out, params.length)
     parts, work = parts_of(corpus), out / WORK
     longest = max(SHORT, math.ceil(max(LARGE, params.heldout_fraction) * corpus.stats["characters"]))
-    jobs = [(part, out, params, longest, work) for part in parts]
-    results = over_parts(tokenize_part, jobs, work / "done", "tokenize")
+    results = tokenize_parts(params, parts, longest, work, out)
     counts = {name: sum(r["counts"][name] for r in results) for name in results[0]["counts"]}
     unknown = sum((Counter(r["unknown_words"]) for r in results), Counter())
     unknown = dict(sorted(unknown.items(), key=lambda item: (-item[1], item[0]))[:UNKNOWN_OF_A_PART])

@@ -45,6 +45,7 @@ JOBS = [  # stage, module and function of the job, keys in a range: so few that 
     ("measure", measure_stage, "measure_part", 10**6),
     ("filter", filter_stage, "filter_part", 10**6),
     ("vocabulary", vocabulary_stage, "count_batch", 10**6),
+    ("tokenize", tokenize_stage, "find_runs", 10**6),
     ("tokenize", tokenize_stage, "tokenize_part", 10**6),
 ]
 

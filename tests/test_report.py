@@ -46,6 +46,7 @@ HELDOUT = {
 }  # fmt: skip
 
 CONFUSION = {2: [[0, 1], [0, 3]], 3: [[0, 1, 0], [0, 3, 0], [0, 0, 0]]}  # by classes: all answers are the second
+SHARED = {"words_in_a_row": 13, "share_of_documents": 0.0, "share_of_words": 0.0}
 
 
 def counts(documents: int, characters: int) -> dict:
@@ -78,7 +79,9 @@ def lineage(key: str = "a", decontamination: dict | None = None, **changes) -> d
         "vocabulary": (Vocabulary(), {}),
         "tokenize": (Tokenize(), {
             "documents": 780, "characters": 7000, "tokens": 1600, "sequences": 12,
-            "heldout": counts(20, 200) | {"tokens": 45, "measured": counts(10, 120) | {"tokens": 25, "sequences": 1}}}),
+            "heldout": counts(20, 200) | {
+                "tokens": 45, "shared": counts(5, 50) | SHARED | {"share_of_documents": 0.25, "share_of_words": 0.125},
+                "measured": counts(10, 120) | {"tokens": 25, "sequences": 1, "shared": counts(0, 0) | SHARED}}}),
         "pretrain": (Pretrain(), pretraining),
     }  # fmt: skip
     found, before = {}, {}
@@ -239,6 +242,7 @@ SHOWN = {  # by report and section (none: the head): words of its text, and how 
     ("whole", "Data funnel"): [
         "filter | incompressible | 100 | 900 | books 50, web 50",
         "download | unreadable: empty text | 3 | – | –",
+        "of these, share 13 words in a row with the training text | 5 | 50",
     ],
     ("whole", "Lineage"): [
         "[filter/00000000000a](../../filter/00000000000a/) | 1 | 12.5 | 2026-11-21 10:00:00 | `abc123`"
@@ -255,7 +259,10 @@ SHOWN = {  # by report and section (none: the head): words of its text, and how 
         "CoLA | Matthews | 48.4 | – | 46.4 to 50.4 | 31.0 | 1",
     ],
     ("mixed", "Probes (these are not GLUE)"): ["word-order | 55.0 |  | 55.0 | 31.0 | 1"],
-    ("mixed", "Budget"): ["spent | 1 minute, 13,619,200 tokens, 1 step"],
+    ("mixed", "Budget"): [
+        "spent | 1 minute, 13,619,200 tokens, 1 step",
+        "Of 20 held-out documents, 25.0 % share 13 words in a row with the training text",
+    ],
     ("mixed", "Curves"): ["100% | 1,000 | 9,000,000,000", "The model's folder is not available here"],
 }
 

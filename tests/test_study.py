@@ -292,10 +292,9 @@ def test_a_study_until_the_report_compares_scores(finished, given: dict):
 def test_models_that_may_know_the_held_out_text_are_measured_on_what_all_hold_out(finished, given: dict):
     runs = {"base": {}} | {str(share): {"tokenize": {"heldout_fraction": share}} for share in (0.15, 0.01)}
     *rows, apart = rows_of(study.fn(**written(given, "held", runs, seeds=1))).to_dict("records")
-    texts, measured = (
-        [set(pd.read_parquet(named(row[kind]).path / file)["id"]) for row in rows]
-        for kind, file in (("model", "heldout.parquet"), ("evaluation", "documents.parquet"))
-    )
+    held = [pd.read_parquet(named(row["model"]).path / "heldout.parquet") for row in rows]
+    texts = [set(of_model["id"][of_model["shared_words"] == 0]) for of_model in held]
+    measured = [set(pd.read_parquet(named(row["evaluation"]).path / "documents.parquet")["id"]) for row in rows]
     assert measured[0] == measured[1] == texts[0] & texts[1] != texts[0]
     assert rows[0]["digest"] == rows[1]["digest"]
     assert math.isnan(apart["nats_per_byte"]), "it holds out hardly any of these documents"

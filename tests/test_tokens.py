@@ -95,6 +95,12 @@ def packed(corpus: Artifact, words: Artifact, held: set[str]) -> tuple[list[list
     return train, lost
 
 
+def alone_of(made: Artifact) -> list[str]:
+    """The held-out documents that share no passage with the training text."""
+    rows = pq.read_table(made.path / "heldout.parquet").to_pylist()
+    return [row["text"] for row in rows if not row["shared_words"]]
+
+
 def measured_of(made: Artifact) -> list[str]:
     """The documents that the held-out loss is measured on, in its order."""
     rows = pq.read_table(made.path / "heldout.parquet").to_pylist()
@@ -130,18 +136,25 @@ def test_counts_add_up(made: Artifact, words: Artifact, texts: list[str]):
     assert stats["tokens"] == stats["sequences"] * LENGTH == trained["tokens"] - stats["tokens_lost_at_part_ends"]
     assert stats["sequences"] == stats["drawn_from"]["sequences"] == len(sequences_of(made))
     assert stats["unknown_tokens"] == sum(ids.count(UNK) for ids in encoded.values()) == 1
+    shared, alone = stats["heldout"].pop("shared"), set(alone_of(made))
     assert stats["heldout"].pop("measured") == {
-        **sizes(held),
+        **sizes(alone),
         **Heldout.load(made.path).totals,
-        "bytes": sum(len(text.encode()) for text in held),
-        "tokens": sum(len(encoded[text]) for text in held),
-        "unknown_tokens": sum(encoded[text].count(UNK) for text in held),
+        "bytes": sum(len(text.encode()) for text in alone),
+        "tokens": sum(len(encoded[text]) for text in alone),
+        "unknown_tokens": sum(encoded[text].count(UNK) for text in alone),
         "sequences": len(Heldout.load(made.path).sequences),
         "digest": tokenize_stage.digest_of(measured_of(made)),
+        "shared": dict.fromkeys(shared, 0) | {"words_in_a_row": 13},
     }
     every = sizes(texts)
     share = stats["heldout"]["characters"] / every["characters"]
     assert stats["heldout"] == {**sizes(held), "share": pytest.approx(share, abs=1e-6)}
+    of_shared = sizes(held - alone)
+    assert {name: shared[name] for name in ("documents", "characters")} == {
+        name: of_shared[name] for name in ("documents", "characters")
+    }
+    assert shared["share_of_documents"] == pytest.approx(len(held - alone) / len(held), abs=1e-6)
     assert stats["characters_per_token"] == pytest.approx(every["characters"] / every["tokens"], abs=5.1e-5)
     assert stats["entries"] == 300
 
@@ -149,9 +162,9 @@ def test_counts_add_up(made: Artifact, words: Artifact, texts: list[str]):
 def test_measured_documents_are_whole_and_in_the_order_of_their_digests(corpus, words, few_measured: dict):
     made = tokenized(corpus, words, **few_measured)
     found, tokenizer = measured_of(made), plain_tokenizer(words)
-    assert found == sorted(held_of(made), key=unit_hash)[: len(found)]
+    assert found == sorted(alone_of(made), key=unit_hash)[: len(found)]
     sizes = [len(text) for text in found]
-    assert sum(sizes[:-1]) < 2000 <= sum(sizes) < sum(map(len, held_of(made)))
+    assert sum(sizes[:-1]) < 2000 <= sum(sizes) < sum(map(len, alone_of(made)))
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in found]
     stream = [token for ids in encoded for token in (*ids, SEP)]
     written = Heldout.load(made.path)
@@ -171,7 +184,6 @@ def test_the_measured_documents_depend_on_the_texts_alone(corpus, words, tmp_pat
     others = [
         ({}, corpus, train_vocabulary.fn(Vocabulary(entries=400), corpus)),
         ({"length": 64, "sort": "unigram"}, corpus, words),
-        ({"heldout_fraction": 0.2}, corpus, words),
         ({}, corpus_of(tmp_path, shuffled, part_megabytes=1), words),
     ]
     base = tokenized(corpus, words, **few_measured)

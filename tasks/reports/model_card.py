@@ -16,7 +16,7 @@ from tasks.glue.tasks import PROBES, Task, task_of
 from tasks.reports.lineage import as_text
 from tasks.reports.markdown import Marked, code, render
 from tasks.reports.scores import HELPERS, METRICS, WEAK, data_notes, is_partial, settings, settings_rows
-from tasks.reports.sections import beginning, hopeless, stage_of, text_sections
+from tasks.reports.sections import beginning, hopeless, overlap, stage_of, text_sections
 
 LONG = 100  # characters of a list in a table
 GLUE = "nyu-mll/glue"
@@ -114,6 +114,7 @@ def recipe(about: dict, lineage: dict[str, dict]) -> dict:
         "adopted": adopted,
         "tags": ["pretrained-from-scratch"] if not start and not adopted else [],
         "hopeless": hopeless(about["stats"]),
+        "overlap": overlap(lineage),
         "nats": nats,
         "changes": [row for m in manifests for row in deltas(m["params"], m.get("usual", {}), m["stage"])],
     }

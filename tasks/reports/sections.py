@@ -63,6 +63,8 @@ def funnel(lineage: dict[str, dict]) -> list[dict]:
             add(stage, name, stats)
         if stage == "tokenize":
             add("held out", name, stats["heldout"])
+            if shared := stats["heldout"].get("shared"):  # an artifact of an earlier version has no such counts
+                add(f"of these, share {shared['words_in_a_row']} words in a row with the training text", name, shared)
             add("of these, measured for the held-out loss", name, stats["heldout"]["measured"])
     return rows
 
@@ -97,6 +99,29 @@ def contamination(lineage: dict[str, dict]) -> dict:
                if stats.get(name) is not None}  # fmt: skip
     content["dropped"] = stats["dropped"]["contaminated"]["documents"]
     return content | {"removal": f"{counted(content['dropped'], 'document')} dropped"}
+
+
+def overlap(lineage: dict[str, dict]) -> str:
+    """A sentence about held-out documents that share text with the training text; empty where there are none."""
+    tokens = stage_of(lineage, "tokenize")
+    if tokens is None:
+        return ""
+    held = tokens["stats"]["heldout"]
+    if "shared" not in held:
+        return "Whether these documents share passages with the training text was not checked."
+    shared = held["shared"]
+    measured = held["measured"]["shared"]
+    facts = (
+        f"Of {counted(held['documents'], 'held-out document')}, {100 * shared['share_of_documents']:.1f} % share "
+        f"{shared['words_in_a_row']} words in a row with the training text, and {100 * shared['share_of_words']:.1f} % "
+        "of the words of all of them are in such passages"
+    )
+    if not measured["documents"]:
+        return f"{facts}; the loss is measured on documents without any."
+    return (
+        f"{facts}. Too few documents have none, so the loss is measured on others too and looks too low: "
+        f"{100 * measured['share_of_words']:.1f} % of the measured words are in passages that the model was trained on."
+    )
 
 
 def text_sections(lineage: dict[str, dict]) -> dict:

@@ -105,26 +105,35 @@ def write_index(batches: Iterable[tuple], tasks: list[str], n: int, folder: Path
     return counts
 
 
-class Index:
-    """The runs of n words of all sentences, memory-mapped from the files of `write_index`."""
+class Known:
+    """N-grams in which others are looked up. `hashes`: their hashes, uint64, ascending and different."""
 
-    def __init__(self, folder: Path, n: int) -> None:
-        arrays = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("hashes", "starts", "owners"))
-        self.n, (self.hashes, self.starts, self.owners) = n, arrays
-        self.sentences = pa.ipc.open_file(pa.memory_map(str(folder / "sentences.arrow"))).read_all()
-        bits = max(16, (8 * len(self.hashes)).bit_length())
-        self.shift = np.uint64(64 - bits)  # the first bits of a hash rule out most that are not in the index
+    def __init__(self, hashes: np.ndarray) -> None:
+        self.hashes = hashes
+        bits = max(16, (8 * len(hashes)).bit_length())
+        self.shift = np.uint64(64 - bits)  # the first bits of a hash rule out most that are not known
         self.table = np.zeros(1 << bits, dtype=bool)
-        self.table[self.hashes >> self.shift] = True
+        self.table[hashes >> self.shift] = True
 
     def look_up(self, hashed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The places of those hashes that are in the index, and the n-gram of each."""
+        """The places of those hashes that are known, and the number of the n-gram of each."""
         at = np.flatnonzero(self.table[hashed >> self.shift])
         order = np.argsort(hashed[at])  # a search in order is four times as fast
         grams = np.empty(len(at), dtype=np.int64)
         grams[order] = np.minimum(np.searchsorted(self.hashes, hashed[at[order]]), len(self.hashes) - 1)
         same = self.hashes[grams] == hashed[at]
         return at[same], grams[same]
+
+
+class Index(Known):
+    """The runs of n words of all sentences, memory-mapped from the files of `write_index`."""
+
+    def __init__(self, folder: Path, n: int) -> None:
+        arrays = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("hashes", "starts", "owners"))
+        hashes, self.starts, self.owners = arrays
+        super().__init__(hashes)
+        self.n = n
+        self.sentences = pa.ipc.open_file(pa.memory_map(str(folder / "sentences.arrow"))).read_all()
 
     def sentences_of(self, grams: Iterable[int]) -> pa.Table:
         """The sentences that have one of these n-grams, in order: rows of SENTENCE."""

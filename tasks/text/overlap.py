@@ -1,0 +1,43 @@
+"""Overlap: how much of some texts stands in others too, in runs of 13 words.
+
+The words are those of `matching.py`, as for GLUE's sentences: a character of a script without spaces is half a word, so
+a run of 26 of them counts. A text of fewer words has no run, and shares nothing.
+"""
+
+import numpy as np
+
+from tasks.text.matching import matched, runs, stops_of
+from tasks.text.ngrams import Known, ngrams
+
+RUN = 13  # words in a row, as in the GPT-3 paper
+
+
+def runs_in(texts: list[str]) -> np.ndarray:
+    """The hashes of all runs of these texts, uint64, ascending and different."""
+    hashed, _ = ngrams(texts, RUN)
+    return np.unique(hashed)
+
+
+def runs_in_common(known: Known, texts: list[str]) -> np.ndarray:
+    """The hashes of those known runs that these texts have too, ascending and different."""
+    hashed, _ = ngrams(texts, RUN)
+    _, numbers = known.look_up(hashed)
+    return known.hashes[np.unique(numbers)]
+
+
+def words_in_common(shared: Known, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The words of each text, and how many of them lie in one of the shared runs: (texts,) int64 each."""
+    found = matched(texts)
+    hashed, ends = runs(found, RUN, by_halves=True)
+    at, _ = shared.look_up(hashed)
+    # run j of a text begins at its word j, since only its last words begin none
+    words = np.diff(found.ends, prepend=0)
+    first_words = found.ends - words
+    first_runs = np.append(0, ends)[:-1]
+    texts_of_runs = np.searchsorted(ends, at, side="right")
+    begins = at - first_runs[texts_of_runs] + first_words[texts_of_runs]
+    stops = stops_of(found.halves, RUN)[begins]
+    size = len(found.hashes) + 1
+    open_runs = np.cumsum(np.bincount(begins, minlength=size) - np.bincount(stops, minlength=size))
+    before = np.append(0, np.cumsum(open_runs > 0))
+    return words, before[found.ends] - before[first_words]

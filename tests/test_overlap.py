@@ -1,0 +1,255 @@
+"""Held-out text that stands in the training text too: found as by a set of runs of words, and not measured."""
+
+import random
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import corpus_of, document, documents_of
+
+from tasks import tokenize as tokenize_stage
+from tasks.corpus.parts import unit_hash
+from tasks.reports.sections import funnel, overlap
+from tasks.store import Artifact
+from tasks.text.ngrams import Known, words_in
+from tasks.text.overlap import RUN, runs_in, runs_in_common, words_in_common
+from tasks.tokenize import Tokenize, measurable, tokenize
+from tasks.vocabulary import Vocabulary, train_vocabulary
+
+FRACTION = 0.2
+WORDS = [f"w{number}" for number in range(26)]
+
+
+def windows(text: str) -> list[tuple[int, int, tuple[str, ...]]]:
+    """The runs of 13 words, or twice as many characters of scripts without spaces: first word, the one after, words."""
+    words = list(words_in(text))
+    found = []
+    for first in range(len(words)):
+        halves = 0
+        for end in range(first, len(words)):
+            halves += 1 if words[end].half else 2
+            if halves >= 2 * RUN:
+                found.append((first, end + 1, tuple(word.word for word in words[first : end + 1])))
+                break
+    return found
+
+
+def plain_counts(held: list[str], trained: list[str]) -> list[tuple[int, int]]:
+    """The words of each held-out text, and those in runs that the training texts have, in plain Python."""
+    known = {run for text in trained for *_, run in windows(text)}
+    places = [{n for first, end, run in windows(text) if run in known for n in range(first, end)} for text in held]
+    return [(len(list(words_in(text))), len(own)) for text, own in zip(held, places, strict=True)]
+
+
+def with_passages(rng: random.Random, letters: str, size: int) -> list[str]:
+    """Random texts of which some share passages of all lengths, those of others, too; with short and empty ones."""
+    between = (" ", ", ", "\n", " -- ") if letters[0].isascii() else ("", "", "。", "\n")
+    texts = [[rng.choice(letters) * rng.randint(1, 3) for _ in range(rng.randrange(70))] for _ in range(size)]
+    for text in texts:
+        other = rng.choice(texts)
+        if rng.random() < 0.5 and other:
+            start, length = rng.randrange(len(other)), rng.randrange(60)
+            text[rng.randrange(len(text) + 1) : 0] = other[start : start + length]
+    return ["".join(word + rng.choice(between) for word in text) for text in texts]
+
+
+@pytest.mark.parametrize("letters", ["abcdefghij", "漢字仮名交文章天気", "ab漢字かな한글"])
+def test_runs_in_common_are_those_of_plain_sets(letters: str):
+    rng = random.Random(len(letters))
+    texts = with_passages(rng, letters, 120)
+    held, trained = texts[:50], texts[50:]
+    known = Known(runs_in(held))
+    found = [runs_in_common(known, some) for some in (trained[:30], trained[30:])]
+    counts = words_in_common(Known(np.unique(np.concatenate(found))), held)
+    expected = plain_counts(held, trained)
+    assert list(zip(*(column.tolist() for column in counts), strict=True)) == expected
+    assert 5 < sum(shared > 0 for _, shared in expected) < 45
+    assert any(0 < shared < words for words, shared in expected)
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["one two three"]])
+def test_texts_without_runs_share_nothing(texts: list[str]):
+    shared = Known(runs_in_common(Known(runs_in(texts)), ["one two three", " ".join(WORDS)]))
+    assert words_in_common(shared, texts)[1].tolist() == [0] * len(texts)
+
+
+# The stage
+
+
+@pytest.fixture
+def words(store: Path, tmp_path: Path, toy_texts: list[str]) -> Artifact:
+    return train_vocabulary.fn(Vocabulary(entries=400, characters="unicode"), corpus_of(tmp_path, toy_texts))
+
+
+def text_where(held: bool, make: Callable[[int], str]) -> str:
+    """The first text that is held out, or the first that is not."""
+    return next(text for number in count() if (unit_hash(text := make(number)) < FRACTION) == held)
+
+
+def tokenized(corpus: Artifact, words: Artifact, **changes: object) -> Artifact:
+    return tokenize.fn(Tokenize(**{"length": 16, "heldout_fraction": FRACTION} | changes), corpus, words)
+
+
+def held_of(made: Artifact) -> dict[str, dict]:
+    """The rows of heldout.parquet by text."""
+    return {row["text"]: row for row in pq.read_table(made.path / "heldout.parquet").to_pylist()}
+
+
+def unlike(rng: random.Random, size: int) -> str:
+    """A text that shares nothing with others."""
+    return " ".join(f"{rng.getrandbits(40):x}" for _ in range(size))
+
+
+RUNS = {
+    "words": WORDS[:13],
+    "characters": list("図書館司書貸本多彼女読終本少真実今日天気公園散歩行道"),
+    "both": [*WORDS[:9], *"図書館司書貸本多"],
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_document_with_a_run_of_13_words_is_not_measured_and_one_with_a_word_less_is(words, tmp_path, kind: str):
+    rng = random.Random(3)
+    run = RUNS[kind]
+    others = [unlike(rng, 20) for _ in range(200)]
+    within = [
+        text_where(False, lambda n: f"x{n} {unlike(random.Random(n), 3)} {' '.join(run)} y"),
+        text_where(True, lambda n: f"{unlike(random.Random(n), 5)} {', '.join(run)}\nz{n}"),
+        text_where(True, lambda n: f"{unlike(random.Random(n), 6)} {' '.join(run[1:])}. z{n}"),
+        text_where(True, lambda n: f"{unlike(random.Random(n), 7)} {' '.join(run[:-1])} z{n}"),
+    ]
+    made = tokenized(corpus_of(tmp_path, [*others, *within]), words)
+    rows = held_of(made)
+    assert within[0] not in rows
+    assert [rows[text]["shared_words"] for text in within[1:]] == [len(run), 0, 0]
+    assert [rows[text]["measured"] is None for text in within[1:]] == [True, False, False]
+    assert sum(row["measured"] is None for row in rows.values()) == 1
+    stats = made.stats["heldout"]
+    every = sum(row["words"] for row in rows.values())
+    assert stats["shared"] == {
+        "words_in_a_row": 13,
+        "documents": 1,
+        "characters": len(within[1]),
+        "share_of_documents": pytest.approx(1 / len(rows), abs=1e-6),
+        "share_of_words": pytest.approx(len(run) / every, abs=1e-6),
+    }
+    assert stats["measured"]["documents"] == len(rows) - 1
+    assert stats["measured"]["shared"]["documents"] == 0
+
+
+def test_text_that_held_out_documents_share_with_each_other_alone_does_not_count(words, tmp_path: Path):
+    rng = random.Random(4)
+    run = " ".join(WORDS)
+    twice = [text_where(True, lambda n, place=place: f"{run} {place} {n}") for place in "ab"]
+    made = tokenized(corpus_of(tmp_path, [*(unlike(rng, 20) for _ in range(100)), *twice]), words)
+    assert [held_of(made)[text]["shared_words"] for text in twice] == [0, 0]
+
+
+def test_what_is_shared_is_that_of_plain_sets_whatever_the_parts_and_workers(words, tmp_path: Path, monkeypatch):
+    rng = random.Random(6)
+    texts = [document(rng, rng.choice([1, 3, 8])) for _ in range(300)]
+    whole = tokenized(corpus_of(tmp_path, texts, part_megabytes=1), words)
+    rows = held_of(whole)
+    trained = [d.text for d in documents_of(corpus_of(tmp_path, texts)) if d.text not in rows]
+    expected = plain_counts(list(rows), trained)
+    assert [(row["words"], row["shared_words"]) for row in rows.values()] == expected
+    assert 0 < sum(shared > 0 for _, shared in expected) < len(rows)
+    monkeypatch.setenv("CRAM_WORKERS", "2")
+    in_parts = tokenized(corpus_of(tmp_path, texts, part_megabytes=0.008), words)
+    assert list(held_of(in_parts).values()) == list(rows.values())
+    assert in_parts.stats["heldout"] == whole.stats["heldout"]
+
+
+def test_a_held_out_piece_of_a_long_document_is_compared_with_what_lies_around_it(words, tmp_path: Path):
+    rng = random.Random(7)
+    chorus = " ".join(WORDS)
+    verses = [unlike(rng, 100) for _ in range(600)]
+    text = "\n".join(f"{verse}\n{chorus}" if number % 40 == 0 else verse for number, verse in enumerate(verses))
+    made = tokenized(corpus_of(tmp_path, [text, unlike(rng, 2000)]), words)
+    pieces = [row for row in held_of(made).values() if "+" in row["id"]]
+    assert len(pieces) > 5
+    for row in pieces:
+        times = row["text"].count(chorus)
+        assert times * len(WORDS) <= row["shared_words"] <= (times + 2) * len(WORDS), "a chorus can be cut at both ends"
+        assert (row["measured"] is None) == (row["shared_words"] > 0)
+    assert {row["measured"] is None for row in pieces} == {True, False}
+
+
+def test_where_nearly_all_of_it_is_shared_all_is_measured_with_a_warning(words, tmp_path: Path, caplog):
+    rng = random.Random(8)
+    letters = [f"To customer {unlike(rng, 3)}: {' '.join(WORDS)}. Yours {unlike(rng, 2)}" for _ in range(200)]
+    made = tokenized(corpus_of(tmp_path, letters), words)
+    rows = held_of(made)
+    stats = made.stats["heldout"]
+    assert len(rows) > 20
+    assert all(row["measured"] is not None for row in rows.values())
+    assert stats["measured"]["documents"] == stats["measured"]["shared"]["documents"] == len(rows)
+    share = sum(row["shared_words"] for row in rows.values()) / sum(row["words"] for row in rows.values())
+    assert stats["measured"]["shared"]["share_of_words"] == pytest.approx(share, abs=1e-6)
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{100 * share:.3g}%" in warning
+    assert "heldout_fraction" in warning
+
+
+def test_where_nothing_is_held_out_nothing_is_shared(words, tmp_path: Path):
+    made = tokenized(corpus_of(tmp_path, [" ".join(WORDS)] * 9), words, heldout_fraction=1e-9)
+    assert made.stats["heldout"]["shared"] == shared(0, 0.0, 0.0) | {"characters": 0}
+    assert pq.read_table(made.path / "heldout.parquet").num_rows == 0
+
+
+def test_what_is_left_must_be_a_tenth_of_the_text_that_could_be_measured_and_two_documents(monkeypatch):
+    monkeypatch.setattr(tokenize_stage, "MEASURED_CHARACTERS", 1000)
+
+    def chosen(*documents: tuple[int, int]) -> list[bool]:
+        columns = (pa.array(column, pa.int64()) for column in zip(*documents, strict=True))
+        return measurable(pa.table(list(columns), names=["characters", "shared_words"])).tolist()
+
+    assert chosen((50, 0), (50, 0), (900, 20)) == [True, True, False]
+    assert chosen((50, 0), (50, 0), (9000, 20)) == [True, True, False], "more than 1000 are not measured anyway"
+    assert chosen((50, 0), (49, 0), (901, 20)) == [True] * 3
+    assert chosen((500, 0), (500, 20)) == [True] * 2
+    assert chosen((500, 0)) == [True]
+
+
+def test_where_an_earlier_version_did_not_compare_all_may_be_measured():
+    assert measurable(pa.table({"characters": [5, 6]})).tolist() == [True, True]
+
+
+# What the report says of it
+
+
+def lineage_of(held: dict) -> dict[str, dict]:
+    return {"tokenize/0": {"stage": "tokenize", "stats": {"documents": 9, "heldout": held}}}
+
+
+def shared(documents: int, of_documents: float, of_words: float) -> dict:
+    return {
+        "words_in_a_row": 13, "documents": documents, "characters": 70, "share_of_documents": of_documents,
+        "share_of_words": of_words,
+    }  # fmt: skip
+
+
+def test_the_report_has_the_share_of_the_held_out_text_that_is_in_the_training_text():
+    held = {"documents": 40, "shared": shared(10, 0.25, 0.123), "measured": {"shared": shared(0, 0.0, 0.0)}}
+    said = overlap(lineage_of(held))
+    assert "25.0 %" in said
+    assert "12.3 %" in said
+    assert "too low" not in said
+    [row] = [row for row in funnel(lineage_of(held)) if "share 13 words" in row["stage"]]
+    assert (row["documents"], row["characters"]) == (10, 70)
+
+
+def test_the_report_says_if_the_loss_is_measured_on_text_that_was_trained_on():
+    held = {"documents": 40, "shared": shared(39, 0.975, 0.8), "measured": {"shared": shared(39, 0.975, 0.81)}}
+    said = overlap(lineage_of(held))
+    assert "too low" in said
+    assert "81.0 %" in said
+
+
+def test_the_report_says_if_it_was_not_checked_and_nothing_where_there_is_no_tokenize_stage():
+    assert "not checked" in overlap(lineage_of({"documents": 40, "measured": {}}))
+    assert overlap({}) == ""
