@@ -33,6 +33,7 @@ import zstandard
 from common import aligned, positive
 from tokenizers import Tokenizer, trainers
 
+from model.limits import cores
 from tasks.corpus.parts import parts_of, tables, views
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate, deduplicate
@@ -151,7 +152,7 @@ def main() -> None:
     """Run the stages with each number of workers, print tables, and write them to the --json file."""
     parser = common.parser(
         __doc__,
-        workers={"type": positive, "nargs": "+", "default": [len(os.sched_getaffinity(0))], "metavar": "N"},
+        workers={"type": positive, "nargs": "+", "default": [cores()], "metavar": "N"},
         deduplicate={"nargs": "*", "default": ["exact"], "choices": ["exact", "minhash", "substring"]},
         glue={"type": Path, "help": "decontaminate too, against the GLUE data in this folder"},
         entries={"type": positive, "default": common.ENTRIES, "help": "of the vocabulary"},

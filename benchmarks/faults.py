@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # cram of this che
 from trials import ENV, HOME, LAST, MANIFEST, OTHER, STAGES, Bench, Row, Run, Store, before, mounted, processes
 
 from flows.cli.main import app
+from model import limits
 from tasks.digests import FOR_READERS
 
 MOUNTS = "CRAM_FAULTS_MOUNTS"  # in the environment where this script may mount
@@ -278,7 +279,7 @@ def main() -> None:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cram-faults-") as folder:
         try:
-            print(f"Seed {given.seed}, {os.cpu_count()} cores\n", flush=True)
+            print(f"Seed {given.seed}, {limits.cores()} cores\n", flush=True)
             bench = Bench(Path(folder), given.quick)
             print("| fault | stage | times | rerun | what was said | verdict |\n|---|---|---|---|---|---|", flush=True)
             for name in given.only or (QUICK if given.quick else FAULTS):

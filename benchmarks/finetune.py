@@ -21,7 +21,6 @@ the end of the last run.
 import argparse
 import logging
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
@@ -32,7 +31,7 @@ import numpy as np
 import torch
 from common import LENGTH, aligned, positive
 
-from model import InputError, export, finetuning, layouts, machine
+from model import InputError, export, finetuning, layouts, limits, machine
 from model.bert import Bert
 from model.finetuning import Classifier
 from model.settings import Finetuning
@@ -158,7 +157,7 @@ def arguments(tuning: Finetuning, here: machine.Machine, seed: int, strategy: st
 
 def turn(name: str, folder: Path, train: finetuning.Examples, tuning: Finetuning, seeds: int) -> dict:
     """All seeds once, of ours or of a peer's, in processes of their own."""
-    cores, cuda = len(os.sched_getaffinity(0)), machine.detect().device.type == "cuda"
+    cores, cuda = limits.cores(), machine.detect().device.type == "cuda"
     at_once = 1 if name == TRAINER or cuda else min(cores, seeds)
     threads = max(1, cores // at_once)
     work = [(folder, train, tuning, seed, threads) for seed in range(seeds)]

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel
 
-from model import InputError, export, machine, memory, print_anything
+from model import InputError, export, limits, machine, memory, print_anything
 from model.bert import Bert
 from model.checkpoint import last_row, line
 from model.heldout import Heldout
@@ -66,7 +66,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
 def environment(rank: int, count: int) -> dict[str, str]:
     """The environment of process `rank` of `count` on this machine. They connect over the loopback interface only."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
-    threads = str(max(1, (os.cpu_count() or 1) // count))
+    threads = str(max(1, limits.cores() // count))
     ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     interfaces = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     return {"OMP_NUM_THREADS": threads} | os.environ | ranks | interfaces

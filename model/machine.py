@@ -4,11 +4,10 @@ import ctypes
 import functools
 import logging
 import os
-import re
 import shutil
 import statistics
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from model import InputError, choice, counted, whole_number
+from model.limits import cores
 
 log = logging.getLogger(__name__)
 CPU_MICRO_BATCH = 32  # sequences; beyond it no gain on two cores, and more memory
@@ -25,10 +25,6 @@ CUDA_MICRO_BATCH = 1024  # sequences to begin with, where the memory decides
 # Largest side of the matrices whose product gives the machine's peak rate, how often it is timed, and how long it may
 # take: CPUs emulate precisions that they lack at a hundredth of the usual rate, half a minute for the largest side.
 MATRIX_SIDE, MATRIX_REPEATS, MATRIX_SECONDS = {"cpu": 2048, "cuda": 8192}, 5, 1.0
-CGROUPS = (  # files with the container's memory limit, its use and what it is used for: version 2, version 1
-    tuple(f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat")),
-    tuple(f"/sys/fs/cgroup/memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")),
-)
 
 
 @dataclass(frozen=True)
@@ -105,6 +101,7 @@ ALONE = Processes()
 
 def detect() -> Machine:
     """The fastest settings for this machine. CRAM_DEVICE, CRAM_DTYPE, CRAM_COMPILE and CRAM_MICRO_BATCH override it."""
+    limit_threads()
     device = choice("CRAM_DEVICE", ("cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("CRAM_DEVICE is 'cuda', but torch finds no CUDA device here. Unset it to train on the CPU.")
@@ -133,6 +130,19 @@ def detect() -> Machine:
         compiles_always=compiler == "1",
         probes=cuda and micro_batch is None,
     )
+
+
+def limit_threads() -> None:
+    """Let torch compute and compile with no more threads than this process has cores, unless the user says how many.
+
+    It counts the cores that a process may run on, and knows no quota of CPU time: the kernel would stop all threads
+    together for most of the time.
+    """
+    most = cores()
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > most:
+        torch.set_num_threads(most)
+    if most < len(os.sched_getaffinity(0)):
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(most))  # processes, of which it would have as many
 
 
 def to_device(values: np.ndarray, device: torch.device) -> Tensor:
@@ -176,24 +186,6 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     while side < largest and 8 * product_seconds(side, 1, device, dtype) <= MATRIX_SECONDS:
         side *= 2
     return 2 * side**3 / product_seconds(side, MATRIX_REPEATS, device, dtype)
-
-
-def available_memory() -> int:
-    """Bytes of memory that can still be allocated, within the limits of cgroups; 1 PiB if unknown."""
-    left = [1 << 50]
-    with suppress(OSError):
-        if match := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8")):
-            left.append(int(match[1]) * 1024)
-    for limit, used, stat in CGROUPS:
-        with suppress(OSError, ValueError):  # absent, or "max"
-            # cached files, which the kernel drops when memory is needed
-            files = re.findall(r"^(?:in)?active_file (\d+)$", Path(stat).read_text(encoding="utf-8"), flags=re.M)
-            left.append(
-                int(Path(limit).read_text(encoding="utf-8"))
-                - int(Path(used).read_text(encoding="utf-8"))
-                + sum(map(int, files))
-            )
-    return max(0, min(left))
 
 
 def cpu_has_bf16() -> bool:

@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from model import InputError, counted, schedules
 from model.bert import Bert, with_detector
 from model.checkpoint import Spent
-from model.machine import Machine, available_memory
+from model.limits import available_memory
+from model.machine import Machine
 from model.masking import Batches, Corpus, masks_per_sequence
 from model.settings import Architecture, Training
 

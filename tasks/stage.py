@@ -8,7 +8,6 @@ import hashlib
 import inspect
 import json
 import logging
-import os
 import platform
 import shutil
 import subprocess
@@ -27,6 +26,7 @@ from prefect.states import Completed
 from pydantic import BaseModel
 
 from model import InputError, Unreachable
+from model.limits import cores
 from tasks import store
 from tasks.home import CODE, IN_CHECKOUT
 from tasks.store import (
@@ -89,7 +89,7 @@ def environment() -> dict:
     with suppress(OSError, subprocess.CalledProcessError):  # no git on this machine
         if IN_CHECKOUT:
             commit = subprocess.run(git, capture_output=True, encoding="utf-8", check=True).stdout.strip()
-    machine = {"system": platform.platform(), "cores": os.cpu_count()}
+    machine = {"system": platform.platform(), "cores": cores()}
     return {"python": platform.python_version(), "packages": packages, "machine": machine, "commit": commit}
 
 

@@ -130,7 +130,7 @@ def test_a_model_is_named_by_its_key_or_the_start_of_one(made, tmp_path: Path):
         assert (tmp_path / str(number) / "config.json").read_bytes() == (made[stage].path / "config.json").read_bytes()
     shutil.copytree(made["pretrain"].path, other := tmp_path / "other")
     (other / "stage.json").unlink()
-    for wrong, said in {"report/latest": "no folder", made["report"].key: "No complete", "": "two stages",
+    for wrong, said in {"report/latest": "stage report", made["report"].key: "No complete", "": "two stages",
                         str(other): "no artifact"}.items():  # fmt: skip
         with pytest.raises(InputError, match=said):
             exported(wrong, tmp_path / "c")

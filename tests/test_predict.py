@@ -267,18 +267,37 @@ def test_a_number_has_its_digits_whatever_its_scale(tmp_path: Path):
     assert predict.labelled({"label": 1234567.0}, False, False) == "1234567.0000"
 
 
-def test_an_answer_is_on_the_line_of_its_text_whatever_ends_the_lines(tmp_path: Path):
+def test_an_answer_is_on_the_line_of_its_text_with_line_ends_of_unix_and_windows(tmp_path: Path):
     unix = b"the river\n\na map\n  \t \nsome bread"
     expected, notes = run("predict", "sst2", given=unix)
     assert [bool(line) for line in expected] == [True, False, True, False, True]
     assert notes == "2 lines without a text.\n"
-    for given in (unix + b"\n", unix.replace(b"\n", b"\r\n"), unix.replace(b"\n", b"\r"), b"\xef\xbb\xbf" + unix):
+    for given in (unix + b"\n", unix.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + unix):
         (tmp_path / "file").write_bytes(given)
         assert run("predict", "sst2", tmp_path / "file")[0] == expected
         answers = [json.loads(line) for line in run("predict", "sst2", "--json", given=given)[0]]
         assert [answer["text"] for answer in answers] == ["the river", "", "a map", "", "some bread"]
     assert answers[1] == {"line": 2, "text": "", "label": None}
     assert run("predict", "sst2")[0] == run("fill")[0] == []
+
+
+@pytest.mark.parametrize(
+    "odd", ["\r", "\0", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\x1a"]
+)
+@pytest.mark.parametrize("last", ["", "\n", "\r\n"])
+def test_there_are_as_many_answers_as_wc_counts_lines_and_other_marks_are_text(odd: str, last: str, tmp_path: Path):
+    lines = ["a map", f"the {odd}river", f"{odd}some bread", f"a map{odd}", odd, "the river"]
+    (tmp_path / "file").write_text("\n".join(lines) + last, encoding="utf-8", newline="")
+    counted = int(subprocess.run(["wc", "-l", tmp_path / "file"], capture_output=True, text=True).stdout.split()[0])
+    assert counted + (not last) == len(lines)
+    for given in ({"given": (tmp_path / "file").read_bytes()}, {}):
+        source = ["-"] if given else [tmp_path / "file"]
+        answers = [json.loads(line) for line in run("predict", "sst2", *source, "--json", **given)[0]]
+        assert [answer["line"] for answer in answers] == [*range(1, len(lines) + 1)]
+        for answer, line in zip(answers, lines, strict=True):
+            without_end = line.removesuffix("\r")  # of a line of Windows
+            assert answer["text"] == (without_end if without_end.strip() else "")
+    assert len(run("predict", "sst2", tmp_path / "file")[0]) == len(lines)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +323,6 @@ def test_inputs_are_truncated_as_in_finetuning(tmp_path: Path):
 @pytest.mark.parametrize(
     ("task", "line", "named"),
     [
-        ("mnli", b"a\0b\tc", "byte 0x00 at position 2"),
         ("mnli", b"caf\xe9\tb", "byte 0xe9 at position 4"),
         ("mnli", b"\xed\xa0\x80\tb", "byte 0xed at position 1"),  # half a surrogate pair
         ("mnli", "a\té".encode()[:-1], "byte 0xc3 at position 3"),
@@ -338,13 +356,36 @@ def test_an_unknown_task_takes_its_number_of_texts_from_the_folder_or_the_first_
 def test_a_model_is_named_as_artifacts_are_or_by_its_folder(store: Path, tmp_path: Path, monkeypatch, capsys):
     for name in ("modern", "mod", "pretrain/modern", "pretrain/m", "latest", "pretrain/latest"):
         assert model_folder("pretrain", name) == store / "pretrain" / "modern"
-    assert model_folder("finetune", "latest").name == "stsb", "the newest that has a model"
+    assert model_folder("finetune", "stsb").name == "stsb"
     assert "finetune/stsb, task stsb" in capsys.readouterr().err, "which one answers is said"
     shutil.copytree(store / "pretrain" / "modern", tmp_path / "copied")
     monkeypatch.chdir(tmp_path)
     for name in ("copied", "./copied", str(tmp_path / "copied/")):
         assert model_folder("pretrain", name).samefile(tmp_path / "copied")
     assert len(run("fill", "a [MASK]", "--model", "copied")[0]) == 1
+
+
+def test_the_newest_model_is_taken_of_one_task_and_asked_for_among_several(tmp_path: Path):
+    with store_of_its_own(tmp_path):
+        for key, task in (("0a", "tickets"), ("0b", "tickets"), ("0c", "letters")):
+            if task == "letters":
+                assert model_folder("finetune", "latest").name == "0b"
+            finetuned(tmp_path / "finetune" / key, "sst2")
+            manifest(tmp_path / "finetune" / key, "finetune", task=task)
+        manifest(tmp_path / "finetune" / "0d", "finetune", task="unkept")
+        for name in ("latest", "finetune/latest"):
+            with pytest.raises(InputError, match=r"tickets \(finetune/0b\), letters \(finetune/0c\)"):
+                model_folder("finetune", name)
+        found = [model_folder("finetune", name).name for name in ("tickets", "finetune/tickets", "letters", "0a")]
+        assert found == ["0b", "0b", "0c", "0a"]
+
+
+@pytest.mark.parametrize("name", ["pretrain/latest", "pretrain/modern", "pretrain/mod"])
+def test_an_artifact_of_another_stage_is_not_said_to_be_absent(name: str):
+    printed, error = run("predict", name, given="a map")
+    assert (printed, error.startswith(f"{name} was made by the stage pretrain")) == ([], True)
+    assert run("fill", "[MASK]", "--model", "finetune/latest")[1].startswith("finetune/latest was made by")
+    assert "no artifacts of filter" in run("predict", "filter/latest", given="a map")[1]
 
 
 def test_a_line_has_what_was_asked_for_and_nothing_that_controls_the_terminal():

@@ -1,5 +1,7 @@
 """Any data set of the hub, or a folder in its layout, as a source. The double of the hub is that of test_hub."""
 
+import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import documents_of
 from test_hub import Hub, address_of, online, serving  # noqa: F401 - the fixture `online`
+from test_sources import losses_of, parquet
 
 from model import InputError
 from tasks.corpus import columns, parts
@@ -165,6 +168,111 @@ def test_what_the_hub_refuses_gives_a_sentence(hub: Hub, monkeypatch: pytest.Mon
     with pytest.raises(InputError) as gated:
         downloaded("me/own")
     assert "HF_TOKEN" in str(gated.value)
+
+
+def of_shards(folder: Path, *shards: bytes, form: str) -> Path:
+    """A data set of these files in the hub's layout."""
+    (folder / "data").mkdir(parents=True)
+    for number, data in enumerate(shards):
+        (folder / f"data/train-{number:05d}-of-{len(shards):05d}.{form}").write_bytes(data)
+    return folder
+
+
+def lines(*rows: dict) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+A = {"text": "one", "topic": 1}
+DRIFTS = {  # the second of two files, the first of which has the row A; how it differs; and its texts
+    "another column": (lines({"text": "two", "topic": 2, "url": "x"}), "url", ["two"]),
+    "a column fewer": (lines({"text": "two"}), "topic", ["two"]),
+    "a string for a number": (lines({"text": "two", "topic": "law"}), "topic (string, not int64)", ["two"]),
+    "an object for a number": (lines({"text": "two", "topic": {"is": "law"}}), "topic (struct", ["two"]),
+    "several types": (lines({"text": "two", "topic": 1}, {"text": "three", "topic": "law"}), "topic", ["two", "three"]),
+    "a list for a text": (lines({"text": ["two", "three"], "topic": 2}), "text (list", ["two\nthree"]),
+    "both for a text": (lines({"text": 'a "two"'}, {"text": ["three", "four"]}), "text", ['a "two"', "three\nfour"]),
+}
+
+
+@pytest.mark.parametrize("how", DRIFTS)
+def test_files_whose_columns_and_types_drift_are_read_and_the_drift_is_named(how: str, tmp_path: Path, store, caplog):
+    caplog.set_level(logging.INFO)
+    second, named, texts = DRIFTS[how]
+    folder = of_shards(tmp_path / "own", lines(A), second, lines(A | {"text": "last"}), form="jsonl")
+    made = downloaded(folder, config="")
+    assert texts_of(made) == ["one", *texts, "last"]
+    [told, *_] = [record.getMessage() for record in caplog.records if "other columns" in record.getMessage()]
+    assert "train-00001-of-00003.jsonl, after row 1" in told
+    assert named in told
+
+
+def test_tables_drift_too_and_a_rerun_reads_on_in_the_middle(tmp_path: Path, store: Path, monkeypatch):
+    texts = [f"Document {i} has some words." for i in range(600)]
+    tables = [
+        {"text": texts[:200], "topic": pa.nulls(200)},
+        {"topic": ["law"] * 200, "text": texts[200:400], "url": ["x"] * 200},
+        {"text": texts[400:]},
+    ]
+    shards = [parquet(pa.table(table), row_group_size=30) for table in tables]
+    folder, fsync = of_shards(tmp_path / "own", *shards, form="parquet"), parts.fsync
+
+    def breaking(path: Path) -> None:
+        fsync(path)
+        if path.name.endswith("3.parquet"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "fsync", breaking)
+        with pytest.raises(KeyboardInterrupt):
+            downloaded(folder, config="", part_megabytes=0.002)
+    assert texts_of(downloaded(folder, config="", part_megabytes=0.002)) == texts
+
+
+def test_a_value_that_is_no_text_is_lost_and_spoils_no_text_beside_it(tmp_path: Path, store: Path):
+    """`datasets` would encode all values of such a column as JSON, and make strings of numbers in later files."""
+    mixed = lines(A, {"text": 5}, {"text": 'a "b"'})
+    made = downloaded(of_shards(tmp_path / "own", mixed, lines({"text": 6}), form="jsonl"), config="", max_lost=1)
+    assert texts_of(made) == ["one", 'a "b"']
+    assert [(loss["line"], loss["reason"]) for loss in losses_of(made)] == [
+        (2, "text is not a string but int"), (4, "text is not a string but int"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_file_without_the_text_is_named_with_its_columns(form: str, tmp_path: Path, store: Path):
+    rows = [{"text": ["one"], "topic": [1]}, {"body": ["two"], "topic": [1]}]
+    as_lines = [lines({name: values[0] for name, values in row.items()}) for row in rows]
+    shards = as_lines if form == "jsonl" else [parquet(pa.table(row)) for row in rows]
+    with pytest.raises(InputError) as refused:
+        downloaded(of_shards(tmp_path / "own", *shards, form=form), config="")
+    for named in (f"train-00001-of-00002.{form}, after row 1", "without text", "also with body"):
+        assert named in str(refused.value)
+
+
+def test_a_drift_on_the_hub_is_named_with_its_file(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    other, commit = parquet(pa.table({"body": ["two"]})), "d" * 40
+    monkeypatch.setitem(hub.files, ("me/own", commit), files(TEXTS) | {"data/train-00001-of-00003.parquet": other})
+    with pytest.raises(InputError) as refused:
+        downloaded("me/own", revision=commit)
+    assert "in data/train-00001-of-00003.parquet, after row 300" in str(refused.value)
+    assert "without content, topic, doc; also with body" in str(refused.value)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_damaged_file_is_named_and_not_the_config(broken: int, tmp_path: Path, store: Path):
+    shards = [lines(A), lines(A)]
+    shards[broken] = b'{"text": "a"\n{{\n'
+    with pytest.raises(InputError) as refused:
+        downloaded(of_shards(tmp_path / "own", *shards, form="jsonl"), config="")
+    assert f"train-0000{broken}-of-00002.jsonl, after row {broken}" in str(refused.value)
+    assert "config" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "data"), [("csv", b"text,topic\none,1\ntwo,2\n"), ("json", b'[{"text": "one"}, {"text": "two"}]')]
+)
+def test_files_whose_types_are_known_only_when_read_are_read(form: str, data: bytes, tmp_path: Path, store: Path):
+    assert texts_of(downloaded(of_shards(tmp_path / "own", data, form=form), config="")) == ["one", "two"]
 
 
 def test_parameters_of_another_source_are_refused():

@@ -18,7 +18,7 @@ import pyarrow
 import pytest
 from tqdm import tqdm
 
-from model import InputError
+from model import InputError, limits
 from tasks.workers import parts, processes, runs
 from tasks.workers.parts import finish, over_parts
 from tasks.workers.processes import library_threads, one_library_thread, usage, workers
@@ -438,16 +438,14 @@ def test_an_error_while_progress_is_shown_is_no_killed_process(tmp_path, monkeyp
 
 
 def test_as_many_workers_and_runs_go_on_at_once_as_asked_for_or_as_cores_and_memory_allow(monkeypatch):
-    from model import machine  # here: other processes import this module too, without torch
-
     monkeypatch.delenv("CRAM_WORKERS")
-    assert workers() == len(os.sched_getaffinity(0))
+    assert workers() == limits.cores()
     monkeypatch.setenv("CRAM_WORKERS", "8")
     assert workers() == 8
-    monkeypatch.setattr(machine, "available_memory", lambda: 5 * runs.BYTES_A_RUN)
+    monkeypatch.setattr(limits, "available_memory", lambda: 5 * runs.BYTES_A_RUN)
     assert [runs.at_once(count) for count in (0, 1, 3, 40)] == [0, 1, 3, 5]
     assert runs.at_once(40, 2 * runs.BYTES_A_RUN) == 2
-    monkeypatch.setattr(machine, "available_memory", lambda: 0)
+    monkeypatch.setattr(limits, "available_memory", lambda: 0)
     assert runs.at_once(40) == 1
     monkeypatch.setenv("CRAM_FINETUNES", "6")
     assert [runs.at_once(count) for count in (1, 4, 40)] == [1, 4, 6]

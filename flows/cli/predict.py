@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from flows.summary import age
+from flows.cli.common import stage_names
+from flows.summary import OTHER_STAGES, age
 from model import InputError, counted
 from tasks import printable
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import Pipeline
 
     from model.settings import Kind
+    from tasks.store import Artifact
 
 BATCH = 32  # lines of a file; a line that is typed or piped is answered at once
 OUTSIDE, CONTINUED = "O", "##"  # the label of words outside of entities; the beginning of pieces within a word
@@ -39,7 +41,8 @@ def predict(
         str,
         typer.Argument(
             metavar="TASK_ARTIFACT",
-            help="Finetuned model: finetune/KEY, a key, the start of one, `latest`, or a folder with a model.",
+            help="Finetuned model: finetune/KEY, a key, the start of one, the name of a task (its newest model), "
+            "`latest` if only one task has models, or a folder with a model.",
         ),
     ],
     file: Annotated[
@@ -47,8 +50,8 @@ def predict(
         typer.Argument(
             metavar="FILE",
             help="UTF-8 file with one text per line, or two separated by a tab for tasks on pairs. Default: `-`, "
-            "standard input. Empty lines give empty lines. Long texts are truncated, and their number is "
-            "printed at the end.",
+            "standard input. Only line feeds end lines. Empty lines give empty lines. Long texts are truncated, and "
+            "their number is printed at the end.",
         ),
     ] = "-",
     scores: Annotated[bool, typer.Option("--scores", help="Also print the probability of every class.")] = False,
@@ -103,26 +106,45 @@ def fill(
             write([as_object({"text": masked, "masks": tokens})] if as_json else plain)
 
 
-def model_folder(stage: str, name: str) -> Path:
-    """The folder of the model called `name`: a folder, or the artifact STAGE/KEY, KEY, or the start of a key.
+def named_model(stage: str, name: str, kept: "list[Artifact]") -> "Artifact":
+    """The artifact called `name`: [STAGE/]KEY, the start of a key, `latest`, or, of the `kept` models, a task's newest.
 
-    `latest` is the newest artifact with a model. Raises InputError for other names, for artifacts without a model and
-    for changed files.
+    It may be of another stage, if that is named. Raises InputError for other names, and for `latest` if several tasks
+    have models.
+    """
+    from tasks.store import LATEST, find
+
+    given, slash, key = name.rpartition("/")
+    if slash and given not in (*stage_names(), *OTHER_STAGES):
+        raise InputError(f"There is no folder {name!r}. Give a folder with a model, {stage}/KEY, a key, or `latest`.")
+    if given not in ("", stage):
+        return find(given, key)
+    newest = {artifact.manifest["params"].get("task"): artifact for artifact in kept}
+    if key in newest:
+        return newest[key]
+    if key == LATEST and len(newest) > 1:
+        listed = ", ".join(f"{task} ({artifact.name})" for task, artifact in newest.items())
+        raise InputError(f"{len(newest)} tasks have models: {listed}. Give the name of a task or artifact, not {name}.")
+    return kept[-1] if key == LATEST and kept else find(stage, key)
+
+
+def model_folder(stage: str, name: str) -> Path:
+    """The folder of the model called `name`: a folder, or that of an artifact of the stage, as in `named_model`.
+
+    Raises InputError for other names, for artifacts without a model and for changed files.
     """
     from tasks.models import has_weights
-    from tasks.store import MANIFEST, artifacts, decisive, find, verify_files
+    from tasks.store import MANIFEST, artifacts, decisive, verify_files
 
     kept = [artifact for artifact in artifacts(stage) if has_weights(artifact.path)]
-    given, slash, key = name.rpartition("/")
-    if os.path.isdir(name):  # unlike Path.is_dir, False for names that are too long
-        folder = Path(name)
-    elif slash and given != stage:
-        raise InputError(f"There is no folder {name!r}. Give a folder with a model, {stage}/KEY, a key, or `latest`.")
-    else:
-        folder = kept[-1].path if key == "latest" and kept else find(stage, key).path
+    # unlike Path.is_dir, False for names that are too long
+    folder = Path(name) if os.path.isdir(name) else named_model(stage, name, kept).path
     about = read_json(folder / MANIFEST)
     if about.get("stage", stage) != stage:
-        raise InputError(f"{name} was made by the stage {about['stage']}; expected a model of the stage {stage}.")
+        raise InputError(
+            f"{name} was made by the stage {about['stage']}; expected a model of the stage {stage}: {stage}/KEY, a "
+            f"key, or a folder. `cram ls {stage}` lists them."
+        )
     if about and not (folder / "config.json").exists():
         names = ", ".join(f"{a.key} ({a.manifest['params'].get('task', stage)})" for a in kept[-8:]) or "none yet"
         raise InputError(
@@ -312,8 +334,9 @@ def filled(filler: "Pipeline", text: str, top: int, where: str) -> list[list[tup
 
 
 def opened(name: str) -> TextIO:
-    """A file, or standard input for `-`, whose lines end in any way. Raises InputError if it can't be read."""
-    reading = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": None}
+    """A file, or standard input for `-`. Raises InputError if it can't be read."""
+    # its lines are those of `wc -l` and `paste`, so that answers stay beside their texts
+    reading = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": "\n"}
     if name == "-":
         sys.stdin.reconfigure(**reading)
         return sys.stdin
@@ -324,17 +347,17 @@ def opened(name: str) -> TextIO:
 
 
 def lines_of(file: TextIO) -> Iterator[tuple[int, str]]:
-    """The lines of a file as they arrive, numbered from 1. Raises InputError for one that is no text."""
+    """The lines of a file as they arrive, numbered from 1, without line ends. Raises InputError for one not in UTF-8."""
     if file.isatty():
         tell("Enter one text per line, or two separated by a tab; end with Ctrl-D.")
     for number, line in enumerate(file, 1):
         check_text(line, f"Line {number}")
-        yield number, line.removesuffix("\n")
+        yield number, line.removesuffix("\n").removesuffix("\r")
 
 
 def check_text(text: str, where: str) -> None:
-    """Raise InputError for NUL, and for bytes that are not UTF-8, which Python reads as surrogates."""
-    if wrong := re.search("[\0\ud800-\udfff]", text):
+    """Raise InputError for bytes that are not UTF-8, which Python reads as surrogates."""
+    if wrong := re.search("[\ud800-\udfff]", text):
         byte, position = ord(wrong[0]) % 0x100, len(text[: wrong.start()].encode()) + 1
         raise InputError(f"{where} is no text in UTF-8: byte {byte:#04x} at position {position}. Convert it (`iconv`).")
 

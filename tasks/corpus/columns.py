@@ -1,5 +1,6 @@
 """Documents of rows: which column or field of a record is the text, and which names its source."""
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from tasks.corpus.rows import SAMPLE, SURROGATE, TOO_LONG, Lenient, Loss, Row, U
 USUAL = ("text", "content", "raw_content", "body", "document")  # columns with the text; the first one wins
 SOURCES = ("meta.pile_set_name", "source")  # columns that name a source; the first is that of the Pile
 SHOWN_FIELDS = 40  # that an error names
+LONGEST_TYPE = 60  # characters that are shown of a column's type
 LONGEST_NAME, OTHER = 256, "other"  # characters of a source's name; the name in place of a longer one
 EMPTY = "empty text"  # a reason of losses
 MISSING = object()
@@ -60,8 +62,12 @@ def choose(
     what = f"no column {shown_name(asked) if asked else 'named ' + ' or '.join(usual)}"
     if found:
         what = f"the columns {' and '.join(map(shown_name, found))}, and each may be meant"
-    shown = ", ".join(map(shown_name, columns[:SHOWN_FIELDS])) + ", …" * (len(columns) > SHOWN_FIELDS)
-    raise InputError(f"{where} has {what}. {advice} Its columns: {shown or 'none'}.")
+    raise InputError(f"{where} has {what}. {advice} Its columns: {listed(columns) or 'none'}.")
+
+
+def listed(names: Sequence[object]) -> str:
+    """Names of columns for a sentence; only the first ones of many."""
+    return ", ".join(map(shown_name, names[:SHOWN_FIELDS])) + ", …" * (len(names) > SHOWN_FIELDS)
 
 
 def shown_name(name: object) -> str:
@@ -84,6 +90,25 @@ def text_column(record: dict, name: str, layout: Layout, optional: bool = True) 
 def as_record(fields: pa.Schema | pa.StructType) -> dict:
     """The names of columns, and those inside of them, in the form of a record."""
     return {f.name: as_record(f.type) if pa.types.is_struct(f.type) else None for f in fields}
+
+
+def drift(expected: pa.Schema, found: pa.Schema) -> str:
+    """How columns differ from those that were expected, in words; empty if they don't."""
+    shared = [name for name in expected.names if name in found.names]
+    types = {name: (expected.field(name).type, found.field(name).type) for name in shared}
+    changes = {
+        "without": [name for name in expected.names if name not in found.names],
+        "also with": [name for name in found.names if name not in expected.names],
+        "with other types of": [
+            f"{name} ({short(now)}, not {short(before)})" for name, (before, now) in types.items() if before != now
+        ],
+    }
+    return "; ".join(f"{what} {listed(names)}" for what, names in changes.items() if names)
+
+
+def short(kind: pa.DataType) -> str:
+    """The name of a type; only its beginning if it is long."""
+    return textwrap.shorten(str(kind), LONGEST_TYPE, placeholder=" …")
 
 
 def columns_of(names: dict, name: str, layout: Layout) -> list[str]:

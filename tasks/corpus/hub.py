@@ -17,23 +17,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
+import pyarrow as pa
+
 from model import InputError, Unreachable
 from tasks import store
 from tasks.corpus import local
-from tasks.corpus.columns import Layout, read_rows
+from tasks.corpus.columns import Layout, drift, read_rows
 from tasks.corpus.containers import Chunks, Stream
 from tasks.corpus.kinds import Damage
 from tasks.corpus.parts import Document
 from tasks.corpus.rows import Loss, Row
 
 if TYPE_CHECKING:
-    from datasets import IterableDataset
+    from datasets import Features, IterableDataset
 
 CHUNK = 1 << 18  # bytes requested from the client at once
 BLOCK = 1 << 21  # bytes of one request where a file is not read in order
 REVISIONS = ".revisions.json"  # in the store: the commits of data sets that are named without one
 OWN_TEXT = "use local files (see tasks/README.md, 'Your own text')"
 NOT_FOUND = 404
+READING = 2  # raise it when the same data set gives other documents: it enters the keys of those that `datasets` reads
+OF_DATA = ValueError | TypeError | KeyError | RuntimeError  # errors of `datasets` that no network or disk causes
 COMMON_CRAWL = "ODC-BY, and the terms of Common Crawl"
 log = logging.getLogger(__name__)
 
@@ -275,7 +279,7 @@ class Split(NamedTuple):
 
     def identity(self) -> dict:
         """What identifies the content in a key: the commit on the hub, or the digests of a folder's files."""
-        about, top = {"config": self.config, "split": self.split}, self.folder
+        about, top = {"config": self.config, "split": self.split, "reading": READING}, self.folder
         if not top:
             newest = commit(Source(self.dataset, self.revision, ""))  # at first use
             return about | {"repository": self.dataset, "revision": newest}
@@ -284,27 +288,58 @@ class Split(NamedTuple):
         files = sorted(file for _, inner in local.walk(top, hidden=False) for file in inner)
         return about | {"files": [[str(file.relative_to(top)), store.known_digest(file)] for file in files]}
 
-    def opened(self, commit: str | None) -> "IterableDataset":
-        """The rows, of which only what is read is fetched. Raises InputError if there are none to read."""
-        from datasets import disable_progress_bars, load_dataset, logging
+    def opened(self, commit: str | None) -> tuple["IterableDataset", list[str]]:
+        """The rows, of which only what is read is fetched, and the files that they lie in, in order, if known.
+
+        A row is a table of Arrow with the columns and types of its own file. Raises InputError if there are none.
+        """
+        from datasets import disable_progress_bars, load_dataset_builder, logging
 
         disable_progress_bars()
         logging.set_verbosity(logging.CRITICAL)  # its errors are raised too
-        options = {"split": self.split, "revision": commit, "streaming": True}
         try:
-            return load_dataset(str(self.folder or self.dataset), self.config or None, **options).decode(False)
+            builder = load_dataset_builder(str(self.folder or self.dataset), self.config or None, revision=commit)
+            rows = builder.as_streaming_dataset(split=self.split)
         except Exception as problem:  # `datasets` raises its own, the hub's client's and the file systems' errors
             raise self.refusal(problem) from problem
+        # Otherwise all rows would be cast to the first file's columns: where the files differ, reading would end, or
+        # numbers and objects in the place of texts would become texts.
+        builder.info.features = rows.info.features = None
+        files = (builder.config.data_files or {}).get(self.split, [])
+        return rows.with_format("arrow"), [str(file) for file in files]
 
     def refusal(self, problem: Exception, instead: str = OWN_TEXT) -> InputError:
-        """What to tell the user if `datasets` can't read it. `instead`: advice if the hub doesn't provide it."""
-        if not self.folder and not isinstance(problem, ValueError | TypeError | KeyError | RuntimeError):
+        """What to tell the user if `datasets` can't open it. `instead`: advice if the hub doesn't provide it."""
+        if not self.folder and not isinstance(problem, OF_DATA):
             return error(self.dataset, problem, instead)
-        said = " ".join(str(problem).partition("Example of usage")[0].split()).rstrip(".")
+        if isinstance(problem, pa.ArrowException | UnicodeError):  # the files were found
+            return self.unreadable(problem, "in its first file")
         return InputError(
-            f"{self.dataset} can't be read by `datasets`: {said}. Expected files in the hub's layout, without code. "
-            "Correct config, split or revision (of download, or of the task)."
+            f"{self.dataset} can't be read by `datasets`: {told(problem)}. Expected files in the hub's layout, without "
+            "code. Correct config, split or revision (of download, or of the task)."
         )
+
+    def unreadable(self, problem: Exception, where: str) -> InputError:
+        """What to tell the user of rows that `datasets` can't read."""
+        if not self.folder and not isinstance(problem, OF_DATA):
+            return error(self.dataset, problem)
+        return InputError(f"{self.dataset} can't be read by `datasets` ({where}): {told(problem)}. {self.to_repair}.")
+
+    @property
+    def to_repair(self) -> str:
+        """Advice on a file that can't be read."""
+        if self.folder:
+            return "Repair that file, or leave it out"
+        return (
+            "Copy the data set (`hf download --repo-type dataset`), name the folder of the copy in place of it, and "
+            "repair that file there or leave it out"
+        )
+
+
+def told(problem: Exception) -> str:
+    """The words of an error of `datasets`, on one line."""
+    words = " ".join(str(problem).partition("Example of usage")[0].split()).rstrip(".")
+    return words or type(problem).__name__
 
 
 class Rows:
@@ -317,7 +352,12 @@ class Rows:
         self.split, folder = split, split.folder
         title = "/".join(filter(None, (folder.name if folder else split.dataset, split.config, split.split)))
         self.layout = Layout(title, **columns, form="datasets")
-        self.rows, self.shard, self.records = split.opened(split.identity().get("revision")), 0, 0
+        self.commit = split.identity().get("revision")
+        self.rows, self.files = split.opened(self.commit)
+        self.shard, self.records = 0, 0
+        self.schema: pa.Schema | None = None  # of the last row
+        self.encoded: Features | None = None  # its types, if values of it are encoded as JSON
+        self.drifts = False  # whether files were found to differ
         if at:
             self.records = at["records"]
             self.rows.load_state_dict(at["state"])
@@ -339,8 +379,48 @@ class Rows:
 
     def _rows(self) -> Iterator[Row]:
         try:
-            for row in self.rows:
+            for table in self.rows:
+                if table.schema != self.schema:
+                    self._take_note(table.schema)
+                [record] = table.to_pylist()
                 self.records += 1
-                yield Row(self.records, row)
+                yield Row(self.records, self.encoded.decode_example(record) if self.encoded else record)
+        except InputError:
+            raise
         except Exception as problem:  # as in `opened`
-            raise self.split.refusal(problem) from problem
+            raise self.split.unreadable(problem, self._place()) from problem
+
+    def _take_note(self, schema: pa.Schema) -> None:
+        """Of the columns and types from the next row on. Raises InputError if a column that is read is missing."""
+        from datasets import Features
+
+        before = self.schema
+        self.schema = schema
+        # `datasets` encodes a column whose values are of several types
+        self.encoded = Features.from_arrow_schema(schema.remove_metadata()) if "arrow.json" in str(schema) else None
+        differs = drift(before, schema) if before else ""
+        if not differs:
+            return
+        text, source = (column.partition(".")[0] for column in (self.layout.taken, self.layout.source_column))
+        if text in before.names and text not in schema.names:
+            raise InputError(
+                f"{self.split.dataset} has other columns {self._place()}, than before: {differs}. Expected the text in "
+                f"the same column of every file. {self.split.to_repair}; or read the folder with download.source "
+                "files, which finds the text of each file by itself."
+            )
+        read = [name for name in (text, source) if name in before.names]
+        concerns = any(name not in schema.names or before.field(name).type != schema.field(name).type for name in read)
+        if concerns or not self.drifts:
+            level = logging.WARNING if concerns else logging.INFO
+            log.log(level, "%s has other columns %s, than before: %s.", self.layout.source, self._place(), differs)
+        self.drifts = True
+
+    def _place(self) -> str:
+        """Where reading stands: the file, as far as it is known, and the row."""
+        state = self.rows.state_dict()
+        while "examples_iterable" in state:
+            state = state["examples_iterable"]
+        number, row = state.get("shard_idx", len(self.files)), f"after row {self.records:,}"
+        if number >= len(self.files):
+            return row
+        return f"in {self.files[number].removeprefix(f'hf://datasets/{self.split.dataset}@{self.commit}/')}, {row}"

@@ -24,6 +24,7 @@ from typing import Any
 from tqdm import tqdm
 
 from model import print_anything, whole_number
+from model.limits import cores
 from tasks.home import CODE
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # of each library
@@ -98,8 +99,8 @@ class Lost(Exception):
 
 
 def workers() -> int:
-    """CRAM_WORKERS, or the cores that this process may use."""
-    return whole_number("CRAM_WORKERS", "one per core") or len(os.sched_getaffinity(0))
+    """CRAM_WORKERS, or the cores that this process can keep busy."""
+    return whole_number("CRAM_WORKERS", "one per core") or cores()
 
 
 @contextmanager

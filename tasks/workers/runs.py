@@ -44,11 +44,11 @@ def at_once(runs: int, bytes_each: int = BYTES_A_RUN) -> int:
         return min(asked, runs)
     import torch
 
-    from model import machine
+    from model import limits, machine
 
     if machine.detect().device.type == "cuda":
         return max(1, min(ON_A_GPU, runs, torch.cuda.mem_get_info()[0] // bytes_each))
-    return max(1, min(processes.workers(), runs, machine.available_memory() // bytes_each))
+    return max(1, min(processes.workers(), runs, limits.available_memory() // bytes_each))
 
 
 def reporting(work: Callable, arguments: tuple, threads: int) -> Any:
