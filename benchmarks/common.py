@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from flows.deltas import DELTAS
 from model import machine
-from model.checkpoint import Clock
+from model.clock import Clock
 from model.settings import Architecture, Training
 
 ENTRIES, LENGTH = 32_768, 128  # of recipes that name none
@@ -31,6 +31,8 @@ SIZES = ("layers", "hidden", "heads", "intermediate")
 
 class CpuClock(Clock):
     """Counts CPU seconds, of this process and of the compilers that it started: other programs don't shorten them."""
+
+    beats = False  # a stopped process takes no CPU time
 
     @staticmethod
     def now() -> float:

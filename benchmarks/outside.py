@@ -40,7 +40,7 @@ from train import Case
 from transformers import PreTrainedTokenizerFast
 
 from model import InputError, heldout, machine
-from model.checkpoint import Clock
+from model.clock import Clock
 from model.finetuning import predictions
 from model.heldout import Heldout
 from model.pretraining import EVALUATIONS
@@ -139,28 +139,29 @@ def pretrain(given: argparse.Namespace, here: machine.Machine, seed: int, home: 
     adamw = torch.optim.AdamW(model.parameters(), lr=given.rate, fused=True, **ADAMW)
     held, predictor = held_out(given.data, tokenizer, given.length), Predictor(model, tokenizer.pad_token_id)
     operations, limit = operations_per_token(given), given.cpu_seconds or 60 * given.minutes
-    clock = CpuClock(0.0) if given.cpu_seconds else Clock(0.0)
+    clock = CpuClock() if given.cpu_seconds else Clock()
     batches, step, evaluations = shuffled(len(rows), given.batch, seed), 0, []
-    while True:
-        fraction, read = min(1.0, clock.seconds() / limit), step * given.batch * given.length
-        if EVALUATIONS * fraction >= len(evaluations):
-            with clock.paused():
-                losses = heldout.curve_losses(predictor, held, tokenizer.mask_token_id, here)
-                spent = {"step": step, "tokens": read, "operations": read * operations, "seconds": clock.seconds()}
-                evaluations.append({"fraction": fraction} | spent | losses)
-        if fraction == 1:
-            break
-        for group in adamw.param_groups:
-            group["lr"] = given.rate * rate(fraction)
-        for some in np.split(next(batches), range(here.micro_batch, given.batch, here.micro_batch)):
-            inputs, labels = masked(torch.from_numpy(rows[np.sort(some)].astype(np.int64)))
-            with here.autocast():
-                found = forward(input_ids=inputs.to(here.device), labels=labels.to(here.device)).loss
-            (found * (len(some) / given.batch)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        adamw.step()
-        adamw.zero_grad()
-        step += 1
+    with clock:
+        while True:
+            fraction, read = min(1.0, clock.seconds() / limit), step * given.batch * given.length
+            if EVALUATIONS * fraction >= len(evaluations):
+                with clock.paused():
+                    losses = heldout.curve_losses(predictor, held, tokenizer.mask_token_id, here)
+                    spent = {"step": step, "tokens": read, "operations": read * operations, "seconds": clock.seconds()}
+                    evaluations.append({"fraction": fraction} | spent | losses)
+            if fraction == 1:
+                break
+            for group in adamw.param_groups:
+                group["lr"] = given.rate * rate(fraction)
+            for some in np.split(next(batches), range(here.micro_batch, given.batch, here.micro_batch)):
+                inputs, labels = masked(torch.from_numpy(rows[np.sort(some)].astype(np.int64)))
+                with here.autocast():
+                    found = forward(input_ids=inputs.to(here.device), labels=labels.to(here.device)).loss
+                (found * (len(some) / given.batch)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            adamw.step()
+            adamw.zero_grad()
+            step += 1
     model.save_pretrained(home)
     tokenizer.save_pretrained(home)
     losses = measured(predictor, held, tokenizer.mask_token_id, here)

@@ -40,7 +40,8 @@ from common import CpuClock, aligned, cell, positive, spread
 
 from model import InputError, export, heldout, machine
 from model.bert import Bert
-from model.checkpoint import CHECKPOINT, Clock
+from model.checkpoint import CHECKPOINT
+from model.clock import Clock
 from model.heldout import UNITS, Heldout
 from model.layers import MASK
 from model.masking import Corpus

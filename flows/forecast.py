@@ -103,8 +103,9 @@ class Forecast:
             return same, -abs(math.log(earlier[0] / work))
 
         one, about = max(reversed(known), key=likeness)
-        clock = about["stats"].get("seconds_on_the_clock", about["seconds"])
-        return clock * work / one + max(0, about["seconds"] - clock)  # held-out text is measured off the clock
+        seconds = about["seconds"] - about["stats"].get("stopped_seconds", 0)
+        clock = about["stats"].get("seconds_on_the_clock", seconds)
+        return clock * work / one + max(0, seconds - clock)  # held-out text is measured off the clock
 
     def work(self, step: Step) -> float:
         """What a step has to do: a budget, passes over a task's data, or bytes of text; 0: unknown."""

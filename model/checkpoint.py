@@ -1,16 +1,12 @@
-"""How a run stops and resumes: checkpoints, the clock of its budget, signals."""
+"""How a run resumes: its checkpoint and its rows of metrics."""
 
 import json
 import os
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +17,6 @@ from model import InputError, fsync
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 HELDOUT = "heldout.jsonl"  # held-out losses and memory, for those who watch a run
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -34,6 +29,7 @@ class Spent:
 
     step: int = 0
     seconds: float = 0.0  # on the clock, held-out evaluation not counted
+    stopped_seconds: float = 0.0  # in which the process stood still; they are off the clock
     tokens: int = 0
     operations: float = 0.0  # floating-point operations for these tokens
     micro_batch: int = 0  # sequences; a resumed run keeps it on the same device, so that sums are rounded alike
@@ -175,74 +171,3 @@ def last_row(folder: Path) -> dict | None:
     path = folder / METRICS
     rows = path.read_bytes().split(b"\n") if path.exists() else []
     return json.loads(rows[-2]) if len(rows) > 1 else None
-
-
-class Clock:
-    """Seconds spent on a budget, with those `before` a restart and without those inside `paused`."""
-
-    @staticmethod
-    def now() -> float:
-        """The timer, in seconds."""
-        return time.perf_counter()
-
-    def __init__(self, before: float) -> None:
-        self.before, self.since = before, self.now()
-
-    def seconds(self) -> float:
-        """The seconds spent until now."""
-        return self.before + self.now() - self.since
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the clock inside this context."""
-        stopped = self.now()
-        try:
-            yield
-        finally:
-            self.since += self.now() - stopped
-
-
-class StopRequest:
-    """In this context, the first signal that would end the process only sets `number`; a second one acts at once.
-
-    `pass_on`, or else the end of the context, gives the signal to what handled it before, so none is lost. Ignored
-    signals stay ignored. Only the main thread can set handlers; in other threads nothing changes.
-    """
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.before: dict[int, Any] = {}  # handlers
-
-    def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in SIGNALS}
-            # None: a handler that was not set by Python, which could not be put back
-            self.before = {number: each for number, each in handlers.items() if each not in (signal.SIG_IGN, None)}
-        for number in self.before:
-            signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-        if self.number is not None:
-            self.pass_on(self.number)
-
-    def _restore(self) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: object) -> None:
-        self.number = number
-        self._restore()
-
-    def pass_on(self, number: int) -> None:
-        """Have the signal handled as before this context. Returns if its handler does.
-
-        Where the default is to end the process at once, it raises SystemExit with the shell's code, so that `finally`
-        blocks run.
-        """
-        self.number = None
-        self._restore()
-        if signal.getsignal(number) is signal.SIG_DFL:
-            raise SystemExit(128 + number)
-        signal.raise_signal(number)

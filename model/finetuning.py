@@ -4,7 +4,6 @@ Shapes: B sequences, S tokens each, D hidden.
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ from torch.optim import AdamW
 
 from model import InputError, counted, optimizer, schedules
 from model.bert import Bert, Dropout, initialize
+from model.clock import Clock
 from model.layers import PAD, SEP, ClassifierHead, compared, mean
 from model.layouts import transformers_classifier, transformers_model
 from model.machine import Machine, keep_heap, to_device
@@ -214,7 +214,8 @@ class Outcome:
     """How training went."""
 
     steps: int
-    seconds: float
+    seconds: float  # without those in which the process stood still
+    stopped_seconds: float  # those
     examples_per_second: float
     epochs: list[dict]  # each with epoch and mean loss
 
@@ -266,26 +267,28 @@ def finetune(
     adamw = AdamW(groups, lr=settings.learning_rate, betas=BETAS, eps=EPS, fused=True)
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
     torch.manual_seed(seed)  # dropout
-    began = time.perf_counter()
-    for epoch in range(1, settings.epochs + 1):
-        total = torch.zeros((), device=machine.device)
-        for rows in batches(train.lengths, settings.batch_size, shuffle):
-            taken += 1
-            optimizer.set_rates([adamw], schedules.warm_cosine(taken / count, settings.warmup))
-            loss = loss_of(classifier, train, rows, machine)
-            scaler.scale(loss).backward()
-            scaler.step(adamw)
-            scaler.update()
-            adamw.zero_grad()
-            total += loss.detach()
-            if taken % REPORTED == 0 or taken == count:
-                value = loss.item()
-                if not math.isfinite(value):
-                    raise InputError(f"The loss is {value} at step {taken} of {count}. Lower finetune.learning_rate.")
-                report(taken * settings.batch_size, f"loss {value:.3f}")
-        epochs.append({"epoch": epoch, "loss": total.item() * settings.epochs / count})
-    seconds = time.perf_counter() - began
-    return Outcome(count, seconds, count * settings.batch_size / seconds, epochs)
+    with Clock() as clock:
+        for epoch in range(1, settings.epochs + 1):
+            total = torch.zeros((), device=machine.device)
+            for rows in batches(train.lengths, settings.batch_size, shuffle):
+                taken += 1
+                optimizer.set_rates([adamw], schedules.warm_cosine(taken / count, settings.warmup))
+                loss = loss_of(classifier, train, rows, machine)
+                scaler.scale(loss).backward()
+                scaler.step(adamw)
+                scaler.update()
+                adamw.zero_grad()
+                total += loss.detach()
+                if taken % REPORTED == 0 or taken == count:
+                    value = loss.item()
+                    if not math.isfinite(value):
+                        raise InputError(
+                            f"The loss is {value} at step {taken} of {count}. Lower finetune.learning_rate."
+                        )
+                    report(taken * settings.batch_size, f"loss {value:.3f}")
+            epochs.append({"epoch": epoch, "loss": total.item() * settings.epochs / count})
+        seconds = clock.seconds()
+    return Outcome(count, seconds, clock.stopped, count * settings.batch_size / seconds, epochs)
 
 
 def predictions(scores: np.ndarray, kind: Kind) -> np.ndarray:

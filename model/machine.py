@@ -75,6 +75,14 @@ class Processes:
         dist.broadcast(shared, src=0, group=self.control)
         return type(value)(shared.item())
 
+    def most(self, value: float) -> float:
+        """The largest `value` of all processes, ints or floats."""
+        if self.count == 1:
+            return value
+        largest = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.control)
+        return type(value)(largest.item())
+
     def least(self, value: int) -> int:
         """The smallest `value` of all processes."""
         if self.count == 1:

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model import TENTHS, InputError, budget, counted, export, masking, memory, optimizer, schedules
+from model import TENTHS, InputError, budget, counted, duration, export, masking, memory, optimizer, schedules
 from model.bert import Bert, operations_per_token, with_detector
-from model.checkpoint import HELDOUT, METRICS, Clock, Spent, StopRequest, Writer, cut_metrics, line, restore
+from model.checkpoint import HELDOUT, METRICS, Spent, Writer, cut_metrics, line, restore
+from model.clock import Clock
 from model.heldout import curve_losses
 from model.layers import MASK
 from model.machine import ALONE, Machine, Processes, keep_heap, keeps_tenths, matrix_rate
 from model.masking import Batches, Corpus
 from model.settings import Training
+from model.signals import StopRequest
 
 log = logging.getLogger(__name__)
 EVALUATIONS = 10  # held-out losses over the budget, and one before it
@@ -110,13 +112,13 @@ class Pretraining:
             self.no_sync = self.forward.no_sync
         self.limit = processes.agree(matrix_rate(machine.device, machine.dtype)) * processes.count
         self.report = report
-        self.clock = Clock(self.spent.seconds)
         self.saved_step, self.saved_at = self.spent.step, self.spent.seconds  # of the last checkpoint
         # steps that the device may not have computed yet: rows of metrics, the numbers that they lack, when these exist
         self.queued: list[tuple[dict, Tensor, torch.cuda.Event | None]] = []
         self.step_ended, self.step_seconds = self.spent.seconds, math.inf  # of the last step that was read
         with (
-            StopRequest() as self.stop,
+            StopRequest(waits=processes.count > 1) as self.stop,  # the process that started them sends one to each, too
+            Clock(self.spent.seconds, self.spent.stopped_seconds) as self.clock,
             (self.folder / METRICS).open("a", buffering=1, encoding="utf-8") as self.metrics,
         ):
             try:
@@ -130,10 +132,11 @@ class Pretraining:
     def train(self) -> None:
         """The loop. On a GPU, a step is read once the next one is queued; anything else waits until all are read."""
         training, spent, agree = self.training, self.spent, self.processes.agree
+        most = self.processes.most
         while True:
             self.writer.check()
             fraction = self.fraction()
-            stop = agree(self.stop.number or 0)
+            stop = most(self.stop.number or 0)
             late = agree(self.clock.seconds() - self.saved_at >= self.checkpoint_seconds)
             saves = stop or (late and spent.step > self.saved_step)
             compiles = self.masks(fraction) != self.compiled_masks
@@ -159,6 +162,20 @@ class Pretraining:
                 if len(self.queued) > AHEAD[self.machine.device.type]:
                     self.read()
 
+    def seconds(self) -> float:
+        """The seconds on the clock. Of several processes, all wait for one that stands still: all take it off."""
+        clock, spent = self.clock, self.spent
+        clock.agree(self.processes.most(clock.stood_still()))
+        gap = clock.stopped - spent.stopped_seconds
+        if gap:
+            log.warning(
+                "The process stood still for %s (a stop signal, a paused container or a sleeping machine); that time "
+                "is off the clock.",
+                duration(gap),
+            )
+            spent.stopped_seconds = clock.stopped
+        return clock.seconds()
+
     def fraction(self) -> float:
         """The fraction of the budget that is spent, at which the next step begins; the same in all processes.
 
@@ -166,7 +183,7 @@ class Pretraining:
         when it is queued, so its schedules are up to one step behind.
         """
         spent = self.spent
-        spent.seconds = self.clock.seconds()
+        spent.seconds = self.seconds()
         amounts = {"hours": spent.seconds / 3600, "tokens": spent.tokens, "flops": spent.operations}
         return self.processes.agree(amounts[self.training.budget_unit] / self.training.budget)
 
@@ -236,7 +253,7 @@ class Pretraining:
         finite = math.isfinite(row["gradient_norm"]) or self.scaler.is_enabled()  # in fp16 the step is left out
         if not (finite and math.isfinite(loss)):
             raise not_finite(row["step"], f"the loss is {loss} and the gradient norm {row['gradient_norm']}")
-        now, tokens = self.clock.seconds(), row["batch"] * self.corpus.length
+        now, tokens = self.seconds(), row["batch"] * self.corpus.length
         self.step_ended, self.step_seconds = now, now - self.step_ended
         row["seconds"] = now
         row["tokens_per_second"] = tokens / self.step_seconds
@@ -263,6 +280,7 @@ class Pretraining:
                 shown = agreed | {"memory_gib": memory.used(self.machine.device)}
                 with (self.folder / HELDOUT).open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"step": self.spent.step, "shown": shown}) + "\n")
+            self.seconds()  # notes what a process stood still meanwhile
             limit, seen = self.corpus.loss_by_frequencies, self.spent.evaluations
             # a loss that falls is no reason to worry: that of a budget of a minute may be above for a third of it
             hopeless = [

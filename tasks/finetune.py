@@ -349,6 +349,7 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
         "official_train_examples": task.sizes["train"],
         "steps": outcome.steps,
         "seconds_of_training": round(outcome.seconds, 3),
+        "stopped_seconds": round(outcome.stopped_seconds, 3),
         "examples_per_second": round(outcome.examples_per_second, 1),
         "epochs": outcome.epochs,
         "data": {

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from model import TENTHS, InputError, budget, counted
+from model.clock import about_stops
 from model.settings import Architecture, Training
 from tasks import models
 from tasks.reports import plots, sections
@@ -97,6 +98,8 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     plots.loss_curve(steps, stats["evaluations"], held["by_frequencies"]["nats_per_token"], out / "loss.png")
     if said := sections.hopeless(stats):
         log.warning(said)
+    if said := about_stops(stats):
+        log.warning(said)
     return stats
 
 
@@ -121,6 +124,7 @@ def statistics(run: "Pretraining", steps: dict[str, np.ndarray], held: dict, mac
         "epochs": round(spent.tokens / run.corpus.sequences.size, 4),
         "exaflops": spent.operations / 1e18,
         "seconds_on_the_clock": round(spent.seconds, 3),
+        "stopped_seconds": round(spent.stopped_seconds, 3),
         "tokens_per_second": round(spent.tokens / spent.seconds, 1),
         "mfu": round(float(np.median(steps["mfu"])), 4),
         "training_loss": round(float(steps["loss"][-max(1, len(steps["loss"]) // 20) :].mean()), 4),

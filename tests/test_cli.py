@@ -271,7 +271,13 @@ def started(env: dict, log: Path, *arguments: str, home: Path = HOME) -> Iterato
 
 
 @pytest.mark.parametrize(
-    ("send", "sign"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)], ids=["Ctrl-C", "SIGTERM"]
+    ("send", "sign"),
+    [
+        (os.killpg, signal.SIGINT),
+        (os.kill, signal.SIGTERM),
+        (os.killpg, signal.SIGUSR1),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "SIGUSR1 to the group"],
 )
 def test_a_run_ended_by_a_signal_leaves_a_checkpoint_no_process_and_a_sentence(
     user: dict, override: str, tmp_path: Path, send, sign: int
@@ -284,7 +290,7 @@ def test_a_run_ended_by_a_signal_leaves_a_checkpoint_no_process_and_a_sentence(
         send(process.pid, sign)
         assert process.wait(LONG) == 128 + sign, log.read_text()
     assert metrics.with_name("checkpoint.safetensors").exists()
-    cause = "Ctrl-C" if sign == signal.SIGINT else "SIGTERM"
+    cause = "Ctrl-C" if sign == signal.SIGINT else signal.Signals(sign).name
     assert log.read_text().splitlines()[-1].startswith(f"cram: Stopped by {cause}.")
     assert not re.search("Traceback|Crash", log.read_text())
 

@@ -20,7 +20,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from model import InputError, bert, checkpoint, distributed, memory, pretraining, schedules
+from model import InputError, bert, checkpoint, distributed, memory, pretraining, schedules, signals
+from model.clock import BEAT_SECONDS, Clock
 from model.heldout import Heldout
 from model.machine import Machine
 from model.masking import Batches, Corpus
@@ -29,7 +30,7 @@ from model.settings import Architecture, Training
 SMALL = Architecture(layers=1, hidden=16, heads=2, intermediate=48)
 VOCABULARY, SPECIALS = 40, 5
 LENGTH = 16
-TIMES = ("seconds", "tokens_per_second", "mfu", "compile_seconds", "compilations")
+TIMES = ("seconds", "stopped_seconds", "tokens_per_second", "mfu", "compile_seconds", "compilations")
 RATE = 1e9  # of this machine's matrix products, said to be
 CPU = torch.device("cpu")
 FALLING = {"mask_fraction": 0.4, "last_mask_fraction": 0.1}
@@ -275,6 +276,7 @@ def test_a_run_stopped_anywhere_ends_as_if_never_stopped(tmp_path, monkeypatch, 
         trained(tmp_path, seconds=seconds, **RECIPES["muon"])
 
     with monkeypatch.context() as patch:
+        patch.setattr(signals, "AGAIN_SECONDS", 0.0)
         patch.setattr(owner, name, do_at(call, getattr(owner, name), before, after))
         if raised:
             with pytest.raises(raised):
@@ -370,8 +372,13 @@ class FakeTime:
 
     now = 5000.0
 
-    def perf_counter(self) -> float:
+    def read(self) -> float:
         return self.now
+
+    def use(self, patch: pytest.MonkeyPatch) -> None:
+        """Let runs go by it; without beats, which would be late whenever a test moves the clock."""
+        patch.setattr(Clock, "now", self.read)
+        patch.setattr(Clock, "beats", False)
 
     def taking(self, seconds: float, function: Callable) -> Callable:
         """The function, taking so long."""
@@ -388,7 +395,7 @@ class FakeTime:
 def clock(monkeypatch) -> FakeTime:
     """Time in which a micro-batch of training takes 1 s, a held-out loss 1,000 s, and nothing else any."""
     time = FakeTime()
-    monkeypatch.setattr(checkpoint, "time", time)
+    time.use(monkeypatch)
     monkeypatch.setattr(Batches, "take", time.taking(1, Batches.take))
     monkeypatch.setattr(pretraining, "curve_losses", time.taking(1000, pretraining.curve_losses))
     return time
@@ -464,6 +471,44 @@ def test_a_resumed_run_has_the_hours_that_were_left_and_the_same_times(tmp_path,
         assert resumed.spent.seconds == whole.spent.seconds
 
 
+def test_time_in_which_the_process_stood_still_is_not_spent_but_said_and_kept_over_a_restart(tmp_path, clock, caplog):
+    settings = seconds_of_budget(100)
+    whole = trained(tmp_path / "whole", **settings)
+    assert whole.spent.stopped_seconds == 0
+    run = build(tmp_path / "stood still", **settings)
+
+    def stand_still(fraction: float, note: str) -> None:
+        if run.spent.step in (3, 5):
+            run.clock.last_beat = clock.now
+            clock.now += 25
+            run.clock.beat()
+            run.clock.last_beat = None  # nobody else beats
+        if run.spent.step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        run.run(stand_still)
+    stopped_for = 2 * (25 - BEAT_SECONDS)
+    assert kept(run.folder, **settings).stopped_seconds == pytest.approx(stopped_for)
+    resumed = trained(run.folder, **settings)
+    assert resumed.spent.stopped_seconds == pytest.approx(stopped_for)
+    assert resumed.spent.step == whole.spent.step
+    assert resumed.spent.seconds == pytest.approx(whole.spent.seconds, abs=1)
+    assert sum("stood still for 24.9 seconds" in record.message for record in caplog.records) == 2
+
+
+def test_a_checkpoint_from_before_stops_were_counted_is_read(tmp_path, monkeypatch):
+    def without(spent: checkpoint.Spent) -> dict:
+        about = asdict(spent)
+        del about["stopped_seconds"]
+        return about
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "asdict", without)
+        stopped(tmp_path, 3)
+    assert kept(tmp_path).stopped_seconds == 0
+
+
 @pytest.mark.parametrize(("budget", "step", "apart"), [(20, 1, 5), (400, 4, 40), (24 * 3600, 300, 600)])
 def test_checkpoints_are_a_tenth_of_the_budget_apart_within_bounds(tmp_path, clock, monkeypatch, budget, step, apart):
     saved = []
@@ -510,7 +555,7 @@ def device(monkeypatch) -> SimpleNamespace:
         read(run)
 
     monkeypatch.setitem(pretraining.AHEAD, "cpu", 1)
-    monkeypatch.setattr(checkpoint, "time", time)
+    time.use(monkeypatch)
     monkeypatch.setattr(Batches, "take", queued_batch)
     monkeypatch.setattr(run, "step", recorded_step)
     monkeypatch.setattr(run, "read", waiting_read)

@@ -26,6 +26,7 @@ from tasks.pretrain import Pretrain, pretrain
 from tasks.report import Report, report
 from tasks.reports import scores, sections
 from tasks.reports.markdown import render
+from tasks.reports.model_card import card
 from tasks.store import LINEAGE, Artifact
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
@@ -366,6 +367,17 @@ ZERO = dict.fromkeys(("sentences", "too_short", "ngrams", "sentences_found", "do
 SEARCHED = {"tasks": dict.fromkeys(GLUE, ZERO)}
 TWO_GPUS = lineage()[MODEL]["stats"]["machine"] | {"gpus": 2}
 TEXT = "no downstream data in the text"
+
+
+@pytest.mark.parametrize(("stopped", "in_head"), [(None, False), (0.0, False), (3600.0, False), (9000.0, True)])
+def test_time_in_which_training_stood_still_is_in_the_budget_and_above_a_tenth_in_the_head(store, stopped, in_head):
+    model = lineage(**({} if stopped is None else {"stopped_seconds": stopped}))
+    runs = [finetuned("cola", 48.4, model=model)]
+    page = written(runs)[0]
+    assert ("Training stood still for 2.5 hours" in section(page, "")) is in_head
+    assert ("stood still, off the clock" in rows_of(section(page, "Budget"))) is bool(stopped)
+    text = card(model[MODEL], model)
+    assert ("Training stood still" in text) is in_head
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from model.checkpoint import SIGNALS, StopRequest
+from model import signals
+from model.signals import SIGNALS, StopRequest
 
 
 def handlers() -> list:
@@ -26,8 +27,13 @@ def send(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
+def test_slurms_signals_are_among_them():
+    assert {signal.SIGUSR1, signal.SIGUSR2} < set(SIGNALS)
+
+
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_waits_to_be_passed_on_and_the_second_acts_at_once(seen, number):
+def test_the_first_signal_waits_to_be_passed_on_and_the_second_acts_at_once(seen, number, monkeypatch):
+    monkeypatch.setattr(signals, "AGAIN_SECONDS", 0.0)
     with StopRequest() as stop:
         send(number)
         assert (stop.number, seen) == (number, [])
@@ -35,6 +41,18 @@ def test_the_first_signal_waits_to_be_passed_on_and_the_second_acts_at_once(seen
         assert seen == [signal.SIGTERM]
         stop.pass_on(number)
         assert (stop.number, seen) == (None, [signal.SIGTERM, number])
+
+
+@pytest.mark.parametrize(
+    ("waits", "apart"), [(False, 3600.0), (True, 0.0)], ids=["at once", "later, a patient process"]
+)
+def test_a_signal_that_comes_twice_is_one_request(seen, monkeypatch, waits, apart):
+    monkeypatch.setattr(signals, "AGAIN_SECONDS", apart)
+    with StopRequest(waits) as stop:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
+            send(number)
+            assert (stop.number, seen) == (signal.SIGUSR1, [])
+    assert seen == [signal.SIGUSR1]
 
 
 @pytest.mark.parametrize("problem", [None, ValueError])

@@ -19,6 +19,7 @@ import pytest
 from tqdm import tqdm
 
 from model import InputError, limits
+from model.signals import SIGNALS
 from tasks.workers import parts, processes, runs
 from tasks.workers.parts import finish, over_parts
 from tasks.workers.processes import library_threads, one_library_thread, usage, workers
@@ -71,6 +72,14 @@ def go_wrong(number: int, folder: Path) -> dict:
             os.kill(os.getpid(), signal.SIGKILL)
         raise MemoryError if how == "lack memory" else InputError("part one is bad")
     time.sleep(LONG if number > 1 else 0)
+    return square(number, folder)
+
+
+def signalled(number: int, folder: Path) -> dict:
+    """Send all signals that ask a process to end to the worker and the server that it was forked from."""
+    for sign in SIGNALS:
+        os.kill(os.getpid(), sign)
+        os.kill(os.getppid(), sign)
     return square(number, folder)
 
 
@@ -249,6 +258,16 @@ def test_threads_can_have_workers_at_the_same_time_and_leave_this_process_as_it_
     assert dict(os.environ) == before
     assert sys.modules["__main__"] is main
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+
+
+def test_signals_to_the_whole_group_are_for_the_parent_alone(tmp_path, two_workers):
+    servers = set()
+    for name in ("once", "again"):
+        folder = tmp_path / name
+        folder.mkdir()
+        assert squares(signalled, folder) == SQUARES
+        servers.add(forkserver._forkserver._forkserver_pid)
+    assert len(servers) == 1, "no other one had to be started"
 
 
 def test_work_that_only_a_script_has_is_refused(tmp_path, two_workers, monkeypatch):

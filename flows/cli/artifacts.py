@@ -21,6 +21,7 @@ from flows.cli.common import (
 )
 from flows.summary import OTHER_STAGES, age, brief_duration, counts, flat, relative
 from model import counted
+from model.clock import about_stops
 from tasks import printable
 from tasks.digests import kept
 
@@ -114,6 +115,8 @@ def show(
         total(about),
     ]
     say(", ".join([*filter(None, facts), f"commit {commit}"]))
+    if said := about_stops(about["stats"]):
+        say(said)
     if dropped := about.get("hollow"):
         was = decimal(sum(file["bytes"] for file in about["files"] if file["path"] in set(dropped)))
         say(

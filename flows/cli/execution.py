@@ -2,17 +2,15 @@
 
 import gc
 import os
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from flows.cli.common import print_rows, say
 from flows.cli.server import answers
+from flows.cli.start import say_stopped
 from model import InputError
+from model.signals import Stopped
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -42,10 +40,6 @@ class ServerLost(InputError):
     """The Prefect server no longer answers. Prefect would wait for it for minutes when the interpreter ends."""
 
 
-class Stopped(SystemExit):
-    """A signal asked the run to end."""
-
-
 def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
     """The result of a flow: a flow run on this server, or without one the plain function in this process."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -53,15 +47,15 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
     from flows.reporting import log_to_terminal, package_of
 
     log_to_terminal()
-    with signals_as_exceptions(), temporary_settings({PREFECT_API_URL: server} if server else {}):
+    with temporary_settings({PREFECT_API_URL: server} if server else {}):
         try:
             if server is None:
                 return flow.fn(**parameters)
             return flow(**parameters)
         except (KeyboardInterrupt, Stopped) as stop:
-            say_stopped(stop)
+            say_stopped(stop, "Run the same command to resume; finished stages are kept.")
             if server and not answers(server):  # else Prefect waits for it when the interpreter ends
-                os._exit(stop.code if isinstance(stop, Stopped) else 130)
+                os._exit(stop.status if isinstance(stop, Stopped) else 130)
             raise
         except Exception as error:
             if server and package_of(error) in ("httpx", "prefect") and not answers(server):
@@ -90,29 +84,3 @@ def print_plan(kind: Literal["run", "study"], **asked: Any) -> NoReturn:
     if found.refusal:
         raise found.refusal
     raise typer.Exit(WOULD_RUN if found.would_run() else 0)
-
-
-@contextmanager
-def signals_as_exceptions() -> Iterator[None]:
-    """Raise Stopped on SIGTERM and SIGHUP, whose usual handling would leave child processes and half-written files."""
-
-    def stop(number: int, frame: object) -> NoReturn:
-        raise Stopped(128 + number)
-
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def say_stopped(stop: KeyboardInterrupt | Stopped) -> None:
-    """Print what has stopped the run, and how to resume it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rest is short; another interrupt would change the exit code
-    cause = signal.Signals(stop.code - 128).name if isinstance(stop, Stopped) else "Ctrl-C"
-    with suppress(OSError):  # the terminal may be gone
-        print(f"cram: Stopped by {cause}. Run the same command to resume; finished stages are kept.", file=sys.stderr)

@@ -19,6 +19,7 @@ from flows.cli.predict import fill, predict
 from flows.cli.remote import pull, push_artifact
 from flows.cli.run import params, run
 from flows.cli.server import bypass_proxies
+from flows.cli.start import signals_as_sentences
 from flows.cli.study import evaluate, study
 from flows.cli.upkeep import gc, lineage, pin, verify
 from model import InputError, print_anything
@@ -112,7 +113,7 @@ def main() -> None:
     os.environ["PREFECT_HOME"] = str(STATE)  # absolute: the worker runs in another directory
     print_anything()
     try:
-        with output_checked(), disks_checked():
+        with signals_as_sentences(), output_checked(), disks_checked():
             app()
     except InputError as error:
         Console(stderr=True).print(
@@ -121,8 +122,6 @@ def main() -> None:
         if isinstance(error, ServerLost):
             os._exit(1)
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from model import counted
+from model.clock import about_stops
 from model.layouts import transformers_classifier, transformers_model
 from model.settings import Architecture
 from tasks.corpus import hub
@@ -115,6 +116,7 @@ def recipe(about: dict, lineage: dict[str, dict]) -> dict:
         "tags": ["pretrained-from-scratch"] if not start and not adopted else [],
         "hopeless": hopeless(about["stats"]),
         "overlap": overlap(lineage),
+        "stops": about_stops(about["stats"]),
         "nats": nats,
         "changes": [row for m in manifests for row in deltas(m["params"], m.get("usual", {}), m["stage"])],
     }

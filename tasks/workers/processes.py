@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from model import print_anything, whole_number
 from model.limits import cores
+from model.signals import SIGNALS
 from tasks.home import CODE
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # of each library
@@ -144,10 +145,12 @@ def fork_server() -> Iterator[None]:
     # PYTHONSAFEPATH: cram's `tasks`, not a folder of that name in the working directory
     own = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTHONSAFEPATH": "1", "PYTHONPATH": searched}
     with starting:
-        resource_tracker.ensure_running()  # first, since it unblocks the signal
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process to handle
+        # what is sent to the whole group, as Ctrl-C is, is for this process to handle
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # of which the tracker's start has unblocked some
             with environment_with(ONE_THREAD | KEPT_MEMORY | own):
                 forkserver.set_forkserver_preload(PRELOADED)
                 forkserver.ensure_running()
@@ -166,8 +169,8 @@ def serve(pipe: Connection, environment: dict[str, str]) -> None:
 
     global to_parent
     print_anything()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the parent handles them, and kills this process
     os.environ.clear()
     os.environ.update(environment | ONE_THREAD)
     # for torch's bars: tqdm's own lock is a semaphore, which such an end would leave behind

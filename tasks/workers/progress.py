@@ -15,6 +15,8 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.runtime import task_run
 from tqdm import tqdm
 
+from model.signals import Stopped
+
 SECONDS_BETWEEN_REPORTS = 10  # to Prefect, and to a log that is not a terminal
 log = logging.getLogger(__name__)
 
@@ -83,8 +85,12 @@ class Progress(AbstractContextManager):
         percent = min(100.0, 100 * self.count / self.total) if self.total else 0.0
         if self.bar.disable:
             done = f"{percent:.0f} %" if self.total else f"{self.count:,.0f} {self.unit}"
-            with suppress(SystemExit):  # of rich, if nobody reads the output any more: the work goes on
+            try:
                 log.info("%s: %s %s", self.label, done, self.note)
+            except Stopped:
+                raise
+            except SystemExit:  # of rich, if nobody reads the output any more: the work goes on
+                pass
         if task_run.id:
             self.shown = True
             messenger.send(lambda: self._show(percent))

@@ -1,0 +1,136 @@
+"""The clock of a budget: it counts all seconds but those in which it is paused or the process stood still."""
+
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Self
+
+from model import duration
+
+BEAT_SECONDS = 0.1  # between two beats of a clock's thread
+# A beat that comes so much later was held up. A busy machine delays one by fractions of a second, as the thread has
+# next to nothing to do; so a slow step, a compiler, a slow disk or a lack of cores stay on the clock.
+LATE_SECONDS = 5.0
+# Either the whole process was stopped meanwhile, or some code kept Python's lock, such as one that loads a library. A
+# thread that waits for the lock wakes 200 times a second (sys.getswitchinterval), a stopped one never.
+WAKES_PER_SECOND = 20
+PATIENCE_SECONDS = 60.0  # for a beat that is late, on a machine that has just woken up
+NOTABLE = 0.1  # of the seconds on the clock
+
+
+class Clock:
+    """Seconds spent on a budget: those `before` a restart, and those since, but none inside `paused`.
+
+    As a context, it has a thread that beats. If the process was stopped (by a signal, in a paused container, on a
+    machine that slept), its beat is late; that time is off the clock and counted in `stopped`, from where a resumed run
+    goes on.
+    """
+
+    beats: ClassVar = True  # False: of a timer that stands still when the process does
+
+    @staticmethod
+    def now() -> float:
+        """The timer, in seconds. It goes on while the machine sleeps, so that this is seen and counted too."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    @staticmethod
+    def wakes() -> int:
+        """How often the calling thread has waited for something until now."""
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+    def __init__(self, before: float = 0.0, stopped: float = 0.0) -> None:
+        self.before, self.stopped = before, stopped
+        self.since = self.now()
+        self.paused_at: float | None = None
+        self.beaten = threading.Condition()  # held to read or change what follows
+        self.last_beat: float | None = None  # None: there is no thread
+        self.last_wakes = 0
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._beat_until_ended, name="clock", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self.beats:
+            self.last_beat = self.now()
+            self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        if self.thread.is_alive():
+            self.thread.join()
+        self.last_beat = None
+
+    def _beat_until_ended(self) -> None:
+        self.last_wakes = self.wakes()
+        while not self.ended.wait(BEAT_SECONDS):
+            self.beat()
+
+    def beat(self) -> None:
+        """Note that the process is alive; if it was not, take that time off the clock."""
+        with self.beaten:
+            before, wakes_before = self.last_beat, self.last_wakes
+            self.last_beat, self.last_wakes = self.now(), self.wakes()
+            gap = self.last_beat - (self.last_beat if before is None else before)
+            if gap > LATE_SECONDS and self.last_wakes - wakes_before < WAKES_PER_SECOND * gap:
+                self._stand_still(gap - BEAT_SECONDS)
+            self.beaten.notify_all()
+
+    def _stand_still(self, seconds: float) -> None:
+        self.stopped += seconds
+        if self.paused_at is None:  # a pause takes all of its time off
+            self.since += seconds
+
+    def _after_beat(self) -> float:
+        """The timer, at a moment without a late beat: only the thread can say why it is late. Needs `beaten`."""
+        while True:
+            now = self.now()
+            is_late = self.last_beat is not None and now - self.last_beat > LATE_SECONDS
+            if not is_late or not self.beaten.wait(PATIENCE_SECONDS):
+                return now
+
+    def seconds(self) -> float:
+        """The seconds spent until now, or until the pause that this is in."""
+        with self.beaten:
+            now = self._after_beat() if self.paused_at is None else self.paused_at
+            return self.before + now - self.since
+
+    def stood_still(self) -> float:
+        """The seconds until now in which the process stood still."""
+        with self.beaten:
+            self._after_beat()
+            return self.stopped
+
+    def agree(self, stopped: float) -> None:
+        """Take off the clock what another process stood still, for which this one waited. `stopped`: of that one."""
+        with self.beaten:
+            if stopped > self.stopped:
+                self._stand_still(stopped - self.stopped)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock inside this context."""
+        with self.beaten:
+            self.paused_at = self._after_beat()
+        try:
+            yield
+        finally:
+            with self.beaten:
+                self.since += self._after_beat() - self.paused_at
+                self.paused_at = None
+
+
+def about_stops(stats: dict) -> str:
+    """A sentence about training that stood still for more than a tenth of its time; empty for any other.
+
+    `stats`: those of a stage.
+    """
+    stopped = stats.get("stopped_seconds", 0.0)
+    seconds = stats.get("seconds_on_the_clock", stats.get("seconds_of_training", 0.0))
+    if stopped <= NOTABLE * seconds:
+        return ""
+    return (
+        f"Training stood still for {duration(stopped)}, off the clock, besides the {duration(seconds)} on it (a stop "
+        "signal, a paused container or a sleeping machine)."
+    )
