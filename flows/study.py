@@ -16,7 +16,7 @@ from flows.study_runs import StudyRun, operations_per_token, resolve_study
 from model import InputError, counted, duration
 from tasks.evaluate import Evaluate, evaluate, share_in_common
 from tasks.store import Artifact, named
-from tasks.study import Member, StudyReport, compare_runs
+from tasks.study import Member, StudyReport, compare_runs, held_out
 from tasks.upkeep import needed
 
 FEWEST_IN_COMMON = 0.1  # of the first model's held-out documents: with fewer, losses are not compared
@@ -131,13 +131,17 @@ def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable) 
     """Evaluate all models on one text that none was trained on, if their own held-out texts differ.
 
     Documents are held out by their digests, so the first model's text serves. Models that hold out documents in another
-    way are measured on the documents that all of them hold out, and not at all if these are few.
+    way are measured on the documents that all of them hold out, and not at all if these are few. If budgets are unequal
+    and some were so short that they measured less than the others, all are measured on as much as the longest was.
     """
     recipes = {member.model: run.recipe for member, run in zip(members, runs, strict=True) if member.model}
     first, *others = models = artifacts_of(members, "model")
-    digests = {model.name: model.stats["heldout"]["digest"] for model in models}
-    if len(set(digests.values())) == 1:
+    held = {model.name: model.stats["heldout"] for model in models}
+    if len({one["digest"] for one in held.values()}) == 1:
         return members
+    texts, how = {name: held_out(one) for name, one in held.items()}, Evaluate()
+    if is_cut := any("of_digest" in one for one in held.values()):
+        how = Evaluate(characters=max(one["characters"] for one in held.values()))
     unusual = [one for one in others if holding_out(recipes[one.name]) != holding_out(recipes[first.name])]
     sharing = [model for model in unusual if share_in_common(first, model) >= FEWEST_IN_COMMON]
     apart = {model.name for model in unusual if model not in sharing}
@@ -149,8 +153,8 @@ def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable) 
                 f"Too little of the held-out text of {first.name} is held out of {member.model} too, to compare losses."
             )
             changes = {"compared": False, "problem": member.problem or why}
-        elif member.model and (sharing or digests[member.model] != digests[first.name]):
-            changes = evaluated(member, first, sharing, make)
+        elif member.model and (sharing or is_cut or texts[member.model] != texts[first.name]):
+            changes = evaluated(member, first, sharing, make, how)
         measured.append(member.model_copy(update=changes))
     return measured
 
@@ -165,11 +169,11 @@ def holding_out(recipe: Recipe) -> tuple:
     return recipe.tokenize.heldout_fraction, cut
 
 
-def evaluated(member: Member, text: Artifact, others: list[Artifact], make: Callable) -> dict:
+def evaluated(member: Member, text: Artifact, others: list[Artifact], make: Callable, how: Evaluate) -> dict:
     """Evaluate a member's model on a text; the fields of Member with the result or the problem."""
     title = f"evaluate [{member.run}, seed {member.seed}]"
     try:
-        return {"evaluation": make(evaluate, Evaluate(), named(member.model), text, others, title=title).name}
+        return {"evaluation": make(evaluate, how, named(member.model), text, others, title=title).name}
     except Exception as error:
         log.warning("%s failed: %s", title, error)
         return {"compared": False, "problem": member.problem or sentence_of(error)}

@@ -96,11 +96,16 @@ def _report(stats: dict) -> str:
     return ", ".join(shown) + (f" and {len(rows) - SHOWN_TASKS} more" if rows[SHOWN_TASKS:] else "")
 
 
+def _loss(loss: dict) -> str:
+    error = loss.get("standard_error")
+    return f"{loss['value']:.4f}" + ("" if error is None else f" ± {error:.4f}") + " nats per byte"
+
+
 # The first of these names that the statistics have decides.
 BY_NAME: dict[str, Callable[[dict], str]] = {
     "failed": lambda stats: counted(stats["runs"], "run") + (f", {stats['failed']} failed" if stats["failed"] else ""),
-    "nats_per_byte": lambda stats: f"{stats['nats_per_byte']['value']:.4f} nats per byte",
-    "heldout_loss": lambda stats: f"held-out loss {stats['heldout']['nats_per_byte']['value']:.4f} nats per byte",
+    "nats_per_byte": lambda stats: _loss(stats["nats_per_byte"]),
+    "heldout_loss": lambda stats: f"held-out loss {_loss(stats['heldout']['nats_per_byte'])}",
     "adopted": lambda stats: f"{stats['parameters']:,} parameters, adopted from a folder",
     "validation": _validation,
     "average": _report,

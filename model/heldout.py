@@ -23,17 +23,62 @@ import torch
 
 from model.bert import Bert
 from model.machine import Machine
+from model.settings import Training
 
 ROUNDS = 7  # each masks another seventh of the words, 14.3 %, near the 15 % of most recipes
 SEED = 0  # of the rounds, the same for every run
 BATCH_TOKENS = 64 * 128  # computed at once, with the scores of a seventh of them in memory
 # spread over the text, for the losses over a run: of single tokens, and of whole words
 CURVE_SEQUENCES, CURVE_WORDS = 256, 25_000
+LEAST_OF_CURVE, LEAST_SEQUENCES = 1 / 25, 24  # of the words, for the shortest runs, and sequences
+# How much is measured follows from the budget alone, never from the speed of a machine or its load, so that runs with
+# the same budget are measured on the same words. Measuring after the run, and all losses over the run together, should
+# take a tenth of the budget each on a slow machine. Two busy cores without bf16 train `pocket-frontier` on about 1,000
+# tokens a second. A character takes 2.5 to 7.5 forward passes of a token, the more the smaller the vocabulary (3.8 with
+# 8,192 entries); a token of training costs three.
+SLOW_TOKENS, POCKET_OPERATIONS = 3.6e6, 2.1e7  # an hour; a token
+PASSES_PER_CHARACTER, PASSES_OF_TRAINING = 4.5, 3.0
+CURVE_PASSES = 1.3e6  # forward passes of a token for all losses over a run: 32,768 tokens and 3,600 words, eleven times
+SHARE = 0.1
+ALL_FROM_HOURS = 0.5  # measured as ever: two cores with bf16 need a tenth of it for a million characters
+LEAST_CHARACTERS = 10_000  # some 1,800 words, however short the run
+BEGINNING = 500  # characters of a document, about a sequence: many documents tell more than many words of a few
 BLOCK = 512  # words in a row, of which all or none are in a part of the text: the same words for every vocabulary
 FILE = "heldout.npz"  # in the folders of the tokenize and pretrain stages
 SIZES = ("tokens", "words", "characters", "bytes", "unread_bytes")  # columns of `Heldout.documents`
 UNITS = ("word", "character", "byte")
 PHILOX_WORDS = 4  # 64-bit words per count of the generator
+
+
+def tokens_of(training: Training) -> float:
+    """The tokens that a slow machine trains a pocket model on within the budget; infinite for a long run."""
+    if training.budget_unit == "hours":
+        return training.budget * SLOW_TOKENS if training.budget < ALL_FROM_HOURS else math.inf
+    return training.budget / (POCKET_OPERATIONS if training.budget_unit == "flops" else 1)
+
+
+def most_characters(training: Training) -> float:
+    """How many characters the loss is measured on after a run with this budget, at most; may be infinite."""
+    return max(LEAST_CHARACTERS, SHARE * tokens_of(training) * PASSES_OF_TRAINING / PASSES_PER_CHARACTER)
+
+
+def share_of_curve(training: Training) -> float:
+    """The part of CURVE_SEQUENCES and CURVE_WORDS that the losses over a run with this budget are measured on."""
+    return min(1.0, max(LEAST_OF_CURVE, SHARE * tokens_of(training) * PASSES_OF_TRAINING / CURVE_PASSES))
+
+
+def beginnings(texts: list[str], characters: float) -> list[str]:
+    """At most so many characters of the texts: the beginning of each, or of the first ones if that were too little.
+
+    With fewer characters it is a part of what it is with more.
+    """
+    if not texts or sum(map(len, texts)) <= characters:
+        return texts
+    each = max(BEGINNING, int(characters) // len(texts))
+    sizes = np.cumsum([min(len(text), each) for text in texts])
+    some = texts[: max(1, np.searchsorted(sizes, characters, side="right"))]
+    ends = [max(text.rfind(space, each // 2, each) for space in " \n") if len(text) > each else -1 for text in some]
+    return [text[: end if end > 0 else each] for text, end in zip(some, ends, strict=True)]
 
 
 def draws(first: int, sequences: int, words: int, key: int | np.ndarray) -> np.ndarray:
@@ -205,13 +250,20 @@ def sum_passes(
     return nats_D
 
 
-def curve_losses(bert: Bert, heldout: Heldout, mask_id: int, machine: Machine) -> dict[str, float]:
+def spread(heldout: Heldout, share: float) -> int:
+    """Each which of the sequences the curve's loss of single tokens is measured on."""
+    return math.ceil(len(heldout.sequences) / max(LEAST_SEQUENCES, share * CURVE_SEQUENCES))
+
+
+def curve_losses(bert: Bert, heldout: Heldout, mask_id: int, machine: Machine, share: float = 1.0) -> dict[str, float]:
     """The losses for the curve over a run, of the first round in parts spread over the text.
 
     heldout_loss           nats per token, with single tokens masked, as in training: not for other vocabularies
     heldout_nats_per_byte  nats per byte, with whole words masked, of the same words for every vocabulary
+
+    `share`: of CURVE_SEQUENCES and CURVE_WORDS.
     """
-    every = -(-len(heldout.sequences) // CURVE_SEQUENCES)
+    every = spread(heldout, share)
     owners_MS = heldout.owners[::every]
     rounds_MS = token_rounds(owners_MS)
     passes = np.flatnonzero((rounds_MS == 0).any(axis=1))[:, None]
@@ -223,7 +275,8 @@ def curve_losses(bert: Bert, heldout: Heldout, mask_id: int, machine: Machine) -
     sequences_MS, documents = heldout.sequences[::every], len(heldout.documents)
     nats_D = sum_passes(bert, sequences_MS, owners_MS, passes, hide, documents, mask_id, machine)
     of_tokens = nats_D.sum() / (rounds_MS == 0).sum()
-    every = -(-heldout.totals["words"] // CURVE_WORDS)  # by words, so that it is the same for every vocabulary
+    # by words, so that it is the same for every vocabulary
+    every = math.ceil(heldout.totals["words"] / max(1.0, share * CURVE_WORDS))
     nats_D, predicted_D = document_losses(bert, heldout, mask_id, machine, rounds=1, every=every)
     words_per_byte = (heldout.lengths > 0).sum() / heldout.read_bytes.sum()
     return {
@@ -263,14 +316,17 @@ def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = 
     return found if counts_V is None else found | {"by_frequencies": by_frequencies(heldout, counts_V)}
 
 
-def by_frequencies(heldout: Heldout, counts_V: np.ndarray) -> dict[str, float]:
+def by_frequencies(heldout: Heldout, counts_V: np.ndarray, share: float = 1.0) -> dict[str, float]:
     """The nats per token and byte if each token is predicted by its share of the training text, counted in `counts_V`.
 
-    A model reaches them without context. Each entry counts once more, so that none is zero.
+    A model reaches them without context. Each entry counts once more, so that none is zero. The nats per token are
+    those of the sequences that a curve with this `share` is measured on.
     """
     nats_V = -np.log((counts_V + 1) / (counts_V + 1).sum())
-    nats, lengths = float(nats_V[heldout.sequences[heldout.words >= 0]].sum()), float(heldout.length_nats.sum())
+    nats_MS = np.where(heldout.words >= 0, nats_V[heldout.sequences], 0)
+    nats, lengths = float(nats_MS.sum()), float(heldout.length_nats.sum())
+    rows = slice(None, None, 1 if share == 1 else spread(heldout, share))
     return {
-        "nats_per_token": round(nats / heldout.totals["tokens"], 6),
+        "nats_per_token": round(float(nats_MS[rows].sum()) / int((heldout.words[rows] >= 0).sum()), 6),
         "nats_per_byte": round((nats + lengths) / int(heldout.read_bytes.sum()), 6),
     }

@@ -48,10 +48,10 @@ class Corpus:
         ordinary = sample[sample >= SPECIALS]
         return ordinary if len(ordinary) else np.arange(SPECIALS, self.vocabulary)
 
-    @cached_property
-    def loss_by_frequencies(self) -> float:
-        """Nats per held-out token if each is predicted by its share of the training text."""
-        return by_frequencies(self.heldout, np.bincount(self.ordinary, minlength=self.vocabulary))["nats_per_token"]
+    def loss_by_frequencies(self, share: float) -> float:
+        """Nats per held-out token if each is predicted by its share of the training text, of a curve with this `share`."""
+        counts = np.bincount(self.ordinary, minlength=self.vocabulary)
+        return by_frequencies(self.heldout, counts, share)["nats_per_token"]
 
 
 def masks_per_sequence(fraction: float, length: int) -> int:

@@ -16,7 +16,8 @@ from model import TENTHS, InputError, budget, counted, duration, export, masking
 from model.bert import Bert, operations_per_token, with_detector
 from model.checkpoint import HELDOUT, METRICS, Spent, Writer, cut_metrics, line, restore
 from model.clock import Clock
-from model.heldout import curve_losses
+from model.diagnosis import Course, advice
+from model.heldout import curve_losses, share_of_curve
 from model.layers import MASK
 from model.machine import ALONE, Machine, Processes, keep_heap, keeps_tenths, matrix_rate
 from model.masking import Batches, Corpus
@@ -270,9 +271,10 @@ class Pretraining:
                 kept = self.folder / TENTHS / str(percent)
                 kept.mkdir(parents=True, exist_ok=True)
                 export.save(self.bert, kept)
+            share = share_of_curve(self.training)
             losses = dict.fromkeys(("heldout_loss", "heldout_nats_per_byte"), 0.0)
             if self.processes.first:
-                losses = curve_losses(self.bert, self.corpus.heldout, MASK, self.machine)
+                losses = curve_losses(self.bert, self.corpus.heldout, MASK, self.machine, share)
             about = {name: getattr(self.spent, name) for name in ("step", "tokens", "operations", "seconds")}
             agreed = {name: self.processes.agree(loss) for name, loss in losses.items()}
             self.spent.evaluations.append({"fraction": fraction} | about | agreed)
@@ -281,7 +283,7 @@ class Pretraining:
                 with (self.folder / HELDOUT).open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"step": self.spent.step, "shown": shown}) + "\n")
             self.seconds()  # notes what a process stood still meanwhile
-            limit, seen = self.corpus.loss_by_frequencies, self.spent.evaluations
+            limit, seen = self.corpus.loss_by_frequencies(share), self.spent.evaluations
             # a loss that falls is no reason to worry: that of a budget of a minute may be above for a third of it
             hopeless = [
                 after
@@ -289,12 +291,25 @@ class Pretraining:
                 if after["fraction"] >= HOPEFUL_UNTIL and not after["heldout_loss"] < max(before["heldout_loss"], limit)
             ]
             if hopeless == seen[-1:] and self.processes.first:  # once
-                what = 100 * fraction, agreed["heldout_loss"], limit
                 log.warning(
                     "After %.0f %% of the budget, the held-out loss is %.4g nats per token and not falling; by token "
-                    "frequencies alone it is %.4g. Stop; lower pretrain.learning_rate, or set or lower pretrain.clip.",
-                    *what,
-                )
+                    "frequencies alone it is %.4g. %s",
+                    100 * fraction, agreed["heldout_loss"], limit, advice(self.course(limit)),
+                )  # fmt: skip
+
+    def course(self, limit: float) -> Course:
+        """What there is to know of the run up to now. `limit`: the loss by token frequencies."""
+        spent, training = self.spent, self.training
+        return Course(
+            losses=[each["heldout_loss"] for each in spent.evaluations],
+            by_frequencies=limit,
+            steps=spent.step,
+            tokens=spent.tokens,
+            epochs=spent.tokens / self.corpus.sequences.size,
+            batch_size=training.batch_size,
+            learning_rate=training.learning_rate,
+            is_rotary=self.bert.architecture.positions == "rotary",
+        )
 
     def save(self) -> None:
         """Start writing a checkpoint. Raises InputError for weights that are not finite: no run can continue there."""

@@ -31,7 +31,7 @@ from tasks.reports import plots, sections
 from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
 from tasks.store import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts, lineage
-from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, load_tokenizer
+from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, heldout_of, load_tokenizer
 from tasks.tokenize import digest_of, measured_texts
 from tasks.workers.progress import Progress
 from tasks.workers.tracking import tracked
@@ -80,7 +80,7 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
 
     Returns the statistics. `out` has the held-out text and the frequencies already.
     """
-    from model import checkpoint, distributed, export, machine  # here, as they load torch
+    from model import checkpoint, distributed, export, heldout, machine  # here, as they load torch
 
     here = machine.detect()
     if (gpus := machine.gpus(here)) > 1:
@@ -93,10 +93,10 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     metrics = pyarrow.json.read_json(job.folder / checkpoint.METRICS)
     pq.write_table(metrics, out / "metrics.parquet")
     steps = {name: metrics[name].to_numpy() for name in metrics.column_names}
-    held = measured_on(out, run.bert, here)
+    held = measured_on(out, run.bert, here, heldout.most_characters(job.training))
     stats = statistics(run, steps, held, here.describe() | {"gpus": gpus})
     plots.loss_curve(steps, stats["evaluations"], held["by_frequencies"]["nats_per_token"], out / "loss.png")
-    if said := sections.hopeless(stats):
+    for said in sections.doubts(stats, job.training.model_dump() | {"architecture": job.architecture.model_dump()}):
         log.warning(said)
     if said := about_stops(stats):
         log.warning(said)
@@ -179,7 +179,7 @@ def first_of(params: Pretrain, tokens: Artifact, out: Path) -> Artifact | None:
     return None
 
 
-@stage(version=8, resumes=True, varies=True)
+@stage(version=9, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
     from model import heldout  # here, as they load torch
@@ -213,16 +213,21 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     return stats
 
 
-def measured_on(folder: Path, model: "Bert", here: "Machine") -> dict:
-    """The held-out loss of a model on all words of the measured documents in a tokenize or pretrain artifact.
+def measured_on(folder: Path, model: "Bert", here: "Machine", characters: float) -> dict:
+    """The held-out loss of a model on the measured documents in a pretrain artifact, or on at most so many characters.
 
-    The `summary` of model.heldout, and the digest of the documents.
+    The `summary` of model.heldout, and the digest of what was measured. If that is only the beginnings of documents,
+    `of_documents`, `of_characters` and `of_digest` are those of all that a long run would be measured on.
     """
     from model import heldout
 
-    documents = heldout.Heldout.load(folder)
+    texts, whole = measured_texts(folder), heldout.Heldout.load(folder)
+    read = heldout.beginnings(texts, characters)
+    documents, part = whole, {}
+    if read != texts:
+        documents = heldout_of(read, load_tokenizer(folder), whole.sequences.shape[1])
+        part = {"of_documents": len(texts), "of_characters": sum(map(len, texts)), "of_digest": digest_of(texts)}
     log.info("Measuring the held-out loss on %s.", counted(documents.totals["words"], "word"))
     nats_D, _ = heldout.document_losses(model.to(here.device), documents, MASK, here)
-    return heldout.summary(documents, nats_D, np.load(folder / FREQUENCIES)) | {
-        "digest": digest_of(measured_texts(folder))
-    }
+    found = heldout.summary(documents, nats_D, np.load(folder / FREQUENCIES))
+    return found | part | {"digest": digest_of(read)}

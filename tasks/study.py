@@ -76,7 +76,7 @@ class StudyReport(Params):
 def row_of(member: Member) -> dict[str, Any]:
     """The results of a run, as a row of runs.parquet; without results if it failed."""
     row = member.model_dump(include={"run", "seed", "model", "evaluation", "report", "problem"})
-    row |= {"changes": json.dumps(member.changes), "weak": "", "partial": []}
+    row |= {"changes": json.dumps(member.changes), "weak": "", "partial": [], "short": False}
     if member.model:
         stats, params = named(member.model).stats, named(member.model).manifest["params"]
         measured = named(member.evaluation).stats if member.evaluation else stats["heldout"]
@@ -87,6 +87,7 @@ def row_of(member: Member) -> dict[str, Any]:
         row |= {name: stats[name] for name in ("parameters", "tokens", "steps", "tokens_per_second", "mfu")}
         row |= {"operations": stats["exaflops"] * 1e18, "seconds": stats["seconds_on_the_clock"]}
         row |= {"budget": params["budget"], "budget_unit": params["budget_unit"]}
+        row["short"] = "of_digest" in stats["heldout"]
     if member.report:
         about = json.loads((named(member.report).path / "report.json").read_text(encoding="utf-8"))
         scores = [one for one in about["scores"] if one["pretrained"] and one["share"] == 1.0]
@@ -96,14 +97,20 @@ def row_of(member: Member) -> dict[str, Any]:
     return row
 
 
+def held_out(held: dict) -> str:
+    """The digest of all documents that a long run's held-out loss would be measured on. `held`: `heldout` of stats."""
+    return held.get("of_digest", held["digest"])
+
+
 def curves_of(members: list[Member]) -> dict[str, dict[str, np.ndarray]]:
     """The mean curve of each run over its seeds: tokens, operations, seconds and loss per byte.
 
-    Only of runs that are compared on their own held-out text, on which the curves are measured.
+    Only of runs that have the held-out text of the first one, on parts of which the curves are measured.
     """
     curves: dict[str, list] = {}
+    texts = {one.model: held_out(named(one.model).stats["heldout"]) for one in members if one.model}
     for member in members:
-        if member.model and member.compared and not member.evaluation:
+        if member.model and member.compared and texts[member.model] == next(iter(texts.values())):
             curves.setdefault(member.run, []).append(named(member.model).stats["evaluations"])
     grid, means = np.linspace(0, 1, POINTS), {}
     for run, of_seeds in curves.items():
@@ -272,6 +279,7 @@ def cautions(rows: "pd.DataFrame", means: "pd.DataFrame") -> dict[str, Any]:
         "in_hours": set(done["budget_unit"]) == {"hours"},
         "unequal_operations": done["operations"].max() > (1 + EQUAL) * done["operations"].min(),
         "common_text": done["evaluation"].ne("").any(),
+        "short": done["short"].any(),
         "devices": sorted(set(done["device"])),
     }
 

@@ -239,6 +239,17 @@ def _several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _toy_runs_measure_all_their_text() -> Iterator[None]:
+    """As a long run does; so short as they are, they would measure a part."""
+    from model import heldout
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heldout, "LEAST_CHARACTERS", 1_000_000)
+        patch.setattr(heldout, "LEAST_OF_CURVE", 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """Let the system write when it likes: no test cuts the power, and they would wait thousands of times."""
     from tasks.workers import parts

@@ -398,7 +398,7 @@ def test_ls_fits_the_terminal_and_has_each_result(store: Path, monkeypatch: pyte
             store,
             "pretrain",
             key,
-            {"heldout_loss": 5.9, "heldout": {"nats_per_byte": {"value": 1.23456}}},
+            {"heldout_loss": 5.9, "heldout": {"nats_per_byte": {"value": 1.23456, "standard_error": 0.0123}}},
             architecture=sizes,
             budget=layers,
         )

@@ -169,9 +169,9 @@ def test_the_command_refuses_what_is_no_model_or_no_text_and_names_it(made, argu
 
 def test_evaluations_are_listed_and_shown_with_their_loss(made):
     found = evaluate.fn(Evaluate(), made["model"], made["tokens"], [])
-    value = found.stats["nats_per_byte"]["value"]
+    value, error = found.stats["nats_per_byte"].values()
     [line] = (line for line in show("ls", "evaluate").splitlines() if found.key in line)
-    assert f"{value:.4f} nats per byte" in line
+    assert f"{value:.4f} ± {error:.4f} nats per byte" in line
     assert f"text: {made['tokens'].name}" in show("show", f"evaluate/{found.key}")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from model import bert, heldout
 from model.heldout import Heldout, curve_losses, document_losses, ratio, token_rounds
 from model.machine import Machine
-from model.settings import Architecture
+from model.settings import Architecture, Training
 from tasks.text.tokenizer import SPECIALS, heldout_of, tokenizer_of
 
 PAD, UNK, SEP, MASK = 0, 1, 3, 4
@@ -281,3 +281,87 @@ def test_the_loss_per_byte_is_that_of_the_bytes_that_the_model_reads():
     for name in ("nats_per_byte", "length_nats_per_byte", "by_frequencies"):
         assert found[name] == whole[name], name
     assert found["unread"] > 0.5 > whole["unread"]
+
+
+def of_budget(budget: float, unit: str = "hours", **changes) -> Training:
+    return Training(budget=budget, budget_unit=unit, **changes)
+
+
+@pytest.mark.parametrize(
+    ("training", "characters"),
+    [
+        (of_budget(1 / 60), 10_000),
+        (of_budget(0.05), 12_000),
+        (of_budget(1 / 3), 80_000),
+        (of_budget(0.5), math.inf),
+        (of_budget(24), math.inf),
+        (of_budget(1, "tokens"), 10_000),
+        (of_budget(180_000, "tokens"), 12_000),
+        (of_budget(180_000 * 2.1e7, "flops"), 12_000),
+        (of_budget(15e6, "tokens"), 1_000_000),
+    ],
+)
+def test_how_much_is_measured_follows_from_the_budget_alone(training: Training, characters: float, monkeypatch):
+    monkeypatch.setattr(heldout, "LEAST_CHARACTERS", 10_000)
+    for changes in ({}, {"batch_size": 3, "learning_rate": 0.5, "seed": 9}):
+        assert heldout.most_characters(training.model_copy(update=changes)) == pytest.approx(characters)
+
+
+def test_measuring_a_short_run_takes_a_tenth_of_its_budget_on_the_slow_machine_and_so_do_all_losses_over_it(
+    monkeypatch, by_id
+):
+    """Passes are counted, of a text whose words have about as many pieces as with 8,192 entries, of 4.1 characters."""
+    pieces = np.random.default_rng(1).choice([1, 2, 3, 4], 18_000, p=[0.93, 0.04, 0.02, 0.01])
+    words = np.repeat(np.arange(len(pieces), dtype=np.int32), pieces)
+    words = np.pad(words, (0, -len(words) % 128), constant_values=-1).reshape(-1, 128)
+    held = Heldout((words % 25 + 9).astype(np.uint16), words, np.array([[len(pieces), len(pieces), 82_000, 82_000, 0]]))
+    monkeypatch.setattr(heldout, "LEAST_OF_CURVE", 1 / 25)
+    monkeypatch.setattr(heldout, "LEAST_CHARACTERS", 10_000)
+    training = of_budget(1 / 3)
+    trained = 3 * heldout.tokens_of(training)
+    document_losses(by_id, held, MASK, CPU)
+    passes = sum(tokens.numel() for tokens, *_ in by_id.asked)
+    assert passes * heldout.most_characters(training) / 82_000 < 0.12 * trained
+    by_id.asked.clear()
+    curve_losses(by_id, held, MASK, CPU, heldout.share_of_curve(training))
+    assert 11 * sum(tokens.numel() for tokens, *_ in by_id.asked) < 0.12 * trained
+
+
+@pytest.mark.parametrize("sizes", [[400] * 100, [30_000, 20, 9000], [700] * 30 + [5], [1], []])
+def test_what_a_shorter_run_measures_is_a_part_of_what_a_longer_one_does(sizes: list[int]):
+    rng, before = random.Random(0), []
+    texts = [" ".join("x" * rng.randint(1, 9) for _ in range(size))[:size] for size in sizes]
+    for characters in (1, 500, 3000, 10_000, 12_000, 100_000, math.inf):
+        read = heldout.beginnings(texts, characters)
+        assert sum(map(len, read)) <= max(characters, heldout.BEGINNING)
+        assert all(text.startswith(begin) for text, begin in zip(texts, read, strict=False))
+        assert len(before) <= len(read)
+        assert all(now.startswith(was) for was, now in zip(before, read, strict=False))
+        before = read
+    assert before == texts
+
+
+def test_a_short_run_measures_many_documents_up_to_the_end_of_a_word():
+    texts = ["harbour " * 5000, *(["lamp rain\n" * 300] * 40)]
+    read = heldout.beginnings(texts, 10_000)
+    assert len(read) == 20
+    assert all(0.9 * heldout.BEGINNING < len(text) <= heldout.BEGINNING for text in read)
+    assert {text.split()[-1] for text in read} == {"harbour", "rain"}
+    assert [len(text) for text in heldout.beginnings(["ж" * 9000] * 3, 2100)] == [700] * 3
+
+
+def test_a_smaller_share_of_the_curve_measures_fewer_sequences_and_words_and_the_frequencies_of_the_same_ones(by_id):
+    held, counts = packed([13_000] * 4), np.ones(VOCABULARY)
+    curve_losses(by_id, held, MASK, CPU, share=0.1)
+    few = sum(len(labels) for *_, labels in by_id.asked)
+    rows = held.sequences[:: heldout.spread(held, 0.1)]
+    assert len(rows) == math.ceil(0.1 * heldout.CURVE_SEQUENCES)
+    by_id.asked.clear()
+    curve_losses(by_id, held, MASK, CPU)
+    assert few < 0.3 * sum(len(labels) for *_, labels in by_id.asked)
+    counts[rows[0, 0]] = 1e6
+    nats = -np.log((counts + 1) / (counts + 1).sum())
+    valid = held.words[:: heldout.spread(held, 0.1)] >= 0
+    found = heldout.by_frequencies(held, counts, 0.1)
+    assert found["nats_per_token"] == pytest.approx(nats[rows[valid]].mean(), abs=1e-6)
+    assert found["nats_per_byte"] == heldout.by_frequencies(held, counts)["nats_per_byte"]

@@ -1,6 +1,8 @@
 """The pretrain stage, as plain calls on a toy corpus."""
 
 import json
+import logging
+import math
 import os
 import shutil
 import signal
@@ -16,14 +18,17 @@ from conftest import store_of_its_own, toy_tokens
 from test_tracking import curve, install_doubles, records
 
 from model import InputError, distributed, export, machine, pretraining
+from model import heldout as heldout_module
 from model.distributed import Job
 from model.heldout import Heldout
 from tasks import pretrain as pretrain_module
 from tasks import store as store_module
 from tasks.finetune import Finetune, finetune
 from tasks.pretrain import Pretrain, measured_on, pretrain
+from tasks.reports import sections
 from tasks.store import LINEAGE, Artifact
 from tasks.text.tokenizer import CLS, MASK, PAD, SEP
+from tasks.tokenize import digest_of, measured_texts
 
 TINY = Pretrain(
     architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48},
@@ -45,7 +50,7 @@ def made(tmp_path_factory, toy_texts: list[str]):
 
 def assert_measured_again(bert: Artifact) -> None:
     """The files of an artifact alone give its held-out loss again."""
-    found = measured_on(bert.path, export.load(bert.path), machine.detect())
+    found = measured_on(bert.path, export.load(bert.path), machine.detect(), math.inf)
     recorded = bert.stats["heldout"]
     assert found.keys() == recorded.keys()
     for name, value in recorded.items():
@@ -116,6 +121,27 @@ def test_the_held_out_loss_is_that_of_all_words_per_word_character_and_byte(made
     assert held["unread"] == pytest.approx(held["unread_bytes"] / held["bytes"], abs=1e-6)
 
 
+def test_a_short_run_is_measured_on_beginnings_of_its_documents_and_every_page_says_so(made, monkeypatch, caplog):
+    monkeypatch.setattr(heldout_module, "LEAST_CHARACTERS", 3000)
+    with caplog.at_level(logging.WARNING):
+        bert = pretrain.fn(TINY.model_copy(update={"budget": 5_000}), made["tokens"])
+    held, all_held = bert.stats["heldout"], made["tokens"].stats["heldout"]["measured"]
+    read = heldout_module.beginnings(measured_texts(bert.path), 3000)
+    assert 2000 < held["characters"] == sum(map(len, read)) <= 3000 < all_held["characters"]
+    assert (held["documents"], held["digest"]) == (len(read), digest_of(read))
+    assert held["of_digest"] == all_held["digest"] != held["digest"]
+    assert (held["of_documents"], held["of_characters"]) == (all_held["documents"], all_held["characters"])
+    card = (bert.path / "README.md").read_text(encoding="utf-8")
+    said = f"a part of the {all_held['characters']:,} characters in {all_held['documents']:,} documents"
+    assert said in card
+    few = f"rests on {held['words']:,} words"
+    assert held["words"] < sections.FEWEST_WORDS
+    assert few in caplog.text
+    assert few in card
+    assert "a part of the" not in (made["pretrain"].path / "README.md").read_text(encoding="utf-8")
+    assert "of_digest" not in made["pretrain"].stats["heldout"]
+
+
 def test_the_pretrained_artifact_is_complete_in_itself(made, tmp_path: Path, monkeypatch):
     """Copied alone to another store, it can be measured and finetuned, with the same result."""
     bert, asked = made["pretrain"], Finetune(data="probes", tasks=["word-order"], seeds=1, epochs=1, max_tokens=32)
@@ -149,6 +175,7 @@ def test_two_processes_that_meet_in_a_folder_of_any_name_have_the_losses_of_one_
     meeting.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(meeting))
     monkeypatch.setattr(distributed, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(heldout_module, "LEAST_OF_CURVE", 1 / 25)  # as in the other processes
     measure, evaluated, runs = pretraining.curve_losses, [], []
     monkeypatch.setattr(pretraining, "curve_losses", lambda *about: evaluated.append(1) or measure(*about))
     for gpus, most in ((1, 4), (2, 8)):  # two processes have 4 sequences each

@@ -14,7 +14,9 @@ from pydantic import BaseModel
 from flows.cram import cram, planned
 from flows.deltas import tuned
 from flows.recipes import DELTAS, RECIPES, STAGES, resolve, without_empty
+from flows.study_runs import operations_per_token
 from model import InputError, bert, layers, optimizer, schedules
+from model.heldout import POCKET_OPERATIONS, SLOW_TOKENS
 from model.settings import Training
 from tasks.glue.tasks import GLUE
 from tasks.text.words import Normaliser
@@ -385,3 +387,24 @@ def test_a_length_that_does_not_fit_is_refused_if_the_run_reaches_the_stage(over
     following = STAGES[STAGES.index(last) + 1]
     with pytest.raises(InputError, match=re.escape(field)):
         planned("crammed-bert", override, following, {}, [])
+
+
+def test_the_recipe_for_three_minutes_is_the_demos_model_and_training_on_text_of_ones_own():
+    mini, demo, pocket_frontier = (RECIPES[name] for name in ("pocket-mini", "demo", "pocket-frontier"))
+    assert mini.pretrain == demo.pretrain.model_copy(update={"budget": 0.05})
+    assert mini.vocabulary.entries == demo.vocabulary.entries
+    assert (mini.download, mini.finetune.data) == (pocket_frontier.download, pocket_frontier.finetune.data)
+    own = resolve("pocket-mini", {"download": {"source": "files", "files": ["README.md"]}})
+    assert own.download.documents == 0
+    assert own.pretrain == mini.pretrain
+
+
+def test_the_recipe_for_three_minutes_takes_hundreds_of_steps_on_the_slow_machine_where_pocket_frontier_takes_twenty():
+    budget = 0.05 * SLOW_TOKENS * POCKET_OPERATIONS
+    steps = {}
+    for name in ("pocket-mini", "pocket-frontier"):
+        recipe = RECIPES[name]
+        tokens = budget / operations_per_token(recipe)
+        steps[name] = tokens / recipe.pretrain.batch_size / recipe.tokenize.length
+    assert steps["pocket-frontier"] < 25
+    assert steps["pocket-mini"] > 700

@@ -40,7 +40,8 @@ MODEL = "pretrain/00000000000a"
 RULES = "GLUE by the rules of cramming"
 UNDEFINED = "Matthews correlation is undefined and reported as 0, for all 1,043 predictions are of class 1."
 HELDOUT = {
-    "documents": 10, "tokens": 25, "words": 20, "characters": 120, "bytes": 125, "unread_bytes": 5, "digest": "d1",
+    "documents": 10, "tokens": 2500, "words": 2000, "characters": 12_000, "bytes": 12_500, "unread_bytes": 500,
+    "digest": "d1",
     "unread": 0.04, "length_nats_per_byte": 0.05, "nats_per_word": {"value": 2.1, "standard_error": 0.05},
     "nats_per_character": {"value": 0.5, "standard_error": 0.0125},
     "nats_per_byte": {"value": 0.48, "standard_error": 0.012},

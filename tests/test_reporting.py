@@ -232,6 +232,11 @@ MNLI = {"task": "mnli", "metric": "accuracy", "validation": {"m": split(81.24, 8
         ({"documents": 1, "dropped": {}}, "1 of 1 document kept"),
         ({"documents": 9000, "checked": False, "dropped": {}}, "9,000 documents, unchecked"),
         ({"heldout_loss": 5.9, "heldout": {"nats_per_byte": {"value": 1.23456}}}, "held-out loss 1.2346 nats per byte"),
+        (
+            {"heldout_loss": 5.9, "heldout": {"nats_per_byte": {"value": 1.23456, "standard_error": 0.01239}}},
+            "held-out loss 1.2346 ± 0.0124 nats per byte",
+        ),
+        ({"nats_per_byte": {"value": 1.2, "standard_error": None}}, "1.2000 nats per byte"),
         (MNLI, "mnli 81.2 / 82.0 accuracy"),
         (MNLI | {"task": "rte", "validation": {"validation": split(53.0, 50.0)}}, "rte 53.0 accuracy (≤ majority)"),
         (MNLI | {"task": "rte", "validation": {"validation": split(53.0, 50.1)}}, "rte 53.0 accuracy"),

@@ -17,7 +17,7 @@ from tasks.glue.tasks import PROBES, Task, task_of
 from tasks.reports.lineage import as_text
 from tasks.reports.markdown import Marked, code, render
 from tasks.reports.scores import HELPERS, METRICS, WEAK, data_notes, is_partial, settings, settings_rows
-from tasks.reports.sections import beginning, hopeless, overlap, stage_of, text_sections
+from tasks.reports.sections import beginning, doubts, overlap, stage_of, text_sections
 
 LONG = 100  # characters of a list in a table
 GLUE = "nyu-mll/glue"
@@ -114,7 +114,7 @@ def recipe(about: dict, lineage: dict[str, dict]) -> dict:
         "began": start and beginning(start),
         "adopted": adopted,
         "tags": ["pretrained-from-scratch"] if not start and not adopted else [],
-        "hopeless": hopeless(about["stats"]),
+        "doubts": doubts(about["stats"], about["params"]),
         "overlap": overlap(lineage),
         "stops": about_stops(about["stats"]),
         "nats": nats,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from model import counted, duration
+from model.diagnosis import Course, advice
 from model.settings import Finetuning
 from tasks.glue.tasks import MOST_EPOCHS, PROBES, TASKS, Task
 from tasks.reports.markdown import Marked, escape, records, table
@@ -34,6 +35,9 @@ RULE_HOURS, RULE_SEEDS = 24.0, 5
 RULE_WORDS = 13  # in a row, that a document has in common with downstream data: appendix C of the GPT-3 paper
 OWN_SETTINGS = ("epochs", "batch_size", "learning_rate")  # that a task of one's own can have
 MOST_CLASSES = 12  # of a confusion table
+# A standard error from so many documents is itself uncertain by a quarter, from three by a half; a word's loss varies by
+# some 3 nats, so the mean of so many by 0.1
+FEWEST_DOCUMENTS, FEWEST_WORDS = 10, 1000
 LAST_STEP = 1.001  # a budget ends with the step in which it is spent
 YES, NO, UNKNOWN = "✓", "✗", "?"
 
@@ -139,15 +143,41 @@ def beginning(start: dict) -> str:
     return f"{start['name']}, which {known}{before}"
 
 
-def hopeless(stats: dict) -> str:
-    """A sentence about a held-out loss that is not below that of token frequencies alone; empty for any other."""
+def hopeless(stats: dict, params: dict) -> str:
+    """Sentences about a held-out loss that is not below that of token frequencies alone; empty for any other."""
     held = stats.get("heldout", {})
-    limit = held.get("by_frequencies", {}).get("nats_per_byte", math.inf)
-    if not held or (loss := held["nats_per_byte"]["value"]) < limit:
+    limits = held.get("by_frequencies", {})
+    if not limits or (loss := held["nats_per_byte"]["value"]) < limits["nats_per_byte"]:
+        return ""
+    course = Course(
+        losses=[each["heldout_loss"] for each in stats["evaluations"]],
+        by_frequencies=limits["nats_per_token"],
+        batch_size=params["batch_size"],
+        learning_rate=params["learning_rate"],
+        is_rotary=params["architecture"]["positions"] == "rotary",
+        **{name: stats[name] for name in ("steps", "tokens", "epochs", "training_loss")},
+    )
+    return (
+        f"It learned nothing from context: {loss:.4g} nats per held-out byte; token frequencies alone give "
+        f"{limits['nats_per_byte']:.4g}. {advice(course)}"
+    )
+
+
+def few_words(stats: dict) -> str:
+    """A sentence about a held-out loss of too little text to mean much; empty for any other."""
+    held = stats.get("heldout")
+    if not held or (held["documents"] >= FEWEST_DOCUMENTS and held["words"] >= FEWEST_WORDS):
         return ""
     return (
-        f"It learned nothing from context: {loss:.4g} nats per held-out byte; token frequencies alone give {limit:.4g}."
+        f"The held-out loss rests on {counted(held['words'], 'word')} in {counted(held['documents'], 'document')}, too "
+        f"few to compare runs by it: below {FEWEST_WORDS:,} words a few rare ones decide, and below {FEWEST_DOCUMENTS} "
+        "documents its standard error means little. Raise tokenize.heldout_fraction, or give more text."
     )
+
+
+def doubts(stats: dict, params: dict) -> list[str]:
+    """What speaks against a model or its held-out loss. `stats`, `params`: those of its pretrain stage."""
+    return list(filter(None, (hopeless(stats, params), few_words(stats))))
 
 
 # The rules of cramming (section 2 of the paper): rows of rule, whether it was kept, and the fact

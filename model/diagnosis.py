@@ -1,0 +1,101 @@
+"""Why a run has not learned from context, as far as its held-out losses tell, and what helps."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from model import counted
+
+FELL = 0.05  # nats per token that a loss has to fall, over the second half of what is known, to be called falling
+ROSE = 0.15  # that it has to be above what it was; over a few hundred tokens it swings by some hundredths
+NEAR = 0.05  # of the loss by token frequencies: this near, the model stands on that plateau
+# tokens that pocket-sized models stand there for, by their positions (docs/findings.md)
+PLATEAU, PLATEAU_ROTARY = 8_000_000, 3_000_000
+FEW_STEPS = 300  # the demo's recipe leaves the plateau within 200 steps of 2,048 tokens
+# with so many epochs and a training loss so far below the held-out one, the text is known by heart
+MANY_EPOCHS, KNOWN_BY_HEART = 4, 0.5
+
+
+class Course(NamedTuple):
+    """A run up to now: its held-out losses (nats per token, the first before any step), and what it has done.
+
+    `by_frequencies`: nats per held-out token by token frequencies alone. `epochs`: times that it has read the text.
+    `training_loss`: nats per masked token of the last steps, None if unknown.
+    """
+
+    losses: Sequence[float]
+    by_frequencies: float
+    steps: int
+    tokens: int
+    epochs: float
+    batch_size: int
+    learning_rate: float
+    is_rotary: bool
+    training_loss: float | None = None
+
+    @property
+    def rise(self) -> tuple[float, float]:
+        """The farthest rise of the loss: its lowest value until then, and that at its top."""
+        lowest = np.minimum.accumulate(self.losses)
+        top = int(np.argmax(self.losses - lowest))
+        return float(lowest[top]), float(self.losses[top])
+
+    @property
+    def jumped(self) -> bool:
+        """Whether the loss rose far at some point and has not fallen below where that began."""
+        low, high = self.rise
+        return high - low > ROSE and self.losses[-1] > low - FELL
+
+    @property
+    def falls(self) -> bool:
+        """Whether it fell over the second half, to about the lowest yet."""
+        losses = self.losses
+        middle = losses[(len(losses) - 1) // 2]
+        return losses[-1] < middle - FELL and losses[-1] < min(losses) + FELL
+
+    @property
+    def known_by_heart(self) -> bool:
+        """Whether the training text is, so that more of the same doesn't help."""
+        gap = 0.0 if self.training_loss is None else self.losses[-1] - self.training_loss
+        return self.epochs >= MANY_EPOCHS and gap > KNOWN_BY_HEART
+
+    @property
+    def stands_near_frequencies(self) -> bool:
+        """Whether the loss is about that of the token frequencies."""
+        return abs(self.losses[-1] - self.by_frequencies) <= NEAR * self.by_frequencies
+
+
+def advice(course: Course) -> str:
+    """Sentences: what the losses say, with the numbers that they rest on, and what to change."""
+    did = f"{counted(course.tokens, 'token')} in {counted(course.steps, 'step')}"
+    rate = f"Lower pretrain.learning_rate (now {course.learning_rate:g}; Muon's is matrix_learning_rate)"
+    rate += ", or set or lower pretrain.clip."
+    more = f"Lower pretrain.batch_size (now {course.batch_size:,}), which gives more steps, take a smaller model "
+    more += "(recipe pocket-mini), or raise pretrain.budget."
+    last = course.losses[-1]
+    if course.known_by_heart:
+        return (
+            f"It has read the text {course.epochs:.1f} times and knows it by heart: {course.training_loss:.4g} nats per "
+            f"token in training, {last:.4g} on held-out text. Give more text (download), or lower pretrain.budget."
+        )
+    if course.jumped:
+        low, high = course.rise
+        return f"The held-out loss rose from {low:.4g} to {high:.4g} nats per token: the rate is too high. {rate}"
+    if course.falls:
+        return f"The held-out loss was still falling after {did}, which are too few. {more}"
+    if course.steps < FEW_STEPS:
+        return f"It has read {did}, too few to tell more. {more}"
+    if not course.stands_near_frequencies:
+        return (
+            f"After {did} the held-out loss stands still at {last:.4g} nats per token, away from the "
+            f"{course.by_frequencies:.4g} of the frequencies: the rate may be too high. {rate}"
+        )
+    if course.is_rotary and course.tokens > PLATEAU_ROTARY:
+        return f"After {did} it still knows frequencies only, longer than is usual. {rate}"
+    usual = PLATEAU_ROTARY if course.is_rotary else PLATEAU
+    other = "" if course.is_rotary else ", or set pretrain.architecture.positions to rotary"
+    return (
+        f"After {did} it knows frequencies only, as every model does at first: one of pocket size with such positions "
+        f"for about {usual / 1e6:g} million tokens. Raise pretrain.budget{other}."
+    )
