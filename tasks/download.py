@@ -9,7 +9,7 @@ import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,14 +17,27 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from model import InputError, counted
-from tasks import printable
 from tasks.corpus import formats, hub, local, pydocs
 from tasks.corpus.columns import OTHER, Layout, source_name
-from tasks.corpus.containers import BUFFER, Encoding
+from tasks.corpus.containers import BUFFER, Encoding, head_of
 from tasks.corpus.formats import Skipped, extractor
-from tasks.corpus.kinds import Damage, family
+from tasks.corpus.kinds import (
+    ARCHIVES,
+    FORMATS,
+    MAIL,
+    MARKUP,
+    SUBTITLES,
+    TABLES,
+    Damage,
+    counted_kinds,
+    ending,
+    family,
+    sniffed,
+)
+from tasks.corpus.losses import Losses
 from tasks.corpus.parts import Document, PartWriter, Tally
 from tasks.corpus.rows import Loss
+from tasks.corpus.survey import check_files, check_records, flaws_of, warn_of_doubts
 from tasks.stage import Params, stage
 from tasks.store import WORK, draft_of, known_digest
 from tasks.workers.progress import Progress
@@ -36,11 +49,13 @@ COLUMNS = ("column", "source_column")  # params on how rows are read
 OWN_TEXT = (*COLUMNS, "documents_by", "encoding", "extract")  # params on how files are read
 HUB = hub.Split._fields
 OPTIONS = {"files": ("files", *OWN_TEXT), "hub": (*HUB, *COLUMNS)}  # params of a source; the first one is required
-ADVICE = {  # which parameters help, by the beginning of the reason of losses
-    "no field": "Set download.column to the field with the text.",
-    "not UTF-8": "Set download.encoding to the encoding of the text, for example windows-1252 or utf-16-le.",
-    "longer than": "Divide long text files by download.documents_by: line or blank-line.",
-    "broken JSON": "Name JSON with values of several lines .json, and CSV .csv.",
+# the formats of archives enter a key since mail and subtitles in them are read
+READ_ANEW = {*MAIL.values(), *SUBTITLES.values(), *ARCHIVES.values()}
+MARKED_UP = {*MARKUP.values(), *MAIL.values()}
+EFFECT = {  # the formats on which an option has an effect
+    "documents_by": {"text"},
+    "extract": MARKED_UP,
+    "encoding": {*FORMATS.values(), "WikiExtractor"} - {*TABLES.values()},
 }
 log = logging.getLogger(__name__)
 
@@ -108,6 +123,22 @@ class Download(Params):
         """What is read for source 'hub'."""
         return hub.Split(*(getattr(self, name) for name in HUB))
 
+    @property
+    def options(self) -> dict[str, str]:
+        """How files are read."""
+        return {option: getattr(self, option) for option in OWN_TEXT}
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a part of the source may be all that is read."""
+        return bool(self.sets or self.documents or self.megabytes)
+
+    def check(self) -> None:
+        """Raise InputError if local files, or too many records in them, can't be read, as their beginnings tell."""
+        found, _ = own_text(self)
+        if self.source == "files" and not self.is_limited:
+            check_records(found, self.options, self.max_lost, ", ".join(self.files))
+
     @classmethod
     def usual(cls) -> dict:
         """The defaults, without the identity of the source, for which the hub would be asked."""
@@ -125,8 +156,8 @@ class Download(Params):
 def identity_of(name: str, params: Download) -> dict:
     """What identifies the content of a source in a key."""
     if name == "files":
-        files, _ = local.local_files(params.files, params.extract)
-        return {"files": [[name, known_digest(path)] for name, path in files.items()]}
+        files = local.local_files(params.files, params.extract).files
+        return {"files": [[name, known_digest(path), *anew(name, path)] for name, path in files.items()]}
     if name == "python-docs":
         return {"packages": pydocs.packages_digest()}
     if name == "hub":
@@ -134,6 +165,14 @@ def identity_of(name: str, params: Download) -> dict:
     source = hub.SOURCES[name]
     identity = {"repository": source.repository, "revision": hub.commit(source), "pattern": source.pattern}
     return identity | {"text": source.text, "sets": [], "mixed": source.mixed}
+
+
+def anew(name: str, path: Path) -> list[str]:
+    """What enters a key of a file that earlier versions read as plain text, or of which they skipped files."""
+    form = FORMATS.get(ending(name), "")
+    with suppress(InputError):  # which `flaws` tells
+        form = form or sniffed(head_of(path))
+    return [form] if form in READ_ANEW else []
 
 
 def shards_of(source: str, sets: list[str], files: dict[str, Path]) -> list[hub.File]:
@@ -183,42 +222,34 @@ class Counts(Tally):
 
     def stats(self, what: str) -> dict:
         """The counts. Raises InputError if no document was read, or if more was lost than `max_lost` allows."""
-        counts, lost, examples = self.counts(), Counter(), {}
+        counts = self.counts()
         with open(self.lost.name, encoding="utf-8") as file:
-            for loss in map(json.loads, file):
-                lost[loss["reason"]] += 1
-                examples.setdefault(loss["reason"], "{file}, line {line}: {sample}".format_map(loss))
-        listed = "; ".join(f"{n:,} x {reason}" for reason, n in sorted(lost.items())) or "nothing"
-        listed += f"; skipped: {local.counted_kinds(self.skipped.elements())}" if self.skipped else ""
-        listed += f"; for example {printable(examples[max(lost, key=lost.get)])}" if lost else ""
-        advice = " ".join(said for start, said in ADVICE.items() if any(reason.startswith(start) for reason in lost))
+            lost = Losses(Loss(**json.loads(line)) for line in file)
         if not counts["documents"] and self.other_sets:
             sets = ", ".join(name for name, _ in self.other_sets.most_common(30))
             raise InputError(f"{what} has no documents from the requested sets. It has: {sets}. Correct download.sets.")
-        if not counts["documents"]:
-            help_ = advice or "Check download.files or source."
-            raise InputError(f"{what} holds no document that cram can read (lost: {listed}). {help_}")
-        total = lost.total()
-        seen = total + counts["documents"] + self.other_sets.total()
-        if total > self.params.max_lost * seen:
-            raise InputError(
-                f"{total:,} of {counted(seen, 'record')} in {what} are unreadable ({listed}), more than "
-                f"download.max_lost allows ({self.params.max_lost:.1%}). "
-                f"{advice or 'Repair the files, or raise download.max_lost.'} All are listed in {self.lost.name}."
-            )
-        return {**counts, "bytes": self.bytes.total(), "lost": dict(sorted(lost.items())), "formats": self.formats}
+        documents = counts["documents"] and counts["documents"] + self.other_sets.total()
+        lost.check(what, documents, self.params.max_lost, self.skipped, f"All are listed in {self.lost.name}.")
+        return {
+            **counts,
+            "bytes": self.bytes.total(),
+            "lost": dict(sorted(lost.reasons.items())),
+            "formats": self.formats,
+        }
 
 
 class Reader:
     """Reads the records of one source in order.
 
     `at` is where an earlier attempt stopped: the number of shards that were read completely, and the number of records
-    (documents, losses or skipped files) that were read of the next one. `options` is how its files are read, and
-    `layout` what was found in the present one.
+    (documents, losses or skipped files) that were read of the next one. `options` is how its files are read, `flaws`
+    are the files that can't be, and `layout` is what was found in the present one.
     """
 
-    def __init__(self, name: str, shards: list[hub.File], at: tuple[int, int], options: dict[str, str]) -> None:
-        self.name, self.shards, self.hub = name, shards, hub.SOURCES.get(name)
+    def __init__(
+        self, name: str, shards: list[hub.File], at: tuple[int, int], options: dict[str, str], flaws: dict[str, Loss]
+    ) -> None:
+        self.name, self.shards, self.hub, self.flaws = name, shards, hub.SOURCES.get(name), flaws
         self.options = {"column": self.hub.text} if self.hub else options
         self.layout = Layout("", form="packages")
         self.shard, self.records = at
@@ -236,6 +267,9 @@ class Reader:
         if self.name == "python-docs":
             yield from pydocs.package_documents(shard.name)
             return
+        if shard.name in self.flaws:
+            yield self.flaws[shard.name]
+            return
         source = shard.set or (family(shard.name) if shard.path else self.name)
         self.layout = Layout(source, **self.options)
         with shard.path.open("rb", BUFFER) if shard.path else hub.opened(self.hub, shard) as file:
@@ -247,17 +281,30 @@ class Reader:
         return self.shard, self.records
 
     @property
+    def reached(self) -> list[str]:
+        """The names of the shards that were read, if only in part."""
+        return [shard.name for shard in self.shards[: self.shard + bool(self.records)]]
+
+    @property
     def ended(self) -> bool:
         """Whether the whole source has been read."""
         return self.shard == len(self.shards)
 
 
-def reader_of(name: str, params: Download, files: dict[str, Path], at: Any) -> Reader | hub.Rows:
-    """The reader of a source, which begins where an earlier attempt stopped, or at the beginning if `at` is None."""
+def reader_of(
+    name: str, params: Download, files: dict[str, Path], flaws: dict[str, Loss], at: Any
+) -> Reader | hub.Rows:
+    """The reader of a source, which begins where an earlier attempt stopped, or at the beginning if `at` is None.
+
+    `files` are those of the source 'files', of which those in `flaws` can't be read.
+    """
     if name == "hub":
         return hub.Rows(params.of_dataset, {column: getattr(params, column) for column in COLUMNS}, at)
-    options = {option: getattr(params, option) for option in OWN_TEXT}
-    return Reader(name, shards_of(name, params.sets, files), at or (0, 0), options)
+    shards = shards_of(name, params.sets, files)
+    if name != "files":
+        return Reader(name, shards, at or (0, 0), params.options, {})
+    gone = [hub.File(each) for each in flaws.keys() - files.keys()]
+    return Reader(name, shards + sorted(gone, key=lambda file: file.name), at or (0, 0), params.options, flaws)
 
 
 def counted_as(source: str, counts: Counter) -> str:
@@ -312,6 +359,32 @@ def read_sources(readers: dict[str, Reader | hub.Rows], counts: Counts, parts: P
         report()
 
 
+def own_text(params: Download) -> tuple[local.Local, dict[str, Loss]]:
+    """The local files, and the losses of those that can't be read. Raises InputError if these are too many.
+
+    If all may not be read, it raises nothing, since nobody knows yet which files will be reached.
+    """
+    if not params.files:
+        return local.Local({}, Counter(), [], set()), {}
+    found = local.local_files(params.files, params.extract)
+    flaws = flaws_of(found, params.options)
+    if not params.is_limited:
+        check_files(flaws, found.given, len(found.files) + len(found.gone), params.max_lost)
+    warn_of_doubts(found, params.options)
+    return found, flaws
+
+
+def tell(params: Download, counts: Counts) -> None:
+    """Log what was found in files, what of archives was not read, and which options had no effect."""
+    if counts.skipped:
+        log.warning("Files in archives, or mails, that are not read: %s.", counted_kinds(counts.skipped.elements()))
+    if {"files", "hub"} & set(params.weights):
+        log.info("The documents by format and column: %s.", json.dumps(counts.formats))
+    for option, forms in EFFECT.items():
+        if getattr(params, option) and not forms & set(counts.formats):
+            log.warning("download.%s had no effect: no document is from %s.", option, " or ".join(sorted(forms)))
+
+
 @stage(version=4, resumes=True, retries=3)
 def download(params: Download, out: Path) -> dict:
     """Read the source and write it as parts; count what was read and what was lost, and where."""
@@ -322,12 +395,17 @@ def download(params: Download, out: Path) -> dict:
     for part in sorted(out.glob("part-*.parquet"))[state["parts"] :]:  # written after the state was saved
         part.unlink()
     counts, parts = Counts(params, out / LOST, state), PartWriter(out, out / LOST, saved, state["parts"])
-    files, skipped = local.local_files(params.files, params.extract) if params.files else ({}, Counter())
-    readers = {name: reader_of(name, params, files, state["at"].get(name)) for name in params.weights}
+    own, flaws = own_text(params)
+    readers = {name: reader_of(name, params, own.files, flaws, state["at"].get(name)) for name in params.weights}
     try:
         # `lost` is closed, or its buffer would be written after a rerun in this process has begun
         with closing(counts.lost), parts:
             read_sources(readers, counts, parts)
+        if flaws and params.is_limited:
+            reached = readers["files"].reached
+            check_files(
+                {name: flaws[name] for name in reached if name in flaws}, own.given, len(reached), params.max_lost
+            )
         if draft_of(download.target(params)) != out:  # the files have other digests than those in the key
             raise Damage(
                 "A file in download.files or download.dataset changed while it was read. Run again, and leave it."
@@ -341,15 +419,9 @@ def download(params: Download, out: Path) -> dict:
         "parts": parts.parts,
         **counts.stats(what),
     }
-    if counts.skipped:
-        log.warning("Files in archives that are not read: %s.", local.counted_kinds(counts.skipped.elements()))
-    if {"files", "hub"} & set(params.weights):
-        log.info("The documents by format and column: %s.", json.dumps(counts.formats))
-    if counts.skipped + skipped:
-        stats["skipped"] = dict((counts.skipped + skipped).most_common())
-    for option, forms in (("documents_by", {"text"}), ("extract", {"HTML", "XML"})):
-        if getattr(params, option) and not forms & set(counts.formats):
-            log.warning("download.%s had no effect: no document is from %s.", option, " or ".join(sorted(forms)))
+    if counts.skipped + own.skipped:
+        stats["skipped"] = dict((counts.skipped + own.skipped).most_common())
+    tell(params, counts)
     if counts.other_sets:
         stats["other_sets"] = dict(counts.other_sets.most_common())
     if len(readers) > 1:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from model import InputError
 from tasks import download as download_stage
 from tasks import store as store_module
-from tasks.corpus import hub, parts
+from tasks.corpus import containers, hub, parts, survey
 from tasks.corpus.parts import SCHEMA, parts_of
 from tasks.download import Download, download
 from tasks.store import WORK, artifacts, draft_of
@@ -243,7 +243,11 @@ def test_an_interrupted_download_resumes_at_its_last_part_and_makes_the_same_byt
         assert {name: (made.path / name).stat().st_mtime_ns for name in times} == times, "not written again"
 
 
-def test_a_failure_midway_publishes_nothing_and_leaves_no_litter_behind(store: Path, shards: Path, toy_texts):
+def test_a_failure_midway_publishes_nothing_and_leaves_no_litter_behind(
+    store: Path, shards: Path, toy_texts, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(survey, "LOOKED_AT", 0)  # or it would be found before anything is read
+    monkeypatch.setattr(containers, "BUFFER", 1000)
     whole = gzip.compress((shards / "toy-2.jsonl").read_bytes())
     (shards / "toy-2.jsonl").unlink()
     (shards / "toy-2.jsonl.gz").write_bytes(whole[:-1])

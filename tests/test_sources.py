@@ -12,7 +12,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -136,7 +136,7 @@ def test_a_txt_file_is_one_document(store: Path, data: Path):
         b"good line\nbad \xff byte": Loss("a.txt", 2, "not UTF-8", r"b'\xff byte'"),
         b" \n": Loss("a.txt", 1, "empty text", r"b' \n'"),
         "é".encode() * 50_000: Document("a.txt:1", "a", "é" * 50_000),
-        "é".encode() * 50_001: Loss("a.txt", 1, "longer than 100 MB", repr("é".encode() * 20)),
+        "é".encode() * 50_001: Loss("a.txt", 1, "line longer than 100 MB", repr("é".encode() * 20)),
     }.items():
         found = content(stored, "a.txt", limit=100_000)
         assert found.documents + found.losses == [expected]
@@ -150,6 +150,16 @@ def test_all_frames_of_zst_and_all_members_of_gz_are_read():
         frames = [packed(part, suffix) for part in (first[:half], first[half:], b"", second)]
         assert content(extra + extra.join(frames) + extra, f"a{suffix}").texts == TEXTS
         assert content(frames[2], f"a{suffix}") == ([], [], "")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])
+def test_streams_and_the_padding_between_and_after_them_are_read(pack: Callable[[bytes], bytes]):
+    name = f"a.jsonl.{ {gzip.compress: 'gz', bz2.compress: 'bz2', lzma.compress: 'xz'}[pack] }"
+    first, second = pack(json_lines(TEXTS[:2])), pack(json_lines(TEXTS[2:]))
+    for between, after in ((0, 4), (4, 0), (512, 4096), (4 * containers.MORSEL, 4 * containers.MORSEL)):
+        assert content(first + bytes(between) + second + bytes(after), name).texts == TEXTS
+    assert "truncated" in content(first + bytes(8) + second[:-9], name).damage
+    assert "corrupt" in content(first + bytes(8) + b"garbage", name).damage
 
 
 def test_a_zst_file_with_a_long_window_is_read():
@@ -236,7 +246,12 @@ def test_rows_of_parquet_without_a_text_are_lost_alone(kind: pa.DataType):
     found = content(parquet(pa.table({"text": column})), "a.parquet", limit=100_000)
     assert [d.id for d in found.documents] == ["a.parquet:1", "a.parquet:4", "a.parquet:6"]
     assert found.texts == [texts[i].decode() for i in (0, 3, 5)]
-    reasons = {2: "not UTF-8", 3: "text is not a string but NoneType", 5: "empty text", 7: "longer than 100 MB"}
+    reasons = {
+        2: "not UTF-8 in a table",
+        3: "text is not a string but NoneType",
+        5: "empty text",
+        7: "longer than 100 MB",
+    }
     assert {loss.line: loss.reason for loss in found.losses} == reasons
 
 
@@ -415,25 +430,20 @@ def test_globs_directories_and_links_give_files_in_order_each_once(store: Path, 
 
 
 def test_a_path_that_cannot_be_read_is_named(data: Path):
-    plant(data, "a.jsonl", "with-link/a.jsonl", "with-pipe/a.jsonl", "hollow/table.bin", "hollow.parquet/.txt.bak")
+    plant(data, "a.jsonl", "hollow/table.bin", "hollow.parquet/.txt.bak")
     (data / "hollow/table.bin").write_bytes(bytes(99))
     plant(data, "alike/a\nb.jsonl", "alike/a\\u000ab.jsonl")
-    plant(data, **{"broken.jsonl": "gone", "with-link/broken.jsonl": "gone", "circle.jsonl": "circle.jsonl"})
-    for pipe in ("pipe.jsonl", "with-pipe/pipe.jsonl"):
-        os.mkfifo(data / pipe)
+    plant(data, **{"broken.jsonl": "gone", "circle.jsonl": "circle.jsonl"})
+    os.mkfifo(data / "pipe.jsonl")
     for pattern, words in {
         "gone.jsonl": "gone.jsonl' matches nothing",
         "gone-*.parquet": "gone-*.parquet' matches nothing",
         "hollow": "hollow' holds no file that cram reads",
         "hollow.parquet": "hollow.parquet' holds no file that cram reads",
         "hollow/table.bin": "table.bin is of a kind that cram doesn't read",
-        "hollow/t*": "table.bin is of a kind that cram doesn't read",
         "broken.jsonl": "broken.jsonl is no regular file but a broken link, pipe",
         "circle.jsonl": "circle.jsonl is no regular file but a broken link, pipe",
-        "with-link": "with-link/broken.jsonl is no regular file but a broken link, pipe",
-        "with-l*": "with-link/broken.jsonl is no regular file but a broken link, pipe",
         "pipe.jsonl": "pipe.jsonl is no regular file but a broken link, pipe",
-        "with-pipe": "with-pipe/pipe.jsonl is no regular file but a broken link, pipe",
         "alike": "names that differ only in characters that can't be printed",
     }.items():
         with pytest.raises(InputError, match=re.escape(words)):

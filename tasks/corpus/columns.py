@@ -9,6 +9,7 @@ import pyarrow as pa
 from model import InputError
 from tasks import printable
 from tasks.corpus import rows
+from tasks.corpus.kinds import TABLES
 from tasks.corpus.parts import Document
 from tasks.corpus.rows import SAMPLE, SURROGATE, TOO_LONG, Lenient, Loss, Row, Unreadable
 
@@ -17,7 +18,7 @@ SOURCES = ("meta.pile_set_name", "source")  # columns that name a source; the fi
 SHOWN_FIELDS = 40  # that an error names
 LONGEST_TYPE = 60  # characters that are shown of a column's type
 LONGEST_NAME, OTHER = 256, "other"  # characters of a source's name; the name in place of a longer one
-EMPTY = "empty text"  # a reason of losses
+EMPTY, NOT_UTF8 = "empty text", "not UTF-8"  # reasons of losses
 MISSING = object()
 
 
@@ -33,6 +34,7 @@ class Layout:
     extract: str = ""  # the package that takes the text out of HTML
     form: str = ""  # found: the format
     taken: str = ""  # found: the column with the text, or what a document of a text file is
+    doubt: str = ""  # found: why a text file may be no prose
 
 
 def value_at(record: object, path: str) -> object:
@@ -133,7 +135,7 @@ def text_of(value: object) -> str:
         try:
             value = value.decode()
         except UnicodeDecodeError as error:
-            raise Unreadable("not UTF-8") from error
+            raise Unreadable(NOT_UTF8) from error
     if not isinstance(value, str):
         raise Unreadable(f"text is not a string but {type(value).__name__}")
     if not value or value.isspace():
@@ -185,7 +187,8 @@ def read_rows(rows: Iterable[Row | Loss], name: str, layout: Layout, table: bool
         try:
             text = text_in(record, name, layout)
         except Unreadable as reason:
-            yield Loss(name, number, str(reason), SAMPLE.repr(record))
+            where = " in a table" if layout.form in TABLES.values() and str(reason) == NOT_UTF8 else ""
+            yield Loss(name, number, f"{reason}{where}", SAMPLE.repr(record))
         else:
             found, named = True, named or value_at(record, layout.source_column) is not MISSING
             yield Document(f"{name}:{number}", source_of(record, layout), text)

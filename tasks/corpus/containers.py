@@ -29,6 +29,7 @@ from tasks.store import written_in
 BUFFER = 1 << 17  # bytes of a file in memory
 # Compressed bytes unpacked at once: a zst block of 4 bytes can hold 128 KiB, so this is 64 MiB at most
 MORSEL = 1 << 11
+ENCRYPTED = 1  # a flag of a file in a zip
 DAMAGE = (
     EOFError,
     OSError,
@@ -95,8 +96,10 @@ class Chunks(io.RawIOBase):
         return size
 
 
-def frames(file: BinaryIO, begin: Callable) -> Iterator[bytes]:
+def frames(file: BinaryIO, begin: Callable, padding: bytes = b"") -> Iterator[bytes]:
     """The content of a file of any number of compressed frames. Raises EOFError if it ends within a frame.
+
+    `padding`: the byte that may fill the space after a frame.
 
     The libraries' own readers take a truncated zst for a whole one, and drop what follows a damaged header of bz2 or
     xz; Arrow's refuses zst frames with a long window.
@@ -104,6 +107,9 @@ def frames(file: BinaryIO, begin: Callable) -> Iterator[bytes]:
     frame, packed = begin(), b""
     while packed := packed or file.read(MORSEL):
         if frame.eof:
+            packed = packed.lstrip(padding)
+            if not packed:
+                continue
             frame = begin()
         yield frame.decompress(packed)
         packed = frame.unused_data
@@ -114,8 +120,8 @@ def frames(file: BinaryIO, begin: Callable) -> Iterator[bytes]:
 UNPACKED: dict[str, Callable[[BinaryIO], io.RawIOBase]] = {
     "zstd": lambda file: Chunks(frames(file, zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj)),
     "gzip": lambda file: gzip.GzipFile(fileobj=file),
-    "bzip2": lambda file: Chunks(frames(file, bz2.BZ2Decompressor)),
-    "xz": lambda file: Chunks(frames(file, lzma.LZMADecompressor)),
+    "bzip2": lambda file: Chunks(frames(file, bz2.BZ2Decompressor, padding=b"\0")),
+    "xz": lambda file: Chunks(frames(file, lzma.LZMADecompressor, padding=b"\0")),
     "lz4": lambda file: pa.CompressedInputStream(pa.PythonFile(file, "r"), "lz4"),
 }
 
@@ -138,7 +144,7 @@ def content_of(file: io.BufferedReader, name: str, encoding: str, extract: str =
     file = peeled(file, name)
     form = kinds.form_of(file.peek(), name, extract)
     kinds.expect(file.peek(), name, form)
-    return form, file if form in (*kinds.TABLES.values(), *kinds.ARCHIVES.values()) else as_utf8(file, name, encoding)
+    return form, file if form in kinds.NO_TEXT else as_utf8(file, name, encoding)
 
 
 def head_of(path: Path) -> bytes:
@@ -172,10 +178,11 @@ class Member(tarfile.TarInfo):
         return super().frombuf(buf, encoding, errors)
 
 
-def members_of(file: io.BufferedReader, kind: str) -> Iterator[tuple[str, io.BufferedReader]]:
+def members_of(file: io.BufferedReader, kind: str, name: str) -> Iterator[tuple[str, io.BufferedReader]]:
     """The regular files of a zip or tar with their paths in it, a.txt for ./a.txt; each must be read before the next.
 
-    Raises EOFError, and errors of zipfile and tarfile, if the archive is damaged; Damage if it is encrypted.
+    `name`: that of the archive, for errors. Raises EOFError, and errors of zipfile and tarfile, if the archive is
+    damaged; Damage if it is encrypted.
     """
     if kind == "zip":
         with zipfile.ZipFile(on_disk(file)) as archive:
@@ -184,7 +191,11 @@ def members_of(file: io.BufferedReader, kind: str) -> Iterator[tuple[str, io.Buf
                     try:
                         yield normpath(member.filename), Stream(archive.open(member), BUFFER)
                     except (RuntimeError, NotImplementedError) as error:
-                        raise Damage(f"{member.filename} can't be unpacked: {error}. Unpack the archive.") from error
+                        inner = printable(member.filename)
+                        what = f"can't be unpacked: {inner} in it is packed in a way that cram doesn't read"
+                        if member.flag_bits & ENCRYPTED:
+                            what = f"is encrypted: {inner} in it needs a password"
+                        raise Damage(f"{name} {what}. Unpack it, and give the folder in place of it.") from error
         return
     with tarfile.open(fileobj=file, mode="r|", tarinfo=Member) as archive:
         for member in archive:

@@ -7,15 +7,31 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from model import InputError
 from tasks import printable, warn_once
 from tasks.corpus.containers import head_of
-from tasks.corpus.kinds import FORMATS, KINDS, MARKUP, ending, form_of, unread
+from tasks.corpus.kinds import FORMATS, KINDS, counted_kinds, ending, form_of, unread
 
 WILD = re.compile(r"[*?[]")  # the characters that make a path a glob
 NAMED = 3  # files that a warning names
+IS_NOWHERE = "is no regular file but a broken link, pipe, socket or device. Correct or delete it."
+NOWHERE = "no regular file"  # the kind of a broken link, pipe, socket or device
 ADVICE = "A path to a single file has it read whatever its name is; download.extract reads .html and .xml."
+
+
+class Local(NamedTuple):
+    """Local files by names that don't depend on where they are, in order.
+
+    `skipped`: the number of other files in directories by kind. `gone`: broken links and the like among those that
+    were to be read. `given`: the names of those that were given by their own path.
+    """
+
+    files: dict[str, Path]
+    skipped: Counter
+    gone: list[str]
+    given: set[str]
 
 
 def walk(top: Path, hidden: bool = True) -> Iterator[tuple[Path, list[Path]]]:
@@ -75,7 +91,7 @@ def matches(pattern: str, extract: str) -> dict[Path, str]:
     # A file may have brackets in its name
     paths = [path] if is_there(path) else expand(glob)
     anything, given = set(path.name) <= {"*"}, [p for p in paths if not p.is_dir()]
-    found = {p: kind_of(p, p.name if anything else "", extract) for p in given}
+    found = {p: kind_of(p, p.name if anything else "", extract, p == path) for p in given}
     for folder in (p for p in paths if p not in found):
         inner = sorted(p for _, files in walk(folder) for p in files)
         found |= {p: kind_of(p, p.relative_to(folder).as_posix(), extract) for p in inner}
@@ -85,40 +101,36 @@ def matches(pattern: str, extract: str) -> dict[Path, str]:
     return found
 
 
-def kind_of(path: Path, inner: str, extract: str) -> str:
+def kind_of(path: Path, inner: str, extract: str, itself: bool = False) -> str:
     """The kind of a file that isn't read, by its path `inner` in the directory that was given; empty if it is read.
 
-    Raises InputError for one that can't be read although its name says so, or although it was given itself.
+    `itself`: it was given by its own path. Raises InputError if it then can't be read.
     """
-    known, shown = ending(path.name) in FORMATS, printable(str(path))
+    known = ending(path.name) in FORMATS
     if inner and (kind := unread(inner, extract)):
         return kind
     if not path.is_file():
-        if inner and not known:
-            return "no regular file"
-        raise InputError(f"{shown} is no regular file but a broken link, pipe, socket or device. Correct or delete it.")
+        if itself:
+            raise InputError(f"{printable(str(path))} {IS_NOWHERE}")
+        return NOWHERE
     try:
-        form_of(b"" if known and ending(path.name) not in MARKUP else head_of(path), shown, extract)
+        form_of(b"" if known else head_of(path), printable(str(path)), extract)
     except InputError:
-        if known or not inner:
+        if itself:
             raise
-        return "no text"
+        return "no text" if inner else ""
     return ""
 
 
-def counted_kinds(kinds: Iterable[str]) -> str:
-    """Kinds of files with their counts, the most frequent first."""
-    return ", ".join(f"{n:,} {kind}" for kind, n in Counter(kinds).most_common()) or "nothing"
+def local_files(patterns: Iterable[str], extract: str = "") -> Local:
+    """The files that paths, globs and directories stand for.
 
-
-def local_files(patterns: Iterable[str], extract: str = "") -> tuple[dict[str, Path], Counter]:
-    """The files that paths, globs and directories stand for, by names that don't depend on where they are.
-
-    With the number of other files in directories by kind, of which it warns. Raises InputError for files that can't be
-    read, and OSError for what the system refuses.
+    It warns of those in directories that aren't read by their kind. Raises InputError if there is nothing to read, or
+    if what was given by its own path can't be read, and OSError for what the system refuses.
     """
     ignored: dict[Path, str] = {}
     once: dict[tuple[str, str], Path] = {}  # by folder and name, so that a link to a folder doesn't double its files
+    itself = {Path(os.path.abspath(os.path.expanduser(pattern))) for pattern in patterns}
     real = functools.cache(os.path.realpath)
     for pattern in patterns:
         found = matches(pattern, extract)
@@ -126,14 +138,16 @@ def local_files(patterns: Iterable[str], extract: str = "") -> tuple[dict[str, P
         for path in (Path(os.path.abspath(path)) for path, kind in found.items() if not kind):
             # Under its own name, not that of a link's target, which in the hub's cache is a digest
             once.setdefault((real(path.parent), path.name), path)
-    if ignored:
-        examples = ", ".join(printable(str(p)) for p in sorted(ignored)[:NAMED]) + ", …" * (len(ignored) > NAMED)
+    gone = {path for path, kind in ignored.items() if kind == NOWHERE and ending(path.name) in FORMATS}
+    if others := {path: kind for path, kind in ignored.items() if path not in gone}:
+        examples = ", ".join(printable(str(p)) for p in sorted(others)[:NAMED]) + ", …" * (len(others) > NAMED)
         warn_once(
-            f"Of the directories in download.files, {len(ignored):,} files are not read: "
-            f"{counted_kinds(ignored.values())} ({examples}). {ADVICE}"
+            f"Of the directories in download.files, {len(others):,} files are not read: "
+            f"{counted_kinds(others.values())} ({examples}). {ADVICE}"
         )
     base = Path(os.path.commonpath([path.parent for path in once.values()]))
     by_name = {printable(str(path.relative_to(base))): path for path in once.values()}
     if len(by_name) < len(once):
         raise InputError("Two files have names that differ only in characters that can't be printed. Rename one.")
-    return by_name, Counter(ignored.values())
+    given = {name for name, path in by_name.items() if path in itself}
+    return Local(by_name, Counter(others.values()), sorted(printable(str(path)) for path in gone), given)

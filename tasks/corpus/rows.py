@@ -245,12 +245,19 @@ def open_table(file: io.BufferedReader) -> tuple[pa.Schema, Callable[[list[str]]
 
 
 def table_rows(file: io.BufferedReader, name: str, choose: Choice | None = None) -> Rows:
-    """The rows of a Parquet or Arrow file: with all columns, or those that are chosen, of which the first is text."""
+    """The rows of a Parquet or Arrow file: with all columns, or those that are chosen, of which the first is text.
+
+    Raises Damage if strings of another column aren't UTF-8.
+    """
     schema, batches = open_table(file)
     refuse_twice(schema.names, name)
     columns, number = choose(schema) if choose else schema.names, 0
     for batch in batches(columns):
-        values = [values_of(batch, column, bool(choose) and column == columns[0]) for column in columns]
+        try:
+            values = [values_of(batch, column, bool(choose) and column == columns[0]) for column in columns]
+        except UnicodeDecodeError as error:
+            what = f"strings that aren't UTF-8 in the columns {', '.join(columns)}: {error}"
+            raise Damage(f"{name} has {what}. Write the table again from text that was decoded.") from None
         for row in zip(*values, strict=True):
             number += 1
             yield Row(number, dict(zip(columns, row, strict=True)))

@@ -1,0 +1,102 @@
+"""Mail and subtitles: what people wrote or said in them, without headers, attachments and times."""
+
+import html
+import io
+import re
+from collections.abc import Iterator
+from email import message_from_bytes
+from email.message import Message
+from typing import Any
+
+from tasks.corpus import rows
+from tasks.corpus.rows import Unreadable, lines_of
+
+# What divides the messages of a mailbox: a sender and a date after a blank line. Prose may begin a line with "From".
+ENVELOPE = re.compile(rb"From [^\r\n]*\d:\d\d[^\r\n]*\b(19|20)\d\d\b")
+QUOTED = re.compile(rb"^>(>*From )")  # how a mailbox writes a line of text that begins so
+HEADER = re.compile(rb"[!-9;-~]+:|From ")  # of a message
+BODIES = ("text/plain", "text/html")  # types of a message's text, the best first
+TIME = r"(?:\d+:)?\d{1,2}:\d\d[.,]\d{1,3}"
+CUE = re.compile(rf"(?:^\d+[ \t]*\n)?^[ \t]*{TIME}[ \t]*-->[ \t]*{TIME}[^\n]*\n?", re.MULTILINE)  # with its number
+NOTICE = re.compile(r"(WEBVTT|NOTE|STYLE|REGION)\b")  # blocks of WebVTT that nobody speaks
+TAG = re.compile(r"</?[a-zA-Z][^>\n]*>|<[\d:.]+>|\{\\[^}\n]*\}")  # styles, voices and times within a cue
+
+
+def messages(file: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
+    """Each message of a mailbox, or the one that the file is, with the number of its first line.
+
+    Of one of more than MOST_BYTES, a beginning that is longer too.
+    """
+    if not ENVELOPE.match(file.peek()):
+        yield 1, file.read(rows.MOST_BYTES + 1)
+        return
+    message: list[bytes] = []
+    start, size, after_blank = 1, 0, True
+    for number, line in lines_of(file):
+        if after_blank and ENVELOPE.match(line):
+            if message:
+                yield start, b"".join(message)
+            message, start, size = [], number, 0
+        elif size <= rows.MOST_BYTES:
+            message.append(QUOTED.sub(rb"\1", line))
+            size += len(line)
+        after_blank = not line.strip()
+    yield start, b"".join(message)
+
+
+def body_of(data: bytes, encoding: str) -> tuple[str, str]:
+    """The type of a message's text, one of BODIES, and the text; two empty strings if it has none.
+
+    `encoding`: of text that names none, or a wrong one, and isn't UTF-8. Raises Unreadable if it can't be decoded.
+    """
+    try:
+        message = message_from_bytes(data)
+        for kind in BODIES:
+            pieces = [decoded(part, encoding).replace("\r\n", "\n").strip("\n") for part in parts_of(message, kind)]
+            if text := "\n\n".join(piece for piece in pieces if piece.strip()):
+                return kind, text
+    except RecursionError:
+        raise Unreadable("nested too deeply") from None
+    return "", ""
+
+
+def parts_of(message: Message, kind: str) -> Iterator[Message]:
+    """The parts of a message of this type, in order, without attachments."""
+    content: Any = message.get_payload()
+    if message.get_content_disposition() == "attachment":
+        return
+    if isinstance(content, list):
+        for part in content:
+            yield from parts_of(part, kind)
+    elif message.get_content_type() == kind:
+        yield message
+
+
+def decoded(part: Message, encoding: str) -> str:
+    """The text of a part, in the encoding that it names, in UTF-8 or in `encoding`. Raises Unreadable if in none."""
+    data: Any = part.get_payload(decode=True)
+    for name in filter(None, (part.get_content_charset(), "utf-8", encoding)):
+        try:
+            return str(data, name)
+        except (LookupError, ValueError):  # no such encoding; it isn't in this one
+            continue
+    raise Unreadable("not UTF-8")
+
+
+def spoken(text: str) -> str:
+    """The lines of subtitles (SRT, WebVTT) without numbers, times, styles and notes; empty if there are none.
+
+    A line that repeats the one before it, as in captions that scroll, is left out.
+    """
+    lines: list[str] = []
+    is_begun = False
+    for block in re.split(r"\n[ \t]*\n", "\n".join(text.splitlines())):
+        _, *cues = CUE.split(block)
+        is_begun = is_begun or bool(cues)
+        if is_begun and not cues and not NOTICE.match(block.lstrip()):  # a blank line within a cue
+            cues = [block]
+        for line in "\n".join(cues).splitlines():
+            words = html.unescape(TAG.sub("", line)).strip()
+            if words and lines[-1:] != [words]:
+                lines.append(words)
+    return "\n".join(lines)
