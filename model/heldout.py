@@ -76,7 +76,8 @@ def beginnings(texts: list[str], characters: float) -> list[str]:
         return texts
     each = max(BEGINNING, int(characters) // len(texts))
     sizes = np.cumsum([min(len(text), each) for text in texts])
-    some = texts[: max(1, np.searchsorted(sizes, characters, side="right"))]
+    number = max(1, int(np.searchsorted(sizes, characters, side="right")))
+    some = texts[:number]
     ends = [max(text.rfind(space, each // 2, each) for space in " \n") if len(text) > each else -1 for text in some]
     return [text[: end if end > 0 else each] for text, end in zip(some, ends, strict=True)]
 

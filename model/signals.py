@@ -32,7 +32,8 @@ class StopRequest:
     """
 
     def __init__(self, waits: bool = False) -> None:
-        self.waits, self.number = waits, None
+        self.waits = waits
+        self.number: int | None = None
         self.received_at = 0.0
         self.before: dict[int, Any] = {}  # handlers
 
