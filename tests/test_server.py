@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -98,6 +99,19 @@ def test_another_program_at_the_given_address_is_an_error(monkeypatch: pytest.Mo
 def test_what_is_no_address_is_an_error(monkeypatch: pytest.MonkeyPatch, url: str):
     monkeypatch.setenv("PREFECT_API_URL", url)
     with pytest.raises(InputError, match="PREFECT_API_URL"):
+        server.find_server()
+
+
+def test_a_certificate_that_is_not_trusted_is_an_error_that_names_the_setting(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object, **__: object) -> None:
+        try:
+            raise ssl.SSLCertVerificationError("self-signed certificate")
+        except ssl.SSLError as error:
+            raise httpx.ConnectError("self-signed certificate") from error
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", refuse)
+    monkeypatch.setenv("PREFECT_API_URL", "https://prefect.invalid/api")
+    with pytest.raises(InputError, match="PREFECT_API_SSL_CERT_FILE"):
         server.find_server()
 
 
