@@ -2,9 +2,11 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +49,19 @@ def run(number):
 
 with ThreadPoolExecutor(2) as threads, runs.several(2, 4, 4):
     list(threads.map(run, range(4)))
+"""
+
+
+ADDRESS = """
+import os, sys, tempfile
+from multiprocessing import forkserver
+from pathlib import Path
+from tasks.workers.parts import over_parts
+import test_workers
+
+results = over_parts(test_workers.square, test_workers.jobs_in(Path(sys.argv[1])), Path(sys.argv[1], "done"), "square")
+address = Path(forkserver._forkserver._forkserver_address)
+print(tempfile.gettempdir(), address, oct(address.parent.stat().st_mode), *(one["square"] for one in results))
 """
 
 
@@ -112,11 +127,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def start(folder: Path, script: str) -> subprocess.Popen:
+def start(folder: Path, script: str, **variables: str) -> subprocess.Popen:
     """A script, which finds this module, in a process group of its own."""
     (folder / "script.py").write_text(script)
     here = Path(__file__).parent
-    settings = os.environ | {"CRAM_WORKERS": "2", "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
+    settings = os.environ | {"CRAM_WORKERS": "2", "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"} | variables
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([sys.executable, folder / "script.py", folder], env=settings, process_group=0, **pipes)
 
@@ -244,6 +259,59 @@ def test_the_fork_server_has_one_thread_and_the_libraries_and_workers_the_enviro
     assert {result["setting"] for result in results} == {"set when the fork server ran"}
     assert not any(result["interrupts"] for result in results), "Ctrl-C is for the process that has the workers"
     assert forkserver._forkserver._forkserver_pid == server
+
+
+LONG_NAME = "job-" + "x" * 80
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "expected"),
+    [
+        (0o700, "run", "run"),
+        (0o755, "run", "/tmp"),  # others may look into it
+        (0o700, LONG_NAME, "/tmp"),
+        (None, "run", "/tmp"),
+    ],
+)
+def test_sockets_are_in_a_short_directory_of_this_user_alone_if_tmpdir_is_long(
+    mode, name: str, expected: str, tmp_path
+):
+    folder, usual = tmp_path / "work", tmp_path / LONG_NAME
+    runtime = Path(tempfile.mkdtemp(prefix="cram-", dir="/tmp"), name)
+    try:
+        for path in (folder, usual):
+            path.mkdir()
+        if mode:
+            runtime.mkdir(mode=mode)
+        process = start(folder, ADDRESS, TMPDIR=str(usual), XDG_RUNTIME_DIR=str(runtime))
+        printed = process.communicate(timeout=LONG)[0]
+        kept, address, rights, *found = printed.split()
+        assert (kept, found) == (str(usual), [str(number) for number in SQUARES]), printed
+        place = Path(address).parent
+        assert (place.parent, rights) == (runtime if expected == "run" else Path(expected), "0o40700")
+        assert not place.exists(), "it is removed at the end"
+    finally:
+        shutil.rmtree(runtime.parent)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_the_longest_tmpdir_in_which_sockets_fit_is_used_as_it_is(beyond: int):
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="cram-") as short:
+        length = processes.LONGEST_SOCKET - len(processes.WITHIN_TMPDIR) + beyond
+        usual, folder = Path(short, "x" * (length - len(short) - 1)), Path(short, "work")
+        usual.mkdir()
+        folder.mkdir()
+        printed = start(folder, ADDRESS, TMPDIR=str(usual), XDG_RUNTIME_DIR="").communicate(timeout=LONG)[0]
+        _, address, _, *found = printed.split()
+        assert len(found) == len(SQUARES), printed
+        assert Path(address).parents[1] == (Path("/tmp") if beyond else usual)
+
+
+def test_without_any_place_for_sockets_the_user_is_asked_for_a_shorter_tmpdir(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{LONG_NAME}")
+    monkeypatch.setattr(processes, "socket_places", lambda: iter(()))
+    with pytest.raises(InputError, match=f"TMPDIR is '/tmp/{LONG_NAME}'"):
+        processes.place_sockets.__wrapped__()
 
 
 def test_threads_can_have_workers_at_the_same_time_and_leave_this_process_as_it_was(tmp_path, two_workers):

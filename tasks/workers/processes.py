@@ -4,18 +4,21 @@ They are forked from a server that has imported what they need. None outlives th
 """
 
 import ctypes
+import functools
 import multiprocessing
 import os
 import pickle
 import resource
 import signal
+import stat
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +26,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from model import print_anything, whole_number
+from model import InputError, print_anything, whole_number
 from model.limits import cores
 from model.signals import SIGNALS
 from tasks.home import CODE
@@ -40,6 +43,8 @@ PRELOADED = [
     "tasks.tokenize",
     "tasks.vocabulary",
 ]
+LONGEST_SOCKET = 107  # bytes of a socket's path (sun_path in unix(7), without its end)
+WITHIN_TMPDIR = "/pymp-12345678/listener-12345678"  # where multiprocessing puts its sockets: names of this length
 starting = threading.Lock()  # starting a worker changes, for a moment, what it takes over from this process
 to_parent: Connection | None = None  # in a worker
 Measured = tuple[Any, float, float]  # a result, the CPU seconds it took, and the peak memory of its process, MiB
@@ -133,6 +138,39 @@ def one_library_thread() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
+@functools.cache  # multiprocessing keeps the directory until this process ends, and deletes it then
+def place_sockets() -> None:
+    """Have multiprocessing put its sockets where their paths are short enough, even if TMPDIR is long, as Slurm's is.
+
+    It makes a directory there that only this user may enter. Raises InputError if there is no such place.
+    """
+    longest, usual = LONGEST_SOCKET - len(WITHIN_TMPDIR), tempfile.gettempdir()
+    fits = len(os.fsencode(usual)) <= longest
+    short = usual if fits else next((place for place in socket_places() if len(os.fsencode(place)) <= longest), None)
+    if not short:
+        raise InputError(
+            f"TMPDIR is {usual!r}; expected at most {longest} bytes, since worker processes are reached by sockets in "
+            "it, and neither XDG_RUNTIME_DIR nor /tmp can be written. Set TMPDIR to a shorter path."
+        )
+    before = tempfile.tempdir
+    tempfile.tempdir = short
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = before
+
+
+def socket_places() -> Iterator[str]:
+    """Directories for sockets in place of TMPDIR: XDG_RUNTIME_DIR if it is the user's alone, and /tmp."""
+    own = os.environ.get("XDG_RUNTIME_DIR", "")
+    with suppress(OSError):
+        about = os.stat(own)
+        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and stat.S_IMODE(about.st_mode) == stat.S_IRWXU:
+            yield own
+    if os.access("/tmp", os.W_OK | os.X_OK):
+        yield "/tmp"
+
+
 @contextmanager
 def fork_server() -> Iterator[None]:
     """Have the server that workers are forked from, for one start at a time.
@@ -145,6 +183,7 @@ def fork_server() -> Iterator[None]:
     # PYTHONSAFEPATH: cram's `tasks`, not a folder of that name in the working directory
     own = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTHONSAFEPATH": "1", "PYTHONPATH": searched}
     with starting:
+        place_sockets()
         # what is sent to the whole group, as Ctrl-C is, is for this process to handle
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
