@@ -243,6 +243,8 @@ def test_processes_that_train_together_listen_on_the_loopback_interface_only_and
         children = [int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
         started.extend(pid for pid in children if b"model.distributed" in Path(f"/proc/{pid}/cmdline").read_bytes())
         assert listening(started) == {"0100007F"}
+        for pid in started:
+            os.kill(pid, signal.SIGUSR1)  # as Slurm does; then `launch` sends a second one
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
