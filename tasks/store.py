@@ -404,7 +404,7 @@ def places_of(error: Exception, problem: str) -> list[str]:
         return re.findall("'(.+?)'", str(error))
     if problem not in NO_SPACE:
         return [str(ROOT)]
-    candidates = [str(ROOT), tempfile.gettempdir()]
+    candidates = list({mount_of(place): place for place in (tempfile.gettempdir(), str(ROOT))}.values())
     return list(filter(is_full, candidates)) or candidates
 
 
