@@ -91,6 +91,21 @@ def test_a_file_that_was_given_itself_is_never_skipped(store: Path, letters: Pat
     assert "large.txt has 1.0 MB" in refusal(letters, letters / "large.txt", max_lost=0.5)
 
 
+def test_with_a_limit_only_the_files_that_are_reached_count(store: Path, letters: Path):
+    large(letters, "50.txt")
+    asked_for(letters, documents=50).check()
+    assert len(texts_of(downloaded(letters, documents=50))) == 50
+    assert "50.txt has 1.0 MB" in refusal_after(letters, documents=60)
+    assert len(texts_of(downloaded(letters, documents=60, max_lost=0.02))) == 60
+
+
+def refusal_after(*files: Path, **settings: object) -> str:
+    """The error of a download, though there are others."""
+    with pytest.raises(InputError) as refused:
+        downloaded(*files, **settings)
+    return str(refused.value)
+
+
 def test_a_plan_finds_that_too_many_records_are_lost_as_far_as_the_beginnings_tell(tmp_path: Path, monkeypatch):
     path = write_jsonl(tmp_path / "a.jsonl", ["good", None, "good", ""])
     with pytest.raises(InputError, match=r"(?s)2 of 4 .*max_lost.*line 2: .*line 4: "):
