@@ -168,28 +168,22 @@ def sniffed(head: bytes) -> str:
     return "text" if head and len(head.translate(None, TEXT_BYTES)) <= len(head) / 50 else ""
 
 
-def letters_and_digits(text: str) -> tuple[float, float]:
-    """The shares of letters of any script, with their marks, and of ASCII digits in the visible characters."""
-    visible = "".join(text.split())
-    letters = sum(unicodedata.category(c)[0] in "LM" for c in visible)
-    digits = sum(visible.count(c) for c in "0123456789")
-    return letters / max(1, len(visible)), digits / max(1, len(visible))
-
-
 def no_prose(head: bytes) -> str:
     """What the beginning of a text file, in UTF-8, has instead of prose, as the end of a sentence; empty if nothing."""
-    text = head[:SAMPLED].decode(errors="ignore")
-    lines = text.splitlines()
-    visible = len("".join(lines).replace(" ", ""))
-    if visible < LEAST:
+    lines = head[:SAMPLED].decode(errors="ignore").splitlines()
+    visible = "".join("".join(lines).split())
+    if len(visible) < LEAST:
         return ""
-    dumped = sum(len(line.replace(" ", "")) for line in lines if DUMP.fullmatch(line))
-    if dumped > MOST_DUMPED * visible:
-        return f"has {dumped / visible:.0%} of its characters in lines of base64 or hexadecimal numbers"
-    letters, digits = letters_and_digits(text)
-    if letters < FEWEST_LETTERS and digits > MOST_DIGITS:
-        return f"has {digits:.0%} digits and {letters:.0%} letters, as a table of numbers has"
-    return ""
+    dumped = sum(len("".join(line.split())) for line in lines if DUMP.fullmatch(line)) / len(visible)
+    if dumped > MOST_DUMPED:
+        return f"has {dumped:.0%} of its characters in lines of base64 or hexadecimal numbers"
+    digits = sum(map(visible.count, "0123456789")) / len(visible)
+    if digits <= MOST_DIGITS:  # as nearly everywhere; to find letters of any script takes longer
+        return ""
+    letters = sum(unicodedata.category(c)[0] in "LM" for c in visible) / len(visible)
+    if letters >= FEWEST_LETTERS:
+        return ""
+    return f"has {digits:.0%} digits and {letters:.0%} letters, as a table of numbers has"
 
 
 def looks_like_a_log(head: bytes) -> bool:
