@@ -10,13 +10,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_SSL_CERT_FILE, PREFECT_API_URL, temporary_settings
 from test_cli import HOME
 
 from flows.cli import server
@@ -26,8 +31,13 @@ PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy"
 
 
 @contextmanager
-def answering(status: int, body: bytes = b"", **headers: str) -> Iterator[tuple[str, list[str]]]:
-    """A program that gives every request this answer: its address, and the targets of the requests so far."""
+def answering(
+    status: int, body: bytes = b"", certified: Path | None = None, **headers: str
+) -> Iterator[tuple[str, list[str]]]:
+    """A program that gives every request this answer: its address, and the targets of the requests so far.
+
+    `certified`: a file with a key and a certificate, to answer with TLS.
+    """
     asked: list[str] = []
 
     class Program(BaseHTTPRequestHandler):
@@ -46,6 +56,10 @@ def answering(status: int, body: bytes = b"", **headers: str) -> Iterator[tuple[
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Program) as program:
+        if certified:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certified)
+            program.socket = context.wrap_socket(program.socket, server_side=True)
         threading.Thread(target=program.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{program.server_port}", asked
         program.shutdown()
@@ -102,17 +116,31 @@ def test_what_is_no_address_is_an_error(monkeypatch: pytest.MonkeyPatch, url: st
         server.find_server()
 
 
-def test_a_certificate_that_is_not_trusted_is_an_error_that_names_the_setting(monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object, **__: object) -> None:
-        try:
-            raise ssl.SSLCertVerificationError("self-signed certificate")
-        except ssl.SSLError as error:
-            raise httpx.ConnectError("self-signed certificate") from error
+def certificate(folder: Path) -> Path:
+    """A file with a new key and a certificate for localhost that nobody but it has signed."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    pem = serialization.Encoding.PEM
+    own = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "server.pem").write_bytes(own + made.sign(key, hashes.SHA256()).public_bytes(pem))
+    return folder / "server.pem"
 
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", refuse)
-    monkeypatch.setenv("PREFECT_API_URL", "https://prefect.invalid/api")
-    with pytest.raises(InputError, match="PREFECT_API_SSL_CERT_FILE"):
-        server.find_server()
+
+def test_a_certificate_that_is_not_trusted_is_an_error_that_names_the_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    file = certificate(tmp_path)
+    with answering(200, b"true", file) as (url, _):
+        url = url.replace("http://127.0.0.1", "https://localhost")
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        with pytest.raises(InputError, match="PREFECT_API_SSL_CERT_FILE"):
+            server.find_server()
+        with temporary_settings({PREFECT_API_SSL_CERT_FILE: str(file)}):
+            assert server.find_server() == url
 
 
 def test_where_nothing_answers_there_is_no_server(monkeypatch: pytest.MonkeyPatch):

@@ -138,7 +138,7 @@ def ask(url: str, path: str, seconds: float = ANSWER_SECONDS) -> "Response | Non
 
 def is_of_certificate(error: BaseException | None) -> bool:
     """Whether an error comes from the check of a certificate."""
-    return error is not None and (isinstance(error, ssl.SSLError) or is_of_certificate(error.__cause__))
+    return error is not None and (isinstance(error, ssl.SSLError) or is_of_certificate(error.__context__))
 
 
 def not_prefect(url: str, found: str) -> str:
