@@ -1,9 +1,12 @@
 import os
 import signal
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from flows.cli import start
 from model import signals
 from model.signals import SIGNALS, StopRequest
 
@@ -76,6 +79,23 @@ def test_the_default_is_to_end_with_the_shells_code(number):
     with pytest.raises(SystemExit) as ended, StopRequest():
         send(number)
     assert ended.value.code == 128 + number
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_while_the_command_line_is_imported_ends_it_with_a_sentence_and_the_shells_code(
+    monkeypatch, capsys, number
+):
+    def interrupted() -> None:
+        send(number)
+        send(number)  # as `timeout` does
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setitem(sys.modules, "flows.cli.main", SimpleNamespace(main=interrupted))
+    with pytest.raises(SystemExit) as ended:
+        start.main()
+    assert ended.value.code == 128 + number
+    named = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    assert capsys.readouterr().err.startswith(f"cram: Stopped by {named}. ")
 
 
 def test_an_ignored_signal_stays_ignored():

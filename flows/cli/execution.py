@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from flows.cli.common import print_rows, say
+from flows.cli.ending import say_stopped
 from flows.cli.server import answers
-from flows.cli.start import say_stopped
 from model import InputError
 from model.signals import Stopped
 

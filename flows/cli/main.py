@@ -13,13 +13,13 @@ from rich.markup import escape
 
 from flows.cli.artifacts import diff, ls, show
 from flows.cli.common import recipe_names, say, stage_names
+from flows.cli.ending import signals_as_sentences
 from flows.cli.execution import ServerLost
 from flows.cli.export import export, push
 from flows.cli.predict import fill, predict
 from flows.cli.remote import pull, push_artifact
 from flows.cli.run import params, run
 from flows.cli.server import bypass_proxies
-from flows.cli.start import signals_as_sentences
 from flows.cli.study import evaluate, study
 from flows.cli.upkeep import gc, lineage, pin, verify
 from model import InputError, print_anything
