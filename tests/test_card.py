@@ -54,7 +54,7 @@ def test_the_card_has_the_model_its_data_and_what_differs_from_the_papers_recipe
     text = card(about(CRAMMED, budget=1.5, learning_rate=2e-3), manifests)
     rows = {name.strip("`"): [cell.strip("`") for cell in row] for name, row in rows_of(text).items()}
     for words in ("119.6 million parameters, pretrained in 1.5 hours", "Toy GPU, bfloat16, compiled", "torch 2.13.0",
-                  "`abc123`", "all 20 words of 10 documents", "trained on (1.25 epochs)", "local files (1)",
+                  "`abc123`", "all 2,000 words of 10 documents", "trained on (1.25 epochs)", "local files (1)",
                   "1 x 32, 2 heads, geglu", "Not checked, because", "sequences of 32"):  # fmt: skip
         assert words in text, words
     for row in funnel(manifests):

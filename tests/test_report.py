@@ -308,6 +308,20 @@ def test_page_and_terminal_round_a_score_alike(store, score, shown):
     assert row[1] == shown
 
 
+def test_the_loss_stands_with_its_error_and_what_speaks_against_it_at_the_head_of_the_page(store):
+    few = HELDOUT | {"documents": 3, "words": 306, "by_frequencies": {"nats_per_token": 2.2, "nats_per_byte": 0.4}}
+    short = lineage("b", heldout=few, steps=21, tokens=172_032, training_loss=2.3, epochs=0.1)
+    page, _, folder = written([finetuned("rte", 60.0, model=short)])
+    head, card = page.split("\n## ")[0], (folder / "README.md").read_text(encoding="utf-8")
+    assert "**0.480** ± 0.012 held-out loss" in head
+    for said in ("It learned nothing from context", "172,032 tokens in 21 steps", "306 words in 3 documents"):
+        assert said in head
+        assert said in card
+    sound = written([finetuned("rte", 60.0)])[0].split("\n## ")[0]
+    assert "rests on" not in sound
+    assert "learned nothing" not in sound
+
+
 def test_published_rows_stand_with_their_sources(whole):
     text = section(whole[0], RULES)
     for row in scores.PUBLISHED:

@@ -20,7 +20,7 @@ from flows.cli.main import app
 from flows.recipes import STAGES
 from flows.studies import STUDIES
 from flows.study import study
-from model import InputError
+from model import InputError, heldout
 from tasks import stage as stage_module
 from tasks import store as store_module
 from tasks.evaluate import Evaluate, evaluate
@@ -596,3 +596,25 @@ def test_the_stages_of_a_study_are_none_of_a_recipe():
         error = CliRunner().invoke(app, ["run", "demo", "--until", name]).exception
         assert isinstance(error, InputError)
         assert f"'{name}'" in str(error)
+
+
+def test_runs_that_measured_different_parts_are_measured_again_on_the_same_documents_and_keep_their_curves(
+    store, given: dict, monkeypatch
+):
+    monkeypatch.setattr(heldout, "LEAST_CHARACTERS", 2000)
+    other = {"mask_fraction": 0.3}  # so that the runs are new
+    runs = {"own": {"pretrain": other}, "longer": {"pretrain": other, "scale": {"budget": 30}}}
+    page = study.fn(**written(given, "budgets", runs, seeds=1))
+    rows = rows_of(page).to_dict("records")
+    parts = [named(row["model"]).stats["heldout"] for row in rows]
+    assert parts[0]["characters"] < parts[1]["characters"]
+    assert parts[0]["of_digest"] == parts[1].get("of_digest", parts[1]["digest"])
+    assert parts[0]["digest"] != parts[1]["digest"]
+    for row in rows:
+        how = Evaluate(characters=parts[1]["characters"])
+        found = evaluate.fn(how, named(row["model"]), named(rows[0]["model"]), [])
+        assert row["evaluation"] == found.name
+        assert row["nats_per_byte"] == found.stats["nats_per_byte"]["value"]
+    assert rows[0]["digest"] == rows[1]["digest"]
+    assert [*json_of(page)["curves"]] == ["own", "longer"]
+    assert "Short runs measure on a part of the held-out text" in text_of(page)
