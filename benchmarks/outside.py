@@ -55,13 +55,13 @@ from tasks.tokenize import measured_texts
 SPECIAL_TOKENS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]  # in the course's order
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")
 AT_ONCE = 4096  # documents encoded at once
-WARM_UP = 0.05  # the fraction of the budget in which the rate rises
 ADAMW = {"betas": (0.9, 0.98), "weight_decay": 0.01}
 CLIP = 1.0  # the largest norm of the gradients
 GLUE = {"num_train_epochs": 3, "per_device_train_batch_size": 32, "learning_rate": 2e-5}
 QUIET = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_strategy": "no"}
+BUDGETS = ("cpu_seconds", "minutes", "tokens")
 # what a result depends on, beside the text and the machine
-SETTINGS = ("recipe", "length", "entries", "batch", "rate", "masks", "compile", "cpu_seconds", "minutes")
+SETTINGS = ("recipe", "length", "entries", "batch", "rate", "warm_up", "masks", "compile", *BUDGETS)
 
 
 def texts(corpus: Path, data: Path) -> list[str]:
@@ -138,12 +138,14 @@ def pretrain(given: argparse.Namespace, here: machine.Machine, seed: int, home: 
     masked = masking(tokenizer, given.masks)
     adamw = torch.optim.AdamW(model.parameters(), lr=given.rate, fused=True, **ADAMW)
     held, predictor = held_out(given.data, tokenizer, given.length), Predictor(model, tokenizer.pad_token_id)
-    operations, limit = operations_per_token(given), given.cpu_seconds or 60 * given.minutes
-    clock = CpuClock() if given.cpu_seconds else Clock()
+    operations = operations_per_token(given)
+    counts_cpu_time = not given.minutes and here.device.type == "cpu"
+    clock = CpuClock() if counts_cpu_time else Clock()
     batches, step, evaluations = shuffled(len(rows), given.batch, seed), 0, []
     with clock:
         while True:
-            fraction, read = min(1.0, clock.seconds() / limit), step * given.batch * given.length
+            read = step * given.batch * given.length
+            fraction = spent_fraction(given, clock.seconds(), read)
             if EVALUATIONS * fraction >= len(evaluations):
                 with clock.paused():
                     losses = heldout.curve_losses(predictor, held, tokenizer.mask_token_id, here)
@@ -152,7 +154,7 @@ def pretrain(given: argparse.Namespace, here: machine.Machine, seed: int, home: 
             if fraction == 1:
                 break
             for group in adamw.param_groups:
-                group["lr"] = given.rate * rate(fraction)
+                group["lr"] = given.rate * rate(fraction, given.warm_up)
             for some in np.split(next(batches), range(here.micro_batch, given.batch, here.micro_batch)):
                 inputs, labels = masked(torch.from_numpy(rows[np.sort(some)].astype(np.int64)))
                 with here.autocast():
@@ -193,9 +195,16 @@ def operations_per_token(given: argparse.Namespace) -> float:
     return ours.of_peer("ModernBERT").operations()
 
 
-def rate(fraction: float) -> float:
+def spent_fraction(given: argparse.Namespace, seconds: float, tokens: int) -> float:
+    """The fraction of the budget that so many seconds or tokens are, at most 1."""
+    if given.tokens:
+        return min(1.0, tokens / given.tokens)
+    return min(1.0, seconds / (given.cpu_seconds or 60 * given.minutes))
+
+
+def rate(fraction: float, warm_up: float) -> float:
     """The multiplier of the learning rate: a line up to the end of the warm-up, then a line to zero."""
-    return fraction / WARM_UP if fraction < WARM_UP else (1 - fraction) / (1 - WARM_UP)
+    return fraction / warm_up if fraction < warm_up else (1 - fraction) / (1 - warm_up)
 
 
 class Predictor(nn.Module):
@@ -280,6 +289,7 @@ def main() -> None:
         entries={"type": positive, "default": 16_384, "help": "of the vocabulary"},
         batch={"type": positive, "default": 16, "help": "sequences"},
         rate={"type": float, "default": 1.5e-3, "help": "the learning rate"},
+        warm_up={"type": float, "default": 0.05, "help": "the fraction of the budget in which the rate rises"},
         masks={"type": float, "default": 0.3, "help": "the fraction of tokens to predict"},
         compile={"action": "store_true", "help": "by torch.compile; that takes time of the budget"},
         glue={"type": Path, "help": "a folder of GLUE, for scores"},
@@ -290,6 +300,7 @@ def main() -> None:
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--minutes", type=float, help="of training")
     budget.add_argument("--cpu-seconds", type=float, help="of training")
+    budget.add_argument("--tokens", type=float, help="to train on; seconds are then the process's CPU seconds")
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     with common.input_errors(parser):
