@@ -18,13 +18,16 @@ def signals_as_sentences() -> Iterator[None]:
     try:
         with signals_as_exceptions():
             yield
-    except KeyboardInterrupt as stop:
-        say_stopped(stop, AGAIN)
-        sys.exit(130)
     except Stopped as stop:
         if not stop.is_said:
             say_stopped(stop, AGAIN)
         raise
+    except (KeyboardInterrupt, SystemExit) as end:
+        stop = Stopped(signal.SIGINT)
+        if isinstance(end, SystemExit) and end.code != stop.status:  # which typer makes of a KeyboardInterrupt
+            raise
+        say_stopped(stop, AGAIN)
+        raise stop from end
 
 
 @contextmanager
@@ -50,12 +53,11 @@ def signals_as_exceptions() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def say_stopped(stop: KeyboardInterrupt | Stopped, rest: str) -> None:
+def say_stopped(stop: Stopped, rest: str) -> None:
     """Print what has stopped the command, and the rest of the sentences."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the rest is short; another one would change the exit code
-    cause = "Ctrl-C" if isinstance(stop, KeyboardInterrupt) else signal.Signals(stop.number).name
+    cause = "Ctrl-C" if stop.number == signal.SIGINT else signal.Signals(stop.number).name
     with suppress(OSError):  # the terminal may be gone
         print(f"cram: Stopped by {cause}. {rest}", file=sys.stderr)
-    if isinstance(stop, Stopped):
-        stop.is_said = True
+    stop.is_said = True

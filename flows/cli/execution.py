@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
@@ -52,11 +53,12 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
             if server is None:
                 return flow.fn(**parameters)
             return flow(**parameters)
-        except (KeyboardInterrupt, Stopped) as stop:
+        except (KeyboardInterrupt, Stopped) as end:
+            stop = end if isinstance(end, Stopped) else Stopped(signal.SIGINT)
             say_stopped(stop, "Run the same command to resume; finished stages are kept.")
             if server and not answers(server):  # else Prefect waits for it when the interpreter ends
-                os._exit(stop.status if isinstance(stop, Stopped) else 130)
-            raise
+                os._exit(stop.status)
+            raise stop from None
         except Exception as error:
             if server and package_of(error) in ("httpx", "prefect") and not answers(server):
                 raise ServerLost(
