@@ -324,6 +324,9 @@ def test_documents_of_a_text_file_are_what_was_asked(store: Path, tmp_path: Path
         assert corpus.stats["formats"] == {"text": {by: len(expected)}}
     path.write_bytes(b"x" * (formats.LARGE + 1))
     assert len(texts_of(downloaded(path, documents_by="file"))) == 1
+    path.write_bytes(b"first\n" + b"one\rtwo\x0cthree\n\r\n" * (formats.LARGE // 10))
+    with pytest.raises(InputError, match="200,001 lines, 100,000 of them blank"):  # as `wc -l` counts them
+        downloaded(path)
 
 
 def test_pages_are_read_by_the_extractor_that_is_asked_and_named_in_the_key(store: Path, tmp_path: Path):

@@ -130,7 +130,7 @@ def whole(file: io.BufferedReader, name: str, layout: Layout) -> bytes:
     """All of a text file, or more than MOST_BYTES of it. Raises InputError if it is large and no choice was made."""
     data = file.read(rows.MOST_BYTES + 1)
     if len(data) > LARGE and not layout.documents_by:
-        lines = data.splitlines()
+        lines = [line for _, line in lines_of(io.BufferedReader(io.BytesIO(data)))]
         blank = sum(not line.strip() for line in lines)
         is_cut = len(data) > rows.MOST_BYTES
         choices = ["`line` if each line is a document", "`blank-line` if blank lines divide documents"]
