@@ -323,6 +323,14 @@ def draft(store: Path, name: str) -> None:
     (store / ".partial" / name / "work" / "state").write_bytes(bytes(2_000))
 
 
+@pytest.mark.parametrize(("stopped", "said"), [(25.0, True), (5.0, False)])
+def test_show_begins_with_time_in_which_training_stood_still_if_it_was_more_than_a_tenth(store, stopped, said):
+    put(store, "pretrain", "d4", {"seconds_on_the_clock": 60.0, "stopped_seconds": stopped})
+    shown = show("show", "pretrain/d4")
+    assert ("Training stood still for 25 seconds" in shown.split("params")[0]) is said
+    assert f'"stopped_seconds": {stopped}' in shown
+
+
 def test_ls_and_show_list_artifacts_and_their_differences(store: Path):
     assert show("ls", "pretrain").startswith(f"No artifacts of pretrain in {store} ")
     for key, documents in (("a1", 0), ("b2", 50)):
