@@ -295,7 +295,7 @@ POCKETS = {
 }
 # For three minutes of two slow cores on the user's own text: model and training of the demo. Where `pocket-frontier`
 # takes 21 steps in that time and knows no more than frequencies, this takes 800 and is far below them; with detection
-# it takes a quarter fewer and ends higher (docs/your-text.md has the numbers).
+# it takes a quarter fewer and ends higher (docs/your-text.md has the numbers, and scores that it doesn't raise yet).
 POCKETS["pocket-mini"] = POCKETS["pocket-frontier"] | {
     "vocabulary": DEMO["vocabulary"],
     "tokenize": POCKETS["pocket-frontier"]["tokenize"] | {"heldout_fraction": 0.02},  # of little text
