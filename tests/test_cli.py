@@ -18,16 +18,18 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import corpus_of, downloaded, filtered, tiny_override, write_jsonl
+from prefect.exceptions import ParameterTypeError
 from typer.testing import CliRunner
 
 from flows.cli import common, main
-from flows.cli.execution import ServerLost
+from flows.cli.execution import ServerLost, execute
 from flows.cli.main import app
 from flows.cli.run import parse_overrides, print_results
 from flows.recipes import RECIPES, STAGES
@@ -321,6 +323,14 @@ def put(store: Path, stage: str, key: str, stats: dict, **params: object) -> Non
 def draft(store: Path, name: str) -> None:
     (store / ".partial" / name / "work").mkdir(parents=True)
     (store / ".partial" / name / "work" / "state").write_bytes(bytes(2_000))
+
+
+def test_parameters_that_prefect_refuses_are_a_sentence(monkeypatch):
+    def refuse(**_: object) -> None:
+        raise ParameterTypeError("Flow run received invalid parameters:\n - recipe: Input should be 'demo'")
+
+    with pytest.raises(InputError, match="recipe"):
+        execute(SimpleNamespace(fn=refuse), None)
 
 
 @pytest.mark.parametrize(("stopped", "said"), [(25.0, True), (5.0, False)])

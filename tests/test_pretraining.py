@@ -479,7 +479,7 @@ def test_time_in_which_the_process_stood_still_is_not_spent_but_said_and_kept_ov
 
     def stand_still(fraction: float, note: str) -> None:
         if run.spent.step in (3, 5):
-            run.clock.last_beat = clock.now
+            run.clock.last_beat, run.clock.last_wakes = clock.now, run.clock.wakes()
             clock.now += 25
             run.clock.beat()
             run.clock.last_beat = None  # nobody else beats

@@ -43,6 +43,7 @@ class ServerLost(InputError):
 
 def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
     """The result of a flow: a flow run on this server, or without one the plain function in this process."""
+    from prefect.exceptions import ParameterTypeError
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     from flows.reporting import log_to_terminal, package_of
@@ -59,6 +60,8 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
             if server and not answers(server):  # else Prefect waits for it when the interpreter ends
                 os._exit(stop.status)
             raise stop from None
+        except ParameterTypeError as error:  # only a flow run validates parameters before the flow begins
+            raise InputError(str(error)) from error
         except Exception as error:
             if server and package_of(error) in ("httpx", "prefect") and not answers(server):
                 raise ServerLost(

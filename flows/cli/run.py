@@ -87,7 +87,9 @@ def run(
     if plan:
         print_plan("run", recipe=recipe, override=changes, until=until, use=used, refresh=again)
     from flows.cram import cram
+    from flows.recipes import DELTAS
 
+    check_name("recipe", recipe, DELTAS)
     server = find_server()
     for artifact in execute(cram, server, recipe=recipe, override=changes, until=until, use=used, refresh=again):
         print_results(artifact)

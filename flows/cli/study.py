@@ -10,6 +10,7 @@ from flows.cli.common import console, print_rows, recipe_names, say, shorten, st
 from flows.cli.execution import Planned, execute, print_plan
 from flows.cli.run import parse_overrides
 from flows.cli.server import find_server
+from flows.summary import check_name
 from model import InputError
 
 LASTS = ("pretrain", "report")
@@ -50,8 +51,11 @@ def study(
     asked = {"study": name, "recipe": recipe, "override": changes, "seeds": seeds, "scale": scale, "until": until}
     if plan:
         print_plan("study", **asked)
+    from flows.recipes import DELTAS
     from flows.study import study as study_flow
 
+    if recipe is not None:
+        check_name("recipe", recipe, DELTAS)
     server = find_server()
     page = execute(study_flow, server, **asked)
     say("")
