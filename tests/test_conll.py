@@ -134,6 +134,8 @@ def test_tokens_and_tags_are_those_that_were_written(tmp_path: Path, name, form,
         ("a.conllu", UNIVERSAL, "\t", {"label": "FORM"}, ["label", "column 2"]),
         ("a.conll", OF_2012, " ", {}, ["label", "5 'NUM'", "12 '(0)'"]),
         ("a.tsv", GERMEVAL, "\t", {}, ["label", "columns 3 and 4", "LOC"]),
+        ("a.tsv", (lambda i, words: [[str(n), w, tag(w), "O"] for n, w in enumerate(words)],), "\t", {},
+         ["label", "columns 3 and 4"]),
         ("a.conll", (lambda i, words: [[tag(w), w] for w in words],), "\t", {}, ["text", "line 1"]),
         ("a.conll", (lambda i, words: [[tag(w), pos(w)] for w in words],), "\t", {}, ["text"]),
         ("a.conll", (lambda i, words: [[str(n), tag(w)] for n, w in enumerate(words)],), "\t", {}, ["text"]),
@@ -170,6 +172,15 @@ def test_a_tag_for_each_token_is_refused_and_a_large_tag_set_is_not(tmp_path: Pa
         else:
             with pytest.raises(InputError, match=r"650 different labels in 700 tokens.*label"):
                 read(path, kind="tokens")
+
+
+def test_a_line_that_names_the_columns_is_left_out_and_a_tag_of_that_name_stays(tmp_path: Path):
+    path = written(tmp_path / "a.tsv", two, separator="\t")
+    text = path.read_text(encoding="utf-8")
+    path.write_text("token\ttag\n" + text, encoding="utf-8")
+    assert [row["tokens"] for _, row in conll.sentences(path, "a")] == SENTENCES
+    path.write_text(f"token\ttag\n{text}\nother\ttag\n", encoding="utf-8")
+    assert next(conll.sentences(path, "a"))[1]["tokens"] == ["token", *SENTENCES[0]]
 
 
 def test_a_tsv_with_a_header_is_a_table(tmp_path: Path):

@@ -150,6 +150,26 @@ def test_one_label_that_is_a_list_in_text_is_refused_with_the_kind_that_reads_it
         assert set(read(write_rows(tmp_path / "a.jsonl", rows_with(given * 20))).task.labels) == set(given)
 
 
+def test_lists_within_a_call_are_read_and_what_is_cut_there_is_refused(tmp_path: Path):
+    assert listed("tensor([1., 0.])") == listed("array([1, 0], dtype=int64)") == [1, 0]
+    assert listed("tensor([1., 0.], device='cuda:0', dtype=torch.float64)") == [1, 0]
+    assert listed("array(['a', 'b'], dtype='<U1')") == ["a", "b"]
+    assert listed("frozenset({'a'})") == ["a"]
+    assert listed("[1, 0])") is None
+    given = ["tensor([0, ..., 1])", "tensor([1, 0])"] * 20
+    with pytest.raises(InputError, match=r"a\.jsonl: the label of lines 1, 3.*tensor"):
+        read(write_rows(tmp_path / "a.jsonl", rows_with(given)), kind="multilabel")
+
+
+def test_classes_named_as_missing_values_stay_and_are_named(tmp_path: Path):
+    for given, odd in ((["yes", "nan"], "nan"), ([1, 0, -1], "-1"), (["yes", "no"], "")):
+        data = read(write_rows(tmp_path / "a.jsonl", rows_with(given * 20)))
+        assert data.task.labels == tuple(sorted(map(str, given)))
+        assert [note for note in data.notes if "cells empty" in note] == [
+            f"mine: these names are classes: {odd}. If they stand for no label, leave their cells empty."
+        ] * bool(odd)
+
+
 @pytest.mark.parametrize(
     "text", ["(other)", "a, b", "(1)", "(a), (b)", "it's", "10 0", "['a', 'b'", "[[1], [2", "", "a]"]
 )

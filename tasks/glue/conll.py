@@ -24,6 +24,8 @@ TREEBANK = 6  # columns; with an index and more of them, the last one isn't the 
 MORE = 3  # times as many different values as the tokens have; then the other column may be theirs
 SHOWN = 40  # characters of a field in a message
 SPAN = re.compile(r"[BIESLU]-(.+)")
+OUTSIDE = "O"
+HEADERS = {"tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "upos"}  # names of a column of tags
 BRACKETS = re.compile(r"(?:\(([^()*]+))?(\*?)(\)?)")  # a span in CoNLL-2012: (ORG* on its first token, *) on its last
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,11 @@ class Columns:
         """The types of the spans that a column marks, as PER for B-PER."""
         return {match[1] for value in self.different(place) if (match := SPAN.fullmatch(value))}
 
+    def is_mostly_outside(self, place: int) -> bool:
+        """Whether most lines of a column are outside of spans, as with names; phrases leave little outside."""
+        counts = Counter(value for values in self.values[place] for value in values)
+        return counts[OUTSIDE] > counts.total() / 2
+
     def refusal(self, what: str, do: str) -> InputError:
         """An error that shows the columns."""
         names = [f" ({name.upper()})" for name in self.names] or [""] * self.width
@@ -101,11 +108,11 @@ class Columns:
             raise self.refusal("it can't be told which column has the tags", do)
         last = max(place for place in range(self.width) if place == 0 or self.different(place) != {""})
         for place in range(1, last):
-            if shared := self.spans(place) & self.spans(last):
-                what = (
-                    f"columns {place + 1} and {last + 1} both have tags of {sorted(shared)[0]}, and each may be meant"
-                )
-                raise self.refusal(what, do)
+            shared = self.spans(place) & self.spans(last)
+            both_name = self.is_mostly_outside(place) and self.is_mostly_outside(last)
+            if shared or (both_name and self.spans(place)):
+                of = f" of {sorted(shared)[0]}" if shared else ""
+                raise self.refusal(f"columns {place + 1} and {last + 1} both have tags{of}, and each may be meant", do)
         return last
 
     def tokens(self, tags: int) -> int:
@@ -148,9 +155,20 @@ def sentences(
     if tokens % about.width == tags % about.width and (about.even or tokens == tags):
         raise about.refusal(f"column {tokens + 1} can't have both the tokens and the tags", "Set text and label")
     log.info("%s: tokens are in column %s, tags in column %s.", where, about.shown(tokens), about.shown(tags))
+    found = without_header(found, tags, where)
     of_tags = [[line.fields[tags] for line in sentence] for sentence in found]
     for number, (sentence, given) in enumerate(zip(found, without_brackets(of_tags), strict=True), 1):
         yield number, {text or TOKENS: [line.fields[tokens] for line in sentence], label or TAGS: given}
+
+
+def without_header(found: list[list[Line]], tags: int, where: str) -> list[list[Line]]:
+    """The sentences without a first line that names the columns: the tags' name is one of HEADERS, and no tag."""
+    (header, *rest), *others = found
+    name = header.fields[tags]
+    if name.lower() not in HEADERS or any(line.fields[tags] == name for block in (rest, *others) for line in block):
+        return found
+    log.info("%s: line %s names the columns and is left out.", where, f"{header.number:,}")
+    return [rest, *others] if rest else others
 
 
 def without_brackets(of_tags: list[list[str]]) -> list[list[str]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from model import InputError, counted
 from model.settings import Kind
-from tasks.glue.lists import OPENS, is_written, listed
+from tasks.glue.lists import OPENING, is_written, listed
 from tasks.glue.own import METRICS, Definition
 from tasks.glue.tasks import Task
 
@@ -24,6 +24,7 @@ MOST_NUMBERS = 50  # different numbers that are taken for classes; more are a me
 MOST_TAGS, TAGS_A_TOKEN = 300, 0.01  # different tags, as a number and as a share of the tokens; the larger one counts
 INVISIBLE = re.compile(r"[\u00ad\u200b\u200e\u200f\u2060\ufeff]")  # not the joiners, which Persian and Hindi need
 WHOLE = re.compile(r"-?\d+(\.0*)?")  # a whole number, as pandas writes it where a column has gaps: 3.0
+NO_CLASS = "-1"  # in a test split whose labels are hidden
 NO_NUMBER = {"nan", "na", "n/a", "#n/a", "null", "none"}  # of a regression, where spreadsheets have no value
 EMPTY_CELL = ("",)  # of several labels, which may mean none of the classes, or none yet
 SEPARATORS = str.maketrans(";|", ",,")  # between several labels in one string
@@ -141,7 +142,7 @@ def listed_labels(given: "pd.Series", own: Definition, where: str, notes: list[s
         refuse(lists, what, where, lambda value: value is None or is_list(value), f"a list of tags; {help_}")
     else:
         whole = f"a list that is whole, or names with commas between them; {help_}"
-        refuse(lists, what, where, lambda value: not (isinstance(value, str) and opens_list(value)), whole)
+        refuse(lists, what, where, lambda value: not (isinstance(value, str) and OPENING.match(value)), whole)
         lists = mapped(lists, split_at_commas)
     flat = f"one list with nothing in it but words or numbers; {help_}"
     refuse(lists, what, where, lambda value: value is None or not any(map(is_nested, value)), flat)
@@ -156,7 +157,7 @@ def read_lists(given: "pd.Series", what: str, where: str, notes: list[str]) -> "
         example = given[as_text].iloc[0]
         shown = example if len(example) <= MOST_SHOWN else example[:MOST_SHOWN] + "…"
         notes.append(
-            f"{where}: {what} of {counted(as_text.sum(), 'row')} is text such as {shown}, and is read as a list."
+            f"{where}: text such as {shown} in {counted(as_text.sum(), 'row')}, in place of {what}, is read as a list."
         )
     return found.where(as_text, given)
 
@@ -164,11 +165,6 @@ def read_lists(given: "pd.Series", what: str, where: str, notes: list[str]) -> "
 def is_nested(value: Any) -> bool:
     """Whether a value has others in it."""
     return is_list(value) or isinstance(value, dict)
-
-
-def opens_list(text: str) -> bool:
-    """Whether a text begins as a list does."""
-    return text.strip().startswith(OPENS)
 
 
 def split_at_commas(value: Any) -> Any:
@@ -209,6 +205,13 @@ def case_notes(name: str, names: Iterable[str]) -> list[str]:
         by_folded.setdefault(one.casefold(), []).append(one)
     same = [" and ".join(several) for several in by_folded.values() if len(several) > 1]
     return [f"{name}: classes differ in capital letters only: {', '.join(same[:FEW])}."] if same else []
+
+
+def gap_notes(name: str, names: Iterable[str]) -> list[str]:
+    """A note of classes that are named as programs write a missing value, which stay classes."""
+    odd = [one for one in names if one.lower() in NO_NUMBER or one == NO_CLASS]
+    what = f"{name}: these names are classes: {', '.join(odd)}. If they stand for no label, leave their cells empty."
+    return [what] if odd else []
 
 
 def whole_numbers(names: Iterable[str]) -> dict[str, str]:

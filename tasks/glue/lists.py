@@ -8,15 +8,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 STRING = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
-LIST = re.compile(
-    r"(?:(?:array|tensor|frozenset|set|list)\()?\s*([\[({])(.*)[\])}](?:,\s*dtype=[\w.<>']+)?\)?", re.DOTALL
-)
+CALL = r"(?:array|tensor|frozenset|set|list)\("
+LIST = re.compile(rf"({CALL})?\s*([\[({{])(.*)[\])}}](?(1)\s*(?:,\s*\w+=[\w.<>:']+)*\s*\))", re.DOTALL)
+OPENING = re.compile(rf"\s*(?:{CALL}\s*)?[\[{{]")  # how no class begins
 EMPTY = {"set()", "frozenset()"}
 SCALAR = re.compile(rf"\bnp\.(?:(True|False)_|\w+\(((?:{STRING}|[^()'\"])*)\))")  # numpy's, as in a list of Python's
 ITEM = re.compile(rf"\s*(?:({STRING})\s*(?:,|(?=['\"])|$)|([^,'\"\[\]{{}}]+)(?:,|(?=['\"])|$))", re.DOTALL)
 CONSTANTS = {"true": True, "false": False, "none": None, "null": None, "nan": None}
 ZEROS_AND_ONES = re.compile(r"[01](\.0*)?(\s+[01](\.0*)?)+")  # a vector without brackets
-OPENS = ("[", "{")  # which no class begins with
 NO_NUMBER = object()
 
 
@@ -74,7 +73,7 @@ def listed(text: str) -> list | None:
         found = None
     if isinstance(found, list):
         return found
-    bracket, body = match.groups()
+    _, bracket, body = match.groups()
     found = items_of(SCALAR.sub(lambda scalar: scalar[1] or scalar[2], body))
     if found is None or (bracket == "(" and not is_written(text, found)):
         return None

@@ -23,7 +23,7 @@ from tasks.corpus.parts import unit_hash
 from tasks.corpus.rows import PLAIN_TSV, Loss, open_table, records
 from tasks.glue import conll, labels, lists, probes
 from tasks.glue.data import CONLL, SPLITS, identity, splits_of
-from tasks.glue.labels import EMPTY_CELL, FEW, plain, rows_of
+from tasks.glue.labels import EMPTY_CELL, FEW, NO_CLASS, plain, rows_of
 from tasks.glue.own import Definition
 from tasks.glue.tasks import HUB_GLUE, LABEL, TASKS, Task, training_splits
 from tasks.store import Artifact
@@ -39,7 +39,6 @@ USUAL = {  # the columns that are tried for a field without a name
     "tags": ("ner_tags", "tags", "labels"),
 }
 IN_LINES = re.compile(r"\.(csv|tsv|jsonl|ndjson)\b")  # where the number of a row is that of its line
-NO_CLASS = "-1"  # in a test split whose labels are hidden
 HIDDEN = {None, (), EMPTY_CELL, NO_CLASS, "-1.0", -1.0}  # labels of a test split that has none
 HELD_OUT = 3  # salt of the digests that choose the rows for validation
 BLANK = regex.compile(r"[\s\p{Z}\p{Cc}\p{Cf}]*")  # white space, control and invisible characters, or nothing
@@ -407,7 +406,7 @@ def row_of(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
     names = [] if of_numbers else pieces[0].names or labels.classes(every, own.kind, first)
     for piece in [] if of_numbers else pieces:
         check_classes(own, piece, names, counts, notes)
-    notes += labels.case_notes(own.name, names)
+    notes += labels.case_notes(own.name, names) + labels.gap_notes(own.name, names)
     if single := [name for name in names if counts[name] == 1][:FEW]:
         notes.append(f"{own.name}: one training example only of {', '.join(single)}; it can hardly be learned.")
     metrics, positive = labels.metrics_of(own, names, counts, notes)
