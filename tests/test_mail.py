@@ -76,8 +76,9 @@ def test_mail_is_read_by_its_content_compressed_and_in_archives(store: Path, tmp
     assert texts_of(downloaded(tmp_path / "a")) == TEXTS
     maildir = tmp_path / "maildir"
     maildir.mkdir()
-    (maildir / "1700000000.M1P2.host,S=123:2,S").write_bytes(b"Return-Path: <a@x.org>\n" + one)
-    assert texts_of(downloaded(maildir)) == TEXTS[:1]
+    for received in (b"Return-Path: <a@x.org>\n", b""):
+        (maildir / "1700000000.M1P2.host,S=123:2,S").write_bytes(received + one)
+        assert texts_of(downloaded(maildir)) == TEXTS[:1]
     (tmp_path / "b.mbox.gz").write_bytes(gzip.compress(box))
     assert texts_of(downloaded(tmp_path / "b.mbox.gz")) == TEXTS
     with tarfile.open(tmp_path / "c.tar", "w") as archive:
@@ -136,6 +137,8 @@ def test_subtitles_are_what_is_said_in_them(store: Path, tmp_path: Path):
         assert texts_of(made) == [expected]
         assert made.stats["formats"] == {"subtitles": {"file": 1}}
     assert texts_of(downloaded(tmp_path / "?.*t")) == list(SPOKEN.values())
+    (tmp_path / "a.srt").write_bytes(SRT.replace("\r\n", "\r").encode())
+    assert texts_of(downloaded(tmp_path / "a.srt")) == [SPOKEN[SRT]]
 
 
 NAMED_WRONGLY = {
@@ -145,12 +148,14 @@ NAMED_WRONGLY = {
         r"a\.txt .*mail.*\.mbox",
     ),
     "message named text": ("a.txt", b"Received: from x\nSubject: x\n\ntext\n", r"a\.txt .*mail.*\.eml"),
+    "message that was sent": ("a.txt", b"From: a@x\nTo: b,\n\tc\nMIME-Version: 1.0\n\ntext\n", r"a\.txt .*mail.*\.eml"),
     "subtitles named text": ("a.txt", SRT.encode(), r"a\.txt .*subtitles.*\.srt"),
     "text named mail": ("a.mbox", b"Once upon a time.\n", r"a\.mbox is no mail"),
     "text named subtitles": ("a.vtt", b"Once upon a time.\n", r"a\.vtt .*times"),
     "subtitles in another form": ("a.ass", b"[Script Info]\nTitle: x\n", r"a\.ass is subtitles.*ffmpeg"),
     "Outlook": ("a.pst", b"!BDN\0\0", r"a\.pst is a mailbox of Outlook.*readpst"),
-    "Apple Mail": ("a.emlx", b"1234\nReceived: from x\n\ntext\n", r"a\.emlx is a mail of Apple's.*\.mbox"),
+    "Apple's sent mail": ("a.emlx", b"1234\nFrom: a@x\nMessage-ID: <1>\n\ntext\n", r"a\.emlx is a mail of Apple's"),
+    "Apple Mail": ("a.emlx", b"1234\nReceived: from x\nSubject: x\n\ntext\n", r"a\.emlx is a mail of Apple's.*\.mbox"),
 }
 
 

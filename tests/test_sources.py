@@ -649,4 +649,7 @@ def test_other_files_of_a_directory_are_warned_of_once(data: Path, caplog: pytes
     for _ in range(2):
         assert list(local.local_files([str(data), f"{data}/../data/*.jsonl"])[0]) == ["a.jsonl"]
     [warning] = caplog.messages
-    assert f"4 files are not read: 1 hidden, 1 .py, 1 .bak, 1 no regular file ({data}/.d.jsonl, " in warning
+    assert (
+        f"4 files in the directories of download.files, not read: 1 hidden, 1 .py, 1 .bak, 1 no regular file ({data}/.d.jsonl, "
+        in warning
+    )

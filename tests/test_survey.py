@@ -86,6 +86,12 @@ def test_all_flaws_are_named_at_once_by_a_plan_and_by_a_run(store: Path, letters
     assert len(texts_of(downloaded(letters, max_lost=0.07))) == 80
 
 
+def test_a_plan_says_that_all_there_is_is_empty(store: Path, tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"")
+    with pytest.raises(InputError, match=r"no document .*1 x empty file; for example a\.txt\)"):
+        asked_for(tmp_path / "a.txt").check()
+
+
 def test_a_file_that_was_given_itself_is_never_skipped(store: Path, letters: Path):
     large(letters)
     assert "large.txt has 1.0 MB" in refusal(letters, letters / "large.txt", max_lost=0.5)

@@ -69,7 +69,12 @@ def choose(
 
 def listed(names: Sequence[object]) -> str:
     """Names of columns for a sentence; only the first ones of many."""
-    return ", ".join(map(shown_name, names[:SHOWN_FIELDS])) + ", …" * (len(names) > SHOWN_FIELDS)
+    return first_of([shown_name(name) for name in names])
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first ones of many names, for a sentence."""
+    return ", ".join(names[:SHOWN_FIELDS]) + ", …" * (len(names) > SHOWN_FIELDS)
 
 
 def shown_name(name: object) -> str:
@@ -99,13 +104,15 @@ def drift(expected: pa.Schema, found: pa.Schema) -> str:
     shared = [name for name in expected.names if name in found.names]
     types = {name: (expected.field(name).type, found.field(name).type) for name in shared}
     changes = {
-        "without": [name for name in expected.names if name not in found.names],
-        "also with": [name for name in found.names if name not in expected.names],
+        "without": [shown_name(name) for name in expected.names if name not in found.names],
+        "also with": [shown_name(name) for name in found.names if name not in expected.names],
         "with other types of": [
-            f"{name} ({short(now)}, not {short(before)})" for name, (before, now) in types.items() if before != now
+            f"{shown_name(name)} ({short(now)}, not {short(before)})"
+            for name, (before, now) in types.items()
+            if before != now
         ],
     }
-    return "; ".join(f"{what} {listed(names)}" for what, names in changes.items() if names)
+    return "; ".join(f"{what} {first_of(names)}" for what, names in changes.items() if names)
 
 
 def short(kind: pa.DataType) -> str:

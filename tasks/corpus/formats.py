@@ -239,7 +239,7 @@ def read_subtitles(file: io.BufferedReader, name: str, layout: Layout) -> Iterat
     layout.taken = "file"
     found = document(file.read(rows.MOST_BYTES + 1), name, 1, layout)
     if isinstance(found, Document):
-        if not CUE.search(found.text):
+        if not CUE.search("\n".join(found.text.splitlines())):
             raise InputError(
                 f"{name} is named as subtitles are, and no line has times, as 00:01,0 --> 00:02,5. Rename it."
             )

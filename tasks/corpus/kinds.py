@@ -23,6 +23,12 @@ FORMATS = ROWS | TEXT | MARKUP | ARCHIVES | MAIL | SUBTITLES  # by suffix, in sm
 NO_TEXT = {*TABLES.values(), *ARCHIVES.values(), *MAIL.values()}  # they have no one encoding
 KINDS = "text, JSON, CSV, Parquet, Arrow, HTML, mail, subtitles, or a zip or tar of these, compressed or not"
 
+# How mail begins: with a header that little else has, or with others before such a one
+HEADERS = (
+    rb"(?i:return-path|received|delivered-to|message-id|mime-version|x-original-to|x-gm-\w+|x-mozilla-\w+):"
+    rb" [^\r\n]+\r?\n([\w-]+:|[ \t])"
+    rb"|(?:[\w-]+:[^\r\n]*\r?\n(?:[ \t][^\r\n]*\r?\n)*){1,40}?(?i:message-id|mime-version): "
+)
 BINARY = [  # the first bytes of formats
     (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", "zstd"),
     (rb"\x1f\x8b", "gzip"),
@@ -39,12 +45,8 @@ TEXTUAL = [
     (rb"(\xef\xbb\xbf)?\s*<(?i:!doctype html|html)\b", "HTML"),
     (rb"(\xef\xbb\xbf)?\s*<\?xml\b", "XML"),
     (rb"From [^\r\n]*\d:\d\d[^\r\n]*\b(19|20)\d\d\b[^\r\n]*\r?\n>?[\w-]+[: ]", "mail"),
-    (
-        rb"(?i:return-path|received|delivered-to|message-id|mime-version|x-original-to|x-gm-\w+|x-mozilla-\w+):"
-        rb" [^\r\n]+\r?\n([\w-]+:|[ \t])",
-        "mail",
-    ),
-    (rb"(\xef\xbb\xbf)?WEBVTT\b|(\xef\xbb\xbf)?\s*\d+\s*\n(\d+:)?\d\d:\d\d[,.]\d+\s*-->", "subtitles"),
+    (HEADERS, "mail"),
+    (rb"(\xef\xbb\xbf)?WEBVTT\b|(\xef\xbb\xbf)?\s*\d+\s*[\r\n](\d+:)?\d\d:\d\d[,.]\d+\s*-->", "subtitles"),
 ]
 MARKS = {
     codecs.BOM_UTF8: "utf-8",
@@ -79,11 +81,7 @@ FOREIGN = [  # the beginning of a file, what it is, what to do
     (rb"\x93NUMPY|\x89HDF|Obj\x01", "a file of arrays or records (NumPy, HDF5, Avro)", CONVERT),
     (rb"\x89PNG|\xff\xd8\xff|GIF8[79]a|RIFF.{4}[A-Z]|OggS\0|ID3[\2-\4]", "an image, a sound or a film", "Delete it."),
     (rb"!BDN", "a mailbox of Outlook", "Export it: readpst FILE.pst."),
-    (
-        rb"\d+ *\r?\n(?i:return-path|received|delivered-to|message-id|x-[\w-]+): ",
-        "a mail of Apple's",
-        "Export it as .mbox.",
-    ),
+    (rb"\d+ *\r?\n(" + HEADERS + rb")", "a mail of Apple's", "Export it as .mbox."),
     (
         rb"(\xef\xbb\xbf)?(\[Script Info\]|\{\d+\}\{\d+\}|\d+:\d\d:\d\d\.\d+,\d+:\d\d:\d\d\.\d+\r?\n)",
         "subtitles in another form than .srt and .vtt",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from model import InputError
+from model import InputError, counted
 from tasks import printable, warn_once
 from tasks.corpus.containers import head_of
 from tasks.corpus.kinds import FORMATS, KINDS, counted_kinds, ending, form_of, unread
@@ -142,7 +142,7 @@ def local_files(patterns: Iterable[str], extract: str = "") -> Local:
     if others := {path: kind for path, kind in ignored.items() if path not in gone}:
         examples = ", ".join(printable(str(p)) for p in sorted(others)[:NAMED]) + ", …" * (len(others) > NAMED)
         warn_once(
-            f"Of the directories in download.files, {len(others):,} files are not read: "
+            f"{counted(len(others), 'file')} in the directories of download.files, not read: "
             f"{counted_kinds(others.values())} ({examples}). {ADVICE}"
         )
     base = Path(os.path.commonpath([path.parent for path in once.values()]))

@@ -35,7 +35,7 @@ class Losses:
             self.reasons[loss.reason] += 1
             self.records += loss.line > 0
             where = f"{loss.file}, line {loss.line}" if loss.line else loss.file
-            self.examples.setdefault(loss.reason, f"{where}: {loss.sample}")
+            self.examples.setdefault(loss.reason, f"{where}: {loss.sample}" if loss.sample else where)
 
     @property
     def advice(self) -> str:

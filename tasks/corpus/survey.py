@@ -121,7 +121,8 @@ def check_records(found: Local, options: dict[str, str], max_lost: float, what: 
     if looked.is_all:
         lines = [f"{loss.file}, line {loss.line}: {loss.reason}: {loss.sample}" for loss in looked.losses]
         listed = "\n  ".join(map(printable, lines[:SHOWN]))
-        Losses(looked.losses).check(what, looked.documents, max_lost, looked.skipped, f"They are:\n  {listed}")
+        losses = [*flaws_of(found, options).values(), *looked.losses]
+        Losses(losses).check(what, looked.documents, max_lost, looked.skipped, f"They are:\n  {listed}")
 
 
 def shown(names: list[str]) -> str:
