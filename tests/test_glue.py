@@ -131,7 +131,7 @@ LATIN = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 1, 3, 4], np.in
         ("cola", {"label": [0.0, float("nan"), 1.0]}, ["label of row 2 is nan"]),
         ("cola", {"label": [True, False, True]}, ["label of rows 1, 2 and 3 is True"]),
         ("cola", {"sentence": [1, 2, 3]}, ["sentence of rows 1, 2 and 3 is 1", "string"]),
-        ("cola", {"sentence": LATIN}, ["aren't UTF-8", "utf-8"]),
+        ("cola", {"sentence": LATIN}, ["sentence", "aren't UTF-8", "Write the table again"]),
         ("cola", {"sentence": pa.array([], pa.string()), "label": pa.array([], pa.int64())}, ["no rows"]),
         ("cola", {"sentence": pa.array([], pa.int64()), "label": pa.array([], pa.int64())}, ["no rows"]),
         ("cola", {"sentence": ["a"] * 4000, "label": [0, 9] * 2000}, ["2, 4, 6, 8, 10 and 1,995 more is 9"]),

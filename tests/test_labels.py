@@ -311,3 +311,14 @@ def test_the_share_of_unlabelled_rows_is_a_field_of_the_definition_and_in_no_key
     assert files.identity(wider) == files.identity(Definition(**own)), "the rows that are read are the same"
     with pytest.raises(InputError, match=r"finetune\.tasks\.0.*max_unlabelled"):
         resolve("demo", {"finetune": {"tasks": [own | {"max_unlabelled": 1}]}})
+
+
+def test_bytes_of_a_table_are_text_in_utf_8_and_others_are_refused(tmp_path: Path):
+    for label, fits in (("schön".encode(), True), ("schön".encode("cp1252"), False)):
+        rows = [{"text": f"t {i}".encode(), "label": label if i % 2 else b"other"} for i in range(40)]
+        pd.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
+        if fits:
+            assert read(tmp_path / "a.parquet").task.labels == ("other", "schön")
+        else:
+            with pytest.raises(InputError, match=r"a\.parquet: the label of rows 2, 4.*UTF-8"):
+                read(tmp_path / "a.parquet")

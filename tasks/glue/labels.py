@@ -98,6 +98,7 @@ def worded(given: "pd.Series", own: Definition, names: Sequence[str], where: str
         note_names([one for label in lists.dropna() for one in label], where, notes)
         return mapped(lists, lambda label: words_of(label, own, names))
     refuse(given, what, where, lambda value: not is_nested(value), f"one label; {help_}")
+    refuse(given, what, where, lambda value: not isinstance(value, bytes), f"text in UTF-8; {help_}")
     if own.kind == "classes":
         several = f"one label and no list (kind 'multilabel' reads these); {help_}"
         refuse(given, what, where, lambda value: not is_written_list(value), several)

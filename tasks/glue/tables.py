@@ -7,6 +7,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -131,6 +132,15 @@ def rows_in(own: Definition, path: Path, where: str) -> tuple[str, list[int], li
     return kind, numbers, rows
 
 
+def value_in(row: dict, column: str) -> object:
+    """The value of a column, None if there is none; of bytes in UTF-8, as which some programs write strings, the text."""
+    value = value_at(row, column)
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):
+            return value.decode()
+    return None if value is MISSING else value
+
+
 def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
     """Read a file. Raises InputError for columns that are missing or not clear, broken rows, and no rows.
 
@@ -143,10 +153,7 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
     taken = columns_of(own, split, rows, where)
     what = ", ".join(f"{name} is {columns.shown_name(of_file)}" for name, of_file in taken.items())
     log.log(logging.DEBUG if own.named else logging.INFO, "%s: %s; %s.", where, counted(len(rows), "row"), what)
-    values = {
-        name: [None if (value := value_at(one, key)) is MISSING else value for one in rows]
-        for name, key in taken.items()
-    }
+    values = {name: [value_in(one, key) for one in rows] for name, key in taken.items()}
     table = pd.DataFrame(values, numbers := pd.Index(numbers, name=kind), dtype=object)
     for name in taken:
         if name in (LABEL, TOKENS):
