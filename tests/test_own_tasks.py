@@ -583,7 +583,7 @@ def test_rows_without_a_label_are_in_the_statistics_and_in_the_report(tmp_path: 
     assert made.stats["data"]["unlabelled"] == {"train": 20}
     assert made.stats["train_examples"] + made.stats["validation"]["validation"]["examples"] == 60
     page = (report.fn(Report(title="mine"), [made]).path / "report.md").read_text().replace("\\", "")
-    assert "20 of 80 rows left out, without a label" in page
+    assert "left out 20 of 80 rows without a label" in page
 
 
 def test_a_broken_row_is_not_blamed_on_the_encoding(tmp_path: Path):

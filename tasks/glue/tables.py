@@ -372,14 +372,15 @@ def with_labels(own: Definition, pieces: list[Piece], notes: list[str]) -> tuple
 
     Raises InputError if a split has more of them than the definition allows; those of GLUE have none.
     """
-    kept, skipped, rows, said = [], Counter(), Counter(), {}
+    kept, skipped, rows = [], Counter(), Counter()
+    said: dict[str, list[tuple[str, str]]] = {}
     for piece in pieces:
         without = labels.mapped(piece.table[LABEL], lambda label: label is None).astype(bool)
         rows[piece.split] += len(without)
         if without.any():
             skipped[piece.split] += int(without.sum())
-            left_out = f"{without.sum():,} of {counted(len(without), 'row')} left out"
-            said.setdefault(piece.split, []).append(f"{piece.where}: {left_out}, without a label ({rows_of(without)}).")
+            these = f"{without.sum():,} of {counted(len(without), 'row')} without a label ({rows_of(without)})"
+            said.setdefault(piece.split, []).append((piece.where, these))
         if not without.all():
             kept.append(piece._replace(table=piece.table[~without]))
     for split, count in skipped.items():
@@ -387,9 +388,9 @@ def with_labels(own: Definition, pieces: list[Piece], notes: list[str]) -> tuple
             raise InputError(
                 f"{own.name}/{split}: {count:,} of {counted(rows[split], 'row')} have no label; expected a share of "
                 f"{own.max_unlabelled:g} at most. Set label to another column, or raise max_unlabelled (finetune.tasks). "
-                f"{' '.join(said[split])}"
+                f"{' '.join(f'{where}: {these}.' for where, these in said[split])}"
             )
-        notes += said[split]
+        notes += [f"{where}: left out {these}." for where, these in said[split]]
     return kept, dict(skipped)
 
 
