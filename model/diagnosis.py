@@ -13,6 +13,7 @@ NEAR = 0.05  # of the loss by token frequencies: this near, the model stands on 
 # tokens that pocket-sized models stand there for, by their positions (docs/findings.md)
 PLATEAU, PLATEAU_ROTARY = 8_000_000, 3_000_000
 FEW_STEPS = 300  # the demo's recipe leaves the plateau within 200 steps of 2,048 tokens
+SMALL_WIDTH = 128  # that of the smallest recipe, pocket-mini: no advice to take a smaller model at this width
 # with so many epochs and a training loss so far below the held-out one, the text is known by heart
 MANY_EPOCHS, KNOWN_BY_HEART = 4, 0.5
 
@@ -32,6 +33,7 @@ class Course(NamedTuple):
     batch_size: int
     learning_rate: float
     is_rotary: bool
+    width: int  # of the model's states
     training_loss: float | None = None
 
     @property
@@ -71,8 +73,8 @@ def advice(course: Course) -> str:
     did = f"{counted(course.tokens, 'token')} in {counted(course.steps, 'step')}"
     rate = f"Lower pretrain.learning_rate (now {course.learning_rate:g}; Muon's is matrix_learning_rate)"
     rate += ", or set or lower pretrain.clip."
-    more = f"Lower pretrain.batch_size (now {course.batch_size:,}), which gives more steps, take a smaller model "
-    more += "(recipe pocket-mini), or raise pretrain.budget."
+    smaller = ", take a smaller model (recipe pocket-mini)," if course.width > SMALL_WIDTH else ""
+    more = f"Lower pretrain.batch_size (now {course.batch_size:,}), which gives more steps{smaller} or raise pretrain.budget."
     last = course.losses[-1]
     if course.known_by_heart:
         return (
@@ -83,7 +85,7 @@ def advice(course: Course) -> str:
         low, high = course.rise
         return f"The held-out loss rose from {low:.4g} to {high:.4g} nats per token: the rate is too high. {rate}"
     if course.falls:
-        return f"The held-out loss was still falling after {did}, which are too few. {more}"
+        return f"On the whole the held-out loss falls, but {did} are too few. {more}"
     if course.steps < FEW_STEPS:
         return f"It has read {did}, too few to tell more. {more}"
     if not course.stands_near_frequencies:

@@ -292,8 +292,8 @@ class Pretraining:
             ]
             if hopeless == seen[-1:] and self.processes.first:  # once
                 log.warning(
-                    "After %.0f %% of the budget, the held-out loss is %.4g nats per token and not falling; by token "
-                    "frequencies alone it is %.4g. %s",
+                    "After %.0f %% of the budget, the held-out loss is %.4g nats per token, no lower than the time "
+                    "before; by token frequencies alone it is %.4g. %s",
                     100 * fraction, agreed["heldout_loss"], limit, advice(self.course(limit)),
                 )  # fmt: skip
 
@@ -309,6 +309,7 @@ class Pretraining:
             batch_size=training.batch_size,
             learning_rate=training.learning_rate,
             is_rotary=self.bert.architecture.positions == "rotary",
+            width=self.bert.architecture.hidden,
         )
 
     def save(self) -> None:

@@ -5,7 +5,8 @@ import pytest
 from model.diagnosis import Course, advice
 
 FREQUENCIES = 6.95
-PLAIN = {"steps": 5000, "tokens": 1_000_000, "epochs": 0.3, "batch_size": 64, "learning_rate": 0.01, "is_rotary": True}
+PLAIN = {"steps": 5000, "tokens": 1_000_000, "epochs": 0.3, "batch_size": 64, "learning_rate": 0.01}
+PLAIN |= {"is_rotary": True, "width": 256}
 BUDGET, BATCH, RATE, TEXT = "pretrain.budget", "pretrain.batch_size", "pretrain.learning_rate", "download"
 FLAT = [9.0, 7.1, 7.0, 6.97, 6.96, 6.96, 6.95, 6.96, 6.95, 6.95, 6.95]
 FALLING = [9.1, 7.45, 7.5, 7.49, 7.44, 7.36, 7.3, 7.23, 7.18, 7.14, 7.13]  # pocket-frontier, 21 steps
@@ -18,10 +19,16 @@ def said(losses: list[float], **changes) -> str:
 @pytest.mark.parametrize(
     ("losses", "changes", "wanted", "unwanted"),
     [
-        (FALLING, {"steps": 21, "tokens": 172_032}, ["172,032 tokens in 21 steps", BUDGET, "(now 64)"], [RATE, TEXT]),
+        (
+            FALLING,
+            {"steps": 21, "tokens": 172_032},
+            ["172,032 tokens in 21 steps", BUDGET, "(now 64)", "pocket-mini"],
+            [RATE, TEXT],
+        ),
         (FALLING, {}, ["1,000,000 tokens in 5,000 steps", BUDGET], [RATE, TEXT]),
         ([9.1, 9.5, 9.3, 8.8, 8.2, 7.8, 7.4], {"steps": 100}, ["100 steps", BUDGET], [RATE]),  # rose before it fell
-        ([9.1, 8.0], {"steps": 1}, ["1 step,", BATCH], [RATE]),
+        (FALLING, {"width": 128}, [BUDGET, BATCH], ["smaller model", "pocket-mini"]),
+        ([9.1, 8.0], {"steps": 1}, ["1 step ", BATCH], [RATE]),
         ([9.1, 7.45, 7.5], {"steps": 5}, ["5 steps", BATCH], [RATE, TEXT]),
         ([9.1, 7.2, 7.0, 7.6, 7.9, 7.8], {}, ["7 to 7.9", RATE, "0.01"], [BUDGET, BATCH, TEXT]),
         ([9.1, 7.2, 7.0, 8.5, 7.3, 7.1, 7.0], {}, ["7 to 8.5", RATE], [BUDGET]),

@@ -155,6 +155,7 @@ def hopeless(stats: dict, params: dict) -> str:
         batch_size=params["batch_size"],
         learning_rate=params["learning_rate"],
         is_rotary=params["architecture"]["positions"] == "rotary",
+        width=params["architecture"]["hidden"],
         **{name: stats[name] for name in ("steps", "tokens", "epochs", "training_loss")},
     )
     return (
