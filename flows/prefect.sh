@@ -11,6 +11,10 @@ case $no_proxy in
 *) no_proxy=${no_proxy:+$no_proxy,}127.0.0.1,localhost,::1 ;;
 esac
 NO_PROXY=$no_proxy
+case ${PYTHONOPTIMIZE:-} in
+"" | 0 | 1) ;;
+*) export PYTHONOPTIMIZE=1 ;; # 2 takes docstrings away, which transformers reads
+esac
 export PREFECT_HOME no_proxy NO_PROXY
 
 python=${CRAM_PYTHON:-.venv/bin/python}

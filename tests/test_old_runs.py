@@ -105,3 +105,10 @@ def test_without_a_server_nothing_is_discarded(store, monkeypatch: pytest.Monkey
     assert isinstance(refused.exception, InputError)
     assert "make up" in str(refused.exception)
     assert len(store_module.artifacts("download")) == 1
+
+
+def test_no_advice_starts_a_server_where_another_checkouts_has_the_port(store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(old_runs, "sought", lambda: (None, "Another checkout's server answers."))
+    with pytest.raises(InputError, match="Another checkout's") as refused:
+        old_runs.server_with_runs()
+    assert "make up" not in str(refused.value)

@@ -112,7 +112,7 @@ def test_another_program_at_the_given_address_is_an_error(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("url", ["localhost:4711/api", "nonsense", "http://127.0.0.1:port/api"])
 def test_what_is_no_address_is_an_error(monkeypatch: pytest.MonkeyPatch, url: str):
     monkeypatch.setenv("PREFECT_API_URL", url)
-    with pytest.raises(InputError, match="PREFECT_API_URL"):
+    with pytest.raises(InputError, match=r"PREFECT_API_URL .*, which is no address"):
         server.find_server()
 
 
@@ -253,3 +253,16 @@ def test_make_down_ends_no_process_of_another_home(tmp_path: Path):
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize(("given", "expected"), [("2", "1"), ("3", "1"), ("1", "1"), ("", ""), (None, "unset")])
+def test_make_up_keeps_the_docstrings_that_transformers_reads(tmp_path: Path, given: str | None, expected: str):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "${PYTHONOPTIMIZE-unset}" >"$PREFECT_HOME/seen"\nexit 1\n', encoding="utf-8")
+    python.chmod(0o700)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
+    env |= {"PREFECT_HOME": str(tmp_path), "CRAM_PYTHON": str(python)}
+    env |= {} if given is None else {"PYTHONOPTIMIZE": given}
+    done = subprocess.run([HOME / "flows" / "prefect.sh", "up"], env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert (tmp_path / "seen").read_text(encoding="utf-8").strip() == expected

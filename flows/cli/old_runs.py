@@ -49,8 +49,10 @@ def server_with_runs() -> str:
     """The address of the Prefect server whose old runs are meant. Raises InputError if none answers."""
     url, why = sought()
     if url is None:
-        what = why or "No Prefect server answers."
-        raise InputError(f"{what} --runs-older-than asks a server for its runs; start it by `make up`, then run again.")
+        none = (
+            "No Prefect server answers. --runs-older-than asks it for its runs; start it by `make up`, then run again."
+        )
+        raise InputError(f"{why} Nothing was discarded." if why else none)
     return url
 
 

@@ -132,7 +132,12 @@ def ask(url: str, path: str, seconds: float = ANSWER_SECONDS) -> "Response | Non
         raise InputError(
             f"Prefect's client can't use the proxy of the environment (all_proxy): {error} Or unset it."
         ) from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise InputError(
+            f"PREFECT_API_URL is {url!r}, which is no address of a server: {str(error).rstrip('.')}. Set it to the address "
+            f"of a Prefect server's API, such as {SERVER}, or unset it."
+        ) from error
+    except httpx.HTTPError as error:
         raise InputError(not_prefect(url, str(error) or repr(error))) from error
 
 
