@@ -30,6 +30,10 @@ is_running() { # of a process that `make up` started: whether it lives; a zombie
         tr '\0' '\n' 2>/dev/null <"/proc/$1/environ" | grep -qsxF "PREFECT_HOME=$PREFECT_HOME"
 }
 
+has_ended() { # looks twice: for a moment, a process that starts a program has neither command line nor environment
+    ! is_running "$1" && sleep 1 && ! is_running "$1"
+}
+
 pid_of() { cat "$PREFECT_HOME/$1.pid" 2>/dev/null || true; }
 
 start() { # NAME COMMAND...: in a session of its own, so that no terminal ends it
@@ -70,7 +74,7 @@ up() {
             PREFECT_API_URL=$address PREFECT_SERVER_API_PORT=$port start server server start
         tries=600
         until [ "$status" = 0 ]; do
-            is_running "$(pid_of server)" || { echo "The server ended:" >&2; tail "$PREFECT_HOME/server.log" >&2; exit 1; }
+            ! has_ended "$(pid_of server)" || { echo "The server ended:" >&2; tail "$PREFECT_HOME/server.log" >&2; exit 1; }
             [ "$tries" -gt 0 ] || { echo "The server does not answer. Run \`make down\`, then \`make up\`." >&2; exit 1; }
             tries=$((tries - 1))
             sleep 0.5

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -266,3 +267,25 @@ def test_make_up_keeps_the_docstrings_that_transformers_reads(tmp_path: Path, gi
     done = subprocess.run([HOME / "flows" / "prefect.sh", "up"], env=env, capture_output=True, text=True)
     assert done.returncode == 1
     assert (tmp_path / "seen").read_text(encoding="utf-8").strip() == expected
+
+
+def test_make_up_looks_twice_before_it_says_that_the_server_ended(tmp_path: Path):
+    fakes = {
+        "python": 'case "$*" in\n'
+        '*flows.cli.server) echo 4200 url; [ -e "$PREFECT_HOME/up" ] || exit 3 ;;\n'
+        '*"server start") touch "$PREFECT_HOME/up"; until [ -e "$PREFECT_HOME/over" ]; do sleep 0.1; done ;;\n'
+        "*) exit 1 ;;\nesac\n",
+        # at the first look, the server's process has no environment yet
+        "tr": f'[ -e "$PREFECT_HOME/seen" ] && exec {shutil.which("tr")} "$@"\ntouch "$PREFECT_HOME/seen"\n',
+    }
+    for name, lines in fakes.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}", encoding="utf-8")
+        (tmp_path / name).chmod(0o700)
+    env = os.environ | {"PREFECT_HOME": str(tmp_path), "CRAM_PYTHON": str(tmp_path / "python")}
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    try:
+        done = subprocess.run([HOME / "flows" / "prefect.sh", "up"], env=env, capture_output=True, text=True)
+    finally:
+        (tmp_path / "over").touch()
+    assert "The server ended" not in done.stderr
+    assert "Server: running" in done.stdout
