@@ -40,7 +40,7 @@ from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
 from tasks.filter import BY_SCRIPT, Filter, drop_incompressible
 from tasks.measure import Measure, measure
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 from tasks.text.tokenizer import load_tokenizer
 from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary

@@ -37,7 +37,7 @@ from trials import ENV, HOME, LAST, MANIFEST, OTHER, STAGES, Bench, Row, Run, St
 
 from flows.cli.main import app
 from model import limits
-from tasks.digests import FOR_READERS
+from tasks.store.manifests import FOR_READERS
 
 MOUNTS = "CRAM_FAULTS_MOUNTS"  # in the environment where this script may mount
 

@@ -46,7 +46,8 @@ def random_of(part: int) -> np.random.Generator:
 
 def artifact(stage: str, key: str, parts: int, **about: object):
     """An artifact with so many empty parts."""
-    from tasks.store import MANIFEST, Artifact
+    from tasks.store.artifacts import Artifact
+    from tasks.store.manifests import MANIFEST
 
     made = Artifact(stage=stage, key=key)
     made.path.mkdir(parents=True)

@@ -48,7 +48,7 @@ from tasks.glue import data as glue
 from tasks.glue import metrics, tables
 from tasks.glue.own import by_name
 from tasks.glue.tasks import TASKS as GLUE_TASKS
-from tasks.store import HELDOUT_TEXT
+from tasks.store.artifacts import HELDOUT_TEXT
 from tasks.text.tokenizer import heldout_of, load_tokenizer
 from tasks.tokenize import measured_texts
 

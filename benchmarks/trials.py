@@ -17,7 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # cram of this checkout
 from flows.cli.common import stage_names
-from tasks.store import LATEST, MANIFEST, TELLING
+from tasks.store.artifacts import LATEST, TELLING
+from tasks.store.manifests import MANIFEST
 
 HOME = Path(__file__).resolve().parents[1]
 LAYOUT = {"layers": 1, "hidden": 64, "heads": 1, "intermediate": 192}

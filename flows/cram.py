@@ -17,9 +17,9 @@ from tasks.finetune import finetune
 from tasks.measure import measure
 from tasks.pretrain import pretrain
 from tasks.report import report
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
+from tasks.store.gc import needed
 from tasks.tokenize import tokenize
-from tasks.upkeep import needed
 from tasks.vocabulary import train_vocabulary
 
 configure()

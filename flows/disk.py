@@ -9,10 +9,11 @@ from rich.filesize import decimal
 
 from flows.plan import Plan, Step
 from model import InputError
-from tasks import models, store
+from tasks import models
 from tasks.corpus import local
 from tasks.corpus.parts import is_part
 from tasks.download import Download
+from tasks.store import artifacts as store
 
 # bytes of text in a byte of a file, and in a document (of other sources: that of the Pile)
 EXPANDS = {".zst": 4, ".gz": 3, ".bz2": 4.5, ".xz": 4.5, ".lz4": 2.5, ".zip": 3, ".parquet": 2.5}

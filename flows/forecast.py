@@ -14,9 +14,10 @@ from flows import cram, disk
 from flows.plan import SEVERAL, Plan, Step
 from flows.summary import brief_duration
 from model import InputError, counted, duration
-from tasks import store
 from tasks.stage import Params, StageTask, environment
-from tasks.store import Artifact, draft_of, named, read_manifest
+from tasks.store import artifacts as store
+from tasks.store.artifacts import Artifact, draft_of, named, read_manifest
+from tasks.store.manifests import MANIFEST, kept
 
 PRETRAIN, IMPOSSIBLE = "pretrain", "not possible"
 
@@ -52,7 +53,7 @@ class Forecast:
 
     def _written(self, stage: str) -> list[dict]:
         """The manifests of a stage that this machine wrote, whatever became of their files, the newest last."""
-        here, paths = environment()["machine"], (store.ROOT / stage).glob(f"*/{store.MANIFEST}")
+        here, paths = environment()["machine"], (store.ROOT / stage).glob(f"*/{MANIFEST}")
         every = (store.listed(Artifact(stage=stage, key=path.parent.name)) for path in paths)
         own = [about for about in every if about and about["environment"].get("machine") == here and about["seconds"]]
         return sorted(own, key=lambda about: about["finished"])
@@ -60,7 +61,7 @@ class Forecast:
     def found(self, title: str, artifact: Artifact, made: bool, resumes: bool = False) -> Row:
         """The row of an artifact, or of its draft, without what it would take."""
         about, draft = self.manifest(artifact) or {}, self.drafts.get(draft_of(artifact).name)
-        row = Row(title, artifact.key, "cached", sum(file["bytes"] for file in store.kept(about)))
+        row = Row(title, artifact.key, "cached", sum(file["bytes"] for file in kept(about)))
         if made:
             return row
         if draft and (resumes or draft.running):

@@ -21,10 +21,10 @@ from flows.reporting import publish, running
 from flows.summary import brief_duration, counts, relative
 from model import InputError
 from tasks import printable
-from tasks.digests import refuse_hollow, verify
 from tasks.models import taken
 from tasks.stage import Params, StageTask
-from tasks.store import Artifact, disk_errors_as_input_errors, is_hollow, read_manifest, refresh, to_fill
+from tasks.store.artifacts import Artifact, disk_errors_as_input_errors, is_hollow, read_manifest, refresh, to_fill
+from tasks.store.manifests import refuse_hollow, verify
 from tasks.text.words import Normaliser
 from tasks.workers import processes, runs, tracking
 

@@ -17,7 +17,7 @@ from flows.summary import telling
 from model import InputError
 from tasks import printable
 from tasks.reports.markdown import escape
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 
 PROGRESS = "tasks.workers.progress"  # the logger that reports progress where there is no terminal
 SECONDS_BETWEEN_PROGRESS = 120  # in a file or a pipe

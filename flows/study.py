@@ -15,9 +15,9 @@ from flows.recipes import Override, Recipe, RecipeName, without_empty
 from flows.study_runs import StudyRun, operations_per_token, resolve_study
 from model import InputError, counted, duration
 from tasks.evaluate import Evaluate, evaluate, share_in_common
-from tasks.store import Artifact, named
+from tasks.store.artifacts import Artifact, named
+from tasks.store.gc import needed
 from tasks.study import Member, StudyReport, compare_runs, held_out
-from tasks.upkeep import needed
 
 FEWEST_IN_COMMON = 0.1  # of the first model's held-out documents: with fewer, losses are not compared
 USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # before anything has run

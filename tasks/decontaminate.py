@@ -25,7 +25,8 @@ from tasks.glue import tables as labelled
 from tasks.glue.own import Definition, by_name, defined, or_own
 from tasks.glue.tasks import HUB_GLUE, TASKS, evaluation_splits
 from tasks.stage import Params, stage
-from tasks.store import WORK, Artifact, known_digest
+from tasks.store.artifacts import WORK, Artifact
+from tasks.store.manifests import known_digest
 from tasks.text import matching
 from tasks.text.ngrams import Index, passage, write_index
 from tasks.workers.parts import over_parts

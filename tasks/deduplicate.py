@@ -33,7 +33,7 @@ from tasks.corpus.parts import (
     views,
 )
 from tasks.stage import Params, stage
-from tasks.store import WORK, Artifact
+from tasks.store.artifacts import WORK, Artifact
 from tasks.text import minhash, sorted_runs, substrings
 from tasks.text.minhash import MinHash
 from tasks.text.sorted_runs import batch_of, group_starts, load_range, mapped, offset_of, position, runs_in, save_pairs

@@ -39,7 +39,8 @@ from tasks.corpus.parts import Document, PartWriter, Tally
 from tasks.corpus.rows import Loss
 from tasks.corpus.survey import check_files, check_records, flaws_of, warn_of_doubts
 from tasks.stage import Params, stage
-from tasks.store import WORK, draft_of, known_digest
+from tasks.store.artifacts import WORK, draft_of
+from tasks.store.manifests import known_digest
 from tasks.workers.progress import Progress
 
 DOCUMENTS_BETWEEN_REPORTS = 256

@@ -22,7 +22,7 @@ from pydantic import Field
 from model import InputError
 from tasks.corpus.parts import parts_of, row_name, tables
 from tasks.stage import Params, stage
-from tasks.store import FREQUENCIES, HELDOUT_TEXT, Artifact
+from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, Artifact
 from tasks.text.tokenizer import MASK, load_tokenizer
 from tasks.tokenize import MEASURED_CHARACTERS, digest_of, measurable, measured
 

@@ -23,7 +23,7 @@ from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, 
 from tasks.measure import MEASURES, RATIOS, name_of
 from tasks.reports import plots
 from tasks.stage import Params, stage
-from tasks.store import WORK, Artifact
+from tasks.store.artifacts import WORK, Artifact
 from tasks.text.scripts import LATIN
 from tasks.workers.parts import over_parts
 

@@ -32,7 +32,7 @@ from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROBES, TASKS, 
 from tasks.models import lineage_of, weight_bytes
 from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
-from tasks.store import LINEAGE, Artifact, read_manifest
+from tasks.store.artifacts import LINEAGE, Artifact, read_manifest
 from tasks.text.tokenizer import FILES, load_tokenizer
 from tasks.text.wordpiece import CONTINUES
 from tasks.workers import runs

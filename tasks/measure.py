@@ -21,7 +21,7 @@ from pydantic import Field
 from model import InputError
 from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, tables, views
 from tasks.stage import Params, stage
-from tasks.store import WORK, Artifact
+from tasks.store.artifacts import WORK, Artifact
 from tasks.text.scripts import deleted, main_scripts
 from tasks.text.tokenizer import encoder_of, load_tokenizer, save_tokenizer
 from tasks.text.words import ASCII, Normaliser

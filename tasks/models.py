@@ -13,7 +13,8 @@ from pathlib import Path
 from model import InputError
 from model.settings import Architecture
 from tasks.stage import Params, stage
-from tasks.store import LATEST, LINEAGE, Artifact, find, known_digest
+from tasks.store.artifacts import LATEST, LINEAGE, Artifact, find
+from tasks.store.manifests import known_digest
 from tasks.text.tokenizer import FILES, SPECIALS, load_tokenizer, normaliser_of, save_tokenizer
 
 WEIGHTS = "model*.safetensors"  # one file, or several

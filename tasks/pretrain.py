@@ -30,7 +30,7 @@ from tasks import models
 from tasks.reports import plots, sections
 from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
-from tasks.store import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts, lineage
+from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts, lineage
 from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, heldout_of, load_tokenizer
 from tasks.tokenize import digest_of, measured_texts
 from tasks.workers.progress import Progress

@@ -21,7 +21,8 @@ from tasks.reports.markdown import Marked, page, render
 from tasks.reports.model_card import card, recipe
 from tasks.reports.scores import PUBLISHED, chosen
 from tasks.stage import Params, stage
-from tasks.store import Artifact, named, read_manifest, verify
+from tasks.store.artifacts import Artifact, named, read_manifest
+from tasks.store.manifests import verify
 
 BESIDE = ("BERT-base, fully trained", "crammed BERT, A6000, as released (best of 5 runs)")  # in the picture of scores
 

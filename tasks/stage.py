@@ -27,9 +27,8 @@ from pydantic import BaseModel
 
 from model import InputError, Unreachable
 from model.limits import cores
-from tasks import store
-from tasks.home import CODE, IN_CHECKOUT
-from tasks.store import (
+from tasks.store import artifacts as store
+from tasks.store.artifacts import (
     STATS,
     Artifact,
     contents,
@@ -44,6 +43,7 @@ from tasks.store import (
     to_fill,
     warn_of_damage,
 )
+from tasks.store.home import CODE, IN_CHECKOUT
 from tasks.workers.processes import cpu_clock, peak_memory, reset_usage, usage
 
 REPORTED_PACKAGES = ("cram", "prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")

@@ -21,7 +21,7 @@ from tasks.reports import law, plots
 from tasks.reports.markdown import Marked, code, page, render, short
 from tasks.reports.scores import COLUMNS, partial_notes
 from tasks.stage import Params, stage
-from tasks.store import Artifact, named
+from tasks.store.artifacts import Artifact, named
 
 if TYPE_CHECKING:
     import pandas as pd

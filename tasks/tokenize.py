@@ -36,7 +36,7 @@ from model import InputError, counted
 from tasks.corpus.parts import SCHEMA, Document, parts_of, tables, unit_hash
 from tasks.corpus.parts import table as documents_table
 from tasks.stage import Params, stage
-from tasks.store import HELDOUT_TEXT, SEQUENCES, WORK, Artifact
+from tasks.store.artifacts import HELDOUT_TEXT, SEQUENCES, WORK, Artifact
 from tasks.text import matching, overlap
 from tasks.text.ngrams import Known
 from tasks.text.tokenizer import (

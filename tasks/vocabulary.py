@@ -25,7 +25,7 @@ from model import InputError
 from tasks import models
 from tasks.corpus.parts import in_batches, parts_of, tables, unit_hash
 from tasks.stage import Params, stage
-from tasks.store import WORK, Artifact
+from tasks.store.artifacts import WORK, Artifact
 from tasks.text import words
 from tasks.text.tokenizer import (
     ALPHABET,

@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:  # which must not be imported before the environment below is set
     from model.settings import Architecture
     from tasks.corpus.parts import Document
-    from tasks.store import Artifact
+    from tasks.store.artifacts import Artifact
 
 # A shell's background job ignores Ctrl-C, and one under nohup the end of its terminal; so would every process that a
 # test starts.
@@ -128,7 +128,7 @@ def downloaded(*files: Path | str, **settings: object):
 def refusal(*files: Path | str, **settings: object) -> str:
     """The one line with which such a download is refused; nothing is published."""
     from model import InputError
-    from tasks.store import artifacts
+    from tasks.store.artifacts import artifacts
 
     with pytest.raises(InputError) as refused:
         downloaded(*files, **settings)
@@ -161,7 +161,7 @@ def texts_of(corpus) -> list[str]:
 @contextmanager
 def store_of_its_own(folder: Path) -> Iterator[None]:
     """For the fixtures of a module: `store` is that of a test."""
-    from tasks import store
+    from tasks.store import artifacts as store
 
     before, store.ROOT = store.ROOT, folder
     try:
@@ -180,7 +180,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, module, work: str, target, at: in
 
     `target`: the artifact that the stage makes. Returns the calls' arguments.
     """
-    from tasks.store import draft_of
+    from tasks.store.artifacts import draft_of
 
     calls, job, draft = [], getattr(module, work), draft_of(target)
 
@@ -276,7 +276,7 @@ def toy_texts() -> list[str]:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty store for plain calls (`stage.fn`); runs through Prefect use the session's own."""
-    from tasks import store as store_module
+    from tasks.store import artifacts as store_module
 
     monkeypatch.setattr(store_module, "ROOT", tmp_path / "artifacts")
     return tmp_path / "artifacts"

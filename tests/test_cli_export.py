@@ -28,7 +28,7 @@ from tasks import models
 from tasks.finetune import Finetune, finetune
 from tasks.glue.own import Definition
 from tasks.report import Report, report
-from tasks.store import HELDOUT_TEXT, Artifact, artifacts
+from tasks.store.artifacts import HELDOUT_TEXT, Artifact, artifacts
 
 LAYOUT = {"layers": 2, "hidden": 32, "heads": 2, "intermediate": 96}  # transformers doesn't have it
 MODERN = LAYOUT | {"positions": "rotary", "norm_bias": False, "first_norm": False, "head_transform": True}
@@ -119,7 +119,7 @@ def test_the_card_has_the_scores_of_the_newest_report_of_this_very_model(made, t
     expected = made["finetune"].stats["validation"]["validation"]["metrics"]
     assert [score.metric_value for score in card.data.eval_results] == [round(each, 2) for each in expected.values()]
     assert "topics: left out line 242, without text" in card.text  # of the file, without its name
-    monkeypatch.setattr("tasks.store.contents", lambda inputs: dict.fromkeys(("x", *inputs), "other"))
+    monkeypatch.setattr("tasks.store.artifacts.contents", lambda inputs: dict.fromkeys(("x", *inputs), "other"))
     assert "no report of this model" in exported("latest", tmp_path / "b")
     assert ModelCard((tmp_path / "b" / "README.md").read_text()).data.eval_results is None
 

@@ -19,11 +19,11 @@ from pydantic import ValidationError
 
 from model import InputError
 from tasks import download as download_stage
-from tasks import store as store_module
 from tasks.corpus import containers, hub, parts, survey
 from tasks.corpus.parts import SCHEMA, parts_of
 from tasks.download import Download, download
-from tasks.store import WORK, artifacts, draft_of
+from tasks.store import artifacts as store_module
+from tasks.store.artifacts import WORK, artifacts, draft_of
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from flows.cram import cram, planned
 from flows.plan import Plan
 from flows.recipes import STAGES
 from model import InputError
-from tasks.store import ROOT, Artifact, artifacts
+from tasks.store.artifacts import ROOT, Artifact, artifacts
 from tasks.workers import processes, runs
 
 CACHED = dict.fromkeys(STAGES, "Cached")
@@ -237,7 +237,7 @@ def test_an_error_of_the_user_is_one_sentence_in_the_log_without_traceback(tiny,
 
 
 def test_a_bug_keeps_its_traceback_in_the_log(tiny: dict, caplog, monkeypatch):
-    monkeypatch.setattr("tasks.store.read_manifest", lambda artifact: 1 / 0)
+    monkeypatch.setattr("tasks.store.artifacts.read_manifest", lambda artifact: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(tiny)
     assert [r for r in caplog.records if r.exc_info and r.exc_info[0] is ZeroDivisionError]

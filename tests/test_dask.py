@@ -157,7 +157,7 @@ def test_a_worker_that_lacks_what_the_work_needs_is_refused(two_workers: Cluster
 def test_a_worker_of_another_version_is_left_out_and_said(two_workers: Cluster, tmp_path: Path, caplog):
     old = tmp_path / "old"
     shutil.copytree(two_workers.folder / "cram", old)
-    with (old / "tasks/home.py").open("a") as file:
+    with (old / "tasks/store/home.py").open("a") as file:
         file.write("# edited\n")
     third = two_workers.have_workers(3, search=f"{old}{os.pathsep}{old}/tests")
     try:

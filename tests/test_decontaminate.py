@@ -14,12 +14,12 @@ from conftest import corpus_of, texts_of
 
 from model import InputError
 from tasks import decontaminate as module
-from tasks import store as store_module
 from tasks.corpus.parts import parts_of
 from tasks.decontaminate import Decontaminate, decontaminate, evaluation_sentences
 from tasks.glue import data as glue
 from tasks.glue.tasks import HUB_GLUE, TASKS
-from tasks.store import Artifact
+from tasks.store import artifacts as store_module
+from tasks.store.artifacts import Artifact
 from tasks.text.ngrams import Index, ngrams, restored, words_in, write_index
 from tasks.text.tokenizer import portions
 

@@ -19,7 +19,7 @@ from model import InputError
 from tasks.corpus.parts import Document, table
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 
 MEASURES = ("id", "source", "characters", "tokens", "tokens_per_char", "zstd_ratio", "verdict")
 VERDICTS = ("kept", "kept", "incompressible", "too short")

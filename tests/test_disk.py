@@ -15,14 +15,15 @@ from flows.cram import add, cram, planned
 from flows.plan import Plan, Step
 from flows.recipes import resolve
 from model import InputError
-from tasks import upkeep
 from tasks.corpus.parts import link, parts_of, tables, writer
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
 from tasks.pretrain import Pretrain, pretrain
 from tasks.stage import Params, stage
-from tasks.store import Artifact, discard, draft_of, verify
+from tasks.store import gc
+from tasks.store.artifacts import Artifact, discard, draft_of
+from tasks.store.manifests import verify
 
 SAME = {
     "no method": (deduplicate, Deduplicate(methods=[])),
@@ -95,7 +96,7 @@ def test_a_run_that_does_not_fit_is_refused_and_what_is_there_is_not_counted(
         step.task.fn(*plan.arguments(step))
     parts = sum(part.stat().st_size for part in parts_of(plan.made[second]))
     assert fewest() == pytest.approx(parts * (0.38 + 2 * 0.45) / 0.38, rel=0.01), "filter and tokenize are left"
-    assert upkeep.empty(plan.made[second], [part.name for part in parts_of(plan.made[second])], tmp_path / "trash")
+    assert gc.empty(plan.made[second], [part.name for part in parts_of(plan.made[second])], tmp_path / "trash")
     assert fewest() == pytest.approx(parts * (0.38 + 2 * 0.45) / 0.38, rel=0.01), "also if it is hollow"
     before, old = fewest(), sum(file.stat().st_size for file in plan.made[second].path.iterdir())
     plan.anew.add(second)  # as by --refresh, which deletes its artifact first

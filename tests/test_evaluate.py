@@ -13,7 +13,7 @@ from flows.cli.main import app
 from model import InputError, export
 from tasks.evaluate import Evaluate, evaluate
 from tasks.pretrain import Pretrain, pretrain
-from tasks.store import artifacts
+from tasks.store.artifacts import artifacts
 from tasks.text.tokenizer import MASK, PAD, SEP, heldout_of, load_tokenizer
 from tasks.tokenize import Tokenize, tokenize
 

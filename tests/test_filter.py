@@ -24,7 +24,7 @@ from tasks.corpus.parts import parts_of, unit_hash
 from tasks.download import Download, download
 from tasks.filter import SCRIPT_LIMITS, Filter, drop_incompressible, filter_part, rules, verdicts
 from tasks.measure import MEASURES, RATIOS, Measure, measure, measure_part, name_of
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 from tasks.text.words import ASCII, UNICODE, Normaliser
 
 SMALL = Measure(vocabulary_entries=700)

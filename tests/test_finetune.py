@@ -23,7 +23,7 @@ from tasks.finetune import Finetune, FinetuneRun, encode, encoding, finetune
 from tasks.glue import metrics
 from tasks.glue.own import by_name
 from tasks.glue.tasks import GLUE, TASKS
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 from tasks.text.tokenizer import load_tokenizer
 from tasks.workers import runs
 

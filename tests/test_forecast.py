@@ -18,9 +18,10 @@ from flows.recipes import RECIPES
 from model import InputError, memory
 from model.bert import Bert, with_detector
 from tasks import models
-from tasks import store as store_module
 from tasks.stage import environment
-from tasks.store import MANIFEST, Artifact, draft_of
+from tasks.store import artifacts as store_module
+from tasks.store.artifacts import Artifact, draft_of
+from tasks.store.manifests import MANIFEST
 
 TEXT = ("download", "deduplicate", "decontaminate", "measure", "filter")  # stages that the first file's plan ends with
 

@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 from flows.cli.main import app
 from flows.plan import Plan
 from model import InputError
-from tasks import store as store_module
-from tasks import upkeep
 from tasks.stage import Params, StageTask, stage
-from tasks.store import Artifact, artifacts, draft_of, is_hollow, locked, read_manifest, verify
-from tasks.upkeep import collect, needed, pin, survey
+from tasks.store import artifacts as store_module
+from tasks.store import gc
+from tasks.store.artifacts import Artifact, artifacts, draft_of, is_hollow, locked, read_manifest
+from tasks.store.gc import collect, needed, pin, survey
+from tasks.store.manifests import verify
 
 CALLS: list[str] = []  # which stages ran
 
@@ -163,7 +164,7 @@ def test_the_preview_changes_nothing_and_says_what_is_then_freed_of_linked_files
     stays = chain(3, shared=2)
     before = {path: path.lstat().st_mtime_ns for path in store.rglob("*") if ".locks" not in path.parts}
     found = survey(keep=1, hollow=False, models=True)
-    expected = upkeep.sizes(found.paths())
+    expected = gc.sizes(found.paths())
     assert {path: path.lstat().st_mtime_ns for path in store.rglob("*") if ".locks" not in path.parts} == before
     size = bytes_in(store)
     done, freed = collect(keep=1, hollow=False, models=True)
@@ -247,9 +248,9 @@ def test_a_run_that_begins_during_a_collection_waits_until_what_goes_is_known_an
     plan = plan_of(1)
     assert plan.check() == {}
     with ThreadPoolExecutor(1) as thread:
-        with locked(upkeep.GATE):
+        with locked(gc.GATE):
             running = thread.submit(run, plan)
-            wait_for(lambda: f"using {upkeep.GATE.name}; waiting" in caplog.text)
+            wait_for(lambda: f"using {gc.GATE.name}; waiting" in caplog.text)
             store_module.discard(old[1])
             store_module.discard(old[5])
         assert running.result(600) == old[5]

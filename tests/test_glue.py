@@ -22,7 +22,6 @@ from tokenizers.models import WordPiece
 
 from flows.plan import Plan
 from model import InputError
-from tasks import store as store_module
 from tasks.corpus.rows import PLAIN_TSV, records
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.download import Download, download
@@ -32,6 +31,7 @@ from tasks.glue import probes, tables
 from tasks.glue.data import find_splits
 from tasks.glue.own import by_name
 from tasks.glue.tasks import GLUE, HUB_GLUE, PROBES, TASKS, training_splits
+from tasks.store import artifacts as store_module
 from tasks.text.tokenizer import SPECIALS, save_tokenizer, tokenizer_of
 from tasks.text.words import ASCII, UNICODE, Normaliser
 

@@ -8,14 +8,14 @@ import sys
 import tomllib
 from pathlib import Path
 
-from tasks import home
+from tasks.store import home
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACES = """
 import json
-from tasks import home, store
+from tasks.store import artifacts, home
 
-print(json.dumps([str(store.ROOT), str(home.STATE)]))
+print(json.dumps([str(artifacts.ROOT), str(home.STATE)]))
 """
 
 

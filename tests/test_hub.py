@@ -28,13 +28,13 @@ from test_sources import json_lines, noise, packed, parquet
 
 from model import InputError
 from tasks import download as download_stage
-from tasks import store as store_module
 from tasks.corpus import formats, hub
 from tasks.corpus.columns import Layout
 from tasks.corpus.hub import SOURCES
 from tasks.corpus.parts import Document
 from tasks.download import SourceName, download
-from tasks.store import WORK, draft_of
+from tasks.store import artifacts as store_module
+from tasks.store.artifacts import WORK, draft_of
 
 HOME = Path(__file__).parents[1]
 TOKEN = "hf_good"

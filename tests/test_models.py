@@ -19,10 +19,12 @@ from flows.deltas import pocket
 from flows.recipes import resolve
 from model import InputError, distributed, export, heldout, pretraining
 from model.bert import Bert
-from tasks import models, store
+from tasks import models
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports.sections import beginning
-from tasks.store import LINEAGE, MANIFEST, Artifact, artifacts
+from tasks.store import artifacts as store
+from tasks.store.artifacts import LINEAGE, Artifact, artifacts
+from tasks.store.manifests import MANIFEST
 from tasks.text.tokenizer import FILES, load_tokenizer, save_tokenizer
 from tasks.text.words import ASCII, UNICODE
 from tasks.vocabulary import count_words, train_wordpiece

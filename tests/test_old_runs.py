@@ -18,8 +18,8 @@ from flows.cli.old_runs import OldRuns
 from flows.cram import cram
 from flows.study import study
 from model import InputError
-from tasks import store as store_module
 from tasks.stage import Params, stage
+from tasks.store import artifacts as store_module
 
 ENDS = (Completed, Failed, Crashed, Cancelled)
 

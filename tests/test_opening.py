@@ -14,7 +14,8 @@ from conftest import corpus_of, store_of_its_own, texts_of, toy_model, toy_token
 
 from model import InputError, export
 from tasks.finetune import Finetune, finetune
-from tasks.store import MANIFEST, Artifact, find, verify
+from tasks.store.artifacts import Artifact, find
+from tasks.store.manifests import MANIFEST, verify
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebook.ipynb"
 LAYOUT = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 96}  # transformers doesn't have it

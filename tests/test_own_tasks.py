@@ -24,7 +24,7 @@ from tasks.glue.own import Definition
 from tasks.glue.tasks import LABEL, Task, task_of
 from tasks.report import Report, report
 from tasks.reports.sections import confusion_table
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 
 WORDS = ("river", "clock", "letter", "bridge", "train", "map")
 PEOPLE, PLACES = ("Anna Grey", "Otto", "Maria Lind"), ("Hull", "New Leeds", "York")

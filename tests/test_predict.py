@@ -30,7 +30,7 @@ from model import InputError, export
 from model.bert import Bert
 from model.finetuning import Classifier
 from model.settings import Architecture, Kind
-from tasks.digests import digest
+from tasks.store.manifests import digest
 from tasks.text.tokenizer import LONGEST_WORD, MASK, copy_tokenizer, load_tokenizer, save_tokenizer
 from tasks.vocabulary import train_wordpiece
 

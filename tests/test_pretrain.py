@@ -22,11 +22,11 @@ from model import heldout as heldout_module
 from model.distributed import Job
 from model.heldout import Heldout
 from tasks import pretrain as pretrain_module
-from tasks import store as store_module
 from tasks.finetune import Finetune, finetune
 from tasks.pretrain import Pretrain, measured_on, pretrain
 from tasks.reports import sections
-from tasks.store import LINEAGE, Artifact
+from tasks.store import artifacts as store_module
+from tasks.store.artifacts import LINEAGE, Artifact
 from tasks.text.tokenizer import CLS, MASK, PAD, SEP
 from tasks.tokenize import digest_of, measured_texts
 

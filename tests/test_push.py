@@ -27,12 +27,12 @@ from flows.cli.main import app
 from model import TENTHS, InputError
 from model import export as model_export
 from model.bert import Bert
-from tasks import store as store_module
 from tasks.finetune import Finetune, finetune
 from tasks.glue.own import Definition
 from tasks.pretrain import Pretrain
 from tasks.report import Report, report
-from tasks.store import Artifact, contents, named, refresh
+from tasks.store import artifacts as store_module
+from tasks.store.artifacts import Artifact, contents, named, refresh
 
 HOME, TOKEN, INVALID = Path(__file__).parents[1], "hf_writes", "Invalid credentials in Authorization header"
 LFS = (".safetensors", ".onnx")

@@ -17,11 +17,12 @@ from fsspec.implementations.local import LocalFileSystem
 
 from flows.cli import main
 from model import InputError
-from tasks import store as store_module
-from tasks.remote import Remote
 from tasks.stage import Params, stage
-from tasks.store import Artifact, artifacts, draft_of, drafts, find, verify
-from tasks.upkeep import collect
+from tasks.store import artifacts as store_module
+from tasks.store.artifacts import Artifact, artifacts, draft_of, drafts, find
+from tasks.store.gc import collect
+from tasks.store.manifests import verify
+from tasks.store.remote import Remote
 
 ROWS = 300_000
 
@@ -417,5 +418,5 @@ def test_a_store_that_can_only_be_read_is_pushed(machine, tmp_path: Path, monkey
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("tasks.store.locked", refused)
+    monkeypatch.setattr("tasks.store.artifacts.locked", refused)
     assert push(text, str(tmp_path / "remote"))[text.name] == 5

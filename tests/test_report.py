@@ -14,7 +14,6 @@ from huggingface_hub import ModelCard
 
 from model import InputError
 from model.settings import Finetuning
-from tasks import store as store_module
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate
 from tasks.download import Download
@@ -27,7 +26,8 @@ from tasks.report import Report, report
 from tasks.reports import scores, sections
 from tasks.reports.markdown import render
 from tasks.reports.model_card import card
-from tasks.store import LINEAGE, Artifact
+from tasks.store import artifacts as store_module
+from tasks.store.artifacts import LINEAGE, Artifact
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 

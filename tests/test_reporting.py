@@ -19,7 +19,7 @@ from flows import reporting
 from flows.summary import age, brief_duration, counts
 from model import InputError
 from tasks import printable
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 
 SCORES = {"task": "RTE", "metric": "accuracy", "score": 54.4, "verdict": "", "no pretraining": "", "majority": 52.7,
           "share": 1.0, "seeds": 5, "partial data": False}  # fmt: skip

@@ -31,7 +31,7 @@ from tasks.corpus.containers import Damage
 from tasks.corpus.parts import Document
 from tasks.corpus.rows import Loss
 from tasks.download import download
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 
 TEXTS = [
     "plain",

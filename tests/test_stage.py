@@ -22,12 +22,12 @@ from prefect.states import Failed
 from test_workers import wait_for
 
 from model import InputError, Unreachable
-from tasks import digests
-from tasks import store as store_module
 from tasks.corpus.parts import link
 from tasks.download import download
 from tasks.stage import Params, has_lost_connection, stage
-from tasks.store import (
+from tasks.store import artifacts as store_module
+from tasks.store import manifests
+from tasks.store.artifacts import (
     WORK,
     Artifact,
     artifacts,
@@ -38,9 +38,9 @@ from tasks.store import (
     read_manifest,
     reading,
     refresh,
-    verify,
 )
-from tasks.upkeep import collect, in_use, needed, pin
+from tasks.store.gc import collect, in_use, needed, pin
+from tasks.store.manifests import verify
 
 NONE_USABLE = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/full', '/tmp']")
 CALLS: list[str] = []  # what the stages of this process did, and what they are asked to do
@@ -325,9 +325,9 @@ def test_a_manifest_is_written_last_and_work_is_not_repeated_after_a_failure_to_
 
 
 def test_a_file_is_hashed_once_a_process_and_again_when_it_has_changed(store: Path, monkeypatch):
-    source, hashed, digest = count.fn(Count()), [], digests.digest
-    monkeypatch.setattr(digests, "digest", lambda path: hashed.append(path.name) or digest(path))
-    monkeypatch.setattr(digests, "SETTLED", 0)
+    source, hashed, digest = count.fn(Count()), [], manifests.digest
+    monkeypatch.setattr(manifests, "digest", lambda path: hashed.append(path.name) or digest(path))
+    monkeypatch.setattr(manifests, "SETTLED", 0)
     for _ in range(3):
         verify(source)
     assert sorted(hashed) == ["numbers.txt", "stats.json"]

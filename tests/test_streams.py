@@ -16,7 +16,7 @@ from model import InputError
 from tasks.corpus import columns, parts
 from tasks.corpus.parts import parts_of
 from tasks.download import Download, download
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 
 CARD = b"""---
 configs:

@@ -22,10 +22,10 @@ from flows.studies import STUDIES
 from flows.study import study
 from model import InputError, heldout
 from tasks import stage as stage_module
-from tasks import store as store_module
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law
-from tasks.store import Artifact, artifacts, named
+from tasks.store import artifacts as store_module
+from tasks.store.artifacts import Artifact, artifacts, named
 from tasks.study import AXES, Member, StudyReport, compare_runs, not_told_apart
 
 SGD = {"optimizer": "sgd", "clip": None, "learning_rate": 100.0}

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from tasks.corpus.parts import SCHEMA, Tally, count, parts_of, tables, writer
 from tasks.stage import Params, stage
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 
 
 class Shorten(Params):
@@ -46,7 +46,7 @@ def shorten(params: Shorten, corpus: Artifact, out: Path) -> dict:
 LINES = [  # in a file of flows/, before this text
     ("recipes.py", "from tasks.tokenize", "from tasks.shorten import Shorten\n"),
     ("recipes.py", "    vocabulary: Vocabulary", "    shorten: Shorten = Shorten()\n"),
-    ("cram.py", "from tasks.store", "from tasks.shorten import shorten\n"),
+    ("cram.py", "from tasks.store.artifacts", "from tasks.shorten import shorten\n"),
     (
         "cram.py",
         "    words = plan.add(",

@@ -14,8 +14,9 @@ from flows.cli.main import app
 from model import InputError
 from tasks.reports.lineage import as_text, mermaid, origins
 from tasks.stage import Params, StageTask, stage
-from tasks.store import LINEAGE, MANIFEST, WORK, Artifact, locked
-from tasks.verifying import reruns, verified
+from tasks.store.artifacts import LINEAGE, WORK, Artifact, locked
+from tasks.store.manifests import MANIFEST
+from tasks.store.verify import reruns, verified
 
 CALLS: list[str] = []  # stages that ran
 
@@ -195,7 +196,7 @@ def test_a_store_that_can_only_be_read_is_verified(chain, monkeypatch: pytest.Mo
     def refused(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("tasks.store.locked", refused)
+    monkeypatch.setattr("tasks.store.artifacts.locked", refused)
     flip(chain["text"].path / "part-00000.txt")
     damages, _ = verified([*chain.values()])
     assert [damage.file for damage in damages] == ["part-00000.txt"]

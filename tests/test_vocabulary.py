@@ -28,7 +28,7 @@ from model import InputError
 from tasks import vocabulary
 from tasks.corpus.parts import unit_hash
 from tasks.download import Download, download
-from tasks.store import Artifact, artifacts
+from tasks.store.artifacts import Artifact, artifacts
 from tasks.text.tokenizer import (
     ALPHABET,
     CLS,

@@ -23,12 +23,12 @@ from flows.summary import OTHER_STAGES, age, brief_duration, counts, flat, relat
 from model import counted
 from model.clock import about_stops
 from tasks import printable
-from tasks.digests import kept
+from tasks.store.manifests import kept
 
 if TYPE_CHECKING:  # importing pandas takes half a second, and importing the store imports Prefect
     import pandas as pd
 
-    from tasks.store import Artifact
+    from tasks.store.artifacts import Artifact
 
 KEPT, NOT_GIVEN = "kept", "not given"  # verdicts of a filter; the second on documents that its input did not have
 KEY = ["id", "source", "copy"]  # of a document: the copies of an id are numbered in their order
@@ -48,8 +48,8 @@ def ls(
     Below them, the bytes on disk of each stage, and of all. A file of several artifacts counts for the first of them.
     """
     check_stages([stage] if stage else [], others=True)
-    from tasks.store import ROOT, drafts, incomplete, inspected
-    from tasks.upkeep import files_of, pinned, sizes
+    from tasks.store.artifacts import ROOT, drafts, incomplete, inspected
+    from tasks.store.gc import files_of, pinned, sizes
 
     damaged, rows, details, files, pins = [], [], [], {}, pinned()
     for name in [stage] if stage else (*stage_names(), *OTHER_STAGES):
@@ -175,7 +175,8 @@ def diff(
 ) -> None:
     """Compare two artifacts of a stage: reports by scores, filters by the documents that only one of them keeps."""
     check_stages([stage], others=True)
-    from tasks.store import find, verify
+    from tasks.store.artifacts import find
+    from tasks.store.manifests import verify
 
     pair = [find(stage, a), find(stage, b)]
     manifests = [artifact.manifest for artifact in pair]
@@ -284,7 +285,7 @@ def measurements(filtered: "Artifact", side: str) -> "pd.DataFrame":
     """A row for each document that a filter read: KEY, and its measurements and place in columns prefixed by `side`."""
     import pandas as pd
 
-    from tasks.store import verify_files
+    from tasks.store.manifests import verify_files
 
     files = [file for file in filtered.manifest["files"] if file["path"].startswith("measured-")]
     verify_files(filtered.path, files, filtered.name)

@@ -17,7 +17,7 @@ from flows.summary import OTHER_STAGES, check_name, relative, telling
 from tasks import printable
 
 if TYPE_CHECKING:
-    from tasks.store import Artifact
+    from tasks.store.artifacts import Artifact
 
 console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # a pipe has no width
 
@@ -110,7 +110,7 @@ def shorten(path: Path) -> str:
 
 def called(name: str, damaged: bool = False) -> "Artifact":
     """The artifact that an argument names, as `store.called` does. Raises InputError for a misspelt stage too."""
-    from tasks import store
+    from tasks.store import artifacts as store
 
     if not store.KEY.fullmatch(name):
         check_stages([name.partition("/")[0]], others=True)

@@ -75,7 +75,7 @@ def print_plan(kind: Literal["run", "study"], **asked: Any) -> NoReturn:
     """Print what a run or a study would do, then exit. Raises the error with which it would end before it starts."""
     from flows import forecast
     from flows.reporting import log_to_terminal
-    from tasks import store
+    from tasks.store import artifacts as store
 
     log_to_terminal()
     store.is_frozen = True

@@ -99,7 +99,7 @@ def push(
     A second push uploads what differs. It needs a token that may write, in HF_TOKEN or of `hf auth login`.
     """
     from tasks.reports.model_card import Published, sources
-    from tasks.store import written_in
+    from tasks.store.artifacts import written_in
 
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository, re.ASCII):
         raise InputError(f"{repository!r} is no name of a model on the hub. Expected OWNER/NAME.")
@@ -129,7 +129,8 @@ def push(
 
 def model_of(name: str, with_code: bool) -> Found:
     """The model of that name. Raises InputError for a folder that is no artifact, or code that nobody needs."""
-    from tasks.store import LINEAGE, MANIFEST, artifacts
+    from tasks.store.artifacts import LINEAGE, artifacts
+    from tasks.store.manifests import MANIFEST
 
     stages = [s for s in STAGES if name.startswith(f"{s}/") or any(a.key.startswith(name) for a in artifacts(s))]
     if len(stages) > 1:
@@ -228,7 +229,7 @@ def card_of(about: dict, lineage: dict, how: "Published") -> tuple[str, str]:
     """The card of a model, and a sentence about its scores. `about`: its manifest; `lineage`: those that led to it."""
     from tasks.report import for_people, for_programs
     from tasks.reports.model_card import card, finetuned_card
-    from tasks.store import Artifact, artifacts, is_made, named
+    from tasks.store.artifacts import Artifact, artifacts, is_made, named
 
     if about["stage"] == "finetune":
         return finetuned_card(about["params"], about["stats"], lineage, how), "The card has its scores."

@@ -24,7 +24,7 @@ from flows.cli.study import evaluate, study
 from flows.cli.upkeep import gc, lineage, pin, verify
 from model import InputError, print_anything
 from tasks import printable
-from tasks.home import STATE
+from tasks.store.home import STATE
 
 SETTINGS = {  # of Prefect, which reads them when it is imported; the user's own settings come first
     "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,model",
@@ -94,7 +94,7 @@ def disks_checked() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        from tasks.store import NO_SCRATCH, disk_errors_as_input_errors
+        from tasks.store.artifacts import NO_SCRATCH, disk_errors_as_input_errors
 
         if not error.filename and NO_SCRATCH not in str(error):
             raise

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from flows.cli.common import say
 from flows.cli.server import sought
 from model import InputError, counted
-from tasks.home import STATE
+from tasks.store.home import STATE
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import Pipeline
 
     from model.settings import Kind
-    from tasks.store import Artifact
+    from tasks.store.artifacts import Artifact
 
 BATCH = 32  # lines of a file; a line that is typed or piped is answered at once
 OUTSIDE, CONTINUED = "O", "##"  # the label of words outside of entities; the beginning of pieces within a word
@@ -112,7 +112,7 @@ def named_model(stage: str, name: str, kept: "list[Artifact]") -> "Artifact":
     It may be of another stage, if that is named. Raises InputError for other names, and for `latest` if several tasks
     have models.
     """
-    from tasks.store import LATEST, find
+    from tasks.store.artifacts import LATEST, find
 
     given, slash, key = name.rpartition("/")
     if slash and given not in (*stage_names(), *OTHER_STAGES):
@@ -134,7 +134,8 @@ def model_folder(stage: str, name: str) -> Path:
     Raises InputError for other names, for artifacts without a model and for changed files.
     """
     from tasks.models import has_weights
-    from tasks.store import MANIFEST, artifacts, decisive, verify_files
+    from tasks.store.artifacts import artifacts
+    from tasks.store.manifests import MANIFEST, decisive, verify_files
 
     kept = [artifact for artifact in artifacts(stage) if has_weights(artifact.path)]
     # unlike Path.is_dir, False for names that are too long

@@ -10,7 +10,7 @@ from flows.cli.common import called, check_stages, say, stage_names
 from model import counted
 
 if TYPE_CHECKING:  # importing the store imports Prefect
-    from tasks.store import Artifact
+    from tasks.store.artifacts import Artifact
 
 Name = Annotated[
     str,
@@ -32,7 +32,7 @@ def push_artifact(artifact: Name, url: Url = "", everything: All = False) -> Non
 
     Of what it was made from, only manifests and statistics are copied; --all adds the data.
     """
-    from tasks.remote import Remote
+    from tasks.store.remote import Remote
 
     print_moved(Remote(url).push(called(artifact), everything), "send", "sent")
 
@@ -43,7 +43,7 @@ def pull(artifact: Name, url: Url = "", everything: All = False) -> None:
     Of what it was made from, only manifests and statistics are copied; --all adds the data.
     """
     check_stages([artifact.partition("/")[0]], others=True)
-    from tasks.remote import Remote
+    from tasks.store.remote import Remote
 
     print_moved(Remote(url).pull(artifact, everything), "fetch", "fetched")
 

@@ -17,7 +17,7 @@ from model import InputError
 if TYPE_CHECKING:  # slow to import
     from pydantic import BaseModel
 
-    from tasks.store import Artifact
+    from tasks.store.artifacts import Artifact
 
 EXAMPLE = '\'{"filter": {"max_tokens_per_char": 0.25}}\''  # of an --override
 CANDIDATES = 3  # per blank
@@ -102,7 +102,7 @@ def print_results(artifact: "Artifact") -> None:
         say("")
         print_rows(rows)
     if artifact.stage == "report":
-        from tasks.store import named
+        from tasks.store.artifacts import named
 
         about = json.loads((artifact.path / "report.json").read_text(encoding="utf-8"))
         print_blanks(named(about["pretrained"]))

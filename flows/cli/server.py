@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model import InputError
-from tasks.home import STATE
+from tasks.store.home import STATE
 
 if TYPE_CHECKING:
     from httpx import Response

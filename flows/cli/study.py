@@ -121,7 +121,7 @@ def text_called(name: str):
     """The artifact with the text that an argument names; files are read by the download stage."""
     from flows.recipes import STAGES
     from tasks.download import Download, download
-    from tasks.store import find
+    from tasks.store.artifacts import find
 
     stage, _, key = name.partition("/")
     if stage in STAGES and not Path(name).exists():

@@ -14,13 +14,13 @@ from flows.cli.common import called, console, print_listing, say, stage_names
 from flows.summary import OTHER_STAGES, age, brief_duration, counts, relative
 from model import counted
 from tasks import printable
-from tasks.home import STATE
+from tasks.store.home import STATE
 
 if TYPE_CHECKING:
     from flows.cli.old_runs import OldRuns
-    from tasks.store import Artifact
-    from tasks.upkeep import Garbage
-    from tasks.verifying import Damage
+    from tasks.store.artifacts import Artifact
+    from tasks.store.gc import Garbage
+    from tasks.store.verify import Damage
 
 MODELS_SHOWN = 8  # of those that stay
 
@@ -56,7 +56,7 @@ def gc(
     --runs-older-than asks the Prefect server for runs that ended so long ago. Artifacts of cram don't depend on them.
     """
     from flows.cli import old_runs
-    from tasks.upkeep import collect, sizes, survey
+    from tasks.store.gc import collect, sizes, survey
 
     runs = None if older is None else old_runs.OldRuns(old_runs.moment(older), old_runs.server_with_runs())
     if yes:
@@ -74,7 +74,7 @@ def gc(
 
 def print_kept(found: "Garbage", discarded: bool, models: bool) -> None:
     """Print what stays and why, and the other models, which go if `models` is set."""
-    from tasks.store import ROOT
+    from tasks.store.artifacts import ROOT
 
     reasons = [f"{why} {len(names):,}" for why, names in found.kept.items() if names]
     why = f" ({', '.join(reasons)}; the rest is what these were made from)" if reasons else ""
@@ -141,11 +141,11 @@ def pin(
 
     `cram gc --hollow` leaves the artifact itself whole, but not what it was made from.
     """
-    from tasks import upkeep
-    from tasks.store import named, read_manifest
+    from tasks.store import gc
+    from tasks.store.artifacts import named, read_manifest
 
     if key is None:
-        pins = {name: read_manifest(named(name)) for name in upkeep.pinned()}
+        pins = {name: read_manifest(named(name)) for name in gc.pinned()}
         rows = [
             (name, age(about["finished"]), counts(about["stats"])) if about else (name, "", "no complete artifact")
             for name, about in pins.items()
@@ -155,9 +155,9 @@ def pin(
         else:
             say("Nothing is pinned. `cram pin STAGE/KEY` has `cram gc` keep an artifact.")
     elif remove:
-        say(f"{upkeep.unpin(key)} is pinned no longer.")
+        say(f"{gc.unpin(key)} is pinned no longer.")
     else:
-        upkeep.pin(found := called(key))
+        gc.pin(found := called(key))
         console.print(f"Pinned: [bold]{escape(printable(found.name))}[/]", highlight=False)
 
 
@@ -168,7 +168,7 @@ NAMES = "STAGE/KEY, STAGE, KEY, or the start of a key"
 
 def everything() -> "list[Artifact]":
     """All artifacts of the store, also damaged ones, by stage; the newest of a stage is the last."""
-    from tasks.store import inspected
+    from tasks.store.artifacts import inspected
 
     return [artifact for stage in (*stage_names(), *OTHER_STAGES) for artifact in inspected(stage)]
 
@@ -180,19 +180,21 @@ def verify(
     ] = None,
 ) -> None:
     """Compare files with their digests; list damage, and which artifacts are made again. Exit status 1: damage."""
-    from tasks import store, verifying
+    from tasks.store import artifacts as store
+    from tasks.store.manifests import kept
+    from tasks.store.verify import verified
 
     every = everything()
     chosen = every
     if artifact is not None:
         start = artifact if "/" in artifact else f"{artifact}/"
         chosen = [one for one in every if one.name.startswith(start)] or [called(artifact, damaged=True)]
-    damages, busy = verifying.verified(chosen)
+    damages, busy = verified(chosen)
     for damage in damages:
         say(printable(f"{damage.artifact.name}: {damage.file} {damage.problem}"))
     manifests = {one.name: store.listed(one) for one in every}
     abouts = [manifests[one.name] for one in chosen if one.name not in busy]
-    files = [file for about in abouts for file in store.kept(about)]
+    files = [file for about in abouts for file in kept(about)]
     what = f"{counted(len(files), 'file')} of {counted(len(abouts), 'artifact')} in {store.ROOT}"
     found = f"{counted(len(damages), 'file')} damaged" if damages else "sound"
     say(printable(f"{what}, {decimal(sum(file['bytes'] for file in files))}: {found}."))
@@ -207,8 +209,8 @@ def verify(
 
 def consequences(damages: "list[Damage]", manifests: dict[str, dict]) -> list[str]:
     """What follows from damage, in sentences."""
-    from tasks.store import read_manifest
-    from tasks.verifying import reruns
+    from tasks.store.artifacts import read_manifest
+    from tasks.store.verify import reruns
 
     broken = {each.artifact.name: each.artifact for each in damages if not (each.stray or each.is_for_readers)}
     again: dict[str, list[str]] = {}  # names by reason
@@ -231,18 +233,18 @@ def lineage(
     as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a flowchart in Mermaid's language.")] = False,
 ) -> None:
     """Print what an artifact was made from, and what was made from it, as a tree."""
-    from tasks import verifying
     from tasks.reports.lineage import grow, mermaid, origins
+    from tasks.store.verify import backwards, histories
 
     name, every = called(artifact, damaged=True).name, everything()
-    manifests = verifying.histories(every)
+    manifests = histories(every)
     given, here, near = origins(manifests), {one.name: one for one in every}, {name}
 
     def label(name: str) -> str:
         return f"{name}  {facts(manifests.get(name, {}), here.get(name))}".rstrip()
 
     tree = Tree(Text(printable(label(name)), style="bold"))
-    for title, links in (("came from", given), ("what came of it", verifying.backwards(given))):
+    for title, links in (("came from", given), ("what came of it", backwards(given))):
         if links.get(name):
             grow(tree.add(title), links[name], links, seen := set(), label)
             near |= seen
@@ -254,7 +256,7 @@ def lineage(
 
 def facts(about: dict, artifact: "Artifact | None") -> str:
     """What an artifact counted, its age, and whether it lacks something."""
-    from tasks.store import read_manifest
+    from tasks.store.artifacts import read_manifest
 
     state = "hollow" if about.get("hollow") else ""
     if artifact is None or read_manifest(artifact) is None:

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 import pyarrow as pa
 
 from model import InputError, Unreachable
-from tasks import store
 from tasks.corpus import local
 from tasks.corpus.columns import Layout, drift, read_rows
 from tasks.corpus.containers import Chunks, Stream
 from tasks.corpus.kinds import Damage
 from tasks.corpus.parts import Document
 from tasks.corpus.rows import Loss, Row
+from tasks.store import artifacts as store
+from tasks.store.manifests import known_digest
 
 if TYPE_CHECKING:
     from datasets import Features, IterableDataset
@@ -220,7 +221,7 @@ def cached(source: Source, name: str, digest: str = "") -> Path | None:
     if not isinstance(path, str):
         return None
     digest = digest or Path(path).resolve().name
-    if len(digest) != 64 or store.known_digest(Path(path)) == digest:  # another name is no SHA-256
+    if len(digest) != 64 or known_digest(Path(path)) == digest:  # another name is no SHA-256
         return Path(path)
     log.warning("%s does not have the hub's digest; it is downloaded again.", path)
     return None
@@ -286,7 +287,7 @@ class Split(NamedTuple):
         if self.revision:
             raise InputError(f"revision is {self.revision!r}, but {top} is a folder, which has none. Leave it out.")
         files = sorted(file for _, inner in local.walk(top, hidden=False) for file in inner)
-        return about | {"files": [[str(file.relative_to(top)), store.known_digest(file)] for file in files]}
+        return about | {"files": [[str(file.relative_to(top)), known_digest(file)] for file in files]}
 
     def opened(self, commit: str | None) -> tuple["IterableDataset", list[str]]:
         """The rows, of which only what is read is fetched, and the files that they lie in, in order, if known.

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from model import InputError, fsync
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 
 SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("text", pa.large_string())])
 ROW_GROUP_CHARACTERS = 4_000_000  # a reader of a part holds one row group in memory

@@ -17,7 +17,7 @@ import regex
 from model import InputError, counted
 from tasks.corpus import parts
 from tasks.glue.tasks import LABEL, TASKS
-from tasks.store import HELDOUT_TEXT, Artifact
+from tasks.store.artifacts import HELDOUT_TEXT, Artifact
 from tasks.text import matching
 from tasks.text.scripts import deleted
 from tasks.text.tokenizer import load_tokenizer, normaliser_of

@@ -27,7 +27,7 @@ from tasks.glue.data import CONLL, SPLITS, identity, splits_of
 from tasks.glue.labels import EMPTY_CELL, FEW, NO_CLASS, plain, rows_of
 from tasks.glue.own import Definition
 from tasks.glue.tasks import HUB_GLUE, LABEL, TASKS, Task, training_splits
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 
 if TYPE_CHECKING:
     import pandas as pd

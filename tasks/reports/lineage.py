@@ -8,7 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from tasks import printable
-from tasks.store import sources
+from tasks.store.manifests import sources
 
 Links = Mapping[str, list[str]]  # from an artifact to others, by name
 

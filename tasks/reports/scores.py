@@ -12,7 +12,7 @@ from model.settings import Finetuning
 from tasks.glue import metrics
 from tasks.glue.tasks import GLUE, PROBES, TASKS, task_of
 from tasks.reports.markdown import Marked, code, escape
-from tasks.store import LINEAGE, Artifact
+from tasks.store.artifacts import LINEAGE, Artifact
 
 NAMES = {name: TASKS[name].title for name in (*GLUE, "wnli")}
 COLUMNS = tuple(metrics.COLUMNS)  # nine numbers, as in the paper

@@ -26,7 +26,7 @@ from tasks.reports.scores import (
     settings,
     weak_notes,
 )
-from tasks.store import Artifact
+from tasks.store.artifacts import Artifact
 
 COUNTS = ("documents", "characters", "tokens", "sequences")
 HEADLINE = ("BERT-base, fully trained", "crammed BERT, A6000, final")  # published rows that are named beside ours

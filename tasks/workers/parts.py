@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model import UNSUPPORTED, InputError, counted
-from tasks import store, warn_once
-from tasks.home import CODE
+from tasks import warn_once
+from tasks.store import artifacts as store
+from tasks.store.home import CODE
 from tasks.workers.processes import ONE_THREAD, Lost, Measured, Processes, measured, reset_usage, usage, workers
 from tasks.workers.progress import Progress
 

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from model import InputError, print_anything, whole_number
 from model.limits import cores
 from model.signals import SIGNALS
-from tasks.home import CODE
+from tasks.store.home import CODE
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # of each library
 # of glibc: returning memory after every array and taking it again cost workers up to a tenth of their time

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from model import InputError, print_anything
-from tasks.home import CODE
+from tasks.store.home import CODE
 
 FOLDER = ".tracking"  # in the store: files and logs of the trackers, which no stage reads
 ROWS = 80  # of metrics at a time: MLflow takes 1,000 numbers
@@ -161,7 +161,7 @@ def names() -> list[str]:
 def tracked(name: str, folder: Path, params: dict) -> Iterator[None]:
     """In this context, the trackers of CRAM_TRACK follow the metrics that training writes to `folder`."""
     from model import checkpoint
-    from tasks.store import ROOT
+    from tasks.store.artifacts import ROOT
 
     if not (trackers := names()):
         yield

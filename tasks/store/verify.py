@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from tasks import store
-from tasks.digests import FOR_READERS, problem_of, valid
 from tasks.reports.lineage import Links, origins
-from tasks.store import LINEAGE, MANIFEST, WORK, Artifact, kept, listed
+from tasks.store import artifacts as store
+from tasks.store.artifacts import LINEAGE, WORK, Artifact, listed
+from tasks.store.manifests import FOR_READERS, MANIFEST, kept, problem_of, valid
 from tasks.workers.progress import Progress
 
 

@@ -14,11 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from model import InputError
-from tasks import store
 from tasks.corpus.parts import link
-from tasks.digests import DATA, FOR_READERS, MANIFEST, ancestry, parsed, problem_of, refuse_hollow, sources
-from tasks.store import LATEST, Artifact, named
-from tasks.upkeep import needed
+from tasks.store import artifacts as store
+from tasks.store.artifacts import LATEST, Artifact, named
+from tasks.store.gc import needed
+from tasks.store.manifests import (
+    DATA,
+    FOR_READERS,
+    MANIFEST,
+    ancestry,
+    parsed,
+    problem_of,
+    refuse_hollow,
+    sources,
+    verify_files,
+)
 
 SENDING = f"{MANIFEST}.part"  # at the remote: the manifest of a push that has not ended
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -155,7 +165,7 @@ class Remote:
             files = [file for file in about["files"] if file["path"] in gone - without]
             if there and not files:
                 return []
-            store.verify_files(artifact.path, files, artifact.name)
+            verify_files(artifact.path, files, artifact.name)
             for parent in sorted({up for file in files for up in Path(folder, file["path"]).parents}):
                 with suppress(FileExistsError):
                     self.fs.mkdir(parent.as_posix().strip("."), create_parents=False)  # which would make a bucket

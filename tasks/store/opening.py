@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model import InputError
-from tasks.digests import verify
+from tasks.store.manifests import verify
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,19 +24,17 @@ from typing import IO, NamedTuple
 from pydantic import BaseModel
 
 from model import TENTHS, UNSUPPORTED, InputError, fsync
-from tasks import opening, warn_once
-from tasks.digests import (  # noqa: F401
+from tasks import warn_once
+from tasks.store import opening
+from tasks.store.home import HOME
+from tasks.store.manifests import (
     MANIFEST,
     ancestry,
     decisive,
-    kept,
     known_digest,
     parsed,
-    sources,
     verify,
-    verify_files,
 )
-from tasks.home import HOME
 
 # files that several stages read: the tokens, and the manifests of all inputs of a model
 SEQUENCES, HELDOUT_TEXT = "sequences.npy", "heldout.parquet"

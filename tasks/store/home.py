@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-CODE = Path(__file__).resolve().parents[1]  # the directory with flows/, tasks/ and model/
+CODE = Path(__file__).resolve().parents[2]  # the directory with flows/, tasks/ and model/
 IN_CHECKOUT = (CODE / "prefect.yaml").is_file()  # not after `pip install DIR`: then it is site-packages
 HOME = CODE if IN_CHECKOUT else Path.cwd()
 STATE = Path(os.environ.get("PREFECT_HOME") or HOME / ".prefect").expanduser().absolute()  # Prefect's data

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model import InputError, fsync
-from tasks import store
-from tasks.digests import DATA, ancestry, sources
-from tasks.store import Artifact, Draft, is_locked, locked, named
+from tasks.store import artifacts as store
+from tasks.store.artifacts import Artifact, Draft, is_locked, locked, named
+from tasks.store.manifests import DATA, MANIFEST, ancestry, sources
 
 GATE = Artifact(stage="cram", key="gc")
 RESULTS, MODEL = ("report", "study"), "pretrain"
@@ -253,13 +253,13 @@ def empty(artifact: Artifact, paths: list[str], folder: Path) -> bool:
     The manifest says so first, so that the artifact is sound whenever the process is killed.
     """
     with suppress(BlockingIOError, InputError), locked(artifact, wait=False):
-        about, new = artifact.manifest, artifact.path / f".{store.MANIFEST}"
+        about, new = artifact.manifest, artifact.path / f".{MANIFEST}"
         about["hollow"] = sorted({*about.get("hollow", []), *paths})
         new.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         with suppress(OSError):  # a file system without such modes
-            shutil.copymode(artifact.path / store.MANIFEST, new)
+            shutil.copymode(artifact.path / MANIFEST, new)
         fsync(new)
-        new.replace(artifact.path / store.MANIFEST)
+        new.replace(artifact.path / MANIFEST)
         fsync(artifact.path)
         folder.mkdir(exist_ok=True)
         for path in paths:
