@@ -13,7 +13,9 @@ from tasks import models
 from tasks.corpus import local
 from tasks.corpus.parts import is_part
 from tasks.download import Download
-from tasks.store import artifacts as store
+from tasks.store import home, locks
+from tasks.store.artifacts import draft_of, read_manifest
+from tasks.store.errors import disk_errors_as_input_errors
 
 # bytes of text in a byte of a file, and in a document (of other sources: that of the Pile)
 EXPANDS = {".zst": 4, ".gz": 3, ".bz2": 4.5, ".xz": 4.5, ".lz4": 2.5, ".zip": 3, ".parquet": 2.5}
@@ -52,7 +54,7 @@ def text_for(plan: Plan, step: Step) -> float:
         return text_read(step)
     if isinstance(given := step.inputs[0], list):  # of a stage that isn't ours
         return sum(text_for(plan, each) for each in given)
-    made = store.read_manifest(plan.arguments(step)[1])
+    made = read_manifest(plan.arguments(step)[1])
     return text_in(made) if made else text_for(plan, given)
 
 
@@ -106,22 +108,22 @@ def freed(plan: Plan, step: Step) -> int:
     return sum(about.st_size for about in files if about.st_nlink == 1)
 
 
-@store.disk_errors_as_input_errors("This run")
+@disk_errors_as_input_errors("This run")
 def check(plan: Plan) -> float:
     """The bytes of disk that the steps which have to run need at a time. Raises InputError if less is free."""
     steps = [step for step in plan.made if not plan.is_blocked(step) and not plan.is_made(step)]
-    stays, peak, fixed, gone, drafts = Counter(), 0.0, 0.0, 0, {store.draft_of(plan.made[step]).name for step in steps}
+    stays, peak, fixed, gone, drafts = Counter(), 0.0, 0.0, 0, {draft_of(plan.made[step]).name for step in steps}
     for step in steps:
         artifact, scratch = need(plan, step)
         gone += freed(plan, step)
         peak = max(peak, stays.total() + artifact + scratch - gone)
         stays[step.stage] += artifact
         fixed += (artifact + scratch) * (step.stage in MODELS)
-    peak -= sum(draft.bytes for draft in store.drafts("") if draft.name in drafts)  # a rerun goes on from them
-    free = shutil.disk_usage(next(path for path in (store.ROOT, *store.ROOT.parents) if path.exists())).free
+    peak -= sum(draft.bytes for draft in locks.drafts("") if draft.name in drafts)  # a rerun goes on from them
+    free = shutil.disk_usage(next(path for path in (home.ROOT, *home.ROOT.parents) if path.exists())).free
     stages = ", ".join(f"{stage} {decimal(int(size))}" for stage, size in stays.items() if size)
     sizes = f"{decimal(int(peak))} of disk ({stages}; the rest is scratch), and {decimal(free)} are free"
-    said = f"This run needs about {sizes} in {store.ROOT}."
+    said = f"This run needs about {sizes} in {home.ROOT}."
     if peak > free:
         corpora = sum(step.stage == "download" for step in steps)  # a study may read several
         text = stays["download"] / PARTS / max(1, corpora)

@@ -15,8 +15,9 @@ from flows.plan import SEVERAL, Plan, Step
 from flows.summary import brief_duration
 from model import InputError, counted, duration
 from tasks.stage import Params, StageTask, environment
-from tasks.store import artifacts as store
-from tasks.store.artifacts import Artifact, draft_of, named, read_manifest
+from tasks.store import home
+from tasks.store.artifacts import WORK, Artifact, draft_of, listed, named, read_manifest
+from tasks.store.locks import drafts
 from tasks.store.manifests import MANIFEST, kept
 
 PRETRAIN, IMPOSSIBLE = "pretrain", "not possible"
@@ -46,15 +47,15 @@ class Forecast:
         self.plan, self.refusal = plan, next(iter(plan.problems.values()), None)
         self.notes: list[str] = []
         self.manifest, self.written = functools.cache(read_manifest), functools.cache(self._written)
-        self.drafts = {draft.name: draft for draft in store.drafts("")}
+        self.drafts = {draft.name: draft for draft in drafts("")}
         given = [artifact for artifacts in plan.given.values() for artifact in artifacts]
         self.rows = [self.found(artifact.stage, artifact, True)._replace(state="given") for artifact in given]
         self.rows += [self.row(step) for step in plan.needed()]
 
     def _written(self, stage: str) -> list[dict]:
         """The manifests of a stage that this machine wrote, whatever became of their files, the newest last."""
-        here, paths = environment()["machine"], (store.ROOT / stage).glob(f"*/{MANIFEST}")
-        every = (store.listed(Artifact(stage=stage, key=path.parent.name)) for path in paths)
+        here, paths = environment()["machine"], (home.ROOT / stage).glob(f"*/{MANIFEST}")
+        every = (listed(Artifact(stage=stage, key=path.parent.name)) for path in paths)
         own = [about for about in every if about and about["environment"].get("machine") == here and about["seconds"]]
         return sorted(own, key=lambda about: about["finished"])
 
@@ -88,7 +89,7 @@ class Forecast:
         from model import checkpoint  # loads torch
 
         with suppress(OSError, ValueError, KeyError):  # which the run would tell
-            last = checkpoint.last_row(draft_of(self.plan.made[step]) / store.WORK)
+            last = checkpoint.last_row(draft_of(self.plan.made[step]) / WORK)
             return last["seconds"] if last else 0
         return 0
 

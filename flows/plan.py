@@ -23,8 +23,10 @@ from model import InputError
 from tasks import printable
 from tasks.models import taken
 from tasks.stage import Params, StageTask
-from tasks.store.artifacts import Artifact, disk_errors_as_input_errors, is_hollow, read_manifest, refresh, to_fill
+from tasks.store.artifacts import Artifact, is_hollow, read_manifest, to_fill
+from tasks.store.errors import disk_errors_as_input_errors
 from tasks.store.manifests import refuse_hollow, verify
+from tasks.store.publish import refresh
 from tasks.text.words import Normaliser
 from tasks.workers import processes, runs, tracking
 

@@ -46,7 +46,7 @@ def adopt(params: Adopt, out: Path) -> dict:
 
 
 def taken(name: str, stage: str = "pretrain", masked: bool = False) -> Artifact:
-    """The artifact of that name (`store.find`); a model also by STAGE/KEY, and by a folder, which is adopted.
+    """The artifact of that name (`artifacts.find`); a model also by STAGE/KEY, and by a folder, which is adopted.
 
     Raises InputError for a folder without a model of cram's layouts and a tokenizer of cram's; `masked`: without a
     vocabulary head too, before anything is adopted.

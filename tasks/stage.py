@@ -27,23 +27,22 @@ from pydantic import BaseModel
 
 from model import InputError, Unreachable
 from model.limits import cores
-from tasks.store import artifacts as store
+from tasks.store import home
 from tasks.store.artifacts import (
     STATS,
     Artifact,
     contents,
-    disk_errors_as_input_errors,
     draft_of,
-    held,
     is_made,
-    locked,
-    publish,
     read_manifest,
     result,
     to_fill,
     warn_of_damage,
 )
+from tasks.store.errors import disk_errors_as_input_errors
 from tasks.store.home import CODE, IN_CHECKOUT
+from tasks.store.locks import held, locked
+from tasks.store.publish import publish
 from tasks.workers.processes import cpu_clock, peak_memory, reset_usage, usage
 
 REPORTED_PACKAGES = ("cram", "prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
@@ -153,7 +152,7 @@ class StageTask(Task):
             artifact, about, params, inputs = self.planned(*args, **kwargs)
             if is_made(artifact, inputs):
                 return artifact
-            if store.is_frozen:
+            if home.is_frozen:
                 raise InputError(
                     f"{artifact.name} would have to be made first, and a plan makes nothing. Run without --plan."
                 )

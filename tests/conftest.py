@@ -161,13 +161,13 @@ def texts_of(corpus) -> list[str]:
 @contextmanager
 def store_of_its_own(folder: Path) -> Iterator[None]:
     """For the fixtures of a module: `store` is that of a test."""
-    from tasks.store import artifacts as store
+    from tasks.store import home
 
-    before, store.ROOT = store.ROOT, folder
+    before, home.ROOT = home.ROOT, folder
     try:
         yield
     finally:
-        store.ROOT = before
+        home.ROOT = before
 
 
 def bytes_of(made) -> dict[str, str]:
@@ -276,9 +276,10 @@ def toy_texts() -> list[str]:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty store for plain calls (`stage.fn`); runs through Prefect use the session's own."""
-    from tasks.store import artifacts as store_module
 
-    monkeypatch.setattr(store_module, "ROOT", tmp_path / "artifacts")
+    from tasks.store import home
+
+    monkeypatch.setattr(home, "ROOT", tmp_path / "artifacts")
     return tmp_path / "artifacts"
 
 

@@ -34,7 +34,8 @@ from flows.cli.main import app
 from flows.cli.run import parse_overrides, print_results
 from flows.recipes import RECIPES, STAGES
 from model import InputError, print_anything
-from tasks.store.artifacts import Artifact, locked
+from tasks.store.artifacts import Artifact
+from tasks.store.locks import locked
 
 LONG = 300  # seconds, on a busy machine
 CRAM = ("-m", "flows.cli.main")
@@ -378,7 +379,7 @@ def test_ls_lists_a_damaged_artifact_with_the_file_that_is_wrong(store: Path, co
 def test_paths_with_brackets_are_printed_whole(store: Path, monkeypatch, capsys, tmp_path: Path):
     put(store, "download", "a", {"documents": 1})
     moved = store.rename(tmp_path / "a [red] place")
-    monkeypatch.setattr("tasks.store.artifacts.ROOT", moved)
+    monkeypatch.setattr("tasks.store.home.ROOT", moved)
     print_results(Artifact(stage="download", key="a"))
     assert f"download: {moved}/download/a\n" in capsys.readouterr().out
     assert f"{moved}/download/a\n" in show("show", "download")

@@ -22,7 +22,8 @@ from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
 from tasks.filter import Filter, drop_incompressible
 from tasks.measure import Measure, measure
-from tasks.store.artifacts import Artifact, read_manifest, refresh
+from tasks.store.artifacts import Artifact, read_manifest
+from tasks.store.publish import refresh
 from tasks.text import minhash, sorted_runs, substrings
 from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary

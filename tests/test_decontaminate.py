@@ -18,8 +18,7 @@ from tasks.corpus.parts import parts_of
 from tasks.decontaminate import Decontaminate, decontaminate, evaluation_sentences
 from tasks.glue import data as glue
 from tasks.glue.tasks import HUB_GLUE, TASKS
-from tasks.store import artifacts as store_module
-from tasks.store.artifacts import Artifact
+from tasks.store.artifacts import Artifact, draft_of
 from tasks.text.ngrams import Index, ngrams, restored, words_in, write_index
 from tasks.text.tokenizer import portions
 
@@ -263,7 +262,7 @@ def test_the_key_follows_the_sentences_and_not_their_place(store: Path, tmp_path
 
 def test_with_nothing_to_search_for_the_corpus_is_passed_on(store, tmp_path, toy_texts, caplog):
     corpus, asked = corpus_of(tmp_path, toy_texts), Decontaminate(data="probes")
-    half = store_module.draft_of(decontaminate.target(asked, corpus)) / parts_of(corpus)[0].name
+    half = draft_of(decontaminate.target(asked, corpus)) / parts_of(corpus)[0].name
     half.parent.mkdir(parents=True)
     half.write_bytes(b"half of it")
     made = decontaminate.fn(asked, corpus)

@@ -17,7 +17,8 @@ from tasks.corpus.parts import Tally, parts_of
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
 from tasks.stage import Params, stage
-from tasks.store.artifacts import WORK, Artifact, refresh
+from tasks.store.artifacts import WORK, Artifact
+from tasks.store.publish import refresh
 from tasks.text import sorted_runs
 from tasks.text.minhash import MinHash
 from tasks.text.substrings import Substring

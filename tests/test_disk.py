@@ -22,8 +22,9 @@ from tasks.download import Download, download
 from tasks.pretrain import Pretrain, pretrain
 from tasks.stage import Params, stage
 from tasks.store import gc
-from tasks.store.artifacts import Artifact, discard, draft_of
+from tasks.store.artifacts import Artifact, draft_of
 from tasks.store.manifests import verify
+from tasks.store.publish import discard
 
 SAME = {
     "no method": (deduplicate, Deduplicate(methods=[])),

@@ -19,8 +19,9 @@ from model import InputError, memory
 from model.bert import Bert, with_detector
 from tasks import models
 from tasks.stage import environment
-from tasks.store import artifacts as store_module
+from tasks.store import home
 from tasks.store.artifacts import Artifact, draft_of
+from tasks.store.locks import locked
 from tasks.store.manifests import MANIFEST
 
 TEXT = ("download", "deduplicate", "decontaminate", "measure", "filter")  # stages that the first file's plan ends with
@@ -29,7 +30,7 @@ TEXT = ("download", "deduplicate", "decontaminate", "measure", "filter")  # stag
 @pytest.fixture(autouse=True)
 def _thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo what the command sets for its process."""
-    monkeypatch.setattr(store_module, "is_frozen", False)
+    monkeypatch.setattr(home, "is_frozen", False)
     yield
     gc.enable()
     gc.unfreeze()
@@ -154,7 +155,7 @@ def test_a_draft_is_resumed_unless_it_is_refreshed_and_takes_the_rest_of_the_tim
     (drafts["pretrain"] / "work" / "metrics.jsonl").write_text("\0\0\n")
     assert rows(planned(override, "pretrain"))["pretrain"].seconds == 3600
     artifact = plan.made[next(step for step in plan.made if step.stage == "pretrain")]
-    with store_module.locked(artifact):
+    with locked(artifact):
         assert rows(planned(override, "pretrain"))["pretrain"].state == "in progress"
 
 

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,11 +17,12 @@ from flows.cli.main import app
 from flows.plan import Plan
 from model import InputError
 from tasks.stage import Params, StageTask, stage
-from tasks.store import artifacts as store_module
 from tasks.store import gc
-from tasks.store.artifacts import Artifact, artifacts, draft_of, is_hollow, locked, read_manifest
+from tasks.store.artifacts import Artifact, artifacts, draft_of, is_hollow, read_manifest, to_fill
 from tasks.store.gc import collect, needed, pin, survey
+from tasks.store.locks import locked
 from tasks.store.manifests import verify
+from tasks.store.publish import discard
 
 CALLS: list[str] = []  # which stages ran
 
@@ -66,9 +68,9 @@ CHAIN = (TEXT, CLEAN, TOKENS, MODEL, TUNED, PAGE)
 @pytest.fixture(autouse=True)
 def _nothing_called() -> Iterator[None]:
     CALLS.clear()
-    store_module.to_fill.clear()
+    to_fill.clear()
     yield
-    store_module.to_fill.clear()
+    to_fill.clear()
 
 
 def chain(number: int, shared: int = 0, until: StageTask = PAGE) -> list[Artifact]:
@@ -251,8 +253,8 @@ def test_a_run_that_begins_during_a_collection_waits_until_what_goes_is_known_an
         with locked(gc.GATE):
             running = thread.submit(run, plan)
             wait_for(lambda: f"using {gc.GATE.name}; waiting" in caplog.text)
-            store_module.discard(old[1])
-            store_module.discard(old[5])
+            discard(old[1])
+            discard(old[5])
         assert running.result(600) == old[5]
     assert all(there(*old))
 
@@ -318,10 +320,10 @@ def test_a_hollow_input_is_a_sentence_wherever_it_is_read(store: Path):
         CLEAN.fn(Kind(number=5), [text])
     with pytest.raises(InputError, match=f"{clean.name} is hollow"):
         Plan("report", {"deduplicate": "latest"}, []).check()
-    store_module.to_fill.add(text)
+    to_fill.add(text)
     assert TEXT.fn(Kind()) == text
     assert not is_hollow(text)
-    assert not store_module.to_fill
+    assert not to_fill
     assert "hollow: 2 files with" in cram("show", "deduplicate")
     assert "hollow" in next(line for line in cram("ls").splitlines() if line.startswith(clean.name))
     assert "differing statistics" in cram("diff", "deduplicate", "latest", "latest")
@@ -383,8 +385,8 @@ def test_a_collection_killed_while_it_deletes_is_ended_by_the_next_one(store: Pa
     chain(2)
 
     def killed() -> None:
-        store_module.tempfile.TemporaryDirectory.cleanup = lambda self: os.kill(os.getpid(), signal.SIGKILL)
-        store_module.tempfile.TemporaryDirectory.__exit__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        tempfile.TemporaryDirectory.cleanup = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+        tempfile.TemporaryDirectory.__exit__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         collect(keep=1, hollow=False, models=True)
 
     process = forked(killed)

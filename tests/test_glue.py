@@ -31,7 +31,7 @@ from tasks.glue import probes, tables
 from tasks.glue.data import find_splits
 from tasks.glue.own import by_name
 from tasks.glue.tasks import GLUE, HUB_GLUE, PROBES, TASKS, training_splits
-from tasks.store import artifacts as store_module
+from tasks.store.artifacts import Artifact
 from tasks.text.tokenizer import SPECIALS, save_tokenizer, tokenizer_of
 from tasks.text.words import ASCII, UNICODE, Normaliser
 
@@ -67,7 +67,7 @@ def read_split(paths: list[Path], task: str, split: str, notes: list[str] | None
     return tables.checked(own, TASKS[task], split, pieces, [] if notes is None else notes)
 
 
-def read(data: str, task: str, pretrained: store_module.Artifact | None = None) -> tables.Data:
+def read(data: str, task: str, pretrained: Artifact | None = None) -> tables.Data:
     """The data of a task of GLUE, or of a probe."""
     return tables.read(by_name(task, data), pretrained)
 
@@ -481,9 +481,9 @@ def test_without_a_network_there_is_one_request_or_none_and_finetune_data_is_nam
 # Probes
 
 
-def pretrained(texts: list[str], reads: Normaliser = UNICODE) -> store_module.Artifact:
+def pretrained(texts: list[str], reads: Normaliser = UNICODE) -> Artifact:
     """An artifact with what probes read: held-out documents, and a tokenizer."""
-    artifact = store_module.Artifact(stage="pretrain", key="a" * 12)
+    artifact = Artifact(stage="pretrain", key="a" * 12)
     artifact.path.mkdir(parents=True)
     pq.write_table(pa.table({"text": texts}), artifact.path / "heldout.parquet")
     words = {entry: number for number, entry in enumerate([*SPECIALS, "a"])}

@@ -13,9 +13,9 @@ from tasks.store import home
 ROOT = Path(__file__).resolve().parents[1]
 PLACES = """
 import json
-from tasks.store import artifacts, home
+from tasks.store import home
 
-print(json.dumps([str(artifacts.ROOT), str(home.STATE)]))
+print(json.dumps([str(home.ROOT), str(home.STATE)]))
 """
 
 

@@ -22,7 +22,7 @@ from model.bert import Bert
 from tasks import models
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports.sections import beginning
-from tasks.store import artifacts as store
+from tasks.store import home
 from tasks.store.artifacts import LINEAGE, Artifact, artifacts
 from tasks.store.manifests import MANIFEST
 from tasks.text.tokenizer import FILES, load_tokenizer, save_tokenizer
@@ -272,12 +272,12 @@ def test_a_plan_adopts_no_model_but_knows_one_that_was_adopted(first, tmp_path: 
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"note": "another file is another model"}))
     with monkeypatch.context() as patch:
-        patch.setattr(store, "is_frozen", True)
+        patch.setattr(home, "is_frozen", True)
         with pytest.raises(InputError, match="a plan makes nothing"):
             models.taken(str(folder))
         assert artifacts("pretrain") == kept
     adopted = models.taken(str(folder))
-    monkeypatch.setattr(store, "is_frozen", True)
+    monkeypatch.setattr(home, "is_frozen", True)
     assert models.taken(str(folder)) == adopted
 
 

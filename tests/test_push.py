@@ -31,8 +31,9 @@ from tasks.finetune import Finetune, finetune
 from tasks.glue.own import Definition
 from tasks.pretrain import Pretrain
 from tasks.report import Report, report
-from tasks.store import artifacts as store_module
-from tasks.store.artifacts import Artifact, contents, named, refresh
+from tasks.store import home
+from tasks.store.artifacts import Artifact, contents, named
+from tasks.store.publish import refresh
 
 HOME, TOKEN, INVALID = Path(__file__).parents[1], "hf_writes", "Invalid credentials in Authorization header"
 LFS = (".safetensors", ".onnx")
@@ -183,10 +184,10 @@ def pushed(*arguments: object) -> str:
 def examples(hub: Hub, *cards: str) -> list[str]:
     """What the code of these cards prints in a process that pasted it, which fetches the models from the double."""
     codes = [code for card in cards for code in re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)]
-    home = {"HF_ENDPOINT": constants.ENDPOINT, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
+    own = {"HF_ENDPOINT": constants.ENDPOINT, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", "\n".join(f"exec({code!r}, {{}})" for code in codes)],
-        cwd=HOME, env=home | {"HF_HOME": str(store_module.ROOT / "hf")}, capture_output=True, text=True, timeout=300,
+        cwd=HOME, env=own | {"HF_HOME": str(home.ROOT / "hf")}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(codes) == len(cards)

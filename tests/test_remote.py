@@ -18,9 +18,10 @@ from fsspec.implementations.local import LocalFileSystem
 from flows.cli import main
 from model import InputError
 from tasks.stage import Params, stage
-from tasks.store import artifacts as store_module
-from tasks.store.artifacts import Artifact, artifacts, draft_of, drafts, find
+from tasks.store import home
+from tasks.store.artifacts import Artifact, artifacts, draft_of, find
 from tasks.store.gc import collect
+from tasks.store.locks import drafts
 from tasks.store.manifests import verify
 from tasks.store.remote import Remote
 
@@ -72,7 +73,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     """Go to the machine of this name, which has a store of its own."""
 
     def go(name: str) -> Path:
-        monkeypatch.setattr(store_module, "ROOT", tmp_path / name)
+        monkeypatch.setattr(home, "ROOT", tmp_path / name)
         return tmp_path / name
 
     go("first")
@@ -177,7 +178,7 @@ def test_all_brings_the_ancestors_whole_and_fills_what_is_hollow_here_and_there(
         assert "hollow" not in artifact.manifest
         verify(artifact)
     assert (links.path / "part-0.parquet").samefile(text.path / "part-0.parquet")
-    assert not list(store_module.ROOT.glob(".partial/*"))
+    assert not list(home.ROOT.glob(".partial/*"))
 
 
 @pytest.mark.parametrize("change", ["truncate", "flip", "delete"])
@@ -418,5 +419,5 @@ def test_a_store_that_can_only_be_read_is_pushed(machine, tmp_path: Path, monkey
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("tasks.store.artifacts.locked", refused)
+    monkeypatch.setattr("tasks.store.locks.locked", refused)
     assert push(text, str(tmp_path / "remote"))[text.name] == 5

@@ -26,8 +26,8 @@ from tasks.report import Report, report
 from tasks.reports import scores, sections
 from tasks.reports.markdown import render
 from tasks.reports.model_card import card
-from tasks.store import artifacts as store_module
-from tasks.store.artifacts import LINEAGE, Artifact
+from tasks.store.artifacts import LINEAGE, Artifact, draft_of
+from tasks.store.publish import publish
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 
@@ -99,11 +99,11 @@ def lineage(key: str = "a", decontamination: dict | None = None, **changes) -> d
 def made(name: str, manifest: dict, files: dict[str, object]) -> Artifact:
     """Put an artifact into the store."""
     artifact = Artifact(stage=name.split("/")[0], key=name.split("/")[1])
-    draft = store_module.draft_of(artifact)
+    draft = draft_of(artifact)
     draft.mkdir(parents=True)
     for file, content in files.items():
         pq.write_table(content, draft / file) if isinstance(content, pa.Table) else (draft / file).write_text(content)
-    store_module.publish(draft, artifact, {"version": 1, "key": artifact.key, "environment": ENVIRONMENT} | manifest)
+    publish(draft, artifact, {"version": 1, "key": artifact.key, "environment": ENVIRONMENT} | manifest)
     return artifact
 
 

@@ -25,22 +25,13 @@ from model import InputError, Unreachable
 from tasks.corpus.parts import link
 from tasks.download import download
 from tasks.stage import Params, has_lost_connection, stage
-from tasks.store import artifacts as store_module
-from tasks.store import manifests
-from tasks.store.artifacts import (
-    WORK,
-    Artifact,
-    artifacts,
-    draft_of,
-    drafts,
-    find,
-    inspected,
-    read_manifest,
-    reading,
-    refresh,
-)
+from tasks.store import home, manifests
+from tasks.store.artifacts import WORK, Artifact, artifacts, draft_of, find, inspected, read_manifest
+from tasks.store.errors import disk_errors_as_input_errors, written_in
 from tasks.store.gc import collect, in_use, needed, pin
+from tasks.store.locks import drafts, reading
 from tasks.store.manifests import verify
+from tasks.store.publish import refresh
 
 NONE_USABLE = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/full', '/tmp']")
 CALLS: list[str] = []  # what the stages of this process did, and what they are asked to do
@@ -83,7 +74,7 @@ def slow(params: Count, source: Artifact, out: Path) -> dict:
             CALLS.append("slow")
             (out / WORK / f"{number}.txt").write_text(str(number))
         if number == params.upto // 2:
-            wait_for(lambda: not (store_module.ROOT / ".hold").exists())
+            wait_for(lambda: not (home.ROOT / ".hold").exists())
     (out / "result.txt").write_text("result")
     return {"numbers": len(list((out / WORK).iterdir()))}
 
@@ -111,7 +102,7 @@ def _no_calls():
 
 
 def run_slow(root: str) -> None:
-    store_module.ROOT = Path(root)
+    home.ROOT = Path(root)
     slow.fn(Count(upto=10), count.fn(Count()))
 
 
@@ -220,7 +211,7 @@ def test_latest_points_to_the_newest_and_the_tree_can_be_moved(store: Path, tmp_
     newest = count.fn(Count(upto=5))
     assert os.readlink(store / "count" / "latest") == newest.key
     shutil.move(store, tmp_path / "elsewhere")
-    monkeypatch.setattr(store_module, "ROOT", tmp_path / "elsewhere")
+    monkeypatch.setattr(home, "ROOT", tmp_path / "elsewhere")
     assert find("count", "latest") == newest
     left = count.fn(Count())
     assert CALLS == ["count", "count"]
@@ -234,7 +225,7 @@ def test_latest_points_to_the_newest_and_the_tree_can_be_moved(store: Path, tmp_
 def test_a_directory_latest_of_a_copied_store_is_no_artifact_and_stays(store: Path, tmp_path: Path, monkeypatch):
     made = count.fn(Count())
     shutil.copytree(store, tmp_path / "copy")  # which follows links
-    monkeypatch.setattr(store_module, "ROOT", tmp_path / "copy")
+    monkeypatch.setattr(home, "ROOT", tmp_path / "copy")
     assert list(inspected("count")) == [made]
     newest = count.fn(Count(upto=5))
     assert find("count", "latest") == newest
@@ -312,7 +303,7 @@ def test_two_runs_on_one_key_make_it_once_and_what_they_read_is_discarded_after_
 def test_a_manifest_is_written_last_and_work_is_not_repeated_after_a_failure_to_publish(store, monkeypatch, place: str):
     given = Count(), count.fn(Count())
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, place, Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(f"tasks.store.publish.{place}", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             slow.fn(*given)
     draft = draft_of(slow.target(*given))
@@ -359,13 +350,13 @@ def test_on_a_full_file_system_the_error_names_that_one_and_what_moves_its_files
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=room[path], **about))
 
     def said(number: int, *names: object) -> str:
-        with pytest.raises(InputError) as raised, store_module.disk_errors_as_input_errors("count"):
+        with pytest.raises(InputError) as raised, disk_errors_as_input_errors("count"):
             raise OSError(number, os.strerror(number), *names)
         return str(raised.value)
 
     full = said(errno.ENOSPC)
     assert (str(scratch) in full, str(store) in full, "TMPDIR" in full, "CRAM_ARTIFACTS" in full) == (1, 0, 1, 0)
-    with pytest.raises(OSError, match="No space") as raised, store_module.written_in(str(scratch)):
+    with pytest.raises(OSError, match="No space") as raised, written_in(str(scratch)):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert raised.value.filename == str(scratch)
     assert f"{scratch}/a" in said(errno.ENOSPC, f"{scratch}/a")
@@ -384,7 +375,7 @@ def test_on_a_full_file_system_the_error_names_that_one_and_what_moves_its_files
 def test_without_any_directory_for_temporary_files_the_error_lists_those_tried(store: Path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_get_default_tempdir", Mock(side_effect=NONE_USABLE))
-    with pytest.raises(InputError, match=r"/full or /tmp\..*TMPDIR"), store_module.disk_errors_as_input_errors("count"):
+    with pytest.raises(InputError, match=r"/full or /tmp\..*TMPDIR"), disk_errors_as_input_errors("count"):
         tempfile.gettempdir()
 
 

@@ -24,7 +24,7 @@ from model import InputError, heldout
 from tasks import stage as stage_module
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law
-from tasks.store import artifacts as store_module
+from tasks.store import home
 from tasks.store.artifacts import Artifact, artifacts, named
 from tasks.study import AXES, Member, StudyReport, compare_runs, not_told_apart
 
@@ -102,12 +102,12 @@ def test_stages_that_runs_share_were_run_once(finished):
 
 
 def test_a_plan_says_whether_the_runs_and_their_page_are_there(store, finished, given: dict, monkeypatch):
-    monkeypatch.setattr(store_module, "is_frozen", False)  # which the command sets for its process
+    monkeypatch.setattr(home, "is_frozen", False)  # which the command sets for its process
     runs = json.loads(Path(given["study"]).read_text(encoding="utf-8"))["runs"]
     asked = written(given, "good", {name: runs[name] for name in ("own", "half the rate", "other text")})
     options = ["--recipe", asked["recipe"], "--override", json.dumps(asked["override"]), "--seeds", "2", "--plan"]
     states = [CliRunner().invoke(app, ["study", asked["study"], *options])]
-    monkeypatch.setattr(store_module, "is_frozen", False)
+    monkeypatch.setattr(home, "is_frozen", False)
     page, before = study.fn(**asked), len(everything())
     states += [CliRunner().invoke(app, ["study", asked["study"], *options])]
     assert [state.exit_code for state in states] == [3, 0]

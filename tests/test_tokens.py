@@ -21,7 +21,8 @@ from model import InputError
 from model.heldout import Heldout
 from tasks import tokenize as tokenize_stage
 from tasks.corpus.parts import SCHEMA, parts_of, unit_hash
-from tasks.store.artifacts import Artifact, refresh
+from tasks.store.artifacts import Artifact
+from tasks.store.publish import refresh
 from tasks.text.tokenizer import PAD, SEP, UNK
 from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary

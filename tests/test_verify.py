@@ -14,7 +14,8 @@ from flows.cli.main import app
 from model import InputError
 from tasks.reports.lineage import as_text, mermaid, origins
 from tasks.stage import Params, StageTask, stage
-from tasks.store.artifacts import LINEAGE, WORK, Artifact, locked
+from tasks.store.artifacts import LINEAGE, WORK, Artifact
+from tasks.store.locks import locked
 from tasks.store.manifests import MANIFEST
 from tasks.store.verify import reruns, verified
 
@@ -196,7 +197,7 @@ def test_a_store_that_can_only_be_read_is_verified(chain, monkeypatch: pytest.Mo
     def refused(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("tasks.store.artifacts.locked", refused)
+    monkeypatch.setattr("tasks.store.locks.locked", refused)
     flip(chain["text"].path / "part-00000.txt")
     damages, _ = verified([*chain.values()])
     assert [damage.file for damage in damages] == ["part-00000.txt"]

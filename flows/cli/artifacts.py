@@ -48,8 +48,10 @@ def ls(
     Below them, the bytes on disk of each stage, and of all. A file of several artifacts counts for the first of them.
     """
     check_stages([stage] if stage else [], others=True)
-    from tasks.store.artifacts import ROOT, drafts, incomplete, inspected
+    from tasks.store import home
+    from tasks.store.artifacts import incomplete, inspected
     from tasks.store.gc import files_of, pinned, sizes
+    from tasks.store.locks import drafts
 
     damaged, rows, details, files, pins = [], [], [], {}, pinned()
     for name in [stage] if stage else (*stage_names(), *OTHER_STAGES):
@@ -71,9 +73,9 @@ def ls(
         print_bytes(sizes(files, whole=True), Counter(row[0].partition("/")[0] for row in rows))
     elif not damaged:
         what, how = (f"artifacts of {stage}", f" --until {stage}") if stage else ("artifacts", "")
-        say(f"No {what} in {ROOT} yet. Make some: cram run demo{how}")
+        say(f"No {what} in {home.ROOT} yet. Make some: cram run demo{how}")
     if left := drafts(stage or ""):
-        say(f"\nUnfinished drafts in {relative(ROOT / '.partial')}; delete a directory there to discard it:")
+        say(f"\nUnfinished drafts in {relative(home.ROOT / '.partial')}; delete a directory there to discard it:")
         about = [(d.name, age(d.written), decimal(d.bytes), "in progress" * d.running) for d in left]
         print_listing(("draft", "age", "size", "state"), about, [""] * len(about))
     for sentence in damaged:

@@ -109,9 +109,10 @@ def shorten(path: Path) -> str:
 
 
 def called(name: str, damaged: bool = False) -> "Artifact":
-    """The artifact that an argument names, as `store.called` does. Raises InputError for a misspelt stage too."""
-    from tasks.store import artifacts as store
+    """The artifact that an argument names, as `artifacts.called` does. Raises InputError for a misspelt stage too."""
+    from tasks.store import artifacts
+    from tasks.store.artifacts import KEY
 
-    if not store.KEY.fullmatch(name):
+    if not KEY.fullmatch(name):
         check_stages([name.partition("/")[0]], others=True)
-    return store.called(name, damaged)
+    return artifacts.called(name, damaged)

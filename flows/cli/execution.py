@@ -75,11 +75,12 @@ def print_plan(kind: Literal["run", "study"], **asked: Any) -> NoReturn:
     """Print what a run or a study would do, then exit. Raises the error with which it would end before it starts."""
     from flows import forecast
     from flows.reporting import log_to_terminal
-    from tasks.store import artifacts as store
+    from tasks.store import home
+    from tasks.store.errors import disk_errors_as_input_errors
 
     log_to_terminal()
-    store.is_frozen = True
-    with store.disk_errors_as_input_errors("The plan"):
+    home.is_frozen = True
+    with disk_errors_as_input_errors("The plan"):
         found = (forecast.of_run if kind == "run" else forecast.of_study)(**asked)
         sentences = found.sentences()
     print_rows([row.cells() for row in found.rows])

@@ -99,7 +99,7 @@ def push(
     A second push uploads what differs. It needs a token that may write, in HF_TOKEN or of `hf auth login`.
     """
     from tasks.reports.model_card import Published, sources
-    from tasks.store.artifacts import written_in
+    from tasks.store.errors import written_in
 
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository, re.ASCII):
         raise InputError(f"{repository!r} is no name of a model on the hub. Expected OWNER/NAME.")

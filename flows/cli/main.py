@@ -94,7 +94,7 @@ def disks_checked() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        from tasks.store.artifacts import NO_SCRATCH, disk_errors_as_input_errors
+        from tasks.store.errors import NO_SCRATCH, disk_errors_as_input_errors
 
         if not error.filename and NO_SCRATCH not in str(error):
             raise

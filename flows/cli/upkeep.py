@@ -74,11 +74,11 @@ def gc(
 
 def print_kept(found: "Garbage", discarded: bool, models: bool) -> None:
     """Print what stays and why, and the other models, which go if `models` is set."""
-    from tasks.store.artifacts import ROOT
+    from tasks.store import home
 
     reasons = [f"{why} {len(names):,}" for why, names in found.kept.items() if names]
     why = f" ({', '.join(reasons)}; the rest is what these were made from)" if reasons else ""
-    say(f"Kept in {relative(ROOT)}: {counted(len(found.stays), 'artifact')}, {decimal(found.left())}{why}.")
+    say(f"Kept in {relative(home.ROOT)}: {counted(len(found.stays), 'artifact')}, {decimal(found.left())}{why}.")
     if told := [f"{name} ({brief_duration(about.get('seconds', 0))})" for name, about in found.models.items()]:
         gone = "Models discarded" if discarded else "Models that go"
         what = gone if models else "Kept, without what they were made from; --models discards them"
@@ -180,7 +180,8 @@ def verify(
     ] = None,
 ) -> None:
     """Compare files with their digests; list damage, and which artifacts are made again. Exit status 1: damage."""
-    from tasks.store import artifacts as store
+    from tasks.store import home
+    from tasks.store.artifacts import listed
     from tasks.store.manifests import kept
     from tasks.store.verify import verified
 
@@ -192,10 +193,10 @@ def verify(
     damages, busy = verified(chosen)
     for damage in damages:
         say(printable(f"{damage.artifact.name}: {damage.file} {damage.problem}"))
-    manifests = {one.name: store.listed(one) for one in every}
+    manifests = {one.name: listed(one) for one in every}
     abouts = [manifests[one.name] for one in chosen if one.name not in busy]
     files = [file for about in abouts for file in kept(about)]
-    what = f"{counted(len(files), 'file')} of {counted(len(abouts), 'artifact')} in {store.ROOT}"
+    what = f"{counted(len(files), 'file')} of {counted(len(abouts), 'artifact')} in {home.ROOT}"
     found = f"{counted(len(damages), 'file')} damaged" if damages else "sound"
     say(printable(f"{what}, {decimal(sum(file['bytes'] for file in files))}: {found}."))
     if hollow := sum(bool(about.get("hollow")) for about in abouts):

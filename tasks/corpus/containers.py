@@ -24,7 +24,7 @@ from pydantic import AfterValidator
 from tasks import printable
 from tasks.corpus import kinds
 from tasks.corpus.kinds import Damage
-from tasks.store.artifacts import written_in
+from tasks.store.errors import written_in
 
 BUFFER = 1 << 17  # bytes of a file in memory
 # Compressed bytes unpacked at once: a zst block of 4 bytes can hold 128 KiB, so this is 64 MiB at most

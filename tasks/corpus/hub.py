@@ -26,7 +26,7 @@ from tasks.corpus.containers import Chunks, Stream
 from tasks.corpus.kinds import Damage
 from tasks.corpus.parts import Document
 from tasks.corpus.rows import Loss, Row
-from tasks.store import artifacts as store
+from tasks.store import home, locks
 from tasks.store.manifests import known_digest
 
 if TYPE_CHECKING:
@@ -162,13 +162,13 @@ def commit(source: Source) -> str:
     """The commit at which the source is read: its own, or that of its branch at the first use with this store."""
     if re.fullmatch("[0-9a-f]{40}", source.revision):
         return source.revision
-    path, lock = store.ROOT / REVISIONS, store.ROOT / ".locks" / "revisions"
+    path, lock = home.ROOT / REVISIONS, home.ROOT / ".locks" / "revisions"
     name = f"{source.repository}@{source.revision}".removesuffix("@")
-    if store.is_frozen:
+    if home.is_frozen:
         return (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}).get(name) or newest(source)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("wb") as held:
-        store.lock(held, fcntl.LOCK_EX)
+        locks.lock(held, fcntl.LOCK_EX)
         commits = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         if name not in commits:
             commits[name] = newest(source)

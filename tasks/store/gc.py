@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model import InputError, fsync
-from tasks.store import artifacts as store
-from tasks.store.artifacts import Artifact, Draft, is_locked, locked, named
+from tasks.store import home, locks
+from tasks.store.artifacts import LATEST, Artifact, inspected, listed, named
+from tasks.store.errors import disk_errors_as_input_errors
+from tasks.store.locks import Draft, NoLocks, is_locked, locked
 from tasks.store.manifests import DATA, MANIFEST, ancestry, sources
+from tasks.store.publish import DISCARDED, point_latest, trash
 
 GATE = Artifact(stage="cram", key="gc")
 RESULTS, MODEL = ("report", "study"), "pretrain"
@@ -37,18 +40,18 @@ def name_of(file: Path) -> str:
 
 def pinned() -> dict[str, Path]:
     """The names of the artifacts that `cram gc` keeps whole, with the files that say so."""
-    return {name_of(path): path for path in sorted((store.ROOT / ".pins").glob("*-*"))}
+    return {name_of(path): path for path in sorted((home.ROOT / ".pins").glob("*-*"))}
 
 
-@store.disk_errors_as_input_errors("cram pin")
+@disk_errors_as_input_errors("cram pin")
 def pin(artifact: Artifact) -> None:
     """Have `cram gc` keep an artifact whole, and all that it was made from. InputError if it was just discarded."""
     with locked(GATE, shared=True):
-        (folder := store.ROOT / ".pins").mkdir(exist_ok=True)
+        (folder := home.ROOT / ".pins").mkdir(exist_ok=True)
         (folder / f"{artifact.manifest['stage']}-{artifact.key}").touch()
 
 
-@store.disk_errors_as_input_errors("cram pin")
+@disk_errors_as_input_errors("cram pin")
 def unpin(name: str) -> str:
     """Undo `pin`, also of an artifact that is gone; returns its name. Raises InputError if it is not pinned."""
     matches = [one for one in pinned() if name and (one.startswith(name) or one.partition("/")[2].startswith(name))]
@@ -61,15 +64,15 @@ def unpin(name: str) -> str:
 @contextmanager
 def needed(*artifacts: Iterable[Artifact]) -> Iterator[None]:
     """Keep these artifacts, made or not yet, from every `cram gc` until the run that needs them ends."""
-    folder, names = store.ROOT / ".locks" / "runs", {artifact.name for some in artifacts for artifact in some}
+    folder, names = home.ROOT / ".locks" / "runs", {artifact.name for some in artifacts for artifact in some}
     with ExitStack() as stack:
-        with suppress(OSError, store.NoLocks):  # a store that can't be written or locked, as when all is cached
+        with suppress(OSError, NoLocks):  # a store that can't be written or locked, as when all is cached
             folder.mkdir(parents=True, exist_ok=True)
             with locked(GATE, shared=True):
                 file = stack.enter_context(
                     tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=f"{os.getpid()}-")
                 )
-                store.lock(file, fcntl.LOCK_EX)
+                locks.lock(file, fcntl.LOCK_EX)
                 file.write("\n".join(names))
                 file.flush()
         yield
@@ -77,8 +80,8 @@ def needed(*artifacts: Iterable[Artifact]) -> Iterator[None]:
 
 def in_use() -> set[str]:
     """The names of artifacts that processes read or write, or will need."""
-    names = {name_of(lock) for lock in (store.ROOT / ".locks").glob("*-*") if is_locked(lock, shared=True)}
-    for run in (store.ROOT / ".locks" / "runs").glob("*"):
+    names = {name_of(lock) for lock in (home.ROOT / ".locks").glob("*-*") if is_locked(lock, shared=True)}
+    for run in (home.ROOT / ".locks" / "runs").glob("*"):
         if is_locked(run):
             names |= set(run.read_text(encoding="utf-8").split())
     return names
@@ -89,7 +92,7 @@ def in_use() -> set[str]:
 
 def every() -> tuple[dict[str, dict], set[str]]:
     """The manifests of all complete artifacts by name, of all stages, oldest first; and the names of damaged ones."""
-    found = {artifact.name: about for artifact, (about, _) in store.inspected("").items()}
+    found = {artifact.name: about for artifact, (about, _) in inspected("").items()}
     made = {
         name: about for name, about in found.items() if about and f"{about.get('stage')}/{about.get('key')}" == name
     }
@@ -98,7 +101,7 @@ def every() -> tuple[dict[str, dict], set[str]]:
 
 def closure(names: Iterable[str], made: dict[str, dict]) -> set[str]:
     """The artifacts of these names and all that they were made from, also by damaged ones, of those that are there."""
-    return ancestry(names, lambda name: made.get(name) or store.listed(named(name))).keys() & made.keys()
+    return ancestry(names, lambda name: made.get(name) or listed(named(name))).keys() & made.keys()
 
 
 class Garbage(NamedTuple):
@@ -119,7 +122,7 @@ class Garbage(NamedTuple):
         for name, files in self.hollow.items():
             found.setdefault(named(name).stage, []).extend(named(name).path / file for file in files)
         for draft in self.drafts:
-            found.setdefault("drafts", []).extend(files_below(store.ROOT / ".partial" / draft.name))
+            found.setdefault("drafts", []).extend(files_below(home.ROOT / ".partial" / draft.name))
         return found
 
     def left(self) -> int:
@@ -167,9 +170,9 @@ def droppable(artifact: Artifact, about: dict, drop: bool) -> list[str]:
 
 def is_left(draft: Draft, since: str, busy: set[str], models: bool) -> bool:
     """Whether nobody needs a draft; that of a model stays unless `models`, since it has a checkpoint."""
-    if draft.name.startswith(store.DISCARDED):  # by a process that was killed or still deletes; at first it is empty
+    if draft.name.startswith(DISCARDED):  # by a process that was killed or still deletes; at first it is empty
         hour_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-        return draft.written < hour_ago or any((store.ROOT / ".partial" / draft.name).glob("*"))
+        return draft.written < hour_ago or any((home.ROOT / ".partial" / draft.name).glob("*"))
     is_old = draft.written < since and name_of(Path(draft.name)) not in busy
     return is_old and (models or not draft.name.startswith(f"{MODEL}-"))
 
@@ -202,36 +205,36 @@ def survey(keep: int, hollow: bool, models: bool) -> Garbage:
         goes={name: about for name, about in made.items() if name not in stays},
         models={name: about for name, about in made.items() if name in others},
         hollow={name: some for name, some in files.items() if some},
-        drafts=[draft for draft in store.drafts("") if is_left(draft, since, busy, models)],
+        drafts=[draft for draft in locks.drafts("") if is_left(draft, since, busy, models)],
     )
 
 
 # What `cram gc` does
 
 
-@store.disk_errors_as_input_errors("cram gc")
+@disk_errors_as_input_errors("cram gc")
 def collect(keep: int, hollow: bool, models: bool) -> tuple[Garbage, dict[str, int]]:
     """Do what `survey` finds, except to what a process has begun to use; returns it, with the bytes freed by stage.
 
     All is first renamed into one directory, so that runs that begin meanwhile wait for moments only.
     """
-    with store.trash() as folder:
+    with trash() as folder:
         with locked(GATE):
             found = survey(keep, hollow, models)
             groups = list(found.paths())
             for artifact in {named(name).stage: named(name) for name in found.stays}.values():  # the newest
-                link = artifact.path.parent / store.LATEST
+                link = artifact.path.parent / LATEST
                 if link.is_symlink() and f"{artifact.stage}/{os.readlink(link)}" in found.goes:
-                    store.point_latest(artifact)
+                    point_latest(artifact)
             for draft in found.drafts:
-                put_away(named(name_of(Path(draft.name))), store.ROOT / ".partial" / draft.name, folder / "drafts")
+                put_away(named(name_of(Path(draft.name))), home.ROOT / ".partial" / draft.name, folder / "drafts")
             for artifact in list(map(named, found.goes)):
                 if not put_away(artifact, artifact.path, folder / artifact.stage):
                     found.goes.pop(artifact.name)
             for name, paths in list(found.hollow.items()):
                 if not empty(named(name), paths, folder / named(name).stage):
                     found.hollow.pop(name)
-            for run in (store.ROOT / ".locks" / "runs").glob("*"):
+            for run in (home.ROOT / ".locks" / "runs").glob("*"):
                 if not is_locked(run):  # its process was killed
                     run.unlink(missing_ok=True)
         freed = sizes({group: files_below(folder / group) for group in groups})

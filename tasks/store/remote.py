@@ -15,9 +15,11 @@ from typing import Any
 
 from model import InputError
 from tasks.corpus.parts import link
-from tasks.store import artifacts as store
-from tasks.store.artifacts import LATEST, Artifact, named
+from tasks.store import home
+from tasks.store.artifacts import LATEST, Artifact, artifacts, draft_of, named, read_manifest, result
+from tasks.store.errors import disk_errors_as_input_errors, written_in
 from tasks.store.gc import needed
+from tasks.store.locks import locked, reading
 from tasks.store.manifests import (
     DATA,
     FOR_READERS,
@@ -29,6 +31,7 @@ from tasks.store.manifests import (
     sources,
     verify_files,
 )
+from tasks.store.publish import point_latest, publish
 
 SENDING = f"{MANIFEST}.part"  # at the remote: the manifest of a push that has not ended
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -67,9 +70,9 @@ def lineage(artifact: Artifact, read: Callable[[Artifact], dict | None]) -> list
 
 def check_same(artifact: Artifact, here: dict, there: dict, url: str) -> None:
     """Raise InputError if two artifacts of one key have other contents, as two trainings have."""
-    if store.result(here) != store.result(there):
+    if result(here) != result(there):
         raise InputError(
-            f"{artifact.name} was made twice, with other contents in {store.ROOT} and at {url}. Delete the one that "
+            f"{artifact.name} was made twice, with other contents in {home.ROOT} and at {url}. Delete the one that "
             "you don't need, then run again."
         )
 
@@ -144,10 +147,10 @@ class Remote:
 
     def push(self, artifact: Artifact, everything: bool) -> Moved:
         """Send an artifact and what it was made from."""
-        for each, here in lineage(artifact, store.read_manifest):
+        for each, here in lineage(artifact, read_manifest):
             if whole := everything or each == artifact:
                 refuse_hollow(each)
-            with store.reading(each), store.written_in(self.fs.path):
+            with reading(each), written_in(self.fs.path):
                 yield each, self.send(each, here, absent(here, whole))
 
     def send(self, artifact: Artifact, here: dict, without: set[str]) -> list[dict]:
@@ -189,18 +192,18 @@ class Remote:
                     instead = f"Run `cram push-artifact {each.name}` where it was made."
                     raise InputError(f"{each.name} is hollow at {self.url}: its data is not there. {instead}")
                 known = {file["sha256"]: each.path / file["path"] for file in there["files"]} | known
-                with store.disk_errors_as_input_errors(each.stage), store.locked(each):
+                with disk_errors_as_input_errors(each.stage), locked(each):
                     yield each, self.fetch(each, there, absent(there, whole), known)
 
     def fetch(self, artifact: Artifact, there: dict, without: set[str], known: dict[str, Path]) -> list[dict]:
         """Fetch the files that are not here yet. `known`: paths of files that may be here, by digest."""
-        if here := store.read_manifest(artifact):
+        if here := read_manifest(artifact):
             check_same(artifact, here, there, self.url)
             if absent(here, True) <= without:
                 return []
         pulled = Artifact(stage=artifact.stage, key=f"{artifact.key}.pull")  # not the draft of an interrupted stage
-        draft, fetched = store.draft_of(pulled), []
-        with store.locked(pulled):
+        draft, fetched = draft_of(pulled), []
+        with locked(pulled):
             draft.mkdir(parents=True, exist_ok=True)
             for file in there["files"]:
                 path, source = draft / file["path"], known.get(file["sha256"], draft)
@@ -215,8 +218,8 @@ class Remote:
                 else:
                     self.get(artifact, file, path)
                     fetched.append(file)
-            store.publish(draft, artifact, hollowed(there, without))
-            store.point_latest(store.artifacts(artifact.stage)[-1])
+            publish(draft, artifact, hollowed(there, without))
+            point_latest(artifacts(artifact.stage)[-1])
         return fetched
 
     def get(self, artifact: Artifact, file: dict, path: Path) -> None:

@@ -6,8 +6,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from tasks.reports.lineage import Links, origins
-from tasks.store import artifacts as store
-from tasks.store.artifacts import LINEAGE, WORK, Artifact, listed
+from tasks.store import home
+from tasks.store.artifacts import LINEAGE, WORK, Artifact, draft_of, listed
+from tasks.store.locks import is_locked, reading
 from tasks.store.manifests import FOR_READERS, MANIFEST, kept, problem_of, valid
 from tasks.workers.progress import Progress
 
@@ -31,10 +32,10 @@ def verified(artifacts: list[Artifact]) -> tuple[list[Damage], list[str]]:
     damages, busy = [], []
     with Progress("verify", sum(file["bytes"] for one in artifacts for file in kept(listed(one))), "B") as bar:
         for artifact in artifacts:
-            if store.is_locked(store.ROOT / ".locks" / store.draft_of(artifact).name):  # maybe for a day
+            if is_locked(home.ROOT / ".locks" / draft_of(artifact).name):  # maybe for a day
                 busy.append(artifact.name)
                 continue
-            with store.reading(artifact):
+            with reading(artifact):
                 found = list(damaged(artifact, bar))
             damages += found if artifact.path.exists() else []  # or it was deleted meanwhile
     return damages, busy

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 
 from model import UNSUPPORTED, InputError, counted
 from tasks import warn_once
-from tasks.store import artifacts as store
 from tasks.store.home import CODE
+from tasks.store.locks import lock
 from tasks.workers.processes import ONE_THREAD, Lost, Measured, Processes, measured, reset_usage, usage, workers
 from tasks.workers.progress import Progress
 
@@ -213,7 +213,7 @@ def finish(work: Callable[..., dict], job: tuple, done: Path) -> dict:
     """
     unfinished = done.with_suffix(".half")
     with unfinished.open("a+", encoding="utf-8") as file:
-        store.lock(file, fcntl.LOCK_EX)
+        lock(file, fcntl.LOCK_EX)
         if (result := read_result(done)) is not None:
             return result
         text = json.dumps(work(*job))

@@ -161,18 +161,18 @@ def names() -> list[str]:
 def tracked(name: str, folder: Path, params: dict) -> Iterator[None]:
     """In this context, the trackers of CRAM_TRACK follow the metrics that training writes to `folder`."""
     from model import checkpoint
-    from tasks.store.artifacts import ROOT
+    from tasks.store import home
 
     if not (trackers := names()):
         yield
         return
     step, finished, started = checkpoint.saved_step(folder), "", []
     checkpoint.cut_metrics(folder, step)  # as training is about to do, before anyone reads what is done again
-    about = {"name": name, "params": params, "store": str(ROOT / FOLDER), "step": step, "patience": SECONDS_TO_END}
+    about = {"name": name, "params": params, "store": str(home.ROOT / FOLDER), "step": step, "patience": SECONDS_TO_END}
     about |= {"metrics": str(folder / checkpoint.METRICS), "heldout": str(folder / checkpoint.HELDOUT)}
     for tracker in trackers:
         try:
-            started.append(start(tracker, ROOT / FOLDER, about))
+            started.append(start(tracker, home.ROOT / FOLDER, about))
         except OSError as error:
             log.warning("%s can't be started (%s). Training goes on without it.", tracker, error)
     try:

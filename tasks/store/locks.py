@@ -1,0 +1,117 @@
+"""Locks of artifacts, and the drafts that runs work on or have left."""
+
+import errno
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from stat import S_ISREG
+from typing import IO, NamedTuple
+
+from model import UNSUPPORTED, InputError
+from tasks.store import home
+from tasks.store.artifacts import Artifact, draft_of, flat
+from tasks.store.manifests import verify
+
+NO_LOCKS = (*UNSUPPORTED, errno.EBADF, errno.ENOLCK)
+log = logging.getLogger(__name__)
+
+
+class NoLocks(InputError):
+    """The store's file system has no file locks."""
+
+
+def lock(file: IO, kind: int) -> None:
+    """`fcntl.flock` of a file in the store. Raises NoLocks where the file system has no locks."""
+    try:
+        fcntl.flock(file, kind)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise NoLocks(
+            f"{home.ROOT} is on a file system without file locks ({error.strerror}), without which two runs could "
+            "write the same artifact. Set CRAM_ARTIFACTS to a directory on a file system that has them; then run again."
+        ) from error
+
+
+@contextmanager
+def locked(artifact: Artifact, shared: bool = False, wait: bool = True) -> Iterator[None]:
+    """Be the only writer of the artifact, or a reader (`shared`). The kernel frees the lock of a killed process.
+
+    Raises BlockingIOError if others use the artifact and `wait` is false, and NoLocks where locks can't be had.
+    """
+    path, kind = home.ROOT / ".locks" / draft_of(artifact).name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb+") as file:  # NFS has shared locks only of files that are open for reading
+        try:
+            lock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+            log.info("Another run is using %s; waiting until it has finished.", artifact.name)
+            lock(file, kind)
+        yield
+
+
+@contextmanager
+def reading(artifact: Artifact) -> Iterator[None]:
+    """Keep an artifact from being discarded, where the store can be written and has locks."""
+    with ExitStack() as stack:
+        with suppress(OSError, NoLocks):
+            stack.enter_context(locked(artifact, shared=True))
+        yield
+
+
+@contextmanager
+def held(inputs: dict) -> Iterator[None]:
+    """Verify a stage's inputs, and keep them from being discarded while it reads them.
+
+    Raises InputError for an input that is absent, or has a file that differs from its manifest.
+    A process locks inputs before outputs and waits for nothing once it has its output's lock, so there is no deadlock.
+    """
+    given = flat(inputs)
+    with ExitStack() as stack:
+        for artifact in given:
+            stack.enter_context(locked(artifact, shared=True))
+        for artifact in given:
+            verify(artifact)
+        yield
+
+
+class Draft(NamedTuple):
+    """Unfinished work of a stage: in progress, or left by a run that ended."""
+
+    name: str  # of its directory
+    bytes: int
+    written: str  # ISO date of the last change
+    running: bool  # a process is working on it
+
+
+def drafts(stage: str) -> list[Draft]:
+    """The drafts in the store, of one stage or of all (empty), the most recently written last."""
+    left = []
+    for folder in (home.ROOT / ".partial").glob(f"{stage}*"):
+        size, written = 0, 0.0
+        # unlike rglob, os.walk allows for a stage that deletes and publishes meanwhile
+        for where, _, files in os.walk(folder):
+            for path in (where, *(os.path.join(where, file) for file in files)):
+                with suppress(OSError):
+                    about = os.lstat(path)
+                    size, written = size + about.st_size * S_ISREG(about.st_mode), max(written, about.st_mtime)
+        if written:
+            when = datetime.fromtimestamp(written, UTC).isoformat()
+            left.append(Draft(folder.name, size, when, is_locked(home.ROOT / ".locks" / folder.name)))
+    return sorted(left, key=lambda draft: (draft.written, draft.name))
+
+
+def is_locked(lock: Path, shared: bool = False) -> bool:
+    """Whether a process holds this lock as the only one, or, if `shared`, in any way."""
+    try:
+        with lock.open("r+" if shared else "r", encoding="utf-8") as file:
+            fcntl.flock(file, (fcntl.LOCK_EX if shared else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except OSError as error:  # by any other error there is no such lock, or it can't be read
+        return isinstance(error, BlockingIOError)
+    return False

@@ -1,0 +1,92 @@
+"""How an artifact enters the store, and how it leaves it: in one step each."""
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from model import fsync
+from tasks import warn_once
+from tasks.store import home
+from tasks.store.artifacts import LATEST, WORK, Artifact, artifacts, draft_of
+from tasks.store.errors import disk_errors_as_input_errors
+from tasks.store.locks import locked
+from tasks.store.manifests import MANIFEST, known_digest
+
+DISCARDED = "discarded-"  # begins the names of directories beside the drafts that are being deleted
+
+
+@contextmanager
+def trash() -> Iterator[Path]:
+    """A directory in the store whose contents are deleted in the end; of a killed process, by the next `cram gc`."""
+    (home.ROOT / ".partial").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home.ROOT / ".partial", prefix=DISCARDED) as folder:
+        yield Path(folder)
+
+
+def discard(artifact: Artifact) -> None:
+    """Take an artifact out of the store in one step, then delete it."""
+    with trash() as folder, suppress(FileNotFoundError):
+        artifact.path.rename(folder / "old")
+        if not (artifact.path.parent / LATEST).exists() and (left := artifacts(artifact.stage)):
+            point_latest(left[-1])
+
+
+def point_latest(artifact: Artifact) -> None:
+    """Point the link `latest` of its stage to the artifact; log a warning, once, where that can't be done.
+
+    Nothing reads these links but people: `find` reads the manifests.
+    """
+    latest = artifact.path.parent / LATEST
+    if latest.is_dir() and not latest.is_symlink():  # in a store that was copied by `cp -L`
+        return
+    link = artifact.path.parent / f".latest-{os.getpid()}-{threading.get_ident()}"
+    try:
+        link.unlink(missing_ok=True)
+        link.symlink_to(artifact.key)
+        link.replace(latest)
+    except OSError as error:
+        warn_once(
+            f"The links STAGE/latest in {home.ROOT} can't be made ({error.strerror}), as on file systems without "
+            "symbolic links. Commands take `latest` all the same. In place of a path with `latest`, use the one that "
+            "`cram show STAGE` prints."
+        )
+
+
+def refresh(artifact: Artifact) -> None:
+    """Discard the artifact and its draft, so that its stage runs from the start."""
+    with disk_errors_as_input_errors(artifact.stage), locked(artifact):
+        discard(artifact)
+        shutil.rmtree(draft_of(artifact), ignore_errors=True)
+
+
+def publish(draft: Path, artifact: Artifact, about: dict) -> None:
+    """Write the manifest last, force all files to disk, rename the draft into place and point `latest` to it.
+
+    `about`: the manifest; its files are added, unless it came from elsewhere with files that were checked.
+    """
+    manifest = draft / MANIFEST
+    files = sorted(p for p in draft.rglob("*") if p.is_file() and p != manifest and draft / WORK not in p.parents)
+    for path in files:
+        fsync(path)
+    about["files"] = about.get("files") or [
+        {"path": str(p.relative_to(draft)), "bytes": p.stat().st_size, "sha256": known_digest(p)} for p in files
+    ]
+    manifest.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    mode = manifest.stat().st_mode
+    for path in files:
+        if path.stat().st_mode != mode and path.stat().st_nlink == 1:  # which is in no other artifact
+            with suppress(OSError):  # a file system without such modes
+                path.chmod(mode)  # some libraries let nobody else read what they write
+    fsync(manifest)
+    fsync(draft)
+    artifact.path.parent.mkdir(parents=True, exist_ok=True)
+    discard(artifact)  # a damaged leftover, if there is one
+    draft.rename(artifact.path)
+    fsync(artifact.path.parent)
+    point_latest(artifact)
+    shutil.rmtree(artifact.path / WORK, ignore_errors=True)  # last: until here a killed stage resumes from its work
