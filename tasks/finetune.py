@@ -29,10 +29,11 @@ from tasks.glue import metrics, probes, tables
 from tasks.glue.labels import within_words
 from tasks.glue.own import Definition, by_name, defined, or_own
 from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROBES, TASKS, Task, TaskName
-from tasks.models import lineage_of, weight_bytes
+from tasks.models import weight_bytes
 from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
 from tasks.store.artifacts import LINEAGE, Artifact, read_manifest
+from tasks.store.lineage import lineage_of
 from tasks.text.tokenizer import FILES, load_tokenizer
 from tasks.text.wordpiece import CONTINUES
 from tasks.workers import runs

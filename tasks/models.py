@@ -78,12 +78,6 @@ def taken(name: str, stage: str = "pretrain", masked: bool = False) -> Artifact:
     return adopt.fn(Adopt(folder=folder, architecture=bert.architecture, parameters=size, files=digests))
 
 
-def lineage_of(model: Artifact) -> dict[str, dict]:
-    """The manifests of all that led to a model, and its own, from its files: its inputs need not be on this machine."""
-    before = json.loads((model.path / LINEAGE).read_text(encoding="utf-8"))
-    return before | {model.name: {name: of for name, of in model.manifest.items() if name != "files"}}
-
-
 def digest(name: str, files: str) -> str:
     """The digest of a model's files of this pattern."""
     if not (found := sorted(taken(name).path.glob(files))):

@@ -30,7 +30,8 @@ from tasks import models
 from tasks.reports import plots, sections
 from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
-from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts, lineage
+from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts
+from tasks.store.lineage import lineage, lineage_of
 from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, heldout_of, load_tokenizer
 from tasks.tokenize import digest_of, measured_texts
 from tasks.workers.progress import Progress
@@ -164,7 +165,7 @@ def first_of(params: Pretrain, tokens: Artifact, out: Path) -> Artifact | None:
         models.check(params.start, params.architecture, np.load(tokens.path / SEQUENCES, mmap_mode="r").shape[1])
         if load_tokenizer(first.path).to_str() != load_tokenizer(tokens.path).to_str():
             raise InputError(f"{tokens.name} was not made with the tokenizer of {first.name} (pretrain.start).")
-        (out / models.START_LINEAGE).write_text(json.dumps(models.lineage_of(first), indent=2) + "\n", encoding="utf-8")
+        (out / models.START_LINEAGE).write_text(json.dumps(lineage_of(first), indent=2) + "\n", encoding="utf-8")
         log.info("Training goes on from %s, outside the paper's rules; optimizer and schedule are new.", first.name)
         return first
     wanted, limits = params.identity(), ("budget", "budget_unit")

@@ -16,12 +16,13 @@ from pydantic import Field
 
 from tasks.glue.tasks import PROBES, task_of
 from tasks.reports import plots, scores, sections
-from tasks.reports.lineage import as_text, mermaid, origins
 from tasks.reports.markdown import Marked, page, render
 from tasks.reports.model_card import card, recipe
 from tasks.reports.scores import PUBLISHED, chosen
+from tasks.reports.trees import as_text, mermaid
 from tasks.stage import Params, stage
 from tasks.store.artifacts import Artifact, named, read_manifest
+from tasks.store.lineage import origins
 from tasks.store.manifests import verify
 
 BESIDE = ("BERT-base, fully trained", "crammed BERT, A6000, as released (best of 5 runs)")  # in the picture of scores

@@ -21,7 +21,7 @@ from tasks.glue.tasks import TASKS
 from tasks.pretrain import Pretrain
 from tasks.reports.model_card import card, finetuned_card
 from tasks.reports.sections import funnel
-from tasks.store.artifacts import lineage
+from tasks.store.lineage import lineage
 from tasks.text.tokenizer import copy_tokenizer
 
 ROOT = Path(__file__).parents[1]

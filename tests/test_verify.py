@@ -12,9 +12,10 @@ from typer.testing import CliRunner, Result
 
 from flows.cli.main import app
 from model import InputError
-from tasks.reports.lineage import as_text, mermaid, origins
+from tasks.reports.trees import as_text, mermaid
 from tasks.stage import Params, StageTask, stage
 from tasks.store.artifacts import LINEAGE, WORK, Artifact
+from tasks.store.lineage import origins
 from tasks.store.locks import locked
 from tasks.store.manifests import MANIFEST
 from tasks.store.verify import reruns, verified

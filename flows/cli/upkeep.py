@@ -234,8 +234,8 @@ def lineage(
     as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a flowchart in Mermaid's language.")] = False,
 ) -> None:
     """Print what an artifact was made from, and what was made from it, as a tree."""
-    from tasks.reports.lineage import grow, mermaid, origins
-    from tasks.store.verify import backwards, histories
+    from tasks.reports.trees import grow, mermaid
+    from tasks.store.lineage import backwards, histories, origins
 
     name, every = called(artifact, damaged=True).name, everything()
     manifests = histories(every)

@@ -14,10 +14,10 @@ from model.settings import Architecture
 from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict
 from tasks.glue.tasks import PROBES, Task, task_of
-from tasks.reports.lineage import as_text
 from tasks.reports.markdown import Marked, code, render
 from tasks.reports.scores import HELPERS, METRICS, WEAK, data_notes, is_partial, settings, settings_rows
 from tasks.reports.sections import beginning, doubts, overlap, stage_of, text_sections
+from tasks.reports.trees import as_text
 
 LONG = 100  # characters of a list in a table
 GLUE = "nyu-mll/glue"

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from model import TENTHS, InputError
 from tasks.store import home, opening
-from tasks.store.manifests import MANIFEST, ancestry, decisive, parsed
+from tasks.store.manifests import MANIFEST, decisive, parsed
 
 # files that several stages read: the tokens, and the manifests of all inputs of a model
 SEQUENCES, HELDOUT_TEXT = "sequences.npy", "heldout.parquet"
@@ -199,10 +199,3 @@ def called(name: str, damaged: bool = False) -> Artifact:
 def draft_of(artifact: Artifact) -> Path:
     """The directory in which the artifact is made. Its name is stable, so that a rerun finds what a crash left."""
     return home.ROOT / ".partial" / f"{artifact.stage}-{artifact.key}"
-
-
-def lineage(artifact: Artifact) -> dict[str, dict]:
-    """The manifests of the artifact and of all its inputs, first to last; those not on this machine are left out."""
-    missing = "%s is not on this machine, so it will be missing from the report."
-    found = ancestry([artifact.name], lambda name: read_manifest(named(name)), missing)
-    return {name: {k: v for k, v in m.items() if k not in ("files", "hollow")} for name, m in found.items()}

@@ -20,8 +20,9 @@ from model import InputError, fsync
 from tasks.store import home, locks
 from tasks.store.artifacts import LATEST, Artifact, inspected, listed, named
 from tasks.store.errors import disk_errors_as_input_errors
+from tasks.store.lineage import ancestry
 from tasks.store.locks import Draft, NoLocks, is_locked, locked
-from tasks.store.manifests import DATA, MANIFEST, ancestry, sources
+from tasks.store.manifests import DATA, MANIFEST, inputs_of
 from tasks.store.publish import DISCARDED, point_latest, trash
 
 GATE = Artifact(stage="cram", key="gc")
@@ -197,7 +198,7 @@ def survey(keep: int, hollow: bool, models: bool) -> Garbage:
     others = {name for name in made if named(name).stage == MODEL and name not in stays}
     kept["other models"] = set() if models else others
     stays |= kept["other models"]
-    drop, used = {name for one in stays for name in sources(made[one])} - kept["pinned"], closure(busy, made)
+    drop, used = {name for one in stays for name in inputs_of(made[one])} - kept["pinned"], closure(busy, made)
     files = {name: droppable(named(name), made[name], hollow and name in drop) for name in made if name in stays - used}
     return Garbage(
         kept=kept,

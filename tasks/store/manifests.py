@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ DATA = re.compile(r"(part|measured)-\d+\.parquet|sequences\.npy|heldout\.(parque
 FOR_READERS = re.compile(r"(.*/)?(README\.md|[^/]+\.png)")
 SETTLED = 2_000_000_000  # ns; a file that changed more recently can change again without a new time stamp
 known_digests: dict[tuple[int, int, int, int], str] = {}  # of unchanged files, by device, inode, size and change time
-log = logging.getLogger(__name__)
 hashing = threading.Lock()  # stages in several threads hash a common input once
 
 
@@ -39,7 +37,7 @@ def valid(about: Any) -> dict:
             about.setdefault(name, kind())
         paths, digests, sizes = ([file[name] for file in about["files"]] for name in ("path", "sha256", "bytes"))
         is_sound = [isinstance(about[name], kind) for name, kind in KINDS.items()]
-        is_sound += [isinstance(each, str) for each in (*sources(about), *about.get("hollow", ()), *paths, *digests)]
+        is_sound += [isinstance(each, str) for each in (*inputs_of(about), *about.get("hollow", ()), *paths, *digests)]
         is_sound += [0 <= each < 1e18 for each in (about.setdefault("seconds", 0), *sizes)]
         if isinstance(about["stats"], dict) and all(is_sound) and all(map(is_inside, paths)):
             return about
@@ -62,33 +60,11 @@ def decisive(manifest: dict) -> list[dict]:
     return [file for file in kept(manifest) if not FOR_READERS.fullmatch(file["path"])]
 
 
-def sources(manifest: dict) -> list[str]:
+def inputs_of(manifest: dict) -> list[str]:
     """The names of the artifacts that one was made from, with the model that its training went on from."""
     start = manifest.get("stats", {}).get("start") or {}
     given = [*manifest.get("inputs", {}).values(), start.get("name", [])]
     return [name for some in given for name in (some if isinstance(some, list) else [some])]
-
-
-def ancestry(names: Iterable[str], read: Callable[[str], dict | None], missing: str = "") -> dict[str, dict]:
-    """The manifests of these artifacts, and of all that they were made from, first to last, as `read` gives them.
-
-    Those that it doesn't know are left out. `missing`: a warning of that.
-    """
-    found: dict[str, dict] = {}
-
-    def visit(name: str) -> None:
-        if name not in found:
-            found[name] = {}  # so that it ends if one names itself
-            about = read(name) or {}
-            for each in sources(about):
-                visit(each)
-            found[name] = found.pop(name) or about
-            if missing and not about:
-                log.warning(missing, name)
-
-    for name in names:
-        visit(name)
-    return {name: about for name, about in found.items() if about}
 
 
 def verify(artifact: Any, names: Collection[str] | None = None) -> None:

@@ -8,7 +8,7 @@ import errno
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,19 @@ from typing import Any
 from model import InputError
 from tasks.corpus.parts import link
 from tasks.store import home
-from tasks.store.artifacts import LATEST, Artifact, artifacts, draft_of, named, read_manifest, result
+from tasks.store.artifacts import LATEST, Artifact, artifacts, draft_of, read_manifest, result
 from tasks.store.errors import disk_errors_as_input_errors, written_in
 from tasks.store.gc import needed
+from tasks.store.lineage import ancestors
 from tasks.store.locks import locked, reading
 from tasks.store.manifests import (
     DATA,
     FOR_READERS,
     MANIFEST,
-    ancestry,
+    inputs_of,
     parsed,
     problem_of,
     refuse_hollow,
-    sources,
     verify_files,
 )
 from tasks.store.publish import point_latest, publish
@@ -60,12 +60,6 @@ def unchanged(artifact: Artifact, manifest: dict) -> Iterator[dict]:
             log.warning("%s of %s %s, so it is left out.", file["path"], artifact.name, problem)
         else:
             yield file
-
-
-def lineage(artifact: Artifact, read: Callable[[Artifact], dict | None]) -> list[tuple[Artifact, dict]]:
-    """An artifact and all that it was made from, first to last, with their manifests."""
-    found = ancestry([artifact.name], lambda name: read(named(name)), "%s is not there, so it is left out.")
-    return [(named(name), about) for name, about in found.items()]
 
 
 def check_same(artifact: Artifact, here: dict, there: dict, url: str) -> None:
@@ -125,7 +119,7 @@ class Remote:
         if (text := self.read(f"{artifact.name}/{MANIFEST}")) is None:
             return None
         about = parsed(text)
-        names = [f"{about.get('stage')}/{about.get('key')}", *sources(about)]
+        names = [f"{about.get('stage')}/{about.get('key')}", *inputs_of(about)]
         if names[0] == artifact.name and all(map(NAME.fullmatch, names)):
             return about
         raise InputError(f"{self.url}/{artifact.name} has no valid {MANIFEST}. Delete that folder, and push it again.")
@@ -147,7 +141,7 @@ class Remote:
 
     def push(self, artifact: Artifact, everything: bool) -> Moved:
         """Send an artifact and what it was made from."""
-        for each, here in lineage(artifact, read_manifest):
+        for each, here in ancestors(artifact, read_manifest):
             if whole := everything or each == artifact:
                 refuse_hollow(each)
             with reading(each), written_in(self.fs.path):
@@ -184,7 +178,7 @@ class Remote:
     def pull(self, name: str, everything: bool) -> Moved:
         """Fetch an artifact and what it was made from."""
         artifact, known = self.find(name), {}
-        found = lineage(artifact, self.manifest)
+        found = ancestors(artifact, self.manifest)
         with needed(each for each, _ in found):
             for each, there in found:
                 whole = everything or each == artifact

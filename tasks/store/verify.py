@@ -1,15 +1,13 @@
-"""The store as a whole: what is damaged, what runs again because of it, and what came from what."""
+"""The store as a whole: what is damaged, and what runs again because of it."""
 
-import json
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import NamedTuple
 
-from tasks.reports.lineage import Links, origins
 from tasks.store import home
-from tasks.store.artifacts import LINEAGE, WORK, Artifact, draft_of, listed
+from tasks.store.artifacts import WORK, Artifact, draft_of, listed
+from tasks.store.lineage import origins
 from tasks.store.locks import is_locked, reading
-from tasks.store.manifests import FOR_READERS, MANIFEST, kept, problem_of, valid
+from tasks.store.manifests import FOR_READERS, MANIFEST, kept, problem_of
 from tasks.workers.progress import Progress
 
 
@@ -72,26 +70,3 @@ def reruns(broken: Iterable[str], manifests: dict[str, dict]) -> dict[str, str]:
         left += [other for other in reasons if other not in why]
         why = {**why, **{other: reason for other, reason in reasons.items() if other not in why}}
     return why
-
-
-def histories(artifacts: list[Artifact]) -> dict[str, dict]:
-    """The manifests of these artifacts, and of those that led to them, by name; empty for damaged ones.
-
-    Models carry the manifests of what led to them, so that these are known where only the model was copied.
-    """
-    manifests = {artifact.name: listed(artifact) for artifact in artifacts}
-    if {given for every in origins(manifests).values() for given in every} - set(manifests):
-        for path in (path for artifact in artifacts for path in artifact.path.glob(f"*{LINEAGE}")):
-            with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-                before = json.loads(path.read_text(encoding="utf-8"))
-                manifests = {name: valid({"files": []} | about) for name, about in before.items()} | manifests
-    return manifests
-
-
-def backwards(links: Links) -> Links:
-    """The same links from what was read to what was made."""
-    found: dict[str, list[str]] = {}
-    for made, given in links.items():
-        for name in given:
-            found.setdefault(name, []).append(made)
-    return found

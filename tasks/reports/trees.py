@@ -8,14 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from tasks import printable
-from tasks.store.manifests import sources
-
-Links = Mapping[str, list[str]]  # from an artifact to others, by name
-
-
-def origins(manifests: Mapping[str, dict]) -> dict[str, list[str]]:
-    """From each artifact to those that it was made from."""
-    return {name: sources(about) for name, about in manifests.items()}
+from tasks.store.lineage import Links, origins
 
 
 def grow(tree: Tree, names: Iterable[str], links: Links, seen: set[str], label: Callable[[str], str] = str) -> Tree:

@@ -1,0 +1,81 @@
+"""What artifacts were made from, first to last: from their manifests here, at a remote, or in a model's own files."""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from tasks.store.artifacts import LINEAGE, Artifact, listed, named, read_manifest
+from tasks.store.manifests import inputs_of, valid
+
+Links = Mapping[str, list[str]]  # from an artifact to others, by name
+log = logging.getLogger(__name__)
+
+
+def origins(manifests: Mapping[str, dict]) -> dict[str, list[str]]:
+    """From each artifact to those that it was made from."""
+    return {name: inputs_of(about) for name, about in manifests.items()}
+
+
+def backwards(links: Links) -> Links:
+    """The same links from what was read to what was made."""
+    found: dict[str, list[str]] = {}
+    for made, given in links.items():
+        for name in given:
+            found.setdefault(name, []).append(made)
+    return found
+
+
+def ancestry(names: Iterable[str], read: Callable[[str], dict | None], missing: str = "") -> dict[str, dict]:
+    """The manifests of these artifacts, and of all that they were made from, first to last, as `read` gives them.
+
+    Those that it doesn't know are left out. `missing`: a warning of that.
+    """
+    found: dict[str, dict] = {}
+
+    def visit(name: str) -> None:
+        if name not in found:
+            found[name] = {}  # so that it ends if one names itself
+            about = read(name) or {}
+            for each in inputs_of(about):
+                visit(each)
+            found[name] = found.pop(name) or about
+            if missing and not about:
+                log.warning(missing, name)
+
+    for name in names:
+        visit(name)
+    return {name: about for name, about in found.items() if about}
+
+
+def lineage(artifact: Artifact) -> dict[str, dict]:
+    """The manifests of the artifact and of all its inputs, first to last; those not on this machine are left out."""
+    missing = "%s is not on this machine, so it will be missing from the report."
+    found = ancestry([artifact.name], lambda name: read_manifest(named(name)), missing)
+    return {name: {k: v for k, v in m.items() if k not in ("files", "hollow")} for name, m in found.items()}
+
+
+def ancestors(artifact: Artifact, read: Callable[[Artifact], dict | None]) -> list[tuple[Artifact, dict]]:
+    """An artifact and all that it was made from, first to last, with their manifests."""
+    found = ancestry([artifact.name], lambda name: read(named(name)), "%s is not there, so it is left out.")
+    return [(named(name), about) for name, about in found.items()]
+
+
+def lineage_of(model: Artifact) -> dict[str, dict]:
+    """The manifests of all that led to a model, and its own, from its files: its inputs need not be on this machine."""
+    before = json.loads((model.path / LINEAGE).read_text(encoding="utf-8"))
+    return before | {model.name: {name: of for name, of in model.manifest.items() if name != "files"}}
+
+
+def histories(artifacts: list[Artifact]) -> dict[str, dict]:
+    """The manifests of these artifacts, and of those that led to them, by name; empty for damaged ones.
+
+    Models carry the manifests of what led to them, so that these are known where only the model was copied.
+    """
+    manifests = {artifact.name: listed(artifact) for artifact in artifacts}
+    if {given for every in origins(manifests).values() for given in every} - set(manifests):
+        for path in (path for artifact in artifacts for path in artifact.path.glob(f"*{LINEAGE}")):
+            with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+                before = json.loads(path.read_text(encoding="utf-8"))
+                manifests = {name: valid({"files": []} | about) for name, about in before.items()} | manifests
+    return manifests
