@@ -68,7 +68,7 @@ def results_of(module: ModuleType, results: list[dict]) -> None:
 
 def make_exact(work: Path, each: int, parts: int) -> None:
     """Write the digests of every part's documents."""
-    from tasks.text.sorted_runs import position, save_run
+    from tasks.text.sorted_files import position, save_run
 
     for part in range(parts):
         digests = random_of(part).integers(0, 1 << 64, (each, 2), np.uint64)
@@ -82,7 +82,7 @@ def make_exact(work: Path, each: int, parts: int) -> None:
 def exact(work: Path, each: int, parts: int) -> None:
     """Find the copies, and read what is to be dropped of each part."""
     from tasks.deduplicate import match
-    from tasks.text.sorted_runs import load_range, position, ranges, runs_in
+    from tasks.text.sorted_files import load_range, position, ranges, runs_in
 
     for i, (low, high) in enumerate(ranges(each * parts)):
         match(low, high, work, work / f"drops/range-{i:05d}")
@@ -93,7 +93,7 @@ def exact(work: Path, each: int, parts: int) -> None:
 def make_minhash(work: Path, each: int, parts: int) -> None:
     """Write the buckets of every part's documents."""
     from tasks.text.minhash import MinHash
-    from tasks.text.sorted_runs import position, save_pairs, save_run
+    from tasks.text.sorted_files import position, save_pairs, save_run
 
     bands = MinHash().bands
     for part in range(parts):
@@ -107,7 +107,7 @@ def make_minhash(work: Path, each: int, parts: int) -> None:
 def minhash(work: Path, each: int, parts: int) -> None:
     """Find the pairs, read those of each part, and join what a tenth of them would join."""
     from tasks.text.minhash import MinHash, candidates, connected, pair_up
-    from tasks.text.sorted_runs import ranges
+    from tasks.text.sorted_files import ranges
 
     for i, (low, high) in enumerate(ranges(MinHash().bands * each * parts)):
         pair_up(low, high, work, work / f"pairs/range-{i:05d}")

@@ -45,9 +45,9 @@ from model.finetuning import predictions
 from model.heldout import Heldout
 from model.pretraining import EVALUATIONS
 from tasks.glue import data as glue
-from tasks.glue import metrics, tables
+from tasks.glue import metrics, reading
 from tasks.glue.own import by_name
-from tasks.glue.tasks import TASKS as GLUE_TASKS
+from tasks.glue.table import TASKS as GLUE_TASKS
 from tasks.store.artifacts import HELDOUT_TEXT
 from tasks.text.tokenizer import heldout_of, load_tokenizer
 from tasks.tokenize import measured_texts
@@ -238,7 +238,7 @@ def finetune(given: argparse.Namespace, here: machine.Machine, task: str, seed: 
     model = transformers.AutoModelForSequenceClassification.from_pretrained(home, num_labels=about.classes)
     splits: dict[str, Dataset] = {}
     for split in ("train", "validation"):
-        table = tables.read(by_name(task, str(given.glue))).tables[split]
+        table = reading.read(by_name(task, str(given.glue))).tables[split]
         rows = dict(tokenizer(*(table[name].tolist() for name in about.columns), truncation=True, max_length=128))
         kind = np.float32 if about.classes == 1 else np.int64
         splits[split] = Dataset.from_dict(rows | {"labels": table["label"].to_numpy().astype(kind)})

@@ -6,9 +6,9 @@ from prefect import flow, tags
 from prefect.runtime import flow_run
 
 from flows import disk
+from flows.logs import configure
 from flows.plan import Plan, Step
 from flows.recipes import Override, Recipe, RecipeName, StageName, Use, resolve, without_empty
-from flows.reporting import configure
 from tasks.decontaminate import decontaminate
 from tasks.deduplicate import deduplicate
 from tasks.download import download

@@ -17,7 +17,7 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.reporting import publish, running
+from flows.logs import publish, running
 from flows.summary import brief_duration, counts, relative
 from model import InputError
 from tasks import printable
@@ -28,7 +28,7 @@ from tasks.store.errors import disk_errors_as_input_errors
 from tasks.store.manifests import refuse_hollow, verify
 from tasks.store.publish import refresh
 from tasks.text.words import Normaliser
-from tasks.workers import processes, runs, tracking
+from tasks.workers import finetunes, processes, tracking
 
 SEVERAL = "finetune"  # the stage with many runs, which don't wait for each other
 READ_TASKS = ("decontaminate", SEVERAL)  # stages whose check reads the data of the tasks
@@ -166,7 +166,7 @@ class Plan:
         `thoroughly`: those too that are found by reading the data of the tasks and the files of given artifacts, which
         can take minutes. Raises InputError for a mistake that concerns all steps.
         """
-        runs.finetunes()
+        finetunes.finetunes()
         processes.workers()
         tracking.names()
         for artifact in chain.from_iterable(self.given.values()):
@@ -287,7 +287,7 @@ class Plan:
 
     def at_once(self, steps: list[Step]) -> int:
         """How many of these finetuning runs go on at a time."""
-        return runs.at_once(len(steps), self.memory(steps)) if len(steps) > 1 else 1
+        return finetunes.at_once(len(steps), self.memory(steps)) if len(steps) > 1 else 1
 
     def side_by_side(self, steps: list[Step], count: int) -> None:
         """Carry out finetuning runs, `count` at a time: each in a process of its own, for which a thread waits.
@@ -296,7 +296,7 @@ class Plan:
         """
         done: queue.SimpleQueue = queue.SimpleQueue()
         total = sum(step.params.examples() for step in steps)
-        with threads(count) as submit, runs.several(count, total, len(steps)), running(SEVERAL):
+        with threads(count) as submit, finetunes.several(count, total, len(steps)), running(SEVERAL):
             futures = {}
             for step in steps:
                 if step in self.anew:

@@ -21,15 +21,15 @@ from pydantic import Field
 from model import InputError, counted
 from tasks.corpus.parts import Document, Tally, add_up, count, link, parts_of, smallest_of_each, tables, writer
 from tasks.glue import data as glue
-from tasks.glue import tables as labelled
+from tasks.glue import reading as labelled
 from tasks.glue.own import Definition, by_name, defined, or_own
-from tasks.glue.tasks import HUB_GLUE, TASKS, evaluation_splits
+from tasks.glue.table import HUB_GLUE, TASKS, evaluation_splits
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
 from tasks.store.manifests import known_digest
 from tasks.text import matching
 from tasks.text.ngrams import Index, passage, write_index
-from tasks.workers.parts import over_parts
+from tasks.workers.jobs import over_parts
 
 SAMPLES, SAMPLE_CHARACTERS, CONTEXT = 5, 600, 100  # documents of each task; characters shown, and on either side
 AT_ONCE = 1 << 16  # sentences in memory in all their forms

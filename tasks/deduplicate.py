@@ -34,11 +34,11 @@ from tasks.corpus.parts import (
 )
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
-from tasks.text import minhash, sorted_runs, substrings
+from tasks.text import minhash, sorted_files, substrings
 from tasks.text.minhash import MinHash
-from tasks.text.sorted_runs import batch_of, group_starts, load_range, mapped, offset_of, position, runs_in, save_pairs
+from tasks.text.sorted_files import batch_of, group_starts, load_range, mapped, offset_of, position, runs_in, save_pairs
 from tasks.text.substrings import Substring
-from tasks.workers.parts import finish, over_parts
+from tasks.workers.jobs import finish, over_parts
 
 REASONS = {"exact": "duplicate", "minhash": "near-duplicate", "substring": "substring"}
 Method = Literal["exact", "minhash", "substring"]
@@ -79,7 +79,7 @@ def digest_batch(number: int, batch: list[Path], work: Path) -> dict:
     digests = b"".join(map(xxhash.xxh3_128_digest, chain.from_iterable(texts)))
     digests = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
     order = np.lexsort(digests.T[::-1])
-    sorted_runs.save_run(work / f"digests/{number:05d}", *digests[order].T, position(number, order))
+    sorted_files.save_run(work / f"digests/{number:05d}", *digests[order].T, position(number, order))
     return {"documents": len(order)}
 
 
@@ -98,7 +98,7 @@ def find_copies(batches: list[list[Path]], work: Path) -> None:
     """Find documents with the text of an earlier one; write them and the first of that text as runs in work/drops."""
     jobs = [(i, batch, work) for i, batch in enumerate(batches)]
     counts = over_parts(digest_batch, jobs, work / "digested", "digest documents")
-    bounds = enumerate(sorted_runs.ranges(sum(r["documents"] for r in counts)))
+    bounds = enumerate(sorted_files.ranges(sum(r["documents"] for r in counts)))
     jobs = [(low, high, work, work / f"drops/range-{i:05d}") for i, (low, high) in bounds]
     over_parts(match, jobs, work / "matched", "find duplicates")
 

@@ -25,7 +25,7 @@ from tasks.reports import plots
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
 from tasks.text.scripts import LATIN
-from tasks.workers.parts import over_parts
+from tasks.workers.jobs import over_parts
 
 KEPT = "kept"
 BY_SCRIPT = "by-script"

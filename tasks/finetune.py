@@ -25,10 +25,10 @@ from pydantic import Field, SkipValidation, model_validator
 from model import InputError, counted, layouts
 from model.settings import Architecture, Finetuning, HeadName
 from tasks.glue import data as glue
-from tasks.glue import metrics, probes, tables
+from tasks.glue import metrics, probes, reading
 from tasks.glue.labels import within_words
 from tasks.glue.own import Definition, by_name, defined, or_own
-from tasks.glue.tasks import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROBES, TASKS, Task, TaskName
+from tasks.glue.table import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROBES, TASKS, Task, TaskName
 from tasks.models import weight_bytes
 from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
@@ -36,7 +36,7 @@ from tasks.store.artifacts import LINEAGE, Artifact, read_manifest
 from tasks.store.lineage import lineage_of
 from tasks.text.tokenizer import FILES, load_tokenizer
 from tasks.text.wordpiece import CONTINUES
-from tasks.workers import runs
+from tasks.workers import finetunes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,9 +140,9 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         from model import finetuning
 
         if read_manifest(start) is None:
-            return runs.BYTES_A_RUN
+            return finetunes.BYTES_A_RUN
         shape, tokens = described(start)[0], self.batch_size * self.max_tokens
-        return runs.BYTES_A_RUN + finetuning.memory(weight_bytes(start), tokens, shape.layers * shape.hidden, here)
+        return finetunes.BYTES_A_RUN + finetuning.memory(weight_bytes(start), tokens, shape.layers * shape.hidden, here)
 
     def head_of(self, architecture: Architecture, task: Task) -> HeadName:
         """The head that is asked for; with a warning, the paper's if transformers has no such model."""
@@ -154,7 +154,7 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
     def available(self, start: Artifact | None = None) -> int:
         """The number of training rows of the task."""
-        return len(tables.read(self.definition, start).tables["train"])
+        return len(reading.read(self.definition, start).tables["train"])
 
     def rows(self, available: int) -> int:
         """The number of training rows that this run uses."""
@@ -175,7 +175,7 @@ def described(start: Artifact) -> tuple[Architecture, int]:
 class Inputs:
     """A task's data as text and as token ids."""
 
-    data: tables.Data
+    data: reading.Data
     examples: "dict[str, Examples]"
     cut: dict[str, int]  # inputs longer than max_tokens, by split
     seen: dict[str, np.ndarray]  # by split, which words have a label in `examples`, if words have labels
@@ -190,7 +190,7 @@ def encoded_inputs(identity: str, task: Definition, tokens: int, start: Artifact
     """Read and encode a task's data. `identity` has the digests of the data: a changed file is read again."""
     from model.finetuning import Examples
 
-    checked = tables.read(task, start)
+    checked = reading.read(task, start)
     tokenizer, examples, cut, seen, notes = load_tokenizer(start.path), {}, {}, {}, []
     for split, table in checked.tables.items():
         labels = np.array(table[LABEL].tolist()) if checked.task.kind == "multilabel" else table[LABEL].to_numpy()
@@ -234,7 +234,7 @@ def encode_words(
     from model.finetuning import UNLABELLED
 
     tokenizer.enable_truncation(max_tokens)
-    encodings = tokenizer.encode_batch(table[tables.TOKENS].map(list).tolist(), is_pretokenized=True)
+    encodings = tokenizer.encode_batch(table[reading.TOKENS].map(list).tolist(), is_pretokenized=True)
     labels, seen = [], []
     for encoding, given in zip(encodings, table[LABEL], strict=True):
         words = np.array([-1 if word is None else word for word in encoding.word_ids])
@@ -318,7 +318,7 @@ def write_scores(inputs: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[
         rows = {"split": [split] * len(labels), "row": range(len(labels))}
         rows |= {name: pa.array(table[name], pa.large_string()) for name in task.columns}
         if task.kind == "tokens":
-            rows |= {tables.TOKENS: table[tables.TOKENS].map(list).tolist()}
+            rows |= {reading.TOKENS: table[reading.TOKENS].map(list).tolist()}
         rows |= {LABEL: task.in_words(labels), "prediction": task.in_words(predicted)}
         written.append(pa.table(rows if task.kind == "tokens" else rows | {"scores": list(scores)}))
     pq.write_table(pa.concat_tables(written), out / "predictions.parquet")
@@ -337,7 +337,9 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     task, checked = inputs.data.task, inputs.data
     run = params.model_copy(update={"head": params.head_of(architecture, task)})
     work = run, task, start.path, inputs.examples, out
-    outcome, raw, machine = runs.in_worker(train_and_predict, work, params.examples(), f"finetune {params.label()}")
+    outcome, raw, machine = finetunes.in_worker(
+        train_and_predict, work, params.examples(), f"finetune {params.label()}"
+    )
     validation = write_scores(inputs, raw, out)
     lineage = lineage_of(start)
     (out / LINEAGE).write_text(json.dumps(lineage, indent=2) + "\n", encoding="utf-8")

@@ -26,7 +26,7 @@ from tasks.text.scripts import deleted, main_scripts
 from tasks.text.tokenizer import encoder_of, load_tokenizer, save_tokenizer
 from tasks.text.words import ASCII, Normaliser
 from tasks.vocabulary import count_sample, train_wordpiece
-from tasks.workers.parts import over_parts
+from tasks.workers.jobs import over_parts
 
 ZSTD_LEVEL = 3
 RATIOS = ("tokens_per_char", "zstd_ratio")

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from tasks.glue.tasks import PROBES, task_of
+from tasks.glue.table import PROBES, task_of
 from tasks.reports import plots, scores, sections
 from tasks.reports.markdown import Marked, page, render
 from tasks.reports.model_card import card, recipe

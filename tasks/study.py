@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from model import budget, counted
-from tasks.glue.tasks import TASKS
+from tasks.glue.table import TASKS
 from tasks.reports import law, plots
 from tasks.reports.markdown import Marked, code, page, render, short
 from tasks.reports.scores import COLUMNS, partial_notes

@@ -49,7 +49,7 @@ from tasks.text.tokenizer import (
     load_tokenizer,
     normaliser_of,
 )
-from tasks.workers.parts import over_parts
+from tasks.workers.jobs import over_parts
 
 BLOCK, WINDOW = 1 << 24, 1 << 26  # bytes of sequences that are read, and put in order, at once
 MOST_RUNS = 1000  # ascending runs of an order, up to which each is written by itself

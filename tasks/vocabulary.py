@@ -40,7 +40,7 @@ from tasks.text.tokenizer import (
 )
 from tasks.text.wordpiece import CONTINUES, LONGEST_WORD, NONE, WordPieces
 from tasks.text.words import ASCII, Normaliser
-from tasks.workers.parts import over_parts
+from tasks.workers.jobs import over_parts
 from tasks.workers.processes import library_threads, one_library_thread
 
 SUMMED_AT_ONCE = 1 << 20  # counts of words

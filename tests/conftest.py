@@ -252,11 +252,11 @@ def _toy_runs_measure_all_their_text() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """Let the system write when it likes: no test cuts the power, and they would wait thousands of times."""
-    from tasks.workers import parts
+    from tasks.workers import jobs
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
-        patch.setattr(parts.libc, "syncfs", lambda handle: 0)
+        patch.setattr(jobs.libc, "syncfs", lambda handle: 0)
         yield
 
 

@@ -17,7 +17,7 @@ from model import export, layouts
 from model.bert import Bert
 from model.finetuning import Classifier
 from model.settings import Architecture
-from tasks.glue.tasks import TASKS
+from tasks.glue.table import TASKS
 from tasks.pretrain import Pretrain
 from tasks.reports.model_card import card, finetuned_card
 from tasks.reports.sections import funnel

@@ -22,7 +22,7 @@ from flows.recipes import STAGES
 from model import InputError
 from tasks.store import home
 from tasks.store.artifacts import Artifact, artifacts
-from tasks.workers import processes, runs
+from tasks.workers import finetunes, processes
 
 CACHED = dict.fromkeys(STAGES, "Cached")
 
@@ -304,7 +304,7 @@ def test_if_all_finetuning_runs_fail_none_is_said_to_be_kept(four: dict, monkeyp
 
 def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monkeypatch):
     begun, call = [], processes.Processes.call
-    monkeypatch.setattr(runs, "pool", None)  # an ended pool stays after an error; not for the tests that follow
+    monkeypatch.setattr(finetunes, "pool", None)  # an ended pool stays after an error; not for the tests that follow
 
     def interrupted(self, *_, **__):
         if not self.ended:

@@ -21,8 +21,8 @@ from test_workers import LONG, SQUARES, jobs_in, square, squares, traces, wait_f
 
 from model import InputError
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.workers import parts
-from tasks.workers.parts import over_parts
+from tasks.workers import jobs
+from tasks.workers.jobs import over_parts
 
 distributed = pytest.importorskip("distributed")
 
@@ -61,7 +61,7 @@ class Cluster:
         self.folder, self.processes = folder, []
         for part in ("tasks", "model", "tests"):  # a checkout of their own, as on another machine
             shutil.copytree(HERE.parent / part, folder / "cram" / part)
-        parts.edition()  # of now, if someone edits the code meanwhile
+        jobs.edition()  # of now, if someone edits the code meanwhile
         about = folder / "scheduler.json"
         self.start("dask_scheduler", "--port", "0", "--scheduler-file", str(about))
         wait_for(lambda: about.exists() and about.read_text().endswith("}"))
@@ -103,8 +103,8 @@ def two_workers(dask: Cluster) -> Cluster:
 
 
 def test_a_cluster_without_workers_is_an_input_error(dask: Cluster, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(parts, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(parts, "SECONDS_BETWEEN_CHECKS", 0.2)
+    monkeypatch.setattr(jobs, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(jobs, "SECONDS_BETWEEN_CHECKS", 0.2)
     with pytest.raises(InputError, match="has had no workers"):
         squares(square, tmp_path)
 
@@ -144,9 +144,9 @@ def test_a_worker_that_lacks_what_the_work_needs_is_refused(two_workers: Cluster
     import only_here
 
     refused(only_here.work, "No module named 'only_here'")
-    other = parts.edition() | {"pyarrow": "1.0", "cram": "0" * 12}
+    other = jobs.edition() | {"pyarrow": "1.0", "cram": "0" * 12}
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "edition", lambda: other)
+        patch.setattr(jobs, "edition", lambda: other)
         refused(square, r"cram \w+ \(here 0+\), pyarrow [\d.]+ \(here 1.0\)")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "touch", lambda path: None)  # as if it lay on another disk
@@ -209,14 +209,14 @@ def test_a_worker_of_many_threads_is_refused(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(distributed, "get_worker", Worker)
     with pytest.raises(InputError, match=r"tcp://somewhere:1.*--nworkers 4 --nthreads 1"):
-        parts.measured_there(b"", str(tmp_path), parts.edition())
+        jobs.measured_there(b"", str(tmp_path), jobs.edition())
 
 
 @pytest.mark.parametrize(
     "error", [distributed.KilledWorker("square-3", SimpleNamespace(address="tcp://w:1"), 3), MemoryError()], ids=repr
 )
 def test_a_part_that_no_worker_survives_is_an_input_error(error: Exception):
-    problem = parts.explained(error, "tcp://somewhere:1", "square")
+    problem = jobs.explained(error, "tcp://somewhere:1", "square")
     assert isinstance(problem, InputError)
     assert "'square'" in str(problem)
 
@@ -238,7 +238,7 @@ def test_a_scheduler_that_is_lost_half_way_is_an_input_error(dask: Cluster, tmp_
     "address", ["tcp://127.0.0.1:1", "nonsense", "tcp://127.0.0.1", "http://127.0.0.1:1", "tls://h:1"]
 )
 def test_an_address_where_no_scheduler_answers_is_refused(tmp_path: Path, monkeypatch, address: str):
-    monkeypatch.setattr(parts, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(jobs, "CONNECT_SECONDS", 0.1)
     monkeypatch.setenv("CRAM_DASK", address)
     before = {thread.name for thread in threading.enumerate()}
     with pytest.raises(InputError, match=f"CRAM_DASK={address}"):

@@ -24,7 +24,7 @@ from tasks.filter import Filter, drop_incompressible
 from tasks.measure import Measure, measure
 from tasks.store.artifacts import Artifact, read_manifest
 from tasks.store.publish import refresh
-from tasks.text import minhash, sorted_runs, substrings
+from tasks.text import minhash, sorted_files, substrings
 from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, train_vocabulary
 
@@ -118,7 +118,7 @@ def test_one_and_two_workers_write_the_same_bytes(stages: dict[str, Made], monke
 
 @pytest.mark.parametrize(("name", "module", "job", "entries"), JOBS, ids=[job[2] for job in JOBS])
 def test_an_interruption_changes_no_byte_and_repeats_no_finished_job(stages, monkeypatch, name, module, job, entries):
-    monkeypatch.setattr(sorted_runs, "ENTRIES", entries)
+    monkeypatch.setattr(sorted_files, "ENTRIES", entries)
     artifact = stages[name].run()
     refresh(artifact)
     calls = interrupt(monkeypatch, module, job, artifact)

@@ -17,7 +17,7 @@ from tasks import decontaminate as module
 from tasks.corpus.parts import parts_of
 from tasks.decontaminate import Decontaminate, decontaminate, evaluation_sentences
 from tasks.glue import data as glue
-from tasks.glue.tasks import HUB_GLUE, TASKS
+from tasks.glue.table import HUB_GLUE, TASKS
 from tasks.store.artifacts import Artifact, draft_of
 from tasks.text.ngrams import Index, ngrams, restored, words_in, write_index
 from tasks.text.tokenizer import portions

@@ -19,7 +19,7 @@ from tasks.download import Download, download
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
 from tasks.store.publish import refresh
-from tasks.text import sorted_runs
+from tasks.text import sorted_files
 from tasks.text.minhash import MinHash
 from tasks.text.substrings import Substring
 
@@ -153,8 +153,8 @@ def test_a_corpus_without_parts_stays_so(store: Path, methods: list[str]):
 
 @pytest.mark.parametrize("method", ALL)
 def test_many_parts_open_no_more_runs_than_a_few(store: Path, tmp_path: Path, monkeypatch, toy_texts, method: str):
-    opened, mapped, texts = [], sorted_runs.mapped, with_duplicates(toy_texts)
-    monkeypatch.setattr(sorted_runs, "mapped", lambda *run, **of: opened.append(run) or mapped(*run, **of))
+    opened, mapped, texts = [], sorted_files.mapped, with_duplicates(toy_texts)
+    monkeypatch.setattr(sorted_files, "mapped", lambda *run, **of: opened.append(run) or mapped(*run, **of))
     found = []
     for size, together in ((0.1, 1), (0.008, 1), (0.008, 1 << 24)):
         monkeypatch.setattr(corpus_parts, "BATCH", together)

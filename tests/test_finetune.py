@@ -22,10 +22,10 @@ from model.settings import Finetuning
 from tasks.finetune import Finetune, FinetuneRun, encode, encoding, finetune
 from tasks.glue import metrics
 from tasks.glue.own import by_name
-from tasks.glue.tasks import GLUE, TASKS
+from tasks.glue.table import GLUE, TASKS
 from tasks.store.artifacts import Artifact
 from tasks.text.tokenizer import load_tokenizer
-from tasks.workers import runs
+from tasks.workers import finetunes
 
 MODERN = {
     "layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "positions": "rotary", "norm_bias": False,
@@ -281,10 +281,10 @@ def test_the_memory_of_a_run_follows_from_its_batch_and_the_model_it_starts_from
     run, start, here = one(data, "cola", batch_size=16), models["papers"], machine.detect()
     weights = (start.path / "model.safetensors").stat().st_size
     more = run.model_copy(update={"batch_size": 32}).memory(start, here) - run.memory(start, here)
-    assert run.memory(start, here) == runs.BYTES_A_RUN + 4 * weights + more
+    assert run.memory(start, here) == finetunes.BYTES_A_RUN + 4 * weights + more
     assert more > 16 * run.max_tokens * 32, "more than a byte for each of a layer's values"
     not_made = Artifact(stage="finetune", key="0" * 12)
-    assert run.memory(not_made, here) == runs.BYTES_A_RUN
+    assert run.memory(not_made, here) == finetunes.BYTES_A_RUN
 
 
 def test_bad_data_is_refused_beforehand_and_repeated_rows_are_warned_of_once(data: Path, caplog, tmp_path):

@@ -27,10 +27,10 @@ from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.download import Download, download
 from tasks.finetune import Finetune, finetune
 from tasks.glue import data as glue
-from tasks.glue import probes, tables
+from tasks.glue import probes, reading
 from tasks.glue.data import find_splits
 from tasks.glue.own import by_name
-from tasks.glue.tasks import GLUE, HUB_GLUE, PROBES, TASKS, training_splits
+from tasks.glue.table import GLUE, HUB_GLUE, PROBES, TASKS, training_splits
 from tasks.store.artifacts import Artifact
 from tasks.text.tokenizer import SPECIALS, save_tokenizer, tokenizer_of
 from tasks.text.words import ASCII, UNICODE, Normaliser
@@ -63,13 +63,13 @@ def check_words(text: str, *words: str) -> None:
 def read_split(paths: list[Path], task: str, split: str, notes: list[str] | None = None) -> pd.DataFrame:
     """The rows of a split, of which notes are added to `notes`."""
     own = by_name(task, "")
-    pieces = [tables.piece_of(own, split, path, {}) for path in paths]
-    return tables.checked(own, TASKS[task], split, pieces, [] if notes is None else notes)
+    pieces = [reading.piece_of(own, split, path, {}) for path in paths]
+    return reading.checked(own, TASKS[task], split, pieces, [] if notes is None else notes)
 
 
-def read(data: str, task: str, pretrained: Artifact | None = None) -> tables.Data:
+def read(data: str, task: str, pretrained: Artifact | None = None) -> reading.Data:
     """The data of a task of GLUE, or of a probe."""
-    return tables.read(by_name(task, data), pretrained)
+    return reading.read(by_name(task, data), pretrained)
 
 
 def refused(paths: list[Path], *words: str, split: str = "train") -> None:
@@ -366,7 +366,7 @@ def test_sentences_for_decontamination_may_lie_in_tsv_and_in_shards(cola: Path):
     ]
     found = {"cola": {"validation": [tsv], "test": shards}}
     assert glue.evaluation_files(str(cola), ["cola", "rte"]) == found
-    assert [*tables.sentences(by_name("cola", ""), found["cola"])] == [
+    assert [*reading.sentences(by_name("cola", ""), found["cola"])] == [
         ("validation", "sentence", 0, ['"One.', "Two."]),
         ("test", "sentence", 0, ["Three.", "Four."]),
         ("test", "sentence", 2, ["Five."]),
@@ -395,7 +395,7 @@ EVERY_SPLIT = [(task, split) for task in (*GLUE, "wnli") for split in TASKS[task
 
 def forget() -> None:
     """What this process knows of the hub."""
-    for cache in (glue.fetched, glue.hub_evaluation, glue.hub_problem, tables._read):
+    for cache in (glue.fetched, glue.hub_evaluation, glue.hub_problem, reading._read):
         cache.cache_clear()
 
 

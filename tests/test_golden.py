@@ -16,7 +16,7 @@ from flows.plan import Plan
 from flows.recipes import resolve
 from tasks.corpus import pydocs
 from tasks.glue import data as glue
-from tasks.glue import tasks as glue_tasks
+from tasks.glue import table as glue_tasks
 
 ON_PURPOSE = (
     "If this change is intended: raise the `version` of the first stage that differs and put the new values here."

@@ -18,8 +18,8 @@ from tasks.finetune import Finetune
 from tasks.glue import data as files
 from tasks.glue.lists import listed
 from tasks.glue.own import Definition
-from tasks.glue.tables import Data
-from tasks.glue.tasks import LABEL
+from tasks.glue.reading import Data
+from tasks.glue.table import LABEL
 
 NAMES = np.array(["anger", "it's", "joy", "two words"])
 HAS = np.random.default_rng(0).random((80, 4)) < 0.4

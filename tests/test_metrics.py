@@ -10,7 +10,7 @@ from scipy import stats
 
 from tasks.glue import metrics
 from tasks.glue.metrics import INTERVAL, confusion, note, official_average, paper_average, resampled, score, scored
-from tasks.glue.tasks import TASKS
+from tasks.glue.table import TASKS
 from tasks.reports.scores import PUBLISHED
 
 REGRESSION = ("pearson", "spearman")

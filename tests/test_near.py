@@ -11,7 +11,7 @@ import pytest
 from conftest import corpus_of, documents_of, texts_of
 
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.text import minhash, sorted_runs
+from tasks.text import minhash, sorted_files
 from tasks.text.minhash import MinHash
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdfgklmnprst"]
@@ -65,7 +65,7 @@ def families(seed: int, count: int = 40, size: int = 6) -> list[str]:
 
 @pytest.mark.parametrize(("seed", "least"), [(0, 0.5), (1, 0.72), (2, 0.9), (3, 1.0)])
 def test_many_bands_keep_the_first_of_all_that_a_naive_comparison_joins(store, tmp_path, monkeypatch, seed, least):
-    monkeypatch.setattr(sorted_runs, "ENTRIES", 128)  # so that there are several ranges, blocks and slices
+    monkeypatch.setattr(sorted_files, "ENTRIES", 128)  # so that there are several ranges, blocks and slices
     for name, value in (("COMPARED", 500), ("SLICE", 7)):
         monkeypatch.setattr(minhash, name, value)
     texts = families(seed, count=25)

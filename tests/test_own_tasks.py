@@ -18,10 +18,10 @@ from flows.recipes import resolve
 from model import InputError
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.finetune import Finetune, finetune
-from tasks.glue import conll, metrics, tables
+from tasks.glue import conll, metrics, reading
 from tasks.glue import data as files
 from tasks.glue.own import Definition
-from tasks.glue.tasks import LABEL, Task, task_of
+from tasks.glue.table import LABEL, Task, task_of
 from tasks.report import Report, report
 from tasks.reports.sections import confusion_table
 from tasks.store.artifacts import Artifact
@@ -249,11 +249,11 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def read(path: Path, **changes) -> tables.Data:
-    return tables.read(Definition(**{"name": "mine", "data": str(path)} | changes))
+def read(path: Path, **changes) -> reading.Data:
+    return reading.read(Definition(**{"name": "mine", "data": str(path)} | changes))
 
 
-def contents(data: tables.Data) -> dict:
+def contents(data: reading.Data) -> dict:
     return {split: table.to_dict("list") for split, table in data.tables.items()}
 
 
@@ -316,7 +316,7 @@ def test_splits_of_a_folder_are_taken_as_they_are_and_a_test_split_may_hide_its_
     assert "validation 0.3 is not used" in " ".join(read(tmp_path, validation=0.3).notes)
     with pytest.raises(InputError, match="revision"):
         read(tmp_path, revision="0" * 40)
-    texts = {split: texts for split, _, _, texts in tables.sentences(Definition(name="mine", data=str(tmp_path)))}
+    texts = {split: texts for split, _, _, texts in reading.sentences(Definition(name="mine", data=str(tmp_path)))}
     assert {split: len(of_split) for split, of_split in texts.items()} == {"validation": 20, "test": 10}
     write_rows(tmp_path / "test.csv", [{"text": f"t {i}", "label": -1} for i in range(10)])
     assert [*read(tmp_path).tables] == ["train", "validation"]
@@ -409,14 +409,14 @@ def test_a_data_set_of_the_hub_is_read_at_its_commit_which_is_in_the_key(tmp_pat
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: cache[0] if cache else None)
     monkeypatch.setattr(files, "hub_problem", lambda source: "")
     own = Definition(**HUB, config="small")
-    assert contents(tables.read(own)) == contents(read(tmp_path / "data.csv"))
+    assert contents(reading.read(own)) == contents(read(tmp_path / "data.csv"))
     assert asked == [("someone/reviews", "small", "0" * 40)]
     place = {"repository": "someone/reviews", "revision": "0" * 40, "config": "small"}
     assert place.items() <= files.identity(own).items()
     monkeypatch.delattr(datasets, "load_dataset_builder")
-    texts = tables.texts_identity(own.model_copy(update={"metric": "matthews"}))
-    assert texts == tables.texts_identity(own), "without asking the hub"
-    others = tables.texts_identity(own.model_copy(update={"label": "label"}))
+    texts = reading.texts_identity(own.model_copy(update={"metric": "matthews"}))
+    assert texts == reading.texts_identity(own), "without asking the hub"
+    others = reading.texts_identity(own.model_copy(update={"label": "label"}))
     assert texts != others, "rows without a label are in no split"
 
 
@@ -653,7 +653,7 @@ def test_the_corpus_is_searched_for_the_texts_of_own_tasks_alone_if_only_these_a
     words = "the quick committee of the harbour described every broken lamp twice before the cold rain of number"
     rows = [{"text": f"{words} {i} and went home", "label": "ab"[i % 2]} for i in range(60)]
     own = {"name": "mine", "data": str(write_rows(tmp_path / "a.csv", rows))}
-    held = tables.read(Definition(**own)).tables["validation"]["text"].tolist()
+    held = reading.read(Definition(**own)).tables["validation"]["text"].tolist()
     kept = [row["text"] for row in rows if row["text"] not in held]
     filler = "Nothing of it is in any task, however long one looks for it in these sentences of the corpus. "
     texts = [filler + f"{text.split(words)[1]} number" for text in kept[:5]] + [filler + held[0] + ". End."]

@@ -18,7 +18,7 @@ from flows.study_runs import operations_per_token
 from model import InputError, bert, layers, optimizer, schedules
 from model.heldout import POCKET_OPERATIONS, SLOW_TOKENS
 from model.settings import Training
-from tasks.glue.tasks import GLUE
+from tasks.glue.table import GLUE
 from tasks.text.words import Normaliser
 
 FULL = [name for name in DELTAS if name != "demo" and not name.startswith("pocket")]

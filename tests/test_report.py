@@ -20,7 +20,7 @@ from tasks.download import Download
 from tasks.filter import Filter
 from tasks.finetune import Finetune, finetune
 from tasks.glue import metrics
-from tasks.glue.tasks import GLUE, TASKS
+from tasks.glue.table import GLUE, TASKS
 from tasks.pretrain import Pretrain, pretrain
 from tasks.report import Report, report
 from tasks.reports import scores, sections

@@ -11,7 +11,7 @@ import pytest
 from conftest import corpus_of, documents_of, texts_of
 
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.text import sorted_runs, substrings
+from tasks.text import sorted_files, substrings
 from tasks.text.substrings import Substring
 
 SPACE = " \t\n\r\v\f"
@@ -73,7 +73,7 @@ def random_texts(seed: int, alphabet: str, documents: int = 30) -> list[str]:
 def test_what_is_left_is_what_a_search_through_all_windows_leaves(store, tmp_path, monkeypatch, alphabet, size: int):
     for name, value in (("CHUNK", 300), ("BLOCK", 64), ("COMPARED", 200), ("HASHED", 0.1)):
         monkeypatch.setattr(substrings, name, value)  # so that windows and repeats cross chunks, blocks and ranges
-    monkeypatch.setattr(sorted_runs, "ENTRIES", 200)
+    monkeypatch.setattr(sorted_files, "ENTRIES", 200)
     texts = random_texts(size * 7 + len(alphabet), alphabet)
     made = corpus_of(tmp_path, texts, 0.002)
     kept = deduplicate.fn(params(size), made)

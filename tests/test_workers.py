@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 from model import InputError, limits
 from model.signals import SIGNALS
-from tasks.workers import parts, processes, runs
-from tasks.workers.parts import finish, over_parts
+from tasks.workers import finetunes, jobs, processes
+from tasks.workers.jobs import finish, over_parts
 from tasks.workers.processes import library_threads, one_library_thread, usage, workers
 
 LONG = 600  # seconds: such a part is never waited for
@@ -31,7 +31,7 @@ SQUARES = [0, 1, 4, 9, 16, 25]
 PARTS = """
 import sys
 from pathlib import Path
-from tasks.workers.parts import over_parts
+from tasks.workers.jobs import over_parts
 import test_workers
 
 folder = Path(sys.argv[1])
@@ -41,13 +41,13 @@ RUNS = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tasks.workers import runs
+from tasks.workers import finetunes
 import test_workers
 
 def run(number):
-    return runs.in_worker(test_workers.linger, (number, Path(sys.argv[1])), 1, str(number))
+    return finetunes.in_worker(test_workers.linger, (number, Path(sys.argv[1])), 1, str(number))
 
-with ThreadPoolExecutor(2) as threads, runs.several(2, 4, 4):
+with ThreadPoolExecutor(2) as threads, finetunes.several(2, 4, 4):
     list(threads.map(run, range(4)))
 """
 
@@ -56,7 +56,7 @@ ADDRESS = """
 import os, sys, tempfile
 from multiprocessing import forkserver
 from pathlib import Path
-from tasks.workers.parts import over_parts
+from tasks.workers.jobs import over_parts
 import test_workers
 
 results = over_parts(test_workers.square, test_workers.jobs_in(Path(sys.argv[1])), Path(sys.argv[1], "done"), "square")
@@ -204,8 +204,8 @@ def test_a_result_appears_once_the_files_of_its_part_are_on_disk_and_not_if_the_
         seen.append((Path(os.readlink(f"/proc/self/fd/{handle}")).parent, traces(tmp_path), done.exists()))
         return answers.pop(0)
 
-    monkeypatch.setattr(parts, "libc", SimpleNamespace(syncfs=syncfs))
-    monkeypatch.setattr(parts.ctypes, "get_errno", lambda: errno.ENOSPC)
+    monkeypatch.setattr(jobs, "libc", SimpleNamespace(syncfs=syncfs))
+    monkeypatch.setattr(jobs.ctypes, "get_errno", lambda: errno.ENOSPC)
     with pytest.raises(OSError, match="No space left"):
         finish(square, (3, tmp_path), done)
     for _ in range(2):
@@ -215,8 +215,8 @@ def test_a_result_appears_once_the_files_of_its_part_are_on_disk_and_not_if_the_
 
 def test_where_one_file_system_cannot_be_forced_to_disk_all_are(tmp_path, monkeypatch):
     done, forced = tmp_path / "3.json", []
-    monkeypatch.setattr(parts, "libc", SimpleNamespace(syncfs=lambda handle: -1))
-    monkeypatch.setattr(parts.ctypes, "get_errno", lambda: errno.ENOSYS)
+    monkeypatch.setattr(jobs, "libc", SimpleNamespace(syncfs=lambda handle: -1))
+    monkeypatch.setattr(jobs.ctypes, "get_errno", lambda: errno.ENOSYS)
     monkeypatch.setattr(os, "sync", lambda: forced.append(done.exists()))
     assert finish(square, (3, tmp_path), done)["square"] == 9
     assert forced == [False]
@@ -441,7 +441,7 @@ ERRORS = {
 def run_one(folder: Path, number: int, asks: str = "") -> tuple[int, int]:
     if asks:
         (folder / str(number)).write_text(asks)
-    return runs.in_worker(train, (folder / str(number), number), 10, f"finetune {number}")
+    return finetunes.in_worker(train, (folder / str(number), number), 10, f"finetune {number}")
 
 
 def two_at_a_time(folder: Path, asks: dict[int, str], count: int) -> list:
@@ -454,13 +454,13 @@ def two_at_a_time(folder: Path, asks: dict[int, str], count: int) -> list:
         except Exception as error:
             return error
 
-    with ThreadPoolExecutor(2) as threads, runs.several(2, 10 * count, count):
+    with ThreadPoolExecutor(2) as threads, finetunes.several(2, 10 * count, count):
         return list(threads.map(run, range(count)))
 
 
 def test_runs_have_at_most_so_many_processes_none_of_which_outlives_them(tmp_path):
-    update = runs.Progress.update
-    with mock.patch.object(runs.Progress, "update", autospec=True, side_effect=update) as updates:
+    update = finetunes.Progress.update
+    with mock.patch.object(finetunes.Progress, "update", autospec=True, side_effect=update) as updates:
         values, pids, peaks = zip(*two_at_a_time(tmp_path, {0: "bar"}, 6), strict=True)
     assert values[0] is type(threading.RLock()), "tqdm's own semaphore would outlive a worker that is ended"
     assert list(values[1:]) == SQUARES[1:]
@@ -492,7 +492,7 @@ def test_after_an_interrupt_unfinished_runs_end_and_none_begins(tmp_path):
     later, futures = threading.Event(), []
     with ThreadPoolExecutor(2) as threads:
         try:
-            with runs.several(2, 10, 2):
+            with finetunes.several(2, 10, 2):
                 futures.append(threads.submit(run_one, tmp_path, 0, "wait"))
                 futures.append(threads.submit(lambda: later.wait() and run_one(tmp_path, 1)))
                 wait_for((tmp_path / "waiting").exists)
@@ -506,7 +506,7 @@ def test_after_an_interrupt_unfinished_runs_end_and_none_begins(tmp_path):
 
 
 def test_a_process_is_used_again_and_replaced_after_an_error_or_its_death(tmp_path):
-    with runs.several(1, 40, 4):
+    with finetunes.several(1, 40, 4):
         _, first = run_one(tmp_path, 0)
         assert run_one(tmp_path, 1) == (1, first)
         os.kill(first, signal.SIGKILL)
@@ -519,8 +519,8 @@ def test_a_process_is_used_again_and_replaced_after_an_error_or_its_death(tmp_pa
 
 
 def test_an_error_while_progress_is_shown_is_no_killed_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs.Progress, "update", mock.Mock(side_effect=OSError("the terminal is gone")))
-    with runs.several(1, 10, 1), pytest.raises(OSError, match="the terminal is gone"):
+    monkeypatch.setattr(finetunes.Progress, "update", mock.Mock(side_effect=OSError("the terminal is gone")))
+    with finetunes.several(1, 10, 1), pytest.raises(OSError, match="the terminal is gone"):
         run_one(tmp_path, 0)
 
 
@@ -529,13 +529,13 @@ def test_as_many_workers_and_runs_go_on_at_once_as_asked_for_or_as_cores_and_mem
     assert workers() == limits.cores()
     monkeypatch.setenv("CRAM_WORKERS", "8")
     assert workers() == 8
-    monkeypatch.setattr(limits, "available_memory", lambda: 5 * runs.BYTES_A_RUN)
-    assert [runs.at_once(count) for count in (0, 1, 3, 40)] == [0, 1, 3, 5]
-    assert runs.at_once(40, 2 * runs.BYTES_A_RUN) == 2
+    monkeypatch.setattr(limits, "available_memory", lambda: 5 * finetunes.BYTES_A_RUN)
+    assert [finetunes.at_once(count) for count in (0, 1, 3, 40)] == [0, 1, 3, 5]
+    assert finetunes.at_once(40, 2 * finetunes.BYTES_A_RUN) == 2
     monkeypatch.setattr(limits, "available_memory", lambda: 0)
-    assert runs.at_once(40) == 1
+    assert finetunes.at_once(40) == 1
     monkeypatch.setenv("CRAM_FINETUNES", "6")
-    assert [runs.at_once(count) for count in (1, 4, 40)] == [1, 4, 6]
+    assert [finetunes.at_once(count) for count in (1, 4, 40)] == [1, 4, 6]
 
 
 def test_memory_of_a_gpu_that_this_process_keeps_is_freed_before_runs_start_elsewhere(monkeypatch):
@@ -546,13 +546,13 @@ def test_memory_of_a_gpu_that_this_process_keeps_is_freed_before_runs_start_else
     monkeypatch.setenv("CRAM_FINETUNES", "4")
     for initialized, count, times in ((False, 8, 0), (True, 1, 0), (True, 8, 1)):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda initialized=initialized: initialized)
-        assert runs.at_once(count) == min(4, count)
+        assert finetunes.at_once(count) == min(4, count)
         assert len(freed) == times
 
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("CRAM_WORKERS", workers), ("CRAM_FINETUNES", runs.finetunes)],
+    [("CRAM_WORKERS", workers), ("CRAM_FINETUNES", finetunes.finetunes)],
 )
 def test_a_number_that_is_none_is_refused(monkeypatch, name, count):
     for value in ("0", "-1", "two", "1.5", " ", "²"):

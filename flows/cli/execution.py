@@ -46,7 +46,7 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
     from prefect.exceptions import ParameterTypeError
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from flows.reporting import log_to_terminal, package_of
+    from flows.logs import log_to_terminal, package_of
 
     log_to_terminal()
     with temporary_settings({PREFECT_API_URL: server} if server else {}):
@@ -74,7 +74,7 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
 def print_plan(kind: Literal["run", "study"], **asked: Any) -> NoReturn:
     """Print what a run or a study would do, then exit. Raises the error with which it would end before it starts."""
     from flows import forecast
-    from flows.reporting import log_to_terminal
+    from flows.logs import log_to_terminal
     from tasks.store import home
     from tasks.store.errors import disk_errors_as_input_errors
 

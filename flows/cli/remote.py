@@ -50,7 +50,7 @@ def pull(artifact: Name, url: Url = "", everything: All = False) -> None:
 
 def print_moved(moved: Iterable[tuple["Artifact", list[dict]]], verb: str, done: str) -> None:
     """Print a line for each artifact with what was moved of it."""
-    from flows.reporting import log_to_terminal
+    from flows.logs import log_to_terminal
 
     log_to_terminal()
     for artifact, files in moved:

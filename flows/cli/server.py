@@ -58,7 +58,7 @@ def find_server() -> str | None:
     """
     url, why = sought()
     if why:
-        from flows.reporting import log_to_terminal
+        from flows.logs import log_to_terminal
 
         log_to_terminal()
         log.info(why)

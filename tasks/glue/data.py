@@ -15,7 +15,7 @@ from tasks.corpus import hub
 from tasks.corpus.kinds import ending
 from tasks.glue import probes
 from tasks.glue.own import Definition
-from tasks.glue.tasks import GLUE, HUB_GLUE, TASKS, evaluation_splits, training_splits
+from tasks.glue.table import GLUE, HUB_GLUE, TASKS, evaluation_splits, training_splits
 from tasks.store.manifests import known_digest
 
 VERSION = 3  # raise it when the same files give other tables: it enters the keys of the runs of one's own tasks

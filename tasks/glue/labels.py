@@ -14,7 +14,7 @@ from model import InputError, counted
 from model.settings import Kind
 from tasks.glue.lists import OPENING, is_written, listed
 from tasks.glue.own import METRICS, Definition
-from tasks.glue.tasks import Task
+from tasks.glue.table import Task
 
 if TYPE_CHECKING:
     import pandas as pd

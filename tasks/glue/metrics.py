@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from model import counted
-from tasks.glue.tasks import GLUE, TASKS, Task
+from tasks.glue.table import GLUE, TASKS, Task
 
 NAMES = {
     "accuracy": "accuracy",

@@ -12,7 +12,7 @@ from model import InputError
 from model.settings import Finetuning, Kind
 from tasks.corpus import hub
 from tasks.corpus.containers import Encoding
-from tasks.glue.tasks import HUB_GLUE, LABEL, TASKS
+from tasks.glue.table import HUB_GLUE, LABEL, TASKS
 
 METRICS: dict[Kind, tuple[str, ...]] = {  # those that can be asked for; the first two are the usual ones
     "classes": ("accuracy", "macro_f1", "matthews", "f1"),

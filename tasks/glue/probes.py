@@ -16,7 +16,7 @@ import regex
 
 from model import InputError, counted
 from tasks.corpus import parts
-from tasks.glue.tasks import LABEL, TASKS
+from tasks.glue.table import LABEL, TASKS
 from tasks.store.artifacts import HELDOUT_TEXT, Artifact
 from tasks.text import matching
 from tasks.text.scripts import deleted

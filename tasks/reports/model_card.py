@@ -13,7 +13,7 @@ from model.layouts import transformers_classifier, transformers_model
 from model.settings import Architecture
 from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict
-from tasks.glue.tasks import PROBES, Task, task_of
+from tasks.glue.table import PROBES, Task, task_of
 from tasks.reports.markdown import Marked, code, render
 from tasks.reports.scores import HELPERS, METRICS, WEAK, data_notes, is_partial, settings, settings_rows
 from tasks.reports.sections import beginning, doubts, overlap, stage_of, text_sections

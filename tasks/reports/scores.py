@@ -10,7 +10,7 @@ from typing import NamedTuple
 from model import InputError, counted
 from model.settings import Finetuning
 from tasks.glue import metrics
-from tasks.glue.tasks import GLUE, PROBES, TASKS, task_of
+from tasks.glue.table import GLUE, PROBES, TASKS, task_of
 from tasks.reports.markdown import Marked, code, escape
 from tasks.store.artifacts import LINEAGE, Artifact
 

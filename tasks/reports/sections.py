@@ -9,7 +9,7 @@ import numpy as np
 from model import counted, duration
 from model.diagnosis import Course, advice
 from model.settings import Finetuning
-from tasks.glue.tasks import MOST_EPOCHS, PROBES, TASKS, Task
+from tasks.glue.table import MOST_EPOCHS, PROBES, TASKS, Task
 from tasks.reports.markdown import Marked, escape, records, table
 from tasks.reports.scores import (
     COLUMNS,

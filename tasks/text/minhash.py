@@ -23,11 +23,11 @@ import xxhash
 from pydantic import BaseModel, Field
 
 from tasks.corpus.parts import tables
-from tasks.text import matching, sorted_runs
+from tasks.text import matching, sorted_files
 from tasks.text.matching import matched, runs
-from tasks.text.sorted_runs import batch_of, load_range, offset_of, position, runs_in, save_pairs, save_run
+from tasks.text.sorted_files import batch_of, load_range, offset_of, position, runs_in, save_pairs, save_run
 from tasks.text.words import MULTIPLIER, SHIFT
-from tasks.workers.parts import over_parts
+from tasks.workers.jobs import over_parts
 
 VERSION = matching.VERSION + 1  # raise it when other near-duplicates are found: it enters the keys
 BLOCK = 1 << 16  # hashes that are multiplied at once: what fits in a core's cache
@@ -118,17 +118,17 @@ def sign(number: int, batch: list[Path], params: MinHash, work: Path) -> dict:
             digests.append(np.array(here, dtype=np.uint64))
             file.write(data)
             ends.append(ends_here + ends[-1][-1])
-    sorted_runs.save(work / f"{number:05d}.ends.npy", np.concatenate(ends))
+    sorted_files.save(work / f"{number:05d}.ends.npy", np.concatenate(ends))
     rows = np.flatnonzero(np.diff(np.concatenate(ends)))  # a document without words is similar to none
     digest = np.concatenate([np.zeros(0, dtype=np.uint64), *digests])[rows]
-    _, documents, first = sorted_runs.group(digest, position(number, rows))
+    _, documents, first = sorted_files.group(digest, position(number, rows))
     save_pairs(work / f"pairs/same-{number:05d}", documents, first, documents != first)
     documents = np.sort(documents[documents == first])
     rows = offset_of(documents)
-    of_bands, step = np.concatenate(keys, axis=1)[:, rows], max(1, sorted_runs.ENTRIES // max(1, len(rows)))
+    of_bands, step = np.concatenate(keys, axis=1)[:, rows], max(1, sorted_files.ENTRIES // max(1, len(rows)))
     for band in range(0, params.bands, step):  # as few runs as memory allows: each is opened for every range
         here = of_bands[band : band + step].ravel()
-        order = sorted_runs.stable_argsort(here)
+        order = sorted_files.stable_argsort(here)
         save_run(work / f"buckets/{number:05d}-{band:03d}", here[order], documents[order % len(documents)])
     return {"documents": len(rows)}
 
@@ -140,8 +140,8 @@ def pair_up(low: int, high: int, work: Path, out: Path) -> dict:
     of the bucket, not with its square. If several clusters share such a bucket, some may then stay apart.
     """
     keys, documents = load_range(runs_in(work / "buckets", "*"), low, high)
-    order = sorted_runs.stable_argsort(keys)
-    starts, index, documents = sorted_runs.group_starts(keys[order]), np.arange(len(keys)), documents[order]
+    order = sorted_files.stable_argsort(keys)
+    starts, index, documents = sorted_files.group_starts(keys[order]), np.arange(len(keys)), documents[order]
     first = np.repeat(starts, np.diff(starts, append=len(keys)))
     pairs = [(at, at - back) for back in range(1, NEIGHBOURS + 1) for at in [index[index - back >= first]]]
     far = index[index - first > NEIGHBOURS]
@@ -159,7 +159,7 @@ def candidates(number: int, folder: Path) -> np.ndarray:
         if here.size:
             pairs = np.concatenate((pairs, here.T))
             pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-            pairs = pairs[sorted_runs.group_starts(pairs)]
+            pairs = pairs[sorted_files.group_starts(pairs)]
     return pairs
 
 
@@ -224,7 +224,7 @@ def find(params: MinHash, batches: list[list[Path]], work: Path) -> dict:
     """
     jobs = [(i, batch, params, work) for i, batch in enumerate(batches)]
     signed = over_parts(sign, jobs, work / "sorted", "minhash")
-    bounds = enumerate(sorted_runs.ranges(params.bands * sum(r["documents"] for r in signed)))
+    bounds = enumerate(sorted_files.ranges(params.bands * sum(r["documents"] for r in signed)))
     jobs = [(low, high, work, work / f"pairs/range-{i:05d}") for i, (low, high) in bounds]
     over_parts(pair_up, jobs, work / "compared", "find pairs")
     files = [work / f"{i:05d}.sets" for i in range(len(batches))]

@@ -23,9 +23,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, Field
 
 from tasks.corpus.parts import SAMPLE_CHARACTERS, Tally, count, rewritten, smallest, strings, tables, views
-from tasks.text import sorted_runs
-from tasks.text.sorted_runs import batch_of, group, load_range, load_ranges, offset_of, position, runs_in, save_run
-from tasks.workers.parts import over_parts
+from tasks.text import sorted_files
+from tasks.text.sorted_files import batch_of, group, load_range, load_ranges, offset_of, position, runs_in, save_run
+from tasks.workers.jobs import over_parts
 
 CHUNK = 1 << 22  # windows of a batch that are processed together
 BLOCK = 1 << 15  # bytes that are hashed at once: what fits in a core's cache
@@ -148,8 +148,8 @@ def flatten(number: int, batch: list[Path], n: int, text: Path) -> dict:
             offsets, _ = strings(table["text"])
             ends.append(np.cumsum(np.diff(offsets) + 1) + ends[-1][-1])
     ends = np.concatenate(ends)[1:]
-    sorted_runs.save(text.with_suffix(".ends.npy"), ends)
-    for i, (hashes, places) in enumerate(sorted_runs.joined(anchors(text, ends, n))):
+    sorted_files.save(text.with_suffix(".ends.npy"), ends)
+    for i, (hashes, places) in enumerate(sorted_files.joined(anchors(text, ends, n))):
         hashes, positions, first = group(hashes, position(number, places))
         save_shared(text.parent / f"repeated/{number:05d}-{i:05d}", positions, first)
         new = positions == first
@@ -161,7 +161,7 @@ def flatten(number: int, batch: list[Path], n: int, text: Path) -> dict:
 def save_shared(run: Path, positions: np.ndarray, first: np.ndarray) -> None:
     """Write the positions of which several, next to each other, have the same first; that one too."""
     same = first[1:] == first[:-1]
-    sorted_runs.save_pairs(run, positions, first, (np.append(same, False) | np.append(False, same))[: len(first)])
+    sorted_files.save_pairs(run, positions, first, (np.append(same, False) | np.append(False, same))[: len(first)])
 
 
 def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
@@ -235,7 +235,7 @@ def follow(
 
 def hashed(text: Path, ends: np.ndarray, n: int, low: int, high: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The hashes, in a range, of the windows of each chunk of a text that may be repeated, and where they begin."""
-    held = sorted_runs.mapped(text.parent / f"held/{text.stem}")
+    held = sorted_files.mapped(text.parent / f"held/{text.stem}")
     for start, size in chunks(ends):
         here = held[:, slice(*np.searchsorted(held[0], (start, start + size)))] - start
         chosen, data = mask(*here, size), read_bytes(text, start, size + n - 1)
@@ -256,10 +256,10 @@ def hash_windows(number: int, text: Path, n: int, low: int, high: int) -> dict:
     Those with an equal window before them in their run are written as repeated instead.
     """
     ends, work, written = np.load(text.with_suffix(".ends.npy")), text.parent, 0
-    for i, (keys, places) in enumerate(sorted_runs.joined(hashed(text, ends, n, low, high))):
+    for i, (keys, places) in enumerate(sorted_files.joined(hashed(text, ends, n, low, high))):
         keys, positions, first = group(keys, position(number, places))
         again = positions - first >= n
-        sorted_runs.save_pairs(work / f"same/{number:05d}-{low:016x}-{i:05d}", positions, first, again)
+        sorted_files.save_pairs(work / f"same/{number:05d}-{low:016x}-{i:05d}", positions, first, again)
         save_run(work / f"windows/{number:05d}-{i:05d}", keys[~again], positions[~again])
         written += int((~again).sum())
     return {"windows": written}
@@ -268,7 +268,7 @@ def hash_windows(number: int, text: Path, n: int, low: int, high: int) -> dict:
 def match_windows(low: int, high: int, n: int, work: Path, out: Path) -> dict:
     """Write which windows in a range of hashes have an equal one that ends before they begin, and the first one."""
     _, positions, first = group(*load_range(runs_in(work / "windows", "*"), low, high))
-    sorted_runs.save_pairs(out, positions, first, positions - first >= n)
+    sorted_files.save_pairs(out, positions, first, positions - first >= n)
     return {}
 
 
@@ -287,7 +287,7 @@ def equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[
 def find_cuts(number: int, n: int, files: list[Path], work: Path) -> np.ndarray:
     """(cuts, 3): where each cut in the text of a batch begins and ends, and the position of an earlier copy."""
     ends = np.load(files[number].with_suffix(".ends.npy"))
-    *edges, copies = sorted_runs.mapped(work / f"again/{number:05d}", arrays=3)
+    *edges, copies = sorted_files.mapped(work / f"again/{number:05d}", arrays=3)
     found = [np.stack([*map(offset_of, edges), copies])]
     bounds = [(position(number, start), position(number, start + size)) for start, size in chunks(ends)]
     loaded = load_ranges(of_batch(work / "same", number), bounds)
@@ -381,17 +381,17 @@ def cut(params: Substring, batches: list[list[Path]], out: Path, work: Path) -> 
     n, files = params.bytes, [work / f"{i:05d}.text" for i in range(len(batches))]
     jobs = [(i, batch, n, files[i]) for i, batch in enumerate(batches)]
     flat = over_parts(flatten, jobs, work / "flattened", "find anchors")
-    of_anchors = sorted_runs.ranges(sum(r["anchors"] for r in flat))
+    of_anchors = sorted_files.ranges(sum(r["anchors"] for r in flat))
     matches = [(*bounds, work, work / f"repeated/range-{bounds[0]:016x}") for bounds in of_anchors]
     over_parts(match_anchors, matches, work / "anchored", "match anchors")
     shutil.rmtree(work / "anchors", ignore_errors=True)
     jobs = [(i, n, files, work) for i in range(len(batches))]
     extended = over_parts(extend, jobs, work / "extended", "compare passages")
     most = max(1, int(HASHED * sum(r["windows"] for r in flat)))
-    for low, high in sorted_runs.ranges(sum(r["held"] for r in extended), most):
+    for low, high in sorted_files.ranges(sum(r["held"] for r in extended), most):
         jobs = [(i, text, n, low, high) for i, text in enumerate(files)]
         found = over_parts(hash_windows, jobs, work / f"hashed-{low:016x}", "hash passages")
-        of_windows = sorted_runs.ranges(sum(r["windows"] for r in found), low=low, high=high)
+        of_windows = sorted_files.ranges(sum(r["windows"] for r in found), low=low, high=high)
         matches = [(*bounds, n, work, work / f"same/range-{bounds[0]:016x}") for bounds in of_windows]
         over_parts(match_windows, matches, work / f"matched-{low:016x}", "match passages")
         shutil.rmtree(work / "windows", ignore_errors=True)

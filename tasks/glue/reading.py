@@ -26,7 +26,7 @@ from tasks.glue import conll, labels, lists, probes
 from tasks.glue.data import CONLL, SPLITS, identity, splits_of
 from tasks.glue.labels import EMPTY_CELL, FEW, NO_CLASS, plain, rows_of
 from tasks.glue.own import Definition
-from tasks.glue.tasks import HUB_GLUE, LABEL, TASKS, Task, training_splits
+from tasks.glue.table import HUB_GLUE, LABEL, TASKS, Task, training_splits
 from tasks.store.artifacts import Artifact
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from rich.console import Console
 from tqdm import tqdm
 
-from flows import reporting
+from flows import logs
 from flows.summary import age, brief_duration, counts
 from model import InputError
 from tasks import printable
@@ -29,26 +29,26 @@ SCORES = {"task": "RTE", "metric": "accuracy", "score": 54.4, "verdict": "", "no
 
 
 @pytest.fixture(params=[False, True], ids=["pipe", "terminal"])
-def log(request: pytest.FixtureRequest) -> reporting.TerminalLog:
+def log(request: pytest.FixtureRequest) -> logs.TerminalLog:
     """A log that writes to a buffer, which may be a terminal."""
-    handler, screen = reporting.TerminalLog(), io.StringIO()
+    handler, screen = logs.TerminalLog(), io.StringIO()
     handler.console = Console(file=screen, force_terminal=request.param, soft_wrap=True, color_system=None)
     return handler
 
 
-def write(log: reporting.TerminalLog, name: str, level: int, message: str, **about: object) -> None:
+def write(log: logs.TerminalLog, name: str, level: int, message: str, **about: object) -> None:
     record = logging.LogRecord(name, level, "", 0, message, (), None)
     record.__dict__.update(about)
     log.handle(record)
 
 
-def screen(log: reporting.TerminalLog) -> list[str]:
+def screen(log: logs.TerminalLog) -> list[str]:
     """The lines as they stay on the screen, without times."""
     lines = [line.split("\x1b[2K")[-1] for line in log.console.file.getvalue().split("\n")]
     return [line[len("00:00:00 ") :] if line[:2].isdecimal() else line for line in lines]
 
 
-def test_the_running_stage_stays_below_the_lines_of_a_terminal(log: reporting.TerminalLog):
+def test_the_running_stage_stays_below_the_lines_of_a_terminal(log: logs.TerminalLog):
     log.show_running("filter")
     write(log, "tasks.filter", logging.WARNING, "\x1b[31m is escaped")
     below = "filter …" if log.console.is_terminal else ""
@@ -58,7 +58,7 @@ def test_the_running_stage_stays_below_the_lines_of_a_terminal(log: reporting.Te
     assert screen(log)[1:] == ["filter: 3 documents", ""]
 
 
-def test_a_line_is_written_above_a_bar(log: reporting.TerminalLog):
+def test_a_line_is_written_above_a_bar(log: logs.TerminalLog):
     with tqdm(total=4, file=log.console.file, leave=False, mininterval=0) as bar:
         write(log, "tasks.filter", logging.WARNING, "none of it")
         bar.update()
@@ -77,22 +77,22 @@ def test_a_line_is_written_above_a_bar(log: reporting.TerminalLog):
         ("tasks.workers.progress", logging.INFO, "%s: 3 %%", {"args": ("pretrain",)}, False),
     ],
 )
-def test_results_warnings_and_bugs_are_shown(log: reporting.TerminalLog, name, level, message, about, shown: bool):
+def test_results_warnings_and_bugs_are_shown(log: logs.TerminalLog, name, level, message, about, shown: bool):
     write(log, name, level, message, **about)
     assert bool(screen(log)[:-1]) == shown
     assert (message in log.console.file.getvalue()) == shown
 
 
-def test_progress_is_shown_every_two_minutes(log: reporting.TerminalLog, monkeypatch: pytest.MonkeyPatch):
-    now = reporting.time.monotonic()
+def test_progress_is_shown_every_two_minutes(log: logs.TerminalLog, monkeypatch: pytest.MonkeyPatch):
+    now = logs.time.monotonic()
     for seconds in (100, 130, 200, 260):
-        monkeypatch.setattr(reporting.time, "monotonic", lambda seconds=seconds: now + seconds)
-        write(log, reporting.PROGRESS, logging.INFO, "at %d s", args=(seconds,))
+        monkeypatch.setattr(logs.time, "monotonic", lambda seconds=seconds: now + seconds)
+        write(log, logs.PROGRESS, logging.INFO, "at %d s", args=(seconds,))
     assert screen(log)[:-1] == ["at 130 s", "at 260 s"]
 
 
 def test_an_error_of_the_user_is_logged_once_without_its_traceback():
-    error, sentence = InputError("no such file"), reporting.OneSentence()
+    error, sentence = InputError("no such file"), logs.OneSentence()
     records = [logging.LogRecord("x", logging.ERROR, "", 0, "failed", (), (InputError, error, None)) for _ in range(2)]
     assert [sentence.filter(record) for record in records] == [True, False]
     assert (records[0].getMessage(), records[0].exc_info) == ("no such file", None)
@@ -110,14 +110,14 @@ def test_a_lost_server_leaves_no_traceback_and_no_errors_of_logging(log, monkeyp
             raise
     except (httpx.ConnectError, ConcurrencySlotAcquisitionError):
         record.exc_info = sys.exc_info()
-    assert reporting.OneSentence().filter(record)
+    assert logs.OneSentence().filter(record)
     assert record.getMessage().startswith("The Prefect server was lost: C")
     assert record.exc_info is None
     log.handle(record)
     assert (record.exc_info, log.console.file.getvalue()) == (None, ""), "the command says it last"
     monkeypatch.setattr(logging, "raiseExceptions", True)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    reporting.log_to_terminal()
+    logs.log_to_terminal()
     assert not logging.raiseExceptions, "for Prefect's thread, which would print each line that isn't sent"
 
 
@@ -127,7 +127,7 @@ def test_a_bug_that_an_error_of_another_connection_caused_keeps_its_traceback():
         raise RuntimeError("a bug") from httpx.ConnectError("of the hub")
     except RuntimeError:
         record.exc_info = sys.exc_info()
-    assert reporting.OneSentence().filter(record)
+    assert logs.OneSentence().filter(record)
     assert (record.exc_info[1].args, record.getMessage()) == (("a bug",), "failed")
 
 
@@ -143,7 +143,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple]:
         created[key] = content, description
 
     for kind in ("table", "image", "markdown"):
-        monkeypatch.setattr(reporting, f"create_{kind}_artifact", create)
+        monkeypatch.setattr(logs, f"create_{kind}_artifact", create)
     return created
 
 
@@ -158,13 +158,13 @@ def put(store: Path, stage: str, rows: list[dict], **files: str) -> Artifact:
 
 
 def test_a_table_is_text_with_separated_thousands_and_without_usual_columns(store: Path, shown: dict):
-    reporting.publish(put(store, "report", [SCORES, SCORES | {"seeds": 1000, "no pretraining": 50.0}]), "")
+    logs.publish(put(store, "report", [SCORES, SCORES | {"seeds": 1000, "no pretraining": 50.0}]), "")
     usual = {"task": "RTE", "metric": "accuracy", "score": "54.4", "majority": "52.7"}
     assert shown["report-table"][0] == [
         usual | {"no pretraining": "", "seeds": "5"}, usual | {"no pretraining": "50.0", "seeds": "1,000"}
     ]  # fmt: skip
     row = {"source": "all", "documents": 8_000_000, "kept": None, "longer than 1 MB": 0, "kept, % of documents": 91.1}
-    reporting.publish(put(store, "filter", [row]), "")
+    logs.publish(put(store, "filter", [row]), "")
     kept = {"source": "all", "documents": "8,000,000", "kept": "–", "kept, % of documents": "91.1"}
     assert shown["filter-table"][0] == [kept]
 
@@ -173,18 +173,18 @@ def test_a_table_is_text_with_separated_thousands_and_without_usual_columns(stor
     "text", ["![x](http://a.org/a.png)", "<img src=http://a.org/a.png>", "[x](javascript:alert(1))"]
 )
 def test_a_cell_with_text_from_data_is_neither_a_picture_nor_a_link_nor_html(text: str):
-    [block] = MarkdownIt("commonmark").parseInline(reporting.cell(text))
+    [block] = MarkdownIt("commonmark").parseInline(logs.cell(text))
     assert {part.type for part in block.children} <= {"text", "text_special"}
     assert "".join(part.content for part in block.children) == text
     for usual in ("Pile-CC", "Books & Papers", "C#", "snake_case", "≤ 1 %"):
-        assert reporting.cell(usual) == usual
+        assert logs.cell(usual) == usual
 
 
 def test_every_table_picture_and_text_says_what_it_shows_and_where_it_comes_from(store: Path, shown: dict):
     head = '---\ntags: ["cram"]\nmask_token: "[MASK]"\n---\n\n'
     for stage in ("pretrain", "report"):
         texts = {"README_md": f"{head}# Encoder\n\n---\n", f"{stage}_md": "# Page\n\n---\n"}
-        reporting.publish(put(store, stage, [{"a": 1}], histogram_png="x", loss_png="x", **texts), "What it makes.")
+        logs.publish(put(store, stage, [{"a": 1}], histogram_png="x", loss_png="x", **texts), "What it makes.")
     names = ("", "-table", "-histogram", "-loss", "-readme")
     assert {key: description for key, (_, description) in shown.items()} == {
         f"{stage}{name}": f"What it makes. Details: cram show {stage}/0123"
@@ -200,13 +200,13 @@ def test_a_card_that_is_no_text_and_a_picture_that_is_gone_stop_no_run(store: Pa
     (model.path / "README.md").write_bytes(b"edited: caf\xe9")
     (model.path / "other.png").symlink_to("nowhere")
     (model.path / "notes.md").mkdir()
-    reporting.publish(model, "")
+    logs.publish(model, "")
     assert set(shown) == {"pretrain-table", "pretrain-loss", "pretrain-readme"}
     assert shown["pretrain-readme"][0].startswith("edited: caf")
 
 
 def test_the_cards_of_many_finetuned_models_are_not_shown(store: Path, shown: dict):
-    reporting.publish(put(store, "finetune", [], README_md="# Model"), "")
+    logs.publish(put(store, "finetune", [], README_md="# Model"), "")
     assert not shown
 
 
