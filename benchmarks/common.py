@@ -20,7 +20,7 @@ from model import InputError  # before torch, as it sets how torch's threads wai
 import torch
 from pydantic import ValidationError
 
-from flows.deltas import DELTAS
+from flows.recipes.deltas import DELTAS
 from model import machine
 from model.clock import Clock
 from model.settings import Architecture, Training

@@ -36,7 +36,7 @@ import torch
 from common import LENGTH, aligned, positive
 from torch import nn
 
-from flows.deltas import DELTAS
+from flows.recipes.deltas import DELTAS
 from model import InputError, machine, masking
 from model.bert import Bert, operations, operations_per_token
 from model.checkpoint import METRICS

@@ -8,7 +8,7 @@ from prefect.runtime import flow_run
 from flows import disk
 from flows.logs import configure
 from flows.plan import Plan, Step
-from flows.recipes import Override, Recipe, RecipeName, StageName, Use, resolve, without_empty
+from flows.recipes.recipe import Override, Recipe, RecipeName, StageName, Use, resolve, without_empty
 from tasks.decontaminate import decontaminate
 from tasks.deduplicate import deduplicate
 from tasks.download import download

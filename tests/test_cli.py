@@ -32,7 +32,7 @@ from flows.cli import common, main
 from flows.cli.execution import ServerLost, execute
 from flows.cli.main import app
 from flows.cli.run import parse_overrides, print_results
-from flows.recipes import RECIPES, STAGES
+from flows.recipes.recipe import RECIPES, STAGES
 from model import InputError, print_anything
 from tasks.store.artifacts import Artifact
 from tasks.store.locks import locked

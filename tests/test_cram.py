@@ -18,7 +18,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from flows import plan as plan_module
 from flows.cram import cram, planned
 from flows.plan import Plan
-from flows.recipes import STAGES
+from flows.recipes.recipe import STAGES
 from model import InputError
 from tasks.store import home
 from tasks.store.artifacts import Artifact, artifacts

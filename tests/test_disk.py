@@ -13,7 +13,7 @@ from conftest import bytes_of, corpus_of, texts_of, tiny_override, write_jsonl
 from flows import disk
 from flows.cram import add, cram, planned
 from flows.plan import Plan, Step
-from flows.recipes import resolve
+from flows.recipes.recipe import resolve
 from model import InputError
 from tasks.corpus.parts import link, parts_of, tables, writer
 from tasks.decontaminate import Decontaminate, decontaminate

@@ -10,7 +10,7 @@ from conftest import roughen
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from flows.recipes import RECIPES
+from flows.recipes.recipe import RECIPES
 from model import InputError, layouts
 from model.bert import Bert
 from model.export import TOKENS, load, save, save_classifier

@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import store_of_its_own, toy_model, toy_tokens
 
-from flows.recipes import resolve
+from flows.recipes.recipe import resolve
 from model import InputError, bert, export, finetuning, machine
 from model.settings import Finetuning
 from tasks.finetune import Finetune, FinetuneRun, encode, encoding, finetune

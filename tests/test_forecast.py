@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from flows import cram, forecast
 from flows.cli.main import app
 from flows.forecast import Forecast, Row
-from flows.recipes import RECIPES
+from flows.recipes.recipe import RECIPES
 from model import InputError, memory
 from model.bert import Bert, with_detector
 from tasks import models

@@ -13,7 +13,7 @@ from conftest import document, store_of_its_own, write_jsonl
 
 from flows.cram import add, planned
 from flows.plan import Plan
-from flows.recipes import resolve
+from flows.recipes.recipe import resolve
 from tasks.corpus import pydocs
 from tasks.glue import data as glue
 from tasks.glue import table as glue_tasks

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken
 from tokenizers.models import WordPiece
 
-from flows.recipes import RECIPES
+from flows.recipes.recipe import RECIPES
 from model import export, layouts
 from model.bert import Bert
 from model.finetuning import Classifier

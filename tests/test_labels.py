@@ -12,7 +12,7 @@ import pytest
 from sklearn.preprocessing import MultiLabelBinarizer
 from test_own_tasks import read, write_rows
 
-from flows.recipes import resolve
+from flows.recipes.recipe import resolve
 from model import InputError
 from tasks.finetune import Finetune
 from tasks.glue import data as files

@@ -14,7 +14,7 @@ from conftest import corpus_of, store_of_its_own, texts_of, toy_model, toy_token
 from pydantic import ValidationError
 from test_finetune import MODERN, write_task
 
-from flows.recipes import resolve
+from flows.recipes.recipe import resolve
 from model import InputError
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.finetune import Finetune, finetune

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from flows.cli.main import app
 from flows.cli.run import parameters
-from flows.recipes import RECIPES, STAGES
+from flows.recipes.recipe import RECIPES, STAGES
 from model import InputError
 
 

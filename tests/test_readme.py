@@ -9,9 +9,9 @@ import pytest
 import typer
 import yaml
 
-from flows import recipes
 from flows.cli.main import app
-from flows.recipes import RECIPES, STAGES, resolve
+from flows.recipes import recipe
+from flows.recipes.recipe import RECIPES, STAGES, resolve
 from flows.summary import OTHER_STAGES
 from model.settings import Architecture, Training
 from tasks.deduplicate import REASONS
@@ -87,7 +87,7 @@ def test_every_function_and_import_of_the_manuals_exists():
 
 
 def test_every_override_of_the_manuals_is_accepted(monkeypatch):
-    monkeypatch.setattr(recipes, "from_start", lambda recipe, asked: recipe)  # there is no such model here
+    monkeypatch.setattr(recipe, "from_start", lambda recipe, asked: recipe)  # there is no such model here
     overrides = [text for manual in MANUALS.values() for text in EXAMPLE.findall(manual.replace("\n", " "))]
     options = [cell.strip("`") for cell in first_cells("tasks/README.md", "GLUE") if cell.startswith('`"')]
     assert len(overrides) >= 15

@@ -12,9 +12,9 @@ from prefect.utilities.schema_tools.validation import is_valid
 from pydantic import BaseModel
 
 from flows.cram import cram, planned
-from flows.deltas import tuned
-from flows.recipes import DELTAS, RECIPES, STAGES, resolve, without_empty
-from flows.study_runs import operations_per_token
+from flows.recipes.deltas import DELTAS, tuned
+from flows.recipes.recipe import RECIPES, STAGES, resolve, without_empty
+from flows.recipes.study_runs import operations_per_token
 from model import InputError, bert, layers, optimizer, schedules
 from model.heldout import POCKET_OPERATIONS, SLOW_TOKENS
 from model.settings import Training

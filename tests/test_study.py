@@ -17,8 +17,8 @@ from scipy.stats import ttest_ind
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from flows.recipes import STAGES
-from flows.studies import STUDIES
+from flows.recipes.recipe import STAGES
+from flows.recipes.studies import STUDIES
 from flows.study import study
 from model import InputError, heldout
 from tasks import stage as stage_module

@@ -10,11 +10,10 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import is_valid
 
-from flows.deltas import NAMED, heads
-from flows.recipes import RECIPES, Recipe, recipe_of, resolve
-from flows.studies import STUDIES, THE_RECIPE
-from flows.study import estimate, pretraining_seconds, study
-from flows.study_runs import (
+from flows.recipes.deltas import NAMED, heads
+from flows.recipes.recipe import RECIPES, Recipe, recipe_of, resolve
+from flows.recipes.studies import STUDIES, THE_RECIPE
+from flows.recipes.study_runs import (
     Study,
     StudyRun,
     operations_per_token,
@@ -23,6 +22,7 @@ from flows.study_runs import (
     scale_of,
     study_called,
 )
+from flows.study import estimate, pretraining_seconds, study
 from model import InputError
 from model.settings import Architecture, Training
 from tasks.reports.law import FEWEST

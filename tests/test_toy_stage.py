@@ -44,8 +44,8 @@ def shorten(params: Shorten, corpus: Artifact, out: Path) -> dict:
     return tally.counts()
 '''
 LINES = [  # in a file of flows/, before this text
-    ("recipes.py", "from tasks.tokenize", "from tasks.shorten import Shorten\n"),
-    ("recipes.py", "    vocabulary: Vocabulary", "    shorten: Shorten = Shorten()\n"),
+    ("recipes/recipe.py", "from tasks.tokenize", "from tasks.shorten import Shorten\n"),
+    ("recipes/recipe.py", "    vocabulary: Vocabulary", "    shorten: Shorten = Shorten()\n"),
     ("cram.py", "from tasks.store.artifacts", "from tasks.shorten import shorten\n"),
     (
         "cram.py",

@@ -1,6 +1,6 @@
 """Shared by the commands: names for help and completion, checks of arguments, and output that fits the terminal.
 
-Help and completion read names without importing flows.recipes, which takes seconds.
+Help and completion read names without importing flows.recipes.recipe, which takes seconds.
 """
 
 import ast
@@ -24,21 +24,21 @@ console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # 
 
 def recipe_names() -> list[str]:
     """The recipes."""
-    from flows.deltas import DELTAS
+    from flows.recipes.deltas import DELTAS
 
     return list(DELTAS)
 
 
 def stage_names() -> list[str]:
     """The stages: the fields of Recipe, read from its source."""
-    module = ast.parse(Path(__file__).parents[1].joinpath("recipes.py").read_text(encoding="utf-8"))
+    module = ast.parse(Path(__file__).parents[1].joinpath("recipes", "recipe.py").read_text(encoding="utf-8"))
     recipe = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Recipe")
     return [node.target.id for node in recipe.body if isinstance(node, ast.AnnAssign)]
 
 
 def study_names() -> list[str]:
     """The studies."""
-    from flows.studies import STUDIES
+    from flows.recipes.studies import STUDIES
 
     return list(STUDIES)
 

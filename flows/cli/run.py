@@ -31,7 +31,7 @@ LONGEST_VALUE = 30  # characters on a line
 
 def parse_overrides(texts: list[str]) -> dict:
     """The changes in the JSON of several --override; later values win."""
-    from flows.recipes import check_changes, merge, parse_json
+    from flows.recipes.recipe import check_changes, merge, parse_json
 
     changes = {}
     for text in texts:
@@ -143,7 +143,7 @@ def print_blanks(model: "Artifact") -> None:
 
 def described(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[tuple[str, str, str, str]]:
     """Of each parameter of a model: name, allowed values, value, description. Nested models give dotted names."""
-    from flows.recipes import in_words, level, takes
+    from flows.recipes.recipe import in_words, level, takes
 
     schemas = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
@@ -156,7 +156,8 @@ def described(model: "type[BaseModel]", values: dict[str, Any], path: str = "") 
 
 def parameters(stage: str, recipe: str) -> list[tuple[str, str, str, str]]:
     """The parameters of a stage, with the values that a recipe gives them."""
-    from flows.recipes import DELTAS, Recipe, merge
+    from flows.recipes.deltas import DELTAS
+    from flows.recipes.recipe import Recipe, merge
 
     params = getattr(Recipe.model_validate(merge(Recipe().model_dump(), DELTAS[recipe])), stage)
     return list(described(type(params), params.model_dump(mode="json")))
@@ -172,7 +173,8 @@ def params(
 ) -> None:
     """List parameters: allowed values, value in the recipe, description. Set them with `cram run --override`."""
     check_stages([stage] if stage else [])
-    from flows.recipes import DELTAS, STAGES, Recipe
+    from flows.recipes.deltas import DELTAS
+    from flows.recipes.recipe import STAGES, Recipe
 
     check_name("recipe", recipe, DELTAS)
 

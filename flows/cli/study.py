@@ -65,8 +65,8 @@ def study(
 
 def list_studies(names: list[str], recipe: str | None, override: dict, seeds: int, scale: str, until: str) -> None:
     """Print what each study holds, how many runs, and about how long their pretraining takes on this machine."""
+    from flows.recipes.study_runs import resolve_study
     from flows.study import estimate, usual_rate
-    from flows.study_runs import resolve_study
 
     rate = usual_rate()
     for name in names:
@@ -119,7 +119,7 @@ def evaluate(
 
 def text_called(name: str):
     """The artifact with the text that an argument names; files are read by the download stage."""
-    from flows.recipes import STAGES
+    from flows.recipes.recipe import STAGES
     from tasks.download import Download, download
     from tasks.store.artifacts import find
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
-from flows.deltas import DELTAS, LIMITS, NAMED, POCKET_EXTRA, POCKET_HEAD, nearest, pocket, reads_files, resized
-from flows.recipes import Recipe, check_changes, merge, parse_json, recipe_of
-from flows.studies import STUDIES
+from flows.recipes.deltas import DELTAS, LIMITS, NAMED, POCKET_EXTRA, POCKET_HEAD, nearest, pocket, reads_files, resized
+from flows.recipes.recipe import Recipe, check_changes, merge, parse_json, recipe_of
+from flows.recipes.studies import STUDIES
 from flows.summary import check_name
 from model import InputError, budget
 from model.settings import READ_BY, Training
@@ -43,7 +43,7 @@ RunName = Annotated[str, Field(pattern=r"^\S(.*\S)?$")]  # not empty, on one lin
 
 
 class Study(BaseModel, frozen=True, extra="forbid"):
-    """A list of runs. flows/studies.py has those that come with cram."""
+    """A list of runs. studies.py has those that come with cram."""
 
     about: str = Field("", description="What it asks.")
     paper: str = Field("", description="What of the paper it reproduces.")

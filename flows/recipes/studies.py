@@ -1,12 +1,12 @@
 """Studies: named lists of runs. Each run is a set of changes to a recipe, at the size of the paper.
 
-A run's changes have the form of a recipe's (flows/deltas.py). Under `scale`, they may also give multiples of the size
+A run's changes have the form of a recipe's (deltas.py). Under `scale`, they may also give multiples of the size
 and the budget that a run would have otherwise: {"scale": {"layers": 0.5, "hidden": 2, "budget": 0.25}}. Under `recipe`,
 they may name another recipe that they start from.
 The first run of a study is the one that the others are compared with.
 """
 
-from flows.deltas import DAY, DETECTION, NAMED, WIKIPEDIA_AND_BOOKS, tuned
+from flows.recipes.deltas import DAY, DETECTION, NAMED, WIKIPEDIA_AND_BOOKS, tuned
 from model.settings import Architecture, Training
 
 THE_RECIPE = "as the recipe"

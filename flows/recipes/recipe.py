@@ -1,4 +1,4 @@
-"""Recipes: named sets of all parameters. flows/deltas.py has how each differs from the paper's final recipe."""
+"""Recipes: named sets of all parameters. deltas.py has how each differs from the paper's final recipe."""
 
 import functools
 import json
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict
 
-from flows.deltas import DELTAS, LIMITS, reads_files
+from flows.recipes.deltas import DELTAS, LIMITS, reads_files
 from flows.summary import check_name, did_you_mean
 from model import InputError
 from tasks import models

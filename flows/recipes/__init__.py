@@ -1,0 +1,1 @@
+"""Recipes and studies: named sets of parameters, and lists of runs with them."""
