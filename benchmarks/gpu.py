@@ -48,7 +48,8 @@ import torch.nn.functional as F
 import train
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flows.recipes.deltas import DELTAS, LENGTH
+from flows.recipes.deltas import DELTAS
+from flows.recipes.rules import LENGTH
 from model import InputError, export, finetuning, heldout, machine
 from model.finetuning import Classifier, Examples
 from model.layers import SEP

@@ -15,8 +15,8 @@ from conftest import document, store_of_its_own, tiny_override, write_jsonl
 from flows.cli.artifacts import compared_scores
 from flows.cli.study import evaluate as measured
 from flows.cram import planned
-from flows.recipes.deltas import pocket
 from flows.recipes.recipe import resolve
+from flows.recipes.rules import pocket
 from model import InputError, distributed, export, heldout, pretraining
 from model.bert import Bert
 from tasks import models

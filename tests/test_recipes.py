@@ -12,8 +12,9 @@ from prefect.utilities.schema_tools.validation import is_valid
 from pydantic import BaseModel
 
 from flows.cram import cram, planned
-from flows.recipes.deltas import DELTAS, tuned
+from flows.recipes.deltas import DELTAS
 from flows.recipes.recipe import RECIPES, STAGES, resolve, without_empty
+from flows.recipes.rules import tuned
 from flows.recipes.study_runs import operations_per_token
 from model import InputError, bert, layers, optimizer, schedules
 from model.heldout import POCKET_OPERATIONS, SLOW_TOKENS

@@ -10,8 +10,9 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import is_valid
 
-from flows.recipes.deltas import NAMED, heads
+from flows.recipes.deltas import NAMED
 from flows.recipes.recipe import RECIPES, Recipe, recipe_of, resolve
+from flows.recipes.rules import heads
 from flows.recipes.studies import STUDIES, THE_RECIPE
 from flows.recipes.study_runs import (
     Study,

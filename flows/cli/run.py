@@ -87,7 +87,7 @@ def run(
     if plan:
         print_plan("run", recipe=recipe, override=changes, until=until, use=used, refresh=again)
     from flows.cram import cram
-    from flows.recipes import DELTAS
+    from flows.recipes.deltas import DELTAS
 
     check_name("recipe", recipe, DELTAS)
     server = find_server()

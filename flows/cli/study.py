@@ -51,7 +51,7 @@ def study(
     asked = {"study": name, "recipe": recipe, "override": changes, "seeds": seeds, "scale": scale, "until": until}
     if plan:
         print_plan("study", **asked)
-    from flows.recipes import DELTAS
+    from flows.recipes.deltas import DELTAS
     from flows.study import study as study_flow
 
     if recipe is not None:

@@ -3,9 +3,8 @@
 Imports settings only, so that a machine that has only torch can train by a recipe too.
 """
 
-import math
-
-from model.settings import Architecture, Training
+from flows.recipes.rules import DAY, pocket, tuned
+from model.settings import Architecture
 
 # Parts of several recipes. "The reference" is the implementation that was published with the paper.
 # BookCorpus is no longer available, hence PG-19. BERT had 2.5 billion words of Wikipedia and 0.8 of books. The
@@ -53,30 +52,6 @@ POLYNOMIAL = {"schedule": "polynomial", "warmup": 0.01}  # BERT's line to zero: 
 # smaller cards, with micro-batches of 32 and 64, it rises for 10 to 14 %.) The cooldown is only a few steps.
 UNFINISHED = {"schedule": "trapezoid", "warmup": 0.31, "cooldown": 1e-4}
 COSINE = {"schedule": "cosine", "warmup": 0.06}
-LENGTH = 128  # tokens of a sequence
-DAY, MINUTES = 1.1e10, 2e7  # tokens: a day of an A6000 at half its peak, twenty minutes of two cores
-
-
-def tuned(hidden: int, tokens: float, convolution: int) -> dict:
-    """The batch, the rates and the decay of Muon for a model of this width and a run of so many tokens.
-
-    AdamW's rate is higher for models with a `convolution` (tokens; 0: none).
-
-    Constants are fits to runs of 2 x 128 to 4 x 256 with 1 to 6 million tokens (docs/findings.md). Rates fall with the
-    root of the width, which keeps the size of Muon's updates in the spectral norm. The batch grows with the tokens by
-    the exponent of Li et al. 2025 (arXiv 2503.04715). Muon's matrices forget their start as often in a long run as in a
-    short one: decay times rate, summed over the steps, is 2 at a constant rate.
-    """
-    narrower = math.sqrt(256 / hidden)
-    batch = 2 ** round(math.log2(0.75 * tokens**0.571 / LENGTH))
-    rate, steps = 3.6e-3 * narrower, tokens / (batch * LENGTH)
-    values = {
-        "matrix_learning_rate": rate,
-        "learning_rate": (0.01 if convolution else 0.004) * narrower,
-        "weight_decay": min(1.0, 2 / (rate * steps)),
-    }
-    return {"batch_size": batch, "batch_ramp": 0} | {name: float(f"{value:.2g}") for name, value in values.items()}
-
 
 # Beyond the paper: Muon, more masks, and a rate that falls over the second half
 BEYOND = {
@@ -159,11 +134,7 @@ NAMED: dict[str, dict] = {
     # detection: without it, a lower loss gives no higher score (docs/findings.md).
     "frontier": {"pretrain": FRONTIER | tuned(Architecture().hidden, DAY, 5), "finetune": {"pooling": "compare"}},
 }
-POCKET_HEAD = 64  # values of an attention head, as in BERT
-POCKET_SHARE = 128  # batch and text are divided by it
-DOCUMENTS = 8_000_000  # of the paper's text, as tasks/download.py has it
-LIMITS = ("documents", "megabytes")  # of a download
-# What a pocket recipe changes beyond the rule below. In so small a model, 32,768 entries take nearly half of the
+# What a pocket recipe changes beyond its rule. In so small a model, 32,768 entries take nearly half of the
 # operations; with 8,192 a step takes 0.63 of the time. After the same time the loss of whole words doesn't tell which
 # is better, and CoLA and STS-B are no worse in any of two seeds (docs/findings.md).
 POCKET_EXTRA = {name: {"vocabulary": {"entries": 8192}} for name in ("modern", "frontier")}
@@ -196,98 +167,6 @@ DEMO = {
         "baseline": True,
     },
 }
-
-
-def nearest(value: float, unit: int) -> int:
-    """The multiple of `unit` that is nearest to a value, at least one unit."""
-    return unit * max(1, round(value / unit))
-
-
-def heads(architecture: Architecture, hidden: int) -> int:
-    """The number of heads at another width. Heads keep their width if it divides `hidden`; else their number scales."""
-    width = architecture.hidden // architecture.heads
-    if hidden % width == 0:
-        return hidden // width
-    fitting = (count for count in range(1, hidden + 1) if hidden % count == 0 and hidden // count % 2 == 0)
-    return min(fitting, key=lambda count: abs(count - architecture.heads * hidden / architecture.hidden))
-
-
-def reads_files(download: dict) -> bool:
-    """Whether these changes to download select the user's own files, and nothing else."""
-    source = download.get("source")
-    return source == "files" or (isinstance(source, dict) and set(source) == {"files"})
-
-
-def less_text(download: dict) -> dict:
-    """The download of a pocket recipe: a 128th from the hub, but everything from text on this machine."""
-    if reads_files(download) or download.get("source") == "python-docs":
-        return download
-    limits = {"documents": DOCUMENTS, "megabytes": 0} | download
-    less = {name: float(limits[name]) / POCKET_SHARE for name in LIMITS if limits[name]}
-    return download | {name: max(1, round(amount)) if name == "documents" else amount for name, amount in less.items()}
-
-
-def in_minutes(training: Training, hidden: int, narrow: int) -> dict:
-    """Scale batch, rates and decay from a day at the width `hidden` to twenty minutes at the width `narrow`.
-
-    The batch shrinks to a 128th (at least 16 sequences) and the rate grows by four; for Muon, all follow `tuned`.
-    """
-    if training.optimizer != "muon":
-        batch = max(16, training.batch_size // POCKET_SHARE)
-        return {"batch_size": batch, "learning_rate": 4 * training.learning_rate}
-    day, minutes = tuned(hidden, DAY, 0), tuned(narrow, MINUTES, 0)
-    rates = {
-        name: float(f"{getattr(training, name) * minutes[name] / day[name]:.2g}")
-        for name in ("matrix_learning_rate", "learning_rate", "weight_decay")
-    }
-    rates["weight_decay"] = min(1.0, rates["weight_decay"])
-    return rates | {"batch_size": max(16, round(training.batch_size * minutes["batch_size"] / day["batch_size"]))}
-
-
-def resized(shape: Architecture, layers: float, hidden: int, fewest: int = 1) -> dict:
-    """The sizes of an architecture at another width, with `layers` times the blocks (at least `fewest`).
-
-    Embeddings and feed-forward layers keep their relative width, the latter in multiples of 6, which all activations
-    accept.
-    """
-    sizes = {
-        "layers": max(fewest, round(layers * shape.layers)),
-        "hidden": hidden,
-        "heads": heads(shape, hidden),
-        "intermediate": nearest(hidden * shape.intermediate / shape.hidden, 6),
-    }
-    if shape.embedding:
-        sizes["embedding"] = nearest(hidden * shape.embedding / shape.hidden, 2)
-    if shape.different_layers:
-        sizes["different_layers"] = max(1, round(layers * shape.different_layers))
-    return sizes
-
-
-def pocket(delta: dict) -> dict:
-    """The delta of the same recipe for two CPU cores and twenty minutes.
-
-    A quarter of the blocks, but at least two, and a third of the width, in heads of 64, or wider if the recipe's are
-    (`resized`). A 128th of the text, unless it is the user's own. Batch and rates for the short run (`in_minutes`).
-    Sequences in random order: such a run is far shorter than an epoch and would only see the junk at the head of the
-    sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the majority class.
-    """
-    given, tokenize = delta.get("pretrain", {}), delta.get("tokenize", {})
-    architecture = Architecture(**given.get("architecture", {}))
-    training = Training(**{name: value for name, value in given.items() if name in Training.model_fields})
-    hidden = nearest(architecture.hidden / 3, POCKET_HEAD)
-    changes = {
-        "architecture": given.get("architecture", {}) | resized(architecture, 1 / 4, hidden, fewest=2),
-        "budget": 1 / 3,
-        "budget_unit": "hours",
-    }
-    most = min(250_000, tokenize.get("max_sequences", 250_000))
-    return delta | {
-        "download": less_text(delta.get("download", {})),
-        "tokenize": tokenize | {"heldout_fraction": 0.005, "max_sequences": most, "sort": "random"},
-        "pretrain": given | changes | in_minutes(training, architecture.hidden, hidden),
-        "finetune": delta.get("finetune", {}) | {"seeds": 1, "learning_rate": 2e-4},
-    }
-
 
 POCKETS = {
     "pocket" if name == "crammed-bert" else f"pocket-{name}": pocket(delta) | POCKET_EXTRA.get(name, {})

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict
 
-from flows.recipes.deltas import DELTAS, LIMITS, reads_files
+from flows.recipes.deltas import DELTAS
+from flows.recipes.rules import LIMITS, reads_files
 from flows.summary import check_name, did_you_mean
 from model import InputError
 from tasks import models

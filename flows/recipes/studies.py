@@ -6,7 +6,8 @@ they may name another recipe that they start from.
 The first run of a study is the one that the others are compared with.
 """
 
-from flows.recipes.deltas import DAY, DETECTION, NAMED, WIKIPEDIA_AND_BOOKS, tuned
+from flows.recipes.deltas import DETECTION, NAMED, WIKIPEDIA_AND_BOOKS
+from flows.recipes.rules import DAY, tuned
 from model.settings import Architecture, Training
 
 THE_RECIPE = "as the recipe"

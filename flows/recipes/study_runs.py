@@ -7,8 +7,9 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
-from flows.recipes.deltas import DELTAS, LIMITS, NAMED, POCKET_EXTRA, POCKET_HEAD, nearest, pocket, reads_files, resized
+from flows.recipes.deltas import DELTAS, NAMED, POCKET_EXTRA
 from flows.recipes.recipe import Recipe, check_changes, merge, parse_json, recipe_of
+from flows.recipes.rules import LIMITS, POCKET_HEAD, nearest, pocket, reads_files, resized
 from flows.recipes.studies import STUDIES
 from flows.summary import check_name
 from model import InputError, budget
