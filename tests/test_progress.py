@@ -22,7 +22,7 @@ LONG = 60  # seconds: what is waited for comes at once, or the test fails
 HOME = Path(__file__).resolve().parents[1]
 LOGS_BESIDE_A_BAR = """
 import logging
-from flows.reporting import configure, log_to_terminal
+from flows.logs import configure, log_to_terminal
 from tasks.workers.progress import Progress
 configure()
 log_to_terminal()
