@@ -6,8 +6,9 @@ Writes  documents.parquet   the measured documents: id, source, tokens, words, c
 
 Losses per character and per byte can be compared between models with different vocabularies. Whether a model was
 trained on the text is not checked; of held-out documents, those that share passages with the training text of their own
-artifact are left out, as they are when it is measured (tasks/tokenize.py). Documents are held out by the digest of their text, so a held-out document of one
-corpus is held out of every other that has it unchanged and holds out as large a fraction, or a larger one.
+artifact are left out, as they are when it is measured (tasks/tokenize.py). Documents are held out by the digest of
+their text, so a held-out document of one corpus is held out of every other that has it unchanged and holds out as large
+a fraction, or a larger one.
 """
 
 from collections.abc import Iterator

@@ -242,8 +242,8 @@ def losses_of(lines: list[dict], published: dict[str, str], names: dict[str, lis
     Where vocabularies differ, it also has the least that each loss may be.
     """
     several, rows = any(line["seeds"] > 1 for line in lines), []
-    done = [line for line in lines if line["seeds"]]
-    has_bounds = any(vocabularies_differ(line, done[0]) for line in done)
+    by_length = sorted((line for line in lines if line["seeds"]), key=lambda line: line["length_nats"])
+    has_bounds = vocabularies_differ(by_length[0], by_length[-1])
     for line, cost in zip(lines, costs(lines), strict=True):
         row = {"run": " = ".join(names[line["run"]]), "seeds": seeds(line), "nats per byte": mean(line, LOSS, 4)}
         row["difference" + (" ± error" if several else "")] = away(line, LOSS, 4)
@@ -275,6 +275,7 @@ def cautions(rows: "pd.DataFrame", means: "pd.DataFrame") -> dict[str, Any]:
         "base": finished["run"].iloc[0],
         "early": [*means["run"][reads_no_context(means)]],
         "lengths": (by_length[0], by_length[-1]),
+        "has_bounds": vocabularies_differ(by_length[0], by_length[-1]),
         "budgets": [budget(amount, kind) for kind, amount in budgets],
         "in_hours": set(done["budget_unit"]) == {"hours"},
         "unequal_operations": done["operations"].max() > (1 + EQUAL) * done["operations"].min(),
