@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # cram of this checkout
-from model import InputError  # before torch, as it sets how torch's threads wait
+from model.errors import InputError  # before torch, as it sets how torch's threads wait
 
 # isort: split
 import torch

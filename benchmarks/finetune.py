@@ -31,8 +31,9 @@ import numpy as np
 import torch
 from common import LENGTH, aligned, positive
 
-from model import InputError, export, finetuning, layouts, limits, machine
+from model import export, finetuning, layouts, limits, machine
 from model.bert import Bert
+from model.errors import InputError
 from model.finetuning import Classifier
 from model.settings import Finetuning
 

@@ -50,7 +50,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flows.recipes.deltas import DELTAS
 from flows.recipes.rules import LENGTH
-from model import InputError, export, finetuning, heldout, machine
+from model import export, finetuning, heldout, machine
+from model.errors import InputError
 from model.finetuning import Classifier, Examples
 from model.layers import SEP
 from model.settings import Architecture, Finetuning

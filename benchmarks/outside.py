@@ -39,8 +39,9 @@ from torch import Tensor, nn
 from train import Case
 from transformers import PreTrainedTokenizerFast
 
-from model import InputError, heldout, machine
+from model import heldout, machine
 from model.clock import Clock
+from model.errors import InputError
 from model.finetuning import predictions
 from model.heldout import Heldout
 from model.pretraining import EVALUATIONS

@@ -38,10 +38,11 @@ import numpy as np
 import torch
 from common import CpuClock, aligned, cell, positive, spread
 
-from model import InputError, export, heldout, machine
+from model import export, heldout, machine
 from model.bert import Bert
 from model.checkpoint import CHECKPOINT
 from model.clock import Clock
+from model.errors import InputError
 from model.heldout import UNITS, Heldout
 from model.layers import MASK
 from model.masking import Corpus

@@ -37,9 +37,10 @@ from common import LENGTH, aligned, positive
 from torch import nn
 
 from flows.recipes.deltas import DELTAS
-from model import InputError, machine, masking
+from model import machine, masking
 from model.bert import Bert, operations, operations_per_token
 from model.checkpoint import METRICS
+from model.errors import InputError
 from model.export import TOKENS
 from model.heldout import Heldout
 from model.layers import SPECIALS, inner

@@ -8,7 +8,7 @@ from collections import Counter
 from rich.filesize import decimal
 
 from flows.plan import Plan, Step
-from model import InputError
+from model.errors import InputError
 from tasks import models
 from tasks.corpus import local
 from tasks.corpus.parts import is_part

@@ -14,8 +14,8 @@ from rich.console import Console
 from tqdm import tqdm
 
 from flows.summary import telling
-from model import InputError
-from tasks import printable
+from model.errors import InputError
+from model.wording import printable
 from tasks.reports.markdown import escape
 from tasks.store.artifacts import Artifact
 

@@ -19,8 +19,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.logs import publish, running
 from flows.summary import brief_duration, counts, relative
-from model import InputError
-from tasks import printable
+from model.errors import InputError
+from model.wording import printable
 from tasks.models import taken
 from tasks.stage import Params, StageTask
 from tasks.store.artifacts import Artifact, is_hollow, read_manifest, to_fill

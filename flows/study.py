@@ -13,7 +13,8 @@ from flows.cram import add, run_name
 from flows.plan import Plan, Problems, Step, make
 from flows.recipes.recipe import Override, Recipe, RecipeName, without_empty
 from flows.recipes.study_runs import StudyRun, operations_per_token, resolve_study
-from model import InputError, counted, duration
+from model.errors import InputError
+from model.wording import counted, duration
 from tasks.evaluate import Evaluate, evaluate, share_in_common
 from tasks.store.artifacts import Artifact, named
 from tasks.store.gc import needed

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from model import InputError, counted
-from tasks import printable
+from model.errors import InputError
+from model.wording import counted, printable
 
 OTHER_STAGES = ("evaluate", "study")  # no part of a recipe
 SHOWN_TASKS = 3  # of a report without an average

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from model import InputError, fsync
+from model.errors import InputError
+from model.files import fsync
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 HELDOUT = "heldout.jsonl"  # held-out losses and memory, for those who watch a run

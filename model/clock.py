@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Self
 
-from model import duration
+from model.wording import duration
 
 BEAT_SECONDS = 0.1  # between two beats of a clock's thread
 # A beat that comes so much later was held up. A busy machine delays one by fractions of a second, as the thread has

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model import counted
+from model.wording import counted
 
 FELL = 0.05  # nats per token that a loss has to fall, over the second half of what is known, to be called falling
 ROSE = 0.15  # that it has to be above what it was; over a few hundred tokens it swings by some hundredths

@@ -21,9 +21,11 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel
 
-from model import InputError, export, limits, machine, memory, print_anything
+from model import export, limits, machine, memory
 from model.bert import Bert
 from model.checkpoint import last_row, line
+from model.environment import print_anything
+from model.errors import InputError
 from model.heldout import Heldout
 from model.masking import Corpus
 from model.pretraining import Pretraining

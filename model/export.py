@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model import InputError
 from model.bert import Bert
+from model.errors import InputError
 from model.finetuning import Classifier, width_factor
 from model.layers import INIT_STD, MASK, PAD, ROTARY_BASE, SEP, inner
 from model.layouts import MASKED, described, fields_of, head_for, head_of, transformers_model

@@ -14,13 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from model import InputError, counted, optimizer, schedules
+from model import optimizer, schedules
 from model.bert import Bert, Dropout, initialize
 from model.clock import Clock
+from model.errors import InputError
 from model.layers import PAD, SEP, ClassifierHead, compared, mean
 from model.layouts import transformers_classifier, transformers_model
 from model.machine import Machine, keep_heap, to_device
 from model.settings import CLASSIFIER_WIDTH, Finetuning, HeadName, Kind, Pooling, Texts
+from model.wording import counted
 
 HEAD_STREAM = 2**31  # beyond all seeds of encoders, so that a head does not start with the same numbers
 BETAS, EPS = (0.9, 0.98), 1e-6  # AdamW's, as GLUE_sane

@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model import InputError, choice, counted, whole_number
+from model.environment import choice, whole_number
+from model.errors import InputError
 from model.limits import cores
+from model.wording import counted
 
 log = logging.getLogger(__name__)
 CPU_MICRO_BATCH = 32  # sequences; beyond it no gain on two cores, and more memory

@@ -11,13 +11,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from model import InputError, counted, schedules
+from model import schedules
 from model.bert import Bert, with_detector
 from model.checkpoint import Spent
+from model.errors import InputError
 from model.limits import available_memory
 from model.machine import Machine
 from model.masking import Batches, Corpus, masks_per_sequence
 from model.settings import Architecture, Training
+from model.wording import counted
 
 FP32 = 4  # bytes of a weight, of its gradient and of each number that an optimizer keeps
 SPARE_MEMORY = 0.1  # of a GPU's memory, kept free when the size of a micro-batch is chosen

@@ -12,17 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model import TENTHS, InputError, budget, counted, duration, export, masking, memory, optimizer, schedules
+from model import export, masking, memory, optimizer, schedules
 from model.bert import Bert, operations_per_token, with_detector
 from model.checkpoint import HELDOUT, METRICS, Spent, Writer, cut_metrics, line, restore
 from model.clock import Clock
 from model.diagnosis import Course, advice
+from model.errors import InputError
+from model.files import TENTHS
 from model.heldout import curve_losses, share_of_curve
 from model.layers import MASK
 from model.machine import ALONE, Machine, Processes, keep_heap, keeps_tenths, matrix_rate
 from model.masking import Batches, Corpus
 from model.settings import Training
 from model.signals import StopRequest
+from model.wording import budget, counted, duration
 
 log = logging.getLogger(__name__)
 EVALUATIONS = 10  # held-out losses over the budget, and one before it

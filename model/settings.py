@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from model import InputError, counted
+from model.errors import InputError
+from model.wording import counted
 
 
 class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):

@@ -18,7 +18,8 @@ import pyarrow as pa
 import xxhash
 from pydantic import Field
 
-from model import InputError, counted
+from model.errors import InputError
+from model.wording import counted
 from tasks.corpus.parts import Document, Tally, add_up, count, link, parts_of, smallest_of_each, tables, writer
 from tasks.glue import data as glue
 from tasks.glue import reading as labelled

@@ -17,7 +17,7 @@ import pyarrow as pa
 import xxhash
 from pydantic import Field, model_validator
 
-from model import fsync
+from model.files import fsync
 from tasks.corpus.parts import (
     SAMPLE_CHARACTERS,
     Tally,

@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from model import InputError, counted
+from model.errors import InputError
+from model.wording import counted
 from tasks.corpus import formats, hub, local, pydocs
 from tasks.corpus.columns import OTHER, Layout, source_name
 from tasks.corpus.containers import BUFFER, Encoding, head_of

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from model import InputError
+from model.errors import InputError
 from tasks.corpus.parts import parts_of, row_name, tables
 from tasks.stage import Params, stage
 from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, Artifact

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import xxhash
 from pydantic import Field, model_validator
 
-from model import InputError
+from model.errors import InputError
 from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, smallest_of_each, tables, views, writer
 from tasks.measure import MEASURES, RATIOS, name_of
 from tasks.reports import plots

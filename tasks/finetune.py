@@ -22,8 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, SkipValidation, model_validator
 
-from model import InputError, counted, layouts
+from model import layouts
+from model.errors import InputError
 from model.settings import Architecture, Finetuning, HeadName
+from model.wording import counted
 from tasks.glue import data as glue
 from tasks.glue import metrics, probes, reading
 from tasks.glue.labels import within_words

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import zstandard
 from pydantic import Field
 
-from model import InputError
+from model.errors import InputError
 from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, tables, views
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact

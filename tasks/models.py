@@ -10,7 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
-from model import InputError
+from model.errors import InputError
 from model.settings import Architecture
 from tasks.stage import Params, stage
 from tasks.store.artifacts import LATEST, LINEAGE, Artifact, find

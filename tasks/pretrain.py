@@ -23,9 +23,11 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from model import TENTHS, InputError, budget, counted
 from model.clock import about_stops
+from model.errors import InputError
+from model.files import TENTHS
 from model.settings import Architecture, Training
+from model.wording import budget, counted
 from tasks import models
 from tasks.reports import plots, sections
 from tasks.reports.model_card import card

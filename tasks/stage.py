@@ -25,7 +25,7 @@ from prefect.runtime import task_run
 from prefect.states import Completed
 from pydantic import BaseModel
 
-from model import InputError, Unreachable
+from model.errors import InputError, Unreachable
 from model.limits import cores
 from tasks.store import home
 from tasks.store.artifacts import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from model import budget, counted
+from model.wording import budget, counted
 from tasks.glue.table import TASKS
 from tasks.reports import law, plots
 from tasks.reports.markdown import Marked, code, page, render, short

@@ -32,7 +32,8 @@ import regex
 from pydantic import Field
 from tokenizers import Tokenizer
 
-from model import InputError, counted
+from model.errors import InputError
+from model.wording import counted
 from tasks.corpus.parts import SCHEMA, Document, parts_of, tables, unit_hash
 from tasks.corpus.parts import table as documents_table
 from tasks.stage import Params, stage

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from tokenizers.models import WordPiece
 from tokenizers.trainers import WordPieceTrainer
 
-from model import InputError
+from model.errors import InputError
 from tasks import models
 from tasks.corpus.parts import in_batches, parts_of, tables, unit_hash
 from tasks.stage import Params, stage

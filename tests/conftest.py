@@ -127,7 +127,7 @@ def downloaded(*files: Path | str, **settings: object):
 
 def refusal(*files: Path | str, **settings: object) -> str:
     """The one line with which such a download is refused; nothing is published."""
-    from model import InputError
+    from model.errors import InputError
     from tasks.store.artifacts import artifacts
 
     with pytest.raises(InputError) as refused:

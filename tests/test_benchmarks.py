@@ -16,7 +16,8 @@ import torch
 from conftest import write_jsonl
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import InputError, export, masking
+from model import export, masking
+from model.errors import InputError
 from model.finetuning import Examples
 from model.heldout import Heldout
 from model.machine import Machine

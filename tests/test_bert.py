@@ -11,7 +11,8 @@ from conftest import roughen
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import InputError, bert, finetuning, layers
+from model import bert, finetuning, layers
+from model.errors import InputError
 from model.finetuning import Classifier, pooled
 from model.machine import Machine
 from model.settings import Architecture, Finetuning

@@ -33,7 +33,8 @@ from flows.cli.execution import ServerLost, execute
 from flows.cli.main import app
 from flows.cli.run import parse_overrides, print_results
 from flows.recipes.recipe import RECIPES, STAGES
-from model import InputError, print_anything
+from model.environment import print_anything
+from model.errors import InputError
 from tasks.store.artifacts import Artifact
 from tasks.store.locks import locked
 

@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 from flows.cli import export as module
 from flows.cli.main import app
 from flows.cli.run import print_blanks
-from model import InputError, export
+from model import export
 from model.bert import Bert
+from model.errors import InputError
 from model.finetuning import Classifier
 from model.settings import Architecture
 from tasks import models

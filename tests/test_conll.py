@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_own_tasks import read
 
-from model import InputError
+from model.errors import InputError
 from tasks.glue import conll
 
 WORDS = [

@@ -17,7 +17,7 @@ import zstandard
 from conftest import asked_for, documents_in, documents_of, downloaded, refusal, texts_of, write_jsonl
 from pydantic import ValidationError
 
-from model import InputError
+from model.errors import InputError
 from tasks import download as download_stage
 from tasks.corpus import containers, hub, parts, survey
 from tasks.corpus.parts import SCHEMA, parts_of

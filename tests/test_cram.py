@@ -19,7 +19,7 @@ from flows import plan as plan_module
 from flows.cram import cram, planned
 from flows.plan import Plan
 from flows.recipes.recipe import STAGES
-from model import InputError
+from model.errors import InputError
 from tasks.store import home
 from tasks.store.artifacts import Artifact, artifacts
 from tasks.workers import finetunes, processes

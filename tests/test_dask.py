@@ -19,7 +19,7 @@ import pytest
 from conftest import bytes_of, corpus_of
 from test_workers import LONG, SQUARES, jobs_in, square, squares, traces, wait_for
 
-from model import InputError
+from model.errors import InputError
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.workers import jobs
 from tasks.workers.jobs import over_parts

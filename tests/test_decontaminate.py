@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import corpus_of, texts_of
 
-from model import InputError
+from model.errors import InputError
 from tasks import decontaminate as module
 from tasks.corpus.parts import parts_of
 from tasks.decontaminate import Decontaminate, decontaminate, evaluation_sentences

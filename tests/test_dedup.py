@@ -11,7 +11,7 @@ import xxhash
 from conftest import corpus_of, documents_in, documents_of, texts_of, with_duplicates, write_jsonl
 
 from flows.recipes.recipe import resolve
-from model import InputError
+from model.errors import InputError
 from tasks.corpus import parts as corpus_parts
 from tasks.corpus.parts import Tally, parts_of
 from tasks.deduplicate import Deduplicate, deduplicate

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from flows.cli import common
 from flows.cli.artifacts import changed_verdicts, compared_scores, kept_by_source, measured_by_both, sampled
 from flows.cli.main import app
-from model import InputError
+from model.errors import InputError
 from tasks.corpus.parts import Document, table
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download

@@ -14,7 +14,7 @@ from flows import disk
 from flows.cram import add, cram, planned
 from flows.plan import Plan, Step
 from flows.recipes.recipe import resolve
-from model import InputError
+from model.errors import InputError
 from tasks.corpus.parts import link, parts_of, tables, writer
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate, deduplicate

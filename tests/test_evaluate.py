@@ -10,7 +10,8 @@ from conftest import corpus_of, document, downloaded, store_of_its_own, toy_toke
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from model import InputError, export
+from model import export
+from model.errors import InputError
 from tasks.evaluate import Evaluate, evaluate
 from tasks.pretrain import Pretrain, pretrain
 from tasks.store.artifacts import artifacts

@@ -11,8 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flows.recipes.recipe import RECIPES
-from model import InputError, layouts
+from model import layouts
 from model.bert import Bert
+from model.errors import InputError
 from model.export import TOKENS, load, save, save_classifier
 from model.finetuning import Classifier
 from model.layers import PAD, SEP, SPECIALS

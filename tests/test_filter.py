@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from flows.cli.artifacts import kept_by_source, measured_by_both
-from model import InputError
+from model.errors import InputError
 from tasks.corpus import parts
 from tasks.corpus.parts import parts_of, unit_hash
 from tasks.download import Download, download

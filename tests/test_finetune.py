@@ -17,7 +17,8 @@ import torch
 from conftest import store_of_its_own, toy_model, toy_tokens
 
 from flows.recipes.recipe import resolve
-from model import InputError, bert, export, finetuning, machine
+from model import bert, export, finetuning, machine
+from model.errors import InputError
 from model.settings import Finetuning
 from tasks.finetune import Finetune, FinetuneRun, encode, encoding, finetune
 from tasks.glue import metrics

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import InputError, bert, finetuning
+from model import bert, finetuning
+from model.errors import InputError
 from model.finetuning import Classifier
 from model.machine import Machine
 from model.settings import Architecture, Finetuning, Kind

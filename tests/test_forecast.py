@@ -15,8 +15,9 @@ from flows import cram, forecast
 from flows.cli.main import app
 from flows.forecast import Forecast, Row
 from flows.recipes.recipe import RECIPES
-from model import InputError, memory
+from model import memory
 from model.bert import Bert, with_detector
+from model.errors import InputError
 from tasks import models
 from tasks.stage import environment
 from tasks.store import home

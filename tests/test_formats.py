@@ -19,7 +19,7 @@ import pytest
 import zstandard
 from conftest import documents_of, downloaded, texts_of
 
-from model import InputError
+from model.errors import InputError
 from tasks.corpus import formats, rows, survey
 from tasks.corpus.columns import Layout
 from tasks.corpus.containers import Damage

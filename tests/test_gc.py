@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from flows.cli.main import app
 from flows.plan import Plan
-from model import InputError
+from model.errors import InputError
 from tasks.stage import Params, StageTask, stage
 from tasks.store import gc
 from tasks.store.artifacts import Artifact, artifacts, draft_of, is_hollow, read_manifest, to_fill

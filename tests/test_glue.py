@@ -21,7 +21,7 @@ from conftest import document
 from tokenizers.models import WordPiece
 
 from flows.plan import Plan
-from model import InputError
+from model.errors import InputError
 from tasks.corpus.rows import PLAIN_TSV, records
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.download import Download, download

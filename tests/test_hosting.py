@@ -30,7 +30,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from flows.cli import server
 from flows.cram import planned
-from model import InputError
+from model.errors import InputError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")

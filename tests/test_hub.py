@@ -26,7 +26,7 @@ import pytest
 from conftest import asked_for, documents_of, downloaded, refusal
 from test_sources import json_lines, noise, packed, parquet
 
-from model import InputError
+from model.errors import InputError
 from tasks import download as download_stage
 from tasks.corpus import formats, hub
 from tasks.corpus.columns import Layout

@@ -13,7 +13,7 @@ from sklearn.preprocessing import MultiLabelBinarizer
 from test_own_tasks import read, write_rows
 
 from flows.recipes.recipe import resolve
-from model import InputError
+from model.errors import InputError
 from tasks.finetune import Finetune
 from tasks.glue import data as files
 from tasks.glue.lists import listed

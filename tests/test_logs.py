@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from flows import logs
 from flows.summary import age, brief_duration, counts
-from model import InputError
-from tasks import printable
+from model.errors import InputError
+from model.wording import printable
 from tasks.store.artifacts import Artifact
 
 SCORES = {"task": "RTE", "metric": "accuracy", "score": 54.4, "verdict": "", "no pretraining": "", "majority": 52.7,

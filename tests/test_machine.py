@@ -13,7 +13,8 @@ import torch
 from torch._inductor import config as inductor
 
 import model
-from model import InputError, bert, machine, memory
+from model import bert, machine, memory
+from model.errors import InputError
 from model.heldout import Heldout
 from model.masking import Batches, Corpus
 from model.settings import Architecture, Training

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import asked_for, documents_of, downloaded, refusal, texts_of
 
-from model import InputError
+from model.errors import InputError
 from tasks.corpus.mail import body_of, messages, spoken
 
 BODY = "Liebe Anna,\n\nFrom the harbour I write to you: die Größe {} ist da.\n\nFrom here on, nothing.\n\nGruß"

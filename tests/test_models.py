@@ -17,8 +17,9 @@ from flows.cli.study import evaluate as measured
 from flows.cram import planned
 from flows.recipes.recipe import resolve
 from flows.recipes.rules import pocket
-from model import InputError, distributed, export, heldout, pretraining
+from model import distributed, export, heldout, pretraining
 from model.bert import Bert
+from model.errors import InputError
 from tasks import models
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports.sections import beginning

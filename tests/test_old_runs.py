@@ -17,7 +17,7 @@ from flows.cli.main import app
 from flows.cli.old_runs import OldRuns
 from flows.cram import cram
 from flows.study import study
-from model import InputError
+from model.errors import InputError
 from tasks.stage import Params, stage
 from tasks.store.artifacts import artifacts
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from conftest import corpus_of, store_of_its_own, texts_of, toy_model, toy_tokens
 
-from model import InputError, export
+from model import export
+from model.errors import InputError
 from tasks.finetune import Finetune, finetune
 from tasks.store.artifacts import Artifact, find
 from tasks.store.manifests import MANIFEST, verify

@@ -14,7 +14,8 @@ from conftest import store_of_its_own, toy_tokens
 from test_benchmarks import FOLDER
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
-from model import InputError, heldout, machine
+from model import heldout, machine
+from model.errors import InputError
 from tasks.pretrain import Pretrain, pretrain
 
 MODERN = {"norm_bias": False, "first_norm": False, "positions": "rotary", "head_transform": True}

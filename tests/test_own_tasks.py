@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from test_finetune import MODERN, write_task
 
 from flows.recipes.recipe import resolve
-from model import InputError
+from model.errors import InputError
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.finetune import Finetune, finetune
 from tasks.glue import conll, metrics, reading

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from flows.cli.main import app
 from flows.cli.run import parameters
 from flows.recipes.recipe import RECIPES, STAGES
-from model import InputError
+from model.errors import InputError
 
 
 def leaves(params: BaseModel, path: str = "") -> Iterator[tuple[str, FieldInfo, object]]:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import documents_in, documents_of, downloaded, store_of_its_own, toy_tokens, write_jsonl
 
-from model import InputError
+from model.errors import InputError
 from tasks.corpus import parts
 from tasks.corpus.parts import Document, Tally, views
 

@@ -26,8 +26,9 @@ from typer.testing import CliRunner
 
 from flows.cli import predict
 from flows.cli.predict import model_folder
-from model import InputError, export
+from model import export
 from model.bert import Bert
+from model.errors import InputError
 from model.finetuning import Classifier
 from model.settings import Architecture, Kind
 from tasks.store.manifests import digest

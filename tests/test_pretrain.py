@@ -17,9 +17,10 @@ import pytest
 from conftest import store_of_its_own, toy_tokens
 from test_tracking import curve, install_doubles, records
 
-from model import InputError, distributed, export, machine, pretraining
+from model import distributed, export, machine, pretraining
 from model import heldout as heldout_module
 from model.distributed import Job
+from model.errors import InputError
 from model.heldout import Heldout
 from tasks import pretrain as pretrain_module
 from tasks.finetune import Finetune, finetune

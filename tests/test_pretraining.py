@@ -20,8 +20,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from model import InputError, bert, checkpoint, distributed, memory, pretraining, schedules, signals
+from model import bert, checkpoint, distributed, memory, pretraining, schedules, signals
 from model.clock import BEAT_SECONDS, Clock
+from model.errors import InputError
 from model.heldout import Heldout
 from model.machine import Machine
 from model.masking import Batches, Corpus

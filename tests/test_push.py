@@ -24,9 +24,10 @@ from test_cli_export import CODE, LAYOUT, MODEL, MODERN
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from model import TENTHS, InputError
 from model import export as model_export
 from model.bert import Bert
+from model.errors import InputError
+from model.files import TENTHS
 from tasks.finetune import Finetune, finetune
 from tasks.glue.own import Definition
 from tasks.pretrain import Pretrain

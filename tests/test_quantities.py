@@ -1,6 +1,6 @@
 import pytest
 
-from model import budget, counted, duration, span
+from model.wording import budget, counted, duration, span
 
 HOUR = 3600
 

@@ -16,7 +16,8 @@ from flows.recipes.deltas import DELTAS
 from flows.recipes.recipe import RECIPES, STAGES, resolve, without_empty
 from flows.recipes.rules import tuned
 from flows.recipes.study_runs import operations_per_token
-from model import InputError, bert, layers, optimizer, schedules
+from model import bert, layers, optimizer, schedules
+from model.errors import InputError
 from model.heldout import POCKET_OPERATIONS, SLOW_TOKENS
 from model.settings import Training
 from tasks.glue.table import GLUE

@@ -16,7 +16,7 @@ from conftest import bytes_of
 from fsspec.implementations.local import LocalFileSystem
 
 from flows.cli import main
-from model import InputError
+from model.errors import InputError
 from tasks.stage import Params, stage
 from tasks.store import home
 from tasks.store.artifacts import Artifact, artifacts, draft_of, find

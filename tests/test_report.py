@@ -12,7 +12,7 @@ import pytest
 from conftest import corpus_of, store_of_its_own, toy_tokens
 from huggingface_hub import ModelCard
 
-from model import InputError
+from model.errors import InputError
 from model.settings import Finetuning
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from model import InputError
+from model.errors import InputError
 from tasks.corpus.containers import Damage
 from tasks.corpus.rows import Loss, records
 

@@ -26,7 +26,7 @@ from prefect.settings import PREFECT_API_SSL_CERT_FILE, PREFECT_API_URL, tempora
 from test_cli import HOME
 
 from flows.cli import server
-from model import InputError
+from model.errors import InputError
 
 PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 

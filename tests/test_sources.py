@@ -23,7 +23,7 @@ import pytest
 import zstandard
 from conftest import asked_for, documents_of, downloaded, refusal, texts_of, write_jsonl
 
-from model import InputError
+from model.errors import InputError
 from tasks import download as download_stage
 from tasks.corpus import containers, formats, local, pydocs, rows
 from tasks.corpus.columns import Layout

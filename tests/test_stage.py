@@ -21,7 +21,7 @@ import pytest
 from prefect.states import Failed
 from test_workers import wait_for
 
-from model import InputError, Unreachable
+from model.errors import InputError, Unreachable
 from tasks.corpus.parts import link
 from tasks.download import download
 from tasks.stage import Params, has_lost_connection, stage

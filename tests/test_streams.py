@@ -12,7 +12,7 @@ from conftest import documents_of
 from test_hub import Hub, address_of, online, serving  # noqa: F401 - the fixture `online`
 from test_sources import losses_of, parquet
 
-from model import InputError
+from model.errors import InputError
 from tasks.corpus import columns, parts
 from tasks.corpus.parts import parts_of
 from tasks.download import Download, download

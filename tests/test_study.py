@@ -20,7 +20,8 @@ from flows.cli.main import app
 from flows.recipes.recipe import STAGES
 from flows.recipes.studies import STUDIES
 from flows.study import study
-from model import InputError, heldout
+from model import heldout
+from model.errors import InputError
 from tasks import stage as stage_module
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law

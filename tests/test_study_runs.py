@@ -24,7 +24,7 @@ from flows.recipes.study_runs import (
     study_called,
 )
 from flows.study import estimate, pretraining_seconds, study
-from model import InputError
+from model.errors import InputError
 from model.settings import Architecture, Training
 from tasks.reports.law import FEWEST
 from tasks.study import SIZE_FIELDS

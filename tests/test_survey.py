@@ -13,8 +13,7 @@ import pytest
 from conftest import asked_for, downloaded, refusal, texts_of, write_jsonl
 
 from flows.cram import planned
-from model import InputError
-from tasks import warn_once
+from model.errors import InputError, warn_once
 from tasks.corpus import formats, rows, survey
 from tasks.corpus.kinds import no_prose
 

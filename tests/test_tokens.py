@@ -17,7 +17,7 @@ import pytest
 from conftest import corpus_of, document, documents_in, documents_of, filtered, sentence, store_of_its_own
 from tokenizers import Tokenizer
 
-from model import InputError
+from model.errors import InputError
 from model.heldout import Heldout
 from tasks import tokenize as tokenize_stage
 from tasks.corpus.parts import SCHEMA, parts_of, unit_hash

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from model import InputError, checkpoint
+from model import checkpoint
 from model.checkpoint import CHECKPOINT, HELDOUT, METRICS
+from model.errors import InputError
 from tasks.workers import tracking
 
 ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # else Python takes UTF-8 in that locale

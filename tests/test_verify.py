@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flows.cli.main import app
-from model import InputError
+from model.errors import InputError
 from tasks.reports.trees import as_text, mermaid
 from tasks.stage import Params, StageTask, stage
 from tasks.store.artifacts import LINEAGE, WORK, Artifact

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from transformers import AutoTokenizer
 
-from model import InputError
+from model.errors import InputError
 from tasks import vocabulary
 from tasks.corpus.parts import unit_hash
 from tasks.download import Download, download

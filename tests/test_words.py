@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tokenizers import normalizers
 from tokenizers.models import WordPiece
 
-from model import InputError
+from model.errors import InputError
 from tasks.text import words
 from tasks.text.tokenizer import (
     ALPHABET,

@@ -20,7 +20,8 @@ import pyarrow
 import pytest
 from tqdm import tqdm
 
-from model import InputError, limits
+from model import limits
+from model.errors import InputError
 from model.signals import SIGNALS
 from tasks.workers import finetunes, jobs, processes
 from tasks.workers.jobs import finish, over_parts

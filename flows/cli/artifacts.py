@@ -20,9 +20,8 @@ from flows.cli.common import (
     stage_names,
 )
 from flows.summary import OTHER_STAGES, age, brief_duration, counts, flat, relative
-from model import counted
 from model.clock import about_stops
-from tasks import printable
+from model.wording import counted, printable
 from tasks.store.manifests import kept
 
 if TYPE_CHECKING:  # importing pandas takes half a second, and importing the store imports Prefect

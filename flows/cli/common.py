@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.summary import OTHER_STAGES, check_name, relative, telling
-from tasks import printable
+from model.wording import printable
 
 if TYPE_CHECKING:
     from tasks.store.artifacts import Artifact

@@ -10,7 +10,7 @@ import typer
 from flows.cli.common import print_rows, say
 from flows.cli.ending import say_stopped
 from flows.cli.server import answers
-from model import InputError
+from model.errors import InputError
 from model.signals import Stopped
 
 if TYPE_CHECKING:

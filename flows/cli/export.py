@@ -15,7 +15,8 @@ import typer
 
 from flows.cli.common import say
 from flows.cli.predict import model_folder, read_json
-from model import TENTHS, InputError, Unreachable
+from model.errors import InputError, Unreachable
+from model.files import TENTHS
 
 if TYPE_CHECKING:
     from tasks.reports.model_card import Published

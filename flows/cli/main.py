@@ -22,8 +22,9 @@ from flows.cli.run import params, run
 from flows.cli.server import bypass_proxies
 from flows.cli.study import evaluate, study
 from flows.cli.upkeep import gc, lineage, pin, verify
-from model import InputError, print_anything
-from tasks import printable
+from model.environment import print_anything
+from model.errors import InputError
+from model.wording import printable
 from tasks.store.home import STATE
 
 SETTINGS = {  # of Prefect, which reads them when it is imported; the user's own settings come first

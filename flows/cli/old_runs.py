@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from flows.cli.common import say
 from flows.cli.server import sought
-from model import InputError, counted
+from model.errors import InputError
+from model.wording import counted
 from tasks.store.home import STATE
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import typer
 
 from flows.cli.common import stage_names
 from flows.summary import OTHER_STAGES, age
-from model import InputError, counted
-from tasks import printable
+from model.errors import InputError
+from model.wording import counted, printable
 
 if TYPE_CHECKING:
     from transformers import Pipeline

@@ -7,7 +7,7 @@ import typer
 from rich.filesize import decimal
 
 from flows.cli.common import called, check_stages, say, stage_names
-from model import counted
+from model.wording import counted
 
 if TYPE_CHECKING:  # importing the store imports Prefect
     from tasks.store.artifacts import Artifact

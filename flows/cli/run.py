@@ -12,7 +12,7 @@ from flows.cli.common import check_stages, console, print_rows, recipe_names, sa
 from flows.cli.execution import Planned, execute, print_plan
 from flows.cli.server import find_server
 from flows.summary import check_name, relative
-from model import InputError
+from model.errors import InputError
 
 if TYPE_CHECKING:  # slow to import
     from pydantic import BaseModel

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model import InputError
+from model.errors import InputError
 from tasks.store.home import STATE
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from flows.cli.execution import Planned, execute, print_plan
 from flows.cli.run import parse_overrides
 from flows.cli.server import find_server
 from flows.summary import check_name
-from model import InputError
+from model.errors import InputError
 
 LASTS = ("pretrain", "report")
 

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from flows.recipes.deltas import DELTAS
 from flows.recipes.rules import LIMITS, reads_files
 from flows.summary import check_name, did_you_mean
-from model import InputError
+from model.errors import InputError
 from tasks import models
 from tasks.decontaminate import Decontaminate
 from tasks.deduplicate import Deduplicate

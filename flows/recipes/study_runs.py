@@ -12,8 +12,9 @@ from flows.recipes.recipe import Recipe, check_changes, merge, parse_json, recip
 from flows.recipes.rules import LIMITS, POCKET_HEAD, nearest, pocket, reads_files, resized
 from flows.recipes.studies import STUDIES
 from flows.summary import check_name
-from model import InputError, budget
+from model.errors import InputError
 from model.settings import READ_BY, Training
+from model.wording import budget
 from tasks.study import Member, StudyReport
 
 NUMBER = r"(\d{1,3}(?:,\d{3})+|\d*\.?\d+(?:[eE][+-]?\d+)?)"  # commas between thousands only

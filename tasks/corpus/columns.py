@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from model import InputError
-from tasks import printable
+from model.errors import InputError
+from model.wording import printable
 from tasks.corpus import rows
 from tasks.corpus.kinds import TABLES
 from tasks.corpus.parts import Document

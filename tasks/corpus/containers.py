@@ -21,7 +21,7 @@ import pyarrow as pa
 import zstandard
 from pydantic import AfterValidator
 
-from tasks import printable
+from model.wording import printable
 from tasks.corpus import kinds
 from tasks.corpus.kinds import Damage
 from tasks.store.errors import written_in

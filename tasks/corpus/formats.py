@@ -8,8 +8,8 @@ from importlib import metadata
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from model import InputError, counted
-from tasks import printable
+from model.errors import InputError
+from model.wording import counted, printable
 from tasks.corpus import rows
 from tasks.corpus.columns import EMPTY, Layout, as_record, columns_of, read_rows, text_column, text_of
 from tasks.corpus.containers import content_of, members_of, reading

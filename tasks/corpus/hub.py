@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
-from model import InputError, Unreachable
+from model.errors import InputError, Unreachable
 from tasks.corpus import local
 from tasks.corpus.columns import Layout, drift, read_rows
 from tasks.corpus.containers import Chunks, Stream

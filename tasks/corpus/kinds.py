@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from model import InputError
+from model.errors import InputError
 
 COMPRESSIONS = {".zst": "zstd", ".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".lz4": "lz4"}
 SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from model import InputError, counted
-from tasks import printable, warn_once
+from model.errors import InputError, warn_once
+from model.wording import counted, printable
 from tasks.corpus.containers import head_of
 from tasks.corpus.kinds import FORMATS, KINDS, counted_kinds, ending, form_of, unread
 

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from model import InputError, counted
-from tasks import printable
+from model.errors import InputError
+from model.wording import counted, printable
 from tasks.corpus.kinds import counted_kinds
 from tasks.corpus.rows import Loss
 

@@ -22,7 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from model import InputError, fsync
+from model.errors import InputError
+from model.files import fsync
 from tasks.store.artifacts import Artifact
 
 SCHEMA = pa.schema([("id", pa.string()), ("source", pa.string()), ("text", pa.large_string())])

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from model import InputError
-from tasks import printable
+from model.errors import InputError
+from model.wording import printable
 from tasks.corpus.containers import BUFFER, content_of, on_disk, reading
 from tasks.corpus.kinds import LINES, ROWS, Damage, ending
 

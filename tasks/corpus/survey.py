@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from model import InputError, counted
-from tasks import printable, warn_once
+from model.errors import InputError, warn_once
+from model.wording import counted, printable
 from tasks.corpus.columns import Layout
 from tasks.corpus.containers import BUFFER, content_of, reading
 from tasks.corpus.formats import Records, Skipped, is_empty_file, read_file

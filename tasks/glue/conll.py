@@ -10,7 +10,8 @@ from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from model import InputError, counted
+from model.errors import InputError
+from model.wording import counted
 from tasks.corpus.containers import BUFFER, content_of, reading
 
 TOKENS, TAGS = "tokens", "tags"

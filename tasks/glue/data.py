@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from model import InputError
+from model.errors import InputError
 from tasks.corpus import hub
 from tasks.corpus.kinds import ending
 from tasks.glue import probes

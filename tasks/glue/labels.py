@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model import InputError, counted
+from model.errors import InputError
 from model.settings import Kind
+from model.wording import counted
 from tasks.glue.lists import OPENING, is_written, listed
 from tasks.glue.own import METRICS, Definition
 from tasks.glue.table import Task

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from model import counted
+from model.wording import counted
 from tasks.glue.table import GLUE, TASKS, Task
 
 NAMES = {

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from model import InputError
+from model.errors import InputError
 from model.settings import Finetuning, Kind
 from tasks.corpus import hub
 from tasks.corpus.containers import Encoding

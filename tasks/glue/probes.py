@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import regex
 
-from model import InputError, counted
+from model.errors import InputError
+from model.wording import counted
 from tasks.corpus import parts
 from tasks.glue.table import LABEL, TASKS
 from tasks.store.artifacts import HELDOUT_TEXT, Artifact

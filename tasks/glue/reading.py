@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import regex
 
-from model import InputError, counted
+from model.errors import InputError
+from model.wording import counted
 from tasks.corpus import columns
 from tasks.corpus.columns import MISSING, choose, value_at
 from tasks.corpus.containers import head_of

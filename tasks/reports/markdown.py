@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model import budget, counted, duration, span
-from tasks import printable
+from model.wording import budget, counted, duration, printable, span
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from model import counted
 from model.clock import about_stops
 from model.layouts import transformers_classifier, transformers_model
 from model.settings import Architecture
+from model.wording import counted
 from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict
 from tasks.glue.table import PROBES, Task, task_of

@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from model import InputError, counted
+from model.errors import InputError
 from model.settings import Finetuning
+from model.wording import counted
 from tasks.glue import metrics
 from tasks.glue.table import GLUE, PROBES, TASKS, task_of
 from tasks.reports.markdown import Marked, code, escape

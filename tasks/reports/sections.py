@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from model import counted, duration
 from model.diagnosis import Course, advice
 from model.settings import Finetuning
+from model.wording import counted, duration
 from tasks.glue.table import MOST_EPOCHS, PROBES, TASKS, Task
 from tasks.reports.markdown import Marked, escape, records, table
 from tasks.reports.scores import (

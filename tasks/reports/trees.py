@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from tasks import printable
+from model.wording import printable
 from tasks.store.lineage import Links, origins
 
 

@@ -15,7 +15,8 @@ from stat import S_ISREG
 
 from pydantic import BaseModel
 
-from model import TENTHS, InputError
+from model.errors import InputError
+from model.files import TENTHS
 from tasks.store import home, opening
 from tasks.store.manifests import MANIFEST, decisive, parsed
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from model import InputError
+from model.errors import InputError
 from tasks.store import home
 
 MACHINE_ERRORS = (

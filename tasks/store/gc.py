@@ -16,7 +16,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from model import InputError, fsync
+from model.errors import InputError
+from model.files import fsync
 from tasks.store import home, locks
 from tasks.store.artifacts import LATEST, Artifact, inspected, listed, named
 from tasks.store.errors import disk_errors_as_input_errors

@@ -11,7 +11,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import IO, NamedTuple
 
-from model import UNSUPPORTED, InputError
+from model.errors import InputError
+from model.files import UNSUPPORTED
 from tasks.store import home
 from tasks.store.artifacts import Artifact, draft_of, flat
 from tasks.store.manifests import verify

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from model import InputError
+from model.errors import InputError
 
 MANIFEST = "stage.json"
 KINDS = {"params": dict, "inputs": dict, "environment": dict, "finished": str}  # of fields of a manifest

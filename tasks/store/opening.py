@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model import InputError
+from model.errors import InputError
 from tasks.store.manifests import verify
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from model import fsync
-from tasks import warn_once
+from model.errors import warn_once
+from model.files import fsync
 from tasks.store import home
 from tasks.store.artifacts import LATEST, WORK, Artifact, artifacts, draft_of
 from tasks.store.errors import disk_errors_as_input_errors

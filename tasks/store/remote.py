@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from model import InputError
+from model.errors import InputError
 from tasks.corpus.parts import link
 from tasks.store import home
 from tasks.store.artifacts import LATEST, Artifact, artifacts, draft_of, read_manifest, result

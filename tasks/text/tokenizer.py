@@ -22,7 +22,7 @@ import regex
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordPiece
 
-from model import InputError
+from model.errors import InputError
 from tasks.text import words
 from tasks.text.wordpiece import CONTINUES, LONGEST_WORD, NONE, WordPieces
 from tasks.text.words import ASCII, Normaliser

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from model import InputError, counted, whole_number
+from model.environment import whole_number
+from model.errors import InputError
+from model.wording import counted
 from tasks.workers import processes
 from tasks.workers.processes import usage
 from tasks.workers.progress import Progress

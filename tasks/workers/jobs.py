@@ -25,8 +25,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model import UNSUPPORTED, InputError, counted
-from tasks import warn_once
+from model.errors import InputError, warn_once
+from model.files import UNSUPPORTED
+from model.wording import counted
 from tasks.store.home import CODE
 from tasks.store.locks import lock
 from tasks.workers.processes import ONE_THREAD, Lost, Measured, Processes, measured, reset_usage, usage, workers

@@ -26,7 +26,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from model import InputError, print_anything, whole_number
+from model.environment import print_anything, whole_number
+from model.errors import InputError
 from model.limits import cores
 from model.signals import SIGNALS
 from tasks.store.home import CODE

@@ -22,7 +22,8 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from model import InputError, print_anything
+from model.environment import print_anything
+from model.errors import InputError
 from tasks.store.home import CODE
 
 FOLDER = ".tracking"  # in the store: files and logs of the trackers, which no stage reads

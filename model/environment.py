@@ -1,0 +1,30 @@
+"""Settings from environment variables, and the output of this process."""
+
+import io
+import os
+import sys
+
+from model.errors import InputError
+
+
+def choice(name: str, choices: tuple[str, ...]) -> str:
+    """The environment variable's value, one of `choices`; "auto" if it is unset or empty. InputError for others."""
+    value = os.environ.get(name) or "auto"
+    if value not in ("auto", *choices):
+        raise InputError(f"{name} is {value!r}; expected one of {', '.join(('auto', *choices))}, or unset.")
+    return value
+
+
+def whole_number(name: str, default: str) -> int | None:
+    """The environment variable's value, above 0; None if it is unset or empty. `default` is what cram uses then."""
+    value = os.environ.get(name, "")
+    if value and not (value.isdecimal() and int(value) > 0):
+        raise InputError(f"{name} is {value!r}; expected a positive whole number, or unset for {default}.")
+    return int(value) if value else None
+
+
+def print_anything() -> None:
+    r"""Have this process print a character that its output's encoding lacks as \uXXXX, and not end with an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -1,0 +1,42 @@
+"""Numbers, durations and budgets in words, and text made safe to print."""
+
+import re
+
+UNITS = (("hour", 3600), ("minute", 60), ("second", 1))  # for sentences and tables
+
+# C0, DEL, C1, line and paragraph separators, bidirectional overrides, and surrogates, which no stream accepts
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 document`, `1,234 documents`."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
+
+
+def duration(seconds: float, digits: int = 3) -> str:
+    """Seconds in the largest unit that makes the number at least 1: `24 hours`, `1.5 minutes`, `7.75 seconds`."""
+    unit, size = next((unit for unit in UNITS if round(seconds / unit[1], 2) >= 1), UNITS[-1])
+    value = seconds / size
+    shown = f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
+    return f"{shown} {unit if shown == '1' else unit + 's'}"
+
+
+def budget(amount: float, unit: str) -> str:
+    """A budget in hours, tokens or flops: `20 minutes`, `10,000,000 tokens`, `6.7e+18 flops`."""
+    if unit == "hours":
+        return duration(3600 * amount)
+    return counted(round(amount), "token") if unit == "tokens" else f"{amount:g} {unit}"
+
+
+def span(low: float, high: float) -> str:
+    """A range of scores, such as `48.4 to 51.2`; one number if both ends round to the same."""
+    ends = f"{low:.1f}", f"{high:.1f}"
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+
+def printable(text: object, lines: bool = False) -> str:
+    r"""The text with control characters as \uXXXX, so that a file's contents can't control the terminal.
+
+    `lines`: keep line feeds.
+    """
+    return CONTROL.sub(lambda match: match[0] if lines and match[0] == "\n" else f"\\u{ord(match[0]):04x}", str(text))
