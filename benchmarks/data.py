@@ -43,7 +43,7 @@ from tasks.measure import Measure, measure
 from tasks.store.artifacts import Artifact
 from tasks.text.tokenizer import load_tokenizer
 from tasks.tokenize import Tokenize, tokenize
-from tasks.vocabulary import Vocabulary, train_vocabulary
+from tasks.vocabulary import Vocabulary, vocabulary
 
 LIMIT_BYTES = 50_000_000  # of text that the limits are measured on
 READING, TOKENIZERS, TRAINING = "reading", "tokenizers", "training"
@@ -97,11 +97,11 @@ def run_chain(given: argparse.Namespace) -> list[Step]:
     if given.glue:
         source, text = text, decontaminate.fn(Decontaminate(data=str(given.glue)), text)
         made.append(("decontaminate", text, source, TOKENIZERS))
-    vocabulary = Vocabulary(entries=given.entries, characters=given.characters)
-    measures = measure.fn(Measure(normaliser=vocabulary.normaliser(), max_removed=1), text)
+    settings = Vocabulary(entries=given.entries, characters=given.characters)
+    measures = measure.fn(Measure(normaliser=settings.normaliser(), max_removed=1), text)
     limit = BY_SCRIPT if given.characters == "unicode" else Filter().max_tokens_per_char
     kept = drop_incompressible.fn(Filter(max_tokens_per_char=limit), text, measures)
-    words = train_vocabulary.fn(vocabulary, kept)
+    words = vocabulary.fn(settings, kept)
     sequences = tokenize.fn(Tokenize(), kept, words)
     made += [("measure", measures, text, TOKENIZERS), ("filter", kept, text, READING)]
     return [*made, ("vocabulary", words, kept, TRAINING), ("tokenize and sort", sequences, kept, TOKENIZERS)]

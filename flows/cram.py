@@ -20,7 +20,7 @@ from tasks.report import report
 from tasks.store.artifacts import Artifact
 from tasks.store.gc import needed
 from tasks.tokenize import tokenize
-from tasks.vocabulary import train_vocabulary
+from tasks.vocabulary import vocabulary
 
 configure()
 
@@ -36,7 +36,7 @@ def add(plan: Plan, r: Recipe, run: tuple[str, ...] = ()) -> dict[str, Step]:
     clean = plan.add(run, decontaminate, r.decontaminate, unique)
     measures = plan.add(run, measure, r.measure, clean)
     kept = plan.add(run, drop_incompressible, r.filter, clean, measures)
-    words = plan.add(run, train_vocabulary, r.vocabulary, kept)
+    words = plan.add(run, vocabulary, r.vocabulary, kept)
     sequences = plan.add(run, tokenize, r.tokenize, kept, words)
     bert = plan.add(run, pretrain, r.pretrain, sequences)
     finetuned = [plan.add(run, finetune, params, bert) for params in r.finetune.runs()]

@@ -306,8 +306,8 @@ def kinds_table(used: pa.Table) -> list[dict]:
     return table
 
 
-@stage(version=3, resumes=True, name="vocabulary")
-def train_vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
+@stage(version=3, resumes=True)
+def vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
     """Train the vocabulary, or take a model's. Raises InputError if it has not as many entries as asked for."""
     how = params.normaliser()
     counts, used = count_sample(corpus, params.sample_megabytes, out / WORK, "count words", how)

@@ -212,12 +212,12 @@ def toy_tokens(root: Path, texts: list[str]) -> dict:
     from tasks.decontaminate import Decontaminate, decontaminate
     from tasks.deduplicate import Deduplicate, deduplicate
     from tasks.tokenize import Tokenize, tokenize
-    from tasks.vocabulary import Vocabulary, train_vocabulary
+    from tasks.vocabulary import Vocabulary, vocabulary
 
     corpus = corpus_of(root, [*texts, texts[0]], part_megabytes=1024)
     clean = decontaminate.fn(Decontaminate(data="probes"), deduplicate.fn(Deduplicate(), corpus))
     kept = filtered(clean, max_tokens_per_char=0.5)
-    words = train_vocabulary.fn(Vocabulary(entries=400), kept)
+    words = vocabulary.fn(Vocabulary(entries=400), kept)
     tokens = tokenize.fn(Tokenize(length=32, heldout_fraction=0.3, sort="random"), kept, words)
     return {"download": corpus, "filter": kept, "vocabulary": words, "tokens": tokens}
 

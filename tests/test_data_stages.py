@@ -26,7 +26,7 @@ from tasks.store.artifacts import Artifact, read_manifest
 from tasks.store.publish import refresh
 from tasks.text import minhash, sorted_files, substrings
 from tasks.tokenize import Tokenize, tokenize
-from tasks.vocabulary import Vocabulary, train_vocabulary
+from tasks.vocabulary import Vocabulary, vocabulary
 
 PLANTED = "Nobody at the harbour office could say when the second ferry to the outer islands was due."
 JOBS = [  # stage, module and function of the job, keys in a range: so few that there are two jobs or more
@@ -87,7 +87,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]) -> It
         clean = make("decontaminate", decontaminate, asked, unique)
         measures = make("measure", measure, Measure(vocabulary_entries=400), clean)
         kept = make("filter", drop_incompressible, Filter(max_tokens_per_char=0.35), clean, measures)
-        words = make("vocabulary", train_vocabulary, Vocabulary(entries=300), kept)
+        words = make("vocabulary", vocabulary, Vocabulary(entries=300), kept)
         make("tokenize", tokenize, Tokenize(length=16, heldout_fraction=0.1, max_sequences=100), kept, words)
         yield made
 

@@ -18,7 +18,7 @@ from tasks.store.artifacts import Artifact
 from tasks.text.ngrams import Known, words_in
 from tasks.text.overlap import RUN, runs_in, runs_in_common, words_in_common
 from tasks.tokenize import Tokenize, measurable, tokenize
-from tasks.vocabulary import Vocabulary, train_vocabulary
+from tasks.vocabulary import Vocabulary, vocabulary
 
 FRACTION = 0.2
 WORDS = [f"w{number}" for number in range(26)]
@@ -82,7 +82,7 @@ def test_texts_without_runs_share_nothing(texts: list[str]):
 
 @pytest.fixture
 def words(store: Path, tmp_path: Path, toy_texts: list[str]) -> Artifact:
-    return train_vocabulary.fn(Vocabulary(entries=400, characters="unicode"), corpus_of(tmp_path, toy_texts))
+    return vocabulary.fn(Vocabulary(entries=400, characters="unicode"), corpus_of(tmp_path, toy_texts))
 
 
 def text_where(held: bool, make: Callable[[int], str]) -> str:

@@ -25,7 +25,7 @@ from tasks.store.artifacts import Artifact
 from tasks.store.publish import refresh
 from tasks.text.tokenizer import PAD, SEP, UNK
 from tasks.tokenize import Tokenize, tokenize
-from tasks.vocabulary import Vocabulary, train_vocabulary
+from tasks.vocabulary import Vocabulary, vocabulary
 
 LENGTH = 16
 AWKWARD = ["a [SEP] b [PAD] c [MASK]", "word " + "x" * 101 + " word", "漢字", "Dr. Who... waited. No. 5!", "é\r\n\tü"]
@@ -55,7 +55,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Iterat
 
 @pytest.fixture(scope="module")
 def words(corpus: Artifact) -> Artifact:
-    return train_vocabulary.fn(Vocabulary(entries=300), corpus)
+    return vocabulary.fn(Vocabulary(entries=300), corpus)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_measured_documents_are_whole_and_in_the_order_of_their_digests(corpus, 
 def test_the_measured_documents_depend_on_the_texts_alone(corpus, words, tmp_path: Path, texts, few_measured: dict):
     shuffled = random.Random(5).sample(texts, len(texts))
     others = [
-        ({}, corpus, train_vocabulary.fn(Vocabulary(entries=400), corpus)),
+        ({}, corpus, vocabulary.fn(Vocabulary(entries=400), corpus)),
         ({"length": 64, "sort": "unigram"}, corpus, words),
         ({}, corpus_of(tmp_path, shuffled, part_megabytes=1), words),
     ]
@@ -370,9 +370,7 @@ SENTENCES = "今天天气很好。我们去公园！ आज मौसम अच�
 @pytest.fixture
 def any_script(store: Path, tmp_path: Path, texts: list[str]) -> Artifact:
     """A vocabulary for Unicode."""
-    return train_vocabulary.fn(
-        Vocabulary(entries=400, characters="unicode"), corpus_of(tmp_path, [*texts, SENTENCES * 9])
-    )
+    return vocabulary.fn(Vocabulary(entries=400, characters="unicode"), corpus_of(tmp_path, [*texts, SENTENCES * 9]))
 
 
 @pytest.mark.parametrize(

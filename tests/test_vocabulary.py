@@ -25,7 +25,7 @@ from tokenizers.models import WordPiece
 from transformers import AutoTokenizer
 
 from model.errors import InputError
-from tasks import vocabulary
+from tasks import vocabulary as vocabulary_stage
 from tasks.corpus.parts import unit_hash
 from tasks.download import Download, download
 from tasks.store.artifacts import Artifact, artifacts
@@ -51,11 +51,11 @@ from tasks.vocabulary import (
     kind_of,
     scaled,
     summed,
-    train_vocabulary,
     train_wordpiece,
+    vocabulary,
 )
 
-CODE = sorted(Path(vocabulary.__file__).parent.rglob("*.py"))  # text with words, names and signs of all kinds
+CODE = sorted(Path(vocabulary_stage.__file__).parent.rglob("*.py"))  # text with words, names and signs of all kinds
 SENTENCE = "the committee carried a long letter near the harbour"
 AWKWARD = [
     "Plain words, and some more.",
@@ -103,7 +103,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Iterat
 
 @pytest.fixture(scope="module")
 def made(corpus: Artifact) -> Artifact:
-    return train_vocabulary.fn(Vocabulary(entries=1000), corpus)
+    return vocabulary.fn(Vocabulary(entries=1000), corpus)
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +148,9 @@ def test_fresh_processes_write_the_same_bytes_for_any_hash_seed_and_order(made, 
 def test_too_little_text_is_refused(store: Path, tmp_path: Path):
     corpus = corpus_of(tmp_path, ["a few words"])
     with pytest.raises(InputError, match=r"gives .* 5,000 were asked for. It reads 9 .* vocabulary.entries, to 256"):
-        train_vocabulary.fn(Vocabulary(entries=5000), corpus)
+        vocabulary.fn(Vocabulary(entries=5000), corpus)
     with pytest.raises(InputError, match="filter"):
-        train_vocabulary.fn(Vocabulary(entries=256), filtered(corpus, min_characters=1000))
+        vocabulary.fn(Vocabulary(entries=256), filtered(corpus, min_characters=1000))
     assert artifacts("vocabulary") == []
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match=r"tokenizer\.json"):
@@ -184,7 +184,7 @@ def test_transformers_and_tokenizers_load_the_folder_and_encode_as_we_do(made: A
 def test_typographic_text_made_plain_has_the_ids_of_transformers(store: Path, tmp_path: Path):
     rng, kinds = random.Random(4), "-–—−’‘“”«´″…•\u00a0\u2009\u202f\u2028⁄'\"` é漢a1"
     texts = ["".join(rng.choices([*kinds, "word", " it"], k=60)) for _ in range(300)]
-    made = train_vocabulary.fn(Vocabulary(entries=300, punctuation="plain"), corpus_of(tmp_path, texts))
+    made = vocabulary.fn(Vocabulary(entries=300, punctuation="plain"), corpus_of(tmp_path, texts))
     ours, theirs = load_tokenizer(made.path), AutoTokenizer.from_pretrained(made.path)
     assert encode(ours, texts) == theirs(texts, add_special_tokens=False)["input_ids"]
     read = encode(ours, ["Don’t, 1889–1895\u00a0— “so”…"])
@@ -280,7 +280,7 @@ def test_a_sample_is_the_same_documents_in_any_order_and_of_about_the_size(store
         assert counter(counts) == counter(count_words(chosen))
         assert used == {"documents": len(chosen), "characters": sum(map(len, chosen))}
         assert 0.8 < used["characters"] / (1e6 * megabytes) < 1.2
-    made = train_vocabulary.fn(Vocabulary(entries=256, sample_megabytes=megabytes), corpus)
+    made = vocabulary.fn(Vocabulary(entries=256, sample_megabytes=megabytes), corpus)
     assert (made.path / "tokenizer.json").read_text() == train_wordpiece(counts, 256).to_str(pretty=True)
     assert {name: made.stats["trained_on"][name] for name in used} == used
 
@@ -297,8 +297,8 @@ def test_scaled_down_words_keep_their_shares_rare_ones_together(monkeypatch: pyt
     counts = {f"often{i}": 1000 + i for i in range(50)} | {f"once{i}": 1 for i in range(20_000)}
     lines = list(scaled(table(counts)))
     assert Counter(word for line in lines for word in line.split()) == counts
-    assert {len(line.split()) for line in lines[:-1]} == {vocabulary.LINE_WORDS}
-    monkeypatch.setattr(vocabulary, "TRAINING_WORDS", sum(counts.values()) // 10)
+    assert {len(line.split()) for line in lines[:-1]} == {vocabulary_stage.LINE_WORDS}
+    monkeypatch.setattr(vocabulary_stage, "TRAINING_WORDS", sum(counts.values()) // 10)
     fewer = Counter(word for line in scaled(table(counts)) for word in line.split())
     assert all(abs(fewer[word] - n / 10) < 1 for word, n in counts.items())
     assert abs(sum(fewer[f"once{i}"] for i in range(20_000)) - 2000) < 150, "three standard deviations are 127"
@@ -349,7 +349,7 @@ def test_use_is_that_of_the_encoded_text_however_many_words_are_known_at_once(to
     some = [text for text in texts if max(map(len, plain_words(text))) <= 100]
     expected = np.bincount(np.concatenate(encode(tokenizer, some)), minlength=1000)
     for at_once in (1 << 20, 100):
-        monkeypatch.setattr(vocabulary, "KNOWN_WORDS", at_once)
+        monkeypatch.setattr(vocabulary_stage, "KNOWN_WORDS", at_once)
         assert entries_table(tokenizer, count_words(some))["occurrences"].to_pylist() == expected.tolist()
 
 
@@ -382,7 +382,7 @@ def any_script(seed: int, size: int = 200) -> list[str]:
 )
 def test_text_of_any_script_is_encoded_as_transformers_does(store: Path, tmp_path: Path, settings: dict):
     corpus = corpus_of(tmp_path, any_script(1) + [path.read_text() for path in CODE[:20]])
-    made = train_vocabulary.fn(Vocabulary(entries=700, characters="unicode", **settings), corpus)
+    made = vocabulary.fn(Vocabulary(entries=700, characters="unicode", **settings), corpus)
     ours, theirs = load_tokenizer(made.path), AutoTokenizer.from_pretrained(made.path)
     texts = any_script(2) + AWKWARD[:6]
     assert encode(ours, texts) == theirs(texts, add_special_tokens=False)["input_ids"]
@@ -436,7 +436,7 @@ def test_the_settings_for_unicode_enter_the_key_only_with_unicode_and_punctuatio
 def test_real_text_of_six_scripts_has_the_ids_of_transformers(store: Path, tmp_path: Path, language: str):
     file = Path(os.environ["CRAM_REAL_DATA"]) / "scripts" / f"{language}.jsonl.zst"
     corpus = download.fn(Download(source="files", files=[str(file)], documents=0))
-    made = train_vocabulary.fn(Vocabulary(entries=5000 if language != "zh" else 4000, characters="unicode"), corpus)
+    made = vocabulary.fn(Vocabulary(entries=5000 if language != "zh" else 4000, characters="unicode"), corpus)
     texts = [document.text for document in documents_of(corpus)]
     theirs = AutoTokenizer.from_pretrained(made.path)(texts, add_special_tokens=False)["input_ids"]
     assert encode(load_tokenizer(made.path), texts) == theirs
