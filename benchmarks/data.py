@@ -38,7 +38,7 @@ from tasks.corpus.parts import parts_of, tables, views
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
-from tasks.filter import BY_SCRIPT, Filter, drop_incompressible
+from tasks.filter import BY_SCRIPT, Filter, filter
 from tasks.measure import Measure, measure
 from tasks.store.artifacts import Artifact
 from tasks.text.tokenizer import load_tokenizer
@@ -100,7 +100,7 @@ def run_chain(given: argparse.Namespace) -> list[Step]:
     settings = Vocabulary(entries=given.entries, characters=given.characters)
     measures = measure.fn(Measure(normaliser=settings.normaliser(), max_removed=1), text)
     limit = BY_SCRIPT if given.characters == "unicode" else Filter().max_tokens_per_char
-    kept = drop_incompressible.fn(Filter(max_tokens_per_char=limit), text, measures)
+    kept = filter.fn(Filter(max_tokens_per_char=limit), text, measures)
     words = vocabulary.fn(settings, kept)
     sequences = tokenize.fn(Tokenize(), kept, words)
     made += [("measure", measures, text, TOKENIZERS), ("filter", kept, text, READING)]

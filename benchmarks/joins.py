@@ -169,7 +169,7 @@ def filtered(work: Path, each: int, parts: int) -> None:
     about = {"quantiles": dict.fromkeys(module.RATIOS, median), "vocabulary_entries": ENTRIES}
     read = artifact("measure", "0" * 12, 0, stats=about, inputs={"corpus": corpus.name})
     results_of(module, [{"samples": []}] * parts)
-    module.drop_incompressible.function(module.Filter(), corpus, read, out=work)
+    module.filter.function(module.Filter(), corpus, read, out=work)
 
 
 def make_vocabulary(work: Path, each: int, parts: int) -> None:

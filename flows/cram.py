@@ -12,7 +12,7 @@ from flows.recipes.recipe import Override, Recipe, RecipeName, StageName, Use, r
 from tasks.decontaminate import decontaminate
 from tasks.deduplicate import deduplicate
 from tasks.download import download
-from tasks.filter import drop_incompressible
+from tasks.filter import filter
 from tasks.finetune import finetune
 from tasks.measure import measure
 from tasks.pretrain import pretrain
@@ -35,7 +35,7 @@ def add(plan: Plan, r: Recipe, run: tuple[str, ...] = ()) -> dict[str, Step]:
     unique = plan.add(run, deduplicate, r.deduplicate, corpus)
     clean = plan.add(run, decontaminate, r.decontaminate, unique)
     measures = plan.add(run, measure, r.measure, clean)
-    kept = plan.add(run, drop_incompressible, r.filter, clean, measures)
+    kept = plan.add(run, filter, r.filter, clean, measures)
     words = plan.add(run, vocabulary, r.vocabulary, kept)
     sequences = plan.add(run, tokenize, r.tokenize, kept, words)
     bert = plan.add(run, pretrain, r.pretrain, sequences)

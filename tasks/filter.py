@@ -141,8 +141,8 @@ def sources_table(seen: dict, kept: dict, dropped: dict, medians: dict) -> list[
     return table
 
 
-@stage(version=3, resumes=True, name="filter")
-def drop_incompressible(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> dict:
+@stage(version=3, resumes=True)
+def filter(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> dict:
     """Drop documents with too many tokens per character; count and sample what was dropped, by source and reason."""
     if measures.manifest["inputs"] != {"corpus": corpus.name}:
         raise InputError(

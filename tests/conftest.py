@@ -201,10 +201,10 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, module, work: str, target, at: in
 
 def filtered(corpus, entries: int = 400, **settings):
     """The artifact of a filter, of documents measured with a vocabulary of so many entries."""
-    from tasks.filter import Filter, drop_incompressible
+    from tasks.filter import Filter, filter
     from tasks.measure import Measure, measure
 
-    return drop_incompressible.fn(Filter(**settings), corpus, measure.fn(Measure(vocabulary_entries=entries), corpus))
+    return filter.fn(Filter(**settings), corpus, measure.fn(Measure(vocabulary_entries=entries), corpus))
 
 
 def toy_tokens(root: Path, texts: list[str]) -> dict:

@@ -20,7 +20,7 @@ from tasks.corpus.parts import parts_of
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
-from tasks.filter import Filter, drop_incompressible
+from tasks.filter import Filter, filter
 from tasks.measure import Measure, measure
 from tasks.store.artifacts import Artifact, read_manifest
 from tasks.store.publish import refresh
@@ -86,7 +86,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]) -> It
         asked = Decontaminate(data=str(folder / "glue"))
         clean = make("decontaminate", decontaminate, asked, unique)
         measures = make("measure", measure, Measure(vocabulary_entries=400), clean)
-        kept = make("filter", drop_incompressible, Filter(max_tokens_per_char=0.35), clean, measures)
+        kept = make("filter", filter, Filter(max_tokens_per_char=0.35), clean, measures)
         words = make("vocabulary", vocabulary, Vocabulary(entries=300), kept)
         make("tokenize", tokenize, Tokenize(length=16, heldout_fraction=0.1, max_sequences=100), kept, words)
         yield made

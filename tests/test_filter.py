@@ -22,7 +22,7 @@ from model.errors import InputError
 from tasks.corpus import parts
 from tasks.corpus.parts import parts_of, unit_hash
 from tasks.download import Download, download
-from tasks.filter import SCRIPT_LIMITS, Filter, drop_incompressible, filter_part, rules, verdicts
+from tasks.filter import SCRIPT_LIMITS, Filter, filter, filter_part, rules, verdicts
 from tasks.measure import MEASURES, RATIOS, Measure, measure, measure_part, name_of
 from tasks.store.artifacts import Artifact
 from tasks.text.words import ASCII, UNICODE, Normaliser
@@ -156,7 +156,7 @@ def test_the_verdict_names_the_first_limit_that_a_document_of_ten_characters_rea
 def test_a_filter_may_drop_all_of_which_nothing_is_left_to_measure(store: Path, tmp_path: Path):
     texts = ["漢字", "\N{GRINNING FACE}", "\N{ZERO WIDTH SPACE} \N{COMBINING ACUTE ACCENT}\n¿"]
     corpus = corpus_of(write_jsonl(tmp_path / "a.jsonl", texts), part_megabytes=1e-6)
-    made = drop_incompressible.fn(Filter(), corpus, measure.fn(Measure(vocabulary_entries=700, max_removed=1), corpus))
+    made = filter.fn(Filter(), corpus, measure.fn(Measure(vocabulary_entries=700, max_removed=1), corpus))
     assert made.stats["dropped"]["no tokens"]["documents"] == len(parts_of(made)) == 3
     assert made.stats["documents"] == made.stats["characters"] == 0
     assert measured(made)["tokens_per_char"].tolist() == [0, 0, 0]
@@ -197,7 +197,7 @@ def test_a_row_group_without_documents_is_passed_over(tmp_path: Path, corpus: Ar
 def test_measures_of_another_corpus_are_refused(corpus: Artifact, shard: Path):
     measures = measure.fn(SMALL, corpus_of(shard, part_megabytes=1024))
     with pytest.raises(InputError, match=f"{measures.name} was not measured on {corpus.name}"):
-        drop_incompressible.fn(Filter(), corpus, measures)
+        filter.fn(Filter(), corpus, measures)
 
 
 def test_a_source_may_have_the_name_of_the_total(store: Path, tmp_path: Path, toy_texts: list[str]):
@@ -270,7 +270,7 @@ def test_the_limit_is_that_of_the_main_script_and_a_number_applies_to_all(store:
         write_jsonl(tmp_path / f"{source}.jsonl", some, source)
     corpus = corpus_of(tmp_path / "*.jsonl")
     measures = measure.fn(UNICODE_SMALL, corpus)
-    made = drop_incompressible.fn(Filter(max_tokens_per_char="by-script"), corpus, measures)
+    made = filter.fn(Filter(max_tokens_per_char="by-script"), corpus, measures)
     rows = measured(made)
     scripts = {"english": "LATIN", "russian": "CYRILLIC", "chinese": "CJK", "hex": "LATIN", "georgian": "GEORGIAN"}
     assert rows["script"].tolist() == [scripts[source] for source in rows["source"]]
@@ -280,7 +280,7 @@ def test_the_limit_is_that_of_the_main_script_and_a_number_applies_to_all(store:
     for row in rows.itertuples():
         limit = SCRIPT_LIMITS.get(row.script, np.inf)
         assert (row.verdict == "incompressible") == (row.tokens_per_char >= limit)
-    strict = measured(drop_incompressible.fn(Filter(max_tokens_per_char=0.3), corpus, measures))
+    strict = measured(filter.fn(Filter(max_tokens_per_char=0.3), corpus, measures))
     assert (strict["verdict"] == np.where(strict["tokens_per_char"] < 0.3, "kept", "incompressible")).all()
     assert (strict["verdict"][strict["source"] == "chinese"] == "incompressible").all()
 
