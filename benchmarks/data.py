@@ -13,19 +13,13 @@ UTF-8, 10^6 bytes. The limits are measured in one process on the beginning of th
 """
 
 import argparse
-import atexit
 import io
 import os
-import shutil
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-
-STORE = tempfile.mkdtemp(prefix="cram-benchmark-")
-atexit.register(shutil.rmtree, STORE, ignore_errors=True)
-os.environ |= {"CRAM_ARTIFACTS": STORE, "PREFECT_LOGGING_TO_API_ENABLED": "false", "TOKENIZERS_PARALLELISM": "false"}
 
 import common
 import orjson
@@ -116,8 +110,9 @@ def row(name: str, size: float, seconds: float, cpu_seconds: float, process: int
 
 def measure_chain(given: argparse.Namespace, workers: int) -> list[dict]:
     """The rows of the table for so many workers."""
-    os.environ["CRAM_WORKERS"] = str(workers)
-    try:
+    os.environ |= {"CRAM_WORKERS": str(workers), "TOKENIZERS_PARALLELISM": "false"}
+    with tempfile.TemporaryDirectory(prefix="cram-benchmark-") as store:
+        os.environ["CRAM_ARTIFACTS"] = store
         start = time.perf_counter()
         steps = run_chain(given)
         seconds, rows, read = time.perf_counter() - start, [], {}
@@ -133,8 +128,6 @@ def measure_chain(given: argparse.Namespace, workers: int) -> list[dict]:
         cpu_seconds = sum(done["cpu_seconds"] for done in rows)
         peaks = (max(done[name] for done in rows) for name in ("peak_mib", "worker_peak_mib"))
         return [*rows, row("the whole chain", rows[0]["megabytes"], seconds, cpu_seconds, *peaks, "")]
-    finally:
-        shutil.rmtree(STORE, ignore_errors=True)
 
 
 def table(rows: list[dict]) -> str:

@@ -120,10 +120,10 @@ def check(plan: Plan) -> float:
         stays[step.stage] += artifact
         fixed += (artifact + scratch) * (step.stage in MODELS)
     peak -= sum(draft.bytes for draft in locks.drafts("") if draft.name in drafts)  # a rerun goes on from them
-    free = shutil.disk_usage(next(path for path in (home.ROOT, *home.ROOT.parents) if path.exists())).free
+    free = shutil.disk_usage(next(path for path in (home.root(), *home.root().parents) if path.exists())).free
     stages = ", ".join(f"{stage} {decimal(int(size))}" for stage, size in stays.items() if size)
     sizes = f"{decimal(int(peak))} of disk ({stages}; the rest is scratch), and {decimal(free)} are free"
-    said = f"This run needs about {sizes} in {home.ROOT}."
+    said = f"This run needs about {sizes} in {home.root()}."
     if peak > free:
         corpora = sum(step.stage == "download" for step in steps)  # a study may read several
         text = stays["download"] / PARTS / max(1, corpora)

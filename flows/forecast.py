@@ -55,7 +55,7 @@ class Forecast:
 
     def _written(self, stage: str) -> list[dict]:
         """The manifests of a stage that this machine wrote, whatever became of their files, the newest last."""
-        here, paths = environment()["machine"], (home.ROOT / stage).glob(f"*/{MANIFEST}")
+        here, paths = environment()["machine"], (home.root() / stage).glob(f"*/{MANIFEST}")
         every = (listed(Artifact(stage=stage, key=path.parent.name)) for path in paths)
         own = [about for about in every if about and about["environment"].get("machine") == here and about["seconds"]]
         return sorted(own, key=lambda about: about["finished"])

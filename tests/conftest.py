@@ -29,7 +29,7 @@ SCRATCH = tempfile.mkdtemp(prefix="cram-tests-")
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 for name in ("CRAM_DASK", "CRAM_TRACK"):
     os.environ.pop(name, None)
-os.environ.update(  # before cram and Prefect are imported: both read these then
+os.environ.update(  # before Prefect and torch are imported, which read some of these then
     CRAM_ARTIFACTS=f"{SCRATCH}/artifacts",
     PREFECT_HOME=f"{SCRATCH}/prefect",
     PREFECT_SERVER_ANALYTICS_ENABLED="false",
@@ -161,13 +161,9 @@ def texts_of(corpus) -> list[str]:
 @contextmanager
 def store_of_its_own(folder: Path) -> Iterator[None]:
     """For the fixtures of a module: `store` is that of a test."""
-    from tasks.store import home
-
-    before, home.ROOT = home.ROOT, folder
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CRAM_ARTIFACTS", str(folder))
         yield
-    finally:
-        home.ROOT = before
 
 
 def bytes_of(made) -> dict[str, str]:
@@ -276,10 +272,7 @@ def toy_texts() -> list[str]:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty store for plain calls (`stage.fn`); runs through Prefect use the session's own."""
-
-    from tasks.store import home
-
-    monkeypatch.setattr(home, "ROOT", tmp_path / "artifacts")
+    monkeypatch.setenv("CRAM_ARTIFACTS", str(tmp_path / "artifacts"))
     return tmp_path / "artifacts"
 
 

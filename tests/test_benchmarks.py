@@ -325,7 +325,7 @@ def test_what_joins_parts_is_measured_on_made_up_rows(store: Path, tmp_path: Pat
         work = tmp_path / name
         for inner in ("digests", "drops", "buckets", "pairs"):
             (work / inner).mkdir(parents=True)
-        monkeypatch.setattr("tasks.store.home.ROOT", work / "artifacts")
+        monkeypatch.setenv("CRAM_ARTIFACTS", str(work / "artifacts"))
         make(work, 100, 4)
         assert joins.measured(step, work, 100, 4)["cpu_seconds"] > 0
     assert len(np.load(tmp_path / "tokenize" / "random")) == 400

@@ -380,7 +380,7 @@ def test_ls_lists_a_damaged_artifact_with_the_file_that_is_wrong(store: Path, co
 def test_paths_with_brackets_are_printed_whole(store: Path, monkeypatch, capsys, tmp_path: Path):
     put(store, "download", "a", {"documents": 1})
     moved = store.rename(tmp_path / "a [red] place")
-    monkeypatch.setattr("tasks.store.home.ROOT", moved)
+    monkeypatch.setenv("CRAM_ARTIFACTS", str(moved))
     print_results(Artifact(stage="download", key="a"))
     assert f"download: {moved}/download/a\n" in capsys.readouterr().out
     assert f"{moved}/download/a\n" in show("show", "download")

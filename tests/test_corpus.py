@@ -22,7 +22,6 @@ from tasks import download as download_stage
 from tasks.corpus import containers, hub, parts, survey
 from tasks.corpus.parts import SCHEMA, parts_of
 from tasks.download import Download, download
-from tasks.store import home
 from tasks.store.artifacts import WORK, artifacts, draft_of
 
 
@@ -229,7 +228,7 @@ def test_an_interrupted_download_resumes_at_its_last_part_and_makes_the_same_byt
         assert whole["stats"]["mixture"]["files"]["ended"]
     for at, path in enumerate(forced, 1):
         root = tmp_path / str(at)
-        monkeypatch.setattr(home, "ROOT", root)
+        monkeypatch.setenv("CRAM_ARTIFACTS", str(root))
         interrupted(monkeypatch, settings, at)
         assert artifacts("download") == []
         state = root / ".partial" / draft / WORK / "state.json"
@@ -264,7 +263,7 @@ def test_a_failure_midway_publishes_nothing_and_leaves_no_litter_behind(
 
 def test_after_a_full_disk_a_rerun_resumes(store: Path, ugly: Path, tmp_path: Path, monkeypatch):
     whole = downloaded(ugly, **UGLY).manifest
-    monkeypatch.setattr(home, "ROOT", tmp_path / "full")
+    monkeypatch.setenv("CRAM_ARTIFACTS", str(tmp_path / "full"))
     writer = pq.ParquetWriter
 
     def open_writer(where: Path, *given: object, **settings: object) -> pq.ParquetWriter:

@@ -117,9 +117,9 @@ def test_a_second_run_is_cached_executes_nothing_in_artifacts_and_has_the_same_p
 
 
 def test_no_file_of_an_artifact_names_the_store(first):
-    files = [p for p in home.ROOT.rglob("*") if p.is_file() and p.suffix in (".json", ".md")]
+    files = [p for p in home.root().rglob("*") if p.is_file() and p.suffix in (".json", ".md")]
     assert files
-    assert not [p for p in files if str(home.ROOT) in p.read_text()]
+    assert not [p for p in files if str(home.root()) in p.read_text()]
 
 
 def test_a_damaged_model_is_trained_again_to_the_same_contents_so_that_all_else_stays_cached(tiny: dict, first):
@@ -203,7 +203,7 @@ def test_an_error_of_the_user_is_found_before_anything_runs_or_is_discarded(
     tiny: dict, first, monkeypatch, parameters: dict, setting: dict, words: str
 ):
     def files() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in home.ROOT.rglob("*") if path.is_file()}
+        return {path: path.stat().st_mtime_ns for path in home.root().rglob("*") if path.is_file()}
 
     for name, value in setting.items():
         monkeypatch.setenv(name, value)
@@ -234,7 +234,7 @@ def test_an_error_of_the_user_is_one_sentence_in_the_log_without_traceback(tiny,
     [record] = [r for r in caplog.records if words in r.getMessage()]
     assert (record.name, record.getMessage(), record.levelname) == (logger, str(refused.value), "ERROR")
     assert not [r for r in caplog.records if r.exc_info]
-    assert {p.name for p in home.ROOT.iterdir()} <= {*STAGES, ".locks", ".partial"}, "no stray files"
+    assert {p.name for p in home.root().iterdir()} <= {*STAGES, ".locks", ".partial"}, "no stray files"
 
 
 def test_a_bug_keeps_its_traceback_in_the_log(tiny: dict, caplog, monkeypatch):

@@ -15,7 +15,7 @@ PLACES = """
 import json
 from tasks.store import home
 
-print(json.dumps([str(home.ROOT), str(home.STATE)]))
+print(json.dumps([str(home.root()), str(home.STATE)]))
 """
 
 

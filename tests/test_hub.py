@@ -405,14 +405,14 @@ def test_a_gated_data_set_says_how_to_get_access(online: Hub, monkeypatch: pytes
 def test_the_commit_of_a_source_without_one_is_the_newest_at_first_use(online: Hub, monkeypatch: pytest.MonkeyPatch):
     repository, first = SOURCES["oscar"].repository, downloaded(source="oscar")
     assert first.manifest["params"]["sources"]["oscar"]["revision"] == "a" * 40
-    assert json.loads((home.ROOT / ".revisions.json").read_text()) == {repository: "a" * 40}
+    assert json.loads((home.root() / ".revisions.json").read_text()) == {repository: "a" * 40}
     newer = {"en_meta/en_meta_part_1.jsonl.zst": zst(["new"], field="content")}
     monkeypatch.setitem(online.files, (repository, "b" * 40), newer)
     assert downloaded(source="oscar") == first
-    (home.ROOT / ".revisions.json").unlink()
+    (home.root() / ".revisions.json").unlink()
     monkeypatch.setattr(home, "is_frozen", True)  # a plan keeps no note of the commit that it found
     assert hub.commit(SOURCES["oscar"]) == "b" * 40
-    assert not (home.ROOT / ".revisions.json").exists()
+    assert not (home.root() / ".revisions.json").exists()
     monkeypatch.setattr(home, "is_frozen", False)
     assert [document.text for document in documents(source="oscar")] == ["new"]
 

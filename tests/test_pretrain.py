@@ -26,7 +26,6 @@ from tasks import pretrain as pretrain_module
 from tasks.finetune import Finetune, finetune
 from tasks.pretrain import Pretrain, measured_on, pretrain
 from tasks.reports import sections
-from tasks.store import home
 from tasks.store.artifacts import LINEAGE, Artifact
 from tasks.text.tokenizer import CLS, MASK, PAD, SEP
 from tasks.tokenize import digest_of, measured_texts
@@ -149,7 +148,7 @@ def test_the_pretrained_artifact_is_complete_in_itself(made, tmp_path: Path, mon
     (params,) = asked.runs()
     run = finetune.fn(params, bert)
     scores = run.stats["validation"]
-    monkeypatch.setattr(home, "ROOT", tmp_path)
+    monkeypatch.setenv("CRAM_ARTIFACTS", str(tmp_path))
     shutil.copytree(made["root"] / "artifacts" / bert.name, tmp_path / bert.name)
     assert_measured_again(bert)
     again = finetune.fn(params, bert)

@@ -188,7 +188,7 @@ def examples(hub: Hub, *cards: str) -> list[str]:
     own = {"HF_ENDPOINT": constants.ENDPOINT, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", "\n".join(f"exec({code!r}, {{}})" for code in codes)],
-        cwd=HOME, env=own | {"HF_HOME": str(home.ROOT / "hf")}, capture_output=True, text=True, timeout=300,
+        cwd=HOME, env=own | {"HF_HOME": str(home.root() / "hf")}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(codes) == len(cards)

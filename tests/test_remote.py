@@ -73,7 +73,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     """Go to the machine of this name, which has a store of its own."""
 
     def go(name: str) -> Path:
-        monkeypatch.setattr(home, "ROOT", tmp_path / name)
+        monkeypatch.setenv("CRAM_ARTIFACTS", str(tmp_path / name))
         return tmp_path / name
 
     go("first")
@@ -178,7 +178,7 @@ def test_all_brings_the_ancestors_whole_and_fills_what_is_hollow_here_and_there(
         assert "hollow" not in artifact.manifest
         verify(artifact)
     assert (links.path / "part-0.parquet").samefile(text.path / "part-0.parquet")
-    assert not list(home.ROOT.glob(".partial/*"))
+    assert not list(home.root().glob(".partial/*"))
 
 
 @pytest.mark.parametrize("change", ["truncate", "flip", "delete"])

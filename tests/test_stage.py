@@ -74,7 +74,7 @@ def slow(params: Count, source: Artifact, out: Path) -> dict:
             CALLS.append("slow")
             (out / WORK / f"{number}.txt").write_text(str(number))
         if number == params.upto // 2:
-            wait_for(lambda: not (home.ROOT / ".hold").exists())
+            wait_for(lambda: not (home.root() / ".hold").exists())
     (out / "result.txt").write_text("result")
     return {"numbers": len(list((out / WORK).iterdir()))}
 
@@ -102,7 +102,7 @@ def _no_calls():
 
 
 def run_slow(root: str) -> None:
-    home.ROOT = Path(root)
+    os.environ["CRAM_ARTIFACTS"] = root
     slow.fn(Count(upto=10), count.fn(Count()))
 
 
@@ -211,7 +211,7 @@ def test_latest_points_to_the_newest_and_the_tree_can_be_moved(store: Path, tmp_
     newest = count.fn(Count(upto=5))
     assert os.readlink(store / "count" / "latest") == newest.key
     shutil.move(store, tmp_path / "elsewhere")
-    monkeypatch.setattr(home, "ROOT", tmp_path / "elsewhere")
+    monkeypatch.setenv("CRAM_ARTIFACTS", str(tmp_path / "elsewhere"))
     assert find("count", "latest") == newest
     left = count.fn(Count())
     assert CALLS == ["count", "count"]
@@ -225,7 +225,7 @@ def test_latest_points_to_the_newest_and_the_tree_can_be_moved(store: Path, tmp_
 def test_a_directory_latest_of_a_copied_store_is_no_artifact_and_stays(store: Path, tmp_path: Path, monkeypatch):
     made = count.fn(Count())
     shutil.copytree(store, tmp_path / "copy")  # which follows links
-    monkeypatch.setattr(home, "ROOT", tmp_path / "copy")
+    monkeypatch.setenv("CRAM_ARTIFACTS", str(tmp_path / "copy"))
     assert list(inspected("count")) == [made]
     newest = count.fn(Count(upto=5))
     assert find("count", "latest") == newest

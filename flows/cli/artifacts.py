@@ -72,9 +72,9 @@ def ls(
         print_bytes(sizes(files, whole=True), Counter(row[0].partition("/")[0] for row in rows))
     elif not damaged:
         what, how = (f"artifacts of {stage}", f" --until {stage}") if stage else ("artifacts", "")
-        say(f"No {what} in {home.ROOT} yet. Make some: cram run demo{how}")
+        say(f"No {what} in {home.root()} yet. Make some: cram run demo{how}")
     if left := drafts(stage or ""):
-        say(f"\nUnfinished drafts in {relative(home.ROOT / '.partial')}; delete a directory there to discard it:")
+        say(f"\nUnfinished drafts in {relative(home.root() / '.partial')}; delete a directory there to discard it:")
         about = [(d.name, age(d.written), decimal(d.bytes), "in progress" * d.running) for d in left]
         print_listing(("draft", "age", "size", "state"), about, [""] * len(about))
     for sentence in damaged:

@@ -77,7 +77,7 @@ def print_kept(found: "Garbage", discarded: bool, models: bool) -> None:
 
     reasons = [f"{why} {len(names):,}" for why, names in found.kept.items() if names]
     why = f" ({', '.join(reasons)}; the rest is what these were made from)" if reasons else ""
-    say(f"Kept in {relative(home.ROOT)}: {counted(len(found.stays), 'artifact')}, {decimal(found.left())}{why}.")
+    say(f"Kept in {relative(home.root())}: {counted(len(found.stays), 'artifact')}, {decimal(found.left())}{why}.")
     if told := [f"{name} ({brief_duration(about.get('seconds', 0))})" for name, about in found.models.items()]:
         gone = "Models discarded" if discarded else "Models that go"
         what = gone if models else "Kept, without what they were made from; --models discards them"
@@ -195,7 +195,7 @@ def verify(
     manifests = {one.name: listed(one) for one in every}
     abouts = [manifests[one.name] for one in chosen if one.name not in busy]
     files = [file for about in abouts for file in kept(about)]
-    what = f"{counted(len(files), 'file')} of {counted(len(abouts), 'artifact')} in {home.ROOT}"
+    what = f"{counted(len(files), 'file')} of {counted(len(abouts), 'artifact')} in {home.root()}"
     found = f"{counted(len(damages), 'file')} damaged" if damages else "sound"
     say(printable(f"{what}, {decimal(sum(file['bytes'] for file in files))}: {found}."))
     if hollow := sum(bool(about.get("hollow")) for about in abouts):

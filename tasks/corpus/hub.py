@@ -162,7 +162,7 @@ def commit(source: Source) -> str:
     """The commit at which the source is read: its own, or that of its branch at the first use with this store."""
     if re.fullmatch("[0-9a-f]{40}", source.revision):
         return source.revision
-    path, lock = home.ROOT / REVISIONS, home.ROOT / ".locks" / "revisions"
+    path, lock = home.root() / REVISIONS, home.root() / ".locks" / "revisions"
     name = f"{source.repository}@{source.revision}".removesuffix("@")
     if home.is_frozen:
         return (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}).get(name) or newest(source)

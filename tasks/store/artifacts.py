@@ -42,7 +42,7 @@ class Artifact(BaseModel, frozen=True):
     @property
     def path(self) -> Path:
         """The directory."""
-        return home.ROOT / self.stage / self.key
+        return home.root() / self.stage / self.key
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ def named(name: str) -> Artifact:
 
 def incomplete(artifact: Artifact, problem: str) -> str:
     """The sentence about an artifact that `inspect` finds incomplete."""
-    return f"No complete artifact {artifact.name} in {home.ROOT}: {problem}. Run the stage again, or copy it here."
+    return f"No complete artifact {artifact.name} in {home.root()}: {problem}. Run the stage again, or copy it here."
 
 
 def inspect(artifact: Artifact) -> tuple[dict | None, str]:
@@ -161,7 +161,7 @@ def artifacts(stage: str) -> list[Artifact]:
 
 def inspected(stage: str) -> dict[Artifact, tuple[dict | None, str]]:
     """What `inspect` finds of each artifact of a stage, or of all (empty): first of damaged ones; the newest last."""
-    paths = (home.ROOT / stage).glob("[!.]*") if stage else home.ROOT.glob("[!.]*/[!.]*")
+    paths = (home.root() / stage).glob("[!.]*") if stage else home.root().glob("[!.]*/[!.]*")
     folders = [path for path in paths if path.is_dir() and not path.is_symlink()]
     own = [path for path in folders if path.name != LATEST]  # a directory in a store that was copied by `cp -L`
     found = {one: inspect(one) for one in (Artifact(stage=path.parent.name, key=path.name) for path in own)}
@@ -177,7 +177,7 @@ def find(stage: str, name: str = LATEST, damaged: bool = False) -> Artifact:
     if not known:
         until = f" --until {stage}" if stage else ""
         raise InputError(
-            f"There are no artifacts{of} in {home.ROOT} yet. Make one with `cram run RECIPE{until}`, copy one there, "
+            f"There are no artifacts{of} in {home.root()} yet. Make one with `cram run RECIPE{until}`, copy one there, "
             "or set CRAM_ARTIFACTS to a directory that has some."
         )
     if name == LATEST:  # from the manifests: the link may not have been copied with the directory
@@ -188,7 +188,7 @@ def find(stage: str, name: str = LATEST, damaged: bool = False) -> Artifact:
         return matches[0]
     names = ", ".join(artifact.key if stage else artifact.name for artifact in (matches or known)[-8:])
     problem = f"{len(matches)} artifacts{of} begin with" if matches else f"No complete artifact{of} is"
-    raise InputError(f"{problem} {name!r}. Those in {home.ROOT}: {names}. Give one of these, or `latest`.")
+    raise InputError(f"{problem} {name!r}. Those in {home.root()}: {names}. Give one of these, or `latest`.")
 
 
 def called(name: str, damaged: bool = False) -> Artifact:
@@ -199,4 +199,4 @@ def called(name: str, damaged: bool = False) -> Artifact:
 
 def draft_of(artifact: Artifact) -> Path:
     """The directory in which the artifact is made. Its name is stable, so that a rerun finds what a crash left."""
-    return home.ROOT / ".partial" / f"{artifact.stage}-{artifact.key}"
+    return home.root() / ".partial" / f"{artifact.stage}-{artifact.key}"

@@ -58,8 +58,8 @@ def places_of(error: Exception, problem: str) -> list[str]:
     if NO_SCRATCH in str(error):
         return re.findall("'(.+?)'", str(error))
     if problem not in NO_SPACE:
-        return [str(home.ROOT)]
-    candidates = list({mount_of(place): place for place in (tempfile.gettempdir(), str(home.ROOT))}.values())
+        return [str(home.root())]
+    candidates = list({mount_of(place): place for place in (tempfile.gettempdir(), str(home.root()))}.values())
     return list(filter(is_full, candidates)) or candidates
 
 
@@ -83,7 +83,7 @@ def described(place: str, problem: str) -> str:
 
 def setting_of(place: str) -> str:
     """What to set so that files are written elsewhere than at this path; empty if nothing of cram's does that."""
-    if Path(place).absolute().is_relative_to(home.ROOT):
+    if Path(place).absolute().is_relative_to(home.root()):
         return "CRAM_ARTIFACTS to another directory"
     with suppress(FileNotFoundError):  # there is none
         if not Path(place).absolute().is_relative_to(tempfile.gettempdir()):

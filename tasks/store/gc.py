@@ -42,14 +42,14 @@ def name_of(file: Path) -> str:
 
 def pinned() -> dict[str, Path]:
     """The names of the artifacts that `cram gc` keeps whole, with the files that say so."""
-    return {name_of(path): path for path in sorted((home.ROOT / ".pins").glob("*-*"))}
+    return {name_of(path): path for path in sorted((home.root() / ".pins").glob("*-*"))}
 
 
 @disk_errors_as_input_errors("cram pin")
 def pin(artifact: Artifact) -> None:
     """Have `cram gc` keep an artifact whole, and all that it was made from. InputError if it was just discarded."""
     with locked(GATE, shared=True):
-        (folder := home.ROOT / ".pins").mkdir(exist_ok=True)
+        (folder := home.root() / ".pins").mkdir(exist_ok=True)
         (folder / f"{artifact.manifest['stage']}-{artifact.key}").touch()
 
 
@@ -66,7 +66,7 @@ def unpin(name: str) -> str:
 @contextmanager
 def needed(*artifacts: Iterable[Artifact]) -> Iterator[None]:
     """Keep these artifacts, made or not yet, from every `cram gc` until the run that needs them ends."""
-    folder, names = home.ROOT / ".locks" / "runs", {artifact.name for some in artifacts for artifact in some}
+    folder, names = home.root() / ".locks" / "runs", {artifact.name for some in artifacts for artifact in some}
     with ExitStack() as stack:
         with suppress(OSError, NoLocks):  # a store that can't be written or locked, as when all is cached
             folder.mkdir(parents=True, exist_ok=True)
@@ -82,8 +82,8 @@ def needed(*artifacts: Iterable[Artifact]) -> Iterator[None]:
 
 def in_use() -> set[str]:
     """The names of artifacts that processes read or write, or will need."""
-    names = {name_of(lock) for lock in (home.ROOT / ".locks").glob("*-*") if is_locked(lock, shared=True)}
-    for run in (home.ROOT / ".locks" / "runs").glob("*"):
+    names = {name_of(lock) for lock in (home.root() / ".locks").glob("*-*") if is_locked(lock, shared=True)}
+    for run in (home.root() / ".locks" / "runs").glob("*"):
         if is_locked(run):
             names |= set(run.read_text(encoding="utf-8").split())
     return names
@@ -124,7 +124,7 @@ class Garbage(NamedTuple):
         for name, files in self.hollow.items():
             found.setdefault(named(name).stage, []).extend(named(name).path / file for file in files)
         for draft in self.drafts:
-            found.setdefault("drafts", []).extend(files_below(home.ROOT / ".partial" / draft.name))
+            found.setdefault("drafts", []).extend(files_below(home.root() / ".partial" / draft.name))
         return found
 
     def left(self) -> int:
@@ -174,7 +174,7 @@ def is_left(draft: Draft, since: str, busy: set[str], models: bool) -> bool:
     """Whether nobody needs a draft; that of a model stays unless `models`, since it has a checkpoint."""
     if draft.name.startswith(DISCARDED):  # by a process that was killed or still deletes; at first it is empty
         hour_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-        return draft.written < hour_ago or any((home.ROOT / ".partial" / draft.name).glob("*"))
+        return draft.written < hour_ago or any((home.root() / ".partial" / draft.name).glob("*"))
     is_old = draft.written < since and name_of(Path(draft.name)) not in busy
     return is_old and (models or not draft.name.startswith(f"{MODEL}-"))
 
@@ -229,14 +229,14 @@ def collect(keep: int, hollow: bool, models: bool) -> tuple[Garbage, dict[str, i
                 if link.is_symlink() and f"{artifact.stage}/{os.readlink(link)}" in found.goes:
                     point_latest(artifact)
             for draft in found.drafts:
-                put_away(named(name_of(Path(draft.name))), home.ROOT / ".partial" / draft.name, folder / "drafts")
+                put_away(named(name_of(Path(draft.name))), home.root() / ".partial" / draft.name, folder / "drafts")
             for artifact in list(map(named, found.goes)):
                 if not put_away(artifact, artifact.path, folder / artifact.stage):
                     found.goes.pop(artifact.name)
             for name, paths in list(found.hollow.items()):
                 if not empty(named(name), paths, folder / named(name).stage):
                     found.hollow.pop(name)
-            for run in (home.ROOT / ".locks" / "runs").glob("*"):
+            for run in (home.root() / ".locks" / "runs").glob("*"):
                 if not is_locked(run):  # its process was killed
                     run.unlink(missing_ok=True)
         freed = sizes({group: files_below(folder / group) for group in groups})

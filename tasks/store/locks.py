@@ -33,7 +33,7 @@ def lock(file: IO, kind: int) -> None:
         if error.errno not in NO_LOCKS:
             raise
         raise NoLocks(
-            f"{home.ROOT} is on a file system without file locks ({error.strerror}), without which two runs could "
+            f"{home.root()} is on a file system without file locks ({error.strerror}), without which two runs could "
             "write the same artifact. Set CRAM_ARTIFACTS to a directory on a file system that has them; then run again."
         ) from error
 
@@ -44,7 +44,7 @@ def locked(artifact: Artifact, shared: bool = False, wait: bool = True) -> Itera
 
     Raises BlockingIOError if others use the artifact and `wait` is false, and NoLocks where locks can't be had.
     """
-    path, kind = home.ROOT / ".locks" / draft_of(artifact).name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    path, kind = home.root() / ".locks" / draft_of(artifact).name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb+") as file:  # NFS has shared locks only of files that are open for reading
         try:
@@ -94,7 +94,7 @@ class Draft(NamedTuple):
 def drafts(stage: str) -> list[Draft]:
     """The drafts in the store, of one stage or of all (empty), the most recently written last."""
     left = []
-    for folder in (home.ROOT / ".partial").glob(f"{stage}*"):
+    for folder in (home.root() / ".partial").glob(f"{stage}*"):
         size, written = 0, 0.0
         # unlike rglob, os.walk allows for a stage that deletes and publishes meanwhile
         for where, _, files in os.walk(folder):
@@ -104,7 +104,7 @@ def drafts(stage: str) -> list[Draft]:
                     size, written = size + about.st_size * S_ISREG(about.st_mode), max(written, about.st_mtime)
         if written:
             when = datetime.fromtimestamp(written, UTC).isoformat()
-            left.append(Draft(folder.name, size, when, is_locked(home.ROOT / ".locks" / folder.name)))
+            left.append(Draft(folder.name, size, when, is_locked(home.root() / ".locks" / folder.name)))
     return sorted(left, key=lambda draft: (draft.written, draft.name))
 
 

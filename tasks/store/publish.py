@@ -23,8 +23,8 @@ DISCARDED = "discarded-"  # begins the names of directories beside the drafts th
 @contextmanager
 def trash() -> Iterator[Path]:
     """A directory in the store whose contents are deleted in the end; of a killed process, by the next `cram gc`."""
-    (home.ROOT / ".partial").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home.ROOT / ".partial", prefix=DISCARDED) as folder:
+    (home.root() / ".partial").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home.root() / ".partial", prefix=DISCARDED) as folder:
         yield Path(folder)
 
 
@@ -51,7 +51,7 @@ def point_latest(artifact: Artifact) -> None:
         link.replace(latest)
     except OSError as error:
         warn_once(
-            f"The links STAGE/latest in {home.ROOT} can't be made ({error.strerror}), as on file systems without "
+            f"The links STAGE/latest in {home.root()} can't be made ({error.strerror}), as on file systems without "
             "symbolic links. Commands take `latest` all the same. In place of a path with `latest`, use the one that "
             "`cram show STAGE` prints."
         )

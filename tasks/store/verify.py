@@ -30,7 +30,7 @@ def verified(artifacts: list[Artifact]) -> tuple[list[Damage], list[str]]:
     damages, busy = [], []
     with Progress("verify", sum(file["bytes"] for one in artifacts for file in kept(listed(one))), "B") as bar:
         for artifact in artifacts:
-            if is_locked(home.ROOT / ".locks" / draft_of(artifact).name):  # maybe for a day
+            if is_locked(home.root() / ".locks" / draft_of(artifact).name):  # maybe for a day
                 busy.append(artifact.name)
                 continue
             with reading(artifact):

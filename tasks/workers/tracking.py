@@ -169,11 +169,17 @@ def tracked(name: str, folder: Path, params: dict) -> Iterator[None]:
         return
     step, finished, started = checkpoint.saved_step(folder), "", []
     checkpoint.cut_metrics(folder, step)  # as training is about to do, before anyone reads what is done again
-    about = {"name": name, "params": params, "store": str(home.ROOT / FOLDER), "step": step, "patience": SECONDS_TO_END}
+    about = {
+        "name": name,
+        "params": params,
+        "store": str(home.root() / FOLDER),
+        "step": step,
+        "patience": SECONDS_TO_END,
+    }
     about |= {"metrics": str(folder / checkpoint.METRICS), "heldout": str(folder / checkpoint.HELDOUT)}
     for tracker in trackers:
         try:
-            started.append(start(tracker, home.ROOT / FOLDER, about))
+            started.append(start(tracker, home.root() / FOLDER, about))
         except OSError as error:
             log.warning("%s can't be started (%s). Training goes on without it.", tracker, error)
     try:
