@@ -12,9 +12,8 @@ from rich.filesize import decimal
 
 from flows import cram, disk
 from flows.plan import SEVERAL, Plan, Step
-from flows.summary import brief_duration
 from model.errors import InputError
-from model.wording import counted, duration
+from model.wording import brief_duration, counted, duration
 from tasks.stage import Params, StageTask, environment
 from tasks.store import home
 from tasks.store.artifacts import WORK, Artifact, draft_of, listed, named, read_manifest

@@ -18,9 +18,9 @@ from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.logs import publish, running
-from flows.summary import brief_duration, counts, relative
+from flows.summary import counts, relative
 from model.errors import InputError
-from model.wording import printable
+from model.wording import brief_duration, printable
 from tasks.models import taken
 from tasks.stage import Params, StageTask
 from tasks.store.artifacts import Artifact, is_hollow, read_manifest, to_fill

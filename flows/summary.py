@@ -1,4 +1,4 @@
-"""Summaries of artifacts for listings, logs and messages: the most telling numbers, age and path. Checks of names.
+"""Summaries of artifacts for listings, logs and messages: the most telling numbers and path. Checks of names.
 
 It imports nothing slow, so that every command can use it.
 """
@@ -7,7 +7,6 @@ import difflib
 import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +30,6 @@ def check_name(kind: str, name: str, names: Iterable[str], rest: str = "") -> No
     """Raise InputError if the name is none of these names of a kind. `rest`: what else may be given."""
     if name not in names:
         raise InputError(f"There is no {kind} {name!r}. {did_you_mean(name, names)}Expected {', '.join(names)}{rest}.")
-
-
-def brief_duration(seconds: float) -> str:
-    """Seconds in a suitable unit."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
-
-
-def age(when: str) -> str:
-    """Time since an ISO date, in whole units; empty if it is no date."""
-    with suppress(ValueError, TypeError):
-        minutes = max(0, int((datetime.now(UTC) - datetime.fromisoformat(when)).total_seconds() // 60))
-        if minutes < 60:
-            return f"{minutes} min"
-        return f"{minutes // 60} h" if minutes < 48 * 60 else f"{minutes // (24 * 60)} days"
-    return ""
 
 
 def telling(rows: list[dict]) -> list[str]:

@@ -1,6 +1,8 @@
 """Numbers, durations and budgets in words, and text made safe to print."""
 
 import re
+from contextlib import suppress
+from datetime import UTC, datetime
 
 UNITS = (("hour", 3600), ("minute", 60), ("second", 1))  # for sentences and tables
 
@@ -19,6 +21,28 @@ def duration(seconds: float, digits: int = 3) -> str:
     value = seconds / size
     shown = f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
     return f"{shown} {unit if shown == '1' else unit + 's'}"
+
+
+def brief_duration(seconds: float) -> str:
+    """Seconds for a column of a table: `7.8 s`, `1.5 min`, `24.0 h`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def age(when: str) -> str:
+    """The time since an ISO date in whole units: `59 min`, `47 h`, `2 days`; empty for text that isn't a date."""
+    with suppress(ValueError, TypeError):
+        since = datetime.now(UTC) - datetime.fromisoformat(when)
+        minutes = max(0, int(since.total_seconds() // 60))
+        if minutes < 60:
+            return f"{minutes} min"
+        if minutes < 48 * 60:
+            return f"{minutes // 60} h"
+        return f"{minutes // (24 * 60)} days"
+    return ""
 
 
 def budget(amount: float, unit: str) -> str:

@@ -16,9 +16,9 @@ from rich.console import Console
 from tqdm import tqdm
 
 from flows import logs
-from flows.summary import age, brief_duration, counts
+from flows.summary import counts
 from model.errors import InputError
-from model.wording import printable
+from model.wording import age, brief_duration, printable
 from tasks.store.artifacts import Artifact
 
 SCORES = {"task": "RTE", "metric": "accuracy", "score": 54.4, "verdict": "", "no pretraining": "", "majority": 52.7,

@@ -19,9 +19,9 @@ from flows.cli.common import (
     shorten,
     stage_names,
 )
-from flows.summary import OTHER_STAGES, age, brief_duration, counts, flat, relative
+from flows.summary import OTHER_STAGES, counts, flat, relative
 from model.clock import about_stops
-from model.wording import counted, printable
+from model.wording import age, brief_duration, counted, printable
 from tasks.store.manifests import kept
 
 if TYPE_CHECKING:  # importing pandas takes half a second, and importing the store imports Prefect

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from flows.cli.common import stage_names
-from flows.summary import OTHER_STAGES, age
+from flows.summary import OTHER_STAGES
 from model.errors import InputError
-from model.wording import counted, printable
+from model.wording import age, counted, printable
 
 if TYPE_CHECKING:
     from transformers import Pipeline

@@ -11,8 +11,8 @@ from rich.tree import Tree
 
 from flows.cli.artifacts import MOST_ROWS, total
 from flows.cli.common import called, console, print_listing, say, stage_names
-from flows.summary import OTHER_STAGES, age, brief_duration, counts, relative
-from model.wording import counted, printable
+from flows.summary import OTHER_STAGES, counts, relative
+from model.wording import age, brief_duration, counted, printable
 from tasks.store.home import STATE
 
 if TYPE_CHECKING:
