@@ -192,5 +192,5 @@ def of_study(**asked: Any) -> Forecast:
     if not found.would_run() and not found.refusal:
         study.compared(about, runs, plan, steps, found.target)
     elif not found.refusal:
-        found.rows.append(Row("study", "", "to do", seconds=None))
+        found.rows.append(Row("compare", "", "to do", seconds=None))
     return found

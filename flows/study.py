@@ -15,10 +15,10 @@ from flows.recipes.recipe import Override, Recipe, RecipeName, without_empty
 from flows.recipes.study_runs import StudyRun, operations_per_token, resolve_study
 from model.errors import InputError
 from model.wording import counted, duration
+from tasks.compare import Compare, Member, compare, held_out
 from tasks.evaluate import Evaluate, evaluate, share_in_common
 from tasks.store.artifacts import Artifact, named
 from tasks.store.gc import needed
-from tasks.study import Member, StudyReport, compare_runs, held_out
 
 FEWEST_IN_COMMON = 0.1  # of the first model's held-out documents: with fewer, losses are not compared
 USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # before anything has run
@@ -63,7 +63,7 @@ def study(
 
 def laid_out(
     study: str, recipe: str | None, override: dict, seeds: int, scale: str, until: str
-) -> tuple[StudyReport, list[StudyRun], Plan, list[dict[str, Step]]]:
+) -> tuple[Compare, list[StudyRun], Plan, list[dict[str, Step]]]:
     """The head of a study's page, its runs, their plan, not yet checked, and for each run its last steps."""
     override = without_empty(override)
     about, runs = resolve_study(study, recipe, override, seeds, scale, until)
@@ -74,7 +74,7 @@ def laid_out(
 
 
 def compared(
-    about: StudyReport, runs: list[StudyRun], plan: Plan, steps: list[dict[str, Step]], make: Callable = make
+    about: Compare, runs: list[StudyRun], plan: Plan, steps: list[dict[str, Step]], make: Callable = make
 ) -> tuple[Artifact, list[Member]]:
     """The page that compares the runs of a plan that has run, and its rows. `make`: makes an artifact, as `plan.make`.
 
@@ -85,7 +85,7 @@ def compared(
         raise next(iter(plan.problems.values()))
     members = on_common_text(members, runs, make)
     given = [artifacts_of(members, kind) for kind in ("model", "evaluation", "report")]
-    return make(compare_runs, about.model_copy(update={"members": members}), *given), members
+    return make(compare, about.model_copy(update={"members": members}), *given), members
 
 
 def usual_rate() -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from model.errors import InputError
 from model.wording import counted, printable
 
-OTHER_STAGES = ("evaluate", "study")  # no part of a recipe
+OTHER_STAGES = ("evaluate", "compare")  # no part of a recipe
 SHOWN_TASKS = 3  # of a report without an average
 # values that most rows of a table of scores have
 USUAL = {"verdict": "", "no pretraining": "", "share": 1.0, "partial data": False}

@@ -23,11 +23,11 @@ from flows.study import study
 from model import heldout
 from model.errors import InputError
 from tasks import stage as stage_module
+from tasks.compare import AXES, Compare, Member, compare, not_told_apart
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law
 from tasks.store import home
 from tasks.store.artifacts import Artifact, artifacts, named
-from tasks.study import AXES, Member, StudyReport, compare_runs, not_told_apart
 
 SGD = {"optimizer": "sgd", "clip": None, "learning_rate": 100.0}
 RUNS = {
@@ -41,7 +41,7 @@ RUNS = {
 DONE = ["own", "half the rate", "300 entries", "other text"]
 MODELS = 2 * len(DONE)
 MADE = dict.fromkeys(("download", "deduplicate", "decontaminate", "measure", "filter", "evaluate"), 2)
-MADE |= {"vocabulary": 3, "tokenize": 3, "pretrain": MODELS, "study": 1}
+MADE |= {"vocabulary": 3, "tokenize": 3, "pretrain": MODELS, "compare": 1}
 PAGE = {"study.html", "study.md", "study.json", "runs.parquet", "tokens.svg", "operations.svg", "seconds.svg"}
 
 
@@ -81,7 +81,7 @@ def written(given: dict, name: str, runs: dict, **changed: object) -> dict:
 
 
 def everything() -> list[Artifact]:
-    return [artifact for name in (*STAGES, "evaluate", "study") for artifact in artifacts(name)]
+    return [artifact for name in (*STAGES, "evaluate", "compare") for artifact in artifacts(name)]
 
 
 def rows_of(page: Artifact) -> pd.DataFrame:
@@ -137,8 +137,8 @@ def test_a_repeated_study_makes_nothing_and_the_run_of_prefect_shows_its_page(fi
     own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id]))
     with get_client(sync_client=True) as client:
         by_key = {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=own)}
-    assert by_key["study"].data.startswith("# Study: hosted")
-    assert [row["run"] for row in json.loads(by_key["study-table"].data)] == ["own"]
+    assert by_key["compare-study"].data.startswith("# Study: hosted")
+    assert [row["run"] for row in json.loads(by_key["compare-table"].data)] == ["own"]
 
 
 def test_the_table_has_a_row_for_each_run_and_seed_with_the_losses_of_their_models(finished):
@@ -218,10 +218,10 @@ def test_a_curve_is_the_mean_of_those_of_the_seeds(finished):
 
 def test_if_all_runs_fail_the_study_does(finished, given: dict):
     runs = {"a": RUNS["diverges"], "b": {"pretrain": SGD | {"clip": 9e9}}}
-    before = artifacts("study")
+    before = artifacts("compare")
     with pytest.raises(InputError, match=r"pretrain\.learning_rate"):
         study.fn(**written(given, "all", runs, seeds=1))
-    assert artifacts("study") == before
+    assert artifacts("compare") == before
 
 
 def test_a_run_that_can_never_begin_is_told_before_and_the_others_run(finished, given: dict, caplog):
@@ -262,7 +262,7 @@ def test_a_study_killed_twice_ends_as_one_left_alone(finished, given: dict, tmp_
                 with pytest.raises(KeyboardInterrupt):
                     study.fn(**parameters)
             assert len(artifacts("pretrain")) == left
-            assert artifacts("study") == []
+            assert artifacts("compare") == []
         ended = rows_of(study.fn(**parameters))
         assert len(artifacts("pretrain")) == 4
     timed = ["seconds", "tokens_per_second", "mfu"]
@@ -277,7 +277,7 @@ def test_a_study_until_the_report_compares_scores(finished, given: dict):
     runs, before = {name: RUNS[name] for name in ("own", "half the rate", "diverges")}, everything()
     page = study.fn(**written(given, "scores", runs, override=more, seeds=1, until="report"))
     made = Counter(artifact.stage for artifact in set(everything()) - set(before))
-    assert made == dict.fromkeys(STAGES, 1) | dict.fromkeys(("pretrain", "finetune", "report"), 2) | {"study": 1}
+    assert made == dict.fromkeys(STAGES, 1) | dict.fromkeys(("pretrain", "finetune", "report"), 2) | {"compare": 1}
     rows = rows_of(page)
     for row in rows[rows["report"].ne("")].to_dict("records"):
         about = json.loads((named(row["report"]).path / "report.json").read_text())
@@ -318,7 +318,7 @@ def test_the_command_runs_a_study_and_prints_its_table(finished, given: dict):
 
 
 def test_studies_are_listed_and_shown(finished):
-    [line] = (line for line in show("ls", "study").splitlines() if finished.key in line)
+    [line] = (line for line in show("ls", "compare").splitlines() if finished.key in line)
     assert "10 runs, 2 failed" in line
     assert "diverges" in show("show", finished.name)
 
@@ -399,7 +399,7 @@ def compared(members: list[Member], **about) -> Artifact:
         [named(name) for name in dict.fromkeys(getattr(member, kind) for member in members) if name]
         for kind in ("model", "report")
     )
-    return compare_runs.fn(StudyReport(title="Study: made up", members=members, **about), models, [], reports)
+    return compare.fn(Compare(title="Study: made up", members=members, **about), models, [], reports)
 
 
 def report(root: Path, number: int, score: float) -> str:
@@ -592,8 +592,8 @@ def test_runs_that_read_no_context_are_named_and_left_out_of_the_law(empty: Path
 
 
 def test_the_stages_of_a_study_are_none_of_a_recipe():
-    assert not {"study", "evaluate"} & set(STAGES)
-    for name in ("study", "evaluate"):
+    assert not {"compare", "evaluate"} & set(STAGES)
+    for name in ("compare", "evaluate"):
         error = CliRunner().invoke(app, ["run", "demo", "--until", name]).exception
         assert isinstance(error, InputError)
         assert f"'{name}'" in str(error)

@@ -26,8 +26,8 @@ from flows.recipes.study_runs import (
 from flows.study import estimate, pretraining_seconds, study
 from model.errors import InputError
 from model.settings import Architecture, Training
+from tasks.compare import SIZE_FIELDS
 from tasks.reports.law import FEWEST
-from tasks.study import SIZE_FIELDS
 
 OWN_TEXT = {"source": "files", "files": ["own.jsonl"]}
 

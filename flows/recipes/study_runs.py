@@ -15,7 +15,7 @@ from flows.summary import check_name
 from model.errors import InputError
 from model.settings import READ_BY, Training
 from model.wording import budget
-from tasks.study import Member, StudyReport
+from tasks.compare import Compare, Member
 
 NUMBER = r"(\d{1,3}(?:,\d{3})+|\d*\.?\d+(?:[eE][+-]?\d+)?)"  # commas between thousands only
 SCALE = re.compile(rf"(?:(pocket|day)(?: +x *{NUMBER})?)?(?:(?:^|(?<=\w),? +){NUMBER} +(hour|token|flop)s?)?")
@@ -272,7 +272,7 @@ def seeded(recipe: Recipe, title: str, seed: int) -> Recipe:
 
 def resolve_study(
     name: str, recipe: str | None, override: dict, seeds: int, scale: str, until: str
-) -> tuple[StudyReport, list[StudyRun]]:
+) -> tuple[Compare, list[StudyRun]]:
     """The head of a study's page, and its runs. Raises InputError for a study that can't run."""
     study = study_called(name)
     base = recipe or study.recipe
@@ -280,7 +280,7 @@ def resolve_study(
     runs = runs_of(study, base, override, seeds, size, until)
     if seeds > 1 and any("seed" in run.get("pretrain", {}) for run in study.runs.values()):
         raise InputError("A run of this study sets pretrain.seed, and seeds is above 1. Leave one of them out.")
-    about = StudyReport(
+    about = Compare(
         title=f"Study: {Path(name).stem}",
         **study.model_dump(include={"about", "paper", "fit"}),
         published=study.published if base == study.recipe else {},

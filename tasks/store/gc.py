@@ -27,7 +27,7 @@ from tasks.store.manifests import DATA, MANIFEST, inputs_of
 from tasks.store.publish import DISCARDED, point_latest, trash
 
 GATE = Artifact(stage="cram", key="gc")
-RESULTS, MODEL = ("report", "study"), "pretrain"
+RESULTS, MODEL = ("report", "compare"), "pretrain"
 WHOLE = (MODEL, "finetune", "evaluate", *RESULTS)  # stages of which `--hollow` drops nothing
 ALL = "~"  # a date after every other
 

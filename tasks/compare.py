@@ -1,4 +1,4 @@
-"""Study: the runs of a study on one page: losses and scores with their spread over seeds, costs, curves, a scaling law.
+"""Compare: the runs of a study on one page: losses and scores with their spread over seeds, costs, curves, a scaling law.
 
 Reads   pretrain artifacts; where the text differs, their evaluations on a common one; reports, if the runs have scores.
 Writes  study.html    the page, complete in itself
@@ -59,7 +59,7 @@ class Member(BaseModel, frozen=True, extra="forbid"):
     problem: str = Field("", description="Why it has no result, no loss, or no scores.")
 
 
-class StudyReport(Params):
+class Compare(Params):
     """What the page says of the study, and its runs."""
 
     title: str
@@ -123,7 +123,7 @@ def curves_of(members: list[Member]) -> dict[str, dict[str, np.ndarray]]:
     return means
 
 
-def law_of(params: StudyReport, rows: "pd.DataFrame", out: Path) -> dict[str, Any]:
+def law_of(params: Compare, rows: "pd.DataFrame", out: Path) -> dict[str, Any]:
     """The scaling law of runs that differ in size and budget only: its test on the largest, and its picture."""
     sized = np.array([set(member.changes) <= SIZE_FIELDS for member in params.members])
     measured = rows[rows["model"].ne("") & rows["nats_per_byte"].notna() & sized]
@@ -348,9 +348,9 @@ def brief(means: "pd.DataFrame") -> list[dict]:
     return table
 
 
-@stage(version=6, name="study")
-def compare_runs(
-    params: StudyReport, models: list[Artifact], evaluations: list[Artifact], reports: list[Artifact], out: Path
+@stage(version=6)
+def compare(
+    params: Compare, models: list[Artifact], evaluations: list[Artifact], reports: list[Artifact], out: Path
 ) -> dict:
     """Compare the runs of a study: the page, its parts for programs, and its pictures."""
     import pandas as pd
@@ -369,7 +369,7 @@ def compare_runs(
         "curves": {run: {axis: values.tolist() for axis, values in one.items()} for run, one in curves.items()},
     }
     (out / "study.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    markdown = render("study", for_people(params.model_dump(), rows, means, fitted, curves))
+    markdown = render("compare", for_people(params.model_dump(), rows, means, fitted, curves))
     (out / "study.md").write_text(markdown, encoding="utf-8")
     pictures = {path.name: path.read_text(encoding="utf-8") for path in sorted(out.glob("*.svg"))}
     (out / "study.html").write_text(page(markdown, params.title, pictures), encoding="utf-8")
