@@ -1,21 +1,15 @@
 """Rows of tables and JSON files: the same records from every format, compression and layout, with exact numbers."""
 
-import bz2
-import csv
 import gzip
-import io
 import json
-import lzma
 import random
 from pathlib import Path
 
 import datasets
 import pandas as pd
 import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet as pq
 import pytest
-import zstandard
+from files_table import COMPRESSIONS, arrow_of, files_of, parquet_of
 
 from model.errors import InputError
 from tasks.corpus.containers import Damage
@@ -27,80 +21,7 @@ ROWS = [
     {"a": "l1\nl2", "b": "é"},
     {"a": "", "b": "語"},
 ]
-NUMBERS = [1, 2, 3, 4]
-LINES = [2, 3, 4, 6]  # of a CSV file with a header, in which a field has two lines
-
-
-def table(delimiter: str, end: str = "\r\n") -> bytes:
-    file = io.StringIO(newline="")
-    writer = csv.writer(file, delimiter=delimiter, lineterminator=end)
-    writer.writerow(ROWS[0])
-    writer.writerows(row.values() for row in ROWS)
-    return file.getvalue().encode()
-
-
-def arrow(opened, rows: list = ROWS, size: int = 2) -> bytes:
-    file, stored = io.BytesIO(), pa.Table.from_pylist(rows)
-    with opened(file, stored.schema) as writer:
-        writer.write_table(stored, max_chunksize=size)
-    return file.getvalue()
-
-
-def parquet(rows: list) -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), file)
-    return file.getvalue()
-
-
-def feather(rows: list) -> bytes:
-    file = io.BytesIO()
-    pyarrow.feather.write_feather(pa.Table.from_pylist(rows), file)
-    return file.getvalue()
-
-
-def lz4(data: bytes) -> bytes:
-    file = io.BytesIO()
-    with pa.CompressedOutputStream(pa.PythonFile(NotClosed(file), "w"), "lz4") as stream:
-        stream.write(data)
-    return file.getvalue()
-
-
-class NotClosed:
-    """A file that stays open when its writer is closed."""
-
-    closed = False
-
-    def __init__(self, file: io.BytesIO) -> None:
-        self.write, self.flush, self.close = file.write, file.flush, lambda: None
-
-
-SHAPES = {  # the bytes of a file, the numbers of its rows
-    "a.csv": (table(","), LINES),
-    "semicolons.csv": (table(";"), LINES),
-    "bars.csv": (table("|"), LINES),
-    "tabs.csv": (table("\t"), LINES),
-    "a.tsv": (table("\t"), LINES),
-    "unix.csv": (table(",", "\n"), LINES),
-    "mark.csv": (b"\xef\xbb\xbf" + table(","), LINES),
-    "utf-16.csv": (table(",").decode().encode("utf-16"), LINES),
-    "blank.csv": (b"\r\n" + table(",").replace(b"\n", b"\n\r\n", 1), [4, 5, 6, 8]),
-    "a.jsonl": ("".join(json.dumps(row) + "\n" for row in ROWS).encode(), NUMBERS),
-    "blank.ndjson": ("\n\n".join(json.dumps(row) for row in ROWS).encode(), [1, 3, 5, 7]),
-    "old mac.jsonl": ("\r".join(json.dumps(row) for row in ROWS).encode(), NUMBERS),
-    "array.json": (json.dumps(ROWS).encode(), NUMBERS),
-    "array of lines.json": (b"[\n" + b",\n".join(json.dumps(row).encode() for row in ROWS) + b"\n]\n", NUMBERS),
-    "indented.json": (json.dumps(ROWS, indent=2).encode(), NUMBERS),
-    "objects.json": ("\n".join(json.dumps(row, indent=2) for row in ROWS).encode(), NUMBERS),
-    "in one line.json": ("".join(json.dumps(row) for row in ROWS).encode(), NUMBERS),
-    "wrapped.json": (json.dumps({"version": "1", "tags": ["x"], "data": ROWS}).encode(), NUMBERS),
-    "wrapped and indented.json": (json.dumps({"version": "1", "data": ROWS}, indent=1).encode(), NUMBERS),
-    "utf-16.json": (json.dumps(ROWS, ensure_ascii=False).encode("utf-16"), NUMBERS),
-    "a.parquet": (parquet(ROWS), NUMBERS),
-    "a.feather": (feather(ROWS), NUMBERS),
-    "stream.arrow": (arrow(pa.ipc.new_stream), NUMBERS),
-    "file.arrow": (arrow(pa.ipc.new_file), NUMBERS),
-}
-PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress, ".lz4": lz4}
+FILES = files_of(ROWS)
 
 
 def found(folder: Path, name: str, stored: bytes, encoding: str = "") -> list:
@@ -108,18 +29,18 @@ def found(folder: Path, name: str, stored: bytes, encoding: str = "") -> list:
     return list(records(folder / name, name, encoding))
 
 
-@pytest.mark.parametrize("suffix", ["", *PACKED])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("suffix", ["", *COMPRESSIONS])
+@pytest.mark.parametrize("name", FILES)
 def test_every_shape_gives_the_same_rows_with_their_numbers(tmp_path: Path, name: str, suffix: str):
-    stored, numbers = SHAPES[name]
-    whole = PACKED[suffix](stored) if suffix else stored
+    stored, numbers = FILES[name]
+    whole = COMPRESSIONS[suffix](stored) if suffix else stored
     assert found(tmp_path, name + suffix, whole) == list(zip(numbers, ROWS, strict=True))
 
 
-@pytest.mark.parametrize("suffix", PACKED)
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_a_compression_that_is_cut_or_followed_by_garbage_is_damage(tmp_path: Path, suffix: str):
     rng = random.Random(1)
-    whole = PACKED[suffix]("".join(f'{{"a": "{rng.random()}"}}\n' for _ in range(3000)).encode())
+    whole = COMPRESSIONS[suffix]("".join(f'{{"a": "{rng.random()}"}}\n' for _ in range(3000)).encode())
     for stored in (whole[:-1], whole[: len(whole) // 2], whole[:3], b"", whole + b"garbage", whole + whole[:-1]):
         with pytest.raises(Damage, match=rf"a\.jsonl{suffix} is (truncated|corrupt|mislabelled)"):
             found(tmp_path, f"a.jsonl{suffix}", stored)
@@ -140,9 +61,9 @@ def test_a_compression_that_is_cut_or_followed_by_garbage_is_damage(tmp_path: Pa
         ("a.csv", gzip.compress(b"a,b\n", mtime=0), "gzip"),
         ("a.jsonl", b'{"a": "one two three"}\n'.decode().encode("utf-16-le"), "utf-16-le"),
         ("a.csv", "слово,число\nраз,два\n".encode("utf-16-be") * 9, "utf-16-be"),
-        ("a.arrow", arrow(pa.ipc.new_stream)[:-8], "truncated"),
-        ("a.arrow", arrow(pa.ipc.new_file)[:-8], "corrupt"),
-        ("a.arrow", parquet(ROWS), "Parquet"),
+        ("a.arrow", arrow_of(ROWS)[:-8], "truncated"),
+        ("a.arrow", arrow_of(ROWS, pa.ipc.new_file)[:-8], "corrupt"),
+        ("a.arrow", parquet_of(ROWS), "Parquet"),
         ("a.parquet", b"a,b\n1,2\n", "text"),
         ("a.txt", b"text", "no table"),
     ],

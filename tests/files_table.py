@@ -1,0 +1,144 @@
+"""One table of files for every door through which rows are read: the row reader, `download` and a task's own data.
+
+`files_of(rows)` has the same rows in every format, layout and line end, with the numbers that the rows have there.
+"""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import tarfile
+import zipfile
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import zstandard
+
+Rows = list[dict[str, str]]
+
+
+class File(NamedTuple):
+    """The bytes of a file; the number of each row: of its first line in JSON lines and CSV, else its place, from 1."""
+
+    data: bytes
+    numbers: list[int]
+
+
+def csv_of(rows: Rows, delimiter: str = ",", end: str = "\r\n") -> bytes:
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, delimiter=delimiter, lineterminator=end)
+    writer.writerow(rows[0])
+    writer.writerows(row.values() for row in rows)
+    return file.getvalue().encode()
+
+
+def lines_of_csv(rows: Rows) -> list[int]:
+    """The number of each row's first line, below a header."""
+    numbers, line = [], 2
+    for row in rows:
+        numbers.append(line)
+        line += 1 + sum(value.count("\n") for value in row.values())
+    return numbers
+
+
+def jsonl_of(rows: Rows, between: str = "\n") -> bytes:
+    return between.join(json.dumps(row) for row in rows).encode() + between.encode()
+
+
+def parquet_of(table: pa.Table | Rows, **settings) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(table if isinstance(table, pa.Table) else pa.Table.from_pylist(table), file, **settings)
+    return file.getvalue()
+
+
+def arrow_of(table: pa.Table | Rows, opened: Callable = pa.ipc.new_stream, size: int = 2) -> bytes:
+    """`opened`: pa.ipc.new_stream or new_file; `size`: rows of a batch."""
+    file, stored = io.BytesIO(), table if isinstance(table, pa.Table) else pa.Table.from_pylist(table)
+    with opened(file, stored.schema) as writer:
+        writer.write_table(stored, max_chunksize=size)
+    return file.getvalue()
+
+
+def feather_of(rows: Rows) -> bytes:
+    file = io.BytesIO()
+    pyarrow.feather.write_feather(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+def files_of(rows: Rows) -> dict[str, File]:
+    """Files by name, each with these rows, which all have the same columns."""
+    numbers, lines = list(range(1, len(rows) + 1)), lines_of_csv(rows)
+    unquoted = jsonl_of(rows).decode()
+    wrapped = {"version": "1", "tags": ["x"], "data": rows}
+    return {
+        "a.csv": File(csv_of(rows), lines),
+        "semicolons.csv": File(csv_of(rows, ";"), lines),
+        "bars.csv": File(csv_of(rows, "|"), lines),
+        "tabs.csv": File(csv_of(rows, "\t"), lines),
+        "a.tsv": File(csv_of(rows, "\t"), lines),
+        "unix.csv": File(csv_of(rows, end="\n"), lines),
+        "mark.csv": File(b"\xef\xbb\xbf" + csv_of(rows), lines),
+        "utf-16.csv": File(csv_of(rows).decode().encode("utf-16"), lines),
+        "blank.csv": File(b"\r\n" + csv_of(rows).replace(b"\n", b"\n\r\n", 1), [line + 2 for line in lines]),
+        "a.jsonl": File(jsonl_of(rows), numbers),
+        "blank.ndjson": File(jsonl_of(rows, "\n\n"), [2 * number - 1 for number in numbers]),
+        "old mac.jsonl": File(jsonl_of(rows, "\r"), numbers),
+        "array.json": File(json.dumps(rows).encode(), numbers),
+        "array of lines.json": File(f"[\n{unquoted.strip()}\n]\n".replace("}\n{", "},\n{").encode(), numbers),
+        "indented.json": File(json.dumps(rows, indent=2).encode(), numbers),
+        "objects.json": File("\n".join(json.dumps(row, indent=2) for row in rows).encode(), numbers),
+        "in one line.json": File(unquoted.replace("\n", "").encode(), numbers),
+        "wrapped.json": File(json.dumps(wrapped).encode(), numbers),
+        "wrapped and indented.json": File(json.dumps({"version": "1", "data": rows}, indent=1).encode(), numbers),
+        "utf-16.json": File(json.dumps(rows, ensure_ascii=False).encode("utf-16"), numbers),
+        "a.parquet": File(parquet_of(rows), numbers),
+        "a.feather": File(feather_of(rows), numbers),
+        "stream.arrow": File(arrow_of(rows), numbers),
+        "file.arrow": File(arrow_of(rows, pa.ipc.new_file), numbers),
+    }
+
+
+class _NotClosed:
+    """A file that stays open when its writer is closed."""
+
+    closed = False
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self.write, self.flush, self.close = file.write, file.flush, lambda: None
+
+
+def lz4(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with pa.CompressedOutputStream(pa.PythonFile(_NotClosed(file), "w"), "lz4") as stream:
+        stream.write(data)
+    return file.getvalue()
+
+
+def gz(data: bytes) -> bytes:
+    return gzip.compress(data, mtime=0)
+
+
+COMPRESSIONS = {".gz": gz, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress, ".lz4": lz4}
+
+
+def zip_of(files: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def tar_of(files: dict[str, bytes], mode: str = "w") -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as archive:
+        for name, data in files.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(data)
+            archive.addfile(about, io.BytesIO(data))
+    return file.getvalue()
