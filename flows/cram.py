@@ -18,7 +18,7 @@ from tasks.measure import measure
 from tasks.pretrain import pretrain
 from tasks.report import report
 from tasks.store.artifacts import Artifact
-from tasks.store.gc import needed
+from tasks.store.gc import keep_while_running
 from tasks.tokenize import tokenize
 from tasks.vocabulary import vocabulary
 
@@ -88,6 +88,6 @@ def cram(
     """
     plan = planned(recipe, override, until, use, refresh)
     disk.check(plan)
-    with tags(recipe, f"until {until}"), needed(plan.made.values(), *plan.given.values()):
+    with tags(recipe, f"until {until}"), keep_while_running(plan.made.values(), *plan.given.values()):
         plan.run()
     return plan.results()

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from flows.plan import Plan, Step
 from model.errors import InputError
-from tasks import models
+from tasks import adopt
 from tasks.corpus import local
 from tasks.corpus.parts import is_part
 from tasks.download import Download
@@ -80,7 +80,7 @@ def of_models(plan: Plan, step: Step) -> tuple[float, float]:
     if step.stage == "pretrain":
         kept = pretraining.EVALUATIONS if machine.keeps_tenths() else 1
         return kept * weights, 2 * (weights + states)  # a checkpoint stays until the next is complete
-    there = models.weight_bytes(plan.arguments(step)[1])  # of a model that was made before, or was given
+    there = adopt.weight_bytes(plan.arguments(step)[1])  # of a model that was made before, or was given
     return (there or weights) * step.params.keep, 0
 
 

@@ -16,9 +16,9 @@ from model.errors import InputError
 from model.wording import brief_duration, counted, duration
 from tasks.stage import Params, StageTask, environment
 from tasks.store import home
-from tasks.store.artifacts import WORK, Artifact, draft_of, listed, named, read_manifest
+from tasks.store.artifacts import WORK, Artifact, artifact_named, draft_of, load_manifest, read_manifest
 from tasks.store.locks import drafts
-from tasks.store.manifests import MANIFEST, kept
+from tasks.store.manifests import MANIFEST, kept_files
 
 PRETRAIN, IMPOSSIBLE = "pretrain", "not possible"
 
@@ -55,14 +55,14 @@ class Forecast:
     def _written(self, stage: str) -> list[dict]:
         """The manifests of a stage that this machine wrote, whatever became of their files, the newest last."""
         here, paths = environment()["machine"], (home.root() / stage).glob(f"*/{MANIFEST}")
-        every = (listed(Artifact(stage=stage, key=path.parent.name)) for path in paths)
+        every = (load_manifest(Artifact(stage=stage, key=path.parent.name)) for path in paths)
         own = [about for about in every if about and about["environment"].get("machine") == here and about["seconds"]]
         return sorted(own, key=lambda about: about["finished"])
 
     def found(self, title: str, artifact: Artifact, made: bool, resumes: bool = False) -> Row:
         """The row of an artifact, or of its draft, without what it would take."""
         about, draft = self.manifest(artifact) or {}, self.drafts.get(draft_of(artifact).name)
-        row = Row(title, artifact.key, "cached", sum(file["bytes"] for file in kept(about)))
+        row = Row(title, artifact.key, "cached", sum(file["bytes"] for file in kept_files(about)))
         if made:
             return row
         if draft and (resumes or draft.running):
@@ -129,12 +129,14 @@ class Forecast:
             if step.stage == SEVERAL:
                 if (params["task"], params["data"]) != (identity["task"], identity["data"]):
                     return 0
-                start, before = (self.manifest(one) for one in (self.plan.arguments(step)[1], named(inputs["start"])))
+                start, before = (
+                    self.manifest(one) for one in (self.plan.arguments(step)[1], artifact_named(inputs["start"]))
+                )
                 model = start["params"] if start else disk.behind(step, PRETRAIN).params.model_dump(mode="json")
                 return (model["architecture"] == before["params"]["architecture"]) * params["epochs"] * params["share"]
             if not step.inputs:
                 return float(stats["bytes"])
-            return disk.text_in(self.manifest(named(inputs["corpus"]))) if "corpus" in inputs else 1
+            return disk.text_in(self.manifest(artifact_named(inputs["corpus"]))) if "corpus" in inputs else 1
         return 0
 
     def would_run(self) -> list[Row]:

@@ -21,7 +21,7 @@ from flows.logs import publish, running
 from flows.summary import counts, relative
 from model.errors import InputError
 from model.wording import brief_duration, printable
-from tasks.models import taken
+from tasks.adopt import find_model
 from tasks.stage import Params, StageTask
 from tasks.store.artifacts import Artifact, is_hollow, read_manifest, to_fill
 from tasks.store.errors import disk_errors_as_input_errors
@@ -86,7 +86,7 @@ class Plan:
         self.anew: set[Step] = set()  # needed steps that run though they are cached
         self.problems: Problems = {}
         self.given = {
-            stage: list(dict.fromkeys(taken(key.strip(), stage) for key in keys.split(",")))
+            stage: list(dict.fromkeys(find_model(key.strip(), stage) for key in keys.split(",")))
             for stage, keys in use.items()
         }
         if several := [stage for stage, artifacts in self.given.items() if len(artifacts) > 1 and stage != SEVERAL]:

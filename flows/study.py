@@ -17,8 +17,8 @@ from model.errors import InputError
 from model.wording import counted, duration
 from tasks.compare import Compare, Member, compare, held_out
 from tasks.evaluate import Evaluate, evaluate, share_in_common
-from tasks.store.artifacts import Artifact, named
-from tasks.store.gc import needed
+from tasks.store.artifacts import Artifact, artifact_named
+from tasks.store.gc import keep_while_running
 
 FEWEST_IN_COMMON = 0.1  # of the first model's held-out documents: with fewer, losses are not compared
 USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # before anything has run
@@ -53,7 +53,7 @@ def study(
     log.info("Pretraining: %s on this machine, less what is cached.", estimate(runs, usual_rate()))
     plan.check()
     disk.check(plan)
-    with tags(Path(study).stem, f"until {until}"), needed(plan.made.values()):
+    with tags(Path(study).stem, f"until {until}"), keep_while_running(plan.made.values()):
         plan.run()
         page, members = compared(about, runs, plan, steps)
     if failed := sum(bool(member.problem) for member in members):
@@ -174,7 +174,7 @@ def evaluated(member: Member, text: Artifact, others: list[Artifact], make: Call
     """Evaluate a member's model on a text; the fields of Member with the result or the problem."""
     title = f"evaluate [{member.run}, seed {member.seed}]"
     try:
-        return {"evaluation": make(evaluate, how, named(member.model), text, others, title=title).name}
+        return {"evaluation": make(evaluate, how, artifact_named(member.model), text, others, title=title).name}
     except Exception as error:
         log.warning("%s failed: %s", title, error)
         return {"compared": False, "problem": member.problem or sentence_of(error)}
@@ -182,4 +182,4 @@ def evaluated(member: Member, text: Artifact, others: list[Artifact], make: Call
 
 def artifacts_of(members: list[Member], kind: str) -> list[Artifact]:
     """The distinct models, evaluations or reports of the members."""
-    return [named(name) for name in dict.fromkeys(getattr(member, kind) for member in members) if name]
+    return [artifact_named(name) for name in dict.fromkeys(getattr(member, kind) for member in members) if name]

@@ -21,7 +21,7 @@ from tasks.reports import law, plots
 from tasks.reports.markdown import Marked, code, page, render, short
 from tasks.reports.scores import COLUMNS, partial_notes
 from tasks.stage import Params, stage
-from tasks.store.artifacts import Artifact, named
+from tasks.store.artifacts import Artifact, artifact_named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,8 +78,8 @@ def row_of(member: Member) -> dict[str, Any]:
     row = member.model_dump(include={"run", "seed", "model", "evaluation", "report", "problem"})
     row |= {"changes": json.dumps(member.changes), "weak": "", "partial": [], "short": False}
     if member.model:
-        stats, params = named(member.model).stats, named(member.model).manifest["params"]
-        measured = named(member.evaluation).stats if member.evaluation else stats["heldout"]
+        stats, params = artifact_named(member.model).stats, artifact_named(member.model).manifest["params"]
+        measured = artifact_named(member.evaluation).stats if member.evaluation else stats["heldout"]
         for unit in ("byte", "character", "word"):
             row[f"nats_per_{unit}"] = measured[f"nats_per_{unit}"]["value"] if member.compared else None
         row |= {"length_nats": measured["length_nats_per_byte"], "digest": measured["digest"]}
@@ -89,7 +89,7 @@ def row_of(member: Member) -> dict[str, Any]:
         row |= {"budget": params["budget"], "budget_unit": params["budget_unit"]}
         row["short"] = "of_digest" in stats["heldout"]
     if member.report:
-        about = json.loads((named(member.report).path / "report.json").read_text(encoding="utf-8"))
+        about = json.loads((artifact_named(member.report).path / "report.json").read_text(encoding="utf-8"))
         scores = [one for one in about["scores"] if one["pretrained"] and one["share"] == 1.0]
         row |= {SCORE + "average": about["average"]} | {SCORE + one["column"]: one["score"] for one in scores}
         row["partial"] = [str(note) for note in partial_notes(scores)]
@@ -108,10 +108,10 @@ def curves_of(members: list[Member]) -> dict[str, dict[str, np.ndarray]]:
     Only of runs that have the held-out text of the first one, on parts of which the curves are measured.
     """
     curves: dict[str, list] = {}
-    texts = {one.model: held_out(named(one.model).stats["heldout"]) for one in members if one.model}
+    texts = {one.model: held_out(artifact_named(one.model).stats["heldout"]) for one in members if one.model}
     for member in members:
         if member.model and member.compared and texts[member.model] == next(iter(texts.values())):
-            curves.setdefault(member.run, []).append(named(member.model).stats["evaluations"])
+            curves.setdefault(member.run, []).append(artifact_named(member.model).stats["evaluations"])
     grid, means = np.linspace(0, 1, POINTS), {}
     for run, of_seeds in curves.items():
         means[run] = {

@@ -1,4 +1,4 @@
-"""Pretrain: masked language modelling, from scratch or from a model (`tasks/models.py`), within a budget.
+"""Pretrain: masked language modelling, from scratch or from a model (`tasks/adopt.py`), within a budget.
 
 Reads   sequences, held-out sequences and tokenizer of a tokenize artifact.
 Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   the complete model, for transformers too
@@ -28,11 +28,11 @@ from model.errors import InputError
 from model.files import TENTHS
 from model.settings import Architecture, Training
 from model.wording import budget, counted
-from tasks import models
+from tasks import adopt
 from tasks.reports import plots, sections
 from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
-from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts
+from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts_of
 from tasks.store.lineage import lineage, lineage_of
 from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, heldout_of, load_tokenizer
 from tasks.tokenize import digest_of, measured_texts
@@ -64,7 +64,7 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
 
     def identity(self) -> dict:
         """A model to go on from enters it by the digest of its weights."""
-        return super().identity() | ({"start": models.digest(self.start, models.WEIGHTS)} if self.start else {})
+        return super().identity() | ({"start": adopt.digest_of_files(self.start, adopt.WEIGHTS)} if self.start else {})
 
     def check(self) -> None:
         """Check that this machine can train the model, before an old model is discarded."""
@@ -163,15 +163,15 @@ def understood(manifests: dict[str, dict]) -> str:
 def first_of(params: Pretrain, tokens: Artifact, out: Path) -> Artifact | None:
     """The model that a run goes on from; None if it begins anew. If one of another budget is there, it says so."""
     if params.start:
-        first = models.taken(params.start)
-        models.check(params.start, params.architecture, np.load(tokens.path / SEQUENCES, mmap_mode="r").shape[1])
+        first = adopt.find_model(params.start)
+        adopt.check_start(params.start, params.architecture, np.load(tokens.path / SEQUENCES, mmap_mode="r").shape[1])
         if load_tokenizer(first.path).to_str() != load_tokenizer(tokens.path).to_str():
             raise InputError(f"{tokens.name} was not made with the tokenizer of {first.name} (pretrain.start).")
-        (out / models.START_LINEAGE).write_text(json.dumps(lineage_of(first), indent=2) + "\n", encoding="utf-8")
+        (out / adopt.START_LINEAGE).write_text(json.dumps(lineage_of(first), indent=2) + "\n", encoding="utf-8")
         log.info("Training goes on from %s, outside the paper's rules; optimizer and schedule are new.", first.name)
         return first
     wanted, limits = params.identity(), ("budget", "budget_unit")
-    for other in [] if any((out / WORK).iterdir()) else reversed(artifacts("pretrain")):
+    for other in [] if any((out / WORK).iterdir()) else reversed(artifacts_of("pretrain")):
         about = other.manifest
         same = about["inputs"] == {"tokens": tokens.name} and about["params"] != wanted
         if same and about["params"] | {name: wanted[name] for name in limits} == wanted:

@@ -21,7 +21,7 @@ from tasks.reports.model_card import card, recipe
 from tasks.reports.scores import PUBLISHED, chosen
 from tasks.reports.trees import as_text, mermaid
 from tasks.stage import Params, stage
-from tasks.store.artifacts import Artifact, named, read_manifest
+from tasks.store.artifacts import Artifact, artifact_named, read_manifest
 from tasks.store.lineage import origins
 from tasks.store.manifests import verify
 
@@ -36,7 +36,7 @@ class Report(Params):
 
 def steps_of(name: str) -> dict[str, np.ndarray] | None:
     """The metrics of every step of pretraining, if the model's folder is on this machine and has them."""
-    artifact = named(name)
+    artifact = artifact_named(name)
     if read_manifest(artifact) is None or not (metrics := artifact.path / "metrics.parquet").exists():
         return None
     verify(artifact)  # the stage itself only checks its inputs, the finetuning runs

@@ -31,17 +31,17 @@ from tasks.store import home
 from tasks.store.artifacts import (
     STATS,
     Artifact,
-    contents,
+    digests_of_contents,
     draft_of,
     is_made,
     read_manifest,
-    result,
+    result_files,
     to_fill,
     warn_of_damage,
 )
 from tasks.store.errors import disk_errors_as_input_errors
 from tasks.store.home import CODE, IN_CHECKOUT
-from tasks.store.locks import held, locked
+from tasks.store.locks import hold_inputs, lock_artifact
 from tasks.store.publish import publish
 from tasks.workers.processes import cpu_clock, peak_memory, reset_usage, usage
 
@@ -156,7 +156,7 @@ class StageTask(Task):
                 raise InputError(
                     f"{artifact.name} would have to be made first, and a plan makes nothing. Run without --plan."
                 )
-            with held(inputs), locked(artifact):
+            with hold_inputs(inputs), lock_artifact(artifact):
                 if not is_made(artifact, inputs):  # another process may have made it while this one waited
                     warn_of_damage(artifact)
                     self.make(artifact, about, params, inputs)
@@ -168,7 +168,7 @@ class StageTask(Task):
         if not self.resumes:
             shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True, exist_ok=True)
-        about["varies"], about["made_from"] = self.varies, contents(inputs)
+        about["varies"], about["made_from"] = self.varies, digests_of_contents(inputs)
         about["usual"] = params.usual()
         cpu_before = reset_usage()
         about["stats"] = self.function(params, **inputs, out=draft)
@@ -182,7 +182,7 @@ class StageTask(Task):
         publish(draft, artifact, about)
         if before and before.get("hollow"):
             to_fill.discard(artifact)
-            compare(artifact.name, result(before), result(about))
+            compare(artifact.name, result_files(before), result_files(about))
 
 
 def compare(name: str, before: set[tuple[str, str]], now: set[tuple[str, str]]) -> None:

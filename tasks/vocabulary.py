@@ -22,7 +22,7 @@ from tokenizers.models import WordPiece
 from tokenizers.trainers import WordPieceTrainer
 
 from model.errors import InputError
-from tasks import models
+from tasks import adopt
 from tasks.corpus.parts import in_batches, parts_of, tables, unit_hash
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
@@ -81,7 +81,7 @@ class Vocabulary(Normaliser, Params):
         left = {"start"}
         if self.characters == "ascii":
             left |= set(Normaliser.model_fields).difference(self.later)
-        given = {"start": models.digest(self.start, FILES[0])} if self.start else {}
+        given = {"start": adopt.digest_of_files(self.start, FILES[0])} if self.start else {}
         return {name: value for name, value in super().identity().items() if name not in left} | given
 
     @classmethod
@@ -311,7 +311,7 @@ def vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
     """Train the vocabulary, or take a model's. Raises InputError if it has not as many entries as asked for."""
     how = params.normaliser()
     counts, used = count_sample(corpus, params.sample_megabytes, out / WORK, "count words", how)
-    taken = load_tokenizer(models.taken(params.start).path) if params.start else None
+    taken = load_tokenizer(adopt.find_model(params.start).path) if params.start else None
     tokenizer = taken or train_wordpiece(counts, params.entries, how)
     size = tokenizer.get_vocab_size()
     if size != params.entries:

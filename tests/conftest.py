@@ -128,12 +128,12 @@ def downloaded(*files: Path | str, **settings: object):
 def refusal(*files: Path | str, **settings: object) -> str:
     """The one line with which such a download is refused; nothing is published."""
     from model.errors import InputError
-    from tasks.store.artifacts import artifacts
+    from tasks.store.artifacts import artifacts_of
 
     with pytest.raises(InputError) as refused:
         downloaded(*files, **settings)
     assert "\n" not in str(refused.value)
-    assert artifacts("download") == []
+    assert artifacts_of("download") == []
     return str(refused.value)
 
 

@@ -36,7 +36,7 @@ from flows.recipes.recipe import RECIPES, STAGES
 from model.environment import print_anything
 from model.errors import InputError
 from tasks.store.artifacts import Artifact
-from tasks.store.locks import locked
+from tasks.store.locks import lock_artifact
 
 LONG = 300  # seconds, on a busy machine
 CRAM = ("-m", "flows.cli.main")
@@ -437,7 +437,7 @@ def test_ls_fits_the_terminal_and_has_each_result(store: Path, monkeypatch: pyte
 def test_ls_lists_drafts_and_which_are_in_progress(store: Path):
     for name in ("pretrain-0123456789ab", "finetune-123456789abc", "pretrain-23456789abcd", "tmpold"):
         draft(store, name)
-    with locked(Artifact(stage="pretrain", key="23456789abcd")):
+    with lock_artifact(Artifact(stage="pretrain", key="23456789abcd")):
         listed, only = show("ls"), show("ls", "finetune")
     found = [re.split("  +", line.rstrip()) for line in listed.splitlines() if "2.0 kB" in line]
     assert {name: state for name, _, _, *state in found} == {

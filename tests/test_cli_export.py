@@ -25,11 +25,11 @@ from model.bert import Bert
 from model.errors import InputError
 from model.finetuning import Classifier
 from model.settings import Architecture
-from tasks import models
+from tasks import adopt
 from tasks.finetune import Finetune, finetune
 from tasks.glue.own import Definition
 from tasks.report import Report, report
-from tasks.store.artifacts import HELDOUT_TEXT, Artifact, artifacts
+from tasks.store.artifacts import HELDOUT_TEXT, Artifact, artifacts_of
 
 LAYOUT = {"layers": 2, "hidden": 32, "heads": 2, "intermediate": 96}  # transformers doesn't have it
 MODERN = LAYOUT | {"positions": "rotary", "norm_bias": False, "first_norm": False, "head_transform": True}
@@ -120,7 +120,9 @@ def test_the_card_has_the_scores_of_the_newest_report_of_this_very_model(made, t
     expected = made["finetune"].stats["validation"]["validation"]["metrics"]
     assert [score.metric_value for score in card.data.eval_results] == [round(each, 2) for each in expected.values()]
     assert "topics: left out line 242, without text" in card.text  # of the file, without its name
-    monkeypatch.setattr("tasks.store.artifacts.contents", lambda inputs: dict.fromkeys(("x", *inputs), "other"))
+    monkeypatch.setattr(
+        "tasks.store.artifacts.digests_of_contents", lambda inputs: dict.fromkeys(("x", *inputs), "other")
+    )
     assert "no report of this model" in exported("latest", tmp_path / "b")
     assert ModelCard((tmp_path / "b" / "README.md").read_text()).data.eval_results is None
 
@@ -234,7 +236,7 @@ def test_an_adopted_model_is_exported_with_all_its_shards_and_without_the_place_
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"_name_or_path": str(folder)}))
     with store_of_its_own(tmp_path / "artifacts"):
-        exported(models.taken(str(folder)).key, out)
+        exported(adopt.find_model(str(folder)).key, out)
     assert len(list(out.glob("model-*.safetensors"))) > 1
     own = export.load(made["pretrain"].path).state_dict()
     assert all(torch.equal(tensor, own[name]) for name, tensor in export.load(out).state_dict().items())
@@ -286,4 +288,4 @@ def test_a_folder_with_anything_in_it_stays_as_it_is(made, tmp_path: Path):
         with pytest.raises(InputError, match=r"Not a directory|Directory not empty"):
             exported(made["pretrain"].name, taken)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("mine", "mine")]
-    assert artifacts("pretrain") == [made["pretrain"]]
+    assert artifacts_of("pretrain") == [made["pretrain"]]

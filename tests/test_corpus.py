@@ -22,7 +22,7 @@ from tasks import download as download_stage
 from tasks.corpus import containers, hub, parts, survey
 from tasks.corpus.parts import SCHEMA, parts_of
 from tasks.download import Download, download
-from tasks.store.artifacts import WORK, artifacts, draft_of
+from tasks.store.artifacts import WORK, artifacts_of, draft_of
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_an_interrupted_download_resumes_at_its_last_part_and_makes_the_same_byt
         root = tmp_path / str(at)
         monkeypatch.setenv("CRAM_ARTIFACTS", str(root))
         interrupted(monkeypatch, settings, at)
-        assert artifacts("download") == []
+        assert artifacts_of("download") == []
         state = root / ".partial" / draft / WORK / "state.json"
         finished = json.loads(state.read_text())["parts"] if state.exists() else 0
         assert finished == [p.name for p in forced[: at - 1]].count("state.half"), path
@@ -273,7 +273,7 @@ def test_after_a_full_disk_a_rerun_resumes(store: Path, ugly: Path, tmp_path: Pa
         patch.setattr(pq, "ParquetWriter", open_writer)
         with pytest.raises(InputError, match=r"No space left on device: .*CRAM_ARTIFACTS"):
             downloaded(ugly, **UGLY)
-    assert artifacts("download") == []
+    assert artifacts_of("download") == []
     again = downloaded(ugly, **UGLY).manifest
     assert (again["files"], again["stats"]) == (whole["files"], whole["stats"])
 

@@ -21,7 +21,7 @@ from flows.plan import Plan
 from flows.recipes.recipe import STAGES
 from model.errors import InputError
 from tasks.store import home
-from tasks.store.artifacts import Artifact, artifacts
+from tasks.store.artifacts import Artifact, artifacts_of
 from tasks.workers import finetunes, processes
 
 CACHED = dict.fromkeys(STAGES, "Cached")
@@ -177,7 +177,7 @@ def test_of_finetune_the_warning_names_the_fields_that_decontaminate_does_not_re
 @pytest.mark.parametrize(("stage", "following"), [("pretrain", {"finetune", "report"}), ("finetune", {"report"})])
 def test_a_given_artifact_makes_the_stages_before_it_needless(tiny, first, tmp_path: Path, stage: str, following: set):
     missing = tiny | {"download": {"source": "files", "files": [str(tmp_path / "gone.jsonl")]}}
-    assert set(run(missing, use={stage: artifacts(stage)[0].key})[0]) == following
+    assert set(run(missing, use={stage: artifacts_of(stage)[0].key})[0]) == following
 
 
 COLA = {"finetune": {"data": "tests", "tasks": ["cola"], "max_tokens": 32}}
@@ -215,7 +215,7 @@ def test_an_error_of_the_user_is_found_before_anything_runs_or_is_discarded(
 
 def test_several_artifacts_are_taken_for_finetuning_only(tiny: dict, first, stricter: dict):
     run(stricter, until="filter")
-    both = ", ".join(artifact.key for artifact in artifacts("filter"))
+    both = ", ".join(artifact.key for artifact in artifacts_of("filter"))
     with pytest.raises(InputError, match="several artifacts of filter"):
         planned("demo", tiny, "report", {"filter": both}, [])
 
@@ -286,7 +286,7 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
         patch.setattr(processes.Processes, "call", killed)
         with pytest.raises(InputError, match=r"1 of 4 .*'finetune word-order-0' was killed"):
             run(four, refresh=["finetune"])
-    assert set(found.values()) - set(artifacts("finetune")) == {found["word-order-0"]}
+    assert set(found.values()) - set(artifacts_of("finetune")) == {found["word-order-0"]}
     started = {name: artifact.manifest["started"] for name, artifact in found.items() if name != "word-order-0"}
     assert run(four)[0]["report"] == "Cached", "the report of all four is the same"
     assert {name: found[name].manifest["started"] for name in started} == started
@@ -318,4 +318,4 @@ def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monke
     with pytest.raises(KeyboardInterrupt):  # without Prefect, whose server for tests would end too
         cram.fn(recipe="demo", override=longer)
     assert len(begun) == 2
-    assert not set(finetuned(longer).values()) & set(artifacts("finetune"))
+    assert not set(finetuned(longer).values()) & set(artifacts_of("finetune"))

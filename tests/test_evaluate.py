@@ -14,7 +14,7 @@ from model import export
 from model.errors import InputError
 from tasks.evaluate import Evaluate, evaluate
 from tasks.pretrain import Pretrain, pretrain
-from tasks.store.artifacts import artifacts
+from tasks.store.artifacts import artifacts_of
 from tasks.text.tokenizer import MASK, PAD, SEP, heldout_of, load_tokenizer
 from tasks.tokenize import Tokenize, tokenize
 
@@ -134,7 +134,7 @@ def show(*arguments: str) -> str:
 def test_the_command_measures_a_users_file_and_says_what_the_artifact_holds(made, others, tmp_path):
     (tmp_path / "mine.txt").write_text("\n\n".join(others[:7]))
     printed = show("evaluate", made["model"].name, str(tmp_path / "mine.txt"))
-    found = artifacts("evaluate")[-1]
+    found = artifacts_of("evaluate")[-1]
     assert found.manifest["inputs"]["model"] == made["model"].name
     assert found.stats["characters"] <= len((tmp_path / "mine.txt").read_text())
     for unit in UNITS:
@@ -161,11 +161,11 @@ def test_the_command_takes_models_and_texts_by_name(made, model: str):
     ],
 )
 def test_the_command_refuses_what_is_no_model_or_no_text_and_names_it(made, arguments: list[str], words: str):
-    before = artifacts("evaluate")
+    before = artifacts_of("evaluate")
     error = CliRunner().invoke(app, ["evaluate", *arguments]).exception
     assert isinstance(error, InputError)
     assert words in str(error)
-    assert artifacts("evaluate") == before
+    assert artifacts_of("evaluate") == before
 
 
 def test_evaluations_are_listed_and_shown_with_their_loss(made):

@@ -18,11 +18,11 @@ from flows.recipes.recipe import RECIPES
 from model import memory
 from model.bert import Bert, with_detector
 from model.errors import InputError
-from tasks import models
+from tasks import adopt
 from tasks.stage import environment
 from tasks.store import home
 from tasks.store.artifacts import Artifact, draft_of
-from tasks.store.locks import locked
+from tasks.store.locks import lock_artifact
 from tasks.store.manifests import MANIFEST
 
 TEXT = ("download", "deduplicate", "decontaminate", "measure", "filter")  # stages that the first file's plan ends with
@@ -156,11 +156,11 @@ def test_a_draft_is_resumed_unless_it_is_refreshed_and_takes_the_rest_of_the_tim
     (drafts["pretrain"] / "work" / "metrics.jsonl").write_text("\0\0\n")
     assert rows(planned(override, "pretrain"))["pretrain"].seconds == 3600
     artifact = plan.made[next(step for step in plan.made if step.stage == "pretrain")]
-    with locked(artifact):
+    with lock_artifact(artifact):
         assert rows(planned(override, "pretrain"))["pretrain"].state == "in progress"
 
 
-def test_models_take_the_time_of_earlier_ones_of_their_architecture(store: Path, shard: Path):
+def test_adopt_take_the_time_of_earlier_ones_of_their_architecture(store: Path, shard: Path):
     override = tiny_override(shard, budget=3000, budget_unit="tokens")
     assert rows(planned(override))["pretrain"].seconds is None
     plan = cram.laid_out("demo", override, "report", {}, [])
@@ -199,7 +199,7 @@ def test_a_hollow_model_to_use_or_to_go_on_from_is_told(store: Path, shard: Path
     with pytest.raises(InputError, match="pretrain/a is hollow"):
         planned(tiny_override(shard), use={"pretrain": "a"})
     with pytest.raises(InputError, match="pretrain/a has no"):
-        models.digest(hollow.name, models.WEIGHTS)  # in the key of what goes on from it
+        adopt.digest_of_files(hollow.name, adopt.WEIGHTS)  # in the key of what goes on from it
 
 
 def test_a_run_that_does_not_fit_on_the_disk_is_told_below_the_table(store: Path, shard: Path, monkeypatch):

@@ -18,9 +18,9 @@ from flows.plan import Plan
 from model.errors import InputError
 from tasks.stage import Params, StageTask, stage
 from tasks.store import gc
-from tasks.store.artifacts import Artifact, artifacts, draft_of, is_hollow, read_manifest, to_fill
-from tasks.store.gc import collect, needed, pin, survey
-from tasks.store.locks import locked
+from tasks.store.artifacts import Artifact, artifacts_of, draft_of, is_hollow, read_manifest, to_fill
+from tasks.store.gc import collect, keep_while_running, pin, survey
+from tasks.store.locks import lock_artifact
 from tasks.store.manifests import verify
 from tasks.store.publish import discard
 
@@ -93,7 +93,7 @@ def run(plan: Plan) -> Artifact:
     """Carry out a plan, as the flow does."""
     for error in plan.check().values():
         raise error
-    with needed(plan.made.values()):
+    with keep_while_running(plan.made.values()):
         plan.run()
     return plan.results()[0]
 
@@ -202,7 +202,7 @@ def test_abandoned_drafts_go_if_they_are_older_than_the_newest_report_and_hold_n
     chain(1)
     drafts["measure"].mkdir()
     held = Artifact(stage="filter", key="0123456789ab")
-    with locked(held):
+    with lock_artifact(held):
         collect(keep=5, hollow=False, models=False)
         assert [draft.exists() for draft in drafts.values()] == [True, True, True, False], "one is in progress"
     shown = cram("gc")
@@ -226,7 +226,10 @@ def test_what_a_running_process_reads_or_will_need_stays_and_goes_once_it_is_kil
     chain(3)
 
     def hold() -> None:
-        with needed([planned[1], Artifact(stage="filter", key="of the future")]), locked(read[2], shared=True):
+        with (
+            keep_while_running([planned[1], Artifact(stage="filter", key="of the future")]),
+            lock_artifact(read[2], shared=True),
+        ):
             (store / "holding").touch()
             signal.pause()
 
@@ -250,7 +253,7 @@ def test_a_run_that_begins_during_a_collection_waits_until_what_goes_is_known_an
     plan = plan_of(1)
     assert plan.check() == {}
     with ThreadPoolExecutor(1) as thread:
-        with locked(gc.GATE):
+        with lock_artifact(gc.GATE):
             running = thread.submit(run, plan)
             wait_for(lambda: f"using {gc.GATE.name}; waiting" in caplog.text)
             discard(old[1])
@@ -441,7 +444,7 @@ def test_ls_has_the_bytes_of_each_stage_and_of_all(store: Path):
     assert rows["all"][0] == "12"
     assert float(rows["deduplicate"][1]) < 200, "its parts are those of download"
     assert sum("pinned" in line for line in lines) == 1
-    assert artifacts("download")[-1] == text
+    assert artifacts_of("download")[-1] == text
 
 
 def test_the_page_of_a_collection_names_models_and_what_is_kept(store: Path):

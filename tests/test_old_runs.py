@@ -19,7 +19,7 @@ from flows.cram import cram
 from flows.study import study
 from model.errors import InputError
 from tasks.stage import Params, stage
-from tasks.store.artifacts import artifacts
+from tasks.store.artifacts import artifacts_of
 
 ENDS = (Completed, Failed, Crashed, Cancelled)
 
@@ -104,7 +104,7 @@ def test_without_a_server_nothing_is_discarded(store, monkeypatch: pytest.Monkey
     refused = CliRunner().invoke(app, ["gc", "--keep", "0", "--yes", "--runs-older-than", "30d"])
     assert isinstance(refused.exception, InputError)
     assert "make up" in str(refused.exception)
-    assert len(artifacts("download")) == 1
+    assert len(artifacts_of("download")) == 1
 
 
 def test_no_advice_starts_a_server_where_another_checkouts_has_the_port(store, monkeypatch: pytest.MonkeyPatch):

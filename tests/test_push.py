@@ -33,7 +33,7 @@ from tasks.glue.own import Definition
 from tasks.pretrain import Pretrain
 from tasks.report import Report, report
 from tasks.store import home
-from tasks.store.artifacts import Artifact, contents, named
+from tasks.store.artifacts import Artifact, artifact_named, digests_of_contents
 from tasks.store.publish import refresh
 
 HOME, TOKEN, INVALID = Path(__file__).parents[1], "hf_writes", "Invalid credentials in Authorization header"
@@ -289,10 +289,10 @@ def test_a_public_model_of_that_name_is_not_written_to_unless_that_is_asked_for(
         pushed(made["modern"].name, "me/own", "--checkpoints")
 
 
-def test_models_at_tenths_change_nothing_else_and_are_whole_after_a_kill(made, monkeypatch):
+def test_adopt_at_tenths_change_nothing_else_and_are_whole_after_a_kill(made, monkeypatch):
     own, save, calls = made["own"], model_export.save, []
-    files, read = bytes_of(own), contents({"start": own})
-    tokens = named(own.manifest["inputs"]["tokens"])
+    files, read = bytes_of(own), digests_of_contents({"start": own})
+    tokens = artifact_named(own.manifest["inputs"]["tokens"])
     assert {path.split("/")[1] for path in files if path.startswith(TENTHS)} == set(map(str, range(10, 100, 10)))
 
     def killed(bert: Bert, folder: Path) -> None:
@@ -313,7 +313,7 @@ def test_models_at_tenths_change_nothing_else_and_are_whole_after_a_kill(made, m
     monkeypatch.delenv("CRAM_KEEP_TENTHS")
     refresh(own)
     assert toy_model(tokens, LAYOUT) == own
-    assert contents({"start": own}) == read
+    assert digests_of_contents({"start": own}) == read
     assert not (own.path / TENTHS).exists()
     monkeypatch.setenv("CRAM_KEEP_TENTHS", "yes")
     with pytest.raises(InputError, match="CRAM_KEEP_TENTHS is 'yes'"):

@@ -19,7 +19,7 @@ from flows.cli import main
 from model.errors import InputError
 from tasks.stage import Params, stage
 from tasks.store import home
-from tasks.store.artifacts import Artifact, artifacts, draft_of, find
+from tasks.store.artifacts import Artifact, artifacts_of, draft_of, find
 from tasks.store.gc import collect
 from tasks.store.locks import drafts
 from tasks.store.manifests import verify
@@ -194,8 +194,8 @@ def test_a_file_that_is_damaged_at_the_remote_is_refused_by_name(machine, tmp_pa
         there.unlink()
     machine("second")
     assert f"{url}/{tokens.name}/sequences.npy" in refusal(lambda: pull(tokens.name, url))
-    assert artifacts("sequences") == []
-    assert len(artifacts("corpus")) == 2, "what arrived before stays"
+    assert artifacts_of("sequences") == []
+    assert len(artifacts_of("corpus")) == 2, "what arrived before stays"
     machine("first")
     shutil.rmtree(tmp_path / "remote" / tokens.name)
     push(tokens, url)
@@ -222,7 +222,7 @@ def test_a_pull_that_was_ended_fetches_only_what_is_not_here(machine, tmp_path: 
         patch.setattr(LocalFileSystem, "get_file", ended)
         with pytest.raises(KeyboardInterrupt):
             pull(text.name, url)
-    assert artifacts("corpus") == []
+    assert artifacts_of("corpus") == []
     assert [draft.name for draft in drafts("corpus")] == [f"corpus-{text.key}.pull"]
     assert pull(text.name, url)[text.name] == 3, "two of the five are here"
     verify(text)
@@ -280,7 +280,7 @@ def test_an_artifact_is_found_by_the_beginning_of_its_key_and_the_newest_without
         push(artifact, url)
     machine("second")
     pull(f"corpus/{one.key[:6]}", url)
-    assert artifacts("corpus") == [one]
+    assert artifacts_of("corpus") == [one]
     pull("corpus/latest", url)
     assert find("corpus", "latest") == two
     pull(one.name, url)
@@ -410,7 +410,7 @@ def test_a_collection_between_two_artifacts_of_a_pull_leaves_the_first(machine, 
     machine("second")
     for _ in Remote(str(tmp_path / "remote")).pull(tokens.name, everything=False):
         collect(keep=0, hollow=True, models=True)
-    assert len(artifacts("")) == 4
+    assert len(artifacts_of("")) == 4
 
 
 def test_a_store_that_can_only_be_read_is_pushed(machine, tmp_path: Path, monkeypatch):
@@ -419,5 +419,5 @@ def test_a_store_that_can_only_be_read_is_pushed(machine, tmp_path: Path, monkey
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("tasks.store.locks.locked", refused)
+    monkeypatch.setattr("tasks.store.locks.lock_artifact", refused)
     assert push(text, str(tmp_path / "remote"))[text.name] == 5

@@ -26,10 +26,10 @@ from tasks.corpus.parts import link
 from tasks.download import download
 from tasks.stage import Params, has_lost_connection, stage
 from tasks.store import home, manifests
-from tasks.store.artifacts import WORK, Artifact, artifacts, draft_of, find, inspected, read_manifest
+from tasks.store.artifacts import WORK, Artifact, artifacts_of, draft_of, find, inspect_all, read_manifest
 from tasks.store.errors import disk_errors_as_input_errors, written_in
-from tasks.store.gc import collect, in_use, needed, pin
-from tasks.store.locks import drafts, reading
+from tasks.store.gc import collect, in_use, keep_while_running, pin
+from tasks.store.locks import drafts, lock_for_reading
 from tasks.store.manifests import verify
 from tasks.store.publish import refresh
 
@@ -185,7 +185,7 @@ def test_a_damaged_artifact_is_refused_as_an_input_and_made_again_with_a_warning
     damage(made)
     with pytest.raises(InputError, match=rf"{made.name}.*{file}|{file}.*{made.name}"):
         follower.fn(Count(), made, [])
-    assert artifacts("follower") == []
+    assert artifacts_of("follower") == []
     if harm == "a byte is flipped":
         shutil.rmtree(made.path)  # as the error says: no size differs
     assert read_manifest(made) is None
@@ -226,7 +226,7 @@ def test_a_directory_latest_of_a_copied_store_is_no_artifact_and_stays(store: Pa
     made = count.fn(Count())
     shutil.copytree(store, tmp_path / "copy")  # which follows links
     monkeypatch.setenv("CRAM_ARTIFACTS", str(tmp_path / "copy"))
-    assert list(inspected("count")) == [made]
+    assert list(inspect_all("count")) == [made]
     newest = count.fn(Count(upto=5))
     assert find("count", "latest") == newest
     assert (newest.path.parent / "latest" / "numbers.txt").read_text() == "0\n1\n2"
@@ -291,7 +291,7 @@ def test_two_runs_on_one_key_make_it_once_and_what_they_read_is_discarded_after_
         wait_for(lambda: f"using {source.name}; waiting" in caplog.text)
         (store / ".hold").unlink()
         discarded.result(600)
-        assert len(artifacts("slow")) == 1
+        assert len(artifacts_of("slow")) == 1
         second.result(600)
     assert process.wait(600) == 0
     assert CALLS == []
@@ -309,7 +309,7 @@ def test_a_manifest_is_written_last_and_work_is_not_repeated_after_a_failure_to_
     draft = draft_of(slow.target(*given))
     assert (draft / "result.txt").exists()
     assert (draft / "stage.json").exists() == (place == "discard")
-    assert artifacts("slow") == []
+    assert artifacts_of("slow") == []
     made = slow.fn(*given)
     assert CALLS == ["count", "slow", "slow", "slow"]
     assert {p.name for p in made.path.iterdir()} == {"stage.json", "stats.json", "result.txt"}
@@ -410,7 +410,7 @@ def test_without_file_locks_nothing_runs_but_what_only_reads_works(store: Path, 
         with pytest.raises(InputError, match=f"{store} .*locks .*CRAM_ARTIFACTS"):
             work()
     assert CALLS == []
-    with needed([made]), reading(made):
+    with keep_while_running([made]), lock_for_reading(made):
         assert count.fn(Count(upto=2)) == find("count") == made
     assert drafts("") == []
     assert in_use() == set()

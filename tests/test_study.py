@@ -27,7 +27,7 @@ from tasks.compare import AXES, Compare, Member, compare, not_told_apart
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law
 from tasks.store import home
-from tasks.store.artifacts import Artifact, artifacts, named
+from tasks.store.artifacts import Artifact, artifact_named, artifacts_of
 
 SGD = {"optimizer": "sgd", "clip": None, "learning_rate": 100.0}
 RUNS = {
@@ -81,7 +81,7 @@ def written(given: dict, name: str, runs: dict, **changed: object) -> dict:
 
 
 def everything() -> list[Artifact]:
-    return [artifact for name in (*STAGES, "evaluate", "compare") for artifact in artifacts(name)]
+    return [artifact for name in (*STAGES, "evaluate", "compare") for artifact in artifacts_of(name)]
 
 
 def rows_of(page: Artifact) -> pd.DataFrame:
@@ -145,7 +145,7 @@ def test_the_table_has_a_row_for_each_run_and_seed_with_the_losses_of_their_mode
     rows = rows_of(finished)
     assert [*zip(rows["run"], rows["seed"], strict=True)] == [(name, n) for name in [*DONE, "diverges"] for n in (0, 1)]
     for row in rows[rows["run"].isin(DONE)].to_dict("records"):
-        stats, params = (named(row["model"]).manifest[name] for name in ("stats", "params"))
+        stats, params = (artifact_named(row["model"]).manifest[name] for name in ("stats", "params"))
         assert params["seed"] == row["seed"]
         assert (row["tokens"], row["parameters"]) == (stats["tokens"], stats["parameters"])
         assert row["operations"] == pytest.approx(1e18 * stats["exaflops"])
@@ -193,10 +193,10 @@ def test_a_run_that_fails_stops_no_other_and_is_told(finished):
 
 def test_a_run_on_another_text_is_measured_on_that_of_the_first_run(finished):
     rows = rows_of(finished).set_index(["run", "seed"])
-    text = named(rows.loc[("own", 0), "model"])
+    text = artifact_named(rows.loc[("own", 0), "model"])
     for seed in (0, 1):
         row = rows.loc[("other text", seed)]
-        model = named(row["model"])
+        model = artifact_named(row["model"])
         found = evaluate.fn(Evaluate(), model, text, [])
         assert row["evaluation"] == found.name
         for unit in ("word", "character", "byte"):
@@ -210,7 +210,7 @@ def test_a_run_on_another_text_is_measured_on_that_of_the_first_run(finished):
 def test_a_curve_is_the_mean_of_those_of_the_seeds(finished):
     rows = rows_of(finished)
     for name, curve in json_of(finished)["curves"].items():
-        ends = [named(model).stats["evaluations"][-1] for model in rows[rows["run"] == name]["model"]]
+        ends = [artifact_named(model).stats["evaluations"][-1] for model in rows[rows["run"] == name]["model"]]
         for axis in ("heldout_nats_per_byte", "tokens"):
             assert curve[axis][-1] == pytest.approx(np.mean([end[axis] for end in ends]))
         assert all(np.diff(curve[axis]).min() >= 0 for axis in ("tokens", "operations", "seconds"))
@@ -218,10 +218,10 @@ def test_a_curve_is_the_mean_of_those_of_the_seeds(finished):
 
 def test_if_all_runs_fail_the_study_does(finished, given: dict):
     runs = {"a": RUNS["diverges"], "b": {"pretrain": SGD | {"clip": 9e9}}}
-    before = artifacts("compare")
+    before = artifacts_of("compare")
     with pytest.raises(InputError, match=r"pretrain\.learning_rate"):
         study.fn(**written(given, "all", runs, seeds=1))
-    assert artifacts("compare") == before
+    assert artifacts_of("compare") == before
 
 
 def test_a_run_that_can_never_begin_is_told_before_and_the_others_run(finished, given: dict, caplog):
@@ -245,10 +245,10 @@ def test_a_study_killed_twice_ends_as_one_left_alone(finished, given: dict, tmp_
 
     def killed(before: int, after: int):
         def make_or_die(stage, artifact, *rest) -> None:
-            if artifact.stage == "pretrain" and len(artifacts("pretrain")) == before:
+            if artifact.stage == "pretrain" and len(artifacts_of("pretrain")) == before:
                 raise KeyboardInterrupt
             make(stage, artifact, *rest)
-            if len(artifacts("pretrain")) == after:
+            if len(artifacts_of("pretrain")) == after:
                 raise KeyboardInterrupt
 
         return make_or_die
@@ -261,10 +261,10 @@ def test_a_study_killed_twice_ends_as_one_left_alone(finished, given: dict, tmp_
                 patch.setattr(stage_module.StageTask, "make", killed(before, after))
                 with pytest.raises(KeyboardInterrupt):
                     study.fn(**parameters)
-            assert len(artifacts("pretrain")) == left
-            assert artifacts("compare") == []
+            assert len(artifacts_of("pretrain")) == left
+            assert artifacts_of("compare") == []
         ended = rows_of(study.fn(**parameters))
-        assert len(artifacts("pretrain")) == 4
+        assert len(artifacts_of("pretrain")) == 4
     timed = ["seconds", "tokens_per_second", "mfu"]
     expected = alone[alone["run"].isin(runs)].drop(columns=timed)
     pd.testing.assert_frame_equal(ended.drop(columns=timed), expected, check_exact=True, check_dtype=False)
@@ -280,7 +280,7 @@ def test_a_study_until_the_report_compares_scores(finished, given: dict):
     assert made == dict.fromkeys(STAGES, 1) | dict.fromkeys(("pretrain", "finetune", "report"), 2) | {"compare": 1}
     rows = rows_of(page)
     for row in rows[rows["report"].ne("")].to_dict("records"):
-        about = json.loads((named(row["report"]).path / "report.json").read_text())
+        about = json.loads((artifact_named(row["report"]).path / "report.json").read_text())
         [score] = (one["score"] for one in about["scores"] if one["pretrained"])
         assert row["score: neighbours"] == score
         assert about["title"] == row["run"]
@@ -290,12 +290,14 @@ def test_a_study_until_the_report_compares_scores(finished, given: dict):
     assert json_of(page)["summary"][1]["score: neighbours difference"] == pytest.approx(difference)
 
 
-def test_models_that_may_know_the_held_out_text_are_measured_on_what_all_hold_out(finished, given: dict):
+def test_adopt_that_may_know_the_held_out_text_are_measured_on_what_all_hold_out(finished, given: dict):
     runs = {"base": {}} | {str(share): {"tokenize": {"heldout_fraction": share}} for share in (0.15, 0.01)}
     *rows, apart = rows_of(study.fn(**written(given, "held", runs, seeds=1))).to_dict("records")
-    held = [pd.read_parquet(named(row["model"]).path / "heldout.parquet") for row in rows]
+    held = [pd.read_parquet(artifact_named(row["model"]).path / "heldout.parquet") for row in rows]
     texts = [set(of_model["id"][of_model["shared_words"] == 0]) for of_model in held]
-    measured = [set(pd.read_parquet(named(row["evaluation"]).path / "documents.parquet")["id"]) for row in rows]
+    measured = [
+        set(pd.read_parquet(artifact_named(row["evaluation"]).path / "documents.parquet")["id"]) for row in rows
+    ]
     assert measured[0] == measured[1] == texts[0] & texts[1] != texts[0]
     assert rows[0]["digest"] == rows[1]["digest"]
     assert math.isnan(apart["nats_per_byte"]), "it holds out hardly any of these documents"
@@ -396,7 +398,7 @@ def curve(fall: float) -> list[dict]:
 def compared(members: list[Member], **about) -> Artifact:
     """The page of these runs."""
     models, reports = (
-        [named(name) for name in dict.fromkeys(getattr(member, kind) for member in members) if name]
+        [artifact_named(name) for name in dict.fromkeys(getattr(member, kind) for member in members) if name]
         for kind in ("model", "report")
     )
     return compare.fn(Compare(title="Study: made up", members=members, **about), models, [], reports)
@@ -607,13 +609,13 @@ def test_runs_that_measured_different_parts_are_measured_again_on_the_same_docum
     runs = {"own": {"pretrain": other}, "longer": {"pretrain": other, "scale": {"budget": 30}}}
     page = study.fn(**written(given, "budgets", runs, seeds=1))
     rows = rows_of(page).to_dict("records")
-    parts = [named(row["model"]).stats["heldout"] for row in rows]
+    parts = [artifact_named(row["model"]).stats["heldout"] for row in rows]
     assert parts[0]["characters"] < parts[1]["characters"]
     assert parts[0]["of_digest"] == parts[1].get("of_digest", parts[1]["digest"])
     assert parts[0]["digest"] != parts[1]["digest"]
     for row in rows:
         how = Evaluate(characters=parts[1]["characters"])
-        found = evaluate.fn(how, named(row["model"]), named(rows[0]["model"]), [])
+        found = evaluate.fn(how, artifact_named(row["model"]), artifact_named(rows[0]["model"]), [])
         assert row["evaluation"] == found.name
         assert row["nats_per_byte"] == found.stats["nats_per_byte"]["value"]
     assert rows[0]["digest"] == rows[1]["digest"]

@@ -16,9 +16,9 @@ from tasks.reports.trees import as_text, mermaid
 from tasks.stage import Params, StageTask, stage
 from tasks.store.artifacts import LINEAGE, WORK, Artifact
 from tasks.store.lineage import origins
-from tasks.store.locks import locked
+from tasks.store.locks import lock_artifact
 from tasks.store.manifests import MANIFEST
-from tasks.store.verify import reruns, verified
+from tasks.store.verify import find_damage, reruns
 
 CALLS: list[str] = []  # stages that ran
 
@@ -188,7 +188,7 @@ def test_hollow_inputs_of_what_runs_again_go_first():
 
 def test_an_artifact_that_a_run_is_making_is_left_out(chain):
     (chain["model"].path / "part-00000.txt").unlink()
-    with locked(chain["model"]):
+    with lock_artifact(chain["model"]):
         result = cram("verify")
     assert result.exit_code == 0
     assert f"{chain['model'].name} was left out" in result.output
@@ -198,9 +198,9 @@ def test_a_store_that_can_only_be_read_is_verified(chain, monkeypatch: pytest.Mo
     def refused(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("tasks.store.locks.locked", refused)
+    monkeypatch.setattr("tasks.store.locks.lock_artifact", refused)
     flip(chain["text"].path / "part-00000.txt")
-    damages, _ = verified([*chain.values()])
+    damages, _ = find_damage([*chain.values()])
     assert [damage.file for damage in damages] == ["part-00000.txt"]
 
 

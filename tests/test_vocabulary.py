@@ -28,7 +28,7 @@ from model.errors import InputError
 from tasks import vocabulary as vocabulary_stage
 from tasks.corpus.parts import unit_hash
 from tasks.download import Download, download
-from tasks.store.artifacts import Artifact, artifacts
+from tasks.store.artifacts import Artifact, artifacts_of
 from tasks.text.tokenizer import (
     ALPHABET,
     CLS,
@@ -151,7 +151,7 @@ def test_too_little_text_is_refused(store: Path, tmp_path: Path):
         vocabulary.fn(Vocabulary(entries=5000), corpus)
     with pytest.raises(InputError, match="filter"):
         vocabulary.fn(Vocabulary(entries=256), filtered(corpus, min_characters=1000))
-    assert artifacts("vocabulary") == []
+    assert artifacts_of("vocabulary") == []
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path)

@@ -22,7 +22,7 @@ from flows.cli.common import (
 from flows.summary import OTHER_STAGES, counts, flat, relative
 from model.clock import about_stops
 from model.wording import age, brief_duration, counted, printable
-from tasks.store.manifests import kept
+from tasks.store.manifests import kept_files
 
 if TYPE_CHECKING:  # importing pandas takes half a second, and importing the store imports Prefect
     import pandas as pd
@@ -48,16 +48,16 @@ def ls(
     """
     check_stages([stage] if stage else [], others=True)
     from tasks.store import home
-    from tasks.store.artifacts import incomplete, inspected
-    from tasks.store.gc import files_of, pinned, sizes
+    from tasks.store.artifacts import describe_incomplete, inspect_all
+    from tasks.store.gc import files_of, read_pins, sizes
     from tasks.store.locks import drafts
 
-    damaged, rows, details, files, pins = [], [], [], {}, pinned()
+    damaged, rows, details, files, pins = [], [], [], {}, read_pins()
     for name in [stage] if stage else (*stage_names(), *OTHER_STAGES):
         manifests = []
-        for artifact, (about, problem) in inspected(name).items():
+        for artifact, (about, problem) in inspect_all(name).items():
             if about is None:
-                damaged.append(incomplete(artifact, problem))
+                damaged.append(describe_incomplete(artifact, problem))
                 continue
             manifests.append(about)
             took = brief_duration(about["seconds"])
@@ -91,7 +91,7 @@ def print_bytes(by_stage: dict[str, int], numbers: Counter) -> None:
 
 def total(manifest: dict) -> str:
     """The total size of an artifact's files, without those that were dropped."""
-    return decimal(sum(file["bytes"] for file in kept(manifest)))
+    return decimal(sum(file["bytes"] for file in kept_files(manifest)))
 
 
 def show(

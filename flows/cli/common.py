@@ -115,4 +115,4 @@ def called(name: str, damaged: bool = False) -> "Artifact":
 
     if not KEY.fullmatch(name):
         check_stages([name.partition("/")[0]], others=True)
-    return artifacts.called(name, damaged)
+    return artifacts.find_by_name(name, damaged)

@@ -130,10 +130,10 @@ def push(
 
 def model_of(name: str, with_code: bool) -> Found:
     """The model of that name. Raises InputError for a folder that is no artifact, or code that nobody needs."""
-    from tasks.store.artifacts import LINEAGE, artifacts
+    from tasks.store.artifacts import LINEAGE, artifacts_of
     from tasks.store.manifests import MANIFEST
 
-    stages = [s for s in STAGES if name.startswith(f"{s}/") or any(a.key.startswith(name) for a in artifacts(s))]
+    stages = [s for s in STAGES if name.startswith(f"{s}/") or any(a.key.startswith(name) for a in artifacts_of(s))]
     if len(stages) > 1:
         raise InputError(f"Models of two stages begin with {name!r}. Give pretrain/KEY or finetune/KEY.")
     source = model_folder((stages or STAGES)[0], name).resolve()
@@ -150,7 +150,7 @@ def fill(draft: Path, found: Found, how: "Published", place: Callable[[Path, Pat
 
     Returns what there is to say about it.
     """
-    from tasks.models import WEIGHTS
+    from tasks.adopt import WEIGHTS
     from tasks.text.tokenizer import FILES
 
     card, said = card_of(found.about, found.lineage, how)
@@ -230,13 +230,13 @@ def card_of(about: dict, lineage: dict, how: "Published") -> tuple[str, str]:
     """The card of a model, and a sentence about its scores. `about`: its manifest; `lineage`: those that led to it."""
     from tasks.report import for_people, for_programs
     from tasks.reports.model_card import card, finetuned_card
-    from tasks.store.artifacts import Artifact, artifacts, is_made, named
+    from tasks.store.artifacts import Artifact, artifact_named, artifacts_of, is_made
 
     if about["stage"] == "finetune":
         return finetuned_card(about["params"], about["stats"], lineage, how), "The card has its scores."
     model = Artifact(stage=about["stage"], key=about["key"])
-    for report in reversed(artifacts("report")):
-        runs = [named(name) for name in report.manifest["inputs"]["runs"]]
+    for report in reversed(artifacts_of("report")):
+        runs = [artifact_named(name) for name in report.manifest["inputs"]["runs"]]
         if is_made(report, {"runs": runs}) and all(is_made(run, {"start": model}) for run in runs):
             every = lineage | {model.name: about}
             content = for_programs(report.manifest["params"]["title"], runs, model.name, every)

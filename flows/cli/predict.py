@@ -133,11 +133,11 @@ def model_folder(stage: str, name: str) -> Path:
 
     Raises InputError for other names, for artifacts without a model and for changed files.
     """
-    from tasks.models import has_weights
-    from tasks.store.artifacts import artifacts
-    from tasks.store.manifests import MANIFEST, decisive, verify_files
+    from tasks.adopt import has_weights
+    from tasks.store.artifacts import artifacts_of
+    from tasks.store.manifests import MANIFEST, decisive_files, verify_files
 
-    kept = [artifact for artifact in artifacts(stage) if has_weights(artifact.path)]
+    kept = [artifact for artifact in artifacts_of(stage) if has_weights(artifact.path)]
     # unlike Path.is_dir, False for names that are too long
     folder = Path(name) if os.path.isdir(name) else named_model(stage, name, kept).path
     about = read_json(folder / MANIFEST)
@@ -158,7 +158,7 @@ def model_folder(stage: str, name: str) -> Path:
             f"{folder}, and the next run of its recipe makes it again."
         )
     # A copied folder may lack what a pipeline doesn't read.
-    verify_files(folder, [file for file in decisive(about) if (folder / file["path"]).is_file()], name)
+    verify_files(folder, [file for file in decisive_files(about) if (folder / file["path"]).is_file()], name)
     params = about.get("params", {})
     facts = [f"{stage}/{about.get('key', folder.name)}" if about else f"folder {name}"]
     facts += [f"{field} {params[field]}" for field in ("task", "seed") if field in params]

@@ -102,10 +102,10 @@ def print_results(artifact: "Artifact") -> None:
         say("")
         print_rows(rows)
     if artifact.stage == "report":
-        from tasks.store.artifacts import named
+        from tasks.store.artifacts import artifact_named
 
         about = json.loads((artifact.path / "report.json").read_text(encoding="utf-8"))
-        print_blanks(named(about["pretrained"]))
+        print_blanks(artifact_named(about["pretrained"]))
         say(f"\nFull report: {relative(artifact.path / 'report.html')}")
         return
     if artifact.stage == "pretrain":
@@ -115,7 +115,7 @@ def print_results(artifact: "Artifact") -> None:
 
 def print_blanks(model: "Artifact") -> None:
     """Print some English sentences with a blank, and the most likely tokens by a pretrained model that reads ASCII."""
-    from tasks.models import has_weights
+    from tasks.adopt import has_weights
 
     if not has_weights(model.path):  # it is hollow
         return

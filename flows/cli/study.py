@@ -103,12 +103,12 @@ def evaluate(
 
     Give text that the model was not trained on, such as tokenize/KEY; this is not checked.
     """
+    from tasks.adopt import find_model
     from tasks.evaluate import Evaluate
     from tasks.evaluate import evaluate as measure
-    from tasks.models import taken
     from tasks.reports.model_card import nats
 
-    found = measure.fn(Evaluate(characters=characters), taken(model, masked=True), text_called(text), [])
+    found = measure.fn(Evaluate(characters=characters), find_model(model, masked=True), text_called(text), [])
     print_rows(found.stats["table"])
     measured, given = found.stats["documents"], found.stats["characters"]
     say(f"\n{measured:,} documents with {given:,} characters were measured.")

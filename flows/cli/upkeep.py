@@ -141,10 +141,10 @@ def pin(
     `cram gc --hollow` leaves the artifact itself whole, but not what it was made from.
     """
     from tasks.store import gc
-    from tasks.store.artifacts import named, read_manifest
+    from tasks.store.artifacts import artifact_named, read_manifest
 
     if key is None:
-        pins = {name: read_manifest(named(name)) for name in gc.pinned()}
+        pins = {name: read_manifest(artifact_named(name)) for name in gc.read_pins()}
         rows = [
             (name, age(about["finished"]), counts(about["stats"])) if about else (name, "", "no complete artifact")
             for name, about in pins.items()
@@ -167,9 +167,9 @@ NAMES = "STAGE/KEY, STAGE, KEY, or the start of a key"
 
 def everything() -> "list[Artifact]":
     """All artifacts of the store, also damaged ones, by stage; the newest of a stage is the last."""
-    from tasks.store.artifacts import inspected
+    from tasks.store.artifacts import inspect_all
 
-    return [artifact for stage in (*stage_names(), *OTHER_STAGES) for artifact in inspected(stage)]
+    return [artifact for stage in (*stage_names(), *OTHER_STAGES) for artifact in inspect_all(stage)]
 
 
 def verify(
@@ -180,21 +180,21 @@ def verify(
 ) -> None:
     """Compare files with their digests; list damage, and which artifacts are made again. Exit status 1: damage."""
     from tasks.store import home
-    from tasks.store.artifacts import listed
-    from tasks.store.manifests import kept
-    from tasks.store.verify import verified
+    from tasks.store.artifacts import load_manifest
+    from tasks.store.manifests import kept_files
+    from tasks.store.verify import find_damage
 
     every = everything()
     chosen = every
     if artifact is not None:
         start = artifact if "/" in artifact else f"{artifact}/"
         chosen = [one for one in every if one.name.startswith(start)] or [called(artifact, damaged=True)]
-    damages, busy = verified(chosen)
+    damages, busy = find_damage(chosen)
     for damage in damages:
         say(printable(f"{damage.artifact.name}: {damage.file} {damage.problem}"))
-    manifests = {one.name: listed(one) for one in every}
+    manifests = {one.name: load_manifest(one) for one in every}
     abouts = [manifests[one.name] for one in chosen if one.name not in busy]
-    files = [file for about in abouts for file in kept(about)]
+    files = [file for about in abouts for file in kept_files(about)]
     what = f"{counted(len(files), 'file')} of {counted(len(abouts), 'artifact')} in {home.root()}"
     found = f"{counted(len(damages), 'file')} damaged" if damages else "sound"
     say(printable(f"{what}, {decimal(sum(file['bytes'] for file in files))}: {found}."))

@@ -13,7 +13,7 @@ from flows.recipes.deltas import DELTAS
 from flows.recipes.rules import LIMITS, reads_files
 from flows.summary import check_name, did_you_mean
 from model.errors import InputError
-from tasks import models
+from tasks import adopt
 from tasks.decontaminate import Decontaminate
 from tasks.deduplicate import Deduplicate
 from tasks.download import Download
@@ -50,7 +50,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         """Raise InputError if the model or finetuning needs sequences of another length."""
         last = STAGES.index(until)
         if last >= STAGES.index("pretrain") and self.pretrain.start:
-            models.check(self.pretrain.start, self.pretrain.architecture, self.tokenize.length)
+            adopt.check_start(self.pretrain.start, self.pretrain.architecture, self.tokenize.length)
         if last >= STAGES.index("pretrain"):
             self.pretrain.architecture.check_length(self.tokenize.length)
         if last >= STAGES.index("finetune"):
@@ -200,7 +200,7 @@ def from_start(recipe: Recipe, asked: dict) -> Recipe:
     """The recipe with the vocabulary of the model that it begins from. `asked`: the user's changes to that."""
     if not (name := recipe.pretrain.start or recipe.vocabulary.start):
         return recipe
-    model = models.taken(name, masked=bool(recipe.pretrain.start))
+    model = adopt.find_model(name, masked=bool(recipe.pretrain.start))
     tokenizer = load_tokenizer(model.path)
     theirs = {"entries": tokenizer.get_vocab_size()} | normaliser_of(tokenizer).model_dump(exclude={"alphabet"})
     wrong = [f"{key} is {asked[key]!r}, its {of!r}" for key, of in theirs.items() if asked.get(key, of) != of]

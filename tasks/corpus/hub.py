@@ -168,7 +168,7 @@ def commit(source: Source) -> str:
         return (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}).get(name) or newest(source)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("wb") as held:
-        locks.lock(held, fcntl.LOCK_EX)
+        locks.flock(held, fcntl.LOCK_EX)
         commits = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         if name not in commits:
             commits[name] = newest(source)

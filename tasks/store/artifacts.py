@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from model.errors import InputError
 from model.files import TENTHS
 from tasks.store import home, opening
-from tasks.store.manifests import MANIFEST, decisive, parsed
+from tasks.store.manifests import MANIFEST, decisive_files, parse
 
 # files that several stages read: the tokens, and the manifests of all inputs of a model
 SEQUENCES, HELDOUT_TEXT = "sequences.npy", "heldout.parquet"
@@ -54,7 +54,7 @@ class Artifact(BaseModel, frozen=True):
         """The contents of stage.json. Raises InputError if the artifact is absent or incomplete."""
         manifest, problem = inspect(self)
         if manifest is None:
-            raise InputError(incomplete(self, problem))
+            raise InputError(describe_incomplete(self, problem))
         return manifest
 
     @property
@@ -65,13 +65,13 @@ class Artifact(BaseModel, frozen=True):
     frame, dataset, model = opening.frame, opening.dataset, opening.model
 
 
-def named(name: str) -> Artifact:
+def artifact_named(name: str) -> Artifact:
     """The artifact of this name, which need not exist."""
     stage, _, key = name.partition("/")
     return Artifact(stage=stage, key=key)
 
 
-def incomplete(artifact: Artifact, problem: str) -> str:
+def describe_incomplete(artifact: Artifact, problem: str) -> str:
     """The sentence about an artifact that `inspect` finds incomplete."""
     return f"No complete artifact {artifact.name} in {home.root()}: {problem}. Run the stage again, or copy it here."
 
@@ -82,23 +82,23 @@ def inspect(artifact: Artifact) -> tuple[dict | None, str]:
     A hollow artifact counts as complete: the data of the files in `hollow` was dropped, all else is there. So does one
     whose card or pictures were changed.
     """
-    if not (manifest := listed(artifact)):
+    if not (manifest := load_manifest(artifact)):
         return None, f"its {MANIFEST} is missing or can't be read"
     folder = artifact.path
-    for file in decisive(manifest):
-        if size(os.path.join(folder, file["path"])) != file["bytes"]:
+    for file in decisive_files(manifest):
+        if size_of(os.path.join(folder, file["path"])) != file["bytes"]:
             return None, f"{file['path']} is missing, or its size is not the {file['bytes']:,} bytes in {MANIFEST}"
     return manifest, ""
 
 
-def listed(artifact: Artifact) -> dict:
+def load_manifest(artifact: Artifact) -> dict:
     """The contents of stage.json, also of an artifact with damaged files; empty if it can't be read."""
     with suppress(OSError, ValueError):
-        return parsed((artifact.path / MANIFEST).read_bytes())
+        return parse((artifact.path / MANIFEST).read_bytes())
     return {}
 
 
-def size(path: str) -> int:
+def size_of(path: str) -> int:
     """The bytes of a file; -1 if there is none."""
     with suppress(OSError, ValueError):
         about = os.stat(path)
@@ -123,23 +123,23 @@ def is_hollow(artifact: Artifact) -> bool:
     return bool((read_manifest(artifact) or {}).get("hollow"))
 
 
-def flat(inputs: dict) -> list[Artifact]:
+def input_artifacts(inputs: dict) -> list[Artifact]:
     """A stage's input artifacts, each once; an argument can be a list of them."""
     given = (each if isinstance(each, list) else [each] for each in inputs.values())
     return list(dict.fromkeys(artifact for some in given for artifact in some))
 
 
-def contents(inputs: dict) -> dict[str, str]:
+def digests_of_contents(inputs: dict) -> dict[str, str]:
     """Digests of the contents of a stage's inputs, by name: only of those that can differ when they are made again."""
     digests = {}
-    for artifact in flat(inputs):
+    for artifact in input_artifacts(inputs):
         manifest = read_manifest(artifact) or {}
         if manifest.get("varies"):
-            digests[artifact.name] = hashlib.sha256(json.dumps(sorted(result(manifest))).encode()).hexdigest()
+            digests[artifact.name] = hashlib.sha256(json.dumps(sorted(result_files(manifest))).encode()).hexdigest()
     return digests
 
 
-def result(manifest: dict) -> set[tuple[str, str]]:
+def result_files(manifest: dict) -> set[tuple[str, str]]:
     """The files that hold an artifact's result, with their digests."""
     files = ((file["path"], file["sha256"]) for file in manifest["files"])
     return {
@@ -149,17 +149,17 @@ def result(manifest: dict) -> set[tuple[str, str]]:
 
 def is_made(artifact: Artifact, inputs: dict) -> bool:
     """Whether the artifact is complete and was made from the present contents of these inputs."""
-    manifest, now = read_manifest(artifact), contents(inputs)
+    manifest, now = read_manifest(artifact), digests_of_contents(inputs)
     lacks_data = artifact in to_fill and is_hollow(artifact)
     return manifest is not None and manifest.get("made_from") == now and not lacks_data
 
 
-def artifacts(stage: str) -> list[Artifact]:
+def artifacts_of(stage: str) -> list[Artifact]:
     """The complete artifacts of a stage, or of all (empty), the newest last."""
-    return [artifact for artifact, (manifest, _) in inspected(stage).items() if manifest]
+    return [artifact for artifact, (manifest, _) in inspect_all(stage).items() if manifest]
 
 
-def inspected(stage: str) -> dict[Artifact, tuple[dict | None, str]]:
+def inspect_all(stage: str) -> dict[Artifact, tuple[dict | None, str]]:
     """What `inspect` finds of each artifact of a stage, or of all (empty): first of damaged ones; the newest last."""
     paths = (home.root() / stage).glob("[!.]*") if stage else home.root().glob("[!.]*/[!.]*")
     folders = [path for path in paths if path.is_dir() and not path.is_symlink()]
@@ -173,7 +173,7 @@ def find(stage: str, name: str = LATEST, damaged: bool = False) -> Artifact:
 
     Raises InputError if there is not exactly one. `damaged`: find those too.
     """
-    known, of = [*(inspected(stage) if damaged else artifacts(stage))], f" of {stage}" if stage else ""
+    known, of = [*(inspect_all(stage) if damaged else artifacts_of(stage))], f" of {stage}" if stage else ""
     if not known:
         until = f" --until {stage}" if stage else ""
         raise InputError(
@@ -191,7 +191,7 @@ def find(stage: str, name: str = LATEST, damaged: bool = False) -> Artifact:
     raise InputError(f"{problem} {name!r}. Those in {home.root()}: {names}. Give one of these, or `latest`.")
 
 
-def called(name: str, damaged: bool = False) -> Artifact:
+def find_by_name(name: str, damaged: bool = False) -> Artifact:
     """The artifact STAGE/KEY, STAGE (the newest), or KEY of any stage; a key may be shortened. As `find` otherwise."""
     stage, slash, key = name.partition("/")
     return find("", name, damaged) if KEY.fullmatch(name) else find(stage, key if slash else LATEST, damaged)

@@ -19,10 +19,10 @@ from typing import NamedTuple
 from model.errors import InputError
 from model.files import fsync
 from tasks.store import home, locks
-from tasks.store.artifacts import LATEST, Artifact, inspected, listed, named
+from tasks.store.artifacts import LATEST, Artifact, artifact_named, inspect_all, load_manifest
 from tasks.store.errors import disk_errors_as_input_errors
 from tasks.store.lineage import ancestry
-from tasks.store.locks import Draft, NoLocks, is_locked, locked
+from tasks.store.locks import Draft, NoLocks, is_locked, lock_artifact
 from tasks.store.manifests import DATA, MANIFEST, inputs_of
 from tasks.store.publish import DISCARDED, point_latest, trash
 
@@ -40,7 +40,7 @@ def name_of(file: Path) -> str:
     return file.name.replace("-", "/", 1)
 
 
-def pinned() -> dict[str, Path]:
+def read_pins() -> dict[str, Path]:
     """The names of the artifacts that `cram gc` keeps whole, with the files that say so."""
     return {name_of(path): path for path in sorted((home.root() / ".pins").glob("*-*"))}
 
@@ -48,7 +48,7 @@ def pinned() -> dict[str, Path]:
 @disk_errors_as_input_errors("cram pin")
 def pin(artifact: Artifact) -> None:
     """Have `cram gc` keep an artifact whole, and all that it was made from. InputError if it was just discarded."""
-    with locked(GATE, shared=True):
+    with lock_artifact(GATE, shared=True):
         (folder := home.root() / ".pins").mkdir(exist_ok=True)
         (folder / f"{artifact.manifest['stage']}-{artifact.key}").touch()
 
@@ -56,25 +56,25 @@ def pin(artifact: Artifact) -> None:
 @disk_errors_as_input_errors("cram pin")
 def unpin(name: str) -> str:
     """Undo `pin`, also of an artifact that is gone; returns its name. Raises InputError if it is not pinned."""
-    matches = [one for one in pinned() if name and (one.startswith(name) or one.partition("/")[2].startswith(name))]
+    matches = [one for one in read_pins() if name and (one.startswith(name) or one.partition("/")[2].startswith(name))]
     if len(matches) != 1:
-        raise InputError(f"{name!r} names no single pin. Pinned are: {', '.join(pinned()) or 'none'}.")
-    pinned()[matches[0]].unlink(missing_ok=True)
+        raise InputError(f"{name!r} names no single pin. Pinned are: {', '.join(read_pins()) or 'none'}.")
+    read_pins()[matches[0]].unlink(missing_ok=True)
     return matches[0]
 
 
 @contextmanager
-def needed(*artifacts: Iterable[Artifact]) -> Iterator[None]:
+def keep_while_running(*artifacts: Iterable[Artifact]) -> Iterator[None]:
     """Keep these artifacts, made or not yet, from every `cram gc` until the run that needs them ends."""
     folder, names = home.root() / ".locks" / "runs", {artifact.name for some in artifacts for artifact in some}
     with ExitStack() as stack:
         with suppress(OSError, NoLocks):  # a store that can't be written or locked, as when all is cached
             folder.mkdir(parents=True, exist_ok=True)
-            with locked(GATE, shared=True):
+            with lock_artifact(GATE, shared=True):
                 file = stack.enter_context(
                     tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=f"{os.getpid()}-")
                 )
-                locks.lock(file, fcntl.LOCK_EX)
+                locks.flock(file, fcntl.LOCK_EX)
                 file.write("\n".join(names))
                 file.flush()
         yield
@@ -92,9 +92,9 @@ def in_use() -> set[str]:
 # What `cram gc` finds
 
 
-def every() -> tuple[dict[str, dict], set[str]]:
+def manifests_of_all() -> tuple[dict[str, dict], set[str]]:
     """The manifests of all complete artifacts by name, of all stages, oldest first; and the names of damaged ones."""
-    found = {artifact.name: about for artifact, (about, _) in inspected("").items()}
+    found = {artifact.name: about for artifact, (about, _) in inspect_all("").items()}
     made = {
         name: about for name, about in found.items() if about and f"{about.get('stage')}/{about.get('key')}" == name
     }
@@ -103,7 +103,7 @@ def every() -> tuple[dict[str, dict], set[str]]:
 
 def closure(names: Iterable[str], made: dict[str, dict]) -> set[str]:
     """The artifacts of these names and all that they were made from, also by damaged ones, of those that are there."""
-    return ancestry(names, lambda name: made.get(name) or listed(named(name))).keys() & made.keys()
+    return ancestry(names, lambda name: made.get(name) or load_manifest(artifact_named(name))).keys() & made.keys()
 
 
 class Garbage(NamedTuple):
@@ -119,18 +119,18 @@ class Garbage(NamedTuple):
     def paths(self) -> dict[str, list[Path]]:
         """The files that go, by stage."""
         found: dict[str, list[Path]] = {}
-        for artifact in map(named, self.goes):
+        for artifact in map(artifact_named, self.goes):
             found.setdefault(artifact.stage, []).extend(files_below(artifact.path))
         for name, files in self.hollow.items():
-            found.setdefault(named(name).stage, []).extend(named(name).path / file for file in files)
+            found.setdefault(artifact_named(name).stage, []).extend(artifact_named(name).path / file for file in files)
         for draft in self.drafts:
             found.setdefault("drafts", []).extend(files_below(home.root() / ".partial" / draft.name))
         return found
 
     def left(self) -> int:
         """The bytes on disk of what stays."""
-        gone = {named(name).path / file for name, files in self.hollow.items() for file in files}
-        files = {path for name, about in self.stays.items() for path in files_of(named(name), about)}
+        gone = {artifact_named(name).path / file for name, files in self.hollow.items() for file in files}
+        files = {path for name, about in self.stays.items() for path in files_of(artifact_named(name), about)}
         return sizes({"": files - gone}, whole=True)[""]
 
 
@@ -186,21 +186,25 @@ def survey(keep: int, hollow: bool, models: bool) -> Garbage:
     with all that it was made from; and models, unless `models`. `hollow`: drop the data of what stays where something
     that stays was made from it.
     """
-    (made, damaged), busy = every(), in_use()
-    results = {stage: [name for name in made if named(name).stage == stage] for stage in RESULTS}
+    (made, damaged), busy = manifests_of_all(), in_use()
+    results = {stage: [name for name in made if artifact_named(name).stage == stage] for stage in RESULTS}
     since = max((made[some[-1]]["finished"] for some in results.values() if some), default="") if keep else ALL
     kept = {
         "last reports and studies": {name for some in results.values() for name in some[max(0, len(some) - keep) :]},
         "made since": {name for name, about in made.items() if about["finished"] > since},
-        "pinned": made.keys() & pinned(),
+        "pinned": made.keys() & read_pins(),
         "in use": made.keys() & busy,
     }
     stays = closure(damaged.union(*kept.values()), made)  # what a damaged one came from may mend it
-    others = {name for name in made if named(name).stage == MODEL and name not in stays}
+    others = {name for name in made if artifact_named(name).stage == MODEL and name not in stays}
     kept["other models"] = set() if models else others
     stays |= kept["other models"]
     drop, used = {name for one in stays for name in inputs_of(made[one])} - kept["pinned"], closure(busy, made)
-    files = {name: droppable(named(name), made[name], hollow and name in drop) for name in made if name in stays - used}
+    files = {
+        name: droppable(artifact_named(name), made[name], hollow and name in drop)
+        for name in made
+        if name in stays - used
+    }
     return Garbage(
         kept=kept,
         stays={name: about for name, about in made.items() if name in stays},
@@ -221,20 +225,24 @@ def collect(keep: int, hollow: bool, models: bool) -> tuple[Garbage, dict[str, i
     All is first renamed into one directory, so that runs that begin meanwhile wait for moments only.
     """
     with trash() as folder:
-        with locked(GATE):
+        with lock_artifact(GATE):
             found = survey(keep, hollow, models)
             groups = list(found.paths())
-            for artifact in {named(name).stage: named(name) for name in found.stays}.values():  # the newest
+            for artifact in {
+                artifact_named(name).stage: artifact_named(name) for name in found.stays
+            }.values():  # the newest
                 link = artifact.path.parent / LATEST
                 if link.is_symlink() and f"{artifact.stage}/{os.readlink(link)}" in found.goes:
                     point_latest(artifact)
             for draft in found.drafts:
-                put_away(named(name_of(Path(draft.name))), home.root() / ".partial" / draft.name, folder / "drafts")
-            for artifact in list(map(named, found.goes)):
+                put_away(
+                    artifact_named(name_of(Path(draft.name))), home.root() / ".partial" / draft.name, folder / "drafts"
+                )
+            for artifact in list(map(artifact_named, found.goes)):
                 if not put_away(artifact, artifact.path, folder / artifact.stage):
                     found.goes.pop(artifact.name)
             for name, paths in list(found.hollow.items()):
-                if not empty(named(name), paths, folder / named(name).stage):
+                if not empty(artifact_named(name), paths, folder / artifact_named(name).stage):
                     found.hollow.pop(name)
             for run in (home.root() / ".locks" / "runs").glob("*"):
                 if not is_locked(run):  # its process was killed
@@ -245,7 +253,7 @@ def collect(keep: int, hollow: bool, models: bool) -> tuple[Garbage, dict[str, i
 
 def put_away(artifact: Artifact, path: Path, folder: Path) -> bool:
     """Move a directory of an artifact into a folder that is being deleted; False if a process uses it."""
-    with suppress(BlockingIOError, FileNotFoundError), locked(artifact, wait=False):
+    with suppress(BlockingIOError, FileNotFoundError), lock_artifact(artifact, wait=False):
         folder.mkdir(exist_ok=True)
         path.rename(folder / path.name)
         return True
@@ -257,7 +265,7 @@ def empty(artifact: Artifact, paths: list[str], folder: Path) -> bool:
 
     The manifest says so first, so that the artifact is sound whenever the process is killed.
     """
-    with suppress(BlockingIOError, InputError), locked(artifact, wait=False):
+    with suppress(BlockingIOError, InputError), lock_artifact(artifact, wait=False):
         about, new = artifact.manifest, artifact.path / f".{MANIFEST}"
         about["hollow"] = sorted({*about.get("hollow", []), *paths})
         new.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

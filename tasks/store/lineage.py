@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from tasks.store.artifacts import LINEAGE, Artifact, listed, named, read_manifest
-from tasks.store.manifests import inputs_of, valid
+from tasks.store.artifacts import LINEAGE, Artifact, artifact_named, load_manifest, read_manifest
+from tasks.store.manifests import inputs_of, validate
 
 Links = Mapping[str, list[str]]  # from an artifact to others, by name
 log = logging.getLogger(__name__)
@@ -51,14 +51,14 @@ def ancestry(names: Iterable[str], read: Callable[[str], dict | None], missing: 
 def lineage(artifact: Artifact) -> dict[str, dict]:
     """The manifests of the artifact and of all its inputs, first to last; those not on this machine are left out."""
     missing = "%s is not on this machine, so it will be missing from the report."
-    found = ancestry([artifact.name], lambda name: read_manifest(named(name)), missing)
+    found = ancestry([artifact.name], lambda name: read_manifest(artifact_named(name)), missing)
     return {name: {k: v for k, v in m.items() if k not in ("files", "hollow")} for name, m in found.items()}
 
 
 def ancestors(artifact: Artifact, read: Callable[[Artifact], dict | None]) -> list[tuple[Artifact, dict]]:
     """An artifact and all that it was made from, first to last, with their manifests."""
-    found = ancestry([artifact.name], lambda name: read(named(name)), "%s is not there, so it is left out.")
-    return [(named(name), about) for name, about in found.items()]
+    found = ancestry([artifact.name], lambda name: read(artifact_named(name)), "%s is not there, so it is left out.")
+    return [(artifact_named(name), about) for name, about in found.items()]
 
 
 def lineage_of(model: Artifact) -> dict[str, dict]:
@@ -72,10 +72,10 @@ def histories(artifacts: list[Artifact]) -> dict[str, dict]:
 
     Models carry the manifests of what led to them, so that these are known where only the model was copied.
     """
-    manifests = {artifact.name: listed(artifact) for artifact in artifacts}
+    manifests = {artifact.name: load_manifest(artifact) for artifact in artifacts}
     if {given for every in origins(manifests).values() for given in every} - set(manifests):
         for path in (path for artifact in artifacts for path in artifact.path.glob(f"*{LINEAGE}")):
             with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
                 before = json.loads(path.read_text(encoding="utf-8"))
-                manifests = {name: valid({"files": []} | about) for name, about in before.items()} | manifests
+                manifests = {name: validate({"files": []} | about) for name, about in before.items()} | manifests
     return manifests

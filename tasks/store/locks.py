@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 from model.errors import InputError
 from model.files import UNSUPPORTED
 from tasks.store import home
-from tasks.store.artifacts import Artifact, draft_of, flat
+from tasks.store.artifacts import Artifact, draft_of, input_artifacts
 from tasks.store.manifests import verify
 
 NO_LOCKS = (*UNSUPPORTED, errno.EBADF, errno.ENOLCK)
@@ -25,7 +25,7 @@ class NoLocks(InputError):
     """The store's file system has no file locks."""
 
 
-def lock(file: IO, kind: int) -> None:
+def flock(file: IO, kind: int) -> None:
     """`fcntl.flock` of a file in the store. Raises NoLocks where the file system has no locks."""
     try:
         fcntl.flock(file, kind)
@@ -39,7 +39,7 @@ def lock(file: IO, kind: int) -> None:
 
 
 @contextmanager
-def locked(artifact: Artifact, shared: bool = False, wait: bool = True) -> Iterator[None]:
+def lock_artifact(artifact: Artifact, shared: bool = False, wait: bool = True) -> Iterator[None]:
     """Be the only writer of the artifact, or a reader (`shared`). The kernel frees the lock of a killed process.
 
     Raises BlockingIOError if others use the artifact and `wait` is false, and NoLocks where locks can't be had.
@@ -48,35 +48,35 @@ def locked(artifact: Artifact, shared: bool = False, wait: bool = True) -> Itera
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb+") as file:  # NFS has shared locks only of files that are open for reading
         try:
-            lock(file, kind | fcntl.LOCK_NB)
+            flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if not wait:
                 raise
             log.info("Another run is using %s; waiting until it has finished.", artifact.name)
-            lock(file, kind)
+            flock(file, kind)
         yield
 
 
 @contextmanager
-def reading(artifact: Artifact) -> Iterator[None]:
+def lock_for_reading(artifact: Artifact) -> Iterator[None]:
     """Keep an artifact from being discarded, where the store can be written and has locks."""
     with ExitStack() as stack:
         with suppress(OSError, NoLocks):
-            stack.enter_context(locked(artifact, shared=True))
+            stack.enter_context(lock_artifact(artifact, shared=True))
         yield
 
 
 @contextmanager
-def held(inputs: dict) -> Iterator[None]:
+def hold_inputs(inputs: dict) -> Iterator[None]:
     """Verify a stage's inputs, and keep them from being discarded while it reads them.
 
     Raises InputError for an input that is absent, or has a file that differs from its manifest.
     A process locks inputs before outputs and waits for nothing once it has its output's lock, so there is no deadlock.
     """
-    given = flat(inputs)
+    given = input_artifacts(inputs)
     with ExitStack() as stack:
         for artifact in given:
-            stack.enter_context(locked(artifact, shared=True))
+            stack.enter_context(lock_artifact(artifact, shared=True))
         for artifact in given:
             verify(artifact)
         yield
@@ -108,10 +108,10 @@ def drafts(stage: str) -> list[Draft]:
     return sorted(left, key=lambda draft: (draft.written, draft.name))
 
 
-def is_locked(lock: Path, shared: bool = False) -> bool:
+def is_locked(flock: Path, shared: bool = False) -> bool:
     """Whether a process holds this lock as the only one, or, if `shared`, in any way."""
     try:
-        with lock.open("r+" if shared else "r", encoding="utf-8") as file:
+        with flock.open("r+" if shared else "r", encoding="utf-8") as file:
             fcntl.flock(file, (fcntl.LOCK_EX if shared else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError as error:  # by any other error there is no such lock, or it can't be read
         return isinstance(error, BlockingIOError)

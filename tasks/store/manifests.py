@@ -23,14 +23,14 @@ known_digests: dict[tuple[int, int, int, int], str] = {}  # of unchanged files, 
 hashing = threading.Lock()  # stages in several threads hash a common input once
 
 
-def parsed(text: bytes) -> dict:
+def parse(text: bytes) -> dict:
     """A manifest, which can come from elsewhere; empty if it is none."""
     with suppress(ValueError, RecursionError):
-        return valid(json.loads(text))
+        return validate(json.loads(text))
     return {}
 
 
-def valid(about: Any) -> dict:
+def validate(about: Any) -> dict:
     """The same manifest, with what it lacks of KINDS as empty; empty if it is none."""
     with suppress(KeyError, TypeError, AttributeError):
         for name, kind in KINDS.items():
@@ -49,15 +49,15 @@ def is_inside(path: str) -> bool:
     return not path.startswith("/") and "/../" not in f"/{path}/" and "\0" not in path
 
 
-def kept(manifest: dict) -> list[dict]:
+def kept_files(manifest: dict) -> list[dict]:
     """The files of a manifest whose data was not dropped."""
     hollow = set(manifest.get("hollow", ()))
     return [file for file in manifest.get("files", ()) if file["path"] not in hollow]
 
 
-def decisive(manifest: dict) -> list[dict]:
+def decisive_files(manifest: dict) -> list[dict]:
     """Those of them without which an artifact is damaged: all but cards and pictures."""
-    return [file for file in kept(manifest) if not FOR_READERS.fullmatch(file["path"])]
+    return [file for file in kept_files(manifest) if not FOR_READERS.fullmatch(file["path"])]
 
 
 def inputs_of(manifest: dict) -> list[str]:
@@ -70,7 +70,7 @@ def inputs_of(manifest: dict) -> list[str]:
 def verify(artifact: Any, names: Collection[str] | None = None) -> None:
     """Raise InputError unless these files of an artifact, or all that it needs, are there, with their digests."""
     refuse_hollow(artifact, names)
-    files = [file for file in decisive(artifact.manifest) if names is None or file["path"] in names]
+    files = [file for file in decisive_files(artifact.manifest) if names is None or file["path"] in names]
     verify_files(artifact.path, files, artifact.name)
 
 

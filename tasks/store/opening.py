@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TABLE = re.compile(r"(.+?)(-\d+)?\.parquet")
 
 
-def checked(artifact: Any, names: list[str]) -> list[Path]:
+def verified_paths(artifact: Any, names: list[str]) -> list[Path]:
     """The paths of these files, in order. Raises InputError for one that was dropped or changed."""
     verify(artifact, names)
     return [artifact.path / name for name in sorted(names)]
@@ -35,7 +35,7 @@ def tables(artifact: Any, name: str) -> list[Path]:
     if name not in found:
         has = f"expected {', '.join(sorted(found))}" if found else "it has no tables"
         raise InputError(f"{artifact.name} has no table {name!r}; {has}.")
-    return checked(artifact, found[name])
+    return verified_paths(artifact, found[name])
 
 
 def frame(self: Any, name: str = "part") -> "pd.DataFrame":
@@ -59,7 +59,7 @@ def model(self: Any) -> "PreTrainedModel":
         kept = sorted({path.parent.resolve().name for path in self.path.parent.glob("*/config.json")})
         which = f"These of {self.stage} have: {', '.join(kept) or 'none'}"
         raise InputError(f"{self.name} has no model. {which} (in a recipe, finetune.keep decides).")
-    config, *_ = checked(self, [name for name in names if re.fullmatch(r"config\.json|model.*", name)])
+    config, *_ = verified_paths(self, [name for name in names if re.fullmatch(r"config\.json|model.*", name)])
     import torch
     import transformers
 

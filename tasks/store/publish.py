@@ -12,9 +12,9 @@ from pathlib import Path
 from model.errors import warn_once
 from model.files import fsync
 from tasks.store import home
-from tasks.store.artifacts import LATEST, WORK, Artifact, artifacts, draft_of
+from tasks.store.artifacts import LATEST, WORK, Artifact, artifacts_of, draft_of
 from tasks.store.errors import disk_errors_as_input_errors
-from tasks.store.locks import locked
+from tasks.store.locks import lock_artifact
 from tasks.store.manifests import MANIFEST, known_digest
 
 DISCARDED = "discarded-"  # begins the names of directories beside the drafts that are being deleted
@@ -32,7 +32,7 @@ def discard(artifact: Artifact) -> None:
     """Take an artifact out of the store in one step, then delete it."""
     with trash() as folder, suppress(FileNotFoundError):
         artifact.path.rename(folder / "old")
-        if not (artifact.path.parent / LATEST).exists() and (left := artifacts(artifact.stage)):
+        if not (artifact.path.parent / LATEST).exists() and (left := artifacts_of(artifact.stage)):
             point_latest(left[-1])
 
 
@@ -59,7 +59,7 @@ def point_latest(artifact: Artifact) -> None:
 
 def refresh(artifact: Artifact) -> None:
     """Discard the artifact and its draft, so that its stage runs from the start."""
-    with disk_errors_as_input_errors(artifact.stage), locked(artifact):
+    with disk_errors_as_input_errors(artifact.stage), lock_artifact(artifact):
         discard(artifact)
         shutil.rmtree(draft_of(artifact), ignore_errors=True)
 

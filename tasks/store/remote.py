@@ -16,17 +16,17 @@ from typing import Any
 from model.errors import InputError
 from tasks.corpus.parts import link
 from tasks.store import home
-from tasks.store.artifacts import LATEST, Artifact, artifacts, draft_of, read_manifest, result
+from tasks.store.artifacts import LATEST, Artifact, artifacts_of, draft_of, read_manifest, result_files
 from tasks.store.errors import disk_errors_as_input_errors, written_in
-from tasks.store.gc import needed
+from tasks.store.gc import keep_while_running
 from tasks.store.lineage import ancestors
-from tasks.store.locks import locked, reading
+from tasks.store.locks import lock_artifact, lock_for_reading
 from tasks.store.manifests import (
     DATA,
     FOR_READERS,
     MANIFEST,
     inputs_of,
-    parsed,
+    parse,
     problem_of,
     refuse_hollow,
     verify_files,
@@ -64,7 +64,7 @@ def unchanged(artifact: Artifact, manifest: dict) -> Iterator[dict]:
 
 def check_same(artifact: Artifact, here: dict, there: dict, url: str) -> None:
     """Raise InputError if two artifacts of one key have other contents, as two trainings have."""
-    if result(here) != result(there):
+    if result_files(here) != result_files(there):
         raise InputError(
             f"{artifact.name} was made twice, with other contents in {home.root()} and at {url}. Delete the one that "
             "you don't need, then run again."
@@ -118,7 +118,7 @@ class Remote:
         """The manifest of an artifact; None if it is absent. Raises InputError if it is not one, or another's."""
         if (text := self.read(f"{artifact.name}/{MANIFEST}")) is None:
             return None
-        about = parsed(text)
+        about = parse(text)
         names = [f"{about.get('stage')}/{about.get('key')}", *inputs_of(about)]
         if names[0] == artifact.name and all(map(NAME.fullmatch, names)):
             return about
@@ -144,7 +144,7 @@ class Remote:
         for each, here in ancestors(artifact, read_manifest):
             if whole := everything or each == artifact:
                 refuse_hollow(each)
-            with reading(each), written_in(self.fs.path):
+            with lock_for_reading(each), written_in(self.fs.path):
                 yield each, self.send(each, here, absent(here, whole))
 
     def send(self, artifact: Artifact, here: dict, without: set[str]) -> list[dict]:
@@ -179,14 +179,14 @@ class Remote:
         """Fetch an artifact and what it was made from."""
         artifact, known = self.find(name), {}
         found = ancestors(artifact, self.manifest)
-        with needed(each for each, _ in found):
+        with keep_while_running(each for each, _ in found):
             for each, there in found:
                 whole = everything or each == artifact
                 if whole and absent(there, True):
                     instead = f"Run `cram push-artifact {each.name}` where it was made."
                     raise InputError(f"{each.name} is hollow at {self.url}: its data is not there. {instead}")
                 known = {file["sha256"]: each.path / file["path"] for file in there["files"]} | known
-                with disk_errors_as_input_errors(each.stage), locked(each):
+                with disk_errors_as_input_errors(each.stage), lock_artifact(each):
                     yield each, self.fetch(each, there, absent(there, whole), known)
 
     def fetch(self, artifact: Artifact, there: dict, without: set[str], known: dict[str, Path]) -> list[dict]:
@@ -197,7 +197,7 @@ class Remote:
                 return []
         pulled = Artifact(stage=artifact.stage, key=f"{artifact.key}.pull")  # not the draft of an interrupted stage
         draft, fetched = draft_of(pulled), []
-        with locked(pulled):
+        with lock_artifact(pulled):
             draft.mkdir(parents=True, exist_ok=True)
             for file in there["files"]:
                 path, source = draft / file["path"], known.get(file["sha256"], draft)
@@ -213,7 +213,7 @@ class Remote:
                     self.get(artifact, file, path)
                     fetched.append(file)
             publish(draft, artifact, hollowed(there, without))
-            point_latest(artifacts(artifact.stage)[-1])
+            point_latest(artifacts_of(artifact.stage)[-1])
         return fetched
 
     def get(self, artifact: Artifact, file: dict, path: Path) -> None:

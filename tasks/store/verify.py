@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tasks.store import home
-from tasks.store.artifacts import WORK, Artifact, draft_of, listed
+from tasks.store.artifacts import WORK, Artifact, draft_of, load_manifest
 from tasks.store.lineage import origins
-from tasks.store.locks import is_locked, reading
-from tasks.store.manifests import FOR_READERS, MANIFEST, kept, problem_of
+from tasks.store.locks import is_locked, lock_for_reading
+from tasks.store.manifests import FOR_READERS, MANIFEST, kept_files, problem_of
 from tasks.workers.progress import Progress
 
 
@@ -25,26 +25,28 @@ class Damage(NamedTuple):
         return not self.stray and FOR_READERS.fullmatch(self.file) is not None
 
 
-def verified(artifacts: list[Artifact]) -> tuple[list[Damage], list[str]]:
+def find_damage(artifacts: list[Artifact]) -> tuple[list[Damage], list[str]]:
     """The damaged files of these artifacts, and the names of those that a run is making, which are left out."""
     damages, busy = [], []
-    with Progress("verify", sum(file["bytes"] for one in artifacts for file in kept(listed(one))), "B") as bar:
+    with Progress(
+        "verify", sum(file["bytes"] for one in artifacts for file in kept_files(load_manifest(one))), "B"
+    ) as bar:
         for artifact in artifacts:
             if is_locked(home.root() / ".locks" / draft_of(artifact).name):  # maybe for a day
                 busy.append(artifact.name)
                 continue
-            with reading(artifact):
-                found = list(damaged(artifact, bar))
+            with lock_for_reading(artifact):
+                found = list(damage_of(artifact, bar))
             damages += found if artifact.path.exists() else []  # or it was deleted meanwhile
     return damages, busy
 
 
-def damaged(artifact: Artifact, bar: Progress) -> Iterator[Damage]:
+def damage_of(artifact: Artifact, bar: Progress) -> Iterator[Damage]:
     """The damaged files of an artifact."""
-    if not (about := listed(artifact)):
+    if not (about := load_manifest(artifact)):
         yield Damage(artifact, MANIFEST, "is missing or can't be read")
         return
-    for file in kept(about):
+    for file in kept_files(about):
         bar.update(0, f"{artifact.name} {file['path']}")
         if problem := problem_of(artifact.path / file["path"], file):
             yield Damage(artifact, file["path"], problem)

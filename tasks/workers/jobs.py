@@ -29,7 +29,7 @@ from model.errors import InputError, warn_once
 from model.files import UNSUPPORTED
 from model.wording import counted
 from tasks.store.home import CODE
-from tasks.store.locks import lock
+from tasks.store.locks import flock
 from tasks.workers.processes import ONE_THREAD, Lost, Measured, Processes, measured, reset_usage, usage, workers
 from tasks.workers.progress import Progress
 
@@ -214,7 +214,7 @@ def finish(work: Callable[..., dict], job: tuple, done: Path) -> dict:
     """
     unfinished = done.with_suffix(".half")
     with unfinished.open("a+", encoding="utf-8") as file:
-        lock(file, fcntl.LOCK_EX)
+        flock(file, fcntl.LOCK_EX)
         if (result := read_result(done)) is not None:
             return result
         text = json.dumps(work(*job))

@@ -45,7 +45,7 @@ def adopt(params: Adopt, out: Path) -> dict:
     return {"adopted": True, "parameters": params.parameters, "normaliser": how}
 
 
-def taken(name: str, stage: str = "pretrain", masked: bool = False) -> Artifact:
+def find_model(name: str, stage: str = "pretrain", masked: bool = False) -> Artifact:
     """The artifact of that name (`artifacts.find`); a model also by STAGE/KEY, and by a folder, which is adopted.
 
     Raises InputError for a folder without a model of cram's layouts and a tokenizer of cram's; `masked`: without a
@@ -78,9 +78,9 @@ def taken(name: str, stage: str = "pretrain", masked: bool = False) -> Artifact:
     return adopt.fn(Adopt(folder=folder, architecture=bert.architecture, parameters=size, files=digests))
 
 
-def digest(name: str, files: str) -> str:
+def digest_of_files(name: str, files: str) -> str:
     """The digest of a model's files of this pattern."""
-    if not (found := sorted(taken(name).path.glob(files))):
+    if not (found := sorted(find_model(name).path.glob(files))):
         raise InputError(f"{name} has no {files} here: it is hollow. Fetch it with `cram pull`, or name another model.")
     return hashlib.sha256("".join(map(known_digest, found)).encode()).hexdigest()
 
@@ -95,11 +95,11 @@ def weight_bytes(model: Artifact) -> int:
     return sum(file.stat().st_size for file in model.path.glob(WEIGHTS))
 
 
-def check(name: str, architecture: Architecture, length: int) -> None:
+def check_start(name: str, architecture: Architecture, length: int) -> None:
     """Raise InputError unless a model of this architecture and length can go on from the one of that name."""
     from model import export  # loads torch
 
-    bert = export.load(taken(name).path, masked=True)
+    bert = export.load(find_model(name).path, masked=True)
     wrong = [
         f"pretrain.architecture.{axis} is {json.dumps(value)}, but it has {json.dumps(its)}"
         for (axis, value), (_, its) in zip(architecture, bert.architecture, strict=True)

@@ -20,11 +20,11 @@ from flows.recipes.rules import pocket
 from model import distributed, export, heldout, pretraining
 from model.bert import Bert
 from model.errors import InputError
-from tasks import models
+from tasks import adopt
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports.sections import beginning
 from tasks.store import home
-from tasks.store.artifacts import LINEAGE, Artifact, artifacts
+from tasks.store.artifacts import LINEAGE, Artifact, artifacts_of
 from tasks.store.manifests import MANIFEST
 from tasks.text.tokenizer import FILES, load_tokenizer, save_tokenizer
 from tasks.text.words import ASCII, UNICODE
@@ -94,7 +94,7 @@ def test_more_budget_continues_below_the_loss_at_which_the_model_ended(first, se
 def test_card_report_and_record_say_that_it_went_on_from_a_model(first, second):
     before = first["model"]
     assert second.stats["start"] == {"name": before.name, "tokens": before.stats["tokens"], "start": None}
-    lineage = json.loads((second.path / models.START_LINEAGE).read_text())
+    lineage = json.loads((second.path / adopt.START_LINEAGE).read_text())
     assert list(lineage)[-1] == before.name
     assert {"download", "vocabulary", "tokenize"} <= {name.split("/")[0] for name in lineage}
     card = (second.path / "README.md").read_text()
@@ -121,7 +121,7 @@ def test_other_text_is_tokenized_with_the_models_vocabulary(first):
     plan = planned("demo", override, "pretrain", {}, [])
     recipe = resolve("demo", override)
     assert recipe.vocabulary.entries == 400, "not the demo's"
-    assert recipe.pretrain.start == recipe.vocabulary.start == models.taken("latest").name
+    assert recipe.pretrain.start == recipe.vocabulary.start == adopt.find_model("latest").name
     plan.run()
     words = next(artifact for step, artifact in plan.made.items() if step.stage == "vocabulary")
     assert (words.path / FILES[0]).read_bytes() == (first["model"].path / FILES[0]).read_bytes()
@@ -259,7 +259,7 @@ def test_a_model_from_a_folder_is_finetuned_reported_and_measured_like_an_artifa
     finetuned = Artifact(stage="finetune", key=about["artifacts"][-1].split("/")[1])
     assert "adopted from a folder" in (finetuned.path / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
-    assert models.taken("copy") == model, "the same model is the same artifact"
+    assert adopt.find_model("copy") == model, "the same model is the same artifact"
     assert set(compared_scores(about, about)["score"]) == {"mine, accuracy"}
     found = evaluate.fn(Evaluate(), model, first["model"], [])
     own = first["model"].stats["heldout"]
@@ -269,27 +269,27 @@ def test_a_model_from_a_folder_is_finetuned_reported_and_measured_like_an_artifa
 
 
 def test_a_plan_adopts_no_model_but_knows_one_that_was_adopted(first, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder, kept = release(first["model"], tmp_path / "another"), artifacts("pretrain")
+    folder, kept = release(first["model"], tmp_path / "another"), artifacts_of("pretrain")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"note": "another file is another model"}))
     with monkeypatch.context() as patch:
         patch.setattr(home, "is_frozen", True)
         with pytest.raises(InputError, match="a plan makes nothing"):
-            models.taken(str(folder))
-        assert artifacts("pretrain") == kept
-    adopted = models.taken(str(folder))
+            adopt.find_model(str(folder))
+        assert artifacts_of("pretrain") == kept
+    adopted = adopt.find_model(str(folder))
     monkeypatch.setattr(home, "is_frozen", True)
-    assert models.taken(str(folder)) == adopted
+    assert adopt.find_model(str(folder)) == adopted
 
 
 def test_a_folder_with_a_lineage_keeps_it_and_an_artifact_of_the_store_is_itself(first, tmp_path: Path):
     model, copy = first["model"], tmp_path / "copy"
     shutil.copytree(model.path, copy)
-    adopted = models.taken(str(copy))
+    adopted = adopt.find_model(str(copy))
     assert adopted != model
     assert (adopted.path / LINEAGE).read_bytes() == (model.path / LINEAGE).read_bytes()
     assert not (adopted.path / "heldout.parquet").exists()
-    assert models.taken(str(model.path)) == models.taken(model.key[:5]) == model
+    assert adopt.find_model(str(model.path)) == adopt.find_model(model.key[:5]) == model
 
 
 @pytest.mark.parametrize("how", [ASCII, UNICODE.model_copy(update={"lowercase": False})])
@@ -341,14 +341,14 @@ def test_a_folder_without_a_whole_model_is_refused(first, tmp_path: Path, broken
 
 
 def test_a_folder_without_a_vocabulary_head_is_named_and_not_adopted_where_one_is_needed(first, tmp_path: Path):
-    folder, kept = release(first["model"], tmp_path / "copy"), artifacts("pretrain")
+    folder, kept = release(first["model"], tmp_path / "copy"), artifacts_of("pretrain")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["CramModel"]}))
     for refused in (lambda: measured(str(folder), str(folder), 1),
                     lambda: planned("demo", going_on(first, str(folder)), "pretrain", {}, [])):  # fmt: skip
         with pytest.raises(InputError, match=r"copy holds no model .* its head is none; expected MaskedLM"):
             refused()
-    assert artifacts("pretrain") == kept
+    assert artifacts_of("pretrain") == kept
 
 
 def test_a_run_that_learns_nothing_says_so_after_a_tenth_at_its_end_and_on_every_page(first, caplog):
