@@ -27,9 +27,11 @@ from tasks.store.manifests import DATA, MANIFEST, inputs_of
 from tasks.store.publish import DISCARDED, point_latest, trash
 
 GATE = Artifact(stage="cram", key="gc")
-RESULTS, MODEL = ("report", "compare"), "pretrain"
+RESULTS = ("report", "compare")
+MODEL = "pretrain"
 WHOLE = (MODEL, "finetune", "evaluate", *RESULTS)  # stages of which `--hollow` drops nothing
-ALL = "~"  # a date after every other
+AFTER_ALL = "~"  # as a date: after every other
+Manifests = dict[str, dict]  # by the names of artifacts
 
 
 # What must stay
@@ -42,31 +44,40 @@ def name_of(file: Path) -> str:
 
 def read_pins() -> dict[str, Path]:
     """The names of the artifacts that `cram gc` keeps whole, with the files that say so."""
-    return {name_of(path): path for path in sorted((home.root() / ".pins").glob("*-*"))}
+    files = sorted((home.root() / ".pins").glob("*-*"))
+    return {name_of(path): path for path in files}
 
 
 @disk_errors_as_input_errors("cram pin")
 def pin(artifact: Artifact) -> None:
     """Have `cram gc` keep an artifact whole, and all that it was made from. InputError if it was just discarded."""
+    folder = home.root() / ".pins"
     with lock_artifact(GATE, shared=True):
-        (folder := home.root() / ".pins").mkdir(exist_ok=True)
-        (folder / f"{artifact.manifest['stage']}-{artifact.key}").touch()
+        stage = artifact.manifest["stage"]
+        folder.mkdir(exist_ok=True)
+        (folder / f"{stage}-{artifact.key}").touch()
 
 
 @disk_errors_as_input_errors("cram pin")
 def unpin(name: str) -> str:
     """Undo `pin`, also of an artifact that is gone; returns its name. Raises InputError if it is not pinned."""
-    matches = [one for one in read_pins() if name and (one.startswith(name) or one.partition("/")[2].startswith(name))]
+    pins = read_pins()
+    matches = []
+    for pinned in pins:
+        key = pinned.partition("/")[2]
+        if name and (pinned.startswith(name) or key.startswith(name)):
+            matches.append(pinned)
     if len(matches) != 1:
-        raise InputError(f"{name!r} names no single pin. Pinned are: {', '.join(read_pins()) or 'none'}.")
-    read_pins()[matches[0]].unlink(missing_ok=True)
+        raise InputError(f"{name!r} does not name exactly one pin. Pinned are: {', '.join(pins) or 'none'}.")
+    pins[matches[0]].unlink(missing_ok=True)
     return matches[0]
 
 
 @contextmanager
 def keep_while_running(*artifacts: Iterable[Artifact]) -> Iterator[None]:
     """Keep these artifacts, made or not yet, from every `cram gc` until the run that needs them ends."""
-    folder, names = home.root() / ".locks" / "runs", {artifact.name for some in artifacts for artifact in some}
+    folder = home.root() / ".locks" / "runs"
+    names = {artifact.name for some in artifacts for artifact in some}
     with ExitStack() as stack:
         with suppress(OSError, NoLocks):  # a store that can't be written or locked, as when all is cached
             folder.mkdir(parents=True, exist_ok=True)
@@ -82,8 +93,9 @@ def keep_while_running(*artifacts: Iterable[Artifact]) -> Iterator[None]:
 
 def in_use() -> set[str]:
     """The names of artifacts that processes read or write, or will need."""
-    names = {name_of(lock) for lock in (home.root() / ".locks").glob("*-*") if is_locked(lock, shared=True)}
-    for run in (home.root() / ".locks" / "runs").glob("*"):
+    folder = home.root() / ".locks"
+    names = {name_of(lock) for lock in folder.glob("*-*") if is_locked(lock, shared=True)}
+    for run in (folder / "runs").glob("*"):
         if is_locked(run):
             names |= set(run.read_text(encoding="utf-8").split())
     return names
@@ -92,46 +104,58 @@ def in_use() -> set[str]:
 # What `cram gc` finds
 
 
-def manifests_of_all() -> tuple[dict[str, dict], set[str]]:
+def manifests_of_all() -> tuple[Manifests, set[str]]:
     """The manifests of all complete artifacts by name, of all stages, oldest first; and the names of damaged ones."""
-    found = {artifact.name: about for artifact, (about, _) in inspect_all("").items()}
-    made = {
-        name: about for name, about in found.items() if about and f"{about.get('stage')}/{about.get('key')}" == name
-    }
-    return made, {name for name, about in found.items() if not about}
+    made: Manifests = {}
+    damaged = set()
+    for artifact, (about, _) in inspect_all("").items():
+        if not about:
+            damaged.add(artifact.name)
+        elif f"{about.get('stage')}/{about.get('key')}" == artifact.name:
+            made[artifact.name] = about
+    return made, damaged
 
 
-def closure(names: Iterable[str], made: dict[str, dict]) -> set[str]:
+def closure(names: Iterable[str], made: Manifests) -> set[str]:
     """The artifacts of these names and all that they were made from, also by damaged ones, of those that are there."""
-    return ancestry(names, lambda name: made.get(name) or load_manifest(artifact_named(name))).keys() & made.keys()
+
+    def read(name: str) -> dict:
+        return made.get(name) or load_manifest(artifact_named(name))
+
+    return ancestry(names, read).keys() & made.keys()
 
 
 class Garbage(NamedTuple):
     """What a `cram gc` keeps and frees: manifests by the names of artifacts, the oldest first."""
 
     kept: dict[str, set[str]]  # why artifacts stay; without what they were made from
-    stays: dict[str, dict]
-    goes: dict[str, dict]
-    models: dict[str, dict]  # that go, or stay for their own sake
+    stays: Manifests
+    goes: Manifests
+    models: Manifests  # that go, or stay for their own sake
     hollow: dict[str, list[str]]  # of what stays: files to drop
     drafts: list[Draft]  # that go, and directories that a killed process was deleting
 
     def paths(self) -> dict[str, list[Path]]:
         """The files that go, by stage."""
         found: dict[str, list[Path]] = {}
-        for artifact in map(artifact_named, self.goes):
+        for name in self.goes:
+            artifact = artifact_named(name)
             found.setdefault(artifact.stage, []).extend(files_below(artifact.path))
         for name, files in self.hollow.items():
-            found.setdefault(artifact_named(name).stage, []).extend(artifact_named(name).path / file for file in files)
+            artifact = artifact_named(name)
+            found.setdefault(artifact.stage, []).extend(artifact.path / file for file in files)
         for draft in self.drafts:
             found.setdefault("drafts", []).extend(files_below(home.root() / ".partial" / draft.name))
         return found
 
     def left(self) -> int:
         """The bytes on disk of what stays."""
-        gone = {artifact_named(name).path / file for name, files in self.hollow.items() for file in files}
-        files = {path for name, about in self.stays.items() for path in files_of(artifact_named(name), about)}
-        return sizes({"": files - gone}, whole=True)[""]
+        files: set[Path] = set()
+        for name, about in self.stays.items():
+            files.update(files_of(artifact_named(name), about))
+        for name, dropped in self.hollow.items():
+            files.difference_update(artifact_named(name).path / file for file in dropped)
+        return sizes({"": files}, whole=True)[""]
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -150,15 +174,19 @@ def sizes(paths: Mapping[str, Iterable[Path]], whole: bool = False) -> dict[str,
 
     Unless `whole`, it counts only if all of its names are among these, so that deleting them frees its bytes.
     """
-    names, first, found = Counter(), {}, dict.fromkeys(paths, 0)
+    names: Counter[tuple[int, int]] = Counter()  # how many of the paths name a file, by device and inode
+    first: dict[tuple[int, int], tuple[str, os.stat_result]] = {}
     for group, some in paths.items():
         for path in some:
             with suppress(OSError):
                 about = os.lstat(path)
-                names[file := (about.st_dev, about.st_ino)] += 1
+                file = (about.st_dev, about.st_ino)
+                names[file] += 1
                 first.setdefault(file, (group, about))
+    found = dict.fromkeys(paths, 0)
     for file, (group, about) in first.items():
-        found[group] += about.st_size * (whole or names[file] >= about.st_nlink)
+        if whole or names[file] >= about.st_nlink:
+            found[group] += about.st_size
     return found
 
 
@@ -166,17 +194,55 @@ def droppable(artifact: Artifact, about: dict, drop: bool) -> list[str]:
     """An artifact's data files, if they are to be dropped; or those that a killed `cram gc` left of a hollow one."""
     if artifact.stage in WHOLE:
         return []
-    before, data = set(about.get("hollow", ())), [f["path"] for f in about["files"] if DATA.fullmatch(f["path"])]
-    return [name for name in data if (drop if name not in before else (artifact.path / name).exists())]
+    dropped = set(about.get("hollow", ()))
+    found = []
+    for file in about["files"]:
+        name = file["path"]
+        if DATA.fullmatch(name):
+            goes = (artifact.path / name).exists() if name in dropped else drop
+            if goes:
+                found.append(name)
+    return found
 
 
-def is_left(draft: Draft, since: str, busy: set[str], models: bool) -> bool:
+def is_abandoned(draft: Draft, since: str, busy: set[str], models: bool) -> bool:
     """Whether nobody needs a draft; that of a model stays unless `models`, since it has a checkpoint."""
     if draft.name.startswith(DISCARDED):  # by a process that was killed or still deletes; at first it is empty
         hour_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
         return draft.written < hour_ago or any((home.root() / ".partial" / draft.name).glob("*"))
-    is_old = draft.written < since and name_of(Path(draft.name)) not in busy
-    return is_old and (models or not draft.name.startswith(f"{MODEL}-"))
+    if draft.written >= since or name_of(Path(draft.name)) in busy:
+        return False
+    return models or not draft.name.startswith(f"{MODEL}-")
+
+
+def newest_results(made: Manifests, keep: int) -> tuple[set[str], str]:
+    """The last `keep` reports and as many studies, and when the newest of all was finished (ISO date).
+
+    The date is later than every other if none is kept, and empty if there is none.
+    """
+    last: set[str] = set()
+    dates = [""]
+    for stage in RESULTS:
+        of_stage = [name for name in made if artifact_named(name).stage == stage]
+        if of_stage:
+            last.update(of_stage[max(0, len(of_stage) - keep) :])
+            dates.append(made[of_stage[-1]]["finished"])
+    return last, max(dates) if keep else AFTER_ALL
+
+
+def files_to_drop(made: Manifests, stays: set[str], sources: set[str], busy: set[str]) -> dict[str, list[str]]:
+    """The data files to drop, by artifact: of `sources`, except of those that a process uses.
+
+    Also what a killed `cram gc` left of the others that stay.
+    """
+    used = closure(busy, made)
+    found = {}
+    for name in made:
+        if name in stays and name not in used:
+            files = droppable(artifact_named(name), made[name], name in sources)
+            if files:
+                found[name] = files
+    return found
 
 
 def survey(keep: int, hollow: bool, models: bool) -> Garbage:
@@ -186,32 +252,29 @@ def survey(keep: int, hollow: bool, models: bool) -> Garbage:
     with all that it was made from; and models, unless `models`. `hollow`: drop the data of what stays where something
     that stays was made from it.
     """
-    (made, damaged), busy = manifests_of_all(), in_use()
-    results = {stage: [name for name in made if artifact_named(name).stage == stage] for stage in RESULTS}
-    since = max((made[some[-1]]["finished"] for some in results.values() if some), default="") if keep else ALL
+    made, damaged = manifests_of_all()
+    busy = in_use()
+    last, since = newest_results(made, keep)
     kept = {
-        "last reports and studies": {name for some in results.values() for name in some[max(0, len(some) - keep) :]},
+        "last reports and studies": last,
         "made since": {name for name, about in made.items() if about["finished"] > since},
         "pinned": made.keys() & read_pins(),
         "in use": made.keys() & busy,
     }
-    stays = closure(damaged.union(*kept.values()), made)  # what a damaged one came from may mend it
-    others = {name for name in made if artifact_named(name).stage == MODEL and name not in stays}
-    kept["other models"] = set() if models else others
+    stays = closure(damaged.union(*kept.values()), made)  # what a damaged one came from may repair it
+    other_models = {name for name in made if artifact_named(name).stage == MODEL and name not in stays}
+    kept["other models"] = set() if models else other_models
     stays |= kept["other models"]
-    drop, used = {name for one in stays for name in inputs_of(made[one])} - kept["pinned"], closure(busy, made)
-    files = {
-        name: droppable(artifact_named(name), made[name], hollow and name in drop)
-        for name in made
-        if name in stays - used
-    }
+    sources: set[str] = set()
+    if hollow:
+        sources = {name for one in stays for name in inputs_of(made[one])} - kept["pinned"]
     return Garbage(
         kept=kept,
         stays={name: about for name, about in made.items() if name in stays},
         goes={name: about for name, about in made.items() if name not in stays},
-        models={name: about for name, about in made.items() if name in others},
-        hollow={name: some for name, some in files.items() if some},
-        drafts=[draft for draft in locks.drafts("") if is_left(draft, since, busy, models)],
+        models={name: about for name, about in made.items() if name in other_models},
+        hollow=files_to_drop(made, stays, sources, busy),
+        drafts=[draft for draft in locks.drafts("") if is_abandoned(draft, since, busy, models)],
     )
 
 
@@ -228,27 +291,45 @@ def collect(keep: int, hollow: bool, models: bool) -> tuple[Garbage, dict[str, i
         with lock_artifact(GATE):
             found = survey(keep, hollow, models)
             groups = list(found.paths())
-            for artifact in {
-                artifact_named(name).stage: artifact_named(name) for name in found.stays
-            }.values():  # the newest
-                link = artifact.path.parent / LATEST
-                if link.is_symlink() and f"{artifact.stage}/{os.readlink(link)}" in found.goes:
-                    point_latest(artifact)
-            for draft in found.drafts:
-                put_away(
-                    artifact_named(name_of(Path(draft.name))), home.root() / ".partial" / draft.name, folder / "drafts"
-                )
-            for artifact in list(map(artifact_named, found.goes)):
-                if not put_away(artifact, artifact.path, folder / artifact.stage):
-                    found.goes.pop(artifact.name)
-            for name, paths in list(found.hollow.items()):
-                if not empty(artifact_named(name), paths, folder / artifact_named(name).stage):
-                    found.hollow.pop(name)
-            for run in (home.root() / ".locks" / "runs").glob("*"):
-                if not is_locked(run):  # its process was killed
-                    run.unlink(missing_ok=True)
+            move_to_trash(found, folder)
+            forget_killed_runs()
         freed = sizes({group: files_below(folder / group) for group in groups})
     return found, freed
+
+
+def move_to_trash(found: Garbage, folder: Path) -> None:
+    """Move what goes into `folder`; take from `found` what a process has begun to use meanwhile."""
+    point_links_to_what_stays(found)
+    for draft in found.drafts:
+        artifact = artifact_named(name_of(Path(draft.name)))
+        put_away(artifact, home.root() / ".partial" / draft.name, folder / "drafts")
+    for name in list(found.goes):
+        artifact = artifact_named(name)
+        if not put_away(artifact, artifact.path, folder / artifact.stage):
+            found.goes.pop(name)
+    for name, paths in list(found.hollow.items()):
+        artifact = artifact_named(name)
+        if not make_hollow(artifact, paths, folder / artifact.stage):
+            found.hollow.pop(name)
+
+
+def point_links_to_what_stays(found: Garbage) -> None:
+    """Point each link `latest` to an artifact that goes to the newest of its stage that stays."""
+    newest: dict[str, Artifact] = {}
+    for name in found.stays:
+        artifact = artifact_named(name)
+        newest[artifact.stage] = artifact
+    for stage, artifact in newest.items():
+        link = artifact.path.parent / LATEST
+        if link.is_symlink() and f"{stage}/{os.readlink(link)}" in found.goes:
+            point_latest(artifact)
+
+
+def forget_killed_runs() -> None:
+    """Delete the lists of what runs need whose process was killed."""
+    for run in (home.root() / ".locks" / "runs").glob("*"):
+        if not is_locked(run):
+            run.unlink(missing_ok=True)
 
 
 def put_away(artifact: Artifact, path: Path, folder: Path) -> bool:
@@ -260,14 +341,15 @@ def put_away(artifact: Artifact, path: Path, folder: Path) -> bool:
     return False
 
 
-def empty(artifact: Artifact, paths: list[str], folder: Path) -> bool:
+def make_hollow(artifact: Artifact, paths: list[str], folder: Path) -> bool:
     """Make an artifact hollow: move these files into a folder that is being deleted; False if a process uses it.
 
     The manifest says so first, so that the artifact is sound whenever the process is killed.
     """
     with suppress(BlockingIOError, InputError), lock_artifact(artifact, wait=False):
-        about, new = artifact.manifest, artifact.path / f".{MANIFEST}"
+        about = artifact.manifest
         about["hollow"] = sorted({*about.get("hollow", []), *paths})
+        new = artifact.path / f".{MANIFEST}"
         new.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         with suppress(OSError):  # a file system without such modes
             shutil.copymode(artifact.path / MANIFEST, new)

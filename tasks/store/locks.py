@@ -108,10 +108,10 @@ def drafts(stage: str) -> list[Draft]:
     return sorted(left, key=lambda draft: (draft.written, draft.name))
 
 
-def is_locked(flock: Path, shared: bool = False) -> bool:
+def is_locked(lock: Path, shared: bool = False) -> bool:
     """Whether a process holds this lock as the only one, or, if `shared`, in any way."""
     try:
-        with flock.open("r+" if shared else "r", encoding="utf-8") as file:
+        with lock.open("r+" if shared else "r", encoding="utf-8") as file:
             fcntl.flock(file, (fcntl.LOCK_EX if shared else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError as error:  # by any other error there is no such lock, or it can't be read
         return isinstance(error, BlockingIOError)
