@@ -13,12 +13,12 @@ from test_report import BERT, HELDOUT, finetuned, lineage, made, with_scores, wr
 from typer.testing import CliRunner
 
 from flows.cli import common
-from flows.cli.artifacts import changed_verdicts, compared_scores, kept_by_source, measured_by_both, sampled
 from flows.cli.main import app
 from model.errors import InputError
 from tasks.corpus.parts import Document, table
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
+from tasks.reports.diff import changed_verdicts, compared_scores, kept_by_source, measured_by_both, sampled
 from tasks.store.artifacts import Artifact
 
 MEASURES = ("id", "source", "characters", "tokens", "tokens_per_char", "zstd_ratio", "verdict")

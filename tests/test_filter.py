@@ -17,13 +17,13 @@ from conftest import document, documents_in, documents_of, filtered, store_of_it
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from flows.cli.artifacts import kept_by_source, measured_by_both
 from model.errors import InputError
 from tasks.corpus import parts
 from tasks.corpus.parts import parts_of, unit_hash
 from tasks.download import Download, download
 from tasks.filter import SCRIPT_LIMITS, Filter, filter, filter_part, rules, verdicts
 from tasks.measure import MEASURES, RATIOS, Measure, measure, measure_part, name_of
+from tasks.reports.diff import kept_by_source, measured_by_both
 from tasks.store.artifacts import Artifact
 from tasks.text.words import ASCII, UNICODE, Normaliser
 
