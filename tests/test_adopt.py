@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import document, store_of_its_own, tiny_override, write_jsonl
 
-from flows.cli.artifacts import compared_scores
 from flows.cli.study import evaluate as measured
 from flows.cram import planned
 from flows.recipes.recipe import resolve
@@ -22,6 +21,7 @@ from model.bert import Bert
 from model.errors import InputError
 from tasks import adopt
 from tasks.evaluate import Evaluate, evaluate
+from tasks.reports.diff import compared_scores
 from tasks.reports.sections import beginning
 from tasks.store import home
 from tasks.store.artifacts import LINEAGE, Artifact, artifacts_of
