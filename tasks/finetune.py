@@ -29,9 +29,9 @@ from model.wording import counted
 from tasks.adopt import weight_bytes
 from tasks.glue import data as glue
 from tasks.glue import metrics, probes, reading
-from tasks.glue.labels import within_words
 from tasks.glue.own import Definition, by_name, defined, or_own
 from tasks.glue.table import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROBES, TASKS, Task, TaskName
+from tasks.glue.tags import within_words
 from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
 from tasks.store.artifacts import LINEAGE, Artifact, read_manifest

@@ -45,7 +45,7 @@ from tasks.store.locks import hold_inputs, lock_artifact
 from tasks.store.publish import publish
 from tasks.workers.processes import cpu_clock, peak_memory, reset_usage, usage
 
-REPORTED_PACKAGES = ("cram", "prefect", "torch", "tokenizers", "numpy", "pyarrow", "scikit-learn", "transformers")
+REPORTED_PACKAGES = ("cram", "prefect", "torch", "tokenizers", "numpy", "pyarrow", "scipy", "transformers")
 SECONDS_BEFORE_A_RETRY = 60
 log = logging.getLogger(__name__)
 

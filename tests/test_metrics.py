@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import sklearn.metrics
 from scipy import stats
+from seqeval.metrics import f1_score
+from seqeval.metrics.sequence_labeling import get_entities
 
 from tasks.glue import metrics
 from tasks.glue.metrics import INTERVAL, confusion, note, official_average, paper_average, resampled, score, scored
-from tasks.glue.table import TASKS
+from tasks.glue.table import TASKS, Task
+from tasks.glue.tags import spans_of
 from tasks.reports.scores import PUBLISHED
 
 REGRESSION = ("pearson", "spearman")
@@ -72,6 +75,23 @@ def test_scores_are_those_of_the_libraries_and_of_resamples(metric: str):
                 assert f"{name} are {values[0]:.4g}" in why
             assert bootstrap(metric, labels, predictions) == [0, 0]
     assert undefined == 0 if metric in ("accuracy", "macro_f1") else 20 < undefined < 380, "both kinds were tried"
+
+
+@pytest.mark.parametrize("marks", ["BI", "I", "BIES"])
+def test_spans_and_their_f1_are_those_of_seqeval_in_every_scheme(marks: str):
+    random = np.random.default_rng(len(marks))
+    names = ("O", *(f"{mark}-{name}" for mark in marks for name in ("PER", "LOC", "X-Y")))
+    task = Task("x", ("text",), names, ("span_f1",), {}, kind="tokens", own=True)
+    for _ in range(20):
+        true = [random.integers(len(names), size=random.integers(1, 9)) for _ in range(30)]
+        found = [
+            np.where(random.random(len(row)) < 0.8, row, random.integers(len(names), size=len(row))) for row in true
+        ]
+        in_words = [task.in_words(rows) for rows in (true, found)]
+        for row in (*in_words[0], *in_words[1]):
+            assert [(span.name, span.start, span.stop - 1) for span in spans_of(row)] == get_entities(row)
+        about = scored(task, true, found, np.concatenate(true))
+        assert about["metrics"]["span_f1"] == pytest.approx(100 * f1_score(*in_words), abs=1e-3)
 
 
 def test_predictions_that_are_not_finite_or_hardly_differ_are_scored_without_a_warning():

@@ -674,16 +674,6 @@ def test_the_corpus_is_searched_for_the_texts_of_own_tasks_alone_if_only_these_a
 # Tokens and several labels
 
 
-def conll_scores(scheme: list[list[str]], found: list[list[str]]) -> tuple[float, float]:
-    import seqeval.metrics
-
-    tags = sorted({tag for given in (scheme, found) for tags in given for tag in tags})
-    task = Task("x", ("text",), tuple(tags), ("span_f1",), {}, kind="tokens", own=True)
-    numbers = [[np.array([tags.index(tag) for tag in one]) for one in given] for given in (scheme, found)]
-    about = metrics.scored(task, *numbers, np.concatenate(numbers[0]))
-    return about["metrics"]["span_f1"], 100 * seqeval.metrics.f1_score(scheme, found)
-
-
 def test_comments_above_sentences_are_no_tokens_and_bilou_is_read_as_bioes(tmp_path: Path):
     lines = ["# id = 1", "# id 0000\tdomain=en", "#sent_id=1", "Anna\tB-PER", "Grey\tL-PER", "#\tO", "York\tU-LOC", ""]
     lines += ["#\tO", "# x=1\tO", ""]  # within a sentence, where it is a token
@@ -723,17 +713,6 @@ def test_tags_that_mark_no_spans_are_named_where_the_score_is_accuracy_for_them(
     assert [note for note in data.notes if "accuracy" in note and "LOC" in note]
     asked = read(path, kind="tokens", metric="accuracy").notes
     assert not [note for note in asked if "LOC" in note], "it was asked for"
-
-
-@pytest.mark.parametrize("prefixes", ["BI", "I", "BIES"])
-def test_spans_are_those_of_seqeval_in_every_scheme(prefixes: str):
-    rng = np.random.default_rng(len(prefixes))
-    pool = ["O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in ("PER", "LOC"))]
-    for _ in range(20):
-        true = [[pool[i] for i in rng.integers(len(pool), size=rng.integers(1, 9))] for _ in range(30)]
-        found = [[tag if rng.random() < 0.8 else str(rng.choice(pool)) for tag in tags] for tags in true]
-        ours, theirs = conll_scores(true, found)
-        assert ours == pytest.approx(theirs, abs=1e-3)
 
 
 def test_intervals_of_tags_are_those_of_a_plain_loop_over_sentences():

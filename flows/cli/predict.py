@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from tasks.store.artifacts import Artifact
 
 BATCH = 32  # lines of a file; a line that is typed or piped is answered at once
-OUTSIDE, CONTINUED = "O", "##"  # the label of words outside of entities; the beginning of pieces within a word
-SPANS = {"B-": "B-", "I-": "I-", "S-": "B-", "E-": "I-"}  # marks of words in entities, and the same with two marks only
+CONTINUED = "##"  # how pieces within a word begin
 TASKS = {  # of transformers' pipelines, by the head in the name of a model's class
     "MaskedLM": "fill-mask",
     "SequenceClassification": "text-classification",
@@ -294,23 +293,34 @@ def entities(classify: "Pipeline", text: str, found: list[dict]) -> list[dict]:
     """The entities in a text, from the pieces of its words: `start`, `end`, `word`, `label` and `probability` of each.
 
     A word's label is that of its first piece. The pipeline's own way to this, "first", tells a piece by its length in
-    the text, which the normaliser may change: `it’s` would belong to the word before. Labels that mark no spans, such
-    as parts of speech, are those of single words.
+    the text, which the normaliser may change: `it’s` would belong to the word before. Spans are those that a score
+    counts (`tasks/glue/tags.py`); their probability is the mean over their words. Labels that mark no spans, such as
+    parts of speech, are those of single words.
     """
+    import numpy as np
+
+    from tasks.glue.tags import OUTSIDE, Span, mark_spans, spans_of
+
     words: list[dict] = []
     for piece in found:
         name, end = piece["word"], piece["end"]
         if words and name.startswith(CONTINUED) and len(name) != end - piece["start"]:
             words[-1]["end"] = end
         else:
-            tag = piece["entity"]
-            words.append(piece | {"entity": SPANS.get(tag[:2], tag[:2]) + tag[2:], "entity_group": tag})
-    are_spans = all(tag[:2] in SPANS for tag in classify.model.config.id2label.values() if tag != OUTSIDE)
-    return [
-        {"start": one["start"], "end": one["end"], "word": text[one["start"] : one["end"]],
-         "label": one["entity_group"], "probability": round(float(one["score"]), 6)}
-        for one in (classify.group_entities(words) if are_spans else words) if one["entity_group"] != OUTSIDE
-    ]  # fmt: skip
+            words.append(dict(piece))
+    tags = [word["entity"] for word in words]
+    if mark_spans(classify.model.config.id2label.values()):
+        spans = spans_of(tags)
+    else:
+        spans = [Span(place, place + 1, tag) for place, tag in enumerate(tags) if tag != OUTSIDE]
+    answer = []
+    for span in spans:
+        of_span = words[span.start : span.stop]
+        start, end = of_span[0]["start"], of_span[-1]["end"]
+        share = float(np.mean([word["score"] for word in of_span]))
+        about = {"word": text[start:end], "label": span.name, "probability": round(share, 6)}
+        answer.append({"start": start, "end": end} | about)
+    return answer
 
 
 def filled(filler: "Pipeline", text: str, top: int, where: str) -> list[list[tuple[str, float]]]:

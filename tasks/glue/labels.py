@@ -16,6 +16,7 @@ from model.wording import counted
 from tasks.glue.lists import OPENING, is_written, listed
 from tasks.glue.own import METRICS, Definition
 from tasks.glue.table import Task
+from tasks.glue.tags import as_bioes, mark_spans
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,8 +32,6 @@ EMPTY_CELL = ("",)  # of several labels, which may mean none of the classes, or 
 SEPARATORS = str.maketrans(";|", ",,")  # between several labels in one string
 MOST_SHOWN = 60  # characters of a value in a message
 LARGEST = 1e38  # of a regression: the weights of a kept model are float32
-SPANS = ("B-", "I-", "E-", "S-")  # beginnings of tags in IOB and BIOES
-BILOU = {"L-": "E-", "U-": "S-"}  # other names for ends and single tokens of spans
 
 
 def is_list(value: Any) -> bool:
@@ -187,7 +186,7 @@ def words_of(label: Sequence | None, own: Definition, names: Sequence[str]) -> t
     if own.kind == "multilabel":
         empty = words and all(isinstance(one, str) and not plain(one) for one in label)
         return EMPTY_CELL if empty else tuple(filter(None, words))
-    return None if words and not any(words) else tuple(map(as_bioes, words))
+    return None if words and not any(words) else tuple(word and as_bioes(word) for word in words)
 
 
 def note_names(given: Iterable, where: str, notes: list[str]) -> None:
@@ -250,24 +249,13 @@ def classes(counts: Counter, kind: Kind, where: str) -> list[str]:
     return sorted(counts, key=lambda name: (values[name], name))
 
 
-def within_words(tags: Sequence[str]) -> np.ndarray:
-    """By tag, that of further parts of the same word: `I-` after `B-`, `E-` after `S-`, else the same; as numbers."""
-    later = [{"B-": "I-", "S-": "E-"}.get(tag[:2], tag[:2]) + tag[2:] for tag in tags]
-    return np.array([tags.index(name) if name in tags else number for number, name in enumerate(later)])
-
-
-def as_bioes(tag: str | None) -> str | None:
-    """A tag by its name in BIOES, the scheme of which seqeval reads all prefixes."""
-    return tag and BILOU.get(tag[:2], tag[:2]) + tag[2:]
-
-
 def metrics_of(own: Definition, names: Sequence[str], counts: Counter, notes: list[str]) -> tuple[tuple[str, ...], int]:
     """A task's metrics, the score first, and its positive class: of two, the rarer in training. Adds to `notes`.
 
     Raises InputError for a metric that doesn't fit the classes.
     """
     usual, shown = METRICS[own.kind], ", ".join(names[:FEW])
-    if own.kind == "tokens" and (others := [tag for tag in names if tag[:2] not in SPANS and tag != "O"]):
+    if own.kind == "tokens" and (others := [tag for tag in names if not mark_spans([tag])]):
         usual = METRICS["tokens"][1:]
         if own.metric is None:
             notes.append(

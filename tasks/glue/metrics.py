@@ -1,7 +1,7 @@
 """Metrics with bootstrap intervals and baselines; and GLUE's two averages.
 
-Correlations are SciPy's, spans seqeval's; all else is made of counts, as resamples are drawn from them. All scores are
-in percent, -100 to 100. A metric that is undefined is reported as 0, with a note that says why.
+Correlations are SciPy's; all else is made of counts, as resamples are drawn from them. All scores are in percent, -100
+to 100. A metric that is undefined is reported as 0, with a note that says why.
 """
 
 import statistics
@@ -12,6 +12,7 @@ import numpy as np
 
 from model.wording import counted
 from tasks.glue.table import GLUE, TASKS, Task
+from tasks.glue.tags import spans_of
 
 NAMES = {
     "accuracy": "accuracy",
@@ -160,9 +161,7 @@ def parts_of(metric: str, task: Task, labels: Sequence[np.ndarray], predictions:
     """
     pairs = list(zip(labels, predictions, strict=True))
     if metric == "span_f1":
-        from seqeval.metrics.sequence_labeling import get_entities
-
-        spans = [[set(get_entities(tags)) for tags in task.in_words(pair)] for pair in pairs]
+        spans = [[set(spans_of(tags)) for tags in task.in_words(pair)] for pair in pairs]
         return np.array([(len(true & found), len(true), len(found)) for true, found in spans])
     if metric == "micro_f1":
         return np.array([(true @ found, true.sum(), found.sum()) for true, found in pairs])

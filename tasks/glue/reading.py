@@ -28,6 +28,7 @@ from tasks.glue.data import CONLL, SPLITS, identity, splits_of
 from tasks.glue.labels import EMPTY_CELL, FEW, NO_CLASS, plain, rows_of
 from tasks.glue.own import Definition
 from tasks.glue.table import HUB_GLUE, LABEL, TASKS, Task, training_splits
+from tasks.glue.tags import as_bioes
 from tasks.store.artifacts import Artifact
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
         table[name] = table[name].fillna("")
     names = row.labels if row else class_names(features, path, taken[LABEL]) if LABEL in taken else ()
     names = names if row else [plain(name) for name in names]
-    names = list(map(labels.as_bioes, names)) if of_tokens else names
+    names = list(map(as_bioes, names)) if of_tokens else names
     notes: list[str] = []
     table[LABEL] = labels.worded(table[LABEL], own, names, where, notes) if LABEL in taken else None
     if of_tokens:
