@@ -2,6 +2,8 @@
 
 import functools
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
@@ -16,3 +18,20 @@ class Unreachable(InputError):
 def warn_once(warning: str) -> None:
     """Log a warning once, although what it is about is found when a run is planned, or in every step, and again."""
     logging.getLogger(__name__).warning(warning)
+
+
+@contextmanager
+def explain_errors(explain: Callable[[Exception], str]) -> Iterator[None]:
+    """Raise InputError with the sentence that `explain` has for an error of another library.
+
+    Errors for which it returns an empty string, and those that are InputErrors already, pass unchanged.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        sentence = explain(error)
+        if not sentence:
+            raise
+        raise InputError(sentence) from error

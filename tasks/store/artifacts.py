@@ -21,8 +21,10 @@ from tasks.store import home, opening
 from tasks.store.manifests import MANIFEST, decisive_files, parse
 
 # files that several stages read: the tokens, and the manifests of all inputs of a model
-SEQUENCES, HELDOUT_TEXT = "sequences.npy", "heldout.parquet"
-FREQUENCIES, LINEAGE = "frequencies.npy", "lineage.json"
+SEQUENCES = "sequences.npy"
+HELDOUT_TEXT = "heldout.parquet"
+FREQUENCIES = "frequencies.npy"
+LINEAGE = "lineage.json"
 STATS = "stats.json"
 # suffixes of files that describe the run, such as its date or speed, and not the result
 TELLING = (".md", ".html", ".svg", ".png", STATS, LINEAGE, "metrics.parquet")
@@ -82,7 +84,8 @@ def inspect(artifact: Artifact) -> tuple[dict | None, str]:
     A hollow artifact counts as complete: the data of the files in `hollow` was dropped, all else is there. So does one
     whose card or pictures were changed.
     """
-    if not (manifest := load_manifest(artifact)):
+    manifest = load_manifest(artifact)
+    if not manifest:
         return None, f"its {MANIFEST} is missing or can't be read"
     folder = artifact.path
     for file in decisive_files(manifest):
@@ -120,13 +123,16 @@ def read_manifest(artifact: Artifact) -> dict | None:
 
 def is_hollow(artifact: Artifact) -> bool:
     """Whether `cram gc --hollow` dropped its data. It counts as made until a stage needs the data."""
-    return bool((read_manifest(artifact) or {}).get("hollow"))
+    manifest = read_manifest(artifact) or {}
+    return bool(manifest.get("hollow"))
 
 
 def input_artifacts(inputs: dict) -> list[Artifact]:
     """A stage's input artifacts, each once; an argument can be a list of them."""
-    given = (each if isinstance(each, list) else [each] for each in inputs.values())
-    return list(dict.fromkeys(artifact for some in given for artifact in some))
+    found: list[Artifact] = []
+    for given in inputs.values():
+        found.extend(given if isinstance(given, list) else [given])
+    return list(dict.fromkeys(found))
 
 
 def digests_of_contents(inputs: dict) -> dict[str, str]:
@@ -135,16 +141,19 @@ def digests_of_contents(inputs: dict) -> dict[str, str]:
     for artifact in input_artifacts(inputs):
         manifest = read_manifest(artifact) or {}
         if manifest.get("varies"):
-            digests[artifact.name] = hashlib.sha256(json.dumps(sorted(result_files(manifest))).encode()).hexdigest()
+            files = json.dumps(sorted(result_files(manifest)))
+            digests[artifact.name] = hashlib.sha256(files.encode()).hexdigest()
     return digests
 
 
 def result_files(manifest: dict) -> set[tuple[str, str]]:
     """The files that hold an artifact's result, with their digests."""
-    files = ((file["path"], file["sha256"]) for file in manifest["files"])
-    return {
-        (path, sha256) for path, sha256 in files if not path.endswith(TELLING) and not path.startswith(f"{TENTHS}/")
-    }
+    found = set()
+    for file in manifest["files"]:
+        path = file["path"]
+        if not path.endswith(TELLING) and not path.startswith(f"{TENTHS}/"):
+            found.add((path, file["sha256"]))
+    return found
 
 
 def is_made(artifact: Artifact, inputs: dict) -> bool:
@@ -162,10 +171,19 @@ def artifacts_of(stage: str) -> list[Artifact]:
 def inspect_all(stage: str) -> dict[Artifact, tuple[dict | None, str]]:
     """What `inspect` finds of each artifact of a stage, or of all (empty): first of damaged ones; the newest last."""
     paths = (home.root() / stage).glob("[!.]*") if stage else home.root().glob("[!.]*/[!.]*")
-    folders = [path for path in paths if path.is_dir() and not path.is_symlink()]
-    own = [path for path in folders if path.name != LATEST]  # a directory in a store that was copied by `cp -L`
-    found = {one: inspect(one) for one in (Artifact(stage=path.parent.name, key=path.name) for path in own)}
-    return dict(sorted(found.items(), key=lambda one: (str((one[1][0] or {}).get("finished", "")), one[0].key)))
+    found = {}
+    for path in paths:
+        if path.is_symlink() or not path.is_dir() or path.name == LATEST:  # a directory of that name comes of `cp -L`
+            continue
+        artifact = Artifact(stage=path.parent.name, key=path.name)
+        found[artifact] = inspect(artifact)
+
+    def age(entry: tuple[Artifact, tuple[dict | None, str]]) -> tuple[str, str]:
+        artifact, (manifest, _) = entry
+        finished = manifest.get("finished", "") if manifest else ""
+        return str(finished), artifact.key
+
+    return dict(sorted(found.items(), key=age))
 
 
 def find(stage: str, name: str = LATEST, damaged: bool = False) -> Artifact:
@@ -173,28 +191,39 @@ def find(stage: str, name: str = LATEST, damaged: bool = False) -> Artifact:
 
     Raises InputError if there is not exactly one. `damaged`: find those too.
     """
-    known, of = [*(inspect_all(stage) if damaged else artifacts_of(stage))], f" of {stage}" if stage else ""
+    known = list(inspect_all(stage)) if damaged else artifacts_of(stage)
+    of_stage = f" of {stage}" if stage else ""
     if not known:
         until = f" --until {stage}" if stage else ""
         raise InputError(
-            f"There are no artifacts{of} in {home.root()} yet. Make one with `cram run RECIPE{until}`, copy one there, "
-            "or set CRAM_ARTIFACTS to a directory that has some."
+            f"There are no artifacts{of_stage} in {home.root()} yet. Make one with `cram run RECIPE{until}`, copy one "
+            "there, or set CRAM_ARTIFACTS to a directory that has some."
         )
     if name == LATEST:  # from the manifests: the link may not have been copied with the directory
         return known[-1]
-    begin = [artifact for artifact in known if name and artifact.key.startswith(name)]
-    matches = [artifact for artifact in begin if artifact.key == name] or begin
+    matches = [artifact for artifact in known if name and artifact.key.startswith(name)]
+    exact = [artifact for artifact in matches if artifact.key == name]
+    matches = exact or matches
     if len(matches) == 1:
         return matches[0]
-    names = ", ".join(artifact.key if stage else artifact.name for artifact in (matches or known)[-8:])
-    problem = f"{len(matches)} artifacts{of} begin with" if matches else f"No complete artifact{of} is"
-    raise InputError(f"{problem} {name!r}. Those in {home.root()}: {names}. Give one of these, or `latest`.")
+    shown = (matches or known)[-8:]
+    names = ", ".join(artifact.key if stage else artifact.name for artifact in shown)
+    if matches:
+        problem = f"{len(matches)} artifacts{of_stage} begin with {name!r}"
+    else:
+        problem = f"No complete artifact{of_stage} is named {name!r}"
+    raise InputError(f"{problem}. Those in {home.root()}: {names}. Name one of these, or `latest`.")
 
 
 def find_by_name(name: str, damaged: bool = False) -> Artifact:
-    """The artifact STAGE/KEY, STAGE (the newest), or KEY of any stage; a key may be shortened. As `find` otherwise."""
+    """The artifact STAGE/KEY, STAGE (the newest), or KEY of any stage; a prefix of a key is enough.
+
+    Raises InputError as `find` does.
+    """
+    if KEY.fullmatch(name):
+        return find("", name, damaged)
     stage, slash, key = name.partition("/")
-    return find("", name, damaged) if KEY.fullmatch(name) else find(stage, key if slash else LATEST, damaged)
+    return find(stage, key if slash else LATEST, damaged)
 
 
 def draft_of(artifact: Artifact) -> Path:

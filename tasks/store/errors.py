@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from model.errors import InputError
+from model.errors import explain_errors
 from tasks.store import home
 
 MACHINE_ERRORS = (
@@ -24,25 +24,28 @@ NO_SCRATCH = "No usable temporary directory"  # in the error of `tempfile` if it
 @contextmanager
 def disk_errors_as_input_errors(stage: str) -> Iterator[None]:
     """Raise InputError if a disk is full or access is denied."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        if not (problem := machine_problem(error)):
-            raise
+
+    def explain(error: Exception) -> str:
+        problem = machine_problem(error)
+        if not problem:
+            return ""
         places = places_of(error, problem)
-        where = " or ".join(described(place, problem) for place in places)
-        instead = dict.fromkeys(filter(None, map(setting_of, places)))
-        advice = ", ".join(("Free space or grant access there", *(f"or set {one}" for one in instead)))
-        raise InputError(f"{stage} can't continue: {problem}: {where}. {advice}; then run again.") from error
+        where = " or ".join(describe_place(place, problem) for place in places)
+        settings = filter(None, map(setting_of, places))
+        advice = ["Free space or grant access there", *(f"or set {one}" for one in dict.fromkeys(settings))]
+        return f"{stage} can't continue: {problem}: {where}. {', '.join(advice)}; then run again."
+
+    with explain_errors(explain):
+        yield
 
 
 def machine_problem(error: Exception) -> str:
     """The system's words for an error of the disk or of access rights; empty for any other error."""
-    number, text = getattr(error, "errno", None), str(error)
-    if match := re.search(r"\(os error (\d+)\)", text):  # libraries in Rust: safetensors, tokenizers
-        number = int(match[1])
+    number = getattr(error, "errno", None)
+    text = str(error)
+    of_rust = re.search(r"\(os error (\d+)\)", text)  # safetensors, tokenizers
+    if of_rust:
+        number = int(of_rust[1])
     if re.fullmatch(r"\d+ requested and \d+ written", text):  # NumPy, which gives no reason
         number = errno.ENOSPC
     if NO_SCRATCH in text:
@@ -52,15 +55,23 @@ def machine_problem(error: Exception) -> str:
 
 def places_of(error: Exception, problem: str) -> list[str]:
     """The path that an error of the disk names; or else the store or TMPDIR, whichever is full, or both."""
-    named = (getattr(error, name, None) for name in ("filename2", "filename"))  # the first is the target of a copy
-    if path := next(filter(None, named), None):
-        return [str(path)]
+    for attribute in ("filename2", "filename"):  # the first is the target of a copy
+        path = getattr(error, attribute, None)
+        if path:
+            return [str(path)]
     if NO_SCRATCH in str(error):
         return re.findall("'(.+?)'", str(error))
     if problem not in NO_SPACE:
         return [str(home.root())]
-    candidates = list({mount_of(place): place for place in (tempfile.gettempdir(), str(home.root()))}.values())
+    by_mount = {mount_of(place): place for place in (tempfile.gettempdir(), str(home.root()))}
+    candidates = list(by_mount.values())
     return list(filter(is_full, candidates)) or candidates
+
+
+def describe_place(place: str, problem: str) -> str:
+    """A path in a sentence; if the disk is full, with its file system, since that is what needs space."""
+    mount = mount_of(place) if problem in NO_SPACE else place
+    return place if mount == place else f"{place}, on the file system at {mount}"
 
 
 def is_full(folder: str) -> bool:
@@ -82,11 +93,12 @@ def described(place: str, problem: str) -> str:
 
 
 def setting_of(place: str) -> str:
-    """What to set so that files are written elsewhere than at this path; empty if nothing of cram's does that."""
-    if Path(place).absolute().is_relative_to(home.root()):
+    """What to set so that files are written elsewhere than at this path; empty if none of cram's settings does that."""
+    path = Path(place).absolute()
+    if path.is_relative_to(home.root()):
         return "CRAM_ARTIFACTS to another directory"
-    with suppress(FileNotFoundError):  # there is none
-        if not Path(place).absolute().is_relative_to(tempfile.gettempdir()):
+    with suppress(FileNotFoundError):  # there is no temporary directory
+        if not path.is_relative_to(tempfile.gettempdir()):
             return ""
     return "TMPDIR to a directory on another file system"
 

@@ -34,14 +34,15 @@ def ancestry(names: Iterable[str], read: Callable[[str], dict | None], missing: 
     found: dict[str, dict] = {}
 
     def visit(name: str) -> None:
-        if name not in found:
-            found[name] = {}  # so that it ends if one names itself
-            about = read(name) or {}
-            for each in inputs_of(about):
-                visit(each)
-            found[name] = found.pop(name) or about
-            if missing and not about:
-                log.warning(missing, name)
+        if name in found:
+            return
+        found[name] = {}  # so that it ends if one names itself
+        about = read(name) or {}
+        for each in inputs_of(about):
+            visit(each)
+        found[name] = found.pop(name) or about  # after its inputs
+        if missing and not about:
+            log.warning(missing, name)
 
     for name in names:
         visit(name)
@@ -52,7 +53,12 @@ def lineage(artifact: Artifact) -> dict[str, dict]:
     """The manifests of the artifact and of all its inputs, first to last; those not on this machine are left out."""
     missing = "%s is not on this machine, so it will be missing from the report."
     found = ancestry([artifact.name], lambda name: read_manifest(artifact_named(name)), missing)
-    return {name: {k: v for k, v in m.items() if k not in ("files", "hollow")} for name, m in found.items()}
+    return {name: without_files(about) for name, about in found.items()}
+
+
+def without_files(manifest: dict) -> dict:
+    """A manifest without its list of files."""
+    return {name: value for name, value in manifest.items() if name not in ("files", "hollow")}
 
 
 def ancestors(artifact: Artifact, read: Callable[[Artifact], dict | None]) -> list[tuple[Artifact, dict]]:
@@ -64,7 +70,8 @@ def ancestors(artifact: Artifact, read: Callable[[Artifact], dict | None]) -> li
 def lineage_of(model: Artifact) -> dict[str, dict]:
     """The manifests of all that led to a model, and its own, from its files: its inputs need not be on this machine."""
     before = json.loads((model.path / LINEAGE).read_text(encoding="utf-8"))
-    return before | {model.name: {name: of for name, of in model.manifest.items() if name != "files"}}
+    own = {name: value for name, value in model.manifest.items() if name != "files"}
+    return before | {model.name: own}
 
 
 def histories(artifacts: list[Artifact]) -> dict[str, dict]:
@@ -73,9 +80,13 @@ def histories(artifacts: list[Artifact]) -> dict[str, dict]:
     Models carry the manifests of what led to them, so that these are known where only the model was copied.
     """
     manifests = {artifact.name: load_manifest(artifact) for artifact in artifacts}
-    if {given for every in origins(manifests).values() for given in every} - set(manifests):
-        for path in (path for artifact in artifacts for path in artifact.path.glob(f"*{LINEAGE}")):
+    given = {name for inputs in origins(manifests).values() for name in inputs}
+    if given <= set(manifests):
+        return manifests
+    for artifact in artifacts:
+        for path in artifact.path.glob(f"*{LINEAGE}"):
             with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
                 before = json.loads(path.read_text(encoding="utf-8"))
-                manifests = {name: validate({"files": []} | about) for name, about in before.items()} | manifests
+                earlier = {name: validate({"files": []} | about) for name, about in before.items()}
+                manifests = earlier | manifests
     return manifests

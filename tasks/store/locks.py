@@ -42,9 +42,10 @@ def flock(file: IO, kind: int) -> None:
 def lock_artifact(artifact: Artifact, shared: bool = False, wait: bool = True) -> Iterator[None]:
     """Be the only writer of the artifact, or a reader (`shared`). The kernel frees the lock of a killed process.
 
-    Raises BlockingIOError if others use the artifact and `wait` is false, and NoLocks where locks can't be had.
+    Raises BlockingIOError if others use the artifact and `wait` is false, and NoLocks where the store has no locks.
     """
-    path, kind = home.root() / ".locks" / draft_of(artifact).name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    path = home.root() / ".locks" / draft_of(artifact).name
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb+") as file:  # NFS has shared locks only of files that are open for reading
         try:
@@ -93,26 +94,32 @@ class Draft(NamedTuple):
 
 def drafts(stage: str) -> list[Draft]:
     """The drafts in the store, of one stage or of all (empty), the most recently written last."""
-    left = []
+    found = []
     for folder in (home.root() / ".partial").glob(f"{stage}*"):
-        size, written = 0, 0.0
+        size = 0
+        written = 0.0
         # unlike rglob, os.walk allows for a stage that deletes and publishes meanwhile
         for where, _, files in os.walk(folder):
             for path in (where, *(os.path.join(where, file) for file in files)):
                 with suppress(OSError):
                     about = os.lstat(path)
-                    size, written = size + about.st_size * S_ISREG(about.st_mode), max(written, about.st_mtime)
+                    written = max(written, about.st_mtime)
+                    if S_ISREG(about.st_mode):
+                        size += about.st_size
         if written:
             when = datetime.fromtimestamp(written, UTC).isoformat()
-            left.append(Draft(folder.name, size, when, is_locked(home.root() / ".locks" / folder.name)))
-    return sorted(left, key=lambda draft: (draft.written, draft.name))
+            is_running = is_locked(home.root() / ".locks" / folder.name)
+            found.append(Draft(folder.name, size, when, is_running))
+    return sorted(found, key=lambda draft: (draft.written, draft.name))
 
 
 def is_locked(lock: Path, shared: bool = False) -> bool:
     """Whether a process holds this lock as the only one, or, if `shared`, in any way."""
+    mode = "r+" if shared else "r"
+    kind = fcntl.LOCK_EX if shared else fcntl.LOCK_SH
     try:
-        with lock.open("r+" if shared else "r", encoding="utf-8") as file:
-            fcntl.flock(file, (fcntl.LOCK_EX if shared else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except OSError as error:  # by any other error there is no such lock, or it can't be read
+        with lock.open(mode, encoding="utf-8") as file:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError as error:  # any other error: there is no such lock, or it can't be read
         return isinstance(error, BlockingIOError)
     return False

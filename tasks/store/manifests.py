@@ -31,21 +31,30 @@ def parse(text: bytes) -> dict:
 
 
 def validate(about: Any) -> dict:
-    """The same manifest, with what it lacks of KINDS as empty; empty if it is none."""
+    """The same manifest, with what it lacks of KINDS as empty; empty if it is not a manifest."""
     with suppress(KeyError, TypeError, AttributeError):
         for name, kind in KINDS.items():
             about.setdefault(name, kind())
-        paths, digests, sizes = ([file[name] for file in about["files"]] for name in ("path", "sha256", "bytes"))
-        is_sound = [isinstance(about[name], kind) for name, kind in KINDS.items()]
-        is_sound += [isinstance(each, str) for each in (*inputs_of(about), *about.get("hollow", ()), *paths, *digests)]
-        is_sound += [0 <= each < 1e18 for each in (about.setdefault("seconds", 0), *sizes)]
-        if isinstance(about["stats"], dict) and all(is_sound) and all(map(is_inside, paths)):
+        about.setdefault("seconds", 0)
+        paths = [file["path"] for file in about["files"]]
+        digests = [file["sha256"] for file in about["files"]]
+        sizes = [file["bytes"] for file in about["files"]]
+        texts = [*inputs_of(about), *about.get("hollow", ()), *paths, *digests]
+        numbers = [about["seconds"], *sizes]
+        is_sound = (
+            isinstance(about["stats"], dict)
+            and all(isinstance(about[name], kind) for name, kind in KINDS.items())
+            and all(isinstance(text, str) for text in texts)
+            and all(0 <= number < 1e18 for number in numbers)
+            and all(map(is_inside, paths))
+        )
+        if is_sound:
             return about
     return {}
 
 
 def is_inside(path: str) -> bool:
-    """Whether a file of an artifact lies in its directory."""
+    """Whether a file of an artifact is in its directory."""
     return not path.startswith("/") and "/../" not in f"/{path}/" and "\0" not in path
 
 
@@ -63,8 +72,10 @@ def decisive_files(manifest: dict) -> list[dict]:
 def inputs_of(manifest: dict) -> list[str]:
     """The names of the artifacts that one was made from, with the model that its training went on from."""
     start = manifest.get("stats", {}).get("start") or {}
-    given = [*manifest.get("inputs", {}).values(), start.get("name", [])]
-    return [name for some in given for name in (some if isinstance(some, list) else [some])]
+    names: list[str] = []
+    for given in (*manifest.get("inputs", {}).values(), start.get("name", [])):
+        names.extend(given if isinstance(given, list) else [given])
+    return names
 
 
 def verify(artifact: Any, names: Collection[str] | None = None) -> None:
@@ -77,10 +88,11 @@ def verify(artifact: Any, names: Collection[str] | None = None) -> None:
 def refuse_hollow(artifact: Any, names: Collection[str] | None = None) -> None:
     """Raise InputError if the data of these files of an artifact, or of any, was dropped."""
     hollow = artifact.manifest.get("hollow", ())
-    if dropped := sorted(hollow if names is None else {*hollow} & {*names}):
+    dropped = sorted(name for name in hollow if names is None or name in names)
+    if dropped:
         raise InputError(
             f"{artifact.name} is hollow: {dropped[0]} was dropped by `cram gc --hollow` or left out by `cram pull`. "
-            f"`cram pull {artifact.name}` fetches it; a run of its recipe, without --use, makes it again if a later "
+            f"`cram pull {artifact.name}` fetches it; a run of its recipe, without --use, rebuilds it if a later "
             "stage needs it."
         )
 
@@ -88,7 +100,8 @@ def refuse_hollow(artifact: Any, names: Collection[str] | None = None) -> None:
 def verify_files(folder: Path, files: list[dict], name: str) -> None:
     """Raise InputError unless the folder has these files of a manifest, unchanged. `name`: used in the error."""
     for file in files:
-        if problem := problem_of(folder / file["path"], file):
+        problem = problem_of(folder / file["path"], file)
+        if problem:
             raise InputError(
                 f"{file['path']} of {name} {problem}. Copy the artifact again, or delete {folder} and run its stage "
                 "again."
@@ -98,9 +111,12 @@ def verify_files(folder: Path, files: list[dict], name: str) -> None:
 def problem_of(path: Path, file: dict) -> str:
     """What is wrong with a file, as the end of a sentence; empty if it is as its manifest says."""
     try:
-        if (size := path.stat().st_size) != file["bytes"]:
+        size = path.stat().st_size
+        if size != file["bytes"]:
             return f"has {size:,} bytes; expected {file['bytes']:,}"
-        return "" if known_digest(path) == file["sha256"] else f"was changed: its SHA-256 is not the one in {MANIFEST}"
+        if known_digest(path) != file["sha256"]:
+            return f"was changed: its SHA-256 is not the one in {MANIFEST}"
+        return ""
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
@@ -120,7 +136,8 @@ def known_digest(path: Path) -> str:
         identity = (about.st_dev, about.st_ino, about.st_size, about.st_ctime_ns)
         if identity in known_digests:
             return known_digests[identity]
-        settled, sha256 = abs(time.time_ns() - about.st_ctime_ns) > SETTLED, digest(path)
-        if settled:
+        is_settled = abs(time.time_ns() - about.st_ctime_ns) > SETTLED
+        sha256 = digest(path)
+        if is_settled:
             known_digests[identity] = sha256
         return sha256

@@ -7,7 +7,7 @@ import glob
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from model.errors import InputError
 from tasks.store.manifests import verify
@@ -30,7 +30,8 @@ def tables(artifact: Any, name: str) -> list[Path]:
     """The Parquet files of a table: NAME.parquet, or its parts NAME-00000.parquet and so on, in order."""
     found: dict[str, list[str]] = {}
     for file in artifact.manifest["files"]:
-        if match := TABLE.fullmatch(file["path"]):
+        match = TABLE.fullmatch(file["path"])
+        if match:
             found.setdefault(match[1], []).append(file["path"])
     if name not in found:
         has = f"expected {', '.join(sorted(found))}" if found else "it has no tables"
@@ -56,9 +57,7 @@ def model(self: Any) -> "PreTrainedModel":
     """The artifact's model as a torch module with its head, in fp32: of transformers, or of model.hf."""
     names = [file["path"] for file in self.manifest["files"]]
     if "config.json" not in names:
-        kept = sorted({path.parent.resolve().name for path in self.path.parent.glob("*/config.json")})
-        which = f"These of {self.stage} have: {', '.join(kept) or 'none'}"
-        raise InputError(f"{self.name} has no model. {which} (in a recipe, finetune.keep decides).")
+        refuse_without_model(self)
     config, *_ = verified_paths(self, [name for name in names if re.fullmatch(r"config\.json|model.*", name)])
     import torch
     import transformers
@@ -68,3 +67,11 @@ def model(self: Any) -> "PreTrainedModel":
     head = layouts.head_of(json.loads(config.read_text(encoding="utf-8")))
     opener = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
     return opener.from_pretrained(self.path, dtype=torch.float32, local_files_only=True)
+
+
+def refuse_without_model(artifact: Any) -> NoReturn:
+    """Raise InputError for an artifact without a model; it names those of its stage that have one."""
+    siblings = artifact.path.parent.glob("*/config.json")
+    keys = sorted({path.parent.resolve().name for path in siblings})
+    which = f"These of {artifact.stage} have: {', '.join(keys) or 'none'}"
+    raise InputError(f"{artifact.name} has no model. {which} (in a recipe, finetune.keep decides).")

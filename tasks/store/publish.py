@@ -32,7 +32,9 @@ def discard(artifact: Artifact) -> None:
     """Take an artifact out of the store in one step, then delete it."""
     with trash() as folder, suppress(FileNotFoundError):
         artifact.path.rename(folder / "old")
-        if not (artifact.path.parent / LATEST).exists() and (left := artifacts_of(artifact.stage)):
+        latest = artifact.path.parent / LATEST
+        left = [] if latest.exists() else artifacts_of(artifact.stage)
+        if left:
             point_latest(left[-1])
 
 
@@ -70,18 +72,12 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
     `about`: the manifest; its files are added, unless it came from elsewhere with files that were checked.
     """
     manifest = draft / MANIFEST
-    files = sorted(p for p in draft.rglob("*") if p.is_file() and p != manifest and draft / WORK not in p.parents)
+    files = files_to_publish(draft)
     for path in files:
         fsync(path)
-    about["files"] = about.get("files") or [
-        {"path": str(p.relative_to(draft)), "bytes": p.stat().st_size, "sha256": known_digest(p)} for p in files
-    ]
+    about["files"] = about.get("files") or [file_entry(draft, path) for path in files]
     manifest.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    mode = manifest.stat().st_mode
-    for path in files:
-        if path.stat().st_mode != mode and path.stat().st_nlink == 1:  # which is in no other artifact
-            with suppress(OSError):  # a file system without such modes
-                path.chmod(mode)  # some libraries let nobody else read what they write
+    grant_access_as(manifest, files)
     fsync(manifest)
     fsync(draft)
     artifact.path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,3 +86,28 @@ def publish(draft: Path, artifact: Artifact, about: dict) -> None:
     fsync(artifact.path.parent)
     point_latest(artifact)
     shutil.rmtree(artifact.path / WORK, ignore_errors=True)  # last: until here a killed stage resumes from its work
+
+
+def files_to_publish(draft: Path) -> list[Path]:
+    """The files of a draft, in order, without its manifest and what only a rerun needs."""
+    found = []
+    for path in sorted(draft.rglob("*")):
+        if path.is_file() and path != draft / MANIFEST and draft / WORK not in path.parents:
+            found.append(path)
+    return found
+
+
+def file_entry(draft: Path, path: Path) -> dict:
+    """A file as the manifest lists it."""
+    name = str(path.relative_to(draft))
+    return {"path": name, "bytes": path.stat().st_size, "sha256": known_digest(path)}
+
+
+def grant_access_as(manifest: Path, files: list[Path]) -> None:
+    """Let those read the files who can read the manifest: some libraries let nobody else read what they write."""
+    mode = manifest.stat().st_mode
+    for path in files:
+        about = path.stat()
+        if about.st_mode != mode and about.st_nlink == 1:  # with more links it is in another artifact too
+            with suppress(OSError):  # a file system without such modes
+                path.chmod(mode)

@@ -27,48 +27,63 @@ class Damage(NamedTuple):
 
 def find_damage(artifacts: list[Artifact]) -> tuple[list[Damage], list[str]]:
     """The damaged files of these artifacts, and the names of those that a run is making, which are left out."""
-    damages, busy = [], []
-    with Progress(
-        "verify", sum(file["bytes"] for one in artifacts for file in kept_files(load_manifest(one))), "B"
-    ) as bar:
+    damages: list[Damage] = []
+    busy = []
+    size = sum(file["bytes"] for artifact in artifacts for file in kept_files(load_manifest(artifact)))
+    with Progress("verify", size, "B") as bar:
         for artifact in artifacts:
             if is_locked(home.root() / ".locks" / draft_of(artifact).name):  # maybe for a day
                 busy.append(artifact.name)
                 continue
             with lock_for_reading(artifact):
                 found = list(damage_of(artifact, bar))
-            damages += found if artifact.path.exists() else []  # or it was deleted meanwhile
+            if artifact.path.exists():  # or it was deleted meanwhile
+                damages += found
     return damages, busy
 
 
 def damage_of(artifact: Artifact, bar: Progress) -> Iterator[Damage]:
     """The damaged files of an artifact."""
-    if not (about := load_manifest(artifact)):
+    about = load_manifest(artifact)
+    if not about:
         yield Damage(artifact, MANIFEST, "is missing or can't be read")
         return
     for file in kept_files(about):
         bar.update(0, f"{artifact.name} {file['path']}")
-        if problem := problem_of(artifact.path / file["path"], file):
+        problem = problem_of(artifact.path / file["path"], file)
+        if problem:
             yield Damage(artifact, file["path"], problem)
         bar.update(file["bytes"])
-    left = {WORK, f".{MANIFEST}"}  # of killed processes; nothing reads it
-    known = {MANIFEST, *left, *(file["path"] for file in about["files"])}
+    yield from strays_of(artifact, about)
+
+
+def strays_of(artifact: Artifact, about: dict) -> Iterator[Damage]:
+    """The files in an artifact's directory that its manifest doesn't list."""
+    listed = {file["path"] for file in about["files"]}
+    left_by_kills = {WORK, f".{MANIFEST}"}  # nothing reads these
+    known = {MANIFEST, *left_by_kills, *listed}
     for path in sorted(artifact.path.rglob("*")):
         name = path.relative_to(artifact.path)
-        if not path.is_dir() and not {str(name), name.parts[0]} & known:
+        if not path.is_dir() and str(name) not in known and name.parts[0] not in known:
             yield Damage(artifact, str(name), f"is not in {MANIFEST}", stray=True)
 
 
 def reruns(broken: Iterable[str], manifests: dict[str, dict]) -> dict[str, str]:
-    """Why artifacts are made again once the `broken` ones are, as the end of a sentence; empty for these.
+    """Why artifacts are rebuilt once the `broken` ones are, as the end of a sentence; empty for these.
 
     Hollow inputs come first. What was made from an artifact whose contents can differ, such as a model, follows.
     """
-    why, links = dict.fromkeys(broken, ""), origins(manifests)
-    for name in (left := list(why)):  # which grows
-        before = [given for given in links.get(name, []) if manifests.get(given, {}).get("hollow")]
-        after = [other for other, about in manifests.items() if name in about.get("made_from", ())]
-        reasons = dict.fromkeys(before, f"first, for {name}") | dict.fromkeys(after, f"if {name} comes out different")
-        left += [other for other in reasons if other not in why]
-        why = {**why, **{other: reason for other, reason in reasons.items() if other not in why}}
-    return why
+    reasons = dict.fromkeys(broken, "")
+    inputs = origins(manifests)
+    waiting = list(reasons)
+    while waiting:
+        name = waiting.pop(0)
+        for given in inputs.get(name, []):
+            if manifests.get(given, {}).get("hollow") and given not in reasons:
+                reasons[given] = f"first, for {name}"
+                waiting.append(given)
+        for made, about in manifests.items():
+            if name in about.get("made_from", ()) and made not in reasons:
+                reasons[made] = f"if {name} comes out different"
+                waiting.append(made)
+    return reasons
