@@ -23,7 +23,7 @@ from model.wording import counted
 from tasks.corpus.parts import Document, Tally, add_up, count, link, parts_of, smallest_of_each, tables, writer
 from tasks.glue import data as glue
 from tasks.glue import reading as labelled
-from tasks.glue.own import Definition, by_name, defined, or_own
+from tasks.glue.own import Definition, by_name, definitions_in, name_or_definition
 from tasks.glue.table import HUB_GLUE, TASKS, evaluation_splits
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
@@ -57,7 +57,7 @@ class Decontaminate(Params):
         "",
         description="The sentences: 'nyu-mll/glue' or a directory; 'probes': no search; '': as finetune.data.",
     )
-    tasks: list[or_own(EvaluationTask)] = Field(
+    tasks: list[name_or_definition(EvaluationTask)] = Field(
         list(get_args(EvaluationTask)),
         min_length=1,
         description="Tasks whose sentences are searched for, if data has them; with those defined in finetune.tasks.",
@@ -68,7 +68,7 @@ class Decontaminate(Params):
         if self.data == "probes":
             return {}, "the probes are made of held-out documents of this corpus"
         names = [task for task in self.tasks if isinstance(task, str)]
-        if not names or (not self.data and defined(self.tasks)):
+        if not names or (not self.data and definitions_in(self.tasks)):
             return {}, "no task of GLUE is asked for"
         if not self.data:
             raise InputError(
@@ -87,7 +87,7 @@ class Decontaminate(Params):
     def identity(self) -> dict:
         """Digests of local files, or the splits of the hub's revision; or why there is nothing to search for."""
         files, why = self.evaluation()
-        own = {task.name: labelled.texts_identity(task) for task in defined(self.tasks)}
+        own = {task.name: labelled.texts_identity(task) for task in definitions_in(self.tasks)}
         of_own = {"own": own} if own else {}
         if why:
             return {"unchecked": why} | ({"words": self.words} | of_own if own else {})
@@ -104,7 +104,7 @@ class Decontaminate(Params):
 
     def check(self) -> None:
         """Read the sentences once, so that errors in them are reported before the corpus is read."""
-        for _ in evaluation_sentences(self.evaluation()[0], defined(self.tasks)):
+        for _ in evaluation_sentences(self.evaluation()[0], definitions_in(self.tasks)):
             pass
 
 
@@ -199,7 +199,7 @@ def warn_of_much(kept: int, dropped: int, documents: Counter, words: int) -> Non
 def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     """Drop documents with text that the tasks' evaluation data has too; count them by task, and keep samples."""
     files, why = params.evaluation()
-    own = defined(params.tasks)
+    own = definitions_in(params.tasks)
     if why and not own:
         return pass_on(corpus, why, params.data == "probes", out)
     if why:

@@ -48,7 +48,7 @@ def texts_of(text: Artifact) -> Iterator[pa.Table]:
             yield from tables(part, COLUMNS)
 
 
-def shared(text: Artifact, others: list[Artifact]) -> Iterator[pa.Table]:
+def documents_in_common(text: Artifact, others: list[Artifact]) -> Iterator[pa.Table]:
     """The documents of a text that all of the others have, too, and that may be measured in each."""
     kept = [pa.concat_tables(texts_of(other))["text"].combine_chunks() for other in others]
     for table in texts_of(text):
@@ -60,17 +60,17 @@ def shared(text: Artifact, others: list[Artifact]) -> Iterator[pa.Table]:
 def share_in_common(text: Artifact, other: Artifact) -> float:
     """The fraction of the documents to measure of a text that are to be measured in another artifact too."""
     everything = sum(map(len, texts_of(text)))
-    return sum(map(len, shared(text, [other]))) / max(1, everything)
+    return sum(map(len, documents_in_common(text, [other]))) / max(1, everything)
 
 
-def to_measure(text: Artifact, others: list[Artifact], characters: int) -> pa.Table:
+def choose_documents(text: Artifact, others: list[Artifact], characters: int) -> pa.Table:
     """The documents to measure: the same whatever the order and the parts of the text."""
-    order = measured((one.as_py() for table in shared(text, others) for one in table["text"]), characters)
+    order = measured((one.as_py() for table in documents_in_common(text, others) for one in table["text"]), characters)
     if not len(order):
         which = f"that are held out of {', '.join(other.name for other in others)} too" if others else "to measure"
         raise InputError(f"{text.name} has no documents {which}. Give a corpus, or more held-out text.")
     places, picked, first = np.sort(order), [], 0
-    for table in shared(text, others):
+    for table in documents_in_common(text, others):
         within = places[(places >= first) & (places < first + len(table))] - first
         picked.append(table.take(within))
         first += len(table)
@@ -83,7 +83,7 @@ def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Art
     from model import export, heldout, machine
     from tasks.text.tokenizer import heldout_of
 
-    documents = to_measure(text, others, params.characters)
+    documents = choose_documents(text, others, params.characters)
     bert, here, texts = export.load(model.path, masked=True), machine.detect(), documents["text"].to_pylist()
     held = heldout_of(texts, load_tokenizer(model.path), bert.length)
     if not held.read_bytes.sum():

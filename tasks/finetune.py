@@ -29,7 +29,7 @@ from model.wording import counted
 from tasks.adopt import weight_bytes
 from tasks.glue import data as glue
 from tasks.glue import metrics, probes, reading
-from tasks.glue.own import Definition, by_name, defined, or_own
+from tasks.glue.own import Definition, by_name, definitions_in, name_or_definition
 from tasks.glue.table import GLUE, HUB_GLUE, LABEL, MOST_EPOCHS, PROBES, TASKS, Task, TaskName
 from tasks.glue.tags import within_words
 from tasks.reports.model_card import finetuned_card
@@ -58,7 +58,7 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=Fa
         description="'nyu-mll/glue' (from the hub), 'probes', or a directory with TASK/train.parquet and "
         "TASK/validation.parquet (or train-*.parquet, or .tsv).",
     )
-    tasks: list[or_own(TaskName)] = Field(
+    tasks: list[name_or_definition(TaskName)] = Field(
         list(GLUE),
         min_length=1,
         description="Tasks to finetune on: names, and definitions of your own (tasks/README.md, 'Your labels').",
@@ -78,7 +78,7 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=Fa
         names = [task for task in self.tasks if isinstance(task, str)]
         if wrong := [name for name in names if name not in fitting]:
             raise ValueError(f"data {self.data!r} has no task {wrong[0]!r}; its tasks are {', '.join(fitting)}")
-        own = [task.name for task in dict.fromkeys(defined(self.tasks))]
+        own = [task.name for task in dict.fromkeys(definitions_in(self.tasks))]
         if twice := [name for name in own if own.count(name) > 1]:
             raise ValueError(f"tasks has different definitions named {twice[0]!r}; give each a name of its own")
         if self.epochs > MOST_EPOCHS and names:
@@ -143,7 +143,7 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
         if read_manifest(start) is None:
             return finetunes.BYTES_A_RUN
-        shape, tokens = described(start)[0], self.batch_size * self.max_tokens
+        shape, tokens = architecture_of(start)[0], self.batch_size * self.max_tokens
         return finetunes.BYTES_A_RUN + finetuning.memory(weight_bytes(start), tokens, shape.layers * shape.hidden, here)
 
     def head_of(self, architecture: Architecture, task: Task) -> HeadName:
@@ -167,7 +167,7 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         return self.epochs * self.rows(probes.TRAIN if self.data == "probes" else self.available())
 
 
-def described(start: Artifact) -> tuple[Architecture, int]:
+def architecture_of(start: Artifact) -> tuple[Architecture, int]:
     """The architecture of a pretrained model, and its maximum number of tokens."""
     architecture, _, length = layouts.described(json.loads((start.path / "config.json").read_text(encoding="utf-8")))
     return architecture, length
@@ -315,7 +315,7 @@ def write_scores(inputs: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[
     task, validation, written = inputs.data.task, {}, []
     for split, scores in raw.items():
         table, (labels, predicted) = inputs.data.tables[split], answers(inputs, split, scores)
-        about = metrics.scored(task, labels, predicted, inputs.examples["train"].labels)
+        about = metrics.score_task(task, labels, predicted, inputs.examples["train"].labels)
         validation[split] = {"examples": len(labels), "official_examples": task.sizes[split]} | about
         rows = {"split": [split] * len(labels), "row": range(len(labels))}
         rows |= {name: pa.array(table[name], pa.large_string()) for name in task.columns}
@@ -331,7 +331,7 @@ def write_scores(inputs: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[
 @stage(version=5, varies=True)
 def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the model on its validation data."""
-    architecture, length = described(start)
+    architecture, length = architecture_of(start)
     params.check_length(length)
     with encoding:
         identity = json.dumps(params.identity()["data"], sort_keys=True)

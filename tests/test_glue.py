@@ -64,7 +64,7 @@ def read_split(paths: list[Path], task: str, split: str, notes: list[str] | None
     """The rows of a split, of which notes are added to `notes`."""
     own = by_name(task, "")
     pieces = [reading.piece_of(own, split, path, {}) for path in paths]
-    return reading.checked(own, TASKS[task], split, pieces, [] if notes is None else notes)
+    return reading.check_split(own, TASKS[task], split, pieces, [] if notes is None else notes)
 
 
 def read(data: str, task: str, pretrained: Artifact | None = None) -> reading.Data:
@@ -395,7 +395,7 @@ EVERY_SPLIT = [(task, split) for task in (*GLUE, "wnli") for split in TASKS[task
 
 def forget() -> None:
     """What this process knows of the hub."""
-    for cache in (glue.fetched, glue.hub_evaluation, glue.hub_problem, reading._read):
+    for cache in (glue.fetch, glue.hub_evaluation, glue.hub_problem, reading._read):
         cache.cache_clear()
 
 
@@ -532,7 +532,7 @@ def test_sentences_and_words_are_found_in_any_script_and_put_together_as_they_we
     assert found == [sentence.strip() for sentence in text.split("#")[0].split("|")]
     for sentence in found:
         words = probes.words_of(sentence)
-        assert probes.joined(words) == sentence
+        assert probes.join(words) == sentence
         assert words == sentence.split() or (" " not in sentence and max(map(len, words)) <= 8 < len(words) * 2)
 
 

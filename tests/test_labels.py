@@ -16,7 +16,7 @@ from flows.recipes.recipe import resolve
 from model.errors import InputError
 from tasks.finetune import Finetune
 from tasks.glue import data as files
-from tasks.glue.lists import listed
+from tasks.glue.lists import parse_list
 from tasks.glue.own import Definition
 from tasks.glue.reading import Data
 from tasks.glue.table import LABEL
@@ -151,11 +151,11 @@ def test_one_label_that_is_a_list_in_text_is_refused_with_the_kind_that_reads_it
 
 
 def test_lists_within_a_call_are_read_and_what_is_cut_there_is_refused(tmp_path: Path):
-    assert listed("tensor([1., 0.])") == listed("array([1, 0], dtype=int64)") == [1, 0]
-    assert listed("tensor([1., 0.], device='cuda:0', dtype=torch.float64)") == [1, 0]
-    assert listed("array(['a', 'b'], dtype='<U1')") == ["a", "b"]
-    assert listed("frozenset({'a'})") == ["a"]
-    assert listed("[1, 0])") is None
+    assert parse_list("tensor([1., 0.])") == parse_list("array([1, 0], dtype=int64)") == [1, 0]
+    assert parse_list("tensor([1., 0.], device='cuda:0', dtype=torch.float64)") == [1, 0]
+    assert parse_list("array(['a', 'b'], dtype='<U1')") == ["a", "b"]
+    assert parse_list("frozenset({'a'})") == ["a"]
+    assert parse_list("[1, 0])") is None
     given = ["tensor([0, ..., 1])", "tensor([1, 0])"] * 20
     with pytest.raises(InputError, match=r"a\.jsonl: the label of lines 1, 3.*tensor"):
         read(write_rows(tmp_path / "a.jsonl", rows_with(given)), kind="multilabel")
@@ -174,7 +174,7 @@ def test_classes_named_as_missing_values_stay_and_are_named(tmp_path: Path):
     "text", ["(other)", "a, b", "(1)", "(a), (b)", "it's", "10 0", "['a', 'b'", "[[1], [2", "", "a]"]
 )
 def test_what_only_resembles_a_list_is_none(text: str):
-    assert listed(text) is None
+    assert parse_list(text) is None
 
 
 def test_lists_are_those_that_python_evaluates():
@@ -183,9 +183,9 @@ def test_lists_are_those_that_python_evaluates():
     for _ in range(200):
         given = [pool[k] for k in rng.integers(len(pool), size=rng.integers(5))]
         for text in (repr(given), repr(tuple(given)), json.dumps(given), str(list(map(np.str_, given)))):
-            assert listed(text) == given, text
+            assert parse_list(text) == given, text
         if given and "\n" not in "".join(given):
-            assert listed(str(np.array(given, object))) == given
+            assert parse_list(str(np.array(given, object))) == given
 
 
 def test_tokens_and_tags_of_a_csv_are_lists_too(tmp_path: Path):

@@ -11,7 +11,16 @@ from seqeval.metrics import f1_score
 from seqeval.metrics.sequence_labeling import get_entities
 
 from tasks.glue import metrics
-from tasks.glue.metrics import INTERVAL, confusion, note, official_average, paper_average, resampled, score, scored
+from tasks.glue.metrics import (
+    INTERVAL,
+    count_confusions,
+    note,
+    official_average,
+    paper_average,
+    resample,
+    score,
+    score_task,
+)
 from tasks.glue.table import TASKS, Task
 from tasks.glue.tags import spans_of
 from tasks.reports.scores import PUBLISHED
@@ -22,7 +31,7 @@ FLAT = [name for name in metrics.NAMES if name not in ("micro_f1", "span_f1")]  
 
 def bootstrap(metric: str, labels: np.ndarray, predictions: np.ndarray) -> list[float]:
     """The interval of a score."""
-    return np.percentile(resampled(metric, labels, predictions), INTERVAL).tolist()
+    return np.percentile(resample(metric, labels, predictions), INTERVAL).tolist()
 
 
 def drawn(random: np.random.Generator, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +68,7 @@ def test_scores_are_those_of_the_libraries_and_of_resamples(metric: str):
         if metric in REGRESSION:
             formula = metrics.CORRELATIONS[metric](labels[None], predictions[None])[0]
         else:
-            formula = metrics.from_counts(metric, confusion(labels, predictions))
+            formula = metrics.from_counts(metric, count_confusions(labels, predictions))
         assert score(metric, labels, predictions) == pytest.approx(formula, abs=1e-5), (labels, predictions)
         if not note(metric, labels, predictions):
             wanted = by_libraries(metric, labels.astype(float), predictions.astype(float))
@@ -90,7 +99,7 @@ def test_spans_and_their_f1_are_those_of_seqeval_in_every_scheme(marks: str):
         in_words = [task.in_words(rows) for rows in (true, found)]
         for row in (*in_words[0], *in_words[1]):
             assert [(span.name, span.start, span.stop - 1) for span in spans_of(row)] == get_entities(row)
-        about = scored(task, true, found, np.concatenate(true))
+        about = score_task(task, true, found, np.concatenate(true))
         assert about["metrics"]["span_f1"] == pytest.approx(100 * f1_score(*in_words), abs=1e-3)
 
 
@@ -109,7 +118,7 @@ def test_intervals_by_confusion_tables_are_those_of_a_plain_loop_over_examples(m
     random = np.random.default_rng(5)
     labels = random.integers(0, 2, 200)
     predictions = np.where(random.random(200) < 0.7, labels, random.permutation(labels))
-    tables = [confusion(labels[rows], predictions[rows]) for rows in random.integers(200, size=(400, 200))]
+    tables = [count_confusions(labels[rows], predictions[rows]) for rows in random.integers(200, size=(400, 200))]
     loop = [metrics.from_counts(metric, table) for table in tables]
     ends = bootstrap(metric, labels, predictions)
     spread, step = np.std(loop), 100 / 200  # a 2.5 % end of 400 draws errs by 0.13 of the spread
@@ -122,7 +131,7 @@ def test_each_resample_scores_what_its_examples_score(metric: str, monkeypatch):
     monkeypatch.setattr(metrics, "DRAWN_AT_ONCE", 64)  # in several parts
     labels, predictions = np.array([0.0, 0, 0, 0, 1, 2]), np.array([3.0, 3, 1, 3, 2, 5])
     monkeypatch.setattr(metrics, "RESAMPLES", 50)
-    draws, found = np.random.default_rng(0), resampled(metric, labels, predictions)
+    draws, found = np.random.default_rng(0), resample(metric, labels, predictions)
     examples = np.concatenate([draws.integers(6, size=(10, 6)) for _ in range(5)])
     wanted = [score(metric, labels[rows], predictions[rows]) for rows in examples]
     assert 0 in wanted, "some draws leave it undefined"
@@ -146,14 +155,14 @@ def test_all_metrics_of_a_task_are_scored_with_their_baseline_and_confusions():
     random = np.random.default_rng(2)
     labels = random.integers(0, 2, 100)
     predictions = np.where(random.random(100) < 0.8, labels, 1 - labels)
-    about = scored(TASKS["mrpc"], labels, predictions, np.array([1, 1, 0]))
+    about = score_task(TASKS["mrpc"], labels, predictions, np.array([1, 1, 0]))
     assert list(about["metrics"]) == list(about["intervals"]) == list(about["majority"]) == ["f1", "accuracy"]
     ones = labels.mean()
     assert about["majority"] == pytest.approx({"f1": 200 * ones / (1 + ones), "accuracy": 100 * max(ones, 1 - ones)})
     assert about["notes"] == []
     seen = Counter(zip(labels.tolist(), predictions.tolist(), strict=True))
     assert about["confusion"] == [[seen[0, 0], seen[0, 1]], [seen[1, 0], seen[1, 1]]]
-    three = scored(TASKS["mnli"], np.array([0, 1, 1]), np.array([0, 1, 0]), np.array([1]))
+    three = score_task(TASKS["mnli"], np.array([0, 1, 1]), np.array([0, 1, 0]), np.array([1]))
     assert three["confusion"] == [[1, 0, 0], [1, 1, 0], [0, 0, 0]], "a row for each class, seen or not"
 
 
@@ -188,7 +197,7 @@ def test_a_constant_answer_does_not_beat_the_baseline_and_the_right_answers_do(t
     labels = random.choice(about.classes, 300, p=shares) if shares else random.random(300) * 5
     common = np.bincount(labels).argmax() if shares else labels.mean()
     constant, right, noise = (
-        scored(about, labels, answers, labels)
+        score_task(about, labels, answers, labels)
         for answers in (np.full(len(labels), common), labels, random.permutation(labels))
     )
     assert constant["metrics"] == constant["majority"]

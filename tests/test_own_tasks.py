@@ -170,7 +170,7 @@ def test_f1_is_that_of_the_rarer_class_and_the_class_is_named(tmp_path: Path):
     assert [note for note in data.notes if "fraud" in note and "20 of 200" in note]
     true = np.array([data.task.labels.index(name) for name in names])
     found = np.where(rng.random(200) < 0.8, true, 1 - true)
-    about = metrics.scored(data.task, true, found, true)
+    about = metrics.score_task(data.task, true, found, true)
     expected = {
         "f1": sklearn.metrics.f1_score(true, found, pos_label=0),
         "accuracy": sklearn.metrics.accuracy_score(true, found),
@@ -179,7 +179,7 @@ def test_f1_is_that_of_the_rarer_class_and_the_class_is_named(tmp_path: Path):
     assert about["metrics"] == pytest.approx({name: 100 * value for name, value in expected.items()}, abs=0.01)
     assert about["intervals"]["f1"][0] < about["metrics"]["f1"] < about["intervals"]["f1"][1]
     assert about["confusion"] == sklearn.metrics.confusion_matrix(true, found).tolist()
-    never = metrics.scored(data.task, true, np.ones(200, int), true)
+    never = metrics.score_task(data.task, true, np.ones(200, int), true)
     assert never["metrics"]["f1"] == 0
     assert "class fraud" in " ".join(never["notes"])
     assert never["majority"]["f1"] == pytest.approx(
@@ -722,12 +722,12 @@ def test_intervals_of_tags_are_those_of_a_plain_loop_over_sentences():
     task = Task("x", ("text",), ("B-A", "I-A", "O"), ("span_f1", "accuracy", "macro_f1"), {}, kind="tokens", own=True)
     true = [rng.integers(3, size=rng.integers(2, 12)) for _ in range(80)]
     found = [np.where(rng.random(len(tags)) < 0.8, tags, rng.integers(3, size=len(tags))) for tags in true]
-    about = metrics.scored(task, true, found, np.array([2, 2, 1, -100]))
+    about = metrics.score_task(task, true, found, np.array([2, 2, 1, -100]))
     for metric, (low, high) in about["intervals"].items():
         loop = []
         for _ in range(300):
             drawn = rng.integers(80, size=80)
-            one = metrics.scored(replace_metrics(task, metric), [true[i] for i in drawn], [found[i] for i in drawn],
+            one = metrics.score_task(replace_metrics(task, metric), [true[i] for i in drawn], [found[i] for i in drawn],
                                  np.array([2]))  # fmt: skip
             loop.append(one["metrics"][metric])
         assert [low, high] == pytest.approx(np.percentile(loop, metrics.INTERVAL), abs=2)

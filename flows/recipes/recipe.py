@@ -19,7 +19,7 @@ from tasks.deduplicate import Deduplicate
 from tasks.download import Download
 from tasks.filter import BY_SCRIPT, Filter
 from tasks.finetune import Finetune
-from tasks.glue.own import TAGS, Definition, defined
+from tasks.glue.own import TAGS, Definition, definitions_in
 from tasks.measure import Measure
 from tasks.pretrain import Pretrain
 from tasks.report import Report
@@ -185,7 +185,7 @@ def recipe_of(delta: dict, override: dict) -> Recipe:
         raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
     recipe = from_start(recipe, override.get("vocabulary", {}))
     # the corpus must not have the data that scores the model
-    clean, own = recipe.decontaminate, defined(recipe.finetune.tasks)
+    clean, own = recipe.decontaminate, definitions_in(recipe.finetune.tasks)
     of_names = recipe.finetune.data if len(own) < len(recipe.finetune.tasks) else ""
     searched = {"data": clean.data or of_names, "tasks": list(dict.fromkeys([*clean.tasks, *own]))}
     # what measures a document reads what the vocabulary will read

@@ -69,7 +69,7 @@ def splits_of(task: Definition) -> tuple[dict[str, list[Path]], dict]:
     start, files = f"hf://datasets/{repository}@{commit}/", {}
     for split, of_split in (builder.config.data_files or {}).items():
         names = [str(file).removeprefix(start) for file in of_split]
-        files[str(split)] = [fetched(task.source(), name) if repository else Path(name) for name in names]
+        files[str(split)] = [fetch(task.source(), name) if repository else Path(name) for name in names]
     return files, builder.info.features.to_dict() if builder.info.features else {}
 
 
@@ -90,7 +90,7 @@ def hub_problem(source: hub.Source) -> str:
 
 # Not load_dataset(repository, task): without a network it takes the revision that it prepared last, whichever it is.
 @functools.cache  # asked once before the model is trained, and not again by the runs a day later
-def fetched(source: hub.Source, name: str) -> Path:
+def fetch(source: hub.Source, name: str) -> Path:
     """A file from the cache of the hub's client, or from the hub."""
     from huggingface_hub import hf_hub_download
 
@@ -117,7 +117,7 @@ def split_files(data: str, task: str, split: str) -> list[Path]:
     Raises InputError for a split that is there twice.
     """
     if data == HUB_GLUE.repository:
-        return [fetched(HUB_GLUE, f"{task}/{split}-00000-of-00001.parquet")]
+        return [fetch(HUB_GLUE, f"{task}/{split}-00000-of-00001.parquet")]
     folder = Path(data).expanduser() / task
     own = [path for name in (f"{split}.parquet", f"{split}.tsv") if (path := folder / name).is_file()]
     shards = sorted(path for path in folder.glob(f"{split}-*.parquet") if path.is_file())
@@ -129,7 +129,7 @@ def split_files(data: str, task: str, split: str) -> list[Path]:
     return own or shards
 
 
-def absent(data: str, what: str) -> InputError:
+def absence_of(data: str, what: str) -> InputError:
     """What to tell the user of a folder without files of GLUE."""
     folder = Path(data).expanduser()
     present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
@@ -143,7 +143,7 @@ def find_splits(data: str, task: str) -> dict[str, list[Path]]:
     """The files of each split of a task, fetched if they are on the hub. Raises InputError if a split is missing."""
     files = {split: split_files(data, task, split) for split in training_splits(task)}
     if missing := next((split for split, paths in files.items() if not paths), None):
-        raise absent(data, f"{task}/{missing}")
+        raise absence_of(data, f"{task}/{missing}")
     return files
 
 
@@ -173,5 +173,5 @@ def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, lis
         if paths := hub_evaluation().get((task, split)) if on_hub else split_files(data, task, split):
             files.setdefault(task, {})[split] = paths
     if not files and not on_hub:
-        raise absent(data, f"<task>/validation or <task>/test of {', '.join(tasks)}")
+        raise absence_of(data, f"<task>/validation or <task>/test of {', '.join(tasks)}")
     return files

@@ -13,7 +13,7 @@ import numpy as np
 from model.errors import InputError
 from model.settings import Kind
 from model.wording import counted
-from tasks.glue.lists import OPENING, is_written, listed
+from tasks.glue.lists import OPENING, is_clearly_list, parse_list
 from tasks.glue.own import METRICS, Definition
 from tasks.glue.table import Task
 from tasks.glue.tags import as_bioes, mark_spans
@@ -86,7 +86,7 @@ def word(value: Any, names: Sequence[str]) -> str | None:
     return None if value is None or value != value else plain(str(value)) or None
 
 
-def worded(given: "pd.Series", own: Definition, names: Sequence[str], where: str, notes: list[str]) -> "pd.Series":
+def to_words(given: "pd.Series", own: Definition, names: Sequence[str], where: str, notes: list[str]) -> "pd.Series":
     """The labels as words, as tuples of words, or as numbers for a regression; None where there is none.
 
     Adds to `notes`. Raises InputError for a list in place of one label or the other way round, for words in place of
@@ -94,20 +94,20 @@ def worded(given: "pd.Series", own: Definition, names: Sequence[str], where: str
     """
     what, help_ = "the label", f"correct it{own.advice('label or kind')}"
     if own.kind in ("tokens", "multilabel"):
-        lists = listed_labels(given, own, where, notes)
+        lists = read_labels(given, own, where, notes)
         note_names([one for label in lists.dropna() for one in label], where, notes)
-        return mapped(lists, lambda label: words_of(label, own, names))
+        return map_values(lists, lambda label: words_of(label, own, names))
     refuse(given, what, where, lambda value: not is_nested(value), f"one label; {help_}")
     refuse(given, what, where, lambda value: not isinstance(value, bytes), f"text in UTF-8; {help_}")
     if own.kind == "classes":
         several = f"one label and no list (kind 'multilabel' reads these); {help_}"
         refuse(given, what, where, lambda value: not is_written_list(value), several)
         note_names(given, where, notes)
-        words = mapped(given, lambda value: word(value, names))
+        words = map_values(given, lambda value: word(value, names))
     else:
         numbers = f"a number (with a point, not a comma), {LARGEST:g} at most; {help_}"
         refuse(given, what, where, lambda value: is_gap(value) or abs(number(value)) <= LARGEST, numbers)
-        words = mapped(given, lambda value: None if is_gap(value) else number(value))
+        words = map_values(given, lambda value: None if is_gap(value) else number(value))
     if own.named:
         fits = words.isin(names) if names else words.astype(float).between(0, 5)
         known = " or ".join(f"{place} ({name})" for place, name in enumerate(names)) or "a number from 0 to 5"
@@ -115,7 +115,7 @@ def worded(given: "pd.Series", own: Definition, names: Sequence[str], where: str
     return words
 
 
-def mapped(given: "pd.Series", of_value: Callable[[Any], Any]) -> "pd.Series":
+def map_values(given: "pd.Series", of_value: Callable[[Any], Any]) -> "pd.Series":
     """The values of a function, where `map` would make nan of None."""
     return type(given)(list(map(of_value, given)), given.index, object)
 
@@ -128,11 +128,11 @@ def is_gap(value: Any) -> bool:
 
 def is_written_list(value: Any) -> bool:
     """Whether a value is a list that a program wrote as text."""
-    found = listed(value) if isinstance(value, str) else None
-    return found is not None and is_written(value, found)
+    found = parse_list(value) if isinstance(value, str) else None
+    return found is not None and is_clearly_list(value, found)
 
 
-def listed_labels(given: "pd.Series", own: Definition, where: str, notes: list[str]) -> "pd.Series":
+def read_labels(given: "pd.Series", own: Definition, where: str, notes: list[str]) -> "pd.Series":
     """The labels as lists, also of lists that are text; None where there is none. Adds to `notes`.
 
     Raises InputError for what can't be read as a list.
@@ -144,7 +144,7 @@ def listed_labels(given: "pd.Series", own: Definition, where: str, notes: list[s
     else:
         whole = f"a list that is whole, or names with commas between them; {help_}"
         refuse(lists, what, where, lambda value: not (isinstance(value, str) and OPENING.match(value)), whole)
-        lists = mapped(lists, split_at_commas)
+        lists = map_values(lists, split_at_commas)
     flat = f"one list with nothing in it but words or numbers; {help_}"
     refuse(lists, what, where, lambda value: value is None or not any(map(is_nested, value)), flat)
     return lists
@@ -152,7 +152,7 @@ def listed_labels(given: "pd.Series", own: Definition, where: str, notes: list[s
 
 def read_lists(given: "pd.Series", what: str, where: str, notes: list[str]) -> "pd.Series":
     """The values, and in place of texts that stand for lists these. Adds to `notes`."""
-    found = mapped(given, lambda value: listed(value) if isinstance(value, str) else None)
+    found = map_values(given, lambda value: parse_list(value) if isinstance(value, str) else None)
     as_text = found.map(is_list)
     if as_text.any():
         example = given[as_text].iloc[0]
@@ -272,7 +272,7 @@ def metrics_of(own: Definition, names: Sequence[str], counts: Counter, notes: li
     return tuple(dict.fromkeys([own.metric or usual[0], *usual[:2]])), positive
 
 
-def numbered(given: "pd.Series", task: Task) -> "pd.Series":
+def to_numbers(given: "pd.Series", task: Task) -> "pd.Series":
     """Labels as the numbers of their classes: one, a tuple with one for each token, or a tuple of 0 and 1."""
     places = {name: place for place, name in enumerate(task.labels)}
     if task.kind == "regression":

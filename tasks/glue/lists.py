@@ -54,7 +54,7 @@ def items_of(body: str) -> list | None:
     return found
 
 
-def listed(text: str) -> list | None:
+def parse_list(text: str) -> list | None:
     """The list that a text stands for, such as `['a', 'b']`, `["a"]`, `['a' 'b']`, `{a,b}`, `[0. 1.]`; None for others.
 
     In round brackets, which a class may have too, there must be strings in quotes or numbers.
@@ -75,12 +75,12 @@ def listed(text: str) -> list | None:
         return found
     _, bracket, body = match.groups()
     found = items_of(SCALAR.sub(lambda scalar: scalar[1] or scalar[2], body))
-    if found is None or (bracket == "(" and not is_written(text, found)):
+    if found is None or (bracket == "(" and not is_clearly_list(text, found)):
         return None
     return found
 
 
-def is_written(text: str, found: list) -> bool:
+def is_clearly_list(text: str, found: list) -> bool:
     """Whether a program wrote the list: its strings have quotes, or it has several numbers and nothing else."""
     numbers = all(not isinstance(item, str) for item in found)
     return bool(re.search(STRING, text)) or (numbers and len(found) != 1)
@@ -109,7 +109,7 @@ class Vectors(NamedTuple):
     fits: Callable[[Sequence[str]], bool] = lambda row: True
 
 
-def vectors(rows: Collection[Sequence[str]]) -> Vectors:
+def find_vectors(rows: Collection[Sequence[str]]) -> Vectors:
     """Whether lists of labels, none of them empty, are vectors of 0 and 1: all of one length, of 2 or more.
 
     Wrong are such of several lengths, which have a value twice, and numbers of one length that are twice or fractions.

@@ -43,7 +43,7 @@ def score(metric: str, labels: np.ndarray, predictions: np.ndarray) -> float:
         return 0.0
     if metric in CORRELATIONS:
         return float(CORRELATIONS[metric](labels, predictions))
-    return float(from_counts(metric, confusion(labels, predictions)))
+    return float(from_counts(metric, count_confusions(labels, predictions)))
 
 
 def note(metric: str, labels: np.ndarray, predictions: np.ndarray, positive: str = "1") -> str | None:
@@ -63,7 +63,7 @@ def note(metric: str, labels: np.ndarray, predictions: np.ndarray, positive: str
     return None
 
 
-def resampled(metric: str, labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+def resample(metric: str, labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
     """The scores (RESAMPLES,) of examples drawn with replacement; 0 where a draw leaves the metric undefined."""
     from scipy import stats
 
@@ -75,12 +75,12 @@ def resampled(metric: str, labels: np.ndarray, predictions: np.ndarray) -> np.nd
         options["batch"] = max(1, DRAWN_AT_ONCE // len(labels))
         return stats.bootstrap((labels, predictions), CORRELATIONS[metric], **options).bootstrap_distribution
     # Resampling rows is the same as drawing confusion tables, which takes 3 ms on QQP where SciPy takes 0.6 s.
-    counts = confusion(labels, predictions)
+    counts = count_confusions(labels, predictions)
     drawn = random.multinomial(len(labels), counts.ravel() / len(labels), size=RESAMPLES)
     return from_counts(metric, drawn.reshape(RESAMPLES, *counts.shape))
 
 
-def confusion(labels: np.ndarray, predictions: np.ndarray, classes: int = 2) -> np.ndarray:
+def count_confusions(labels: np.ndarray, predictions: np.ndarray, classes: int = 2) -> np.ndarray:
     """Counts by true class (row) and predicted class (column); larger than `classes` if a label is."""
     labels, predictions = np.asarray(labels).astype(int), np.asarray(predictions).astype(int)
     classes = max(classes, labels.max(initial=0) + 1, predictions.max(initial=0) + 1)
@@ -121,7 +121,7 @@ def _spearman(x_RN: np.ndarray, y_RN: np.ndarray, axis: int = -1) -> np.ndarray:
 CORRELATIONS = {"pearson": _pearson, "spearman": _spearman}  # for whole arrays of resamples
 
 
-def scored(task: Task, labels: Sequence, predictions: Sequence, train_labels: np.ndarray) -> dict:
+def score_task(task: Task, labels: Sequence, predictions: Sequence, train_labels: np.ndarray) -> dict:
     """Metrics of predictions with intervals and notes, the metrics of the majority baseline, and the confusion table.
 
     `labels`, `predictions`: numbers; or an array of tags for each sentence, or of 0 and 1 for each row. The confusion
@@ -130,13 +130,15 @@ def scored(task: Task, labels: Sequence, predictions: Sequence, train_labels: np
     of_parts, flat = task.kind in ("tokens", "multilabel"), [labels, predictions]
     if task.kind == "tokens":
         flat = [np.concatenate(given) for given in flat]
-    table = confusion(*flat, task.classes).tolist() if task.kind in ("classes", "tokens") else None
+    table = count_confusions(*flat, task.classes).tolist() if task.kind in ("classes", "tokens") else None
     if task.positive == 0:  # all metrics of two classes but F1 are the same with the classes exchanged
         labels, predictions, train_labels = (1 - given for given in (labels, predictions, train_labels))
     positive = task.labels[task.positive] if task.labels else ""
     about: dict = {"metrics": {}, "intervals": {}, "notes": [], "majority": {}, "confusion": table}
     for metric in task.metrics:
-        value, draws, simple = (by_parts if of_parts else by_examples)(metric, task, labels, predictions, train_labels)
+        value, draws, simple = (score_by_parts if of_parts else score_by_examples)(
+            metric, task, labels, predictions, train_labels
+        )
         about["metrics"][metric] = round(value, 4)
         about["intervals"][metric] = [round(float(end), 4) for end in np.percentile(draws, INTERVAL)]
         about["majority"][metric] = round(simple, 4)
@@ -145,13 +147,13 @@ def scored(task: Task, labels: Sequence, predictions: Sequence, train_labels: np
     return about
 
 
-def by_examples(
+def score_by_examples(
     metric: str, task: Task, labels: np.ndarray, predictions: np.ndarray, train_labels: np.ndarray
 ) -> tuple[float, np.ndarray, float]:
     """A score, those of resamples, and the best one of a constant answer: a class, or the mean of the training data."""
     constants = [train_labels.mean()] if task.kind == "regression" else range(task.classes)
     simple = max(score(metric, labels, np.full(len(labels), constant)) for constant in constants)
-    return score(metric, labels, predictions), resampled(metric, labels, predictions), simple
+    return score(metric, labels, predictions), resample(metric, labels, predictions), simple
 
 
 def parts_of(metric: str, task: Task, labels: Sequence[np.ndarray], predictions: Sequence[np.ndarray]) -> np.ndarray:
@@ -183,7 +185,7 @@ def usual_tag(labels: np.ndarray) -> int:
     return int(np.bincount(labels[labels >= 0]).argmax())
 
 
-def by_parts(
+def score_by_parts(
     metric: str, task: Task, labels: Sequence[np.ndarray], predictions: Sequence[np.ndarray], train_labels: np.ndarray
 ) -> tuple[float, np.ndarray, float]:
     """As `by_examples`, for sentences or rows with several labels: these are drawn.

@@ -127,12 +127,12 @@ def by_name(task: str, data: str) -> Definition:
     return Definition.model_construct(name=task, data=data, text=text, pair=pair, label=LABEL, kind=row.kind)
 
 
-def or_own(names: Any) -> Any:
+def name_or_definition(names: Any) -> Any:
     """The type of a task's name or of a definition, by the kind of the value, so that an error is about that alone."""
     kind = Discriminator(lambda value: NAMED if isinstance(value, str) else DEFINED)
     return Annotated[Annotated[names, Tag(NAMED)] | Annotated[Definition, Tag(DEFINED)], kind]
 
 
-def defined(tasks: Iterable[Any]) -> list[Definition]:
+def definitions_in(tasks: Iterable[Any]) -> list[Definition]:
     """Those of the tasks that are the user's own."""
     return [task for task in tasks if isinstance(task, Definition)]

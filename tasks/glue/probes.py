@@ -60,7 +60,7 @@ def words_of(sentence: str) -> list[str]:
     return RUN.sub(r" \g<0> ", sentence).split()
 
 
-def joined(words: list[str]) -> str:
+def join(words: list[str]) -> str:
     """A sentence of these words, with blanks only between those of scripts that have them."""
     return NO_BLANK.sub("", " ".join(words))
 
@@ -71,13 +71,13 @@ def another(pool: list[str], own: range, random: np.random.Generator) -> str:
     return pool[index if index < own.start else index + len(own)]
 
 
-def shuffled(words: list[str], other: Callable[[], str], random: np.random.Generator) -> list[str]:
+def shuffle(words: list[str], other: Callable[[], str], random: np.random.Generator) -> list[str]:
     """The words in random order, except the first and the last."""
     inner = random.permutation(len(words) - 2) + 1
     return [words[0], *(words[i] for i in inner), words[-1]]
 
 
-def some_replaced(words: list[str], other: Callable[[], str], random: np.random.Generator) -> list[str]:
+def replace_some(words: list[str], other: Callable[[], str], random: np.random.Generator) -> list[str]:
     """The words; `ODD` of them, rounded up, are replaced by words of other documents. The last word stays."""
     replaced = list(words)
     for place in random.permutation(len(words) - 1)[: math.ceil(ODD * len(words))]:
@@ -86,14 +86,14 @@ def some_replaced(words: list[str], other: Callable[[], str], random: np.random.
     return replaced
 
 
-def altered(change: Callable, own: list[str], other: Callable[[], str], random: np.random.Generator) -> list[tuple]:
+def alter(change: Callable, own: list[str], other: Callable[[], str], random: np.random.Generator) -> list[tuple]:
     """Sentences, half of them changed. A sentence is left out if the change leaves it as it was."""
     examples = []
     for sentence in own:
         words, intact = words_of(sentence), int(random.integers(2))
         given = words if intact else change(words, other, random)
         if intact or given != words:
-            examples.append((joined(given), intact))
+            examples.append((join(given), intact))
     return examples
 
 
@@ -107,8 +107,8 @@ def neighbours(own: list[str], other: Callable[[], str], random: np.random.Gener
 
 
 MAKERS = {
-    "word-order": functools.partial(altered, shuffled),  # is the word order of this sentence intact?
-    "odd-word": functools.partial(altered, some_replaced),  # does every word belong here, or are some from elsewhere?
+    "word-order": functools.partial(alter, shuffle),  # is the word order of this sentence intact?
+    "odd-word": functools.partial(alter, replace_some),  # does every word belong here, or are some from elsewhere?
     "neighbours": neighbours,  # did the second sentence follow the first?
 }
 

@@ -167,7 +167,7 @@ def piece_of(own: Definition, split: str, path: Path, features: dict) -> Piece:
     names = names if row else [plain(name) for name in names]
     names = list(map(as_bioes, names)) if of_tokens else names
     notes: list[str] = []
-    table[LABEL] = labels.worded(table[LABEL], own, names, where, notes) if LABEL in taken else None
+    table[LABEL] = labels.to_words(table[LABEL], own, names, where, notes) if LABEL in taken else None
     if of_tokens:
         table[TOKENS] = labels.read_lists(table[TOKENS], "the tokens", where, notes)
         labels.refuse(table[TOKENS], "the tokens", where, labels.is_list, "a list of strings")
@@ -188,7 +188,7 @@ def without_text(frame: "pd.DataFrame", columns: list[str], where: str, train: b
     return empty
 
 
-def missing_classes(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> list[str]:
+def note_classes(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> list[str]:
     """Warnings of splits without some of the classes, and of several labels those that training or a split lacks."""
     notes = []
     for split, table in tables.items() if task.kind == "multilabel" else ():
@@ -210,7 +210,7 @@ def missing_classes(name: str, task: Task, tables: "dict[str, pd.DataFrame]") ->
     return notes
 
 
-def repeated(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> tuple[int, dict[str, int], list[str]]:
+def count_repeated(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> tuple[int, dict[str, int], list[str]]:
     """Count training rows that repeat an earlier one, and those that occur in each other split; with warnings."""
     keys = {split: texts_of(table, task) for split, table in tables.items()}
     train, notes, shared = keys.pop("train"), [], {}
@@ -236,7 +236,7 @@ def texts_of(table: "pd.DataFrame", task: Task) -> "pd.Series":
     return table.assign(texts=["\0".join(sorted(texts) if task.symmetric else texts) for texts in pairs])["texts"]
 
 
-def checked(own: Definition, task: Task, split: str, pieces: list[Piece], notes: list[str]) -> "pd.DataFrame":
+def check_split(own: Definition, task: Task, split: str, pieces: list[Piece], notes: list[str]) -> "pd.DataFrame":
     """The rows of a split, those for training only if they have a text, with labels as numbers.
 
     Adds to `notes`. Raises InputError if too many rows have no text.
@@ -254,24 +254,24 @@ def checked(own: Definition, task: Task, split: str, pieces: list[Piece], notes:
     notes += said
     table = pd.concat([piece.table for piece in pieces], ignore_index=len(pieces) > 1)
     table = table[~empty] if train else table
-    return table.assign(**{LABEL: labels.numbered(table[LABEL], task)})
+    return table.assign(**{LABEL: labels.to_numbers(table[LABEL], task)})
 
 
-def whole(own: Definition, task: Task, pieces: list[Piece], notes: list[str]) -> Data:
+def join_pieces(own: Definition, task: Task, pieces: list[Piece], notes: list[str]) -> Data:
     """The checked data of a task, of all files with labels. Without a split for validation, a part is held out."""
     of_splits: dict[str, list[Piece]] = {}
     for piece in pieces:
         of_splits.setdefault(piece.split, []).append(piece)
-    tables = {split: checked(own, task, split, of_split, notes) for split, of_split in of_splits.items()}
+    tables = {split: check_split(own, task, split, of_split, notes) for split, of_split in of_splits.items()}
     left_out = sum(len(piece.table) for piece in of_splits["train"]) - len(tables["train"])
     if tables.keys() <= {"train", TEST}:
         tables = hold_out(own, task, tables, notes)
-    return compared(own.name, task, tables, notes + missing_classes(own.name, task, tables), left_out)
+    return with_counts(own.name, task, tables, notes + note_classes(own.name, task, tables), left_out)
 
 
-def compared(name: str, task: Task, tables: "dict[str, pd.DataFrame]", notes: list[str], left_out: int) -> Data:
+def with_counts(name: str, task: Task, tables: "dict[str, pd.DataFrame]", notes: list[str], left_out: int) -> Data:
     """Data whose rows have been compared with each other."""
-    duplicates, shared, warnings = repeated(name, task, tables)
+    duplicates, shared, warnings = count_repeated(name, task, tables)
     return Data(task, tables, notes + warnings, left_out, shared, duplicates)
 
 
@@ -288,7 +288,7 @@ def _read(own: Definition, _identity: str, pretrained: Artifact | None) -> Data:
     import pandas as pd
 
     if pretrained:
-        return compared(own.name, TASKS[own.name], probes.make(own.name, pretrained), [], 0)
+        return with_counts(own.name, TASKS[own.name], probes.make(own.name, pretrained), [], 0)
     files, features = splits_of(own)
     if "train" not in files:
         raise InputError(
@@ -305,15 +305,15 @@ def _read(own: Definition, _identity: str, pretrained: Artifact | None) -> Data:
     pieces = [piece for piece in pieces if piece.labelled]
     notes += [note for piece in pieces for note in piece.notes]
     if not own.named:
-        pieces = settled(own, pieces, notes)
-    pieces, skipped = with_labels(own, pieces, notes)
-    data = whole(own, row_of(own, pieces, notes), pieces, notes)
+        pieces = agree_on_names(own, pieces, notes)
+    pieces, skipped = drop_unlabelled(own, pieces, notes)
+    data = join_pieces(own, make_task(own, pieces, notes), pieces, notes)
     for note in data.notes:
         log.warning(note)
     return replace(data, skipped=skipped, unlabelled={TEST: pd.concat(hidden)} if hidden else {})
 
 
-def settled(own: Definition, pieces: list[Piece], notes: list[str]) -> list[Piece]:
+def agree_on_names(own: Definition, pieces: list[Piece], notes: list[str]) -> list[Piece]:
     """The pieces with names of classes that mean the same in all of them, where no file declares names. Adds to `notes`.
 
     Vectors of 0 and 1 become the classes of their places, and 3.0 becomes 3 if all are whole numbers. What only a
@@ -321,9 +321,9 @@ def settled(own: Definition, pieces: list[Piece], notes: list[str]) -> list[Piec
     """
     declared = any(piece.names for piece in pieces)
     given = [label for piece in pieces for label in piece.table[LABEL] if label not in (None, (), EMPTY_CELL)]
-    found = lists.vectors(given) if own.kind == "multilabel" and not declared else lists.Vectors()
+    found = lists.find_vectors(given) if own.kind == "multilabel" and not declared else lists.Vectors()
     for piece in pieces if found.expected else ():
-        fits = labels.mapped(piece.table[LABEL], lambda row: row in (None, (), EMPTY_CELL) or found.fits(row))
+        fits = labels.map_values(piece.table[LABEL], lambda row: row in (None, (), EMPTY_CELL) or found.fits(row))
         labels.refuse(piece.table[LABEL], "the label", piece.where, fits, f"{found.expected}; correct it")
     if found.size:
         names = tuple(map(str, range(found.size)))
@@ -331,26 +331,26 @@ def settled(own: Definition, pieces: list[Piece], notes: list[str]) -> list[Piec
             f"{own.name}: the labels are vectors of 0 and 1, all of {found.size} places, and are read as the classes 0 "
             f"to {found.size - 1}, by place. For other names write lists of names."
         )
-        return [changed(piece, lists.as_classes)._replace(names=names) for piece in pieces]
+        return [relabel(piece, lists.as_classes)._replace(names=names) for piece in pieces]
     if own.kind == "multilabel":
-        pieces = [filled(own, piece, notes) for piece in pieces]
+        pieces = [fill_empty(own, piece, notes) for piece in pieces]
     if own.kind == "regression" or declared:
         return pieces
     shorter = labels.whole_numbers({one for label in given for one in labels.parts(label) if one is not None})
     if shorter and own.kind == "multilabel":
-        pieces = [changed(piece, lambda row: row and tuple(shorter.get(one, one) for one in row)) for piece in pieces]
+        pieces = [relabel(piece, lambda row: row and tuple(shorter.get(one, one) for one in row)) for piece in pieces]
     elif shorter and own.kind == "classes":
-        pieces = [changed(piece, lambda name: shorter.get(name, name)) for piece in pieces]
+        pieces = [relabel(piece, lambda name: shorter.get(name, name)) for piece in pieces]
     of_others = [piece.table[LABEL] for piece in pieces if piece.split != TEST]
     if own.kind == "classes" and not any((given == NO_CLASS).any() for given in of_others):
         shown = {NO_CLASS: None}
-        pieces = [changed(p, lambda name: shown.get(name, name)) if p.split == TEST else p for p in pieces]
+        pieces = [relabel(p, lambda name: shown.get(name, name)) if p.split == TEST else p for p in pieces]
     return pieces
 
 
-def filled(own: Definition, piece: Piece, notes: list[str]) -> Piece:
+def fill_empty(own: Definition, piece: Piece, notes: list[str]) -> Piece:
     """A piece where an empty cell means none of the classes. Adds to `notes`. Raises InputError if they are many."""
-    empty = labels.mapped(piece.table[LABEL], lambda row: row == EMPTY_CELL).astype(bool)
+    empty = labels.map_values(piece.table[LABEL], lambda row: row == EMPTY_CELL).astype(bool)
     if not empty.any():
         return piece
     found = f"{piece.where}: {empty.sum():,} of {counted(len(empty), 'row')} have an empty label ({rows_of(empty)})"
@@ -361,15 +361,15 @@ def filled(own: Definition, piece: Piece, notes: list[str]) -> Piece:
             "max_unlabelled (finetune.tasks)."
         )
     notes.append(f"{found}, read as none of the classes. Delete them if they are not labelled.")
-    return changed(piece, lambda row: () if row == EMPTY_CELL else row)
+    return relabel(piece, lambda row: () if row == EMPTY_CELL else row)
 
 
-def changed(piece: Piece, of_label: Callable) -> Piece:
+def relabel(piece: Piece, of_label: Callable) -> Piece:
     """A piece with other labels."""
-    return piece._replace(table=piece.table.assign(**{LABEL: labels.mapped(piece.table[LABEL], of_label)}))
+    return piece._replace(table=piece.table.assign(**{LABEL: labels.map_values(piece.table[LABEL], of_label)}))
 
 
-def with_labels(own: Definition, pieces: list[Piece], notes: list[str]) -> tuple[list[Piece], dict[str, int]]:
+def drop_unlabelled(own: Definition, pieces: list[Piece], notes: list[str]) -> tuple[list[Piece], dict[str, int]]:
     """The pieces without rows that have no label, and how many these are by split. Adds to `notes`.
 
     Raises InputError if a split has more of them than the definition allows; those of GLUE have none.
@@ -377,7 +377,7 @@ def with_labels(own: Definition, pieces: list[Piece], notes: list[str]) -> tuple
     kept, skipped, rows = [], Counter(), Counter()
     said: dict[str, list[tuple[str, str]]] = {}
     for piece in pieces:
-        without = labels.mapped(piece.table[LABEL], lambda label: label is None).astype(bool)
+        without = labels.map_values(piece.table[LABEL], lambda label: label is None).astype(bool)
         rows[piece.split] += len(without)
         if without.any():
             skipped[piece.split] += int(without.sum())
@@ -396,7 +396,7 @@ def with_labels(own: Definition, pieces: list[Piece], notes: list[str]) -> tuple
     return kept, dict(skipped)
 
 
-def row_of(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
+def make_task(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
     """The row of the table of tasks, or one like those; notes on classes are added to `notes`.
 
     Raises InputError for tokens without a tag, a training split with one class only, and classes that it doesn't have.
