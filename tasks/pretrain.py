@@ -37,7 +37,7 @@ from tasks.store.lineage import lineage, lineage_of
 from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, heldout_of, load_tokenizer
 from tasks.tokenize import digest_of, measured_texts
 from tasks.workers.progress import Progress
-from tasks.workers.tracking import tracked
+from tasks.workers.tracking import trackers
 
 if TYPE_CHECKING:
     from model.bert import Bert
@@ -206,7 +206,7 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     np.save(out / FREQUENCIES, sampled_counts(sequences, tokens.stats["entries"]))
     manifests = lineage(tokens)
     log.info("Text: %s.", understood(manifests))
-    with tracked(out.name, work, params.identity()), Progress("pretrain", total=1.0) as bar:
+    with trackers(out.name, work, params.identity()), Progress("pretrain", total=1.0) as bar:
         stats = train(job, out, lambda fraction, note: bar.update(min(1.0, fraction) - bar.count, note))
     stats |= {"start": {"name": first.name} | {n: first.stats.get(n) for n in ("tokens", "start")}} if first else {}
     (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n", encoding="utf-8")

@@ -85,7 +85,7 @@ def test_pretraining_shows_losses_rate_speed_and_memory_and_its_artifact_has_non
     assert names > {"loss", "heldout_loss", "lr", "tokens_per_second", "mfu", "fraction", "hours_left", "memory_gib"}
     assert curve(doubles, "memory_gib")[-1][1] > 0.05
     first = records(doubles)[0]
-    assert (first["name"], first["config"]["batch_size"]) == (f"pretrain-{bert.key}", 8)
+    assert (first["settings"]["name"], first["config"]["batch_size"]) == (f"pretrain-{bert.key}", 8)
     assert not [path for path in bert.path.rglob("*") if "wandb" in path.name or path.name == "heldout.jsonl"]
 
 

@@ -1,4 +1,4 @@
-"""Trackers follow training from processes of their own: here doubles of their packages, TensorBoard if it is there."""
+"""Trackers follow training from separate processes: here with a double of accelerate, and TensorBoard if it is there."""
 
 import json
 import logging
@@ -19,95 +19,58 @@ from model.errors import InputError
 from tasks.workers import tracking
 
 ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # else Python takes UTF-8 in that locale
-RECORD = """
+ACCELERATE = """
 import json, os, time
+from types import SimpleNamespace as Some
 
 def record(**what):
     with open(os.environ["DOUBLE"], "a") as file:
         file.write(json.dumps(what, default=str) + "\\n")
-    if (fault := os.environ.get("FAULT")) == "error" and "id" in what:
-        print("\\u2264")
-        raise OSError("no\\n  route \\u00e0 B")
-    if fault == "hangs":
-        time.sleep(600)
-    if fault == "crashes":
-        os.abort()
-"""
-WANDB = """
-class Run:
-    def log(self, numbers, step=None): record(step=step, numbers=numbers)
-    def finish(self, exit_code=0): record(end=exit_code)
 
-def Settings(**settings): return settings
+class Accelerator:
+    def __init__(self, cpu, log_with, project_dir):
+        self.kind, self.trackers, self.info = log_with, [Some(finish=lambda: None)], Some(run_id="theirs")
 
-def init(project="cram", id=None, name=None, config=None, resume=None, settings=None, embed=None):
-    assert resume == "allow"
-    record(id=id or name, name=name, config=config)
-    return Run()
+    def init_trackers(self, project, config, settings):
+        record(begin=project, config=config, settings=settings[self.kind])
+        fault = os.environ.get("FAULT")
+        if fault == "error":
+            print("\\u2264")
+            raise OSError("no\\n  route \\u00e0 B")
+        if fault == "hangs":
+            time.sleep(600)
+        if fault == "crashes":
+            os.abort()
+
+    def log(self, numbers, step):
+        record(step=step, numbers=numbers)
+        if os.environ.get("FAULT") == "once" and step == 3 and not os.path.exists(os.environ["DOUBLE"] + ".fault"):
+            open(os.environ["DOUBLE"] + ".fault", "w").close()
+            raise OSError("lost")
+
+    def get_tracker(self, kind, unwrap):
+        return self if kind == "mlflow" else Some(finish=lambda exit_code: record(end=exit_code))
+
+    def end_training(self):
+        record(end=0)
 """
 MLFLOW = """
-from types import SimpleNamespace as Some
+from accelerate import record
 
-def run(id): return Some(info=Some(run_id=id))
-def set_experiment(name): return Some(experiment_id=name)
-
-class MlflowClient:
-    def search_runs(self, experiments, filter):
-        place = os.environ["DOUBLE"] + ".runs"
-        known = open(place).read().split() if os.path.exists(place) else []
-        return [run(id) for id in known if filter == f"tags.cram = '{id}'"]
-    def create_run(self, experiment, tags, run_name):
-        with open(os.environ["DOUBLE"] + ".runs", "a") as file:
-            file.write(tags["cram"] + "\\n")
-        return run(tags["cram"])
-    def update_run(self, id, status): record(id=id, name=id[:12])
-    def log_batch(self, id, metrics=(), params=()):
-        for step in sorted({m.step for m in metrics}):
-            record(step=step, numbers={m.key: m.value for m in metrics if m.step == step})
-    def set_terminated(self, id, status): record(end=0 if status == "FINISHED" else 1)
+def end_run(status):
+    record(end=1 if status == "KILLED" else 0)
 """
-ENTITIES = """
-class Metric:
-    def __init__(self, key, value, timestamp, step): self.key, self.value, self.step = key, value, step
-def Param(key, value): return key, value
-"""
-EVENTS = """
-class SessionLog(dict): START = 1
-def Event(**fields): return fields
-"""
-SUMMARIES = """
-def Summary(value): return dict(value)
-Summary.Value = lambda tag, simple_value: (tag, simple_value)
-"""
-WRITER = """
-from wandb import record
-class EventFileWriter:
-    def __init__(self, folder): record(id=folder, name=os.path.basename(folder))
-    def add_event(self, event):
-        record(step=event["step"], **({"numbers": event["summary"]} if "summary" in event else {"restart": True}))
-    def flush(self): pass
-    def close(self): record(end=0)
-"""
-DOUBLES = {
-    "wandb.py": RECORD + WANDB,
-    "trackio.py": RECORD + WANDB,
-    "mlflow/__init__.py": RECORD + MLFLOW,
-    "mlflow/entities.py": ENTITIES,
-    "tensorboard/__init__.py": "",
-    "tensorboard/compat/proto/event_pb2.py": EVENTS,
-    "tensorboard/compat/proto/summary_pb2.py": SUMMARIES,
-    "tensorboard/summary/writer/event_file_writer.py": "import os" + WRITER,
-}
 
 
 def install_doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put doubles of the packages of all trackers in their place; what these are given is in the file returned."""
-    for name, text in DOUBLES.items():
-        path = tmp_path / "doubles" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    monkeypatch.syspath_prepend(tmp_path / "doubles")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "doubles"))
+    """Put doubles of accelerate and the trackers in their place; what they are given is in the file returned."""
+    doubles = tmp_path / "doubles"
+    doubles.mkdir()
+    for name in tracking.TRACKERS:
+        (doubles / f"{name}.py").write_text(MLFLOW)
+    (doubles / "accelerate.py").write_text(ACCELERATE)
+    monkeypatch.syspath_prepend(doubles)
+    monkeypatch.setenv("PYTHONPATH", str(doubles))
     monkeypatch.setenv("DOUBLE", str(tmp_path / "record"))
     return tmp_path / "record"
 
@@ -120,7 +83,7 @@ def doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Path) -> Pat
 def train(folder: Path, first: int, last: int, then: Callable[[], None] = lambda: None) -> None:
     """Write the metrics of some steps, as training does, while the trackers follow."""
     folder.mkdir(exist_ok=True)
-    with tracking.tracked("pretrain-0123", folder, {"a": 1}):
+    with tracking.trackers("pretrain-0123", folder, {"a": 1}):
         with (folder / METRICS).open("a") as rows, (folder / HELDOUT).open("a") as heldout:
             for step in range(first, last + 1):
                 row = {"step": step, "fraction": step / 400, "seconds": 9.0 * step, "loss": float(first)}
@@ -142,8 +105,8 @@ def curve(file: Path, name: str = "loss") -> list[tuple[int, float]]:
     """The points of a curve as its tracker shows them: TensorBoard forgets what a restart does again."""
     points: list[tuple[int, float]] = []
     for each in records(file):
-        if "restart" in each:
-            points = [point for point in points if point[0] < each["step"]]
+        if "purge_step" in each.get("settings", {}):
+            points = [point for point in points if point[0] < each["settings"]["purge_step"]]
         elif name in each.get("numbers", {}):
             points.append((each["step"], each["numbers"][name]))
     return points
@@ -168,19 +131,32 @@ def test_without_the_setting_there_is_no_tracker_and_no_file(tmp_path: Path, sto
     assert not store.exists()
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"), [("paper", "expected one or more of tensorboard"), ("wandb", "pip install")]
-)
-def test_an_unknown_or_missing_tracker_is_refused(tmp_path: Path, monkeypatch, asked: str, words: str):
+@pytest.mark.parametrize(("asked", "package"), [("paper", "tensorboard"), ("wandb", "wandb"), ("mlflow", "accelerate")])
+def test_an_unknown_or_missing_tracker_is_refused(tmp_path: Path, monkeypatch, doubles: Path, asked: str, package: str):
     (tmp_path / "wandb").mkdir()  # its own folder, as of a run in the working directory, is not the package
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *(p for p in sys.path if not Path(p, "wandb", "sdk").exists())])
+    for missing in ("wandb", "accelerate"):
+        (tmp_path / "doubles" / f"{missing}.py").unlink()
+        monkeypatch.delitem(sys.modules, missing, raising=False)
+    outside = [path for path in sys.path if "site-packages" not in path]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *outside])
     monkeypatch.setenv("CRAM_TRACK", f" {asked} ,")
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=f"CRAM_TRACK.*{asked}.*{package}"):
         tracking.names()
 
 
 @pytest.mark.parametrize("tracker", tracking.TRACKERS)
-def test_a_killed_and_resumed_run_goes_on_in_the_same_curve_with_each_step_once(
+def test_accelerate_has_each_tracker_and_takes_its_settings(tmp_path: Path, monkeypatch, tracker: str):
+    trackers = pytest.importorskip("accelerate.tracking").LOGGER_TYPE_TO_CLASS
+    for name, value in tracking.environment_in(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    training = tracking.Training("pretrain-0123", {}, str(tmp_path / METRICS), "", "", step=70, patience=1)
+    project, settings = tracking.settings_of(tracker, training, tracking.Feed(tracker, training))
+    folder = [tmp_path] if trackers[tracker].requires_logging_directory else []
+    trackers[tracker](project, *folder, **settings)
+
+
+@pytest.mark.parametrize("tracker", tracking.TRACKERS)
+def test_a_killed_and_resumed_run_continues_the_same_curve_with_each_step_once(
     tmp_path: Path, monkeypatch, doubles: Path, tracker: str
 ):
     monkeypatch.setenv("CRAM_TRACK", tracker)
@@ -203,14 +179,27 @@ def test_a_killed_and_resumed_run_goes_on_in_the_same_curve_with_each_step_once(
     assert curve(doubles) == [(step, 1.0 if step < begin else 71.0) for step in range(1, 131)]
     assert curve(doubles, "heldout_loss") == [(step, 2.0) for step in range(10, 131, 10)]
     assert curve(doubles, "hours_left")[-1] == (130, pytest.approx(9 * 130 * (400 / 130 - 1) / 3600))
-    assert len({each["id"] for each in records(doubles) if "id" in each}) == 1
     assert records(doubles)[-1] == {"end": 0}
     for path in work.iterdir():
         path.unlink()
     time.sleep(1)  # another second
     train(work, 1, 5)  # refreshed
     assert curve(doubles)[-5:] == [(step, 1.0) for step in range(1, 6)]
-    assert len({each["id"] for each in records(doubles) if "id" in each}) == (1 if tracker == "tensorboard" else 2)
+    first, resumed, refreshed = [each for each in records(doubles) if "begin" in each]
+    if tracker == "tensorboard":
+        assert (first["begin"], first["config"]) == ("pretrain-0123", None), "a folder, and no nested settings"
+    else:
+        assert (first["begin"], first["config"]) == ("cram", {"a": 1})
+        name = {"wandb": "id", "mlflow": "run_id", "trackio": "name"}[tracker]
+        assert resumed["settings"][name] == ("theirs" if tracker == "mlflow" else first["settings"][name])
+        assert refreshed["settings"][name] != resumed["settings"][name]
+
+
+def test_a_tracker_that_has_failed_is_tried_again_where_it_stopped(tmp_path: Path, monkeypatch, doubles: Path):
+    monkeypatch.setenv("CRAM_TRACK", "wandb")
+    monkeypatch.setenv("FAULT", "once")
+    train(tmp_path / "work", 1, 9)
+    assert [step for step, _ in curve(doubles)] == [1, 2, 3, *range(3, 10)], "the third may have been lost"
 
 
 def test_a_tracker_that_is_added_later_gets_the_whole_curve(tmp_path: Path, monkeypatch, doubles: Path):
@@ -225,7 +214,7 @@ def test_a_tracker_that_is_added_later_gets_the_whole_curve(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("fault", "words"), [("error", "OSError: no route à B."), ("hangs", "not done"), ("crashes", "status -6")]
 )
-def test_a_tracker_that_fails_is_said_once_and_stops_nothing(
+def test_a_tracker_that_fails_is_reported_once_and_stops_nothing(
     tmp_path: Path, monkeypatch, doubles: Path, caplog, fault: str, words: str
 ):
     monkeypatch.setenv("CRAM_TRACK", "wandb,trackio")
@@ -240,8 +229,8 @@ def test_a_tracker_that_fails_is_said_once_and_stops_nothing(
     for tracker in ("wandb", "trackio"):
         [said] = [text for text in caplog.messages if text.startswith(tracker)]
         assert words in said
-        assert "Training goes on." in said
-        assert tracking.TRACKERS[tracker][1] in said
+        assert "Training continues." in said
+        assert tracking.TRACKERS[tracker] in said
     for each in ("wandb", "trackio"):
         with (tmp_path / "work" / f"{each}.lock").open() as lock:
             tracking.fcntl.flock(lock, tracking.fcntl.LOCK_EX | tracking.fcntl.LOCK_NB)  # no process is left
@@ -249,6 +238,7 @@ def test_a_tracker_that_fails_is_said_once_and_stops_nothing(
 
 def test_tensorboard_itself_shows_each_step_once(tmp_path: Path, monkeypatch, store: Path):
     pytest.importorskip("tensorboard")
+    pytest.importorskip("accelerate")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.setenv("CRAM_TRACK", "tensorboard")
