@@ -15,7 +15,7 @@ from flows.recipes.recipe import Override, Recipe, RecipeName, without_empty
 from flows.recipes.study_runs import StudyRun, operations_per_token, resolve_study
 from model.errors import InputError
 from model.wording import counted, duration
-from tasks.compare import Compare, Member, compare, held_out
+from tasks.compare import Compare, Member, compare, heldout_digest
 from tasks.evaluate import Evaluate, evaluate, share_in_common
 from tasks.store.artifacts import Artifact, artifact_named
 from tasks.store.gc import keep_while_running
@@ -140,7 +140,7 @@ def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable) 
     held = {model.name: model.stats["heldout"] for model in models}
     if len({one["digest"] for one in held.values()}) == 1:
         return members
-    texts, how = {name: held_out(one) for name, one in held.items()}, Evaluate()
+    texts, how = {name: heldout_digest(one) for name, one in held.items()}, Evaluate()
     if is_cut := any("of_digest" in one for one in held.values()):
         how = Evaluate(characters=max(one["characters"] for one in held.values()))
     unusual = [one for one in others if holding_out(recipes[one.name]) != holding_out(recipes[first.name])]

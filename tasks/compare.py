@@ -97,7 +97,7 @@ def row_of(member: Member) -> dict[str, Any]:
     return row
 
 
-def held_out(held: dict) -> str:
+def heldout_digest(held: dict) -> str:
     """The digest of all documents that a long run's held-out loss would be measured on. `held`: `heldout` of stats."""
     return held.get("of_digest", held["digest"])
 
@@ -108,7 +108,7 @@ def curves_of(members: list[Member]) -> dict[str, dict[str, np.ndarray]]:
     Only of runs that have the held-out text of the first one, on parts of which the curves are measured.
     """
     curves: dict[str, list] = {}
-    texts = {one.model: held_out(artifact_named(one.model).stats["heldout"]) for one in members if one.model}
+    texts = {one.model: heldout_digest(artifact_named(one.model).stats["heldout"]) for one in members if one.model}
     for member in members:
         if member.model and member.compared and texts[member.model] == next(iter(texts.values())):
             curves.setdefault(member.run, []).append(artifact_named(member.model).stats["evaluations"])
@@ -134,10 +134,10 @@ def law_of(params: Compare, rows: "pd.DataFrame", out: Path) -> dict[str, Any]:
     runs = done.assign(sizes=done["operations"] / done["tokens"] / 6, losses=done[LOSS])
     if not law.can_be_fitted(runs):
         return {"runs": law.points(runs), "needed": law.FEWEST, "left_out": left_out}
-    fitted = law.fitted(runs)
-    laws = law.resampled(runs, fitted)
+    fitted = law.fit(runs)
+    laws = law.resample(runs, fitted)
     plots.law(runs, fitted, laws, law.INTERVAL, out / "law.svg")
-    return law.described(runs, fitted, laws) | {"left_out": left_out, "test": law.tested(runs)}
+    return law.describe(runs, fitted, laws) | {"left_out": left_out, "test": law.test_on_largest(runs)}
 
 
 def score_columns(rows: "pd.DataFrame") -> list[str]:
@@ -230,7 +230,7 @@ def vocabularies_differ(line: dict, other: dict) -> bool:
     return abs(line["length_nats"] - other["length_nats"]) > SAME_LENGTHS
 
 
-def not_told_apart(best: dict, lines: list[dict]) -> list[str]:
+def rivals_of(best: dict, lines: list[dict]) -> list[str]:
     """The runs with another vocabulary that may be as good as the best one: its loss isn't below their lower bound."""
     others = [line for line in lines if line["seeds"] and vocabularies_differ(line, best)]
     return [line["run"] for line in others if lower_bound(line) <= best[LOSS]]
@@ -307,7 +307,7 @@ def for_people(
         "runs": counted(len(lines), "run"),
         "first": lines[0]["run"],
         "best": best,
-        "rivals": not_told_apart(best, lines),
+        "rivals": rivals_of(best, lines),
         "several": any(line["seeds"] > 1 for line in lines),
         "losses": losses_of(lines, about["published"], {one["run"]: [one["run"], *one["also"]] for one in members}),
         "scores": scores_of(lines, scores) if scores else [],

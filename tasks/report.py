@@ -18,7 +18,7 @@ from tasks.glue.table import PROBES, task_of
 from tasks.reports import plots, scores, sections
 from tasks.reports.markdown import Marked, page, render
 from tasks.reports.model_card import card, recipe
-from tasks.reports.scores import PUBLISHED, chosen
+from tasks.reports.scores import PUBLISHED, glue_rows
 from tasks.reports.trees import as_text, mermaid
 from tasks.stage import Params, stage
 from tasks.store.artifacts import Artifact, artifact_named, read_manifest
@@ -52,13 +52,13 @@ def finetuning_of(runs: list[Artifact], own: bool) -> list[dict]:
 
 def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str, dict]) -> dict:
     """The contents of report.json. `name`: of the pretrained model; `lineage`: the manifests of what led to it."""
-    groups, pretrained = scores.grouped(runs), lineage[name]
+    groups, pretrained = scores.group_runs(runs), lineage[name]
     corpus = next((each for each, manifest in lineage.items() if manifest["stage"] == "tokenize"), None)
     rows = scores.gather(groups.values(), corpus)
     ruled = finetuning_of(runs, own=False)
     params = ruled or finetuning_of(runs, own=True)
     kept = sections.pretraining_rules(lineage, pretrained, {row["task"] for row in rows})
-    means = scores.averages(chosen(rows))
+    means = scores.averages(glue_rows(rows))
     return {
         "title": title,
         "average": means["paper"],
@@ -108,10 +108,10 @@ def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) ->
 
 def draw(content: dict, steps: dict[str, np.ndarray] | None, out: Path) -> dict[str, str]:
     """Draw the pictures of the page; returns them by name. `content`: of report.json; `steps`: from `steps_of`."""
-    if own := [row for row in chosen(content["scores"]) if row["column"] in scores.COLUMNS]:
+    if own := [row for row in glue_rows(content["scores"]) if row["column"] in scores.COLUMNS]:
         others = {f"published: {row.model}": row.scores for row in PUBLISHED if row.model in BESIDE}
         plots.scores(own, others, out / "scores.svg")
-    if own := [row for row in scores.of_own(content["scores"]) if row["pretrained"]]:
+    if own := [row for row in scores.own_rows(content["scores"]) if row["pretrained"]]:
         plots.scores(own, {}, out / "own.svg")
     if points := content["learning_curve"]:
         curves: dict[str, list] = {}
@@ -125,8 +125,8 @@ def draw(content: dict, steps: dict[str, np.ndarray] | None, out: Path) -> dict[
     unit, size = ("billion", 1e9) if held[-1]["tokens"] >= 1e9 else ("million", 1e6)
     losses = {"held out": (np.array([e["tokens"] for e in held]) / size, np.array([e["heldout_loss"] for e in held]))}
     if steps:
-        losses = {"training": (plots.thinned(steps["tokens"]) / size, plots.thinned(steps["loss"]))} | losses
-        speed = plots.thinned(steps["seconds"]) / 3600, plots.thinned(steps["tokens_per_second"]) / 1000
+        losses = {"training": (plots.thin(steps["tokens"]) / size, plots.thin(steps["loss"]))} | losses
+        speed = plots.thin(steps["seconds"]) / 3600, plots.thin(steps["tokens_per_second"]) / 1000
         plots.lines({"this run": speed}, "hours", "thousand tokens per second", out / "speed.svg", bottom=0)
     plots.lines(losses, f"{unit} tokens", "loss, nats per token", out / "loss.svg", marked=["held out"])
     return {path.name: path.read_text(encoding="utf-8") for path in sorted(out.glob("*.svg"))}

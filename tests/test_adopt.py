@@ -21,7 +21,7 @@ from model.bert import Bert
 from model.errors import InputError
 from tasks import adopt
 from tasks.evaluate import Evaluate, evaluate
-from tasks.reports.diff import compared_scores
+from tasks.reports.diff import compare_scores
 from tasks.reports.sections import beginning
 from tasks.store import home
 from tasks.store.artifacts import LINEAGE, Artifact, artifacts_of
@@ -260,7 +260,7 @@ def test_a_model_from_a_folder_is_finetuned_reported_and_measured_like_an_artifa
     assert "adopted from a folder" in (finetuned.path / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
     assert adopt.find_model("copy") == model, "the same model is the same artifact"
-    assert set(compared_scores(about, about)["score"]) == {"mine, accuracy"}
+    assert set(compare_scores(about, about)["score"]) == {"mine, accuracy"}
     found = evaluate.fn(Evaluate(), model, first["model"], [])
     own = first["model"].stats["heldout"]
     assert found.stats["nats_per_byte"]["value"] == pytest.approx(own["nats_per_byte"]["value"], abs=1e-5)

@@ -18,7 +18,7 @@ from model.errors import InputError
 from tasks.corpus.parts import Document, table
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
-from tasks.reports.diff import changed_verdicts, compared_scores, kept_by_source, measured_by_both, sampled
+from tasks.reports.diff import compare_scores, count_changed_verdicts, count_kept, join_measurements, sample_documents
 from tasks.store.artifacts import Artifact
 
 MEASURES = ("id", "source", "characters", "tokens", "tokens_per_char", "zstd_ratio", "verdict")
@@ -68,7 +68,7 @@ def test_a_comparison_is_that_of_dictionaries(seed: int, store: Path):
     a = random_rows(rng, 90)
     b = [(*row[:4], rng.random(), rng.random(), rng.choice(VERDICTS)) for row in a[:70]] + random_rows(rng, 20)
     filters = {"A": in_parts(a, 40), "B": in_parts(b, 23)}
-    both = measured_by_both(*filters.values())
+    both = join_measurements(*filters.values())
     a, b = by_copy(a), by_copy(b)
     sources, changes, samples = defaultdict(Counter), defaultdict(Counter), {"A": [], "B": []}
     for key in a | b:
@@ -84,23 +84,23 @@ def test_a_comparison_is_that_of_dictionaries(seed: int, store: Path):
             changes[x[-1], y[-1]].update({"documents": 1})
             if key in a and key in b:
                 samples["A" if in_a else "B"].append((x[0], x[1], x[4], x[-1], y[4], y[-1], text_of(kept)[:200]))
-    by_source = kept_by_source(both).to_dict("records")
+    by_source = count_kept(both).to_dict("records")
     assert by_source[0]["source"] == "all"
     assert {row.pop("source"): row for row in by_source} == sources
-    assert {(row.pop("A"), row.pop("B")): row for row in changed_verdicts(both).to_dict("records")} == changes
+    assert {(row.pop("A"), row.pop("B")): row for row in count_changed_verdicts(both).to_dict("records")} == changes
     assert {"incompressible", "not given"} < {verdict for change in changes for verdict in change}
     shown = ["id", "source", "A tokens_per_char", "A verdict", "B tokens_per_char", "B verdict", "text"]
     for (side, fitting), other in zip(samples.items(), "BA", strict=True):
-        found = sampled(both, filters[side], side, other, 4)[shown]
+        found = sample_documents(both, filters[side], side, other, 4)[shown]
         assert len(found) == min(4, len(fitting)) > 2
         assert set(found.itertuples(index=False, name=None)) <= set(fitting)
 
 
 def test_the_same_documents_in_another_order_are_the_same(store: Path):
     rows = [(f"f:{i}", "web", 50, 9, 0.1, 0.1, VERDICTS[i % 4]) for i in range(40)]
-    both = measured_by_both(in_parts(rows, 11), in_parts(rows[::-1], 9))
-    assert changed_verdicts(both).empty
-    assert kept_by_source(both)[["A keeps", "B keeps"]].values.tolist() == [[20, 20]] * 2
+    both = join_measurements(in_parts(rows, 11), in_parts(rows[::-1], 9))
+    assert count_changed_verdicts(both).empty
+    assert count_kept(both)[["A keeps", "B keeps"]].values.tolist() == [[20, 20]] * 2
 
 
 @pytest.fixture(scope="module")
@@ -118,17 +118,17 @@ def filters(tmp_path_factory, toy_texts: list[str]) -> Iterator[tuple[Artifact, 
 
 def test_a_stricter_threshold_only_drops_and_the_counts_are_those_of_the_filters(filters):
     a, b = filters
-    both = measured_by_both(a, b)
-    whole = kept_by_source(both).iloc[0]
+    both = join_measurements(a, b)
+    whole = count_kept(both).iloc[0]
     for side, own in (("A", a), ("B", b)):
         kept = (whole[f"{side} keeps"], whole[f"characters, {side} keeps"])
         assert kept == (own.stats["documents"], own.stats["characters"])
-    assert changed_verdicts(both)[["A", "B"]].values.tolist() == [["kept", "incompressible"]]
-    assert sampled(both, b, "B", "A", 1000).empty
+    assert count_changed_verdicts(both)[["A", "B"]].values.tolist() == [["kept", "incompressible"]]
+    assert sample_documents(both, b, "B", "A", 1000).empty
     texts = {document.id: document.text[:200] for document in documents_of(a)}
     gone = set(texts) - {document.id for document in documents_of(b)}
     assert len(gone) > 10
-    found = sampled(both, a, "A", "B", 1000)
+    found = sample_documents(both, a, "A", "B", 1000)
     assert dict(zip(found["id"], found["text"], strict=True)) == {id: texts[id] for id in gone}
     assert found["A tokens_per_char"].between(0.3, 0.4).all()
 
@@ -144,10 +144,10 @@ def test_cram_diff_filter_prints_parameters_counts_and_samples(filters):
     printed = diff("filter", a.key[:8], b.key, "--samples", "2")
     lines = [line.split() for line in printed.splitlines()]
     assert ["params.max_tokens_per_char", "0.4", "0.3"] in lines
-    both = measured_by_both(a, b)
-    by_source = kept_by_source(both).set_index("source")
+    both = join_measurements(a, b)
+    by_source = count_kept(both).set_index("source")
     assert ["noise", *map(str, by_source.loc["noise"][:2])] in [line[:3] for line in lines]
-    found = sampled(both, a, "A", "B", 2)
+    found = sample_documents(both, a, "A", "B", 2)
     assert len(found) == 2
     for name, text in zip(found["id"], found["text"], strict=True):
         assert f"{name} (" in printed
@@ -175,7 +175,7 @@ def test_an_unknown_stage_and_damaged_measurements_are_refused(store: Path):
     path = other.path / "measured-00001.parquet"
     path.write_bytes(b"\0" * path.stat().st_size)
     with pytest.raises(InputError, match=rf"{path.name} of {other.name}"):
-        measured_by_both(whole, other)
+        join_measurements(whole, other)
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
@@ -194,7 +194,7 @@ def test_tables_are_never_cut_off_in_a_narrow_terminal(filters, monkeypatch, cap
 
 def verdicts(a: list[Artifact], b: list[Artifact]) -> dict[str, tuple[str, str]]:
     """The differences of the scores of two reports, and what the intervals say of them."""
-    found = compared_scores(written(a, "a")[1], written(b, "b")[1])
+    found = compare_scores(written(a, "a")[1], written(b, "b")[1])
     return {row["score"]: (row["B - A"], row["verdict"]) for row in found.to_dict("records")}
 
 

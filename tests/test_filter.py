@@ -23,7 +23,7 @@ from tasks.corpus.parts import parts_of, unit_hash
 from tasks.download import Download, download
 from tasks.filter import SCRIPT_LIMITS, Filter, filter, filter_part, rules, verdicts
 from tasks.measure import MEASURES, RATIOS, Measure, measure, measure_part, name_of
-from tasks.reports.diff import kept_by_source, measured_by_both
+from tasks.reports.diff import count_kept, join_measurements
 from tasks.store.artifacts import Artifact
 from tasks.text.words import ASCII, UNICODE, Normaliser
 
@@ -211,7 +211,7 @@ def test_a_source_may_have_the_name_of_the_total(store: Path, tmp_path: Path, to
     assert made.stats["table"][0]["median tokens_per_char"] == measured(made)["tokens_per_char"].median().round(4)
     of_measures = measure.fn(SMALL, corpus).stats["table"]
     assert [row["source"] for row in of_measures] == [name for name, _, _ in rows]
-    assert list(kept_by_source(measured_by_both(made, strict))["source"][:2]) == ["all", '"all"']
+    assert list(count_kept(join_measurements(made, strict))["source"][:2]) == ["all", '"all"']
 
 
 # Characters that the normaliser deletes, and other scripts than Latin

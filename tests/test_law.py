@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from tasks.reports import law
-from tasks.reports.law import FEWEST, INTERVAL, can_be_fitted, fitted, predicted, resampled
+from tasks.reports.law import FEWEST, INTERVAL, can_be_fitted, fit, predict, resample
 
 E, A, ALPHA, B, BETA = 0.55, 9.0, 0.31, 40.0, 0.27  # per byte; of sizes and tokens as they are
 SIZES, TOKENS = (1e6, 2.5e6, 6e6, 15e6), (1e6, 3e6, 9e6)
@@ -35,7 +35,7 @@ def grid(noise: float = 0.0, seed: int = 0) -> pd.DataFrame:
 
 
 def test_the_parameters_of_a_law_are_recovered_from_runs_without_noise():
-    found = fitted(grid())
+    found = fit(grid())
     size, tokens = found.units
     expected = [E, A * size**-ALPHA, ALPHA, B * tokens**-BETA, BETA]
     assert found.values == pytest.approx(expected, rel=0.01)
@@ -51,7 +51,7 @@ def test_laws_of_many_kinds_predict_runs_within_and_beyond_those_they_were_fitte
         return lowest + (np.asarray(sizes) / 1e6) ** -alpha + 1.5 * (np.asarray(tokens) / 1e6) ** -beta
 
     sizes, tokens = np.array([*itertools.product(SIZES, TOKENS)]).T
-    found = fitted(runs_of(sizes, tokens, loss(sizes, tokens)))
+    found = fit(runs_of(sizes, tokens, loss(sizes, tokens)))
     for size, read in (*itertools.product(SIZES, TOKENS), (4e6, 2e6), LARGE):
         assert found(size, read) == pytest.approx(loss(size, read), rel=1e-3)
 
@@ -60,15 +60,15 @@ def test_a_single_bad_run_hardly_moves_the_law():
     runs = grid()
     losses = runs.losses.copy()
     losses[5] *= 1.2
-    found = fitted(runs_of(runs.sizes, runs.tokens, losses))
+    found = fit(runs_of(runs.sizes, runs.tokens, losses))
     others = np.arange(len(runs)) != 5
     assert found(runs.sizes, runs.tokens)[others] == pytest.approx(runs.losses[others], rel=5e-3)
 
 
 def test_the_same_runs_give_the_same_law_whatever_the_unit_of_their_size_and_their_order():
     runs, order = grid(0.003), np.random.default_rng(1).permutation(12)
-    found = fitted(runs)
-    scaled = fitted(runs.assign(sizes=1000 * runs["sizes"]).loc[order])
+    found = fit(runs)
+    scaled = fit(runs.assign(sizes=1000 * runs["sizes"]).loc[order])
     assert scaled.values[[0, 2, 4]] == pytest.approx(found.values[[0, 2, 4]], rel=1e-2)
     assert scaled(1000 * LARGE[0], LARGE[1]) == pytest.approx(found(*LARGE), rel=1e-3)
 
@@ -78,8 +78,8 @@ def test_the_interval_of_resampled_laws_contains_the_truth_of_most_noisy_runs(mo
     inside, widths = 0, []
     for seed in range(4):
         runs = grid(0.004, seed)
-        found = fitted(runs)
-        prediction = predicted(found, resampled(runs, found), *LARGE)
+        found = fit(runs)
+        prediction = predict(found, resample(runs, found), *LARGE)
         assert prediction["low"] < prediction["high"]
         widths.append(prediction["high"] - prediction["low"])
         inside += prediction["low"] <= truth(*LARGE) <= prediction["high"]
@@ -92,12 +92,12 @@ def test_resampled_laws_are_the_same_each_time_and_spread_as_noise_does(monkeypa
     spreads = []
     for noise in (0.0, 0.01):
         runs = grid(noise)
-        found = fitted(runs)
-        laws, again = resampled(runs, found), resampled(runs, found)
+        found = fit(runs)
+        laws, again = resample(runs, found), resample(runs, found)
         assert [one.values.tolist() for one in laws] == [one.values.tolist() for one in again]
         values = [float(one(*LARGE)) for one in laws]
         bounds = np.percentile(values, INTERVAL).tolist()
-        assert predicted(found, laws, *LARGE) == {"loss": found(*LARGE), "low": bounds[0], "high": bounds[1]}
+        assert predict(found, laws, *LARGE) == {"loss": found(*LARGE), "low": bounds[0], "high": bounds[1]}
         spreads.append(np.std(values))
     assert spreads[0] < 1e-3 < spreads[1]
 
@@ -128,8 +128,8 @@ def test_the_fewest_runs_have_an_interval_too_and_noise_widens_it(monkeypatch):
     widths = []
     for noise in (0.001, 0.02):
         runs = runs_at([*PAIRS[: FEWEST - 1], PAIRS[-1]], noise)
-        found = fitted(runs)
-        about = predicted(found, resampled(runs, found), *LARGE)
+        found = fit(runs)
+        about = predict(found, resample(runs, found), *LARGE)
         widths.append(about["high"] - about["low"])
     assert 0 < widths[0] < widths[1]
 
@@ -143,17 +143,17 @@ def test_the_test_predicts_the_largest_run_from_those_with_at_most_a_quarter_of_
     runs = runs_at([*PAIRS, limit, LARGE, *near])
     losses = runs.losses.copy()
     losses[-2:] = 17  # whatever they are
-    found = law.tested(runs_of(runs.sizes, runs.tokens, losses))
+    found = law.test_on_largest(runs_of(runs.sizes, runs.tokens, losses))
     assert (found["largest"], found["runs"]) == (len(PAIRS) + 1, len(PAIRS) + 1)
     assert found["share"] == pytest.approx(6 * limit[0] * limit[1] / largest) == 0.25
     assert found["measured"] == truth(*LARGE)
     assert found["loss"] == pytest.approx(truth(*LARGE), rel=1e-3)
     assert found["error"] == pytest.approx(found["loss"] / found["measured"] - 1, abs=1e-12)
     losses[len(PAIRS) + 1] *= 1.1  # the largest itself does not enter the fit
-    worse = law.tested(runs_of(runs.sizes, runs.tokens, losses))
+    worse = law.test_on_largest(runs_of(runs.sizes, runs.tokens, losses))
     assert worse["loss"] == found["loss"]
     assert worse["error"] == pytest.approx(1 / 1.1 - 1, abs=1e-3)
 
 
 def test_without_enough_small_runs_there_is_no_test():
-    assert law.tested(runs_at([(size, 1e6 * n) for size in (1e6, 1.1e6) for n in (8, 9, 10)])) is None
+    assert law.test_on_largest(runs_at([(size, 1e6 * n) for size in (1e6, 1.1e6) for n in (8, 9, 10)])) is None

@@ -475,7 +475,7 @@ def test_runs_that_differ_in_kept_models_make_one_report_and_scores_know_their_d
 def test_the_learning_curve_has_the_gain_per_doubling_of_the_examples(store):
     shares = ((1.0, (11.0, 13.0)), (0.25, (4.0, 5.0)), (0.5, (7.0, 9.0)))
     runs = [finetuned("cola", score, i, share=share) for share, pair in shares for i, score in enumerate(pair)]
-    rows = scores.gather(scores.grouped([*runs, finetuned("rte", 50.0)]).values(), None)
+    rows = scores.gather(scores.group_runs([*runs, finetuned("rte", 50.0)]).values(), None)
     curve = sections.learning_curve(rows)
     assert [(point["column"], point["share"], point["median"], point["per_doubling"]) for point in curve] == [
         ("CoLA", 0.25, 4.5, None), ("CoLA", 0.5, 8.0, 3.5), ("CoLA", 1.0, 12.0, 4.0)

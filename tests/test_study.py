@@ -23,7 +23,7 @@ from flows.study import study
 from model import heldout
 from model.errors import InputError
 from tasks import stage as stage_module
-from tasks.compare import AXES, Compare, Member, compare, not_told_apart
+from tasks.compare import AXES, Compare, Member, compare, rivals_of
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law
 from tasks.store import home
@@ -438,7 +438,7 @@ def test_runs_of_one_seed_have_no_spread_and_the_page_says_so(empty: Path):
     assert "different machines" not in text
 
 
-def test_equal_vocabularies_are_never_ordered_and_the_page_names_those_not_told_apart(empty: Path):
+def test_equal_vocabularies_are_never_ordered_and_the_page_names_those_rivals_of(empty: Path):
     """The truth lies between a loss and the loss without what the numbers of pieces cost."""
     rng = np.random.default_rng(0)
     lengths = rng.uniform(0.02, 0.12, 10)
@@ -448,7 +448,7 @@ def test_equal_vocabularies_are_never_ordered_and_the_page_names_those_not_told_
         for number, (loss, length) in enumerate(zip(losses, lengths, strict=True))
     ]
     for line in lines:
-        assert not_told_apart(line, lines) == [other["run"] for other in lines if other is not line]
+        assert rivals_of(line, lines) == [other["run"] for other in lines if other is not line]
 
     members = [
         Member(run="many pieces", model=model(empty, 1, 1.138)),  # at least 1.038

@@ -205,10 +205,10 @@ def print_differing(what: str, a: dict, b: dict) -> None:
 
 def print_scores(a: dict, b: dict) -> None:
     """Print the scores of two reports. `a`, `b`: their report.json."""
-    from tasks.reports.diff import compared_scores, vocabularies_differ
+    from tasks.reports.diff import compare_scores, vocabularies_differ
 
     console.print("\n[bold]scores[/]")
-    print_rows(compared_scores(a, b).to_dict("records"))
+    print_rows(compare_scores(a, b).to_dict("records"))
     say("In brackets: 95 % intervals over examples; after ±: standard errors over documents. Smaller differences than")
     say("these can be real, since both models were measured on the same examples.")
     if vocabularies_differ(a, b):
@@ -218,20 +218,20 @@ def print_scores(a: dict, b: dict) -> None:
 
 def print_filters(a: "Artifact", b: "Artifact", most: int) -> None:
     """Print how many documents two filters keep, and samples of those that only one of them keeps."""
-    from tasks.reports.diff import changed_verdicts, kept_by_source, measured_by_both, sampled
+    from tasks.reports.diff import count_changed_verdicts, count_kept, join_measurements, sample_documents
 
     if a.manifest["inputs"]["corpus"] != b.manifest["inputs"]["corpus"]:
         console.print(
             "\nThe two filters read different inputs. Documents are matched by id and source, so some may exist in "
             "only one of the inputs."
         )
-    both = measured_by_both(a, b)
+    both = join_measurements(a, b)
     console.print("\n[bold]documents[/]")
-    print_rows(kept_by_source(both).to_dict("records"))
+    print_rows(count_kept(both).to_dict("records"))
     console.print("\n[bold]documents that only one of them keeps, by both verdicts[/]")
-    print_rows(changed_verdicts(both).to_dict("records") or [{"": "none"}])
+    print_rows(count_changed_verdicts(both).to_dict("records") or [{"": "none"}])
     for filtered, keeps, drops in ((a, "A", "B"), (b, "B", "A")):
-        shown = sampled(both, filtered, keeps, drops, most).to_dict("records")
+        shown = sample_documents(both, filtered, keeps, drops, most).to_dict("records")
         if shown:
             console.print(f"\n[bold]sample documents that {keeps} keeps and {drops} drops[/]")
         for row in shown:

@@ -7,7 +7,7 @@ import numpy as np
 
 from tasks.corpus.parts import TOTAL, document_at, row_name
 from tasks.reports.model_card import nats
-from tasks.reports.scores import COLUMNS, METRICS, chosen, label
+from tasks.reports.scores import COLUMNS, METRICS, glue_rows, label
 from tasks.store.artifacts import Artifact
 from tasks.store.manifests import verify_files
 
@@ -45,7 +45,7 @@ def scores(about: dict, too_high: float = 0.0) -> "pd.DataFrame":
         low, high = row["metrics"][row["metric"]]["interval"]
         rows[name] = row["score"], low, high, row["data"], f"{row['score']:.1f} ({low:.1f} to {high:.1f})"
     if (mean := about["average"]) is not None:
-        data = [row["data"] for row in chosen(about["scores"]) if row["column"] in COLUMNS]
+        data = [row["data"] for row in glue_rows(about["scores"]) if row["column"] in COLUMNS]
         rows["average of nine"] = mean, math.nan, math.nan, " ".join(data), f"{mean:.1f}"
     if heldout := about["pretraining"].get("heldout"):  # an adopted model has none
         value, error = heldout["nats_per_byte"]["value"], heldout["nats_per_byte"]["standard_error"] or math.nan
@@ -54,7 +54,7 @@ def scores(about: dict, too_high: float = 0.0) -> "pd.DataFrame":
     return pd.DataFrame.from_dict(rows, orient="index", columns=["value", "low", "high", "data", "text"])
 
 
-def compared_scores(a: dict, b: dict) -> "pd.DataFrame":
+def compare_scores(a: dict, b: dict) -> "pd.DataFrame":
     """The scores of two reports, their differences, and whether the intervals tell them apart."""
     import pandas as pd
 
@@ -93,12 +93,12 @@ def measurements(filtered: Artifact, side: str) -> "pd.DataFrame":
     return documents.rename(columns=lambda name: name if name in KEY else f"{side} {name}")
 
 
-def measured_by_both(a: Artifact, b: Artifact) -> "pd.DataFrame":
+def join_measurements(a: Artifact, b: Artifact) -> "pd.DataFrame":
     """A row for each document that one of two filters read, with the measurements of both."""
     return measurements(a, "A").merge(measurements(b, "B"), how="outer", on=KEY)
 
 
-def kept_by_source(both: "pd.DataFrame") -> "pd.DataFrame":
+def count_kept(both: "pd.DataFrame") -> "pd.DataFrame":
     """What each filter kept, and only it kept: a row per source, the largest first, below the row of their sum."""
     import pandas as pd
 
@@ -113,14 +113,14 @@ def kept_by_source(both: "pd.DataFrame") -> "pd.DataFrame":
     return pd.concat([counts.sum().to_frame(TOTAL).T, counts]).reset_index(names="source")
 
 
-def changed_verdicts(both: "pd.DataFrame") -> "pd.DataFrame":
+def count_changed_verdicts(both: "pd.DataFrame") -> "pd.DataFrame":
     """The documents that only one filter kept, by the verdicts of both, the most frequent first."""
     verdicts = both[["A verdict", "B verdict"]].fillna(NOT_GIVEN).set_axis(["A", "B"], axis=1)
     kept = verdicts == KEPT
     return verdicts[kept["A"] != kept["B"]].value_counts().reset_index(name="documents")
 
 
-def sampled(both: "pd.DataFrame", filtered: Artifact, keeps: str, drops: str, most: int) -> "pd.DataFrame":
+def sample_documents(both: "pd.DataFrame", filtered: Artifact, keeps: str, drops: str, most: int) -> "pd.DataFrame":
     """Sample documents that side `keeps` kept and `drops` dropped: those with the smallest hashes of their keys.
 
     `filtered` is the artifact of the side that kept them.

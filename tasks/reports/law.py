@@ -51,7 +51,7 @@ def can_be_fitted(runs: "pd.DataFrame") -> bool:
     return points(runs) >= FEWEST and several.all()
 
 
-def fitted(runs: "pd.DataFrame", start: LossLaw | None = None) -> LossLaw:
+def fit(runs: "pd.DataFrame", start: LossLaw | None = None) -> LossLaw:
     """The law with the smallest Huber loss of relative residuals, from many starts or from a known law."""
     from scipy.optimize import least_squares
 
@@ -78,7 +78,7 @@ def fitted(runs: "pd.DataFrame", start: LossLaw | None = None) -> LossLaw:
     return LossLaw(best.x, units)
 
 
-def resampled(runs: "pd.DataFrame", law: LossLaw, seed: int = 0) -> list[LossLaw]:
+def resample(runs: "pd.DataFrame", law: LossLaw, seed: int = 0) -> list[LossLaw]:
     """Laws of the same sizes and tokens, with the law's losses and relative errors drawn from its own residuals.
 
     The residuals are enlarged for the parameters that were fitted to them. Drawing runs instead would leave too few.
@@ -86,16 +86,16 @@ def resampled(runs: "pd.DataFrame", law: LossLaw, seed: int = 0) -> list[LossLaw
     rng, expected = np.random.default_rng(seed), law(runs["sizes"], runs["tokens"])
     errors = np.log(runs["losses"] / expected) * math.sqrt(len(runs) / (len(runs) - len(PARAMETERS)))
     drawn = (expected * np.exp(rng.choice(errors, len(runs))) for _ in range(RESAMPLES))
-    return [fitted(runs.assign(losses=losses), law) for losses in drawn]
+    return [fit(runs.assign(losses=losses), law) for losses in drawn]
 
 
-def predicted(law: LossLaw, laws: list[LossLaw], size: float, tokens: float) -> dict[str, float]:
+def predict(law: LossLaw, laws: list[LossLaw], size: float, tokens: float) -> dict[str, float]:
     """The loss that the law predicts, with the interval of the resampled laws."""
     low, high = np.percentile([float(one(size, tokens)) for one in laws], INTERVAL).tolist()
     return {"loss": float(law(size, tokens)), "low": low, "high": high}
 
 
-def described(runs: "pd.DataFrame", law: LossLaw, laws: list[LossLaw]) -> dict[str, Any]:
+def describe(runs: "pd.DataFrame", law: LossLaw, laws: list[LossLaw]) -> dict[str, Any]:
     """The fitted parameters with the intervals of the resampled laws, and how well the law fits."""
     bounds = np.percentile([one.values for one in laws], INTERVAL, axis=0).T.tolist()
     return {
@@ -110,16 +110,16 @@ def described(runs: "pd.DataFrame", law: LossLaw, laws: list[LossLaw]) -> dict[s
     }
 
 
-def tested(runs: "pd.DataFrame") -> dict[str, Any] | None:
+def test_on_largest(runs: "pd.DataFrame") -> dict[str, Any] | None:
     """What the small runs predict of the largest; None if too few have a quarter of its operations or less."""
     operations = 6 * runs["sizes"] * runs["tokens"]
     largest = operations.idxmax()
     small = runs[operations <= TEST_SHARE * operations[largest]]
     if not can_be_fitted(small):
         return None
-    law = fitted(small)
+    law = fit(small)
     size, tokens, measured = map(float, runs.loc[largest, ["sizes", "tokens", "losses"]])
-    prediction = predicted(law, resampled(small, law), size, tokens)
+    prediction = predict(law, resample(small, law), size, tokens)
     return prediction | {
         "largest": largest,
         "runs": len(small),

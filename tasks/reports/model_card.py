@@ -51,7 +51,7 @@ class Published(NamedTuple):
 ARTIFACT = Published()
 
 
-def assembled(template: str, values: dict, head: dict, results: list[dict]) -> str:
+def assemble(template: str, values: dict, head: dict, results: list[dict]) -> str:
     """A card as the hub reads it: a head in YAML with the `results`, if there are any, and a template's text."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -87,11 +87,11 @@ def deltas(here: dict, usual: dict, prefix: str) -> list[list[str]]:
         if isinstance(value, dict) and isinstance(here.get(name), dict):
             rows += deltas(here[name], value, f"{prefix}.{name}")
         elif name in here and here[name] != value:
-            rows.append([code(f"{prefix}.{name}"), shown(here[name]), shown(value)])
+            rows.append([code(f"{prefix}.{name}"), as_json(here[name]), as_json(value)])
     return rows
 
 
-def shown(value: object) -> str:
+def as_json(value: object) -> str:
     """A value as JSON; of a long list (files with their digests), its length."""
     whole = json.dumps(value)
     return counted(len(value), "item") if isinstance(value, list) and len(whole) > LONG else code(whole)
@@ -170,7 +170,7 @@ def card(
         "glue": glue, "own": own, "pictures": (), "lineage_tree": tree,
     }  # fmt: skip
     scored = [row for part in (glue, own) if part and not how.percent for row in part["rows"]]
-    return assembled("card", values, head, results(scored))
+    return assemble("card", values, head, results(scored))
 
 
 def notes(task: Task, stats: dict) -> list[str]:
@@ -213,4 +213,4 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], how: Pub
         for metric, value in of_split["metrics"].items()
         if params["task"] not in PROBES and not is_partial(stats, split)
     ]
-    return assembled("finetuned_card", values, head, scores)
+    return assemble("finetuned_card", values, head, scores)

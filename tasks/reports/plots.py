@@ -86,7 +86,7 @@ def _drawing(path: Path, height: float, grid: str = "both", **legend: object) ->
     path.write_text(re.sub(r' id="[\w.]+_\d+"', "", drawn), encoding="utf-8")
 
 
-def thinned(values: np.ndarray) -> np.ndarray:
+def thin(values: np.ndarray) -> np.ndarray:
     """The means of at most POINTS sections of a curve."""
     return np.array([part.mean() for part in np.array_split(values, min(POINTS, len(values)))])
 

@@ -64,7 +64,7 @@ def label(pretrained: bool, share: float = 1.0) -> str:
     return ("pretrained" if pretrained else "no pretraining") + (f", {share:.0%} of the data" if share < 1 else "")
 
 
-def marked(score: float | str, partial: bool, beats: bool = True) -> Marked:
+def mark_score(score: float | str, partial: bool, beats: bool = True) -> Marked:
     """A score (or a name) with an asterisk if its data is partial, and a dagger if it doesn't beat the baseline."""
     text = f"{score:.1f}" if isinstance(score, float) else score
     return Marked(escape(text) + ("\\*" if partial else "") + ("" if beats else WEAK))
@@ -97,7 +97,13 @@ def settings_rows(values: dict) -> list[dict]:
     ]
 
 
-HELPERS = {"label": label, "mark": WEAK, "marked": marked, "metric_names": METRICS, "task_names": NAMES}  # of templates
+HELPERS = {
+    "label": label,
+    "mark": WEAK,
+    "marked": mark_score,
+    "metric_names": METRICS,
+    "task_names": NAMES,
+}  # of templates
 
 
 def pretrained_of(runs: list[Artifact]) -> tuple[str, dict[str, dict]]:
@@ -110,7 +116,7 @@ def pretrained_of(runs: list[Artifact]) -> tuple[str, dict[str, dict]]:
     return names.pop(), json.loads((runs[0].path / LINEAGE).read_text(encoding="utf-8"))
 
 
-def grouped(runs: list[Artifact]) -> dict[tuple, list[Artifact]]:
+def group_runs(runs: list[Artifact]) -> dict[tuple, list[Artifact]]:
     """The runs by (pretrained, share, task). Raises InputError unless those of a group differ in their seed only."""
     groups: dict[tuple, list[Artifact]] = {}
     for run in runs:
@@ -127,7 +133,7 @@ def grouped(runs: list[Artifact]) -> dict[tuple, list[Artifact]]:
     return groups
 
 
-def middle(members: list[Artifact], split: str | None = None) -> Artifact:
+def median_run(members: list[Artifact], split: str | None = None) -> Artifact:
     """The run with the median score (of an even number, the lower of two), on one split or over all of them."""
 
     def score(run: Artifact) -> tuple[float, int]:
@@ -164,7 +170,7 @@ def gather(groups: Iterable[list[Artifact]], corpus: str | None) -> list[dict]:
 
 def score_row(members: list[Artifact], split: str, corpus: str | None) -> dict:
     """The row of one split. `members`: the runs of one setting, which differ in their seeds."""
-    run, of_seeds = middle(members, split), [one.stats for one in members]
+    run, of_seeds = median_run(members, split), [one.stats for one in members]
     stats = run.stats
     task, metric, own = stats["task"], stats["metric"], stats["validation"][split]
     values = {name: [one["validation"][split]["metrics"][name] for one in of_seeds] for name in own["metrics"]}
@@ -214,12 +220,12 @@ def data_notes(stats: dict) -> list[str]:
     return [file.sub(r"\1: ", note) for note in stats["data"]["notes"]]
 
 
-def chosen(rows: Iterable[dict], pretrained: bool = True) -> list[dict]:
+def glue_rows(rows: Iterable[dict], pretrained: bool = True) -> list[dict]:
     """The rows of GLUE's tasks on all of the training data."""
     return [row for row in rows if row["pretrained"] == pretrained and row["share"] == 1.0 and row["task"] in NAMES]
 
 
-def of_own(rows: Iterable[dict]) -> list[dict]:
+def own_rows(rows: Iterable[dict]) -> list[dict]:
     """The rows of the user's own tasks on all of the training data, with and without pretraining."""
     return [row for row in rows if task_of(row).own and row["share"] == 1.0]
 

@@ -18,10 +18,10 @@ from tasks.reports.scores import (
     PUBLISHED,
     average_by_seed,
     averages,
-    chosen,
-    marked,
-    middle,
-    of_own,
+    glue_rows,
+    mark_score,
+    median_run,
+    own_rows,
     partial_notes,
     settings,
     weak_notes,
@@ -143,7 +143,7 @@ def beginning(start: dict) -> str:
     return f"{start['name']}, which {known}{before}"
 
 
-def hopeless(stats: dict, params: dict) -> str:
+def context_doubt(stats: dict, params: dict) -> str:
     """Sentences about a held-out loss that is not below that of token frequencies alone; empty for any other."""
     held = stats.get("heldout", {})
     limits = held.get("by_frequencies", {})
@@ -164,7 +164,7 @@ def hopeless(stats: dict, params: dict) -> str:
     )
 
 
-def few_words(stats: dict) -> str:
+def text_doubt(stats: dict) -> str:
     """A sentence about a held-out loss of too little text to mean much; empty for any other."""
     held = stats.get("heldout")
     if not held or (held["documents"] >= FEWEST_DOCUMENTS and held["words"] >= FEWEST_WORDS):
@@ -178,7 +178,7 @@ def few_words(stats: dict) -> str:
 
 def doubts(stats: dict, params: dict) -> list[str]:
     """What speaks against a model or its held-out loss. `stats`, `params`: those of its pretrain stage."""
-    return list(filter(None, (hopeless(stats, params), few_words(stats))))
+    return list(filter(None, (context_doubt(stats, params), text_doubt(stats))))
 
 
 # The rules of cramming (section 2 of the paper): rows of rule, whether it was kept, and the fact
@@ -253,7 +253,7 @@ def headline(rows: list[dict], finetuning: dict) -> dict:
 
     `finetuning`: the settings; `differing` lists those that are not the published ones.
     """
-    of_glue, own = chosen(rows), [row for row in of_own(rows) if row["pretrained"]]
+    of_glue, own = glue_rows(rows), [row for row in own_rows(rows) if row["pretrained"]]
     mean, better = averages(of_glue)["paper"], [row for row in of_glue if row["beats_majority"] and not row["partial"]]
     has_mean = mean is not None and better
     shown = ([] if has_mean else better) + [row for row in own if row["beats_majority"]]
@@ -272,7 +272,7 @@ def headline(rows: list[dict], finetuning: dict) -> dict:
 
 def score_section(rows: list[dict], title: str, shown: list[dict]) -> dict:
     """What scores.md.j2 shows of the scores on GLUE; empty if there are none. `shown`: settings as rows of a table."""
-    ours = {pretrained: chosen(rows, pretrained) for pretrained in (True, False)}
+    ours = {pretrained: glue_rows(rows, pretrained) for pretrained in (True, False)}
     own, every = ours[True], ours[True] + ours[False]
     if not own:
         return {}
@@ -306,9 +306,9 @@ def score_table(title: str, ours: dict[bool, list[dict]], sources: list[str]) ->
         if rows:
             mean, name = averages(rows), escape(title) + ("" if pretrained else ", no pretraining")
             line = {"model": Marked(f"**{name}** (this run)"), "average": mean["paper"], "GLUE's own": mean["official"]}
-            scores = {row["column"]: marked(row["score"], row["partial"], row["beats_majority"]) for row in rows}
+            scores = {row["column"]: mark_score(row["score"], row["partial"], row["beats_majority"]) for row in rows}
             lines.append(line | scores)
-    simple = {row["column"]: marked(row["majority"][row["metric"]], row["partial"]) for row in ours[True]}
+    simple = {row["column"]: mark_score(row["majority"][row["metric"]], row["partial"]) for row in ours[True]}
     lines.append({"model": "majority class or mean (this data)"} | simple)
     for row in PUBLISHED:
         name = Marked(f"*{escape(row.model)}* (published \\[{sources.index(row.source) + 1}\\])")
@@ -318,7 +318,7 @@ def score_table(title: str, ours: dict[bool, list[dict]], sources: list[str]) ->
 
 def own_section(rows: list[dict], runs: Iterable[dict]) -> dict:
     """What scores.md.j2 shows of the user's own tasks; empty if there are none. `runs`: the params of their runs."""
-    own = of_own(rows)
+    own = own_rows(rows)
     settings = {run["task"]: {name: f"{run[name]:g}" for name in OWN_SETTINGS} for run in runs}
     return own and every_score(own) | {"settings": list(settings.items())}
 
@@ -349,7 +349,7 @@ def confusion_counts(members: list[Artifact]) -> list[list[int]] | None:
 
     They are those of the run with the median score. `members`: the seeds' runs of a task.
     """
-    counts = [about["confusion"] for about in middle(members).stats["validation"].values()]
+    counts = [about["confusion"] for about in median_run(members).stats["validation"].values()]
     return None if None in counts else np.sum(counts, axis=0).tolist()
 
 
