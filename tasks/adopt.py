@@ -53,35 +53,52 @@ def find_model(name: str, stage: str = "pretrain", masked: bool = False) -> Arti
     """
     if stage != "pretrain":
         return find(stage, name)
-    given, _, key = name.rpartition("/")
-    if name == LATEST or not os.path.isdir(name):  # unlike Path.is_dir, False for names that are too long
-        if given not in ("", "pretrain"):
-            raise InputError(
-                f"{name} is no pretrained model; expected pretrain/KEY or a folder. `cram ls pretrain` lists them."
-            )
-        return find("pretrain", key)
-    folder = Path(name).resolve()
-    if (own := Artifact(stage="pretrain", key=folder.name)).path == folder:
+    is_folder = name != LATEST and os.path.isdir(name)  # unlike Path.is_dir, False for names that are too long
+    if is_folder:
+        return find_or_adopt(Path(name).resolve(), masked)
+    before, _, key = name.rpartition("/")
+    if before not in ("", "pretrain"):
+        raise InputError(
+            f"{name} is not a pretrained model; expected pretrain/KEY or a folder. `cram ls pretrain` lists them."
+        )
+    return find("pretrain", key)
+
+
+def find_or_adopt(folder: Path, masked: bool) -> Artifact:
+    """The artifact of that folder, or the one into which a folder elsewhere is copied."""
+    own = Artifact(stage="pretrain", key=folder.name)
+    if own.path == folder:
         return own
     from model import export  # loads torch
 
-    bert, tokenizer = export.load(folder, masked), load_tokenizer(folder)
+    bert = export.load(folder, masked)
+    check_tokenizer(folder, bert.vocabulary)
+    files = {}
+    for pattern in ("config.json", *FILES, f"{WEIGHTS}*", LINEAGE):
+        for path in folder.glob(pattern):
+            files[path.name] = known_digest(path)
+    parameters = sum(p.numel() for p in bert.parameters())
+    return adopt.fn(Adopt(folder=folder, architecture=bert.architecture, parameters=parameters, files=files))
+
+
+def check_tokenizer(folder: Path, vocabulary: int) -> None:
+    """Raise InputError unless the tokenizer in a folder is one of cram's, with as many entries as the model has."""
+    tokenizer = load_tokenizer(folder)
     normaliser_of(tokenizer)
-    ids, entries = [tokenizer.token_to_id(special) for special in SPECIALS], tokenizer.get_vocab_size()
-    if (ids, entries) != (list(range(len(SPECIALS))), bert.vocabulary):
+    ids = [tokenizer.token_to_id(special) for special in SPECIALS]
+    entries = tokenizer.get_vocab_size()
+    if ids != list(range(len(SPECIALS))) or entries != vocabulary:
         raise InputError(
             f"The tokenizer in {folder} has {entries:,} entries, and ids {ids} for {', '.join(SPECIALS)}; the model "
-            f"expects {bert.vocabulary:,} entries that begin with these."
+            f"expects {vocabulary:,} entries that begin with these."
         )
-    files = [path for pattern in ("config.json", *FILES, f"{WEIGHTS}*", LINEAGE) for path in folder.glob(pattern)]
-    size, digests = sum(p.numel() for p in bert.parameters()), {path.name: known_digest(path) for path in files}
-    return adopt.fn(Adopt(folder=folder, architecture=bert.architecture, parameters=size, files=digests))
 
 
 def digest_of_files(name: str, files: str) -> str:
     """The digest of a model's files of this pattern."""
-    if not (found := sorted(find_model(name).path.glob(files))):
-        raise InputError(f"{name} has no {files} here: it is hollow. Fetch it with `cram pull`, or name another model.")
+    found = sorted(find_model(name).path.glob(files))
+    if not found:
+        raise InputError(f"{name} is hollow: it has no {files} here. Fetch it with `cram pull`, or name another model.")
     return hashlib.sha256("".join(map(known_digest, found)).encode()).hexdigest()
 
 
@@ -96,16 +113,16 @@ def weight_bytes(model: Artifact) -> int:
 
 
 def check_start(name: str, architecture: Architecture, length: int) -> None:
-    """Raise InputError unless a model of this architecture and length can go on from the one of that name."""
+    """Raise InputError unless a model of this architecture and length can start from the one of that name."""
     from model import export  # loads torch
 
     bert = export.load(find_model(name).path, masked=True)
-    wrong = [
-        f"pretrain.architecture.{axis} is {json.dumps(value)}, but it has {json.dumps(its)}"
-        for (axis, value), (_, its) in zip(architecture, bert.architecture, strict=True)
-        if axis != "zero_outputs" and value != its  # that axis only says how weights begin
-    ]
+    its = bert.architecture.model_dump()
+    wrong = []
+    for axis, value in architecture.model_dump().items():
+        if axis != "zero_outputs" and value != its[axis]:  # that axis only says how weights begin
+            wrong.append(f"pretrain.architecture.{axis} is {json.dumps(value)}, but it has {json.dumps(its[axis])}")
     if length > bert.length:
         wrong.append(f"tokenize.length is {length}, but it takes {bert.length} tokens, and no place beyond was trained")
     if wrong:
-        raise InputError(f"Training can't go on from {name} (pretrain.start): {'; '.join(wrong)}.")
+        raise InputError(f"Training can't start from {name} (pretrain.start): {'; '.join(wrong)}.")

@@ -57,14 +57,21 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
     start: str = Field(
         "",
-        description="A model to go on from, with its vocabulary: pretrain/KEY, a key, `latest`, or a folder. Empty: "
+        description="A model to start from, with its vocabulary: pretrain/KEY, a key, `latest`, or a folder. Empty: "
         "none, as the rules demand.",
     )
     later = ("start",)
 
     def identity(self) -> dict:
-        """A model to go on from enters it by the digest of its weights."""
-        return super().identity() | ({"start": adopt.digest_of_files(self.start, adopt.WEIGHTS)} if self.start else {})
+        """What enters the key: a model to start from by the digest of its weights."""
+        identity = super().identity()
+        if self.start:
+            identity["start"] = adopt.digest_of_files(self.start, adopt.WEIGHTS)
+        return identity
+
+    def training(self) -> Training:
+        """The settings of the training loop alone."""
+        return Training(**{name: getattr(self, name) for name in Training.model_fields})
 
     def check(self) -> None:
         """Check that this machine can train the model, before an old model is discarded."""
@@ -83,30 +90,39 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
 
     Returns the statistics. `out` has the held-out text and the frequencies already.
     """
-    from model import checkpoint, distributed, export, heldout, machine  # here, as they load torch
+    from model import distributed, export, heldout, machine  # here, as they load torch
 
     here = machine.detect()
-    if (gpus := machine.gpus(here)) > 1:
+    gpus = machine.gpus(here)
+    if gpus > 1:
         distributed.launch(job, gpus, report)
     run = job.pretraining(here)  # resumes where several processes ended
     run.run(report)
     export.save(run.bert, out)
-    if (tenths := job.folder / TENTHS).exists():
+    tenths = job.folder / TENTHS
+    if tenths.exists():
         tenths.rename(out / TENTHS)
-    metrics = pyarrow.json.read_json(job.folder / checkpoint.METRICS)
-    pq.write_table(metrics, out / "metrics.parquet")
-    steps = {name: metrics[name].to_numpy() for name in metrics.column_names}
-    held = measured_on(out, run.bert, here, heldout.most_characters(job.training))
+    steps = save_metrics(job.folder, out)
+    held = measure_heldout(out, run.bert, here, heldout.most_characters(job.training))
     stats = statistics(run, steps, held, here.describe() | {"gpus": gpus})
     plots.loss_curve(steps, stats["evaluations"], held["by_frequencies"]["nats_per_token"], out / "loss.png")
-    for said in sections.doubts(stats, job.training.model_dump() | {"architecture": job.architecture.model_dump()}):
-        log.warning(said)
-    if said := about_stops(stats):
-        log.warning(said)
+    settings = job.training.model_dump() | {"architecture": job.architecture.model_dump()}
+    for doubt in (*sections.doubts(stats, settings), about_stops(stats)):
+        if doubt:
+            log.warning(doubt)
     return stats
 
 
-def sampled_counts(sequences: np.ndarray, entries: int) -> np.ndarray:
+def save_metrics(work: Path, out: Path) -> dict[str, np.ndarray]:
+    """Write the metrics of the steps as a table; returns its columns, by name."""
+    from model import checkpoint
+
+    metrics = pyarrow.json.read_json(work / checkpoint.METRICS)
+    pq.write_table(metrics, out / "metrics.parquet")
+    return {name: metrics[name].to_numpy() for name in metrics.column_names}
+
+
+def count_tokens(sequences: np.ndarray, entries: int) -> np.ndarray:
     """How often each token is in sequences that are spread evenly over the training text: (entries,) int64.
 
     Zero for special tokens that are never predicted.
@@ -120,6 +136,13 @@ def sampled_counts(sequences: np.ndarray, entries: int) -> np.ndarray:
 def statistics(run: "Pretraining", steps: dict[str, np.ndarray], held: dict, machine: dict) -> dict:
     """The statistics of a trained model in stage.json. `steps`: the columns of metrics; `machine`: its description."""
     spent = run.spent
+    last_losses = steps["loss"][-max(1, len(steps["loss"]) // 20) :]
+    how = {
+        "micro_batch": spent.micro_batch,
+        "compiled": spent.compilations > 0,
+        "compilations": spent.compilations,
+        "compile_seconds": round(spent.compile_seconds, 3),
+    }
     return {
         "parameters": sum(p.numel() for p in run.bert.parameters()),
         "steps": spent.step,
@@ -130,93 +153,123 @@ def statistics(run: "Pretraining", steps: dict[str, np.ndarray], held: dict, mac
         "stopped_seconds": round(spent.stopped_seconds, 3),
         "tokens_per_second": round(spent.tokens / spent.seconds, 1),
         "mfu": round(float(np.median(steps["mfu"])), 4),
-        "training_loss": round(float(steps["loss"][-max(1, len(steps["loss"]) // 20) :].mean()), 4),
+        "training_loss": round(float(last_losses.mean()), 4),
         "heldout_loss": spent.evaluations[-1]["heldout_loss"],
         "heldout": held,
         "evaluations": spent.evaluations,
-        "machine": machine
-        | {
-            "micro_batch": spent.micro_batch,
-            "compiled": spent.compilations > 0,
-            "compilations": spent.compilations,
-            "compile_seconds": round(spent.compile_seconds, 3),
-        },
+        "machine": machine | how,
     }
 
 
-def understood(manifests: dict[str, dict]) -> str:
+def describe_text(manifests: dict[str, dict]) -> str:
     """What the text is, in a line: formats, columns and documents, the share of characters that is read, and tokens."""
     stats = {manifest["stage"]: manifest["stats"] for manifest in manifests.values()}
-    facts, tokens = [], stats["tokenize"]
-    if read := stats.get("download"):
-        columns = [(form, column) for form, some in read.get("formats", {}).items() for column in some]
-        forms = [" ".join(filter(None, each)) for each in columns]
-        shown = f" ({', '.join(forms[:SHOWN_FORMATS])}{', …' * (len(forms) > SHOWN_FORMATS)})" if forms else ""
-        facts.append(counted(read["documents"], "document") + shown)
-    if removed := stats.get("measure", {}).get("removed"):
+    facts = []
+    read = stats.get("download")
+    if read:
+        facts.append(counted(read["documents"], "document") + describe_formats(read.get("formats", {})))
+    removed = stats.get("measure", {}).get("removed")
+    if removed:
         facts.append(f"the vocabulary reads {1 - removed['share']:.1%} of the characters")
+    tokens = stats["tokenize"]
     held = tokens["heldout"]["characters"]
     share = held / max(1, held + tokens["characters"])
-    return "; ".join([*facts, f"{counted(tokens['tokens'], 'token')} to train on, {share:.2%} of the text held out"])
+    facts.append(f"{counted(tokens['tokens'], 'token')} to train on, {share:.2%} of the text held out")
+    return "; ".join(facts)
 
 
-def first_of(params: Pretrain, tokens: Artifact, out: Path) -> Artifact | None:
-    """The model that a run goes on from; None if it begins anew. If one of another budget is there, it says so."""
-    if params.start:
-        first = adopt.find_model(params.start)
-        adopt.check_start(params.start, params.architecture, np.load(tokens.path / SEQUENCES, mmap_mode="r").shape[1])
-        if load_tokenizer(first.path).to_str() != load_tokenizer(tokens.path).to_str():
-            raise InputError(f"{tokens.name} was not made with the tokenizer of {first.name} (pretrain.start).")
-        (out / adopt.START_LINEAGE).write_text(json.dumps(lineage_of(first), indent=2) + "\n", encoding="utf-8")
-        log.info("Training goes on from %s, outside the paper's rules; optimizer and schedule are new.", first.name)
-        return first
-    wanted, limits = params.identity(), ("budget", "budget_unit")
-    for other in [] if any((out / WORK).iterdir()) else reversed(artifacts_of("pretrain")):
+def describe_formats(formats: dict[str, list[str]]) -> str:
+    """The formats and columns that documents were read from, in brackets; empty if none is known."""
+    names = [" ".join(filter(None, (form, column))) for form, columns in formats.items() for column in columns]
+    if not names:
+        return ""
+    if len(names) > SHOWN_FORMATS:
+        names = [*names[:SHOWN_FORMATS], "…"]
+    return f" ({', '.join(names)})"
+
+
+def open_start(params: Pretrain, tokens: Artifact, out: Path) -> Artifact | None:
+    """The model that a run starts from, with its lineage written into `out`; None if the run starts from scratch."""
+    if not params.start:
+        return None
+    first = adopt.find_model(params.start)
+    length = np.load(tokens.path / SEQUENCES, mmap_mode="r").shape[1]
+    adopt.check_start(params.start, params.architecture, length)
+    if load_tokenizer(first.path).to_str() != load_tokenizer(tokens.path).to_str():
+        raise InputError(f"{tokens.name} was not made with the tokenizer of {first.name} (pretrain.start).")
+    before = json.dumps(lineage_of(first), indent=2)
+    (out / adopt.START_LINEAGE).write_text(before + "\n", encoding="utf-8")
+    log.info("Training starts from %s, outside the paper's rules; optimizer and schedule are new.", first.name)
+    return first
+
+
+def mention_same_but_budget(params: Pretrain, tokens: Artifact) -> None:
+    """Log the newest model that differs from the one to be trained in its budget alone: training could start from it."""
+    wanted = params.identity()
+    for other in reversed(artifacts_of("pretrain")):
         about = other.manifest
-        same = about["inputs"] == {"tokens": tokens.name} and about["params"] != wanted
-        if same and about["params"] | {name: wanted[name] for name in limits} == wanted:
-            spent, how = budget(*(about["params"][name] for name in limits)), {"pretrain": {"start": other.name}}
-            what = other.name, spent, json.dumps(how)
-            log.info("%s differs in its budget alone, %s. This starts anew; to go on from it: --override '%s'", *what)
-            break
-    return None
+        its = about["params"]
+        limits = {name: wanted[name] for name in ("budget", "budget_unit")}
+        if about["inputs"] == {"tokens": tokens.name} and its != wanted and its | limits == wanted:
+            log.info(
+                "%s has the same settings but a budget of %s. This training starts from scratch. To start from that "
+                "model: --override '%s'",
+                other.name,
+                budget(its["budget"], its["budget_unit"]),
+                json.dumps({"pretrain": {"start": other.name}}),
+            )
+            return
 
 
 @stage(version=9, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
-    from model import heldout  # here, as they load torch
-    from model.distributed import Job
+    from model.distributed import Job  # here, as it loads torch
 
     work = out / WORK  # checkpoint and metrics, kept until the artifact is published
     work.mkdir(exist_ok=True)
-    first = first_of(params, tokens, out)
+    first = open_start(params, tokens, out)
+    if not first and not any(work.iterdir()):
+        mention_same_but_budget(params, tokens)
     job = Job(
         architecture=params.architecture,
-        training=Training(**params.model_dump(include=set(Training.model_fields))),
+        training=params.training(),
         sequences=tokens.path / SEQUENCES,
         heldout=tokens.path,
         vocabulary=tokens.stats["entries"],
         folder=work,
-        start=first and first.path,
+        start=first.path if first else None,
     )
-    for file in (*FILES, heldout.FILE, HELDOUT_TEXT):
-        shutil.copyfile(tokens.path / file, out / file)
-    sequences = np.load(tokens.path / SEQUENCES, mmap_mode="r")
-    np.save(out / FREQUENCIES, sampled_counts(sequences, tokens.stats["entries"]))
+    copy_from(tokens, out)
     manifests = lineage(tokens)
-    log.info("Text: %s.", understood(manifests))
+    log.info("Text: %s.", describe_text(manifests))
     with trackers(out.name, work, params.identity()), Progress("pretrain", total=1.0) as bar:
         stats = train(job, out, lambda fraction, note: bar.update(min(1.0, fraction) - bar.count, note))
-    stats |= {"start": {"name": first.name} | {n: first.stats.get(n) for n in ("tokens", "start")}} if first else {}
+    if first:
+        stats["start"] = {"name": first.name, "tokens": first.stats.get("tokens"), "start": first.stats.get("start")}
     (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n", encoding="utf-8")
-    about = {"stage": "pretrain", "params": params.identity(), "stats": stats}
-    about |= {"usual": params.usual(), "environment": environment()}
+    about = {
+        "stage": "pretrain",
+        "params": params.identity(),
+        "stats": stats,
+        "usual": params.usual(),
+        "environment": environment(),
+    }
     (out / CARD).write_text(card(about, manifests), encoding="utf-8")
     return stats
 
 
-def measured_on(folder: Path, model: "Bert", here: "Machine", characters: float) -> dict:
+def copy_from(tokens: Artifact, out: Path) -> None:
+    """Copy the tokenizer and the held-out text beside the model, and count the tokens of the training text."""
+    from model import heldout
+
+    for file in (*FILES, heldout.FILE, HELDOUT_TEXT):
+        shutil.copyfile(tokens.path / file, out / file)
+    sequences = np.load(tokens.path / SEQUENCES, mmap_mode="r")
+    np.save(out / FREQUENCIES, count_tokens(sequences, tokens.stats["entries"]))
+
+
+def measure_heldout(folder: Path, model: "Bert", here: "Machine", characters: float) -> dict:
     """The held-out loss of a model on the measured documents in a pretrain artifact, or on at most so many characters.
 
     The `summary` of model.heldout, and the digest of what was measured. If that is only the beginnings of documents,
@@ -224,12 +277,17 @@ def measured_on(folder: Path, model: "Bert", here: "Machine", characters: float)
     """
     from model import heldout
 
-    texts, whole = measured_texts(folder), heldout.Heldout.load(folder)
+    texts = measured_texts(folder)
+    documents = heldout.Heldout.load(folder)
     read = heldout.beginnings(texts, characters)
-    documents, part = whole, {}
+    part = {}
     if read != texts:
-        documents = heldout_of(read, load_tokenizer(folder), whole.sequences.shape[1])
-        part = {"of_documents": len(texts), "of_characters": sum(map(len, texts)), "of_digest": digest_of(texts)}
+        documents = heldout_of(read, load_tokenizer(folder), documents.sequences.shape[1])
+        part = {
+            "of_documents": len(texts),
+            "of_characters": sum(map(len, texts)),
+            "of_digest": digest_of(texts),
+        }
     log.info("Measuring the held-out loss on %s.", counted(documents.totals["words"], "word"))
     nats_D, _ = heldout.document_losses(model.to(here.device), documents, MASK, here)
     found = heldout.summary(documents, nats_D, np.load(folder / FREQUENCIES))

@@ -24,7 +24,7 @@ from model.errors import InputError
 from model.heldout import Heldout
 from tasks import pretrain as pretrain_module
 from tasks.finetune import Finetune, finetune
-from tasks.pretrain import Pretrain, measured_on, pretrain
+from tasks.pretrain import Pretrain, measure_heldout, pretrain
 from tasks.reports import sections
 from tasks.store.artifacts import LINEAGE, Artifact
 from tasks.text.tokenizer import CLS, MASK, PAD, SEP
@@ -50,7 +50,7 @@ def made(tmp_path_factory, toy_texts: list[str]):
 
 def assert_measured_again(bert: Artifact) -> None:
     """The files of an artifact alone give its held-out loss again."""
-    found = measured_on(bert.path, export.load(bert.path), machine.detect(), math.inf)
+    found = measure_heldout(bert.path, export.load(bert.path), machine.detect(), math.inf)
     recorded = bert.stats["heldout"]
     assert found.keys() == recorded.keys()
     for name, value in recorded.items():
@@ -102,7 +102,7 @@ def test_the_loss_by_token_frequencies_stands_beside_the_models_and_is_computed_
     assert held["by_frequencies"]["nats_per_byte"] == pytest.approx(total / held["bytes"], abs=1e-6)
     assert "token frequencies alone" in (made["pretrain"].path / "README.md").read_text()
     monkeypatch.setattr(pretrain_module, "SAMPLED_TOKENS", sequences.size // 3)
-    sampled = pretrain_module.sampled_counts(sequences, 400)
+    sampled = pretrain_module.count_tokens(sequences, 400)
     assert np.array_equal(sampled[MASK + 1 :], np.bincount(sequences[::3].ravel(), minlength=400)[MASK + 1 :])
 
 

@@ -290,7 +290,7 @@ def test_a_study_until_the_report_compares_scores(finished, given: dict):
     assert json_of(page)["summary"][1]["score: neighbours difference"] == pytest.approx(difference)
 
 
-def test_adopt_that_may_know_the_held_out_text_are_measured_on_what_all_hold_out(finished, given: dict):
+def test_models_that_may_know_the_held_out_text_are_measured_on_what_all_hold_out(finished, given: dict):
     runs = {"base": {}} | {str(share): {"tokenize": {"heldout_fraction": share}} for share in (0.15, 0.01)}
     *rows, apart = rows_of(study.fn(**written(given, "held", runs, seeds=1))).to_dict("records")
     held = [pd.read_parquet(artifact_named(row["model"]).path / "heldout.parquet") for row in rows]
