@@ -137,7 +137,7 @@ def planned_without_sources(*overrides: dict) -> tuple[Plan, Step]:
     return plan, bert
 
 
-def test_adopt_are_counted_by_their_parameters_or_by_the_files_of_the_one_that_is_given(store: Path):
+def test_models_are_counted_by_their_parameters_or_by_the_files_of_the_one_that_is_given(store: Path):
     (plan, bert), weights = planned_without_sources({}), 4 * 119.6e6
     assert disk.need(plan, bert) == pytest.approx((weights, 2 * 3 * weights), rel=0.01), "two checkpoints of AdamW"
     tuned = [step for step in plan.steps if step.stage == "finetune"]

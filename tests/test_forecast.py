@@ -160,7 +160,7 @@ def test_a_draft_is_resumed_unless_it_is_refreshed_and_takes_the_rest_of_the_tim
         assert rows(planned(override, "pretrain"))["pretrain"].state == "in progress"
 
 
-def test_adopt_take_the_time_of_earlier_ones_of_their_architecture(store: Path, shard: Path):
+def test_models_take_the_time_of_earlier_ones_of_their_architecture(store: Path, shard: Path):
     override = tiny_override(shard, budget=3000, budget_unit="tokens")
     assert rows(planned(override))["pretrain"].seconds is None
     plan = cram.laid_out("demo", override, "report", {}, [])

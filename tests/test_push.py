@@ -289,7 +289,7 @@ def test_a_public_model_of_that_name_is_not_written_to_unless_that_is_asked_for(
         pushed(made["modern"].name, "me/own", "--checkpoints")
 
 
-def test_adopt_at_tenths_change_nothing_else_and_are_whole_after_a_kill(made, monkeypatch):
+def test_models_at_tenths_change_nothing_else_and_are_whole_after_a_kill(made, monkeypatch):
     own, save, calls = made["own"], model_export.save, []
     files, read = bytes_of(own), digests_of_contents({"start": own})
     tokens = artifact_named(own.manifest["inputs"]["tokens"])
