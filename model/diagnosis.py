@@ -1,21 +1,25 @@
 """Why a run has not learned from context, as far as its held-out losses tell, and what helps."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from model.wording import counted
 
+HOPEFUL_UNTIL = 0.1  # fraction of the budget until which the loss may be above that of token frequencies alone
 FELL = 0.05  # nats per token that a loss has to fall, over the second half of what is known, to be called falling
 ROSE = 0.15  # that it has to be above what it was; over a few hundred tokens it swings by some hundredths
 NEAR = 0.05  # of the loss by token frequencies: this near, the model stands on that plateau
 # tokens that pocket-sized models stand there for, by their positions (docs/findings.md)
-PLATEAU, PLATEAU_ROTARY = 8_000_000, 3_000_000
+PLATEAU = 8_000_000
+PLATEAU_ROTARY = 3_000_000
 FEW_STEPS = 300  # the demo's recipe leaves the plateau within 200 steps of 2,048 tokens
 SMALL_WIDTH = 128  # that of the smallest recipe, pocket-mini: no advice to take a smaller model at this width
 # with so many epochs and a training loss so far below the held-out one, the text is known by heart
-MANY_EPOCHS, KNOWN_BY_HEART = 4, 0.5
+MANY_EPOCHS = 4
+KNOWN_BY_HEART = 0.5
 
 
 class Course(NamedTuple):
@@ -52,15 +56,16 @@ class Course(NamedTuple):
     @property
     def falls(self) -> bool:
         """Whether it fell over the second half, to about the lowest yet."""
-        losses = self.losses
-        middle = losses[(len(losses) - 1) // 2]
-        return losses[-1] < middle - FELL and losses[-1] < min(losses) + FELL
+        last = self.losses[-1]
+        middle = self.losses[(len(self.losses) - 1) // 2]
+        return last < middle - FELL and last < min(self.losses) + FELL
 
     @property
     def known_by_heart(self) -> bool:
         """Whether the training text is, so that more of the same doesn't help."""
-        gap = 0.0 if self.training_loss is None else self.losses[-1] - self.training_loss
-        return self.epochs >= MANY_EPOCHS and gap > KNOWN_BY_HEART
+        if self.training_loss is None or self.epochs < MANY_EPOCHS:
+            return False
+        return self.losses[-1] - self.training_loss > KNOWN_BY_HEART
 
     @property
     def stands_near_frequencies(self) -> bool:
@@ -68,14 +73,28 @@ class Course(NamedTuple):
         return abs(self.losses[-1] - self.by_frequencies) <= NEAR * self.by_frequencies
 
 
+def becomes_hopeless(evaluations: list[dict], limit: float) -> bool:
+    """Whether the last held-out loss is the first that gives reason to worry.
+
+    `limit`: the loss by token frequencies. A loss that falls is no reason to worry: that of a budget of a minute may be
+    above the limit for a third of it.
+    """
+    hopeless = []
+    for before, after in pairwise(evaluations):
+        falls = after["heldout_loss"] < max(before["heldout_loss"], limit)
+        if after["fraction"] >= HOPEFUL_UNTIL and not falls:
+            hopeless.append(after)
+    return hopeless == evaluations[-1:]
+
+
 def advice(course: Course) -> str:
     """Sentences: what the losses say, with the numbers that they rest on, and what to change."""
-    did = f"{counted(course.tokens, 'token')} in {counted(course.steps, 'step')}"
-    rate = f"Lower pretrain.learning_rate (now {course.learning_rate:g}; Muon's is matrix_learning_rate)"
-    rate += ", or set or lower pretrain.clip."
-    smaller = ", take a smaller model (recipe pocket-mini)," if course.width > SMALL_WIDTH else ""
-    more = f"Lower pretrain.batch_size (now {course.batch_size:,}), which gives more steps{smaller} or raise pretrain.budget."
     last = course.losses[-1]
+    did = f"{counted(course.tokens, 'token')} in {counted(course.steps, 'step')}"
+    rate = (
+        f"Lower pretrain.learning_rate (now {course.learning_rate:g}; Muon's is matrix_learning_rate), or set or lower "
+        "pretrain.clip."
+    )
     if course.known_by_heart:
         return (
             f"It has read the text {course.epochs:.1f} times and knows it by heart: {course.training_loss:.4g} nats per "
@@ -85,9 +104,9 @@ def advice(course: Course) -> str:
         low, high = course.rise
         return f"The held-out loss rose from {low:.4g} to {high:.4g} nats per token: the rate is too high. {rate}"
     if course.falls:
-        return f"On the whole the held-out loss falls, but {did} are too few. {more}"
+        return f"On the whole the held-out loss falls, but {did} are too few. {advice_for_more_steps(course)}"
     if course.steps < FEW_STEPS:
-        return f"It has read {did}, too few to tell more. {more}"
+        return f"It has read {did}, too few to tell more. {advice_for_more_steps(course)}"
     if not course.stands_near_frequencies:
         return (
             f"After {did} the held-out loss stands still at {last:.4g} nats per token, away from the "
@@ -95,9 +114,21 @@ def advice(course: Course) -> str:
         )
     if course.is_rotary and course.tokens > PLATEAU_ROTARY:
         return f"After {did} it still knows frequencies only, longer than is usual. {rate}"
+    return f"After {did} it knows frequencies only, as every model does at first: {advice_on_plateau(course)}"
+
+
+def advice_for_more_steps(course: Course) -> str:
+    """How to take more steps."""
+    batch = f"Lower pretrain.batch_size (now {course.batch_size:,}), which gives more steps"
+    if course.width > SMALL_WIDTH:
+        batch += ", take a smaller model (recipe pocket-mini),"
+    return f"{batch} or raise pretrain.budget."
+
+
+def advice_on_plateau(course: Course) -> str:
+    """How long a model usually knows frequencies only, and how to leave that behind."""
     usual = PLATEAU_ROTARY if course.is_rotary else PLATEAU
-    other = "" if course.is_rotary else ", or set pretrain.architecture.positions to rotary"
-    return (
-        f"After {did} it knows frequencies only, as every model does at first: one of pocket size with such positions "
-        f"for about {usual / 1e6:g} million tokens. Raise pretrain.budget{other}."
-    )
+    raises = "Raise pretrain.budget"
+    if not course.is_rotary:
+        raises += ", or set pretrain.architecture.positions to rotary"
+    return f"one of pocket size with such positions for about {usual / 1e6:g} million tokens. {raises}."
