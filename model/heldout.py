@@ -13,10 +13,10 @@ is below the other's lower bound.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,15 +29,19 @@ ROUNDS = 7  # each masks another seventh of the words, 14.3 %, near the 15 % of 
 SEED = 0  # of the rounds, the same for every run
 BATCH_TOKENS = 64 * 128  # computed at once, with the scores of a seventh of them in memory
 # spread over the text, for the losses over a run: of single tokens, and of whole words
-CURVE_SEQUENCES, CURVE_WORDS = 256, 25_000
-LEAST_OF_CURVE, LEAST_SEQUENCES = 1 / 25, 24  # of the words, for the shortest runs, and sequences
+CURVE_SEQUENCES = 256
+CURVE_WORDS = 25_000
+LEAST_OF_CURVE = 1 / 25  # of the words, for the shortest runs
+LEAST_SEQUENCES = 24
 # How much is measured follows from the budget alone, never from the speed of a machine or its load, so that runs with
 # the same budget are measured on the same words. Measuring after the run, and all losses over the run together, should
 # take a tenth of the budget each on a slow machine. Two busy cores without bf16 train `pocket-frontier` on about 1,000
 # tokens a second. A character takes 2.5 to 7.5 forward passes of a token, the more the smaller the vocabulary (3.8 with
 # 8,192 entries); a token of training costs three.
-SLOW_TOKENS, POCKET_OPERATIONS = 3.6e6, 2.1e7  # an hour; a token
-PASSES_PER_CHARACTER, PASSES_OF_TRAINING = 4.5, 3.0
+SLOW_TOKENS = 3.6e6  # an hour
+POCKET_OPERATIONS = 2.1e7  # a token
+PASSES_PER_CHARACTER = 4.5
+PASSES_OF_TRAINING = 3.0
 CURVE_PASSES = 1.3e6  # forward passes of a token for all losses over a run: 32,768 tokens and 3,600 words, eleven times
 SHARE = 0.1
 ALL_FROM_HOURS = 0.5  # measured as ever: two cores with bf16 need a tenth of it for a million characters
@@ -52,19 +56,25 @@ PHILOX_WORDS = 4  # 64-bit words per count of the generator
 
 def tokens_of(training: Training) -> float:
     """The tokens that a slow machine trains a pocket model on within the budget; infinite for a long run."""
-    if training.budget_unit == "hours":
-        return training.budget * SLOW_TOKENS if training.budget < ALL_FROM_HOURS else math.inf
-    return training.budget / (POCKET_OPERATIONS if training.budget_unit == "flops" else 1)
+    if training.budget_unit == "tokens":
+        return training.budget
+    if training.budget_unit == "flops":
+        return training.budget / POCKET_OPERATIONS
+    if training.budget < ALL_FROM_HOURS:
+        return training.budget * SLOW_TOKENS
+    return math.inf
 
 
 def most_characters(training: Training) -> float:
     """How many characters the loss is measured on after a run with this budget, at most; may be infinite."""
-    return max(LEAST_CHARACTERS, SHARE * tokens_of(training) * PASSES_OF_TRAINING / PASSES_PER_CHARACTER)
+    passes = SHARE * tokens_of(training) * PASSES_OF_TRAINING
+    return max(LEAST_CHARACTERS, passes / PASSES_PER_CHARACTER)
 
 
 def share_of_curve(training: Training) -> float:
     """The part of CURVE_SEQUENCES and CURVE_WORDS that the losses over a run with this budget are measured on."""
-    return min(1.0, max(LEAST_OF_CURVE, SHARE * tokens_of(training) * PASSES_OF_TRAINING / CURVE_PASSES))
+    passes = SHARE * tokens_of(training) * PASSES_OF_TRAINING
+    return min(1.0, max(LEAST_OF_CURVE, passes / CURVE_PASSES))
 
 
 def beginnings(texts: list[str], characters: float) -> list[str]:
@@ -77,9 +87,16 @@ def beginnings(texts: list[str], characters: float) -> list[str]:
     each = max(BEGINNING, int(characters) // len(texts))
     sizes = np.cumsum([min(len(text), each) for text in texts])
     number = max(1, int(np.searchsorted(sizes, characters, side="right")))
-    some = texts[:number]
-    ends = [max(text.rfind(space, each // 2, each) for space in " \n") if len(text) > each else -1 for text in some]
-    return [text[: end if end > 0 else each] for text, end in zip(some, ends, strict=True)]
+    return [beginning(text, each) for text in texts[:number]]
+
+
+def beginning(text: str, characters: int) -> str:
+    """At most so many characters, to the end of a word if there is one in their second half."""
+    if len(text) <= characters:
+        return text
+    half = characters // 2
+    end = max(text.rfind(" ", half, characters), text.rfind("\n", half, characters))
+    return text[: end if end > 0 else characters]
 
 
 def draws(first: int, sequences: int, words: int, key: int | np.ndarray) -> np.ndarray:
@@ -88,14 +105,16 @@ def draws(first: int, sequences: int, words: int, key: int | np.ndarray) -> np.n
     They depend on the number of a sequence and the key alone, not on how sequences are batched.
     """
     counts = -(-words // PHILOX_WORDS)
+    width = counts * PHILOX_WORDS
     generator = np.random.Philox(key=key)
     generator.advance(first * counts)
-    return generator.random_raw(sequences * counts * PHILOX_WORDS).reshape(sequences, counts * PHILOX_WORDS)[:, :words]
+    return generator.random_raw(sequences * width).reshape(sequences, width)[:, :words]
 
 
 def random_order(draws_BS: np.ndarray, last_BS: np.ndarray) -> np.ndarray:
     """(B, S): the places of each sequence in the order of their draws, those in `last_BS` after all others."""
-    order_BS = draws_BS >> np.uint64(1) | last_BS.astype(np.uint64) << np.uint64(63)
+    last_bit_BS = last_BS.astype(np.uint64) << np.uint64(63)
+    order_BS = draws_BS >> np.uint64(1) | last_bit_BS
     return np.argsort(order_BS, axis=1, kind="stable")
 
 
@@ -127,9 +146,12 @@ class Heldout:
     @classmethod
     def of_rows(cls, rows: np.ndarray) -> "Heldout":
         """Sequences of one document each, which end in its separator; words, characters and bytes are its tokens."""
-        m, size = len(rows), rows.shape[1] - 1
-        words = np.pad(np.arange(m * size, dtype=np.int32).reshape(m, size), ((0, 0), (0, 1)), constant_values=-1)
-        return cls(rows, words, np.tile([size] * 4 + [0], (m, 1)))
+        m = len(rows)
+        size = rows.shape[1] - 1  # without the separator
+        numbers = np.arange(m * size, dtype=np.int32).reshape(m, size)
+        words = np.pad(numbers, ((0, 0), (0, 1)), constant_values=-1)
+        documents = np.tile([size, size, size, size, 0], (m, 1))
+        return cls(rows, words, documents)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -144,23 +166,27 @@ class Heldout:
     @cached_property
     def owners(self) -> np.ndarray:
         """(m, S): the number of the document that each token belongs to; -1 for separators and padding."""
-        found = np.searchsorted(np.cumsum(self.documents[:, 1]), self.words, side="right")
-        return np.where(self.words < 0, -1, found)
+        ends = np.cumsum(self.documents[:, SIZES.index("words")])
+        documents = np.searchsorted(ends, self.words, side="right")
+        return np.where(self.words < 0, -1, documents)
 
     @cached_property
     def pieces(self) -> np.ndarray:
         """(m, S): the place of each token among the pieces of its word in this sequence, from 0."""
-        same = self.words[:, 1:] == self.words[:, :-1]
+        is_same = self.words[:, 1:] == self.words[:, :-1]
+        continues = np.pad(is_same, ((0, 0), (1, 0)))
         places = np.broadcast_to(np.arange(self.words.shape[1]), self.words.shape)
-        begins = np.where(np.pad(same, ((0, 0), (1, 0))), 0, places)
+        begins = np.where(continues, 0, places)
         return places - np.maximum.accumulate(begins, axis=1)
 
     @cached_property
     def lengths(self) -> np.ndarray:
         """(m, S): the number of pieces of a word in this sequence, at its first piece; 0 elsewhere."""
-        valid, lengths = self.words >= 0, np.zeros(self.words.shape, np.int64)
+        valid = self.words >= 0
         first = valid & (self.pieces == 0)
-        lengths[first] = np.bincount((np.cumsum(first) - 1)[valid.ravel()])
+        numbers = np.cumsum(first) - 1  # of the word of each token, flat
+        lengths = np.zeros(self.words.shape, np.int64)
+        lengths[first] = np.bincount(numbers[valid.ravel()])
         return lengths
 
     @cached_property
@@ -168,7 +194,8 @@ class Heldout:
         """(m, S): at the first piece of a word, the nats of its number of pieces by their frequency; 0 elsewhere."""
         counts = np.bincount(self.lengths.ravel())
         counts[0] = 0
-        nats = -np.log(np.maximum(counts, 1) / max(1, counts.sum()))
+        shares = np.maximum(counts, 1) / max(1, counts.sum())
+        nats = -np.log(shares)
         nats[0] = 0
         return nats[self.lengths]
 
@@ -177,7 +204,8 @@ class Heldout:
 
         Of seven words in a row each has another round, by the number of the words alone: whatever their pieces.
         """
-        shuffled_GR = draws(0, self.totals["words"] // ROUNDS + 1, ROUNDS, SEED).argsort(axis=1)
+        groups = self.totals["words"] // ROUNDS + 1
+        shuffled_GR = draws(0, groups, ROUNDS, SEED).argsort(axis=1)
         return np.where(self.words < 0, -1, shuffled_GR.ravel()[self.words])
 
 
@@ -191,6 +219,61 @@ def token_rounds(owners_MS: np.ndarray) -> np.ndarray:
     return np.where(never_MS, -1, ranks_MS % ROUNDS)
 
 
+class Passes(Protocol):
+    """Forward passes, each on a sequence of which some tokens are [MASK]."""
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(P,): the number of each pass's sequence."""
+
+    def hide(self, some: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Which tokens of these B passes are [MASK], and which of them are predicted: (B, S) each."""
+
+
+@dataclass(frozen=True)
+class TokenPasses:
+    """One pass for each sequence: the tokens of the first round, each by itself."""
+
+    chosen_MS: np.ndarray  # whether a token is of that round
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """(P,): the number of each pass's sequence."""
+        return np.flatnonzero(self.chosen_MS.any(axis=1))
+
+    def hide(self, some: slice) -> tuple[np.ndarray, np.ndarray]:
+        """All tokens that are [MASK] are predicted: (B, S), twice."""
+        chosen_BS = self.chosen_MS[self.rows[some]]
+        return chosen_BS, chosen_BS
+
+
+class WordPasses:
+    """One pass for each sequence, round and place in a word: it predicts the pieces at that place.
+
+    The words of the round are [MASK] from that place on, and so are those that are not predicted.
+    """
+
+    def __init__(self, heldout: Heldout, rounds: int, every: int) -> None:
+        self.pieces_MS = heldout.pieces
+        self.rounds_MS = heldout.rounds()
+        of_rounds_MS = (self.rounds_MS >= 0) & (self.rounds_MS < rounds)
+        of_blocks_MS = heldout.words // BLOCK % every == 0
+        self.predicted_MS = of_rounds_MS & of_blocks_MS
+        rows, places = np.nonzero(self.predicted_MS)
+        passes = np.stack([self.pieces_MS[rows, places], self.rounds_MS[rows, places], rows], axis=1)
+        # sorted, so that long words of all rounds share batches
+        self.pieces, self.rounds, self.rows = np.unique(passes, axis=0).T
+
+    def hide(self, some: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Which tokens of these B passes are [MASK], and which of them are predicted: (B, S) each."""
+        rows = self.rows[some]
+        of_round_BS = self.rounds_MS[rows] == self.rounds[some, None]
+        away_BS = self.pieces_MS[rows] - self.pieces[some, None]
+        hidden_BS = of_round_BS & (away_BS >= 0)
+        predicted_BS = of_round_BS & (away_BS == 0) & self.predicted_MS[rows]
+        return hidden_BS, predicted_BS
+
+
 def document_losses(
     bert: Bert, heldout: Heldout, mask_id: int, machine: Machine, rounds: int = ROUNDS, every: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -200,55 +283,53 @@ def document_losses(
     [MASK]; a word at the end of a sequence is two words, one in each. Fewer `rounds`, or only each `every`-th BLOCK,
     predict fewer words, with the same loss.
     """
-    rounds_MS, pieces_MS, owners_MS = heldout.rounds(), heldout.pieces, heldout.owners
     documents = len(heldout.documents)
-    chosen_MS = (rounds_MS >= 0) & (rounds_MS < rounds) & (heldout.words // BLOCK % every == 0)
-    rows, places = np.nonzero(chosen_MS)
-    # one forward pass for each sequence, round and piece; sorted, so that long words of all rounds share batches
-    passes = np.unique(np.stack([pieces_MS[rows, places], rounds_MS[rows, places], rows], axis=1), axis=0)
-
-    def hide(passes_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        pieces_B1, rounds_B1 = passes_BP[:, :1], passes_BP[:, 1:2]
-        words_BS, away_BS = rounds_MS[passes_BP[:, 2]] == rounds_B1, pieces_MS[passes_BP[:, 2]] - pieces_B1
-        return words_BS & (away_BS >= 0), words_BS & (away_BS == 0) & chosen_MS[passes_BP[:, 2]]
-
-    nats_D = sum_passes(bert, heldout.sequences, owners_MS, passes, hide, documents, mask_id, machine)
-    first_MS = chosen_MS & (pieces_MS == 0)
-    nats_D += np.bincount(owners_MS[first_MS], heldout.length_nats[first_MS], minlength=documents)
-    return nats_D, np.bincount(owners_MS[first_MS], minlength=documents)
+    passes = WordPasses(heldout, rounds, every)
+    nats_D = sum_passes(bert, heldout.sequences, heldout.owners, passes, documents, mask_id, machine)
+    first_MS = passes.predicted_MS & (heldout.pieces == 0)
+    owners = heldout.owners[first_MS]
+    nats_D += np.bincount(owners, heldout.length_nats[first_MS], minlength=documents)
+    return nats_D, np.bincount(owners, minlength=documents)
 
 
 def sum_passes(
     bert: Bert,
     sequences_MS: np.ndarray,
     owners_MS: np.ndarray,
-    passes: np.ndarray,
-    hide: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    passes: Passes,
     documents: int,
     mask_id: int,
     machine: Machine,
 ) -> np.ndarray:
-    """The nats of each document (d,), summed over passes, whose last column is a sequence's number.
-
-    `hide` returns of some passes which tokens are [MASK], and which of them are predicted: (B, S) each.
-    """
+    """The nats of each document (d,), summed over passes on these sequences."""
     nats_D = np.zeros(documents)
     batch = max(1, BATCH_TOKENS // sequences_MS.shape[1])
     was_training = bert.training
     bert.eval()
     with torch.inference_mode(), machine.autocast():
-        for first in range(0, len(passes), batch):
-            some = passes[first : first + batch]
-            hidden_BS, predicted_BS = hide(some)
-            tokens_BS, places_M = sequences_MS[some[:, -1]].astype(np.int64), np.flatnonzero(predicted_BS)
-            parts = np.where(hidden_BS, mask_id, tokens_BS), places_M, tokens_BS.ravel()[places_M]
-            padded = bool((some[:, -1] == len(sequences_MS) - 1).any())  # only the last sequence has [PAD]
-            tokens, places, labels = (torch.from_numpy(part).to(machine.device) for part in parts)
-            losses_M = bert.losses(tokens, places, labels, padded)
-            owners_M = owners_MS[some[:, -1]].ravel()[places_M]
-            nats_D += np.bincount(owners_M, losses_M.double().cpu().numpy(), minlength=documents)
+        for first in range(0, len(passes.rows), batch):
+            some = slice(first, first + batch)
+            rows_B = passes.rows[some]
+            tokens_BS = sequences_MS[rows_B].astype(np.int64)
+            hidden_BS, predicted_BS = passes.hide(some)
+            masked_BS = np.where(hidden_BS, mask_id, tokens_BS)
+            places_M = np.flatnonzero(predicted_BS)
+            padded = len(sequences_MS) - 1 in rows_B  # only the last sequence has [PAD]
+            nats_M = losses_at(places_M, bert, masked_BS, tokens_BS, padded, machine)
+            owners_M = owners_MS[rows_B].ravel()[places_M]
+            nats_D += np.bincount(owners_M, nats_M, minlength=documents)
     bert.train(was_training)
     return nats_D
+
+
+def losses_at(
+    places_M: np.ndarray, bert: Bert, masked_BS: np.ndarray, tokens_BS: np.ndarray, padded: bool, machine: Machine
+) -> np.ndarray:
+    """The nats (M,) of the tokens at these places, which are numbered through the whole batch."""
+    inputs = torch.from_numpy(masked_BS).to(machine.device)
+    places = torch.from_numpy(places_M).to(machine.device)
+    labels = torch.from_numpy(tokens_BS.ravel()[places_M]).to(machine.device)
+    return bert.losses(inputs, places, labels, padded).double().cpu().numpy()
 
 
 def spread(heldout: Heldout, share: float) -> int:
@@ -264,35 +345,34 @@ def curve_losses(bert: Bert, heldout: Heldout, mask_id: int, machine: Machine, s
 
     `share`: of CURVE_SEQUENCES and CURVE_WORDS.
     """
-    every = spread(heldout, share)
-    owners_MS = heldout.owners[::every]
-    rounds_MS = token_rounds(owners_MS)
-    passes = np.flatnonzero((rounds_MS == 0).any(axis=1))[:, None]
+    some = slice(None, None, spread(heldout, share))
+    owners_MS = heldout.owners[some]
+    tokens = TokenPasses(token_rounds(owners_MS) == 0)
+    documents = len(heldout.documents)
+    nats_D = sum_passes(bert, heldout.sequences[some], owners_MS, tokens, documents, mask_id, machine)
+    nats_per_token = nats_D.sum() / tokens.chosen_MS.sum()
 
-    def hide(passes_B1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        chosen_BS = rounds_MS[passes_B1[:, 0]] == 0
-        return chosen_BS, chosen_BS
-
-    sequences_MS, documents = heldout.sequences[::every], len(heldout.documents)
-    nats_D = sum_passes(bert, sequences_MS, owners_MS, passes, hide, documents, mask_id, machine)
-    of_tokens = nats_D.sum() / (rounds_MS == 0).sum()
     # by words, so that it is the same for every vocabulary
     every = math.ceil(heldout.totals["words"] / max(1.0, share * CURVE_WORDS))
     nats_D, predicted_D = document_losses(bert, heldout, mask_id, machine, rounds=1, every=every)
+    nats_per_word = nats_D.sum() / predicted_D.sum()
     words_per_byte = (heldout.lengths > 0).sum() / heldout.read_bytes.sum()
     return {
-        "heldout_loss": float(of_tokens),
-        "heldout_nats_per_byte": float(nats_D.sum() / predicted_D.sum() * words_per_byte),
+        "heldout_loss": float(nats_per_token),
+        "heldout_nats_per_byte": float(nats_per_word * words_per_byte),
     }
 
 
 def ratio(nats_D: np.ndarray, sizes_D: np.ndarray) -> dict[str, float | None]:
     """Nats per unit of size, and its standard error by the jackknife over documents; None for a single document."""
-    nats, size, D = nats_D.sum(), sizes_D.sum(), len(sizes_D)
+    nats = nats_D.sum()
+    size = sizes_D.sum()
     error = None
     if (sizes_D < size).all():
+        D = len(sizes_D)
         without_D = (nats - nats_D) / (size - sizes_D)
-        error = round(math.sqrt((D - 1) / D * ((without_D - without_D.mean()) ** 2).sum()), 6)
+        squares = ((without_D - without_D.mean()) ** 2).sum()
+        error = round(math.sqrt((D - 1) / D * squares), 6)
     return {"value": round(float(nats / size), 6), "standard_error": error}
 
 
@@ -305,16 +385,19 @@ def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = 
 
     With `counts_V`, how often each entry of the vocabulary is in training text, also `by_frequencies`.
     """
-    totals, lengths, read = heldout.totals, float(heldout.length_nats.sum()), int(heldout.read_bytes.sum())
-    units = {unit: heldout.documents[:, SIZES.index(f"{unit}s")] for unit in UNITS} | {"byte": heldout.read_bytes}
-    found = {
+    totals = heldout.totals
+    found: dict[str, Any] = {
         "documents": len(heldout.documents),
         **totals,
         "unread": round(totals["unread_bytes"] / max(1, totals["bytes"]), 6),
-        **{f"nats_per_{unit}": ratio(nats_D, sizes_D) for unit, sizes_D in units.items()},
-        "length_nats_per_byte": round(lengths / read, 6),
     }
-    return found if counts_V is None else found | {"by_frequencies": by_frequencies(heldout, counts_V)}
+    for unit in UNITS:
+        sizes_D = heldout.read_bytes if unit == "byte" else heldout.documents[:, SIZES.index(f"{unit}s")]
+        found[f"nats_per_{unit}"] = ratio(nats_D, sizes_D)
+    found["length_nats_per_byte"] = round(float(heldout.length_nats.sum()) / int(heldout.read_bytes.sum()), 6)
+    if counts_V is not None:
+        found["by_frequencies"] = by_frequencies(heldout, counts_V)
+    return found
 
 
 def by_frequencies(heldout: Heldout, counts_V: np.ndarray, share: float = 1.0) -> dict[str, float]:
@@ -323,11 +406,12 @@ def by_frequencies(heldout: Heldout, counts_V: np.ndarray, share: float = 1.0) -
     A model reaches them without context. Each entry counts once more, so that none is zero. The nats per token are
     those of the sequences that a curve with this `share` is measured on.
     """
-    nats_V = -np.log((counts_V + 1) / (counts_V + 1).sum())
-    nats_MS = np.where(heldout.words >= 0, nats_V[heldout.sequences], 0)
-    nats, lengths = float(nats_MS.sum()), float(heldout.length_nats.sum())
-    rows = slice(None, None, 1 if share == 1 else spread(heldout, share))
-    return {
-        "nats_per_token": round(float(nats_MS[rows].sum()) / int((heldout.words[rows] >= 0).sum()), 6),
-        "nats_per_byte": round((nats + lengths) / int(heldout.read_bytes.sum()), 6),
-    }
+    more_V = counts_V + 1
+    nats_V = -np.log(more_V / more_V.sum())
+    is_token_MS = heldout.words >= 0
+    nats_MS = np.where(is_token_MS, nats_V[heldout.sequences], 0)
+    some = slice(None, None, 1 if share == 1 else spread(heldout, share))
+    nats_per_token = float(nats_MS[some].sum()) / int(is_token_MS[some].sum())
+    nats = float(nats_MS.sum()) + float(heldout.length_nats.sum())
+    nats_per_byte = nats / int(heldout.read_bytes.sum())
+    return {"nats_per_token": round(nats_per_token, 6), "nats_per_byte": round(nats_per_byte, 6)}

@@ -6,6 +6,7 @@ Exactly K tokens of every sequence are masked, so that all shapes are static.
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,9 +45,12 @@ class Corpus:
     @cached_property
     def ordinary(self) -> np.ndarray:
         """(n,) int64: tokens of sequences spread over the text, each as often as it is there; no special ones."""
-        sample = self.sequences[:: max(1, len(self.sequences) * self.length // SAMPLED)].ravel().astype(np.int64)
+        every = max(1, len(self.sequences) * self.length // SAMPLED)
+        sample = self.sequences[::every].ravel().astype(np.int64)
         ordinary = sample[sample >= SPECIALS]
-        return ordinary if len(ordinary) else np.arange(SPECIALS, self.vocabulary)
+        if not len(ordinary):
+            return np.arange(SPECIALS, self.vocabulary)
+        return ordinary
 
     def loss_by_frequencies(self, share: float) -> float:
         """Nats per held-out token if each is predicted by its share of the training text, of a curve with this `share`."""
@@ -80,12 +84,14 @@ def mask(
     order_BS = random_order(draws_BW[:, :S], tokens_BS < SPECIALS)
     # a part of rows would go to a GPU by a copy that is not in pinned memory
     positions_BK = np.ascontiguousarray(order_BS[:, :count])
+
     hidden_BS = tokens_BS.astype(np.int64)
     labels_BK = np.take_along_axis(hidden_BS, positions_BK, axis=1)
+    words = np.uint64(corpus.vocabulary - SPECIALS)  # far fewer than 2^64, so the remainder is nearly uniform
+    words_BR = (draws_BW[:, S:] % words).astype(np.int64)
     inputs_BK = labels_BK.copy()
     inputs_BK[:, :masked] = MASK
-    words = np.uint64(corpus.vocabulary - SPECIALS)  # far fewer than 2^64, so the remainder is nearly uniform
-    inputs_BK[:, masked : masked + random] = SPECIALS + (draws_BW[:, S : S + random] % words).astype(np.int64)
+    inputs_BK[:, masked : masked + random] = SPECIALS + words_BR
     np.put_along_axis(hidden_BS, positions_BK, inputs_BK, axis=1)
     return hidden_BS, positions_BK, labels_BK
 
@@ -109,57 +115,96 @@ def corrupt(
     key = np.array([seed, STREAM], dtype=np.uint64)
     draws_BW = draws(first, B, S + replaced + 1 + blocks, key)
     order_BS, words_BR, offset_B1, trades_BT = np.split(draws_BW, np.cumsum([S, replaced, 1]), axis=1)
-    free_BS = tokens_BS >= SPECIALS
+
+    is_ordinary_BS = tokens_BS >= SPECIALS
+    free_BS = is_ordinary_BS.copy()
     np.put_along_axis(free_BS, positions_BK, False, axis=1)
     changed_BS = swap(masked_BS, free_BS, offset_B1, trades_BT)
-    places_BR = random_order(order_BS, ~free_BS)[:, :replaced]
-    drawn_BR = corpus.ordinary[words_BR % np.uint64(len(corpus.ordinary))]
-    old_BR = np.take_along_axis(changed_BS, places_BR, axis=1)
-    new_BR = np.where(np.take_along_axis(free_BS, places_BR, axis=1), drawn_BR, old_BR)
-    np.put_along_axis(changed_BS, places_BR, new_BR, axis=1)
-    visible_BS = (changed_BS != MASK) & (tokens_BS >= SPECIALS)
-    labels_BS = np.where(visible_BS, changed_BS != tokens_BS, IGNORED).astype(np.float32)
+    replace(changed_BS, free_BS, order_BS, words_BR, corpus)
+
+    visible_BS = (changed_BS != MASK) & is_ordinary_BS
+    differs_BS = changed_BS != tokens_BS
+    labels_BS = np.where(visible_BS, differs_BS, IGNORED).astype(np.float32)
     return changed_BS, labels_BS
+
+
+def replace(
+    tokens_BS: np.ndarray, free_BS: np.ndarray, order_BS: np.ndarray, words_BR: np.ndarray, corpus: Corpus
+) -> None:
+    """Put ordinary tokens of the text in R places that are free, the first ones by the draws of `order_BS`."""
+    places_BR = random_order(order_BS, ~free_BS)[:, : words_BR.shape[1]]
+    drawn_BR = corpus.ordinary[words_BR % np.uint64(len(corpus.ordinary))]
+    old_BR = np.take_along_axis(tokens_BS, places_BR, axis=1)
+    is_free_BR = np.take_along_axis(free_BS, places_BR, axis=1)
+    new_BR = np.where(is_free_BR, drawn_BR, old_BR)
+    np.put_along_axis(tokens_BS, places_BR, new_BR, axis=1)
 
 
 def swap(tokens_BS: np.ndarray, free_BS: np.ndarray, offset_B1: np.ndarray, draws_BT: np.ndarray) -> np.ndarray:
     """Tokens where in some of the T blocks of three two trade places, if both are free."""
-    offset_B1 = (offset_B1 % np.uint64(REACH)).astype(np.int64)
-    begins_BT = offset_B1 + REACH * np.arange(draws_BT.shape[1])
-    trades_BT2 = TRADES[(draws_BT % np.uint64(len(TRADES))).astype(np.int64)]
-    one_BT, other_BT = begins_BT + trades_BT2[..., 0], begins_BT + trades_BT2[..., 1]
-    chosen_BT = (draws_BT >> np.uint64(11)) * 2.0**-53 < SWAPPED * REACH / 2
-    for places_BT in (one_BT, other_BT):
-        chosen_BT &= np.take_along_axis(free_BS, places_BT, axis=1)
-    sources_BS = np.tile(np.arange(tokens_BS.shape[1]), (len(tokens_BS), 1))
-    np.put_along_axis(sources_BS, one_BT, np.where(chosen_BT, other_BT, one_BT), axis=1)
-    np.put_along_axis(sources_BS, other_BT, np.where(chosen_BT, one_BT, other_BT), axis=1)
+    B, S = tokens_BS.shape
+    one_BT, other_BT = trading_places(offset_B1, draws_BT)
+    uniform_BT = (draws_BT >> np.uint64(11)) * 2.0**-53
+    trades_BT = uniform_BT < SWAPPED * REACH / 2
+    trades_BT &= np.take_along_axis(free_BS, one_BT, axis=1)
+    trades_BT &= np.take_along_axis(free_BS, other_BT, axis=1)
+
+    sources_BS = np.tile(np.arange(S), (B, 1))
+    np.put_along_axis(sources_BS, one_BT, np.where(trades_BT, other_BT, one_BT), axis=1)
+    np.put_along_axis(sources_BS, other_BT, np.where(trades_BT, one_BT, other_BT), axis=1)
     return np.take_along_axis(tokens_BS, sources_BS, axis=1)
+
+
+def trading_places(offset_B1: np.ndarray, draws_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two places of each block that would trade, (B, T) each. Blocks begin 0 to 2 tokens into a sequence."""
+    T = draws_BT.shape[1]
+    offset_B1 = (offset_B1 % np.uint64(REACH)).astype(np.int64)
+    begins_BT = offset_B1 + REACH * np.arange(T)
+    pairs_BT = (draws_BT % np.uint64(len(TRADES))).astype(np.int64)
+    places_BT2 = TRADES[pairs_BT]
+    return begins_BT + places_BT2[..., 0], begins_BT + places_BT2[..., 1]
+
+
+class Ahead(NamedTuple):
+    """A micro-batch that the thread makes."""
+
+    first: int
+    masks: int
+    batch: Future[Batch]
 
 
 class Batches:
     """The corpus in order, epoch after epoch, `size` sequences at a time. A thread prepares the next micro-batch."""
 
     def __init__(self, corpus: Corpus, size: int, training: Training, device: torch.device) -> None:
-        self.corpus, self.size, self.training, self.device = corpus, size, training, device
+        self.corpus = corpus
+        self.size = size
+        self.training = training
+        self.device = device
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self.next: tuple[tuple[int, int], Future[Batch]] | None = None
+        self.next: Ahead | None = None
 
     def make(self, first: int, masks: int) -> Batch:
         """The micro-batch from sequence `first`, counted over all epochs, with `masks` tokens of each to predict."""
-        rows = np.arange(first, first + self.size) % len(self.corpus.sequences)
-        tokens_BS, training = self.corpus.sequences[rows], self.training
-        parts: tuple[np.ndarray, ...] = mask(tokens_BS, first, masks, self.corpus, training.seed, training.masked_share)
+        corpus = self.corpus
+        training = self.training
+        rows = np.arange(first, first + self.size) % len(corpus.sequences)
+        tokens_BS = corpus.sequences[rows]
+        masked_BS, *chosen = mask(tokens_BS, first, masks, corpus, training.seed, training.masked_share)
+        parts = [masked_BS, *chosen]
         if training.detection:
-            masked_BS, positions_BK, labels_BK = parts
-            changed_BS, corrupted_BS = corrupt(masked_BS, tokens_BS, positions_BK, first, self.corpus, training.seed)
-            parts = changed_BS, positions_BK, labels_BK, corrupted_BS
+            positions_BK, _ = chosen
+            changed_BS, corrupted_BS = corrupt(masked_BS, tokens_BS, positions_BK, first, corpus, training.seed)
+            parts = [changed_BS, *chosen, corrupted_BS]
         return tuple(to_device(part, self.device) for part in parts)
 
     def take(self, first: int, masks: int, after: int) -> Batch:
         """What `make` makes; then the thread makes the micro-batch from sequence `after`, likely to be taken next."""
-        batch = self.next[1].result() if self.next and self.next[0] == (first, masks) else self.make(first, masks)
-        self.next = (after, masks), self.thread.submit(self.make, after, masks)
+        if self.next and (self.next.first, self.next.masks) == (first, masks):
+            batch = self.next.batch.result()
+        else:
+            batch = self.make(first, masks)
+        self.next = Ahead(after, masks, self.thread.submit(self.make, after, masks))
         return batch
 
     def close(self) -> None:

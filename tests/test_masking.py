@@ -339,7 +339,7 @@ def test_the_next_batch_is_made_on_a_thread_before_it_is_asked_for(batches, monk
     monkeypatch.setattr(batches, "make", recording)
     for first, after in ((0, 4), (4, 8), (8, 100), (12, 16)):
         batches.take(first, 5, after)
-        batches.next[1].result()
+        batches.next.batch.result()
     assert made == [(0, True), (4, False), (8, False), (100, False), (12, True), (16, False)]
 
 
@@ -348,7 +348,7 @@ def test_an_error_on_the_thread_is_raised_where_the_batch_is_taken(batches, monk
         raise OSError
 
     batches.take(0, 5, 4)
-    batches.next[1].result()
+    batches.next.batch.result()
     monkeypatch.setattr(batches, "make", fails)
     batches.take(4, 5, 8)  # made before
     with pytest.raises(OSError):  # noqa: PT011, no other is raised
