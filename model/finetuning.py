@@ -25,7 +25,8 @@ from model.settings import CLASSIFIER_WIDTH, Finetuning, HeadName, Kind, Pooling
 from model.wording import counted
 
 HEAD_STREAM = 2**31  # beyond all seeds of encoders, so that a head does not start with the same numbers
-BETAS, EPS = (0.9, 0.98), 1e-6  # AdamW's, as GLUE_sane
+BETAS = (0.9, 0.98)  # AdamW's, as GLUE_sane
+EPS = 1e-6
 POOL = 64  # batches whose examples are sorted by length together
 PREDICTED = 64  # examples at a time
 REPORTED = 20  # steps between two reports
@@ -48,7 +49,8 @@ def pooled(bert: Bert, tokens_BS: Tensor, padded: bool, pooling: Pooling, texts:
     if pooling == "cls":
         first_B1 = tokens_BS.new_zeros(len(tokens_BS), 1, dtype=torch.int64)
         return bert.encode(tokens_BS, padded, first_B1)[:, 0]
-    states_BSD, seen_BS = bert.encode(tokens_BS, padded), tokens_BS != PAD
+    states_BSD = bert.encode(tokens_BS, padded)
+    seen_BS = tokens_BS != PAD
     if width_factor(pooling, texts) == 1:
         return mean(states_BSD, seen_BS)
     return compared(states_BSD, seen_BS, tokens_BS == SEP)
@@ -79,13 +81,21 @@ class Classifier(nn.Module):
         if head == "native" and why_not:
             raise InputError(f"{why_not} Set finetune.head to 'tanh'.")
         self.kind: Kind = "regression" if kind == "classes" and classes == 1 else kind
-        self.bert, self.classes, self.head, self.texts = bert, classes, head, texts
+        self.bert = bert
+        self.classes = classes
+        self.head = head
+        self.texts = texts
         self.pooling: Pooling = "cls" if kind == "tokens" else pooling  # of tokens nothing is pooled
         self.family = transformers_model(bert.architecture)[0] if head == "native" else None
         bert.set_dropout(dropout)
         inputs = bert.architecture.hidden * width_factor(self.pooling, texts)
-        widths = {None: CLASSIFIER_WIDTH, "Bert": None if kind == "tokens" else inputs, "ModernBert": None}
-        self.classifier = ClassifierHead(inputs, classes, Dropout(dropout), widths[self.family])
+        if self.family is None:
+            width: int | None = CLASSIFIER_WIDTH
+        elif self.family == "Bert" and kind != "tokens":
+            width = inputs
+        else:
+            width = None
+        self.classifier = ClassifierHead(inputs, classes, Dropout(dropout), width)
         initialize(self.classifier, torch.Generator().manual_seed(HEAD_STREAM + seed))
 
     @torch.no_grad()
@@ -96,7 +106,9 @@ class Classifier(nn.Module):
 
     def scores(self, states: Tensor) -> Tensor:
         """(..., inputs) states, pooled or of tokens, to (..., classes) scores."""
-        return self.classifier(self.bert.head(states) if self.family == "ModernBert" else states)
+        if self.family == "ModernBert":
+            states = self.bert.head(states)
+        return self.classifier(states)
 
     def forward(self, tokens_BS: Tensor, padded: bool = True) -> Tensor:
         """(B, S) token ids to (B, classes) scores, or of tokens to (B, S, classes). `padded`: mask [PAD]."""
@@ -125,7 +137,8 @@ class Examples:
     def of(cls, inputs: list[list[int]], labels: np.ndarray) -> "Examples":
         """Examples from the ids of each input."""
         ends = np.cumsum([len(ids) for ids in inputs], dtype=np.int64)
-        return cls(np.concatenate([np.empty(0, np.int64), *inputs]).astype(np.int32), ends, labels)
+        tokens = np.concatenate([np.empty(0, np.int64), *inputs])
+        return cls(tokens.astype(np.int32), ends, labels)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -135,21 +148,28 @@ class Examples:
         """Tokens of each input."""
         return np.diff(self.ends, prepend=0)
 
+    @property
+    def labels_are_of_inputs(self) -> bool:
+        """Whether each input has a label, or several; if not, each token has one."""
+        return len(self.labels) == len(self)
+
     def input(self, row: int) -> np.ndarray:
         """The ids of one input."""
         return self.of_input(self.tokens, row)
 
     def of_input(self, values: np.ndarray, row: int) -> np.ndarray:
         """The values, one for each of `tokens`, of one input."""
-        return values[self.ends[row] - self.lengths[row] : self.ends[row]]
+        end = self.ends[row]
+        return values[end - self.lengths[row] : end]
 
     def of_inputs(self, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The values, one for each of `tokens`, of the inputs `rows`, one input after the other."""
-        return np.concatenate([values[:0], *(self.of_input(values, row) for row in rows)])
+        parts = [self.of_input(values, row) for row in rows]
+        return np.concatenate([values[:0], *parts])
 
     def take(self, rows: np.ndarray) -> "Examples":
         """The examples `rows`, in that order."""
-        labels = self.labels[rows] if len(self.labels) == len(self) else self.of_inputs(self.labels, rows)
+        labels = self.labels[rows] if self.labels_are_of_inputs else self.of_inputs(self.labels, rows)
         return Examples(self.of_inputs(self.tokens, rows), np.cumsum(self.lengths[rows]), labels)
 
     def padded(self, values: np.ndarray, rows: np.ndarray, fill: int) -> np.ndarray:
@@ -162,13 +182,14 @@ class Examples:
     def batch(self, rows: np.ndarray, device: torch.device) -> tuple[Tensor, bool]:
         """The inputs `rows` as (B, S), padded to the longest of them; and whether any is padded."""
         lengths = self.lengths[rows]
-        return to_device(self.padded(self.tokens, rows, PAD), device), bool(lengths.min() < lengths.max())
+        is_padded = bool(lengths.min() < lengths.max())
+        return to_device(self.padded(self.tokens, rows, PAD), device), is_padded
 
     def labelled(self, rows: np.ndarray, device: torch.device) -> Tensor:
         """The labels of the inputs `rows`: int64 or fp32 (B,), (B, classes), or of tokens (B, S) as in `batch`."""
-        of_inputs = len(self.labels) == len(self)
-        labels = self.labels[rows] if of_inputs else self.padded(self.labels, rows, UNLABELLED)
-        return to_device(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64), device)
+        labels = self.labels[rows] if self.labels_are_of_inputs else self.padded(self.labels, rows, UNLABELLED)
+        kind = np.float32 if labels.dtype.kind == "f" else np.int64
+        return to_device(labels.astype(kind), device)
 
 
 def memory(weights: int, tokens: int, values: int, machine: Machine) -> int:
@@ -195,9 +216,12 @@ def batches(lengths: np.ndarray, size: int, shuffle: np.random.Generator) -> np.
 
     The inputs of a batch have similar lengths, which need little padding.
     """
-    order = shuffle.permutation(len(lengths))[: len(lengths) // size * size]
-    pools = [order[start : start + POOL * size] for start in range(0, len(order), POOL * size)]
-    order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
+    used = len(lengths) // size * size
+    order = shuffle.permutation(len(lengths))[:used]
+    for start in range(0, used, POOL * size):
+        pool = order[start : start + POOL * size]
+        by_length = np.argsort(lengths[pool], kind="stable")
+        order[start : start + POOL * size] = pool[by_length]
     return shuffle.permutation(order.reshape(-1, size))
 
 
@@ -226,7 +250,8 @@ def loss_of(classifier: Classifier, examples: Examples, rows: np.ndarray, machin
     """The mean loss of a batch, over tokens that have labels: cross-entropy in nats, or the squared error."""
     with machine.autocast():
         scores = classifier(*examples.batch(rows, machine.device))
-    scores, labels = scores.float(), examples.labelled(rows, machine.device)
+    scores = scores.float()
+    labels = examples.labelled(rows, machine.device)
     if classifier.kind == "regression":
         return F.mse_loss(scores[:, 0], labels.float())
     if classifier.kind == "multilabel":
@@ -260,44 +285,83 @@ def finetune(
     `report` gets the number of examples done and a note. Raises InputError for too few examples and for a loss that is
     not finite.
     """
-    count, shuffle, taken, epochs = steps_of(len(train), settings), np.random.default_rng(seed), 0, []
+    steps = steps_of(len(train), settings)
     no_cudnn_attention()
     if machine.device.type == "cpu":
         keep_heap()
     classifier.to(machine.device).train()
-    groups = optimizer.groups(classifier.named_parameters(), settings.learning_rate, settings.weight_decay)
-    adamw = AdamW(groups, lr=settings.learning_rate, betas=BETAS, eps=EPS, fused=True)
-    scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
     torch.manual_seed(seed)  # dropout
+    loop = Loop(classifier, train, settings, machine, steps, report)
+    shuffle = np.random.default_rng(seed)
+    epochs = []
     with Clock() as clock:
         for epoch in range(1, settings.epochs + 1):
-            total = torch.zeros((), device=machine.device)
-            for rows in batches(train.lengths, settings.batch_size, shuffle):
-                taken += 1
-                optimizer.set_rates([adamw], schedules.warm_cosine(taken / count, settings.warmup))
-                loss = loss_of(classifier, train, rows, machine)
-                scaler.scale(loss).backward()
-                scaler.step(adamw)
-                scaler.update()
-                adamw.zero_grad()
-                total += loss.detach()
-                if taken % REPORTED == 0 or taken == count:
-                    value = loss.item()
-                    if not math.isfinite(value):
-                        raise InputError(
-                            f"The loss is {value} at step {taken} of {count}. Lower finetune.learning_rate."
-                        )
-                    report(taken * settings.batch_size, f"loss {value:.3f}")
-            epochs.append({"epoch": epoch, "loss": total.item() * settings.epochs / count})
+            loss = loop.train(batches(train.lengths, settings.batch_size, shuffle))
+            epochs.append({"epoch": epoch, "loss": loss})
         seconds = clock.seconds()
-    return Outcome(count, seconds, clock.stopped, count * settings.batch_size / seconds, epochs)
+    return Outcome(steps, seconds, clock.stopped, steps * settings.batch_size / seconds, epochs)
+
+
+class Loop:
+    """The steps of a finetuning: its optimizer, and how many of them are done."""
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        train: Examples,
+        settings: Finetuning,
+        machine: Machine,
+        steps: int,
+        report: Callable[[int, str], None],
+    ) -> None:
+        self.classifier = classifier
+        self.examples = train
+        self.settings = settings
+        self.machine = machine
+        self.steps = steps
+        self.done = 0
+        self.report = report
+        groups = optimizer.groups(classifier.named_parameters(), settings.learning_rate, settings.weight_decay)
+        self.adamw = AdamW(groups, lr=settings.learning_rate, betas=BETAS, eps=EPS, fused=True)
+        self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
+
+    def train(self, rows_NB: np.ndarray) -> float:
+        """Take a step on each batch of an epoch; the mean loss."""
+        total = torch.zeros((), device=self.machine.device)
+        for rows in rows_NB:
+            loss = self.step(rows)
+            total += loss
+            if self.done % REPORTED == 0 or self.done == self.steps:
+                self.report(self.done * self.settings.batch_size, f"loss {self.finite(loss):.3f}")
+        return total.item() * self.settings.epochs / self.steps
+
+    def step(self, rows: np.ndarray) -> Tensor:
+        """Train on the examples `rows`; their loss."""
+        self.done += 1
+        rate = schedules.warm_cosine(self.done / self.steps, self.settings.warmup)
+        optimizer.set_rates([self.adamw], rate)
+        loss = loss_of(self.classifier, self.examples, rows, self.machine)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.adamw)
+        self.scaler.update()
+        self.adamw.zero_grad()
+        return loss.detach()
+
+    def finite(self, loss: Tensor) -> float:
+        """The value of the last step's loss. Raises InputError if it is not finite."""
+        value = loss.item()
+        if not math.isfinite(value):
+            raise InputError(f"The loss is {value} at step {self.done} of {self.steps}. Lower finetune.learning_rate.")
+        return value
 
 
 def predictions(scores: np.ndarray, kind: Kind) -> np.ndarray:
     """What scores (n, classes) say: class numbers (n,), for regression the scores (n,), for multilabel 0 or 1 each."""
     if kind == "regression":
         return scores[:, 0]
-    return (scores > 0).astype(np.int64) if kind == "multilabel" else scores.argmax(axis=1)
+    if kind == "multilabel":
+        return (scores > 0).astype(np.int64)
+    return scores.argmax(axis=1)
 
 
 def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.ndarray:
@@ -312,11 +376,18 @@ def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.
     with torch.inference_mode(), machine.autocast():
         for start in range(0, len(order), PREDICTED):
             rows = order[start : start + PREDICTED]
-            found = classifier(*examples.batch(rows, machine.device)).float()
-            outputs.append(found[examples.labelled(rows, machine.device) != UNLABELLED] if found.ndim == 3 else found)
-    if classifier.kind == "tokens":
-        has_label = examples.labels != UNLABELLED
-        order = examples.of_inputs(np.cumsum(has_label) - 1, order)[examples.of_inputs(has_label, order)]
-    scores = np.empty((len(order), classifier.classes), dtype=np.float32)
-    scores[order] = torch.cat(outputs).cpu().numpy()
-    return scores
+            scores = classifier(*examples.batch(rows, machine.device)).float()
+            if classifier.kind == "tokens":
+                scores = scores[examples.labelled(rows, machine.device) != UNLABELLED]
+            outputs.append(scores)
+    places = labelled_tokens(examples, order) if classifier.kind == "tokens" else order
+    in_order = np.empty((len(places), classifier.classes), dtype=np.float32)
+    in_order[places] = torch.cat(outputs).cpu().numpy()
+    return in_order
+
+
+def labelled_tokens(examples: Examples, rows: np.ndarray) -> np.ndarray:
+    """The numbers of the tokens that have labels, counted through all examples, in the order of the inputs `rows`."""
+    has_label = examples.labels != UNLABELLED
+    numbers = np.cumsum(has_label) - 1
+    return examples.of_inputs(numbers, rows)[examples.of_inputs(has_label, rows)]
