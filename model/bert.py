@@ -21,10 +21,13 @@ def drop(x: Tensor, probability: float) -> Tensor:
     """Dropout. On CPUs with 16 random bits per value, seven times as fast as torch; probabilities are exact to 1e-5."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0.0 < probability < 1.0:
         return F.dropout(x, probability)
-    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    count = x.numel()
+    words = -(-count // 4)  # of 64 bits
+    bits = torch.empty(words, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
     least = min(round(probability * 2**16) - 2**15, 2**15 - 1)
-    kept = torch.ge(bits[: x.numel()].view(x.shape), least, out=torch.empty_like(x, requires_grad=False))
-    return x * kept.div_(1.0 - probability)
+    factors = torch.empty_like(x, requires_grad=False)
+    torch.ge(bits[:count].view(x.shape), least, out=factors)
+    return x * factors.div_(1.0 - probability)
 
 
 def attend(q_BNKH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -42,7 +45,9 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape."""
-        return drop(x, self.p) if self.training else x
+        if not self.training:
+            return x
+        return drop(x, self.p)
 
 
 class Attention(layers.Attention):
@@ -54,9 +59,12 @@ class Attention(layers.Attention):
 
     def project(self, x_BSD: Tensor, *parts: nn.Linear) -> Tensor:
         """(B, S, D) to (B, S, parts, N, H)."""
-        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
-        together = F.linear(x_BSD, torch.cat([part.weight for part in parts]), bias)
-        return together.view(*x_BSD.shape[:2], len(parts), self.heads, -1)
+        B, S, _ = x_BSD.shape
+        weight = torch.cat([part.weight for part in parts])
+        bias = None
+        if self.query.bias is not None:
+            bias = torch.cat([part.bias for part in parts])
+        return F.linear(x_BSD, weight, bias).view(B, S, len(parts), self.heads, -1)
 
     def forward(self, x_BSD: Tensor, mask: Tensor | None, chosen: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """(B, S, D) to (B, S, D), or to (B, K, D) if only K tokens look at all others.
@@ -72,8 +80,11 @@ class Attention(layers.Attention):
             q_BK1NH = self.rotated(self.project(x_BKD, self.query), positions_BK)
             k_BS1NH, v_BS1NH = self.project(x_BSD, self.key, self.value).split(1, dim=2)
             k_BS1NH = self.rotated(k_BS1NH)
-        q_BNKH, k_BNSH, v_BNSH = (part.squeeze(2).transpose(1, 2) for part in (q_BK1NH, k_BS1NH, v_BS1NH))
-        x_BNKH = attend(q_BNKH, k_BNSH, v_BNSH, mask, self.dropout if self.training else 0.0)
+        q_BNKH = q_BK1NH.squeeze(2).transpose(1, 2)
+        k_BNSH = k_BS1NH.squeeze(2).transpose(1, 2)
+        v_BNSH = v_BS1NH.squeeze(2).transpose(1, 2)
+        dropout = self.dropout if self.training else 0.0
+        x_BNKH = attend(q_BNKH, k_BNSH, v_BNSH, mask, dropout)
         return self.out(x_BNKH.transpose(1, 2).flatten(2))
 
 
@@ -94,7 +105,8 @@ class Block(layers.Block):
         if positions_BK is None:
             return self.combined(x_BSD, self.attention(normed_BSD, mask))
         x_BKD = at(x_BSD, positions_BK)
-        return self.combined(x_BKD, self.attention(normed_BSD, mask, (positions_BK, self.normed(x_BKD))))
+        chosen = positions_BK, self.normed(x_BKD)
+        return self.combined(x_BKD, self.attention(normed_BSD, mask, chosen))
 
 
 class Bert(nn.Module):
@@ -103,7 +115,9 @@ class Bert(nn.Module):
     def __init__(self, architecture: Architecture, vocabulary: int, length: int, seed: int = 0) -> None:
         super().__init__()
         architecture.check_length(length)
-        self.architecture, self.vocabulary, self.length = architecture, vocabulary, length
+        self.architecture = architecture
+        self.vocabulary = vocabulary
+        self.length = length
         self.embedding = Embedding(architecture, vocabulary, length)
         different = architecture.different_layers or architecture.layers
         self.blocks = nn.ModuleList(Block(architecture, length, index) for index in range(different))
@@ -114,9 +128,13 @@ class Bert(nn.Module):
         self.trained_in: torch.dtype | None = None  # the states between blocks; None: as the weights
         initialize(self, torch.Generator().manual_seed(seed))
         if architecture.zero_outputs:
-            for part in self.modules():
-                if isinstance(part, nn.Linear) and hasattr(part, "ends_branch"):
-                    nn.init.zeros_(part.weight)
+            self.zero_outputs()
+
+    def zero_outputs(self) -> None:
+        """Set the output projection of each branch to zero."""
+        for part in self.modules():
+            if isinstance(part, nn.Linear) and hasattr(part, "ends_branch"):
+                nn.init.zeros_(part.weight)
 
     def set_dropout(self, probability: float) -> None:
         """Set dropout after embedding and branches and on attention weights."""
@@ -144,7 +162,8 @@ class Bert(nn.Module):
         tuned = self.embedding.word.weight.detach()
         rows = rows.to(tuned.device).index_copy(0, ids.to(tuned.device), tuned)
         self.embedding.word = nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=PAD)
-        self.vocabulary, self.kept = len(rows), None
+        self.vocabulary = len(rows)
+        self.kept = None
 
     def encode(self, tokens_BS: Tensor, padded: bool = False, positions_BK: Tensor | None = None) -> Tensor:
         """(B, S) token ids to (B, S, D) states. `padded`: mask [PAD].
@@ -152,13 +171,20 @@ class Bert(nn.Module):
         With positions, only the states there, (B, K, D): the last block computes no others.
         """
         S = tokens_BS.shape[1]
-        if missing := -S % 2**self.architecture.funnel:  # a task's inputs have any length
-            tokens_BS, padded = F.pad(tokens_BS, (0, missing), value=PAD), True
+        missing = -S % 2**self.architecture.funnel
+        if missing:  # a task's inputs have any length
+            tokens_BS = F.pad(tokens_BS, (0, missing), value=PAD)
+            padded = True
         seen_BS = tokens_BS != PAD if padded else None
         of_weights = self.embedding.word.weight.dtype
-        kind = self.trained_in if self.training and self.trained_in else of_weights
-        x_BSD = self.dropout(self.embedding(tokens_BS)).to(kind)
-        longer: list[tuple[Tensor, Tensor | None]] = []
+        of_states = self.trained_in if self.training and self.trained_in else of_weights
+        x_BSD = self.dropout(self.embedding(tokens_BS)).to(of_states)
+        x_BSD = self.through_blocks(x_BSD, seen_BS, positions_BK)
+        return self.norm(x_BSD.to(of_weights))[:, :S]
+
+    def through_blocks(self, x_BSD: Tensor, seen_BS: Tensor | None, positions_BK: Tensor | None) -> Tensor:
+        """(B, S, D) to (B, S, D), or to (B, K, D): the states at these positions alone."""
+        longer: list[tuple[Tensor, Tensor | None]] = []  # states before they were halved
         for index, times in enumerate(halvings(self.architecture)):
             if times > len(longer):
                 longer.append((x_BSD, seen_BS))
@@ -166,14 +192,17 @@ class Bert(nn.Module):
             elif times < len(longer):
                 before_BSD, seen_BS = longer.pop()
                 x_BSD = before_BSD + x_BSD.repeat_interleave(2, dim=1)
-            last = index + 1 == self.architecture.layers
-            x_BSD = self.blocks[index % len(self.blocks)](x_BSD, seen_BS, positions_BK if last else None)
-        return self.norm(x_BSD.to(of_weights))[:, :S]
+            block = self.blocks[index % len(self.blocks)]
+            is_last = index + 1 == self.architecture.layers
+            x_BSD = block(x_BSD, seen_BS, positions_BK if is_last else None)
+        return x_BSD
 
     @property
     def decoder(self) -> Tensor:
         """The vocabulary head's matrix (V, E)."""
-        return self.embedding.word.weight if self.head.decoder is None else self.head.decoder.weight
+        if self.head.decoder is None:
+            return self.embedding.word.weight
+        return self.head.decoder.weight
 
     def logits(self, states: Tensor) -> Tensor:
         """(..., D) states to (..., V) scores of the vocabulary."""
@@ -181,7 +210,8 @@ class Bert(nn.Module):
 
     def forward(self, tokens_BS: Tensor, positions_BK: Tensor, labels_BK: Tensor) -> Tensor:
         """The mean cross-entropy, nats, at the masked positions. Last block and head are computed only there."""
-        return self.masked_loss(self.encode(tokens_BS, positions_BK=positions_BK), labels_BK)
+        states_BKD = self.encode(tokens_BS, positions_BK=positions_BK)
+        return self.masked_loss(states_BKD, labels_BK)
 
     def masked_loss(self, states_BKD: Tensor, labels_BK: Tensor) -> Tensor:
         """The mean cross-entropy, nats, of the states at masked positions."""
@@ -190,7 +220,8 @@ class Bert(nn.Module):
 
     def losses(self, tokens_BS: Tensor, places_M: Tensor, labels_M: Tensor, padded: bool = False) -> Tensor:
         """The cross-entropy (M,), nats, at these places, which are numbered through the whole batch."""
-        scores_MV = self.logits(self.encode(tokens_BS, padded).flatten(0, 1)[places_M])
+        states_BSD = self.encode(tokens_BS, padded)
+        scores_MV = self.logits(states_BSD.flatten(0, 1)[places_M])
         return F.cross_entropy(scores_MV.float(), labels_M, reduction="none")
 
 
@@ -213,17 +244,30 @@ def operations(
     `masks` tokens of each sequence of `length` go through the head. For so many tokens, or else for `last_states`, the
     last block computes states, from keys and values of all. Reading the embedding is free.
     """
-    hidden, width = architecture.hidden, architecture.embedding or architecture.hidden
+    hidden = architecture.hidden
+    width = architecture.embedding or hidden
     projection = hidden * width if width != hidden else 0
     total = 2.0 * projection
     for index, times in enumerate(halvings(architecture)):
-        share = 0.5**times
-        with_ffn = (index % (architecture.different_layers or architecture.layers) + 1) % architecture.ffn_every == 0
-        ffn = inner(architecture) * (3 if architecture.activation == "geglu" else 2) * hidden if with_ffn else 0
-        asked = share if index + 1 < architecture.layers else (last_states or masks) / length
-        total += 4 * share * hidden**2 + asked * (2 * (2 * hidden**2 + ffn) + 4 * share * length * hidden)
+        share = 0.5**times  # of the tokens that the block reads
+        is_last = index + 1 == architecture.layers
+        computed = (last_states or masks) / length if is_last else share
+        keys_and_values = 4 * share * hidden**2
+        dense = 2 * (2 * hidden**2 + ffn_weights(architecture, index))
+        attention = 4 * share * length * hidden
+        total += keys_and_values + computed * (dense + attention)
     transform = hidden * width if architecture.head_transform else projection
-    return 3 * (total + masks / length * 2 * (transform + width * vocabulary))
+    head = 2 * (transform + width * vocabulary)
+    return 3 * (total + masks / length * head)
+
+
+def ffn_weights(architecture: Architecture, index: int) -> int:
+    """The weights in the matrices of the feed-forward layer of block number `index`; 0 if it has none."""
+    different = architecture.different_layers or architecture.layers
+    if (index % different + 1) % architecture.ffn_every:
+        return 0
+    matrices = 3 if architecture.activation == "geglu" else 2
+    return inner(architecture) * matrices * architecture.hidden
 
 
 class Detecting(nn.Module):
@@ -257,7 +301,8 @@ class Detecting(nn.Module):
         scores_BS = self.detector(states_BSD)[..., 0].float()
         visible_BS = (corrupted_BS != IGNORED).float()
         # a mean over all tokens, since micro-batches with as many tokens have to weigh as much
-        return torch.stack([masked, F.binary_cross_entropy_with_logits(scores_BS, corrupted_BS, weight=visible_BS)])
+        detected = F.binary_cross_entropy_with_logits(scores_BS, corrupted_BS, weight=visible_BS)
+        return torch.stack([masked, detected])
 
 
 def with_detector(bert: Bert, training: Training) -> Bert | Detecting:
@@ -269,4 +314,5 @@ def operations_per_token(
     architecture: Architecture, training: Training, vocabulary: int, length: int, masks: int
 ) -> float:
     """Floating-point operations of pretraining per token. Detection needs the last block's states at all positions."""
-    return operations(architecture, vocabulary, length, masks, length if training.detection else None)
+    last_states = length if training.detection else None
+    return operations(architecture, vocabulary, length, masks, last_states)

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 Sizes = Any
 Maybe = Tensor | None
 INIT_STD = 0.02  # of every weight matrix, as BERT
-PAD, SEP, MASK = 0, 3, 4  # the vocabulary fixes the ids of special tokens
+# the vocabulary fixes the ids of special tokens
+PAD = 0
+SEP = 3
+MASK = 4
 SPECIALS = 5  # ids below this are special tokens
 ROTARY_BASE = 10_000.0  # Su et al. 2021
 
@@ -27,8 +30,9 @@ def inner(sizes: Sizes) -> int:
 
 def halvings(sizes: Sizes) -> list[int]:
     """How often the length is halved at each block: each length, down and up again, has about as many blocks."""
-    places = (index * (2 * sizes.funnel + 1) // sizes.layers for index in range(sizes.layers))
-    return [min(place, 2 * sizes.funnel - place) for place in places]
+    last = 2 * sizes.funnel
+    stages = [index * (last + 1) // sizes.layers for index in range(sizes.layers)]
+    return [min(stage, last - stage) for stage in stages]
 
 
 class LayerNorm(nn.LayerNorm):
@@ -57,10 +61,12 @@ def norm(sizes: Sizes, width: int) -> nn.Module:
 def sinusoids(length: int, width: int) -> Tensor:
     """Position codes (S, E): pairs of sine and cosine, interleaved, of base 10,000 (Vaswani et al. 2017)."""
     positions = torch.arange(length, dtype=torch.float32)[:, None]
-    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
+    evens = torch.arange(0, width, 2, dtype=torch.float32)
+    rates = torch.exp(evens * (-math.log(10_000.0) / width))
+    angles = positions * rates
     codes = torch.zeros(length, width)
-    codes[:, 0::2] = torch.sin(positions * rates)
-    codes[:, 1::2] = torch.cos(positions * rates)
+    codes[:, 0::2] = torch.sin(angles)
+    codes[:, 1::2] = torch.cos(angles)
     return codes
 
 
@@ -105,16 +111,20 @@ class Rotation(nn.Module):
 
     def __init__(self, size: int, length: int) -> None:
         super().__init__()
+        positions = torch.arange(length, dtype=torch.float32)[:, None]
         rates = ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
-        angles = torch.arange(length, dtype=torch.float32)[:, None] * rates
+        angles = positions * rates
         sine = torch.sin(angles)
-        self.register_buffer("cosines", torch.cos(angles).repeat(1, 2)[:, None, None], persistent=False)
-        self.register_buffer("sines", torch.cat([-sine, sine], dim=1)[:, None, None], persistent=False)
+        cosines = torch.cos(angles).repeat(1, 2)
+        sines = torch.cat([-sine, sine], dim=1)
+        self.register_buffer("cosines", cosines[:, None, None], persistent=False)
+        self.register_buffer("sines", sines[:, None, None], persistent=False)
 
     def forward(self, x_BSPNH: Tensor, positions_BS: Maybe = None) -> Tensor:
         """Queries or keys (P of them), turned. They are those of the first S positions if no others are given."""
         places = slice(x_BSPNH.shape[1]) if positions_BS is None else positions_BS
-        cosines, sines = (part[places].to(x_BSPNH.dtype) for part in (self.cosines, self.sines))
+        cosines = self.cosines[places].to(x_BSPNH.dtype)
+        sines = self.sines[places].to(x_BSPNH.dtype)
         # its two halves swapped; compiled for a CPU, `roll` would not be vectorised
         other = x_BSPNH.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
         return torch.addcmul(x_BSPNH * cosines, other, sines)
@@ -125,7 +135,9 @@ class Attention(nn.Module):
 
     def __init__(self, sizes: Sizes, length: int) -> None:
         super().__init__()
-        self.sizes, self.heads, hidden = sizes, sizes.heads, sizes.hidden
+        self.sizes = sizes
+        self.heads = sizes.heads
+        hidden = sizes.hidden
         # three matrices, since Muon orthogonalises each by itself
         self.query = nn.Linear(hidden, hidden, bias=sizes.qkv_bias)
         self.key = nn.Linear(hidden, hidden, bias=sizes.qkv_bias)
@@ -136,7 +148,9 @@ class Attention(nn.Module):
 
     def rotated(self, x_BSPNH: Tensor, positions_BS: Maybe = None) -> Tensor:
         """Queries or keys, turned by their positions if these are rotary."""
-        return x_BSPNH if self.rotation is None else self.rotation(x_BSPNH, positions_BS)
+        if self.rotation is None:
+            return x_BSPNH
+        return self.rotation(x_BSPNH, positions_BS)
 
 
 class FeedForward(nn.Module):
@@ -156,8 +170,10 @@ class FeedForward(nn.Module):
         if self.activation == "geglu":
             x, gate = x.chunk(2, dim=-1)
             x = F.gelu(x) * gate
+        elif self.activation == "gelu":
+            x = F.gelu(x)
         else:
-            x = F.gelu(x) if self.activation == "gelu" else F.relu(x).square()
+            x = F.relu(x).square()
         return self.dense_out(x)
 
 
@@ -175,7 +191,8 @@ class Convolution(nn.Module):
 
     def forward(self, x_BSD: Tensor, seen_BS: Maybe) -> Tensor:
         """(B, S, D) to (B, S, D). Tokens beyond the sequence and those that are not `seen` count as zero."""
-        S, reach = x_BSD.shape[1], len(self.weight) // 2
+        S = x_BSD.shape[1]
+        reach = len(self.weight) // 2
         seen_BSD = x_BSD if seen_BS is None else x_BSD * seen_BS[:, :, None]
         wide_BWD = F.pad(seen_BSD, (0, 0, reach, reach))
         for place, weight_1D in enumerate(self.weight):
@@ -199,7 +216,9 @@ class Block(nn.Module):
 
     def mixed(self, x_BSD: Tensor, seen_BS: Maybe) -> Tensor:
         """The states with their neighbours, if there is a convolution."""
-        return x_BSD if self.convolution is None else self.convolution(x_BSD, seen_BS)
+        if self.convolution is None:
+            return x_BSD
+        return self.convolution(x_BSD, seen_BS)
 
     def normed(self, x: Tensor) -> Tensor:
         """The input of attention."""
@@ -210,8 +229,11 @@ class Block(nn.Module):
         x = x + self.dropout(attended)
         if self.post:
             x = self.attention_norm(x)
-            return x if self.ffn is None else self.ffn_norm(x + self.dropout(self.ffn(x)))
-        return x if self.ffn is None else x + self.dropout(self.ffn(self.ffn_norm(x)))
+        if self.ffn is None:
+            return x
+        if self.post:
+            return self.ffn_norm(x + self.dropout(self.ffn(x)))
+        return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
 
 class Head(nn.Module):
@@ -219,7 +241,8 @@ class Head(nn.Module):
 
     def __init__(self, sizes: Sizes, vocabulary: int) -> None:
         super().__init__()
-        width, hidden = sizes.embedding or sizes.hidden, sizes.hidden
+        hidden = sizes.hidden
+        width = sizes.embedding or hidden
         self.transforms = sizes.head_transform
         factorised = sizes.embedding is not None
         self.dense = nn.Linear(hidden, width, bias=sizes.bias) if factorised or self.transforms else None
@@ -230,7 +253,9 @@ class Head(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """(..., D) to (..., E), the decoder's input."""
         x = states if self.dense is None else self.dense(states)
-        return self.norm(F.gelu(x)) if self.transforms else x
+        if self.transforms:
+            x = self.norm(F.gelu(x))
+        return x
 
 
 class ClassifierHead(nn.Module):
@@ -247,39 +272,54 @@ class ClassifierHead(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """(..., inputs) to (..., classes) scores."""
-        x = states if self.dense is None else torch.tanh(self.dense(states))
-        return self.out(self.dropout(x))
+        if self.dense is not None:
+            states = torch.tanh(self.dense(states))
+        return self.out(self.dropout(states))
 
 
 def at(x_BSD: Tensor, positions_BK: Tensor) -> Tensor:
     """(B, K, D): the states at these positions."""
-    return x_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))
+    D = x_BSD.shape[-1]
+    places_BKD = positions_BK[:, :, None].expand(-1, -1, D)
+    return x_BSD.gather(1, places_BKD)
 
 
 def undrawn(part: nn.Module, zero_outputs: bool) -> dict[str, Tensor]:
     """The tensors of a layer that start with other than random values, by name; the tables of positions too."""
     if isinstance(part, Rotation):
-        return dict(Rotation(part.cosines.shape[-1], len(part.cosines)).named_buffers())
+        length, _, _, size = part.cosines.shape
+        return dict(Rotation(size, length).named_buffers())
     if isinstance(part, Embedding):
         width = part.word.embedding_dim
-        codes = {"codes": sinusoids(len(part.codes), width)} if hasattr(part, "codes") else {}
-        return codes | ({"scale": torch.tensor(width**-0.5)} if hasattr(part, "scale") else {})
-    if isinstance(part, Convolution) or (isinstance(part, nn.Linear) and zero_outputs and hasattr(part, "ends_branch")):
+        tensors = {}
+        if hasattr(part, "codes"):
+            tensors["codes"] = sinusoids(len(part.codes), width)
+        if hasattr(part, "scale"):
+            tensors["scale"] = torch.tensor(width**-0.5)
+        return tensors
+    if isinstance(part, Convolution):
         return {"weight": torch.zeros_like(part.weight)}
-    return {"bias": torch.zeros_like(part.bias)} if isinstance(part, Head) and part.bias is not None else {}
+    if isinstance(part, nn.Linear) and zero_outputs and hasattr(part, "ends_branch"):
+        return {"weight": torch.zeros_like(part.weight)}
+    if isinstance(part, Head) and part.bias is not None:
+        return {"bias": torch.zeros_like(part.bias)}
+    return {}
 
 
 def pooled(states_BSD: Tensor, seen_BS: Maybe, pooling: str) -> Tensor:
     """(B, D): the mean over the tokens that are `seen` (None: all), or for "cls" the first of them."""
+    if pooling == "mean":
+        return states_BSD.mean(dim=1) if seen_BS is None else mean(states_BSD, seen_BS)
     if seen_BS is None:
-        return states_BSD.mean(dim=1) if pooling == "mean" else states_BSD[:, 0]
+        return states_BSD[:, 0]
     first_B = seen_BS.int().argmax(dim=1)  # padding may be on the left
-    return mean(states_BSD, seen_BS) if pooling == "mean" else at(states_BSD, first_B[:, None])[:, 0]
+    return at(states_BSD, first_B[:, None])[:, 0]
 
 
 def mean(states: Tensor, seen: Tensor) -> Tensor:
     """(..., S, D) to (..., D): the mean over the tokens that are `seen` (..., S); zero if there are none."""
-    weights = seen.to(states.dtype) / seen.sum(dim=-1, keepdim=True).clamp(min=1)
+    counts = seen.sum(dim=-1, keepdim=True).clamp(min=1)
+    weights = seen.to(states.dtype) / counts
     return (states * weights[..., None]).sum(dim=-2)
 
 
@@ -290,8 +330,11 @@ def compared(states_BSD: Tensor, seen_BS: Tensor, ends_BS: Tensor) -> Tensor:
     """
     ends_BS = ends_BS.int()
     first_BS = seen_BS & (ends_BS.cumsum(dim=1) == ends_BS)
-    u_BD, v_BD = mean(states_BSD, first_BS), mean(states_BSD, seen_BS & ~first_BS)
-    return torch.cat([u_BD, v_BD, (u_BD - v_BD).abs(), u_BD * v_BD], dim=1)
+    second_BS = seen_BS & ~first_BS
+    u_BD = mean(states_BSD, first_BS)
+    v_BD = mean(states_BSD, second_BS)
+    difference_BD = (u_BD - v_BD).abs()
+    return torch.cat([u_BD, v_BD, difference_BD, u_BD * v_BD], dim=1)
 
 
 def halve(x_BSD: Tensor, seen_BS: Maybe) -> tuple[Tensor, Maybe]:

@@ -32,13 +32,16 @@ def described(config: dict) -> tuple[Architecture, int, int]:
     The fields of transformers decide; of a layout that it has, the key `cram` has the other axes. Raises ValueError,
     KeyError or TypeError for what is no model of cram's.
     """
-    about, model_type = config.get("cram") or {}, config.get("model_type")
+    about = config.get("cram") or {}
+    model_type = config.get("model_type")
     if model_type not in FIELDS:
         raise ValueError(f"model_type is {model_type!r}; expected {', '.join(FIELDS)}")
     axes = dict(about.get("architecture") or {})
     if model_type != "cram" and not axes:
         raise ValueError("config.json has no key 'cram', so the model was not pretrained by cram")
-    axes |= {axis: config[field] for axis, field in FIELDS[model_type].items() if field in config}
+    for axis, field in FIELDS[model_type].items():
+        if field in config:
+            axes[axis] = config[field]
     if model_type == "modernbert":
         axes["intermediate"] = axes["intermediate"] * 3 // 2  # there it is the width within GEGLU
     return Architecture(**axes), config["vocab_size"], config["max_position_embeddings"]
@@ -93,15 +96,17 @@ def _needs(a: Architecture) -> dict[str, dict]:
 
 def transformers_model(architecture: Architecture) -> tuple[str | None, str | None]:
     """The model of transformers that this layout is saved as, such as `ModernBert`; or None, and why there is none."""
-    lacking = {
-        name: {axis: value for axis, value in needed.items() if getattr(architecture, axis) != value}
-        for name, needed in _needs(architecture).items()
-    }
-    name, axes = min(lacking.items(), key=lambda item: len(item[1]))
-    if not axes:
-        return name, None
-    needs = [f"{axis} {json.dumps(v)} (here {json.dumps(getattr(architecture, axis))})" for axis, v in axes.items()]
-    return None, f"transformers has no model of this layout; the nearest, {name}, would need {', '.join(needs)}."
+    lacking: dict[str, dict] = {}
+    for name, needed in _needs(architecture).items():
+        lacking[name] = {axis: value for axis, value in needed.items() if getattr(architecture, axis) != value}
+    nearest = min(lacking, key=lambda name: len(lacking[name]))
+    if not lacking[nearest]:
+        return nearest, None
+    needs = []
+    for axis, value in lacking[nearest].items():
+        here = getattr(architecture, axis)
+        needs.append(f"{axis} {json.dumps(value)} (here {json.dumps(here)})")
+    return None, f"transformers has no model of this layout; the nearest, {nearest}, would need {', '.join(needs)}."
 
 
 def transformers_classifier(
@@ -109,11 +114,17 @@ def transformers_classifier(
 ) -> tuple[str | None, str | None]:
     """transformers' class for a classifier, as `BertForSequenceClassification`; or None, and why there is none."""
     name, why = transformers_model(architecture)
-    if name and head == "tanh":
-        why = (
+    if name is None:
+        return None, why
+    if head == "tanh":
+        return None, (
             f"transformers' {name} has no dense-tanh head of width {CLASSIFIER_WIDTH}; finetune with head 'native' for "
             "one that it has."
         )
-    elif name and kind != "tokens" and (pooling == "compare" or (name == "Bert" and pooling == "mean")):
-        why = f"transformers' {name} has no pooling {pooling!r}; finetune with pooling 'cls' for one that it has."
-    return (None, why) if why else (f"{name}For{head_for(kind)}", None)
+    has_pooling = pooling == "cls" or (pooling == "mean" and name != "Bert")
+    if kind != "tokens" and not has_pooling:
+        return (
+            None,
+            f"transformers' {name} has no pooling {pooling!r}; finetune with pooling 'cls' for one that it has.",
+        )
+    return f"{name}For{head_for(kind)}", None
