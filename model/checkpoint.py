@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from model.errors import InputError
 from model.files import fsync
 
-CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
+CHECKPOINT = "checkpoint.safetensors"
+METRICS = "metrics.jsonl"
 HELDOUT = "heldout.jsonl"  # held-out losses and memory, for those who watch a run
 
 
@@ -59,9 +60,25 @@ def tensors_of(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dic
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for number, optimizer in enumerate(optimizers):
         for index, state in optimizer.state_dict()["state"].items():
-            values = {name: value for name, value in state.items() if value is not None}
-            tensors |= {f"optimizer.{number}.{index}.{name}": value for name, value in values.items()}
+            for name, value in state.items():
+                if value is not None:
+                    tensors[f"optimizer.{number}.{index}.{name}"] = value
     return tensors
+
+
+def weights_in(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights among the tensors of a checkpoint, by their names in the model."""
+    return {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+
+
+def states_in(tensors: dict[str, Tensor], number: int) -> dict[int, dict[str, Tensor]]:
+    """The states of the optimizer of that number, by the index of the parameter and the name of the state."""
+    states: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith(f"optimizer.{number}."):
+            _, _, index, part = name.split(".")
+            states.setdefault(int(index), {})[part] = value
+    return states
 
 
 class Writer:
@@ -80,7 +97,8 @@ class Writer:
     def save(self, model: nn.Module, optimizers: list[torch.optim.Optimizer], spent: Spent) -> None:
         """Copy the state of a run and start writing it. Waits for the previous write to end."""
         self.wait()
-        before, self.copies = self.copies, {}
+        before = self.copies
+        self.copies = {}
         for name, value in tensors_of(model, optimizers).items():
             copy = before.get(name)
             if copy is None:
@@ -95,8 +113,9 @@ class Writer:
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk. Raises the error of writing it."""
-        if self.writing:
-            writing, self.writing = self.writing, None
+        writing = self.writing
+        self.writing = None
+        if writing:
             writing.result()
 
     def close(self) -> None:
@@ -116,13 +135,10 @@ def restore(
         with safe_open(path, "pt") as file:
             spent = Spent(**json.loads(file.metadata()["spent"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
-        model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+        model.load_state_dict(weights_in(tensors))
         for number, optimizer in enumerate(optimizers):
-            states: dict[int, dict[str, Tensor]] = {}
-            for name in (name for name in tensors if name.startswith(f"optimizer.{number}.")):
-                _, _, index, part = name.split(".")
-                states.setdefault(int(index), {})[part] = tensors[name]
-            optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": states_in(tensors, number), "param_groups": groups})
         if spent.scaler:  # empty unless the run computed in fp16
             scaler.load_state_dict(spent.scaler)
     return spent
@@ -130,7 +146,8 @@ def restore(
 
 def saved_step(folder: Path) -> int:
     """The step of the checkpoint, 0 if there is none. Raises InputError if it can't be read."""
-    if not (path := folder / CHECKPOINT).exists():
+    path = folder / CHECKPOINT
+    if not path.exists():
         return 0
     with damage_as_input_error(path), safe_open(path, "pt") as file:
         return json.loads(file.metadata()["spent"])["step"]
@@ -142,24 +159,28 @@ def damage_as_input_error(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, TypeError, KeyError, ValueError, RuntimeError) as error:
+        why = " ".join(str(error).split())
         raise InputError(
-            f"{path} is damaged or belongs to another model ({' '.join(str(error).split())}), so the run can't resume "
-            "from it. Delete it, or refresh the pretrain stage, to train from the start."
+            f"{path} is damaged or belongs to another model ({why}), so the run can't resume from it. Delete it, or "
+            "refresh the pretrain stage, to train from the start."
         ) from error
 
 
 def cut_metrics(folder: Path, steps: int) -> None:
     """Keep the metrics and held-out losses of the first `steps` steps only."""
-    (folder / METRICS).touch()
-    rows = (folder / METRICS).read_bytes().splitlines(keepends=True)[:steps]
-    os.truncate(folder / METRICS, sum(map(len, rows)))  # in one step, so that a kill loses nothing
-    (folder / HELDOUT).touch()
-    rows = (folder / HELDOUT).read_bytes().splitlines(keepends=True)
+    metrics = folder / METRICS
+    metrics.touch()
+    rows = metrics.read_bytes().splitlines(keepends=True)[:steps]
+    os.truncate(metrics, sum(map(len, rows)))  # in one step, so that a kill loses nothing
+
+    heldout = folder / HELDOUT
+    heldout.touch()
+    rows = heldout.read_bytes().splitlines(keepends=True)
     try:
         rows = [row for row in rows if row.endswith(b"\n") and json.loads(row)["step"] <= steps]
     except (ValueError, TypeError, KeyError):  # after a crash of the machine, and not needed to train
         rows = []
-    os.truncate(folder / HELDOUT, sum(map(len, rows)))
+    os.truncate(heldout, sum(map(len, rows)))
 
 
 def line(row: dict) -> str:

@@ -41,7 +41,8 @@ class Clock:
         return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
     def __init__(self, before: float = 0.0, stopped: float = 0.0) -> None:
-        self.before, self.stopped = before, stopped
+        self.before = before
+        self.stopped = stopped
         self.since = self.now()
         self.paused_at: float | None = None
         self.beaten = threading.Condition()  # held to read or change what follows
@@ -70,11 +71,14 @@ class Clock:
     def beat(self) -> None:
         """Note that the process is alive; if it was not, take that time off the clock."""
         with self.beaten:
-            before, wakes_before = self.last_beat, self.last_wakes
-            self.last_beat, self.last_wakes = self.now(), self.wakes()
-            gap = self.last_beat - (self.last_beat if before is None else before)
-            if gap > LATE_SECONDS and self.last_wakes - wakes_before < WAKES_PER_SECOND * gap:
+            now = self.now()
+            wakes = self.wakes()
+            gap = 0.0 if self.last_beat is None else now - self.last_beat
+            was_stopped = wakes - self.last_wakes < WAKES_PER_SECOND * gap
+            if gap > LATE_SECONDS and was_stopped:
                 self._stand_still(gap - BEAT_SECONDS)
+            self.last_beat = now
+            self.last_wakes = wakes
             self.beaten.notify_all()
 
     def _stand_still(self, seconds: float) -> None:

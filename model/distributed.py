@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -33,7 +34,8 @@ from model.settings import Architecture, Training
 
 PROBLEM = "problem.json"  # the user error that ended the run, for the process that started it
 MEETING = "meeting"  # the file through which the processes find each other
-JOB, OUTPUT = "job.json", "processes.log"  # of all processes
+JOB = "job.json"
+OUTPUT = "processes.log"  # of all processes
 STOP_SECONDS = 300  # for a stopped run to write its checkpoint
 POLL_SECONDS = 1.0  # between two looks at the progress
 ERROR_SECONDS = 10.0  # until the other processes are killed when one has ended with an error
@@ -53,14 +55,15 @@ class Job(BaseModel, frozen=True, extra="forbid"):
 
     def pretraining(self, here: machine.Machine, among: machine.Processes = machine.ALONE) -> Pretraining:
         """The training loop, at its start or at the checkpoint. The sequences are mapped into memory."""
-        sequences, heldout = np.load(self.sequences, mmap_mode="r"), Heldout.load(self.heldout)
-        corpus = Corpus(sequences, heldout, self.vocabulary)
+        sequences = np.load(self.sequences, mmap_mode="r")
+        corpus = Corpus(sequences, Heldout.load(self.heldout), self.vocabulary)
         memory.check_memory(self.architecture, self.training, self.vocabulary, corpus.length, here)
         bert = Bert(self.architecture, self.vocabulary, corpus.length, seed=self.training.seed)
         if self.start:
             weights = export.load(self.start).state_dict()
-            if export.POSITIONS in weights:  # of sequences that may have been longer
-                weights[export.POSITIONS] = weights[export.POSITIONS][: corpus.length]
+            positions = weights.get(export.POSITIONS)
+            if positions is not None:  # of sequences that may have been longer
+                weights[export.POSITIONS] = positions[: corpus.length]
             bert.load_state_dict(weights)
         return Pretraining(bert, self.training, corpus, here, self.folder, among)
 
@@ -82,7 +85,8 @@ def join(device: torch.device, meeting: Path) -> machine.Processes:
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    count = int(os.environ["WORLD_SIZE"])
     backend = "nccl" if device.type == "cuda" else "gloo"
     # not by a file:// address, in which torch does not decode escaped characters such as spaces
     store = dist.FileStore(str(meeting), count)
@@ -95,32 +99,43 @@ def launch(job: Job, count: int, report: Callable[[float, str], None]) -> None:
     work = job.folder
     (work / JOB).write_text(job.model_dump_json(), encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="cram-") as folder, (work / OUTPUT).open("w", encoding="utf-8") as output:
-        command = [sys.executable, "-m", "model.distributed", str(work / JOB), folder]
         started: list[subprocess.Popen] = []
         try:
             for rank in range(count):
-                process = subprocess.Popen(
-                    command,
-                    env=environment(rank, count),
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,  # Ctrl-C reaches this process only, which stops all at the same step
-                )
-                started.append(process)
-            while None in [process.poll() for process in started]:
-                if any(process.returncode for process in started):  # the others would wait for it
-                    end(started, ERROR_SECONDS)
-                elif row := last_row(work):
-                    report(row["fraction"], line(row))
-                time.sleep(POLL_SECONDS)
+                started.append(start(work / JOB, folder, output, environment(rank, count)))
+            wait(started, work, report)
         finally:
             end(started, STOP_SECONDS)
-        if (problem := Path(folder, PROBLEM)).exists():
+        problem = Path(folder, PROBLEM)
+        if problem.exists():
             raise InputError(json.loads(problem.read_text(encoding="utf-8")))
     if any(process.returncode for process in started):
         printed = (work / OUTPUT).read_text(encoding="utf-8", errors="replace")
         raise RuntimeError(f"One of {count} processes ended with an error:\n{printed}")
+
+
+def start(job: Path, folder: str, output: TextIO, variables: dict[str, str]) -> subprocess.Popen:
+    """Start one of the processes of a job, in this environment."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "model.distributed", str(job), folder],
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,  # Ctrl-C reaches the parent only, which stops all at the same step
+    )
+
+
+def wait(processes: list[subprocess.Popen], work: Path, report: Callable[[float, str], None]) -> None:
+    """Report progress until all processes have ended. If one ends with an error, the others are stopped."""
+    while None in [process.poll() for process in processes]:
+        if any(process.returncode for process in processes):  # the others would wait for it
+            end(processes, ERROR_SECONDS)
+        else:
+            row = last_row(work)
+            if row:
+                report(row["fraction"], line(row))
+        time.sleep(POLL_SECONDS)
 
 
 def end(processes: list[subprocess.Popen], seconds: float) -> None:
@@ -150,7 +165,9 @@ def stop_with_parent() -> None:
 
 def main() -> None:
     """Train as one of several processes. SIGTERM, which the parent sends to all, ends the run with a checkpoint."""
-    job, folder = Job.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
+    _, file, meeting = sys.argv
+    job = Job.model_validate_json(Path(file).read_text(encoding="utf-8"))
+    folder = Path(meeting)
     print_anything()
     threading.Thread(target=stop_with_parent, daemon=True).start()
     here = machine.detect()

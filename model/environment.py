@@ -18,9 +18,11 @@ def choice(name: str, choices: tuple[str, ...]) -> str:
 def whole_number(name: str, default: str) -> int | None:
     """The environment variable's value, above 0; None if it is unset or empty. `default` is what cram uses then."""
     value = os.environ.get(name, "")
-    if value and not (value.isdecimal() and int(value) > 0):
+    if not value:
+        return None
+    if not value.isdecimal() or int(value) == 0:
         raise InputError(f"{name} is {value!r}; expected a positive whole number, or unset for {default}.")
-    return int(value) if value else None
+    return int(value)
 
 
 def print_anything() -> None:

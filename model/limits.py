@@ -28,14 +28,16 @@ def cores() -> int:
     A quota of 1.5 cores counts as 2: one worker would leave a third of it unused, and of two each waits for a quarter
     of the time, so that together they use it all.
     """
-    return min([len(os.sched_getaffinity(0)), *(math.ceil(quota) for quota in quotas())])
+    counts = [math.ceil(quota) for quota in quotas()]
+    return min([len(os.sched_getaffinity(0)), *counts])
 
 
 def quotas() -> Iterator[float]:
     """The CPU time per second, in cores, that the process and the groups above it may use; nothing where it is free."""
     for kind, folder in groups("cpu"):
         with suppress(OSError, ValueError):  # absent, or "max"
-            quota, period = (int(part) for name in QUOTA[kind] for part in read(folder / name).split())
+            texts = [read(folder / name) for name in QUOTA[kind]]
+            quota, period = map(int, " ".join(texts).split())
             if min(quota, period) > 0:  # version 1 has -1 for no limit
                 yield quota / period
 
@@ -44,7 +46,8 @@ def available_memory() -> int:
     """Bytes of memory that can still be allocated, within the limits of cgroups; 1 PiB if unknown."""
     left = [UNKNOWN_MEMORY]
     with suppress(OSError):
-        if match := re.search(r"MemAvailable: +(\d+) kB", read(MEMORY_INFO)):
+        match = re.search(r"MemAvailable: +(\d+) kB", read(MEMORY_INFO))
+        if match:
             left.append(int(match[1]) * 1024)
     for kind, folder in groups("memory"):
         with suppress(OSError, ValueError):  # absent, or "max"
@@ -63,13 +66,17 @@ def groups(controller: str) -> Iterator[tuple[str, Path]]:
     except OSError:  # another kernel
         return
     for mount in mounts:
-        root, top, (kind, _, options) = mount[3], Path(mount[4]), mount[mount.index("-") + 1 :][:3]
+        root = mount[3]
+        top = Path(mount[4])
+        separator = mount.index("-")
+        kind, _, options = mount[separator + 1 : separator + 4]
         if kind not in QUOTA or (kind == "cgroup" and controller not in options.split(",")):
             continue
         named = controller if kind == "cgroup" else ""
         for _, controllers, path in memberships:
             if named in controllers.split(","):
-                yield from ((kind, folder) for folder in upwards(top, root, path))
+                for folder in upwards(top, root, path):
+                    yield kind, folder
 
 
 def upwards(top: Path, root: str, path: str) -> Iterator[Path]:
@@ -77,10 +84,13 @@ def upwards(top: Path, root: str, path: str) -> Iterator[Path]:
 
     Where that group isn't below `root`, as in a container that sees the names of its host, it is `root` itself.
     """
-    inner = Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
+    inner = Path()
+    if Path(path).is_relative_to(root):
+        inner = Path(path).relative_to(root)
     if ".." in inner.parts or not (top / inner).is_dir():
         inner = Path()
-    yield from (top / part for part in (inner, *inner.parents))
+    for part in (inner, *inner.parents):
+        yield top / part
 
 
 def read(path: Path) -> str:

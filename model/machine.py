@@ -26,7 +26,10 @@ CPU_MICRO_BATCH = 32  # sequences; beyond it no gain on two cores, and more memo
 CUDA_MICRO_BATCH = 1024  # sequences to begin with, where the memory decides
 # Largest side of the matrices whose product gives the machine's peak rate, how often it is timed, and how long it may
 # take: CPUs emulate precisions that they lack at a hundredth of the usual rate, half a minute for the largest side.
-MATRIX_SIDE, MATRIX_REPEATS, MATRIX_SECONDS = {"cpu": 2048, "cuda": 8192}, 5, 1.0
+MATRIX_SIDE = {"cpu": 2048, "cuda": 8192}
+MATRIX_REPEATS = 5
+MATRIX_SECONDS = 1.0
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ class Machine:
 
     def device_name(self) -> str:
         """The GPU's name, or the number of the CPU's threads."""
-        cuda = self.device.type == "cuda"
-        return torch.cuda.get_device_name(self.device) if cuda else f"CPU, {counted(torch.get_num_threads(), 'thread')}"
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"CPU, {counted(torch.get_num_threads(), 'thread')}"
 
     def describe(self) -> dict:
         """For the manifest."""
@@ -118,28 +122,43 @@ def detect() -> Machine:
     cuda = torch.cuda.is_available() and device != "cpu"
     if cuda:
         torch.set_float32_matmul_precision("high")
-    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    dtype = choice("CRAM_DTYPE", tuple(kinds))
+    dtype = choice("CRAM_DTYPE", tuple(DTYPES))
     if dtype == "auto":
-        fast_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else cpu_has_bf16()
-        dtype = "bf16" if fast_bf16 else "fp16" if cuda else "fp32"
+        dtype = fastest_dtype(cuda)
     compiler = choice("CRAM_COMPILE", ("0", "1"))
-    compiles = compiler != "0" and (cuda or shutil.which(os.environ.get("CXX", "g++")) is not None)
-    if compiler == "1" and not compiles:
-        raise InputError(
-            "CRAM_COMPILE is '1', but there is no C++ compiler (CXX, or g++) here. Install one, or unset it."
-        )
-    if not compiles:
-        log.info("torch.compile is not used: %s.", "CRAM_COMPILE=0" if compiler == "0" else "there is no C++ compiler")
+    compiles = can_compile(compiler, cuda)
     micro_batch = whole_number("CRAM_MICRO_BATCH", "a size that fits")
+    usual_micro_batch = CUDA_MICRO_BATCH if cuda else CPU_MICRO_BATCH
     return Machine(
         torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cuda else "cpu"),
-        kinds[dtype],
+        DTYPES[dtype],
         compiles,
-        micro_batch=micro_batch or (CUDA_MICRO_BATCH if cuda else CPU_MICRO_BATCH),
+        micro_batch=micro_batch or usual_micro_batch,
         compiles_always=compiler == "1",
         probes=cuda and micro_batch is None,
     )
+
+
+def fastest_dtype(cuda: bool) -> str:
+    """The fastest of DTYPES for matrix products on the GPU, or else on the CPU."""
+    if cuda:
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "bf16" if cpu_has_bf16() else "fp32"
+
+
+def can_compile(compiler: str, cuda: bool) -> bool:
+    """Whether torch.compile is to be used. `compiler`: the value of CRAM_COMPILE."""
+    if compiler == "0":
+        log.info("torch.compile is not used: CRAM_COMPILE=0.")
+        return False
+    if cuda or shutil.which(os.environ.get("CXX", "g++")) is not None:
+        return True
+    if compiler == "1":
+        raise InputError(
+            "CRAM_COMPILE is '1', but there is no C++ compiler (CXX, or g++) here. Install one, or unset it."
+        )
+    log.info("torch.compile is not used: there is no C++ compiler.")
+    return False
 
 
 def limit_threads() -> None:
@@ -158,7 +177,9 @@ def limit_threads() -> None:
 def to_device(values: np.ndarray, device: torch.device) -> Tensor:
     """Copy to the device, without waiting for the work that is queued there."""
     tensor = torch.from_numpy(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def gpus(here: Machine) -> int:
@@ -179,7 +200,8 @@ def keeps_tenths() -> bool:
 
 def product_seconds(side: int, repeats: int, device: torch.device, dtype: torch.dtype) -> float:
     """The median time of a product of two square matrices, after one for warm-up."""
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    a = torch.randn(side, side, device=device).to(dtype)
+    b = torch.randn(side, side, device=device).to(dtype)
     seconds = []
     for _ in range(1 + repeats):
         start = time.perf_counter()
@@ -211,7 +233,8 @@ def keep_heap() -> None:
     """Make glibc keep freed blocks: returning them and faulting them in again costs 9 to 47 % of a step on a CPU."""
     try:
         libc = ctypes.CDLL("libc.so.6")
-        m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
+        m_trim_threshold = -1  # these two numbers are in malloc.h
+        m_mmap_max = -4
         libc.mallopt(m_trim_threshold, -1)  # as size_t: never
         libc.mallopt(m_mmap_max, 0)  # no blocks of their own, so none to unmap
     except (OSError, AttributeError):

@@ -68,18 +68,23 @@ def check_memory(
     Activations are not counted: they depend on the micro-batch, which is chosen to fit.
     """
     weights, states = sizes(architecture, training, vocabulary, length)
-    trained, checkpoint = 2 * weights + states, weights + states
-    cuda = machine.device.type == "cuda"
-    of_gpu = torch.cuda.get_device_properties(machine.device).total_memory if cuda else 0
-    needs = {machine.device_name(): (trained, of_gpu)} if cuda else {}
-    needs["this machine"] = processes * (weights if cuda else trained) + checkpoint, available_memory()
-    for where, (needed, there) in needs.items():
+    trained = 2 * weights + states
+    checkpoint = weights + states
+    needs: list[tuple[str, int, int]] = []  # where, bytes needed and bytes there
+    if machine.device.type == "cuda":
+        of_gpu = torch.cuda.get_device_properties(machine.device).total_memory
+        needs.append((machine.device_name(), trained, of_gpu))
+        needs.append(("this machine", processes * weights + checkpoint, available_memory()))
+    else:
+        needs.append(("this machine", processes * trained + checkpoint, available_memory()))
+    for where, needed, there in needs:
         if needed > there:
-            given = ", ".join(f"{name} {getattr(architecture, name)}" for name in ("layers", "hidden", "intermediate"))
+            a = architecture
             raise InputError(
-                f"Training pretrain.architecture ({given}) with pretrain.optimizer {training.optimizer!r} needs at "
-                f"least {needed:,} bytes of memory for weights, gradients and optimizer states, but {where} has "
-                f"{there:,} bytes available. Lower pretrain.architecture.layers, hidden or intermediate."
+                f"Training pretrain.architecture (layers {a.layers}, hidden {a.hidden}, intermediate {a.intermediate}) "
+                f"with pretrain.optimizer {training.optimizer!r} needs at least {needed:,} bytes of memory for weights, "
+                f"gradients and optimizer states, but {where} has {there:,} bytes available. Lower "
+                "pretrain.architecture.layers, hidden or intermediate."
             )
 
 
@@ -87,7 +92,8 @@ def used(device: torch.device) -> float:
     """GiB of a GPU's memory that this process has used at most; on a CPU, GiB that it uses."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
+    _, resident, *_ = Path("/proc/self/statm").read_text(encoding="utf-8").split()
+    return int(resident) * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
 def share_of(training: Training, processes: int) -> int:
@@ -116,24 +122,31 @@ def choose_micro_batch(
     if machine.probes and spent.device == machine.device_name():
         most = min(most, spent.micro_batch)
     sizes = [size for size in range(1, most + 1) if share % size == 0]
-    while machine.probes and len(sizes) > 1 and not fits(model, training, corpus, machine, sizes[-1], not spent.step):
-        sizes.pop()
+    if machine.probes:
+        is_new = not spent.step
+        while len(sizes) > 1 and not fits(model, training, corpus, machine, sizes[-1], is_new):
+            sizes.pop()
     return sizes[-1]
 
 
 def fits(model: nn.Module, training: Training, corpus: Corpus, machine: Machine, size: int, new: bool) -> bool:
     """Whether a micro-batch can be computed with memory to spare; `new`: the optimizers have no state yet."""
     fraction = max(training.mask_fraction, training.last_mask_fraction or 0.0)
+    masks = masks_per_sequence(fraction, corpus.length)
     try:
         # twice, since all gradients exist while the second micro-batch of a step is computed
-        compute(model, training, corpus, machine, size, masks_per_sequence(fraction, corpus.length), times=2)
+        compute(model, training, corpus, machine, size, masks, times=2)
         if machine.device.type != "cuda":
             return True
         free, total = torch.cuda.mem_get_info(machine.device)
-        states = 2 * sum(p.numel() * p.element_size() for p in model.parameters()) if new else 0
+        states = 0
+        if new:
+            states = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
         return free > states + SPARE_MEMORY * total
+    except torch.OutOfMemoryError:
+        return False
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in FULL):
+        if not any(words in str(error) for words in FULL):
             raise
         return False
     finally:

@@ -29,8 +29,10 @@ def groups(
     decaying: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in named:
-        decays = parameter.ndim >= 2 or (decay_norms and not name.endswith("bias"))
-        (decaying if decays else others).append(parameter)
+        if parameter.ndim >= 2 or (decay_norms and not name.endswith("bias")):
+            decaying.append(parameter)
+        else:
+            others.append(parameter)
     return [
         {"params": decaying, "peak": peak, "weight_decay": weight_decay},
         {"params": others, "peak": peak, "weight_decay": 0.0},
@@ -42,7 +44,11 @@ def optimizers(bert: Bert | Detecting, training: Training, dtype: torch.dtype = 
 
     `dtype`: of Muon's matrix products
     """
-    lr, betas, eps = training.learning_rate, (BETA1, training.beta2), training.adam_eps
+    if training.optimizer == "muon":
+        return muon_and_adamw(bert, training, dtype)
+    lr = training.learning_rate
+    betas = (BETA1, training.beta2)
+    eps = training.adam_eps
     all_groups = groups(bert.named_parameters(), lr, training.weight_decay, training.decay_norms)
     match training.optimizer:
         case "adamw":
@@ -55,15 +61,20 @@ def optimizers(bert: Bert | Detecting, training: Training, dtype: torch.dtype = 
             return [Adafactor(all_groups, lr=lr, eps=ADAFACTOR_EPS)]
         case "sgd":
             return [SGD(all_groups, lr=lr, momentum=MOMENTUM, nesterov=True, fused=True)]
-        case "muon":  # AdamW without decay for all but the matrices of the blocks: embedding, convolutions, norms, head
-            matrices = [p for p in bert.blocks.parameters() if p.ndim == 2]
-            ids = {id(p) for p in matrices}
-            others = groups([(name, p) for name, p in bert.named_parameters() if id(p) not in ids], lr, 0.0)
-            peak = training.matrix_learning_rate
-            return [
-                Muon([{"params": matrices, "peak": peak}], dtype, lr=peak, weight_decay=training.weight_decay),
-                AdamW(others, lr=lr, betas=betas, eps=eps, fused=True),
-            ]
+
+
+def muon_and_adamw(bert: Bert | Detecting, training: Training, dtype: torch.dtype) -> list[Optimizer]:
+    """Muon for the matrices of the blocks; AdamW without decay for embedding, convolutions, norms and head."""
+    matrices = [parameter for parameter in bert.blocks.parameters() if parameter.ndim == 2]
+    ids = {id(matrix) for matrix in matrices}
+    others = [(name, parameter) for name, parameter in bert.named_parameters() if id(parameter) not in ids]
+
+    peak = training.matrix_learning_rate
+    muon = Muon([{"params": matrices, "peak": peak}], dtype, lr=peak, weight_decay=training.weight_decay)
+    lr = training.learning_rate
+    betas = (BETA1, training.beta2)
+    adamw = AdamW(groups(others, lr, 0.0), lr=lr, betas=betas, eps=training.adam_eps, fused=True)
+    return [muon, adamw]
 
 
 def set_rates(optimizers: list[Optimizer], multiplier: float) -> None:
@@ -100,10 +111,7 @@ class Muon(optim.Muon):
     def update(self, matrices: list[Tensor], group: dict) -> None:
         """Update matrices of one shape (A, B)."""
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
-        for matrix in matrices:
-            if not self.state[matrix]:
-                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
-        momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        momenta = [self.momentum_of(matrix) for matrix in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         nesterov_NAB = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))
         # normalised before the cast, as fp16 doesn't hold small gradients
@@ -112,6 +120,13 @@ class Muon(optim.Muon):
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
         rate = 0.2 * math.sqrt(max(matrices[0].shape)) * group["lr"]
         torch._foreach_add_(matrices, updates_NAB.unbind(), alpha=-rate)
+
+    def momentum_of(self, matrix: Tensor) -> Tensor:
+        """The mean gradient of a matrix; zero at first."""
+        state = self.state[matrix]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(matrix)
+        return state["momentum_buffer"]
 
 
 def orthogonal(wide_NAB: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:

@@ -9,7 +9,8 @@ MASK_LEVELS = 5  # of the masked fraction; each has its own shapes and is compil
 # In the reference implementation the batch grows by one micro-batch, as large as the card allows: 512 of 8,192
 # sequences on the paper's A6000 and 96 or 128 on its smaller cards. Here it grows by a sixteenth on every card, or by
 # more if the batch is small, because fewer than 32 sequences leave cores idle.
-RAMP_LEVELS, RAMP_UNIT = 16, 32
+RAMP_LEVELS = 16
+RAMP_UNIT = 32
 
 
 def rise(spent: float, over: float) -> float:
@@ -74,7 +75,10 @@ def ramp_unit(training: Training) -> int:
     if not training.batch_ramp:
         return training.batch_size
     most = max(RAMP_UNIT, training.batch_size // RAMP_LEVELS)
-    return next(unit for unit in range(min(most, training.batch_size), 0, -1) if training.batch_size % unit == 0)
+    unit = min(most, training.batch_size)
+    while training.batch_size % unit:
+        unit -= 1
+    return unit
 
 
 def batch(training: Training, spent: float) -> int:
@@ -88,10 +92,12 @@ def batch(training: Training, spent: float) -> int:
 
 def mask_fraction(training: Training, spent: float) -> float:
     """The fraction of tokens to predict: mask_fraction, or from it to last_mask_fraction in five equal steps."""
-    first, last = training.mask_fraction, training.last_mask_fraction
+    first = training.mask_fraction
+    last = training.last_mask_fraction
     if last is None:
         return first
-    done = min(MASK_LEVELS - 1, math.floor(MASK_LEVELS * spent)) / (MASK_LEVELS - 1)
+    level = min(MASK_LEVELS - 1, math.floor(MASK_LEVELS * spent))
+    done = level / (MASK_LEVELS - 1)
     return (1.0 - done) * first + done * last
 
 

@@ -52,38 +52,64 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     @model_validator(mode="after")
     def _axes_fit(self) -> "Architecture":
-        unique, width = self.different_layers or self.layers, self.embedding or self.hidden
-        refused = {
-            f"hidden {self.hidden} is not a multiple of heads {self.heads}; make it one": self.hidden % self.heads,
-            f"intermediate {self.intermediate} is not a multiple of 3, which geglu needs for as many parameters as the "
-            "others; make it one": self.activation == "geglu" and self.intermediate % 3,
-            "norm 'rmsnorm' has no bias; set norm_bias to false too": self.norm == "rmsnorm" and self.norm_bias,
-            "first_norm false needs norm_order 'pre', since 'post' has no such norm; leave it true": (
-                self.norm_order == "post" and not self.first_norm
-            ),
-            f"the embedding's width {width} is odd, but sinusoidal positions are pairs of sine and cosine; make it "
-            "even": self.positions.endswith("sinusoidal") and width % 2,
-            f"heads are {self.hidden // self.heads} wide, but rotary positions turn pairs; make hidden / heads even": (
-                self.positions == "rotary" and (self.hidden // self.heads) % 2
-            ),
-            f"embedding {self.embedding} is equal to hidden; leave it null": self.embedding == self.hidden,
-            f"different_layers {unique} is equal to layers; leave it null": self.different_layers == self.layers,
-            f"different_layers {unique} does not divide layers {self.layers}; make it do so": self.layers % unique,
-            f"ffn_every {self.ffn_every} is more than different_layers or layers {unique}, so no block would have a "
-            "feed-forward layer; lower it": self.ffn_every > unique,
-            f"convolution {self.convolution} is even, so the token itself would not be in the middle; make it odd": (
-                self.convolution and self.convolution % 2 == 0
-            ),
-            f"funnel {self.funnel} needs {2 * self.funnel + 1} layers or more to halve and restore, not {self.layers}; "
-            "lower it": 2 * self.funnel + 1 > self.layers,
-        }
-        if wrong := [sentence for sentence, holds in refused.items() if holds]:
-            raise ValueError(wrong[0])
+        misfit = self._misfit_in_blocks() or self._misfit_of_blocks()
+        if misfit:
+            raise ValueError(misfit)
         return self
+
+    def _misfit_in_blocks(self) -> str | None:
+        """What is wrong with the widths, norms and positions, and what to do."""
+        width = self.embedding or self.hidden
+        if self.hidden % self.heads:
+            return f"hidden {self.hidden} is not a multiple of heads {self.heads}; make it one"
+        if self.activation == "geglu" and self.intermediate % 3:
+            return (
+                f"intermediate {self.intermediate} is not a multiple of 3, which geglu needs for as many parameters as "
+                "the others; make it one"
+            )
+        if self.norm == "rmsnorm" and self.norm_bias:
+            return "norm 'rmsnorm' has no bias; set norm_bias to false too"
+        if self.norm_order == "post" and not self.first_norm:
+            return "first_norm false needs norm_order 'pre', since 'post' has no such norm; leave it true"
+        if self.positions.endswith("sinusoidal") and width % 2:
+            return (
+                f"the embedding's width {width} is odd, but sinusoidal positions are pairs of sine and cosine; make it "
+                "even"
+            )
+        of_head = self.hidden // self.heads
+        if self.positions == "rotary" and of_head % 2:
+            return f"heads are {of_head} wide, but rotary positions turn pairs; make hidden / heads even"
+        if self.embedding == self.hidden:
+            return f"embedding {self.embedding} is equal to hidden; leave it null"
+        return None
+
+    def _misfit_of_blocks(self) -> str | None:
+        """What is wrong with how blocks differ and follow each other, and what to do."""
+        unique = self.different_layers or self.layers
+        if self.different_layers == self.layers:
+            return f"different_layers {unique} is equal to layers; leave it null"
+        if self.layers % unique:
+            return f"different_layers {unique} does not divide layers {self.layers}; make it do so"
+        if self.ffn_every > unique:
+            return (
+                f"ffn_every {self.ffn_every} is more than different_layers or layers {unique}, so no block would have "
+                "a feed-forward layer; lower it"
+            )
+        if self.convolution and self.convolution % 2 == 0:
+            return (
+                f"convolution {self.convolution} is even, so the token itself would not be in the middle; make it odd"
+            )
+        least = 2 * self.funnel + 1
+        if least > self.layers:
+            return (
+                f"funnel {self.funnel} needs {least} layers or more to halve and restore, not {self.layers}; lower it"
+            )
+        return None
 
     def check_length(self, length: int) -> None:
         """Raise InputError unless sequences of so many tokens can be halved as often as the funnel does."""
-        if length % (halved := 2**self.funnel):
+        halved = 2**self.funnel
+        if length % halved:
             raise InputError(
                 f"tokenize.length is {length}, which can't be halved {counted(self.funnel, 'time')}. Make it a "
                 f"multiple of {halved}, or lower pretrain.architecture.funnel."
@@ -161,7 +187,8 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     @model_validator(mode="after")
     def _everything_is_read(self) -> "Training":
         for name, readers in READ_BY.items():
-            value, usual = getattr(self, name), type(self).model_fields[name].default
+            value = getattr(self, name)
+            usual = type(self).model_fields[name].default
             if value != usual and not readers & {self.optimizer, self.schedule}:
                 raise ValueError(
                     f"{name} is {value}, but neither optimizer {self.optimizer!r} nor schedule {self.schedule!r} reads "

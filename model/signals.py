@@ -17,8 +17,9 @@ class Stopped(SystemExit):
     is_said = False  # whether a sentence about it was printed
 
     def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
-        self.number, self.status = number, 128 + number
+        self.number = number
+        self.status = 128 + number
+        super().__init__(self.status)
 
 
 class StopRequest:
@@ -39,9 +40,11 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in SIGNALS}
-            # None: a handler that was not set by Python, which could not be put back
-            self.before = {number: each for number, each in handlers.items() if each not in (signal.SIG_IGN, None)}
+            for each in SIGNALS:
+                handler = signal.getsignal(each)
+                # None: a handler that was not set by Python, which could not be put back
+                if handler not in (signal.SIG_IGN, None):
+                    self.before[each] = handler
         for number in self.before:
             signal.signal(number, self._receive)
         return self
@@ -58,7 +61,8 @@ class StopRequest:
     def _receive(self, number: int, frame: object) -> None:
         now = time.monotonic()
         if self.number is None:
-            self.number, self.received_at = number, now
+            self.number = number
+            self.received_at = now
         elif not self.waits and now - self.received_at >= AGAIN_SECONDS:
             self.pass_on(number)
 

@@ -12,15 +12,27 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\
 
 def counted(number: int, noun: str) -> str:
     """`1 document`, `1,234 documents`."""
-    return f"{number:,} {noun if number == 1 else noun + 's'}"
+    if number != 1:
+        noun += "s"
+    return f"{number:,} {noun}"
 
 
 def duration(seconds: float, digits: int = 3) -> str:
     """Seconds in the largest unit that makes the number at least 1: `24 hours`, `1.5 minutes`, `7.75 seconds`."""
-    unit, size = next((unit for unit in UNITS if round(seconds / unit[1], 2) >= 1), UNITS[-1])
+    unit, size = largest_unit(seconds)
     value = seconds / size
     shown = f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
-    return f"{shown} {unit if shown == '1' else unit + 's'}"
+    if shown != "1":
+        unit += "s"
+    return f"{shown} {unit}"
+
+
+def largest_unit(seconds: float) -> tuple[str, int]:
+    """The largest unit, with its seconds, of which this is at least 1 when rounded; or the smallest."""
+    for unit, size in UNITS:
+        if round(seconds / size, 2) >= 1:
+            return unit, size
+    return UNITS[-1]
 
 
 def brief_duration(seconds: float) -> str:
@@ -49,13 +61,16 @@ def budget(amount: float, unit: str) -> str:
     """A budget in hours, tokens or flops: `20 minutes`, `10,000,000 tokens`, `6.7e+18 flops`."""
     if unit == "hours":
         return duration(3600 * amount)
-    return counted(round(amount), "token") if unit == "tokens" else f"{amount:g} {unit}"
+    if unit == "tokens":
+        return counted(round(amount), "token")
+    return f"{amount:g} {unit}"
 
 
 def span(low: float, high: float) -> str:
     """A range of scores, such as `48.4 to 51.2`; one number if both ends round to the same."""
-    ends = f"{low:.1f}", f"{high:.1f}"
-    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+    lower = f"{low:.1f}"
+    upper = f"{high:.1f}"
+    return lower if lower == upper else f"{lower} to {upper}"
 
 
 def printable(text: object, lines: bool = False) -> str:
@@ -63,4 +78,11 @@ def printable(text: object, lines: bool = False) -> str:
 
     `lines`: keep line feeds.
     """
-    return CONTROL.sub(lambda match: match[0] if lines and match[0] == "\n" else f"\\u{ord(match[0]):04x}", str(text))
+
+    def escape(match: re.Match[str]) -> str:
+        character = match[0]
+        if lines and character == "\n":
+            return character
+        return f"\\u{ord(character):04x}"
+
+    return CONTROL.sub(escape, str(text))
