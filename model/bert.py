@@ -74,12 +74,12 @@ class Attention(layers.Attention):
         """
         if chosen is None:
             qk_BS2NH, v_BS1NH = self.project(x_BSD, self.query, self.key, self.value).split((2, 1), dim=2)
-            q_BK1NH, k_BS1NH = self.rotated(qk_BS2NH).split(1, dim=2)
+            q_BK1NH, k_BS1NH = self.rotate(qk_BS2NH).split(1, dim=2)
         else:
             positions_BK, x_BKD = chosen
-            q_BK1NH = self.rotated(self.project(x_BKD, self.query), positions_BK)
+            q_BK1NH = self.rotate(self.project(x_BKD, self.query), positions_BK)
             k_BS1NH, v_BS1NH = self.project(x_BSD, self.key, self.value).split(1, dim=2)
-            k_BS1NH = self.rotated(k_BS1NH)
+            k_BS1NH = self.rotate(k_BS1NH)
         q_BNKH = q_BK1NH.squeeze(2).transpose(1, 2)
         k_BNSH = k_BS1NH.squeeze(2).transpose(1, 2)
         v_BNSH = v_BS1NH.squeeze(2).transpose(1, 2)
@@ -100,13 +100,13 @@ class Block(layers.Block):
         seen_BS  True for tokens that others see; None: all
         """
         mask = None if seen_BS is None else seen_BS[:, None, None, :]
-        x_BSD = self.mixed(x_BSD, seen_BS)
-        normed_BSD = self.normed(x_BSD)
+        x_BSD = self.mix(x_BSD, seen_BS)
+        normed_BSD = self.norm_input(x_BSD)
         if positions_BK is None:
-            return self.combined(x_BSD, self.attention(normed_BSD, mask))
+            return self.combine(x_BSD, self.attention(normed_BSD, mask))
         x_BKD = at(x_BSD, positions_BK)
-        chosen = positions_BK, self.normed(x_BKD)
-        return self.combined(x_BKD, self.attention(normed_BSD, mask, chosen))
+        chosen = positions_BK, self.norm_input(x_BKD)
+        return self.combine(x_BKD, self.attention(normed_BSD, mask, chosen))
 
 
 class Bert(nn.Module):

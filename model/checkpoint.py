@@ -183,7 +183,7 @@ def cut_metrics(folder: Path, steps: int) -> None:
     os.truncate(heldout, sum(map(len, rows)))
 
 
-def line(row: dict) -> str:
+def progress_note(row: dict) -> str:
     """The note of a step in a progress bar."""
     return f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
 

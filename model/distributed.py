@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from model import export, limits, machine, memory
 from model.bert import Bert
-from model.checkpoint import last_row, line
+from model.checkpoint import last_row, progress_note
 from model.environment import print_anything
 from model.errors import InputError
 from model.heldout import Heldout
@@ -68,7 +68,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
         return Pretraining(bert, self.training, corpus, here, self.folder, among)
 
 
-def environment(rank: int, count: int) -> dict[str, str]:
+def process_environment(rank: int, count: int) -> dict[str, str]:
     """The environment of process `rank` of `count` on this machine. They connect over the loopback interface only."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     threads = str(max(1, limits.cores() // count))
@@ -78,7 +78,7 @@ def environment(rank: int, count: int) -> dict[str, str]:
 
 
 def join(device: torch.device, meeting: Path) -> machine.Processes:
-    """Connect this process to the others that were started with `environment`.
+    """Connect this process to the others that were started with `process_environment`.
 
     They find each other through the file `meeting`, which must be new and out of reach of other users. A server, such
     as torchrun's, would listen on all interfaces and unpickle what anyone sends.
@@ -102,7 +102,7 @@ def launch(job: Job, count: int, report: Callable[[float, str], None]) -> None:
         started: list[subprocess.Popen] = []
         try:
             for rank in range(count):
-                started.append(start(work / JOB, folder, output, environment(rank, count)))
+                started.append(start(work / JOB, folder, output, process_environment(rank, count)))
             wait(started, work, report)
         finally:
             end(started, STOP_SECONDS)
@@ -134,7 +134,7 @@ def wait(processes: list[subprocess.Popen], work: Path, report: Callable[[float,
         else:
             row = last_row(work)
             if row:
-                report(row["fraction"], line(row))
+                report(row["fraction"], progress_note(row))
         time.sleep(POLL_SECONDS)
 
 

@@ -21,7 +21,7 @@ from model.bert import Bert
 from model.errors import InputError
 from model.finetuning import Classifier, width_factor
 from model.layers import INIT_STD, MASK, PAD, ROTARY_BASE, SEP, inner
-from model.layouts import MASKED, described, fields_of, head_for, head_of, transformers_model
+from model.layouts import MASKED, fields_of, head_for, head_of, read_config, transformers_model
 from model.settings import Kind
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -157,7 +157,7 @@ def load(folder: str | Path, masked: bool = False) -> Bert:
 
 
 def _load(config: dict, folder: Path) -> Bert:
-    bert, masked = Bert(*described(config)), head_of(config) == MASKED
+    bert, masked = Bert(*read_config(config)), head_of(config) == MASKED
     own, family = bert.state_dict(), _family(config, bert)
     names = [(list(map(bare, theirs)), ours) for theirs, ours in pairs(family, [*own, *[TYPES] * (family == "Bert")])]
     state, left = renamed({bare(name): value.float() for name, value in tensors_of(folder).items()}, names)

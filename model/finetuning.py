@@ -18,7 +18,7 @@ from model import optimizer, schedules
 from model.bert import Bert, Dropout, initialize
 from model.clock import Clock
 from model.errors import InputError
-from model.layers import PAD, SEP, ClassifierHead, compared, mean
+from model.layers import PAD, SEP, ClassifierHead, compare_texts, mean
 from model.layouts import transformers_classifier, transformers_model
 from model.machine import Machine, keep_heap, to_device
 from model.settings import CLASSIFIER_WIDTH, Finetuning, HeadName, Kind, Pooling, Texts
@@ -41,7 +41,7 @@ def width_factor(pooling: Pooling, texts: Texts) -> int:
     return 4 if pooling == "compare" and texts == 2 else 1
 
 
-def pooled(bert: Bert, tokens_BS: Tensor, padded: bool, pooling: Pooling, texts: Texts) -> Tensor:
+def pool(bert: Bert, tokens_BS: Tensor, padded: bool, pooling: Pooling, texts: Texts) -> Tensor:
     """The state of each sequence of one or two texts, (B, D), or (B, 4 D) to compare two texts.
 
     [CLS] is the first token; means are over all tokens but [PAD]; the first text ends with the first [SEP].
@@ -53,7 +53,7 @@ def pooled(bert: Bert, tokens_BS: Tensor, padded: bool, pooling: Pooling, texts:
     seen_BS = tokens_BS != PAD
     if width_factor(pooling, texts) == 1:
         return mean(states_BSD, seen_BS)
-    return compared(states_BSD, seen_BS, tokens_BS == SEP)
+    return compare_texts(states_BSD, seen_BS, tokens_BS == SEP)
 
 
 class Classifier(nn.Module):
@@ -115,7 +115,7 @@ class Classifier(nn.Module):
         if self.kind == "tokens":
             states = self.bert.encode(tokens_BS, padded)
         else:
-            states = pooled(self.bert, tokens_BS, padded, self.pooling, self.texts)
+            states = pool(self.bert, tokens_BS, padded, self.pooling, self.texts)
         if self.training:
             return self.scores(states)
         # not in bf16, where one prediction in a hundred is a tie of classes
@@ -172,22 +172,22 @@ class Examples:
         labels = self.labels[rows] if self.labels_are_of_inputs else self.of_inputs(self.labels, rows)
         return Examples(self.of_inputs(self.tokens, rows), np.cumsum(self.lengths[rows]), labels)
 
-    def padded(self, values: np.ndarray, rows: np.ndarray, fill: int) -> np.ndarray:
+    def pad(self, values: np.ndarray, rows: np.ndarray, fill: int) -> np.ndarray:
         """(B, S) of the values, one for each of `tokens`, of the inputs `rows`, filled up to the longest of them."""
-        padded = np.full((len(rows), self.lengths[rows].max()), fill, dtype=np.int64)
-        for line, row in zip(padded, rows, strict=True):
+        rows_BS = np.full((len(rows), self.lengths[rows].max()), fill, dtype=np.int64)
+        for line, row in zip(rows_BS, rows, strict=True):
             line[: self.lengths[row]] = self.of_input(values, row)
-        return padded
+        return rows_BS
 
     def batch(self, rows: np.ndarray, device: torch.device) -> tuple[Tensor, bool]:
         """The inputs `rows` as (B, S), padded to the longest of them; and whether any is padded."""
         lengths = self.lengths[rows]
         is_padded = bool(lengths.min() < lengths.max())
-        return to_device(self.padded(self.tokens, rows, PAD), device), is_padded
+        return to_device(self.pad(self.tokens, rows, PAD), device), is_padded
 
-    def labelled(self, rows: np.ndarray, device: torch.device) -> Tensor:
+    def labels_of(self, rows: np.ndarray, device: torch.device) -> Tensor:
         """The labels of the inputs `rows`: int64 or fp32 (B,), (B, classes), or of tokens (B, S) as in `batch`."""
-        labels = self.labels[rows] if self.labels_are_of_inputs else self.padded(self.labels, rows, UNLABELLED)
+        labels = self.labels[rows] if self.labels_are_of_inputs else self.pad(self.labels, rows, UNLABELLED)
         kind = np.float32 if labels.dtype.kind == "f" else np.int64
         return to_device(labels.astype(kind), device)
 
@@ -251,7 +251,7 @@ def loss_of(classifier: Classifier, examples: Examples, rows: np.ndarray, machin
     with machine.autocast():
         scores = classifier(*examples.batch(rows, machine.device))
     scores = scores.float()
-    labels = examples.labelled(rows, machine.device)
+    labels = examples.labels_of(rows, machine.device)
     if classifier.kind == "regression":
         return F.mse_loss(scores[:, 0], labels.float())
     if classifier.kind == "multilabel":
@@ -378,7 +378,7 @@ def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.
             rows = order[start : start + PREDICTED]
             scores = classifier(*examples.batch(rows, machine.device)).float()
             if classifier.kind == "tokens":
-                scores = scores[examples.labelled(rows, machine.device) != UNLABELLED]
+                scores = scores[examples.labels_of(rows, machine.device) != UNLABELLED]
             outputs.append(scores)
     places = labelled_tokens(examples, order) if classifier.kind == "tokens" else order
     in_order = np.empty((len(places), classifier.classes), dtype=np.float32)

@@ -105,7 +105,7 @@ class CramAttention(Attention):
         """(B, S, D) to (B, S, D), and the weights (B, N, S, S) if the implementation gives any."""
         shape = (*x.shape[:2], 1, self.heads, -1)
         query, key, value = (part(x).view(shape) for part in (self.query, self.key, self.value))
-        query, key = self.rotated(query, position_ids), self.rotated(key, position_ids)
+        query, key = self.rotate(query, position_ids), self.rotate(key, position_ids)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.sizes._attn_implementation, eager_attention_forward)
         states, weights = attend(
             self,
@@ -127,8 +127,8 @@ class CramBlock(GradientCheckpointingLayer, Block):
 
     def forward(self, x: Tensor, mask: Maybe, seen: Maybe, position_ids: Maybe, **kwargs: Any) -> Tensor:
         """(B, S, D) to (B, S, D). `seen` (B, S): True for tokens that others see; None: all."""
-        x = self.mixed(x, seen)
-        return self.combined(x, self.attention(self.normed(x), mask, position_ids, **kwargs)[0])
+        x = self.mix(x, seen)
+        return self.combine(x, self.attention(self.norm_input(x), mask, position_ids, **kwargs)[0])
 
 
 class CramPreTrainedModel(transformers.PreTrainedModel):
@@ -147,7 +147,7 @@ class CramPreTrainedModel(transformers.PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Set the initial values of new models and heads, and the tables of positions, which are not stored."""
         super()._init_weights(module)
-        for name, value in layers.undrawn(module, self.config.zero_outputs).items():
+        for name, value in layers.initial_tensors(module, self.config.zero_outputs).items():
             initialization.copy_(getattr(module, name), value)
 
     def seen(self, input_ids: Maybe, attention_mask: Maybe) -> Maybe:
@@ -206,7 +206,7 @@ class CramModel(CramPreTrainedModel):
         if seen is not None:  # zeros where no token is, and no gradient, which could overflow there
             x = x.masked_fill(~seen.any(dim=1)[:, None, None], 0.0)
         pooling = self.config.classifier_pooling
-        pooled = None if pooling == "compare" else layers.pooled(x, seen, pooling)  # two texts: see the classifier
+        pooled = None if pooling == "compare" else layers.pool(x, seen, pooling)  # two texts: see the classifier
         return modeling_outputs.BaseModelOutputWithPooling(x, pooled)
 
     def encode(self, x: Tensor, seen: Maybe, position_ids: Maybe, **kwargs: Any) -> Tensor:
@@ -327,7 +327,7 @@ class CramForSequenceClassification(CramScorer):
                 f"{count} of {len(input_ids)} inputs have fewer than two [SEP], but this model compares two texts. "
                 "Give the tokenizer both: tokenizer(first, second)."
             )
-        return self.classifier(layers.compared(outputs.last_hidden_state, seen, ends))
+        return self.classifier(layers.compare_texts(outputs.last_hidden_state, seen, ends))
 
 
 class CramForMultipleChoice(CramForSequenceClassification):

@@ -146,7 +146,7 @@ class Attention(nn.Module):
         self.out.ends_branch = True  # type: ignore[assignment]  # which zero_outputs asks for
         self.rotation = Rotation(hidden // self.heads, length) if sizes.positions == "rotary" else None
 
-    def rotated(self, x_BSPNH: Tensor, positions_BS: Maybe = None) -> Tensor:
+    def rotate(self, x_BSPNH: Tensor, positions_BS: Maybe = None) -> Tensor:
         """Queries or keys, turned by their positions if these are rotary."""
         if self.rotation is None:
             return x_BSPNH
@@ -214,17 +214,17 @@ class Block(nn.Module):
         self.ffn = FeedForward(sizes) if with_ffn else None
         self.dropout = dropout
 
-    def mixed(self, x_BSD: Tensor, seen_BS: Maybe) -> Tensor:
+    def mix(self, x_BSD: Tensor, seen_BS: Maybe) -> Tensor:
         """The states with their neighbours, if there is a convolution."""
         if self.convolution is None:
             return x_BSD
         return self.convolution(x_BSD, seen_BS)
 
-    def normed(self, x: Tensor) -> Tensor:
+    def norm_input(self, x: Tensor) -> Tensor:
         """The input of attention."""
         return x if self.post else self.attention_norm(x)
 
-    def combined(self, x: Tensor, attended: Tensor) -> Tensor:
+    def combine(self, x: Tensor, attended: Tensor) -> Tensor:
         """States and the output of attention to new states, all (..., D)."""
         x = x + self.dropout(attended)
         if self.post:
@@ -284,7 +284,7 @@ def at(x_BSD: Tensor, positions_BK: Tensor) -> Tensor:
     return x_BSD.gather(1, places_BKD)
 
 
-def undrawn(part: nn.Module, zero_outputs: bool) -> dict[str, Tensor]:
+def initial_tensors(part: nn.Module, zero_outputs: bool) -> dict[str, Tensor]:
     """The tensors of a layer that start with other than random values, by name; the tables of positions too."""
     if isinstance(part, Rotation):
         length, _, _, size = part.cosines.shape
@@ -306,7 +306,7 @@ def undrawn(part: nn.Module, zero_outputs: bool) -> dict[str, Tensor]:
     return {}
 
 
-def pooled(states_BSD: Tensor, seen_BS: Maybe, pooling: str) -> Tensor:
+def pool(states_BSD: Tensor, seen_BS: Maybe, pooling: str) -> Tensor:
     """(B, D): the mean over the tokens that are `seen` (None: all), or for "cls" the first of them."""
     if pooling == "mean":
         return states_BSD.mean(dim=1) if seen_BS is None else mean(states_BSD, seen_BS)
@@ -323,7 +323,7 @@ def mean(states: Tensor, seen: Tensor) -> Tensor:
     return (states * weights[..., None]).sum(dim=-2)
 
 
-def compared(states_BSD: Tensor, seen_BS: Tensor, ends_BS: Tensor) -> Tensor:
+def compare_texts(states_BSD: Tensor, seen_BS: Tensor, ends_BS: Tensor) -> Tensor:
     """(B, 4 D): the means of two texts, their absolute difference and product. The first ends at the first of `ends`.
 
     seen_BS, ends_BS  True for tokens that are not padding, and for [SEP]

@@ -26,7 +26,7 @@ def fields_of(architecture: Architecture, model_type: str = "cram") -> dict:
     return {field: getattr(architecture, axis) for axis, field in FIELDS[model_type].items()}
 
 
-def described(config: dict) -> tuple[Architecture, int, int]:
+def read_config(config: dict) -> tuple[Architecture, int, int]:
     """The architecture in a config.json, the number of entries of the vocabulary, and the most tokens of a sequence.
 
     The fields of transformers decide; of a layout that it has, the key `cram` has the other axes. Raises ValueError,

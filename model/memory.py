@@ -88,7 +88,7 @@ def check_memory(
             )
 
 
-def used(device: torch.device) -> float:
+def used_gib(device: torch.device) -> float:
     """GiB of a GPU's memory that this process has used at most; on a CPU, GiB that it uses."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30

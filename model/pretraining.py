@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from model import export, masking, memory, optimizer, schedules
 from model.bert import Bert, operations_per_token, with_detector
-from model.checkpoint import HELDOUT, METRICS, Spent, Writer, cut_metrics, line, restore
+from model.checkpoint import HELDOUT, METRICS, Spent, Writer, cut_metrics, progress_note, restore
 from model.clock import Clock
 from model.diagnosis import Course, advice, becomes_hopeless
 from model.errors import InputError
@@ -322,7 +322,7 @@ class Pretraining:
         row["mfu"] = tokens * self.operations(row["masks"]) / self.step_seconds / self.limit
         if self.processes.first:
             self.metrics.write(json.dumps(row) + "\n")
-        self.report(self.fraction(), line(row))
+        self.report(self.fraction(), progress_note(row))
 
     def check_finite(self, row: dict, loss: float) -> None:
         """Raise InputError if the loss of a step or its gradient is NaN or inf."""
@@ -351,7 +351,7 @@ class Pretraining:
                 }
             )
             if self.processes.first:
-                shown = losses | {"memory_gib": memory.used(self.machine.device)}
+                shown = losses | {"memory_gib": memory.used_gib(self.machine.device)}
                 with (self.folder / HELDOUT).open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"step": spent.step, "shown": shown}) + "\n")
             self.seconds()  # notes what a process stood still meanwhile

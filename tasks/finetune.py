@@ -169,7 +169,7 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
 def architecture_of(start: Artifact) -> tuple[Architecture, int]:
     """The architecture of a pretrained model, and its maximum number of tokens."""
-    architecture, _, length = layouts.described(json.loads((start.path / "config.json").read_text(encoding="utf-8")))
+    architecture, _, length = layouts.read_config(json.loads((start.path / "config.json").read_text(encoding="utf-8")))
     return architecture, length
 
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model import bert, finetuning, layers
 from model.errors import InputError
-from model.finetuning import Classifier, pooled
+from model.finetuning import Classifier, pool
 from model.machine import Machine
 from model.settings import Architecture, Finetuning
 
@@ -326,10 +326,8 @@ def test_pooled_states_are_the_first_the_mean_or_the_comparison_of_the_means_of_
         given[row, end - 1] = given[row, end + 3] = layers.SEP  # the text itself may hold a second one
     with torch.no_grad():
         states = model.encode(given, padded=True)
-        first, mean, single = (
-            pooled(model, given, True, *about) for about in (("cls", 2), ("mean", 2), ("compare", 1))
-        )
-        both = pooled(model, given, True, "compare", 2)
+        first, mean, single = (pool(model, given, True, *about) for about in (("cls", 2), ("mean", 2), ("compare", 1)))
+        both = pool(model, given, True, "compare", 2)
     torch.testing.assert_close(first, states[:, 0])
     assert torch.equal(single, mean)
     for row, (end, length) in enumerate(zip(ends, (LENGTH, 11), strict=True)):

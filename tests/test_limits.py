@@ -132,7 +132,7 @@ def test_threads_and_workers_are_as_many_as_the_quota_pays_for(kernel: Kernel, m
     machine.detect()
     assert threads == [3]
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "3"
-    assert distributed.environment(0, 2)["OMP_NUM_THREADS"] == "1"
+    assert distributed.process_environment(0, 2)["OMP_NUM_THREADS"] == "1"
     assert environment.__wrapped__()["machine"]["cores"] == 3
     with library_threads():
         assert os.environ["RAYON_NUM_THREADS"] == "3"

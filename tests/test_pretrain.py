@@ -222,7 +222,7 @@ def endless(tmp_path: Path) -> Job:
 def test_a_process_that_waits_for_the_others_ends_when_its_parent_is_gone(tmp_path, endless):
     (tmp_path / "job.json").write_text(endless.model_dump_json())
     command = [sys.executable, "-m", "model.distributed", str(tmp_path / "job.json"), str(tmp_path)]
-    environment = distributed.environment(0, 2) | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = distributed.process_environment(0, 2) | {"PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as first:  # and no second
         try:
             first.stdin.close()  # as when the parent is killed

@@ -673,7 +673,7 @@ def test_rate_gradient_and_loss_of_a_row_are_those_of_a_step_on_the_whole_batch(
 
 def test_processes_take_the_micro_batch_that_fits_all(tmp_path):
     def take_part(rank: int, most: int) -> None:
-        os.environ.update(distributed.environment(rank, 2))
+        os.environ.update(distributed.process_environment(rank, 2))
         among = distributed.join(CPU, tmp_path / "meeting")
         memory.fits = lambda *about: about[4] <= most
         here = Machine(CPU, torch.float32, False, 1024, probes=True)
