@@ -8,57 +8,35 @@ import io
 import json
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
-from itertools import islice
+from collections.abc import Collection
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from model.errors import InputError
 from model.wording import counted
-from tasks.corpus import formats, hub, local, pydocs
-from tasks.corpus.columns import OTHER, Layout, source_name
-from tasks.corpus.containers import BUFFER, Encoding, head_of
-from tasks.corpus.formats import Skipped, extractor
-from tasks.corpus.kinds import (
-    ARCHIVES,
-    FORMATS,
-    MAIL,
-    MARKUP,
-    SUBTITLES,
-    TABLES,
-    Damage,
-    counted_kinds,
-    ending,
-    family,
-    sniffed,
-)
-from tasks.corpus.losses import Losses
+from tasks.corpus import local, sources, streams
+from tasks.corpus.containers import Encoding
+from tasks.corpus.documents import EFFECT, OTHER, Found, Options, source_name
+from tasks.corpus.kinds import Damage, counted_kinds
+from tasks.corpus.losses import Loss, Losses, Skipped
 from tasks.corpus.parts import Document, PartWriter, Tally
-from tasks.corpus.rows import Loss
 from tasks.corpus.survey import check_files, check_records, flaws_of, warn_of_doubts
+from tasks.corpus.texts import extractor
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, draft_of
-from tasks.store.manifests import known_digest
 from tasks.workers.progress import Progress
 
 DOCUMENTS_BETWEEN_REPORTS = 256
 MOST_SOURCES = 1000  # every stage counts by source; further names, for example of URLs, are counted as OTHER
+MOST_SETS = 30  # that an error names
 LOST, STATE = "lost.jsonl", "state.json"
 COLUMNS = ("column", "source_column")  # params on how rows are read
 OWN_TEXT = (*COLUMNS, "documents_by", "encoding", "extract")  # params on how files are read
-HUB = hub.Split._fields
+HUB = streams.Split._fields
 OPTIONS = {"files": ("files", *OWN_TEXT), "hub": (*HUB, *COLUMNS)}  # params of a source; the first one is required
-# the formats of archives enter a key since mail and subtitles in them are read
-READ_ANEW = {*MAIL.values(), *SUBTITLES.values(), *ARCHIVES.values()}
-MARKED_UP = {*MARKUP.values(), *MAIL.values()}
-EFFECT = {  # the formats on which an option has an effect
-    "documents_by": {"text"},
-    "extract": MARKED_UP,
-    "encoding": {*FORMATS.values(), "WikiExtractor"} - {*TABLES.values()},
-}
 log = logging.getLogger(__name__)
 
 SourceName = Literal[
@@ -107,11 +85,15 @@ class Download(Params):
     def _options_with_their_source(self) -> "Download":
         fields = type(self).model_fields
         given = [name for name in (*OPTIONS["files"], *HUB) if getattr(self, name) != fields[name].get_default()]
-        for source in OPTIONS.keys() & self.weights.keys():
-            if OPTIONS[source][0] not in given:
-                raise ValueError(f"source is {self.source!r}: give {OPTIONS[source][0]}, which is empty")
-        useful = {option for source in self.weights for option in OPTIONS.get(source, ())}
-        if useless := [f"{name} {getattr(self, name)!r}" for name in given if name not in useful]:
+        useful: set[str] = set()
+        for source, options in OPTIONS.items():
+            if source in self.weights:
+                useful.update(options)
+                required = options[0]
+                if required not in given:
+                    raise ValueError(f"source is {source!r}: give {required}, which is empty")
+        useless = [f"{name} {getattr(self, name)!r}" for name in given if name not in useful]
+        if useless:
             raise ValueError(f"source {self.source!r} has no use for {', '.join(useless)}: leave that out")
         return self
 
@@ -121,14 +103,19 @@ class Download(Params):
         return dict(sorted(self.source.items())) if isinstance(self.source, dict) else {self.source: 1.0}
 
     @property
-    def of_dataset(self) -> hub.Split:
-        """What is read for source 'hub'."""
-        return hub.Split(*(getattr(self, name) for name in HUB))
+    def what(self) -> str:
+        """The sources, or files, in words."""
+        return ", ".join(self.files) if self.source == "files" else " and ".join(self.weights)
 
     @property
-    def options(self) -> dict[str, str]:
+    def of_dataset(self) -> streams.Split:
+        """What is read for source 'hub'."""
+        return streams.Split(*(getattr(self, name) for name in HUB))
+
+    @property
+    def options(self) -> Options:
         """How files are read."""
-        return {option: getattr(self, option) for option in OWN_TEXT}
+        return Options(**{option: getattr(self, option) for option in OWN_TEXT})
 
     @property
     def is_limited(self) -> bool:
@@ -137,9 +124,9 @@ class Download(Params):
 
     def check(self) -> None:
         """Raise InputError if local files, or too many records in them, can't be read, as their beginnings tell."""
-        found, _ = own_text(self)
+        own = read_own(self)
         if self.source == "files" and not self.is_limited:
-            check_records(found, self.options, self.max_lost, ", ".join(self.files))
+            check_records(own.found, self.options, self.max_lost, self.what)
 
     @classmethod
     def usual(cls) -> dict:
@@ -151,39 +138,33 @@ class Download(Params):
         about = {name: value for name, value in super().identity().items() if name not in ("files", *HUB)}
         if self.extract:
             about["extract"] = extractor(self.extract)
-        about["sources"] = {name: identity_of(name, self) for name in self.weights}
+        about["sources"] = {
+            name: self.of_dataset.identity() if name == "hub" else sources.identity_of(name, self.files, self.extract)
+            for name in self.weights
+        }
         return about
 
 
-def identity_of(name: str, params: Download) -> dict:
-    """What identifies the content of a source in a key."""
-    if name == "files":
-        files = local.local_files(params.files, params.extract).files
-        return {"files": [[name, known_digest(path), *anew(name, path)] for name, path in files.items()]}
-    if name == "python-docs":
-        return {"packages": pydocs.packages_digest()}
-    if name == "hub":
-        return params.of_dataset.identity()
-    source = hub.SOURCES[name]
-    identity = {"repository": source.repository, "revision": hub.commit(source), "pattern": source.pattern}
-    return identity | {"text": source.text, "sets": [], "mixed": source.mixed}
+class OwnText(NamedTuple):
+    """The local files, and the losses of those that can't be read."""
+
+    found: local.Local
+    flaws: dict[str, Loss]
 
 
-def anew(name: str, path: Path) -> list[str]:
-    """What enters a key of a file that earlier versions read as plain text, or of which they skipped files."""
-    form = FORMATS.get(ending(name), "")
-    with suppress(InputError):  # which `flaws` tells
-        form = form or sniffed(head_of(path))
-    return [form] if form in READ_ANEW else []
+def read_own(params: Download) -> OwnText:
+    """The local files. Raises InputError if too many can't be read.
 
-
-def shards_of(source: str, sets: list[str], files: dict[str, Path]) -> list[hub.File]:
-    """The shards of a source, in order. `files` are those of the source 'files'; `sets` choose shards on the hub."""
-    if source == "files":
-        return [hub.File(name, path=path) for name, path in files.items()]
-    if source == "python-docs":
-        return [hub.File(package) for package in pydocs.installed()]
-    return hub.files(hub.SOURCES[source], tuple(sets))
+    If all may not be read, it raises nothing, since nobody knows yet which files will be reached.
+    """
+    if not params.files:
+        return OwnText(local.Local({}, Counter(), [], set()), {})
+    found = local.local_files(params.files, params.extract)
+    flaws = flaws_of(found, params.options)
+    if not params.is_limited:
+        check_files(flaws, found.given, len(found.files) + len(found.gone), params.max_lost)
+    warn_of_doubts(found, params.options)
+    return OwnText(found, flaws)
 
 
 class Counts(Tally):
@@ -192,199 +173,168 @@ class Counts(Tally):
     `params` are those of `download`, `state` is what `state()` gave an earlier attempt, `lost` the list of losses.
     """
 
-    def __init__(self, params: Download, lost: Path, state: dict) -> None:
+    def __init__(self, params: Download, lost: Path, state: dict[str, Any]) -> None:
         self.params = params
-        self.documents, self.characters = Counter(state.get("documents")), Counter(state.get("characters"))
-        self.read = Counter(state.get("read"))  # documents, by the name in download.source
-        self.bytes = Counter(state.get("bytes"))  # the same
-        self.other_sets = Counter(state.get("other_sets"))
-        self.skipped = Counter(state.get("skipped"))  # files in archives, by kind
-        self.formats = defaultdict(Counter, {form: Counter(by) for form, by in state.get("formats", {}).items()})
+        self.weights = params.weights
+        self.sets = set(map(source_name, params.sets))
+        # Two sources may have like names
+        self.prefixes = {name: f"{name}/" if len(self.weights) > 1 else "" for name in self.weights}
+        self.documents = Counter(state.get("documents"))
+        self.characters = Counter(state.get("characters"))
+        self.read: Counter[str] = Counter(state.get("read"))  # documents, by the name in download.source
+        self.bytes: Counter[str] = Counter(state.get("bytes"))  # the same
+        self.other_sets: Counter[str] = Counter(state.get("other_sets"))
+        self.skipped: Counter[str] = Counter(state.get("skipped"))  # files in archives, by kind
+        self.formats: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for form, by_unit in state.get("formats", {}).items():
+            self.formats[form].update(by_unit)
         self.lost = lost.open("a+", encoding="utf-8")
         self.lost.truncate(state.get("lost", 0))
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         """All counts as JSON."""
         self.lost.flush()
         counters = ("documents", "characters", "read", "bytes", "other_sets", "skipped", "formats")
         return {name: getattr(self, name) for name in counters} | {"lost": self.lost.seek(0, io.SEEK_END)}
 
-    def take(self, name: str, document: Document, layout: Layout) -> None:
-        """Count a document of a source, which was found in a file of this layout."""
+    def take(self, name: str, found: Found) -> Document | None:
+        """Count a document of a source, and return it as it is stored; None if it is of a set that isn't asked for."""
+        if self.sets and found.source not in self.sets:
+            self.other_sets[name_in(self.other_sets, found.source)] += 1
+            return None
+        document = Document(self.prefixes[name] + found.id, name_in(self.documents, found.source), found.text)
         self.add(document)
-        self.formats[layout.form][layout.taken] += 1
+        self.formats[found.layout.form][found.layout.unit] += 1
         self.read[name] += 1
         self.bytes[name] += len(document.text) if document.text.isascii() else len(document.text.encode())
+        return document
+
+    def leave_out(self, name: str, record: Loss | Skipped) -> None:
+        """Count a file that is skipped, or list a loss."""
+        if isinstance(record, Skipped):
+            self.skipped[record.kind] += 1
+        else:
+            loss = record._replace(file=self.prefixes[name] + record.file)
+            self.lost.write(json.dumps(loss._asdict()) + "\n")
 
     @property
-    def enough(self) -> bool:
+    def is_enough(self) -> bool:
         """Whether a limit is reached."""
-        most, megabytes = self.params.documents, self.params.megabytes
+        most = self.params.documents
+        megabytes = self.params.megabytes
         return bool((most and self.read.total() >= most) or (megabytes and self.bytes.total() >= 1e6 * megabytes))
 
-    def stats(self, what: str) -> dict:
+    def furthest_behind(self, names: Collection[str]) -> str:
+        """The source whose text is furthest behind its share; of equal ones the first."""
+        if len(names) == 1:
+            return next(iter(names))
+        return min(names, key=lambda name: self.bytes[name] / self.weights[name])
+
+    def stats(self) -> dict[str, Any]:
         """The counts. Raises InputError if no document was read, or if more was lost than `max_lost` allows."""
         counts = self.counts()
+        what = self.params.what
         with open(self.lost.name, encoding="utf-8") as file:
             lost = Losses(Loss(**json.loads(line)) for line in file)
         if not counts["documents"] and self.other_sets:
-            sets = ", ".join(name for name, _ in self.other_sets.most_common(30))
+            sets = ", ".join(name for name, _ in self.other_sets.most_common(MOST_SETS))
             raise InputError(f"{what} has no documents from the requested sets. It has: {sets}. Correct download.sets.")
         documents = counts["documents"] and counts["documents"] + self.other_sets.total()
         lost.check(what, documents, self.params.max_lost, self.skipped, f"All are listed in {self.lost.name}.")
-        return {
-            **counts,
-            "bytes": self.bytes.total(),
-            "lost": dict(sorted(lost.reasons.items())),
-            "formats": self.formats,
-        }
+        reasons = dict(sorted(lost.reasons.items()))
+        return {**counts, "bytes": self.bytes.total(), "lost": reasons, "formats": self.formats}
+
+    def tell(self) -> None:
+        """Log what was found in files, what of archives was not read, and which options had no effect."""
+        if self.skipped:
+            kinds = counted_kinds(self.skipped.elements())
+            log.warning("Files in archives, or mails, that are not read: %s.", kinds)
+        if {"files", "hub"} & set(self.params.weights):
+            log.info("The documents by format and column: %s.", json.dumps(self.formats))
+        for option, forms in EFFECT.items():
+            if getattr(self.params, option) and not forms & set(self.formats):
+                log.warning("download.%s had no effect: no document is from %s.", option, " or ".join(sorted(forms)))
 
 
-class Reader:
-    """Reads the records of one source in order.
-
-    `at` is where an earlier attempt stopped: the number of shards that were read completely, and the number of records
-    (documents, losses or skipped files) that were read of the next one. `options` is how its files are read, `flaws`
-    are the files that can't be, and `layout` is what was found in the present one.
-    """
-
-    def __init__(
-        self, name: str, shards: list[hub.File], at: tuple[int, int], options: dict[str, str], flaws: dict[str, Loss]
-    ) -> None:
-        self.name, self.shards, self.hub, self.flaws = name, shards, hub.SOURCES.get(name), flaws
-        self.options = {"column": self.hub.text} if self.hub else options
-        self.layout = Layout("", form="packages")
-        self.shard, self.records = at
-
-    def __iter__(self) -> Iterator[Document | Loss | Skipped]:
-        """The records that are left. Raises Damage for a shard that can't be read."""
-        while not self.ended:
-            with closing(self._records(self.shards[self.shard])) as records:
-                for record in islice(records, self.records, None):
-                    self.records += 1
-                    yield record
-            self.shard, self.records = self.shard + 1, 0
-
-    def _records(self, shard: hub.File) -> Iterator[Document | Loss | Skipped]:
-        if self.name == "python-docs":
-            yield from pydocs.package_documents(shard.name)
-            return
-        if shard.name in self.flaws:
-            yield self.flaws[shard.name]
-            return
-        source = shard.set or (family(shard.name) if shard.path else self.name)
-        self.layout = Layout(source, **self.options)
-        with shard.path.open("rb", BUFFER) if shard.path else hub.opened(self.hub, shard) as file:
-            yield from formats.read_file(file, shard.name, self.layout)
-
-    @property
-    def at(self) -> tuple[int, int]:
-        """Where it stands."""
-        return self.shard, self.records
-
-    @property
-    def reached(self) -> list[str]:
-        """The names of the shards that were read, if only in part."""
-        return [shard.name for shard in self.shards[: self.shard + bool(self.records)]]
-
-    @property
-    def ended(self) -> bool:
-        """Whether the whole source has been read."""
-        return self.shard == len(self.shards)
-
-
-def reader_of(
-    name: str, params: Download, files: dict[str, Path], flaws: dict[str, Loss], at: Any
-) -> Reader | hub.Rows:
-    """The reader of a source, which begins where an earlier attempt stopped, or at the beginning if `at` is None.
-
-    `files` are those of the source 'files', of which those in `flaws` can't be read.
-    """
-    if name == "hub":
-        return hub.Rows(params.of_dataset, {column: getattr(params, column) for column in COLUMNS}, at)
-    shards = shards_of(name, params.sets, files)
-    if name != "files":
-        return Reader(name, shards, at or (0, 0), params.options, {})
-    gone = [hub.File(each) for each in flaws.keys() - files.keys()]
-    return Reader(name, shards + sorted(gone, key=lambda file: file.name), at or (0, 0), params.options, flaws)
-
-
-def counted_as(source: str, counts: Counter) -> str:
+def name_in(counts: Counter[str], source: str) -> str:
     """The name under which a source is counted: its own, or OTHER after the first MOST_SOURCES names."""
     return source if source in counts or len(counts) < MOST_SOURCES else OTHER
 
 
-def read_sources(readers: dict[str, Reader | hub.Rows], counts: Counts, parts: PartWriter) -> None:
+def reader_of(name: str, params: Download, own: OwnText, at: Any) -> sources.SourceReader:
+    """The reader of a source, which begins where an earlier attempt stopped, or at the beginning if `at` is None."""
+    if name == "hub":
+        return streams.StreamReader(params.of_dataset, params.options, at)
+    return sources.reader_of(name, params.sets, own.found.files, own.flaws, params.options, at)
+
+
+def read_sources(readers: dict[str, sources.SourceReader], counts: Counts, parts: PartWriter) -> None:
     """Read until a limit or the end of all sources is reached, and write the documents as parts.
 
     The next document is always one of the source whose text is furthest behind its share; ties go to the first by name.
     """
-    params, weights = counts.params, counts.params.weights
-    prefixes = {name: f"{name}/" if len(readers) > 1 else "" for name in readers}  # two sources may have like names
-    sets = set(map(source_name, params.sets))
-
-    def end_part() -> None:
-        parts.end_part(counts.state() | {"at": {name: reader.at for name, reader in readers.items()}})
-
-    def report() -> None:
-        bar.update(read.total() - bar.count, counted(counts.read.total(), "document"))
-
-    read, total, unit = counts.bytes, 1e6 * params.megabytes or None, "B"
-    if params.documents and not params.megabytes:
-        read, total, unit = counts.read, params.documents, "doc"
-    with Progress("download", total, unit) as bar, ExitStack() as stack:
+    params = counts.params
+    most_characters = 1e6 * params.part_megabytes
+    with Progress("download", *goal_of(params)) as bar, ExitStack() as stack:
         left = {name: stack.enter_context(closing(iter(reader))) for name, reader in readers.items()}
-        while left and not counts.enough:
-            name = min(left, key=lambda source: counts.bytes[source] / weights[source])
+        while left and not counts.is_enough:
+            name = counts.furthest_behind(left)
             record = next(left[name], None)
             if record is None:
                 del left[name]
                 if left:
                     log.warning("%s is exhausted; continuing with %s.", name, ", ".join(left))
-            elif isinstance(record, Loss):
-                counts.lost.write(json.dumps(record._replace(file=prefixes[name] + record.file)._asdict()) + "\n")
-            elif isinstance(record, Skipped):
-                counts.skipped[record.kind] += 1
-            elif sets and record.source not in sets:
-                counts.other_sets[counted_as(record.source, counts.other_sets)] += 1
-            else:
-                source = counted_as(record.source, counts.documents)
-                document = Document(prefixes[name] + record.id, source, record.text)
-                counts.take(name, document, readers[name].layout)
-                parts.write(document)
-                if parts.characters >= 1e6 * params.part_megabytes:
-                    end_part()
-                if not counts.read.total() % DOCUMENTS_BETWEEN_REPORTS:
-                    report()
-        end_part()
+                continue
+            if not isinstance(record, Found):
+                counts.leave_out(name, record)
+                continue
+            document = counts.take(name, record)
+            if document is None:  # of a set that isn't asked for
+                continue
+            parts.write(document)
+            if parts.characters >= most_characters:
+                end_part(parts, counts, readers)
+            if not counts.read.total() % DOCUMENTS_BETWEEN_REPORTS:
+                show(bar, counts)
+        end_part(parts, counts, readers)
         parts.wait()
-        report()
+        show(bar, counts)
 
 
-def own_text(params: Download) -> tuple[local.Local, dict[str, Loss]]:
-    """The local files, and the losses of those that can't be read. Raises InputError if these are too many.
-
-    If all may not be read, it raises nothing, since nobody knows yet which files will be reached.
-    """
-    if not params.files:
-        return local.Local({}, Counter(), [], set()), {}
-    found = local.local_files(params.files, params.extract)
-    flaws = flaws_of(found, params.options)
-    if not params.is_limited:
-        check_files(flaws, found.given, len(found.files) + len(found.gone), params.max_lost)
-    warn_of_doubts(found, params.options)
-    return found, flaws
+def end_part(parts: PartWriter, counts: Counts, readers: dict[str, sources.SourceReader]) -> None:
+    """End the part, and save where reading stands."""
+    parts.end_part(counts.state() | {"at": {name: reader.at for name, reader in readers.items()}})
 
 
-def tell(params: Download, counts: Counts) -> None:
-    """Log what was found in files, what of archives was not read, and which options had no effect."""
-    if counts.skipped:
-        log.warning("Files in archives, or mails, that are not read: %s.", counted_kinds(counts.skipped.elements()))
-    if {"files", "hub"} & set(params.weights):
-        log.info("The documents by format and column: %s.", json.dumps(counts.formats))
-    for option, forms in EFFECT.items():
-        if getattr(params, option) and not forms & set(counts.formats):
-            log.warning("download.%s had no effect: no document is from %s.", option, " or ".join(sorted(forms)))
+def goal_of(params: Download) -> tuple[float | None, str]:
+    """How much is to be read, None if all is, and its unit."""
+    if params.documents and not params.megabytes:
+        return params.documents, "doc"
+    return 1e6 * params.megabytes or None, "B"
+
+
+def show(bar: Progress, counts: Counts) -> None:
+    """Show how much was read."""
+    read = counts.read if bar.unit == "doc" else counts.bytes
+    bar.update(read.total() - bar.count, counted(counts.read.total(), "document"))
+
+
+def load_state(saved: Path, out: Path) -> dict[str, Any]:
+    """Where an earlier attempt stopped. Parts that were written afterwards are deleted."""
+    state: dict[str, Any] = {"parts": 0, "at": {}}
+    if saved.exists():
+        state = json.loads(saved.read_text(encoding="utf-8"))
+    for part in sorted(out.glob("part-*.parquet"))[state["parts"] :]:
+        part.unlink()
+    return state
+
+
+def check_reached(params: Download, own: OwnText, reader: sources.SourceReader) -> None:
+    """Raise InputError if too many of the local files that were reached can't be read."""
+    if isinstance(reader, sources.Reader):
+        reached = reader.reached
+        flaws = {name: own.flaws[name] for name in reached if name in own.flaws}
+        check_files(flaws, own.found.given, len(reached), params.max_lost)
 
 
 @stage(version=4, resumes=True, retries=3)
@@ -393,21 +343,17 @@ def download(params: Download, out: Path) -> dict:
     work = out / WORK
     work.mkdir(exist_ok=True)
     saved = work / STATE
-    state = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {"parts": 0, "at": {}}
-    for part in sorted(out.glob("part-*.parquet"))[state["parts"] :]:  # written after the state was saved
-        part.unlink()
-    counts, parts = Counts(params, out / LOST, state), PartWriter(out, out / LOST, saved, state["parts"])
-    own, flaws = own_text(params)
-    readers = {name: reader_of(name, params, own.files, flaws, state["at"].get(name)) for name in params.weights}
+    state = load_state(saved, out)
+    counts = Counts(params, out / LOST, state)
+    parts = PartWriter(out, out / LOST, saved, state["parts"])
+    own = read_own(params)
+    readers = {name: reader_of(name, params, own, state["at"].get(name)) for name in params.weights}
     try:
         # `lost` is closed, or its buffer would be written after a rerun in this process has begun
         with closing(counts.lost), parts:
             read_sources(readers, counts, parts)
-        if flaws and params.is_limited:
-            reached = readers["files"].reached
-            check_files(
-                {name: flaws[name] for name in reached if name in flaws}, own.given, len(reached), params.max_lost
-            )
+        if own.flaws and params.is_limited:
+            check_reached(params, own, readers["files"])
         if draft_of(download.target(params)) != out:  # the files have other digests than those in the key
             raise Damage(
                 "A file in download.files or download.dataset changed while it was read. Run again, and leave it."
@@ -415,15 +361,12 @@ def download(params: Download, out: Path) -> dict:
     except Damage:  # a rerun must not resume from what was written
         saved.unlink(missing_ok=True)
         raise
-    what = ", ".join(params.files) if params.source == "files" else " and ".join(params.weights)
-    stats = {
-        "shards": sum(r.shard + bool(r.records) for r in readers.values()),
-        "parts": parts.parts,
-        **counts.stats(what),
-    }
-    if counts.skipped + own.skipped:
-        stats["skipped"] = dict((counts.skipped + own.skipped).most_common())
-    tell(params, counts)
+    shards = sum(reader.shard + bool(reader.records) for reader in readers.values())
+    stats = {"shards": shards, "parts": parts.parts, **counts.stats()}
+    skipped = counts.skipped + own.found.skipped
+    if skipped:
+        stats["skipped"] = dict(skipped.most_common())
+    counts.tell()
     if counts.other_sets:
         stats["other_sets"] = dict(counts.other_sets.most_common())
     if len(readers) > 1:

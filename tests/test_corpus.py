@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from model.errors import InputError
 from tasks import download as download_stage
-from tasks.corpus import containers, hub, parts, survey
+from tasks.corpus import containers, hub, parts, sources, survey
 from tasks.corpus.parts import SCHEMA, parts_of
 from tasks.download import Download, download
 from tasks.store.artifacts import WORK, artifacts_of, draft_of
@@ -280,10 +280,10 @@ def test_after_a_full_disk_a_rerun_resumes(store: Path, ugly: Path, tmp_path: Pa
 
 def local_source(monkeypatch: pytest.MonkeyPatch, name: str, path: Path) -> None:
     """Have a source of the hub read one local file."""
-    shards_of, identity_of = download_stage.shards_of, download_stage.identity_of
+    shards_of, identity_of = sources.shards_of, sources.identity_of
     shard = hub.File(path.name, path.stat().st_size, path=path)
-    monkeypatch.setattr(download_stage, "shards_of", lambda n, *p: [shard] if n == name else shards_of(n, *p))
-    monkeypatch.setattr(download_stage, "identity_of", lambda n, params: n if n == name else identity_of(n, params))
+    monkeypatch.setattr(sources, "shards_of", lambda n, *p: [shard] if n == name else shards_of(n, *p))
+    monkeypatch.setattr(sources, "identity_of", lambda n, *p: n if n == name else identity_of(n, *p))
     monkeypatch.setattr(hub, "SOURCES", {n: source for n, source in hub.SOURCES.items() if n != name})
 
 

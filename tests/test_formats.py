@@ -20,9 +20,9 @@ import zstandard
 from conftest import documents_of, downloaded, texts_of
 
 from model.errors import InputError
-from tasks.corpus import formats, rows, survey
-from tasks.corpus.columns import Layout
-from tasks.corpus.containers import Damage
+from tasks.corpus import documents, rows, survey, texts
+from tasks.corpus.documents import Options
+from tasks.corpus.kinds import Damage
 
 TEXTS = [
     'Plain, with a comma; and "quotes".',
@@ -322,9 +322,9 @@ def test_documents_of_a_text_file_are_what_was_asked(store: Path, tmp_path: Path
         corpus = downloaded(path, documents_by=by)
         assert [(d.id, d.text) for d in documents_of(corpus)] == expected
         assert corpus.stats["formats"] == {"text": {by: len(expected)}}
-    path.write_bytes(b"x" * (formats.LARGE + 1))
+    path.write_bytes(b"x" * (texts.LARGE + 1))
     assert len(texts_of(downloaded(path, documents_by="file"))) == 1
-    path.write_bytes(b"first\n" + b"one\rtwo\x0cthree\n\r\n" * (formats.LARGE // 10))
+    path.write_bytes(b"first\n" + b"one\rtwo\x0cthree\n\r\n" * (texts.LARGE // 10))
     with pytest.raises(InputError, match="200,001 lines, 100,000 of them blank"):  # as `wc -l` counts them
         downloaded(path)
 
@@ -369,10 +369,10 @@ def test_a_value_that_is_too_long_is_lost_alone_or_ends_the_file(monkeypatch: py
     monkeypatch.setattr(rows, "MOST_BYTES", 1000)
 
     def found(name: str, data: bytes) -> list[str]:
-        layout = Layout("a", documents_by="blank-line" if name == "a.txt" else "")
+        options = Options(documents_by="blank-line" if name == "a.txt" else "")
         return [
             getattr(r, "text", "") or r.reason
-            for r in formats.read_file(io.BufferedReader(io.BytesIO(data)), name, layout)
+            for r in documents.read_file(io.BufferedReader(io.BytesIO(data)), name, "a", options)
         ]
 
     lost = "longer than 100 MB"
@@ -396,5 +396,5 @@ def test_json_of_many_lines_is_refused_above_its_limit(store: Path, tmp_path: Pa
     with pytest.raises(InputError, match=r"a\.json .*jsonl"):
         downloaded(path)
     monkeypatch.setattr(rows, "MOST_JSON", len(path.read_text()))
-    survey.looked_at.cache_clear()  # as nobody changes the limit of a running program
+    survey.survey_of.cache_clear()  # as nobody changes the limit of a running program
     assert texts_of(downloaded(path)) == TEXTS

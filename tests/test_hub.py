@@ -28,8 +28,9 @@ from test_sources import json_lines, noise, packed, parquet
 
 from model.errors import InputError
 from tasks import download as download_stage
-from tasks.corpus import formats, hub
-from tasks.corpus.columns import Layout
+from tasks.corpus import documents as reading
+from tasks.corpus import hub
+from tasks.corpus.documents import Options
 from tasks.corpus.hub import SOURCES
 from tasks.corpus.parts import Document
 from tasks.download import SourceName, download
@@ -307,7 +308,7 @@ def test_of_a_large_shard_only_the_beginning_is_fetched(online: Hub, monkeypatch
     data = random.Random(5).randbytes(30_000_000)
     monkeypatch.setitem(online.files, ("big/big", "b" * 40), {"big.jsonl.zst": data})
     source = hub.Source("big/big", "b" * 40, ".*zst")
-    with hub.opened(source, hub.files(source)[0]) as file:
+    with hub.open_file(source, hub.files(source)[0]) as file:
         assert file.read(1000) == data[:1000]
     assert online.sent["big.jsonl.zst"] < len(data) / 2
 
@@ -372,7 +373,7 @@ def test_errors_that_may_pass_are_told_from_others():
 
 def test_a_parquet_shard_that_the_hub_stops_sending_is_not_damaged(online: Hub):
     source = SOURCES["wikipedia"]
-    records = formats.read_file(hub.opened(source, hub.files(source)[0]), ARTICLES, Layout("wikipedia"))
+    records = reading.read_file(hub.open_file(source, hub.files(source)[0]), ARTICLES, "wikipedia", Options())
     next(records)
     online.fails.update({ARTICLES: [503] * 99})
     with pytest.raises(InputError, match=r"wikimedia/wikipedia could not be read .*503"):

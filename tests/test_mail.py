@@ -11,7 +11,7 @@ import pytest
 from conftest import asked_for, documents_of, downloaded, refusal, texts_of
 
 from model.errors import InputError
-from tasks.corpus.mail import body_of, messages, spoken
+from tasks.corpus.mail import body_of, messages, speech_in
 
 BODY = "Liebe Anna,\n\nFrom the harbour I write to you: die Größe {} ist da.\n\nFrom here on, nothing.\n\nGruß"
 PICTURE = bytes(range(256)) * 20
@@ -132,7 +132,7 @@ SPOKEN = {SRT: "Hello there,\nfriend.\nIt is 1984 & cold.\nAfter a gap.\n42", VT
 def test_subtitles_are_what_is_said_in_them(store: Path, tmp_path: Path):
     for (text, expected), name in zip(SPOKEN.items(), ("a.srt", "b.vtt"), strict=True):
         (tmp_path / name).write_bytes(text.encode())
-        assert spoken(text.removeprefix("\ufeff")) == expected
+        assert speech_in(text.removeprefix("\ufeff")) == expected
         made = downloaded(tmp_path / name)
         assert texts_of(made) == [expected]
         assert made.stats["formats"] == {"subtitles": {"file": 1}}

@@ -12,8 +12,9 @@ import pytest
 from files_table import COMPRESSIONS, arrow_of, files_of, parquet_of
 
 from model.errors import InputError
-from tasks.corpus.containers import Damage
-from tasks.corpus.rows import Loss, records
+from tasks.corpus.kinds import Damage
+from tasks.corpus.losses import Loss
+from tasks.corpus.rows import records
 
 ROWS = [
     {"a": "one", "b": "1"},

@@ -25,11 +25,11 @@ from conftest import asked_for, documents_of, downloaded, refusal, texts_of, wri
 
 from model.errors import InputError
 from tasks import download as download_stage
-from tasks.corpus import containers, formats, local, pydocs, rows
-from tasks.corpus.columns import Layout
-from tasks.corpus.containers import Damage
+from tasks.corpus import containers, documents, local, pydocs, rows
+from tasks.corpus.documents import Found, Options
+from tasks.corpus.kinds import Damage, family
+from tasks.corpus.losses import Loss
 from tasks.corpus.parts import Document
-from tasks.corpus.rows import Loss
 from tasks.download import download
 from tasks.store.artifacts import Artifact
 
@@ -66,8 +66,11 @@ def content(data: bytes, name: str, limit: int = 10**8) -> Content:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "MOST_BYTES", limit)
         try:
-            for record in formats.read_file(file, name, Layout(formats.family(name))):
-                (found.documents if isinstance(record, Document) else found.losses).append(record)
+            for record in documents.read_file(file, name, family(name), Options()):
+                if isinstance(record, Found):
+                    found.documents.append(Document(*record[:3]))
+                else:
+                    found.losses.append(record)
         except Damage as damage:
             return found._replace(damage=str(damage))
     return found
@@ -125,7 +128,7 @@ def test_every_format_gives_the_same_documents(store: Path, data: Path, suffix: 
     (data / f"shard-0{suffix}").write_bytes(stored)
     expected = [Document(f"shard-0{suffix}:{i}", "toy", text) for i, text in enumerate(TEXTS, 1)]
     assert list(documents_of(downloaded(data))) == expected
-    assert formats.family(f"shard-0{suffix}") == "shard"
+    assert family(f"shard-0{suffix}") == "shard"
 
 
 def test_a_txt_file_is_one_document(store: Path, data: Path):
@@ -134,7 +137,7 @@ def test_a_txt_file_is_one_document(store: Path, data: Path):
     assert {(d.source, d.text) for d in documents_of(downloaded(data))} == {("book", text) for text in TEXTS}
     for stored, expected in {
         b"good line\nbad \xff byte": Loss("a.txt", 2, "not UTF-8", r"b'\xff byte'"),
-        b" \n": Loss("a.txt", 1, "empty text", r"b' \n'"),
+        b" \n": Loss("a.txt", 0, "empty file"),
         "é".encode() * 50_000: Document("a.txt:1", "a", "é" * 50_000),
         "é".encode() * 50_001: Loss("a.txt", 1, "line longer than 100 MB", repr("é".encode() * 20)),
     }.items():
@@ -358,8 +361,8 @@ def wrong_files() -> Iterator[tuple[str, bytes, str, str]]:
 
 def test_a_file_of_another_format_is_recognised_with_what_to_do():
     for suffix, stored, kind, word in wrong_files():
-        documents, losses, damage = content(stored, f"a{suffix}", limit=10**6)
-        assert (documents, losses) == ([], [])
+        found, losses, damage = content(stored, f"a{suffix}", limit=10**6)
+        assert (found, losses) == ([], [])
         assert damage.startswith(f"a{suffix} is {kind}")
         assert word in damage
 
@@ -408,7 +411,7 @@ def test_the_family_of_a_file_is_its_name_without_its_suffix_and_the_number_of_i
         "urllib.request-2.json.gz": "urllib.request",
         ".txt": ".txt",
     }
-    assert {name: formats.family(name) for name in families} == families
+    assert {name: family(name) for name in families} == families
 
 
 def test_globs_directories_and_links_give_files_in_order_each_once(store: Path, data: Path, monkeypatch):
@@ -543,9 +546,9 @@ def test_a_file_whose_rights_change_while_it_is_read_is_read(store: Path, data: 
 
 BOMB = """
 import json, re, sys
-from tasks.corpus import formats
-with open(sys.argv[1], "rb") as file:
-    print(json.dumps(list(formats.read_file(file, sys.argv[1], formats.Layout("a")))))
+from tasks.corpus.documents import Found, Options, read_file
+records = read_file(open(sys.argv[1], "rb"), sys.argv[1], "a", Options())
+print(json.dumps([record[:3] if isinstance(record, Found) else record for record in records]))
 print(int(re.search("VmHWM:[^0-9]+([0-9]+) kB", open("/proc/self/status").read())[1]) / 1024)  # its own, not its parent's
 """
 

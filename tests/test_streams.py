@@ -13,7 +13,7 @@ from test_hub import Hub, address_of, online, serving  # noqa: F401 - the fixtur
 from test_sources import losses_of, parquet
 
 from model.errors import InputError
-from tasks.corpus import columns, parts
+from tasks.corpus import documents, parts
 from tasks.corpus.parts import parts_of
 from tasks.download import Download, download
 from tasks.store.artifacts import Artifact
@@ -108,7 +108,7 @@ def test_a_changed_file_of_a_folder_changes_the_key(folder: Path, store: Path):
 
 def test_an_interrupted_download_reads_on_where_its_last_part_ended(folder: Path, store: Path, monkeypatch):
     whole, read = downloaded(folder, part_megabytes=0.01, sets=["own/en/train"]), []
-    fsync, take = parts.fsync, columns.text_in
+    fsync, take = parts.fsync, documents.text_in
 
     def breaking(path: Path) -> None:
         fsync(path)
@@ -119,7 +119,7 @@ def test_an_interrupted_download_reads_on_where_its_last_part_ended(folder: Path
         patch.setattr(parts, "fsync", breaking)
         with pytest.raises(KeyboardInterrupt):
             downloaded(folder, part_megabytes=0.01)
-    monkeypatch.setattr(columns, "text_in", lambda row, *others: read.append(row) or take(row, *others))
+    monkeypatch.setattr(documents, "text_in", lambda row, *others: read.append(row) or take(row, *others))
     again = downloaded(folder, part_megabytes=0.01)
     assert [part.read_bytes() for part in parts_of(again)] == [part.read_bytes() for part in parts_of(whole)]
     assert 0 < len(read) < 900

@@ -14,8 +14,8 @@ from conftest import asked_for, downloaded, refusal, texts_of, write_jsonl
 
 from flows.cram import planned
 from model.errors import InputError, warn_once
-from tasks.corpus import formats, rows, survey
-from tasks.corpus.kinds import no_prose
+from tasks.corpus import rows, survey, texts
+from tasks.corpus.texts import no_prose
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def letters(tmp_path: Path) -> Path:
 
 
 def large(folder: Path, name: str = "large.txt") -> None:
-    (folder / name).write_bytes(b"A line of a novel.\n" * (formats.LARGE // 19 + 1))
+    (folder / name).write_bytes(b"A line of a novel.\n" * (texts.LARGE // 19 + 1))
 
 
 FLAWS = {
@@ -121,7 +121,7 @@ def test_a_plan_finds_that_too_many_records_are_lost_as_far_as_the_beginnings_te
         asked_for(tmp_path / "b.jsonl").check()
     asked_for(path, documents=1).check()  # then it may not come to them
     monkeypatch.setattr(survey, "LOOKED_AT", 0)
-    survey.looked_at.cache_clear()
+    survey.survey_of.cache_clear()
     asked_for(path).check()  # what follows may be good
 
 
@@ -145,7 +145,7 @@ def test_what_is_no_prose_is_refused_unless_it_is_asked_for(store: Path, tmp_pat
     for text in (numbers, dump, hexadecimal):
         (tmp_path / "a.txt").write_text(text, encoding="utf-8")
         assert "expected prose" in refusal(tmp_path / "a.txt")
-        survey.looked_at.cache_clear()
+        survey.survey_of.cache_clear()
         (tmp_path / "b.txt").write_text(text, encoding="utf-8")
     assert texts_of(downloaded(tmp_path / "b.txt", documents_by="file")) == [hexadecimal]
     assert "base64 or hexadecimal" in caplog.text

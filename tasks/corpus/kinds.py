@@ -2,10 +2,10 @@
 
 import codecs
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from model.errors import InputError
 
@@ -40,6 +40,7 @@ BINARY = [  # the first bytes of formats
     (rb"\x04\x22\x4d\x18", "lz4"),
     (rb".{257}ustar", "tar"),
 ]
+BINARY_FORMS = {form for _, form in BINARY}
 TEXTUAL = [
     (rb"(\xef\xbb\xbf)?\s*(\{\s*[\"}]|\[\s*[{\"])", "JSON"),
     (rb"(\xef\xbb\xbf)?\s*<(?i:!doctype html|html)\b", "HTML"),
@@ -55,21 +56,6 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
 TEXT_BYTES = bytes([*range(7, 14), 27, *range(32, 256)])
-# What a text file has instead of prose is told by its beginning. Of 59,655 documents of real text in seven languages,
-# with code, laws and mathematics among them, four are refused: test vectors, and lists of addresses and of numbers.
-SAMPLED = 1 << 16  # bytes
-LEAST = 500  # visible characters, below which a table of numbers may be all that a document quotes
-MOST_DUMPED = 0.5  # of visible characters; manuals link to pages whose address holds all of their content
-FEWEST_LETTERS, MOST_DIGITS = 0.3, 0.3  # of visible characters; a list of names and telephone numbers has half and half
-# A line of base64 has capitals, small letters and digits, which a line of a genome has not; or a line of a hex dump
-DUMP = re.compile(
-    r"\s*((?=\S*[a-z])(?=\S*[A-Z])(?=\S*\d)[A-Za-z0-9+/_-]{40,}={0,2}"
-    r"|(?=\S*\d)(0x)?([0-9a-f]{32,}|[0-9A-F]{32,})|[0-9A-Fa-f]{6,16}:?(\s+[0-9A-Fa-f]{2,4}){8,}\b.*)\s*"
-)
-LEAST_LINES, LOG, STAMPED = 20, 0.8, 60  # lines; share of lines with a date and a time; characters in which these are
-STAMP = re.compile(
-    r"\d{2,4}[-./]([A-Z][a-z]{2}|\d\d)[-./]\d{2,4}\D{1,3}\d?\d:\d\d|[A-Z][a-z]{2} [ \d]\d (\d{4} )?\d\d:\d\d:\d\d"
-)
 CONVERT = "Save its text as .txt, .csv or .jsonl."
 FOREIGN = [  # the beginning of a file, what it is, what to do
     (rb"version https://git-lfs", "a Git LFS pointer and not the file itself", "Get the file: git lfs pull."),
@@ -110,85 +96,78 @@ class Mislabelled(Damage):
     """A file is of another format than its name says."""
 
 
-def layers(name: str) -> tuple[str, list[str]]:
+class Layers(NamedTuple):
     """A file's name without the suffixes of compressions, and these compressions, the outermost first."""
-    forms, suffix = [], Path(name).suffix
-    name = name.removesuffix(suffix) + SHORT.get(suffix.lower(), suffix)
-    while form := COMPRESSIONS.get((suffix := Path(name).suffix).lower()):
-        forms.append(form)
+
+    name: str
+    compressions: list[str]
+
+
+def layers(name: str) -> Layers:
+    """What the suffixes of a file's name say."""
+    last = Path(name).suffix
+    name = name.removesuffix(last) + SHORT.get(last.lower(), last)
+    compressions: list[str] = []
+    while True:
+        suffix = Path(name).suffix
+        form = COMPRESSIONS.get(suffix.lower())
+        if not form:
+            return Layers(name, compressions)
+        compressions.append(form)
         name = name.removesuffix(suffix)
-    return name, forms
 
 
 def ending(name: str) -> str:
     """The suffix that tells the format of a file, in small letters, without those of compressions."""
-    return Path(layers(name)[0]).suffix.lower()
+    return Path(layers(name).name).suffix.lower()
 
 
 def family(name: str) -> str:
     """A file's name without suffix and shard number, for example `train` for `train-00003-of-00010.jsonl.zst`."""
     whole = Path(name).name
-    stem = layers(whole)[0]
-    stem = stem[: -len(end)] if (end := ending(whole)) in FORMATS else stem
+    stem = layers(whole).name
+    suffix = ending(whole)
+    if suffix in FORMATS:
+        stem = stem[: -len(suffix)]
     return SHARD.sub("", stem) or stem or whole
 
 
-def unread(path: str, extract: str) -> str:
+def reason_to_skip(path: str, extract: str) -> str:
     """The kind of a file in a folder or archive that isn't read, by its path there; empty if it may be read."""
     name = path.rsplit("/", 1)[-1]
-    end = ending(name)
+    suffix = ending(name)
     if HIDDEN.search(path):
         return "hidden"
-    if (
-        ABOUT.fullmatch(name) or BOOKS.search(path) or (name.startswith("cache-") and end == ".arrow")
-    ):  # of map(), beside the data
+    is_cache = name.startswith("cache-") and suffix == ".arrow"  # of map(), beside the data
+    if ABOUT.fullmatch(name) or BOOKS.search(path) or is_cache:
         return "about the data"
-    return end if (end not in FORMATS and SUFFIX.fullmatch(end)) or (end in MARKUP and not extract) else ""
+    if suffix in MARKUP:
+        return "" if extract else suffix
+    is_other = suffix not in FORMATS and SUFFIX.fullmatch(suffix)
+    return suffix if is_other else ""
 
 
-def utf_16(head: bytes) -> str:
+def unmarked_utf_16(head: bytes) -> str:
     """The kind of UTF-16 that the NUL bytes at the beginning of a file without a mark tell; empty if it is none."""
-    odd, even = head[1::2].count(0), head[::2].count(0)
+    odd = head[1::2].count(0)
+    even = head[::2].count(0)
     if odd + even <= max(4, len(head) / 50) or (odd and even):
         return ""
     encoding = "utf-16-le" if odd else "utf-16-be"
     text = head.decode(encoding, errors="ignore")
-    return encoding if sum(c.isprintable() or c.isspace() for c in text) > len(text) * 0.9 else ""
+    readable = sum(c.isprintable() or c.isspace() for c in text)
+    return encoding if readable > len(text) * 0.9 else ""
 
 
-def sniffed(head: bytes) -> str:
+def sniff(head: bytes) -> str:
     """The format of a file by its beginning alone, of BINARY or TEXTUAL, or text; empty if it is none."""
     for pattern, form in BINARY + TEXTUAL:
         if re.match(pattern, head, re.DOTALL):
             return form
-    if head.startswith(tuple(MARKS)) or utf_16(head):
+    if head.startswith(tuple(MARKS)) or unmarked_utf_16(head):
         return "text"
-    return "text" if head and len(head.translate(None, TEXT_BYTES)) <= len(head) / 50 else ""
-
-
-def no_prose(head: bytes) -> str:
-    """What the beginning of a text file, in UTF-8, has instead of prose, as the end of a sentence; empty if nothing."""
-    lines = head[:SAMPLED].decode(errors="ignore").splitlines()
-    visible = "".join("".join(lines).split())
-    if len(visible) < LEAST:
-        return ""
-    dumped = sum(len("".join(line.split())) for line in lines if DUMP.fullmatch(line)) / len(visible)
-    if dumped > MOST_DUMPED:
-        return f"has {dumped:.0%} of its characters in lines of base64 or hexadecimal numbers"
-    digits = sum(map(visible.count, "0123456789")) / len(visible)
-    if digits <= MOST_DIGITS:  # as nearly everywhere; to find letters of any script takes longer
-        return ""
-    letters = sum(unicodedata.category(c)[0] in "LM" for c in visible) / len(visible)
-    if letters >= FEWEST_LETTERS:
-        return ""
-    return f"has {digits:.0%} digits and {letters:.0%} letters, as a table of numbers has"
-
-
-def looks_like_a_log(head: bytes) -> bool:
-    """Whether nearly all lines at the beginning of a text file, in UTF-8, have a date and a time in front."""
-    lines = [line for line in head[:SAMPLED].decode(errors="ignore").splitlines()[:-1] if line.strip()]
-    dated = sum(STAMP.search(line[:STAMPED]) is not None for line in lines)
-    return len(lines) >= LEAST_LINES and dated >= LOG * len(lines)
+    others = len(head.translate(None, TEXT_BYTES))
+    return "text" if head and others <= len(head) / 50 else ""
 
 
 def refuse_foreign(head: bytes, name: str) -> None:
@@ -206,7 +185,7 @@ def counted_kinds(kinds: Iterable[str]) -> str:
 def form_of(head: bytes, name: str, extract: str = "") -> str:
     """The format of a file by its suffix, or else by its beginning. Raises InputError if cram doesn't read it."""
     refuse_foreign(head, name)
-    form = FORMATS.get(ending(name)) or sniffed(head)
+    form = FORMATS.get(ending(name)) or sniff(head)
     if form in MARKUP.values() and not extract:
         raise InputError(f"{name} is {form}. Set download.extract to trafilatura to take the text out of it.")
     if form not in FORMATS.values():
@@ -216,14 +195,21 @@ def form_of(head: bytes, name: str, extract: str = "") -> str:
 
 def expect(head: bytes, name: str, expected: str) -> None:
     """Raise Damage if a file does not begin as the format that its name tells."""
-    found, binary, forms = sniffed(head), {form for _, form in BINARY}, FORMATS | COMPRESSIONS
-    if expected in binary and not head:
+    if expected in BINARY_FORMS and not head:
         raise Damage(f"{name} is truncated: it is empty. Get it again.")
-    text_clash = expected == "text" and found in (*MAIL.values(), *SUBTITLES.values())
-    clash = {found, expected} & binary or found == "HTML" or (found, expected) == ("JSON", "CSV")
-    if found != expected and (clash or text_clash):
-        suffixes = " or ".join(suffix for suffix, form in forms.items() if form == found)
-        raise Mislabelled(
-            f"{name} is mislabelled: it looks like {found or 'something else'}, but its name says {expected}. "
-            f"{f'Rename it, with {suffixes} at its end' if suffixes else 'Rename it'}."
-        )
+    found = sniff(head)
+    if found == expected or not is_clash(found, expected):
+        return
+    suffixes = " or ".join(suffix for suffix, form in (FORMATS | COMPRESSIONS).items() if form == found)
+    advice = f"Rename it, with {suffixes} at its end" if suffixes else "Rename it"
+    looks = found or "something else"
+    raise Mislabelled(f"{name} is mislabelled: it looks like {looks}, but its name says {expected}. {advice}.")
+
+
+def is_clash(found: str, expected: str) -> bool:
+    """Whether a file that looks like one format can't be of another one. Text may look like much, and JSON like text."""
+    if found in BINARY_FORMS or expected in BINARY_FORMS or found == "HTML":
+        return True
+    if expected == "text":
+        return found in MAIL.values() or found in SUBTITLES.values()
+    return (found, expected) == ("JSON", "CSV")

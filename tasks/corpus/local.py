@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from model.errors import InputError, warn_once
 from model.wording import counted, printable
+from tasks.corpus.columns import first_of
 from tasks.corpus.containers import head_of
-from tasks.corpus.kinds import FORMATS, KINDS, counted_kinds, ending, form_of, unread
+from tasks.corpus.kinds import FORMATS, KINDS, counted_kinds, ending, form_of, reason_to_skip
 
 WILD = re.compile(r"[*?[]")  # the characters that make a path a glob
 NAMED = 3  # files that a warning names
@@ -29,7 +30,7 @@ class Local(NamedTuple):
     """
 
     files: dict[str, Path]
-    skipped: Counter
+    skipped: Counter[str]
     gone: list[str]
     given: set[str]
 
@@ -39,17 +40,21 @@ def walk(top: Path, hidden: bool = True) -> Iterator[tuple[Path, list[Path]]]:
 
     Links are followed after everything that can be reached without them, so that they change no name, and circles end.
     """
-    seen, folders, links = set(), [top], []
+    seen: set[str] = set()
+    folders = [top]
+    links: list[Path] = []
     while folders or links:
         folder = folders.pop() if folders else links.pop()
-        if (real := os.path.realpath(folder)) in seen:
+        real = os.path.realpath(folder)
+        if real in seen:
             continue
         seen.add(real)
         files = []
-        for path in (folder / name for name in sorted(os.listdir(folder))):
+        for name in sorted(os.listdir(folder)):
+            path = folder / name
             if not path.is_dir():  # as exists(), it raises OSError for what can't be looked at
                 files.append(path)
-            elif hidden or not path.name.startswith("."):
+            elif hidden or not name.startswith("."):
                 (links if path.is_symlink() else folders).append(path)
         yield folder, files
 
@@ -66,19 +71,25 @@ def expand(pattern: str) -> list[Path]:
     """
     paths = [Path("/" if pattern.startswith("/") else "")]
     for part in pattern.lstrip("/").split("/"):
-        folders = [path for path in paths if path.is_dir()]
-        if part == "**":
-            paths = [path for folder in folders for path, _ in walk(folder, hidden=False)]
-        elif WILD.search(part):
-            paths = [
-                folder / name
-                for folder in folders
-                for name in fnmatch.filter(os.listdir(folder), part)
-                if part.startswith(".") or not name.startswith(".")
-            ]
-        else:
-            paths = [path for folder in folders if is_there(path := folder / part)]
+        matching: list[Path] = []
+        for folder in paths:
+            if folder.is_dir():
+                matching += paths_in(folder, part)
+        paths = matching
     return sorted(set(paths), key=str)
+
+
+def paths_in(folder: Path, part: str) -> Iterator[Path]:
+    """The paths in a folder that a part of a glob matches, and below it for **."""
+    if part == "**":
+        for below, _ in walk(folder, hidden=False):
+            yield below
+    elif WILD.search(part):
+        for name in fnmatch.filter(os.listdir(folder), part):
+            if part.startswith(".") or not name.startswith("."):
+                yield folder / name
+    elif is_there(folder / part):
+        yield folder / part
 
 
 def matches(pattern: str, extract: str) -> dict[Path, str]:
@@ -88,13 +99,18 @@ def matches(pattern: str, extract: str) -> dict[Path, str]:
     """
     glob = os.path.expanduser(pattern)
     path = Path(glob)
-    # A file may have brackets in its name
-    paths = [path] if is_there(path) else expand(glob)
-    anything, given = set(path.name) <= {"*"}, [p for p in paths if not p.is_dir()]
-    found = {p: kind_of(p, p.name if anything else "", extract, p == path) for p in given}
-    for folder in (p for p in paths if p not in found):
-        inner = sorted(p for _, files in walk(folder) for p in files)
-        found |= {p: kind_of(p, p.relative_to(folder).as_posix(), extract) for p in inner}
+    paths = [path] if is_there(path) else expand(glob)  # a file may have brackets in its name
+    is_any_name = set(path.name) <= {"*"}
+    found: dict[Path, str] = {}
+    folders = []
+    for each in paths:
+        if each.is_dir():
+            folders.append(each)
+        else:
+            found[each] = kind_of(each, each.name if is_any_name else "", extract, each == path)
+    for folder in folders:
+        for file in sorted(file for _, files in walk(folder) for file in files):
+            found[file] = kind_of(file, file.relative_to(folder).as_posix(), extract)
     if "" not in found.values():
         what = f"holds no file that cram reads ({counted_kinds(found.values())})" if paths else "matches nothing"
         raise InputError(f"{pattern!r} {what}. Expected {KINDS}. {ADVICE}")
@@ -106,20 +122,26 @@ def kind_of(path: Path, inner: str, extract: str, itself: bool = False) -> str:
 
     `itself`: it was given by its own path. Raises InputError if it then can't be read.
     """
-    known = ending(path.name) in FORMATS
-    if inner and (kind := unread(inner, extract)):
-        return kind
+    reason = reason_to_skip(inner, extract) if inner else ""
+    if reason:
+        return reason
     if not path.is_file():
         if itself:
             raise InputError(f"{printable(str(path))} {IS_NOWHERE}")
         return NOWHERE
+    is_known = ending(path.name) in FORMATS
     try:
-        form_of(b"" if known else head_of(path), printable(str(path)), extract)
+        form_of(b"" if is_known else head_of(path), printable(str(path)), extract)
     except InputError:
         if itself:
             raise
         return "no text" if inner else ""
     return ""
+
+
+def absolute(path: str | Path) -> Path:
+    """A path from the root, without .. in it."""
+    return Path(os.path.abspath(path))
 
 
 def local_files(patterns: Iterable[str], extract: str = "") -> Local:
@@ -128,26 +150,40 @@ def local_files(patterns: Iterable[str], extract: str = "") -> Local:
     It warns of those in directories that aren't read by their kind. Raises InputError if there is nothing to read, or
     if what was given by its own path can't be read, and OSError for what the system refuses.
     """
+    patterns = list(patterns)
     ignored: dict[Path, str] = {}
     once: dict[tuple[str, str], Path] = {}  # by folder and name, so that a link to a folder doesn't double its files
-    itself = {Path(os.path.abspath(os.path.expanduser(pattern))) for pattern in patterns}
     real = functools.cache(os.path.realpath)
     for pattern in patterns:
-        found = matches(pattern, extract)
-        ignored |= {path: kind for path, kind in found.items() if kind}
-        for path in (Path(os.path.abspath(path)) for path, kind in found.items() if not kind):
-            # Under its own name, not that of a link's target, which in the hub's cache is a digest
-            once.setdefault((real(path.parent), path.name), path)
+        for path, kind in matches(pattern, extract).items():
+            if kind:
+                ignored[path] = kind
+            else:
+                file = absolute(path)  # not that of a link's target, whose name in the hub's cache is a digest
+                once.setdefault((real(file.parent), file.name), file)
     gone = {path for path, kind in ignored.items() if kind == NOWHERE and ending(path.name) in FORMATS}
-    if others := {path: kind for path, kind in ignored.items() if path not in gone}:
-        examples = ", ".join(printable(str(p)) for p in sorted(others)[:NAMED]) + ", …" * (len(others) > NAMED)
-        warn_once(
-            f"{counted(len(others), 'file')} in the directories of download.files, not read: "
-            f"{counted_kinds(others.values())} ({examples}). {ADVICE}"
-        )
-    base = Path(os.path.commonpath([path.parent for path in once.values()]))
-    by_name = {printable(str(path.relative_to(base))): path for path in once.values()}
-    if len(by_name) < len(once):
-        raise InputError("Two files have names that differ only in characters that can't be printed. Rename one.")
+    others = {path: kind for path, kind in ignored.items() if path not in gone}
+    if others:
+        warn_of_others(others)
+    by_name = names_of(list(once.values()))
+    itself = {absolute(os.path.expanduser(pattern)) for pattern in patterns}
     given = {name for name, path in by_name.items() if path in itself}
     return Local(by_name, Counter(others.values()), sorted(printable(str(path)) for path in gone), given)
+
+
+def warn_of_others(others: dict[Path, str]) -> None:
+    """Log which files in directories aren't read, by kind."""
+    examples = first_of([printable(str(path)) for path in sorted(others)], NAMED)
+    warn_once(
+        f"{counted(len(others), 'file')} in the directories of download.files, not read: "
+        f"{counted_kinds(others.values())} ({examples}). {ADVICE}"
+    )
+
+
+def names_of(files: list[Path]) -> dict[str, Path]:
+    """Files by their paths in the folder that they have in common. Raises InputError if two have the same."""
+    base = Path(os.path.commonpath([path.parent for path in files]))
+    by_name = {printable(str(path.relative_to(base))): path for path in files}
+    if len(by_name) < len(files):
+        raise InputError("Two files have names that differ only in characters that can't be printed. Rename one.")
+    return by_name

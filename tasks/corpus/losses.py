@@ -1,14 +1,15 @@
-"""Records and files that can't be read: summed up, with what helps, and refused if there are too many."""
+"""Records and files that can't be read: each with its reason, summed up with what helps, refused if they are too many."""
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from model.errors import InputError
 from model.wording import counted, printable
 from tasks.corpus.kinds import counted_kinds
-from tasks.corpus.rows import Loss
 
-UNREADABLE, NOTHING = "unreadable file", "empty file"  # reasons of losses of whole files
+EMPTY, NOT_UTF8, TOO_LONG = "empty text", "not UTF-8", "longer than 100 MB"  # reasons of losses
+UNREADABLE, NOTHING = "unreadable file", "empty file"  # the same, of whole files
 BREAK = "Break long lines, for example with: fold -s -w 10000 FILE > NEW"
 ADVICE = {  # which parameters help, by the beginning of the reason of losses; the first one that fits
     "no field": "Set download.column to the field with the text.",
@@ -24,46 +25,75 @@ ADVICE = {  # which parameters help, by the beginning of the reason of losses; t
 }
 
 
+class Loss(NamedTuple):
+    """A record that could not be read; in line 0, a whole file."""
+
+    file: str
+    line: int
+    reason: str
+    sample: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """Where it is, with its sample."""
+        where = f"{self.file}, line {self.line}" if self.line else self.file
+        return f"{where}: {self.sample}" if self.sample else where
+
+
+class Skipped(NamedTuple):
+    """A file in an archive, or a mail, that isn't read."""
+
+    kind: str
+
+
+class Unreadable(Exception):
+    """A record that holds no document; its message is the reason of the loss."""
+
+
 class Losses:
-    """What was lost, by reason. Those in line 0 are whole files, which are judged before anything is read."""
+    """What was lost, by reason. Whole files are judged before anything is read."""
 
     def __init__(self, losses: Iterable[Loss]) -> None:
-        self.reasons: Counter = Counter()
-        self.examples: dict[str, str] = {}
+        self.reasons: Counter[str] = Counter()
+        self.examples: dict[str, Loss] = {}
         self.records = 0
         for loss in losses:
             self.reasons[loss.reason] += 1
             self.records += loss.line > 0
-            where = f"{loss.file}, line {loss.line}" if loss.line else loss.file
-            self.examples.setdefault(loss.reason, f"{where}: {loss.sample}" if loss.sample else where)
+            self.examples.setdefault(loss.reason, loss)
 
     @property
     def advice(self) -> str:
         """What helps against these losses; empty if nothing that cram knows of."""
-        fitting = (next((start for start in ADVICE if reason.startswith(start)), "") for reason in self.reasons)
-        return " ".join(ADVICE[start] for start in ADVICE.keys() & set(fitting))
+        fitting = set()
+        for reason in self.reasons:
+            fitting.add(next((start for start in ADVICE if reason.startswith(start)), ""))
+        return " ".join(ADVICE[start] for start in ADVICE.keys() & fitting)
 
-    def listed(self, skipped: Counter) -> str:
+    def summary(self, skipped: Counter[str]) -> str:
         """The losses by reason, files that are `skipped`, by kind, and an example."""
-        said = "; ".join(f"{n:,} x {reason}" for reason, n in sorted(self.reasons.items())) or "nothing"
-        said += f"; skipped: {counted_kinds(skipped.elements())}" if skipped else ""
+        counts = [f"{n:,} x {reason}" for reason, n in sorted(self.reasons.items())]
+        said = "; ".join(counts) or "nothing"
+        if skipped:
+            said += f"; skipped: {counted_kinds(skipped.elements())}"
         if self.reasons:
-            said += f"; for example {printable(self.examples[max(self.reasons, key=lambda r: self.reasons[r])])}"
+            [(most_frequent, _)] = self.reasons.most_common(1)
+            said += f"; for example {printable(self.examples[most_frequent].in_words)}"
         return said
 
-    def check(self, what: str, documents: int, max_lost: float, skipped: Counter, where: str) -> None:
+    def check(self, what: str, documents: int, max_lost: float, skipped: Counter[str], where: str) -> None:
         """Raise InputError if no document was read, or if more records were lost than `max_lost` allows.
 
         `what`: the source; `documents`: those read; `where`: a sentence that tells all losses, or where they are.
         """
-        listed = self.listed(skipped)
+        summary = self.summary(skipped)
         if not documents:
-            help_ = self.advice or "Check download.files or source."
-            raise InputError(f"{what} holds no document that cram can read (lost: {listed}). {help_}")
+            advice = self.advice or "Check download.files or source."
+            raise InputError(f"{what} holds no document that cram can read (lost: {summary}). {advice}")
         seen = self.records + documents
         if self.records > max_lost * seen:
-            help_ = self.advice or "Repair the files, or raise download.max_lost."
+            advice = self.advice or "Repair the files, or raise download.max_lost."
             raise InputError(
-                f"{self.records:,} of {counted(seen, 'record')} in {what} are unreadable ({listed}), more than "
-                f"download.max_lost allows ({max_lost:.1%}). {help_} {where}"
+                f"{self.records:,} of {counted(seen, 'record')} in {what} are unreadable ({summary}), more than "
+                f"download.max_lost allows ({max_lost:.1%}). {advice} {where}"
             )

@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterator
 from email import message_from_bytes
 from email.message import Message
-from typing import Any
+from typing import Any, NamedTuple
 
+from model.errors import InputError
 from tasks.corpus import rows
-from tasks.corpus.rows import Unreadable, lines_of
+from tasks.corpus.losses import NOT_UTF8, NOTHING, TOO_LONG, Loss, Skipped, Unreadable
+from tasks.corpus.rows import Row, Rows, lines_of
+from tasks.corpus.texts import whole_file
 
 # What divides the messages of a mailbox: a sender and a date after a blank line. Prose may begin a line with "From".
 ENVELOPE = re.compile(rb"From [^\r\n]*\d:\d\d[^\r\n]*\b(19|20)\d\d\b")
@@ -31,12 +34,16 @@ def messages(file: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
         yield 1, file.read(rows.MOST_BYTES + 1)
         return
     message: list[bytes] = []
-    start, size, after_blank = 1, 0, True
+    start = 1
+    size = 0
+    after_blank = True
     for number, line in lines_of(file):
         if after_blank and ENVELOPE.match(line):
             if message:
                 yield start, b"".join(message)
-            message, start, size = [], number, 0
+            message = []
+            start = number
+            size = 0
         elif size <= rows.MOST_BYTES:
             message.append(QUOTED.sub(rb"\1", line))
             size += len(line)
@@ -44,20 +51,65 @@ def messages(file: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
     yield start, b"".join(message)
 
 
-def body_of(data: bytes, encoding: str) -> tuple[str, str]:
-    """The type of a message's text, one of BODIES, and the text; two empty strings if it has none.
+def message_rows(file: io.BufferedReader, name: str, encoding: str, extract: str) -> Iterator[Row | Loss | Skipped]:
+    """The text of each message, without headers and attachments. Raises InputError if the file holds no message.
+
+    `encoding`: as in `body_of`; `extract`: the package that takes the text out of HTML, if one may.
+    """
+    head = file.peek()
+    if head and not HEADER.match(head):  # an empty mailbox has no messages
+        raise InputError(f"{name} is no mail: it begins with no header, as `From: …`. Rename it.")
+    for line, data in messages(file):
+        try:
+            text = text_of_message(data, encoding, extract)
+        except Unreadable as reason:
+            yield Loss(name, line, str(reason), repr(data[:40]))
+        else:
+            yield Row(line, text) if text else Skipped("mail without text")
+
+
+def text_of_message(data: bytes, encoding: str, extract: str) -> str:
+    """The text of a message; empty if it has none. Raises Unreadable."""
+    if len(data) > rows.MOST_BYTES:
+        raise Unreadable(f"message {TOO_LONG}")
+    kind, text = body_of(data, encoding)
+    if kind == "text/html":
+        if not extract:
+            raise Unreadable("mail in HTML only")
+        text = text_of_page(text)
+    return text
+
+
+def text_of_page(page: str) -> str:
+    """The text of a mail in HTML, which has no article that could be told from what surrounds it."""
+    import trafilatura
+
+    whole = page if "<html" in page.lower() else f"<html><body>{page}</body></html>"
+    return trafilatura.extract(whole) or trafilatura.html2txt(whole)
+
+
+class Body(NamedTuple):
+    """The type of a message's text, one of BODIES, and the text; two empty strings if it has none."""
+
+    kind: str
+    text: str
+
+
+def body_of(data: bytes, encoding: str) -> Body:
+    """The text of a message.
 
     `encoding`: of text that names none, or a wrong one, and isn't UTF-8. Raises Unreadable if it can't be decoded.
     """
     try:
         message = message_from_bytes(data)
         for kind in BODIES:
-            pieces = [decoded(part, encoding).replace("\r\n", "\n").strip("\n") for part in parts_of(message, kind)]
-            if text := "\n\n".join(piece for piece in pieces if piece.strip()):
-                return kind, text
+            pieces = [decode(part, encoding).replace("\r\n", "\n").strip("\n") for part in parts_of(message, kind)]
+            text = "\n\n".join(piece for piece in pieces if piece.strip())
+            if text:
+                return Body(kind, text)
     except RecursionError:
         raise Unreadable("nested too deeply") from None
-    return "", ""
+    return Body("", "")
 
 
 def parts_of(message: Message, kind: str) -> Iterator[Message]:
@@ -72,7 +124,7 @@ def parts_of(message: Message, kind: str) -> Iterator[Message]:
         yield message
 
 
-def decoded(part: Message, encoding: str) -> str:
+def decode(part: Message, encoding: str) -> str:
     """The text of a part, in the encoding that it names, in UTF-8 or in `encoding`. Raises Unreadable if in none."""
     data: Any = part.get_payload(decode=True)
     for name in filter(None, (part.get_content_charset(), "utf-8", encoding)):
@@ -80,10 +132,23 @@ def decoded(part: Message, encoding: str) -> str:
             return str(data, name)
         except (LookupError, ValueError):  # no such encoding; it isn't in this one
             continue
-    raise Unreadable("not UTF-8")
+    raise Unreadable(NOT_UTF8)
 
 
-def spoken(text: str) -> str:
+def subtitle_rows(file: io.BufferedReader, name: str) -> Rows:
+    """What is said in a file of subtitles, as one text. Raises InputError if it has no times."""
+    row = whole_file(file.read(rows.MOST_BYTES + 1), name)
+    if isinstance(row, Loss):
+        yield row
+        return
+    text = str(row.record)
+    if not CUE.search("\n".join(text.splitlines())):
+        raise InputError(f"{name} is named as subtitles are, and no line has times, as 00:01,0 --> 00:02,5. Rename it.")
+    speech = speech_in(text)
+    yield Row(1, speech) if speech else Loss(name, 0, NOTHING)
+
+
+def speech_in(text: str) -> str:
     """The lines of subtitles (SRT, WebVTT) without numbers, times, styles and notes; empty if there are none.
 
     A line that repeats the one before it, as in captions that scroll, is left out.

@@ -44,8 +44,9 @@ class Document(NamedTuple):
 
 def table(documents: list[Document]) -> pa.Table:
     """Documents as one Arrow table."""
-    columns = list(zip(*documents, strict=True)) or [(), (), ()]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    arrays = []
+    for place, field in enumerate(SCHEMA):
+        arrays.append(pa.array([document[place] for document in documents], field.type))
     return pa.table(arrays, schema=SCHEMA)
 
 
@@ -82,10 +83,16 @@ class PartWriter(AbstractContextManager):
     """
 
     def __init__(self, out: Path, log: Path, state: Path, parts: int) -> None:
-        self.out, self.log, self.state, self.parts = out, log, state, parts
-        self.characters, self.waiting, self.waiting_characters = 0, [], 0
+        self.out = out
+        self.log = log
+        self.state = state
+        self.parts = parts
+        self.characters = 0
+        self.waiting: list[Document] = []  # for the next row group
+        self.waiting_characters = 0
         self.file: pq.ParquetWriter | None = None
-        self.pool, self.pending = ThreadPoolExecutor(1, thread_name_prefix="write"), Future()
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self.pending: Future = Future()
         self.pending.set_result(None)
 
     def __exit__(self, *_: object) -> None:
@@ -97,9 +104,10 @@ class PartWriter(AbstractContextManager):
 
     def write(self, document: Document) -> None:
         """Add a document to the part."""
+        size = len(document.text)
         self.waiting.append(document)
-        self.characters += len(document.text)
-        self.waiting_characters += len(document.text)
+        self.characters += size
+        self.waiting_characters += size
         if self.waiting_characters >= ROW_GROUP_CHARACTERS:
             self._flush()
 
@@ -117,7 +125,8 @@ class PartWriter(AbstractContextManager):
     def _flush(self) -> None:
         if self.waiting:
             self._submit(self._write, self.out / f"part-{self.parts:05d}.parquet", table(self.waiting))
-            self.waiting, self.waiting_characters = [], 0
+            self.waiting = []
+            self.waiting_characters = 0
 
     def _submit(self, work: Callable, *arguments: object) -> None:
         self.wait()  # after a failure nothing more is written: a part without a row group must not look complete
@@ -155,14 +164,16 @@ def tables(part: Path, columns: tuple[str, ...] = tuple(SCHEMA.names)) -> Iterat
 
 def in_batches(parts: list[Path]) -> list[list[Path]]:
     """Successive parts in lists of one, or of several with at most BATCH bytes, so that many cost as much as a few."""
-    lists, total = [], BATCH
+    batches: list[list[Path]] = []
+    total = 0
     for part in parts:
-        total += (size := part.stat().st_size)
-        if total > BATCH or not lists:
-            lists.append([])
+        size = part.stat().st_size
+        total += size
+        if total > BATCH or not batches:
+            batches.append([])
             total = size
-        lists[-1].append(part)
-    return lists
+        batches[-1].append(part)
+    return batches
 
 
 def rewritten(batch: list[Path], out: Path) -> Iterator[tuple[pq.ParquetWriter, pa.Table]]:
@@ -188,8 +199,9 @@ def strings(column: pa.ChunkedArray) -> tuple[np.ndarray, memoryview]:
     if not len(array):
         return np.zeros(1, dtype=np.int64), memoryview(b"")
     _, offsets, data = array.buffers()
-    offsets = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
-    return offsets, memoryview(data or b"")
+    start = array.offset
+    own = np.frombuffer(offsets, dtype=np.int64)[start : start + len(array) + 1]
+    return own, memoryview(data or b"")
 
 
 def views(column: pa.ChunkedArray) -> Iterator[memoryview]:
@@ -202,7 +214,8 @@ class Tally:
     """Documents and characters, in total and by source."""
 
     def __init__(self) -> None:
-        self.documents, self.characters = Counter(), Counter()
+        self.documents: Counter[str] = Counter()
+        self.characters: Counter[str] = Counter()
 
     def add(self, document: Document) -> None:
         """Count one document."""
@@ -211,19 +224,24 @@ class Tally:
 
     def counts(self) -> dict:
         """The counts as JSON, the largest source first."""
-        by_source = {s: {"documents": n, "characters": self.characters[s]} for s, n in self.documents.most_common()}
+        sources = sorted(self.documents, key=lambda source: (-self.documents[source], source))
         return {
             "documents": self.documents.total(),
             "characters": self.characters.total(),
-            "by_source": dict(sorted(by_source.items(), key=lambda item: (-item[1]["documents"], item[0]))),
+            "by_source": {
+                source: {"documents": self.documents[source], "characters": self.characters[source]}
+                for source in sources
+            },
         }
 
 
 def count(tally: Tally, table: pa.Table, characters: pa.ChunkedArray | None = None) -> None:
     """Add the documents of a table to a tally, with these numbers of characters instead of the whole lengths."""
-    characters = pc.utf8_length(table["text"]) if characters is None else characters
-    grouped = pa.table({"source": table["source"], "characters": characters}).group_by("source", use_threads=False)
-    sums = grouped.aggregate([("characters", "count"), ("characters", "sum")])
+    if characters is None:
+        characters = pc.utf8_length(table["text"])
+    lengths = pa.table({"source": table["source"], "characters": characters})
+    by_source = lengths.group_by("source", use_threads=False)
+    sums = by_source.aggregate([("characters", "count"), ("characters", "sum")])
     for row in sums.to_pylist():
         tally.documents[row["source"]] += row["characters_count"]
         tally.characters[row["source"]] += row["characters_sum"]
@@ -247,13 +265,17 @@ def row_name(source: str) -> str:
 def smallest(samples: list[tuple]) -> list[tuple]:
     """The SAMPLES samples with the smallest digests (their first field), in order; of equal digests the first one."""
     by_digest = {sample[0]: sample for sample in reversed(samples)}
-    return [by_digest[digest] for digest in sorted(by_digest)[:SAMPLES]]
+    digests = sorted(by_digest)[:SAMPLES]
+    return [by_digest[digest] for digest in digests]
 
 
 def smallest_of_each(samples: Iterable[Sequence], kind: int, most: int) -> list[Sequence]:
     """Of each kind (equal in the first `kind` fields), the `most` samples with the smallest first three fields."""
-    kinds = groupby(sorted(samples, key=itemgetter(0, 1, 2)), key=lambda sample: sample[:kind])
-    return [sample for _, of_kind in kinds for sample in islice(of_kind, most)]
+    in_order = sorted(samples, key=itemgetter(0, 1, 2))
+    smallest: list[Sequence] = []
+    for _, of_kind in groupby(in_order, key=lambda sample: sample[:kind]):
+        smallest += islice(of_kind, most)
+    return smallest
 
 
 def unit_hash(text: str, salt: int = 0) -> float:

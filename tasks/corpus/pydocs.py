@@ -12,52 +12,73 @@ from importlib import metadata
 from pathlib import Path
 from statistics import median
 
-from tasks.corpus.parts import Document
-from tasks.corpus.rows import Loss
+from tasks.corpus.documents import Found, Layout, Records
+from tasks.corpus.losses import Loss
 
 VERSION = 2  # raise it when the same packages give other documents: it enters the key
 SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
 
 
+TEXTS = (".md", ".rst", ".txt")  # suffixes of files that may be prose
+ABOUT = re.compile("(LICEN[CS]E|COPYING|NOTICE|AUTHORS)", re.IGNORECASE)  # names of files without a suffix that are
+LICENCE = re.compile("LICEN|COPYING|NOTICE", re.IGNORECASE)
+LAYOUT = Layout("packages", "")
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
 @functools.cache
 def installed() -> dict[str, metadata.Distribution]:
     """The packages of this environment by normalised name, except for cram itself."""
-    named = {
-        re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d for d in metadata.distributions() if d.metadata["Name"]
-    }
-    return {name: named[name] for name in sorted(named) if name != "cram"}
+    packages = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            packages[re.sub(r"[-_.]+", "-", name).lower()] = distribution
+    return {name: packages[name] for name in sorted(packages) if name != "cram"}
 
 
 def packages_digest() -> str:
     """What identifies the content of `python-docs` in a key: the versions of all packages, of Python and of this."""
-    about = [f"{name}=={d.version}" for name, d in installed().items()]
+    about = [f"{name}=={distribution.version}" for name, distribution in installed().items()]
     about += [sysconfig.get_python_version(), f"documents {VERSION}"]
     return hashlib.sha256("\n".join(about).encode()).hexdigest()
 
 
-def package_documents(name: str) -> Iterator[Document | Loss]:
+def package_documents(name: str) -> Records:
     """Description, licences, text files and docstrings of one installed package."""
     distribution = installed()[name]
     # Parsed here, because `distribution.metadata` drops the description once importlib_metadata has been imported
     about = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
-    if (description := str(message_from_string(about).get_payload() or "")).strip():
-        yield Document(f"{name}/METADATA", "readmes", description)
+    description = str(message_from_string(about).get_payload() or "")
+    if description.strip():
+        yield Found(f"{name}/METADATA", "readmes", description, LAYOUT)
     for file in sorted(distribution.files or [], key=str):
-        label, path = f"{name}/{file}", Path(distribution.locate_file(file))
-        if file.suffix not in (".py", ".md", ".rst", ".txt", "") or "tests" in file.parts or not path.is_file():
-            continue
-        if file.suffix == "" and not re.match("(LICEN[CS]E|COPYING|NOTICE|AUTHORS)", file.name, re.IGNORECASE):
-            continue
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            yield Loss(label, 1, "not UTF-8")
-            continue
-        if file.suffix == ".py":
-            yield from docstrings(text, label)
-        elif text.strip() and not is_list(text) and file.name != "entry_points.txt":
-            kind = "licences" if re.search("LICEN|COPYING|NOTICE", str(file), re.IGNORECASE) else "texts"
-            yield Document(label, kind, text)
+        path = Path(str(distribution.locate_file(file)))
+        if may_be_prose(file) and path.is_file():
+            yield from file_documents(path, f"{name}/{file}")
+
+
+def may_be_prose(file: metadata.PackagePath) -> bool:
+    """Whether a file of a package is code, which has docstrings, or text, by its path."""
+    if "tests" in file.parts:
+        return False
+    if not file.suffix:
+        return ABOUT.match(file.name) is not None
+    return file.suffix == ".py" or file.suffix in TEXTS
+
+
+def file_documents(path: Path, label: str) -> Iterator[Found | Loss]:
+    """The docstrings of a module, or the text of another file. `label`: the package with the file's path in it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        yield Loss(label, 1, "not UTF-8")
+        return
+    if path.suffix == ".py":
+        yield from docstrings(text, label)
+    elif text.strip() and not is_list(text) and path.name != "entry_points.txt":
+        _, _, file = label.partition("/")
+        yield Found(label, "licences" if LICENCE.search(file) else "texts", text, LAYOUT)
 
 
 def is_list(text: str) -> bool:
@@ -65,7 +86,7 @@ def is_list(text: str) -> bool:
     return median(len(line.split()) for line in text.splitlines() if line.strip()) < 2
 
 
-def docstrings(code: str, label: str) -> Iterator[Document | Loss]:
+def docstrings(code: str, label: str) -> Iterator[Found | Loss]:
     """The docstrings of a module, its classes and functions, one document each."""
     try:
         with warnings.catch_warnings():
@@ -75,8 +96,8 @@ def docstrings(code: str, label: str) -> Iterator[Document | Loss]:
         yield Loss(label, 1, "not Python of this version")
         return
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, DOCUMENTED):
             text = ast.get_docstring(node) or ""
             if len(text) >= SHORTEST_DOCSTRING:
                 whole = text.encode(errors="replace").decode()  # "\ud800" in code is half a character
-                yield Document(f"{label}:{getattr(node, 'lineno', 1)}", "docstrings", whole)
+                yield Found(f"{label}:{getattr(node, 'lineno', 1)}", "docstrings", whole, LAYOUT)

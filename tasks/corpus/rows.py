@@ -8,10 +8,10 @@ import io
 import json
 import re
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 
 from model.errors import InputError
 from model.wording import printable
-from tasks.corpus.containers import BUFFER, content_of, on_disk, reading
+from tasks.corpus.containers import BUFFER, content_of, on_disk, open_raw, reading
 from tasks.corpus.kinds import LINES, ROWS, Damage, ending
+from tasks.corpus.losses import NOT_UTF8, TOO_LONG, Loss, Unreadable
 
 MOST_BYTES = 100_000_000  # of a line or text; longer ones are lost
-TOO_LONG = "longer than 100 MB"  # a reason of losses
 MOST_JSON = 1_000_000_000  # characters of a JSON file that isn't one value per line
 BATCH = 64  # rows of a table in memory
 SEPARATOR = re.compile(r'\s*"?sep=([^\r\n])"?[;,\t]*(\r\n?|\n)')  # a first line that Excel writes and reads
@@ -33,7 +33,6 @@ SHOWN = 200  # bytes of a line in a sample
 SAMPLE = reprlib.Repr()  # shows a record with its fields, but not what is in lists and objects
 SAMPLE.maxlevel, SAMPLE.maxdict = 1, 40
 DELIMITERS = ",\t;|"
-PLAIN_TSV = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}  # quotes are characters
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
 STRINGS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary())
 # How JSON begins that isn't one value per line; of a file whose name says lines, a wrong first line is lost alone
@@ -43,15 +42,6 @@ GAP = re.compile(r"[\s,]*")  # between values
 OPEN_QUOTE = re.compile(r'(?:^|\t)"(?!(?:[^"\t\n]|"")*"\s*(?:\t|$))', re.MULTILINE)  # of a field not ending so
 
 
-class Loss(NamedTuple):
-    """A record that could not be read."""
-
-    file: str
-    line: int
-    reason: str
-    sample: str = ""
-
-
 class Row(NamedTuple):
     """A row: the number of its first line in JSON lines and CSV, else its place among the rows of the file, from 1."""
 
@@ -59,17 +49,31 @@ class Row(NamedTuple):
     record: object
 
 
-class Unreadable(Exception):
-    """A record that holds no document; its message is the reason of the loss."""
-
-
 class Lenient(dict):
     """An object of JSON that orjson refuses or wasn't asked. Its strings may hold half surrogate pairs."""
 
 
+class Dialect(NamedTuple):
+    """The form of a CSV file."""
+
+    delimiter: str
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL  # or QUOTE_NONE
+
+
+class Table(NamedTuple):
+    """An opened Parquet or Arrow file: its schema, and what gives batches of a few rows with these columns.
+
+    Batches of Arrow files have all columns.
+    """
+
+    schema: pa.Schema
+    batches: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
+
+
 Rows = Iterator[Row | Loss]
 Wraps = Callable[[dict, dict], bool]  # whether the first object holds rows as the second one, or is a row itself
-Choice = Callable[[pa.Schema], list[str]]
+PLAIN_TSV = Dialect("\t", csv.QUOTE_NONE)  # quotes are characters
+WITHOUT_DELIMITER = Dialect("\x1f")  # of one column, in whose text commas may be
 DECODER = json.JSONDecoder(object_pairs_hook=Lenient, parse_int=lambda digits: int(digits[:18]))
 
 
@@ -78,18 +82,28 @@ def lines_of(file: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
 
     Lines end with \n, or if the first one ends with \r alone, with either.
     """
-    number, readline = 0, file.readline
+    readline: Callable[[int], bytes] = file.readline
     if re.match(rb"[^\r\n]*\r[^\n]", file.peek()):
         text = io.TextIOWrapper(file, "latin-1", newline=None)
 
         def readline(size: int) -> bytes:
             return text.readline(size).encode("latin-1")
 
-    while line := readline(MOST_BYTES + 1):
+    number = 0
+    while True:
+        line = readline(MOST_BYTES + 1)
+        if not line:
+            return
         number += 1
         yield number, line
-        while not line.endswith(b"\n") and (line := readline(BUFFER)):
-            pass
+        while line and not line.endswith(b"\n"):  # the rest of a line that is too long
+            line = readline(BUFFER)
+
+
+def json_rows(file: io.BufferedReader, name: str) -> Rows:
+    """The values of a JSON file: one per line, or in any other layout."""
+    begins_otherwise = ARRAY_OR_INDENTED if ending(name) in LINES else ANY_LAYOUT
+    return json_values(file, name) if begins_otherwise.match(file.peek()) else json_lines(file, name)
 
 
 def json_lines(file: io.BufferedReader, name: str) -> Rows:
@@ -97,22 +111,27 @@ def json_lines(file: io.BufferedReader, name: str) -> Rows:
     for number, line in lines_of(file):
         if len(line) > MOST_BYTES and not line.endswith(b"\n"):
             yield Loss(name, number, TOO_LONG)
-        elif not line.isspace():
+            continue
+        if line.isspace():
+            continue
+        try:
             try:
-                yield Row(number, parsed(line))
-            except Unreadable as reason:
-                yield Loss(name, number, str(reason), line.removesuffix(b"\n")[:SHOWN].decode(errors="replace"))
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                record = parse_leniently(line)
+        except Unreadable as reason:
+            sample = line.removesuffix(b"\n")[:SHOWN].decode(errors="replace")
+            yield Loss(name, number, str(reason), sample)
+        else:
+            yield Row(number, record)
 
 
-def parsed(line: bytes) -> object:
+def parse_leniently(line: bytes) -> object:
     """Parse JSON that may hold NaN, integers of any length and half surrogate pairs. Raises Unreadable."""
     try:
-        try:
-            return orjson.loads(line)
-        except orjson.JSONDecodeError:
-            return DECODER.decode(line.decode("utf-8-sig"))
+        return DECODER.decode(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise Unreadable("not UTF-8") from None
+        raise Unreadable(NOT_UTF8) from None
     except RecursionError:
         raise Unreadable("nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -127,134 +146,173 @@ def json_values(file: io.BufferedReader, name: str) -> Rows:
     text = io.TextIOWrapper(file, "utf-8", newline="").read(MOST_JSON + 1)
     if len(text) > MOST_JSON:
         raise Damage(f"{name} has more than {MOST_JSON / 1e9:g} GB. Save its JSON with one value per line, as .jsonl.")
-    number, at, inside = 0, 0, False
-    while (at := GAP.match(text, at).end()) < len(text):
-        if text[at] == ("]" if inside else "["):
-            inside, at = not inside, at + 1
-            continue
-        try:
-            value, at = DECODER.raw_decode(text, at)
-        except RecursionError:
-            raise Damage(f"{name} is nested too deeply after value {number:,}.") from None
-        except json.JSONDecodeError as error:
-            cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-            what = "truncated: it ends within a value" if cut else f"no JSON: {error.msg}"
-            raise Damage(f"{name} is {what} in line {error.lineno:,}. Repair it, or get it again.") from None
-        number += 1
-        yield Row(number, Lenient(text=value) if isinstance(value, str) else value)
-    if inside:
+    number = 0
+    is_in_array = False
+    at = end_of_gap(text, 0)
+    while at < len(text):
+        if text[at] == ("]" if is_in_array else "["):
+            is_in_array = not is_in_array
+            at += 1
+        else:
+            value, at = decode_value(text, at, name, number)
+            number += 1
+            yield Row(number, Lenient(text=value) if isinstance(value, str) else value)
+        at = end_of_gap(text, at)
+    if is_in_array:
         raise EOFError("it ends within an array")
 
 
-def unwrapped(rows: Rows, wraps: Wraps) -> Rows:
+def end_of_gap(text: str, at: int) -> int:
+    """Where the next value begins, if there is one."""
+    gap = GAP.match(text, at)
+    return gap.end() if gap else at
+
+
+def decode_value(text: str, at: int, name: str, number: int) -> tuple[object, int]:
+    """The JSON value that begins there, and where it ends. `number`: of values before it. Raises Damage."""
+    try:
+        return DECODER.raw_decode(text, at)
+    except RecursionError:
+        raise Damage(f"{name} is nested too deeply after value {number:,}.") from None
+    except json.JSONDecodeError as error:
+        is_cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        what = "truncated: it ends within a value" if is_cut else f"no JSON: {error.msg}"
+        raise Damage(f"{name} is {what} in line {error.lineno:,}. Repair it, or get it again.") from None
+
+
+def unwrap(rows: Rows, wraps: Wraps = lambda *_: True) -> Rows:
     """Rows; or those inside of the only one, as {"version": 1, "data": [{…}, …]}, if it wraps rows as its first."""
-    first, second = next(rows, None), next(rows, None)
+    first = next(rows, None)
+    second = next(rows, None)
     if isinstance(first, Row) and second is None and isinstance(first.record, dict):
-        values = first.record.values()
-        lists = [v for v in values if isinstance(v, list) and v and all(isinstance(e, dict) for e in v)]
+        lists = [value for value in first.record.values() if is_list_of_objects(value)]
         if len(lists) == 1 and wraps(first.record, lists[0][0]):
             return (Row(number, record) for number, record in enumerate(lists[0], 1))
-    return chain(filter(None, (first, second)), rows)
+    return chain((row for row in (first, second) if row is not None), rows)
 
 
-def csv_rows(file: io.BufferedReader, name: str, dialect: dict | None = None) -> Rows:
+def is_list_of_objects(value: object) -> bool:
+    """Whether a value of JSON may be rows."""
+    return isinstance(value, list) and bool(value) and all(isinstance(element, dict) for element in value)
+
+
+def csv_rows(file: io.BufferedReader, name: str, dialect: Dialect | None = None) -> Rows:
     """The rows of a CSV or TSV file by the names in its first line. Raises Damage if a quote isn't closed."""
     head = file.peek().decode(errors="replace").lstrip("\r\n")
     announced = None if dialect else SEPARATOR.match(head)
     if announced:
-        dialect = dialect_of(head[announced.end() :], name) | {"delimiter": announced[1]}
-    dialect = dialect or dialect_of(head, name)
+        dialect = dialect_of(head[announced.end() :], name)._replace(delimiter=announced[1])
+    names: list[str] = []
+    for found in csv_fields(file, name, dialect or dialect_of(head, name)):
+        if isinstance(found, Loss):
+            yield found
+            continue
+        number, fields = found
+        if announced:  # its line
+            announced = None
+        elif not names:
+            names = fields
+            refuse_twice(names, name)
+        elif len(fields) != len(names):
+            yield Loss(name, number, "wrong number of fields", SAMPLE.repr(fields))
+        elif any(map(SURROGATE.search, fields)):
+            yield Loss(name, number, NOT_UTF8, SAMPLE.repr(fields))
+        else:
+            yield Row(number, dict(zip(names, fields, strict=True)))
+
+
+def csv_fields(file: io.BufferedReader, name: str, dialect: Dialect) -> Iterator[tuple[int, list[str]] | Loss]:
+    """The fields of each record of a CSV file, with the number of its first line; blank lines have none.
+
+    Bytes that aren't UTF-8 are surrogates. Raises Damage if a quote isn't closed.
+    """
     csv.field_size_limit(MOST_BYTES)
     text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
-
-    def lines() -> Iterator[str]:
-        while line := text.readline(MOST_BYTES + 1):
-            if len(line) > MOST_BYTES:
-                raise csv.Error("line larger than a field may be")
-            yield line
-
-    reader, names, last, row = csv.reader(lines(), strict=True, **dialect), [], 0, []
-    while row is not None:
-        number = last + 1
+    reader = csv.reader(limited_lines(text), delimiter=dialect.delimiter, quoting=dialect.quoting, strict=True)
+    number = 1
+    while True:
         try:
-            row = next(reader, None)
+            fields = next(reader, None)
         except csv.Error as error:
             if "end of data" in str(error) or "larger" in str(error):
                 what = f"an opening quote that isn't closed, or a field {TOO_LONG}"
                 raise Damage(f"{name} has {what}, in line {number:,}. Correct the line.") from None
             yield Loss(name, number, "a quote within a quoted field")
-            row = []
-        last = reader.line_num
-        if announced and row:
-            announced = None  # its line
-        elif not names and row:
-            names = row
-            refuse_twice(names, name)
-        elif row and len(row) != len(names):
-            yield Loss(name, number, "wrong number of fields", SAMPLE.repr(row))
-        elif row and any(map(SURROGATE.search, row)):
-            yield Loss(name, number, "not UTF-8", SAMPLE.repr(row))
-        elif row:
-            yield Row(number, dict(zip(names, row, strict=True)))
+        else:
+            if fields is None:
+                return
+            if fields:
+                yield number, fields
+        number = reader.line_num + 1
 
 
-def refuse_twice(columns: list[str], name: str) -> None:
+def limited_lines(text: io.TextIOWrapper) -> Iterator[str]:
+    """The lines of a text. Raises csv.Error for one that is longer than a field may be."""
+    while True:
+        line = text.readline(MOST_BYTES + 1)
+        if not line:
+            return
+        if len(line) > MOST_BYTES:
+            raise csv.Error("line larger than a field may be")
+        yield line
+
+
+def refuse_twice(columns: Sequence[str], name: str) -> None:
     """Raise InputError if a name of a column occurs twice."""
-    if twice := [column for column in columns if column and columns.count(column) > 1]:
-        raise InputError(f"{name} has several columns named {twice[0]}; expected one. Drop or rename the others.")
+    for column in columns:
+        if column and columns.count(column) > 1:
+            raise InputError(f"{name} has several columns named {column}; expected one. Drop or rename the others.")
 
 
-def dialect_of(head: str, name: str) -> dict:
+def dialect_of(head: str, name: str) -> Dialect:
     """The delimiter of a CSV file by its first line, and whether quotes are plain characters, as in many TSV files."""
     lines = [line for line in re.split(r"\r\n?|\n", head) if line.strip()] or [""]
     names = re.sub(r'"[^"]*"', "", lines[0])  # without those that quotes enclose
-    delimiter = "\t" if ending(name) == ".tsv" and "\t" in names else max(DELIMITERS, key=names.count)
-    if delimiter not in names:  # then commas are text
-        return {"delimiter": "\x1f"}
-    whole = len({line.count(delimiter) for line in lines[:-1]}) < 2  # the last one may be cut
-    plain = delimiter == "\t" and whole and OPEN_QUOTE.search("\n".join(lines))
-    return {"delimiter": delimiter, "quoting": csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL}
+    is_tsv = ending(name) == ".tsv" and "\t" in names
+    delimiter = "\t" if is_tsv else max(DELIMITERS, key=names.count)
+    if delimiter not in names:
+        return WITHOUT_DELIMITER
+    is_even = len({line.count(delimiter) for line in lines[:-1]}) < 2  # the last one may be cut
+    is_plain = delimiter == "\t" and is_even and OPEN_QUOTE.search("\n".join(lines))
+    return Dialect(delimiter, csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL)
 
 
-def open_table(file: io.BufferedReader) -> tuple[pa.Schema, Callable[[list[str]], Iterator[pa.RecordBatch]]]:
-    """The schema of a Parquet or Arrow file, and a function that gives batches of a few rows with these columns.
-
-    Those of Arrow files have all columns.
-    """
-    head, file = file.peek()[:6], on_disk(file)
+def open_table(file: io.BufferedReader) -> Table:
+    """A Parquet or Arrow file."""
+    head = file.peek()[:6]
+    whole = on_disk(file)
     if head.startswith(b"PAR1"):
         # `pre_buffer` may hold all of a file in memory
-        table = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
-        return table.schema_arrow, lambda columns: table.iter_batches(BATCH, columns=columns)
+        table = pq.ParquetFile(whole, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
+        return Table(table.schema_arrow, lambda columns: table.iter_batches(BATCH, columns=list(columns)))
     if head == b"ARROW1":
-        reader = pa.ipc.open_file(file)
-        read = map(reader.get_batch, range(reader.num_record_batches))
-    else:
-        file.seek(-len(END_OF_STREAM), io.SEEK_END)
-        if file.read() != END_OF_STREAM:  # pyarrow takes a stream that ends between two batches for a whole one
-            raise EOFError("it ends without the mark of its end")
-        file.seek(0)
-        read = reader = pa.ipc.open_stream(file)
-
-    def arrow(_columns: list[str]) -> Iterator[pa.RecordBatch]:
-        for batch in read:
-            batch.validate(full=True)
-            yield from (batch.slice(start, BATCH) for start in range(0, batch.num_rows, BATCH))
-
-    return reader.schema, arrow
+        reader = pa.ipc.open_file(whole)
+        return Table(reader.schema, lambda _: small_batches(map(reader.get_batch, range(reader.num_record_batches))))
+    whole.seek(-len(END_OF_STREAM), io.SEEK_END)
+    if whole.read() != END_OF_STREAM:  # pyarrow takes a stream that ends between two batches for a whole one
+        raise EOFError("it ends without the mark of its end")
+    whole.seek(0)
+    stream = pa.ipc.open_stream(whole)
+    return Table(stream.schema, lambda _: small_batches(stream))
 
 
-def table_rows(file: io.BufferedReader, name: str, choose: Choice | None = None) -> Rows:
-    """The rows of a Parquet or Arrow file: with all columns, or those that are chosen, of which the first is text.
+def small_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches of an Arrow file, each found to be whole and divided into some of BATCH rows."""
+    for batch in batches:
+        batch.validate(full=True)
+        for start in range(0, batch.num_rows, BATCH):
+            yield batch.slice(start, BATCH)
 
-    Raises Damage if strings of another column aren't UTF-8.
+
+def table_rows(table: Table, name: str, columns: Sequence[str], as_bytes: str = "") -> Rows:
+    """The rows of a Parquet or Arrow file with these columns. `as_bytes`: one whose strings are to be bytes.
+
+    Of bytes, one that is not UTF-8 spoils no other. Raises Damage if strings of another column aren't UTF-8.
     """
-    schema, batches = open_table(file)
-    refuse_twice(schema.names, name)
-    columns, number = choose(schema) if choose else schema.names, 0
-    for batch in batches(columns):
+    number = 0
+    for batch in table.batches(columns):
         try:
-            values = [values_of(batch, column, bool(choose) and column == columns[0]) for column in columns]
+            values = [values_of(batch, column, column == as_bytes) for column in columns]
         except UnicodeDecodeError as error:
             what = f"strings that aren't UTF-8 in the columns {', '.join(columns)}: {error}"
             raise Damage(f"{name} has {what}. Write the table again from text that was decoded.") from None
@@ -264,37 +322,31 @@ def table_rows(file: io.BufferedReader, name: str, choose: Choice | None = None)
 
 
 def values_of(batch: pa.RecordBatch, path: str, as_bytes: bool) -> list:
-    """The values of a column, or of a field in one as `doc.text`.
-
-    Strings may be had as bytes, of which one that is not UTF-8 spoils no other.
-    """
+    """The values of a column, or of a field in one as `doc.text`; strings may be had as bytes."""
     top, *rest = [path] if path in batch.schema.names else path.split(".")
-    column = pc.struct_field(batch.column(top), rest) if rest else batch.column(top)
+    column = batch.column(top)
+    if rest:
+        column = pc.struct_field(column, rest)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    return (column.cast(pa.large_binary()) if as_bytes and column.type in STRINGS else column).to_pylist()
+    if as_bytes and column.type in STRINGS:
+        column = column.cast(pa.large_binary())
+    return column.to_pylist()
 
 
-def rows_of(
-    form: str,
-    file: io.BufferedReader,
-    name: str,
-    wraps: Wraps = lambda *_: True,
-    choose: Choice | None = None,
-    dialect: dict | None = None,
-) -> Rows:
-    """The rows of a file in this format, one of ROWS.
-
-    `wraps` is for JSON (see `unwrapped`), `choose` for tables, `dialect` for CSV; without it, it is found.
-    """
+def rows_of(form: str, file: io.BufferedReader, name: str, dialect: Dialect | None) -> Rows:
+    """The rows of a file in this format, one of ROWS, with all their columns."""
     if form == "JSON":
-        together = (ARRAY_OR_INDENTED if ending(name) in LINES else ANY_LAYOUT).match(file.peek())
-        return unwrapped((json_values if together else json_lines)(file, name), wraps)
-    return csv_rows(file, name, dialect) if form == "CSV" else table_rows(file, name, choose)
+        return unwrap(json_rows(file, name))
+    if form == "CSV":
+        return csv_rows(file, name, dialect)
+    table = open_table(file)
+    refuse_twice(table.schema.names, name)
+    return table_rows(table, name, table.schema.names)
 
 
 def records(
-    path: Path, name: str, encoding: str = "", dialect: dict | None = None
+    path: Path, name: str, encoding: str = "", dialect: Dialect | None = None
 ) -> Iterator[tuple[int, dict[str, object]] | Loss]:
     """The rows of a table or JSON file, compressed or not, each with its number (as in Row), and losses.
 
@@ -304,9 +356,9 @@ def records(
     """
     if ending(name) not in ROWS:
         raise InputError(f"{printable(name)} is no table. Expected a file that ends in {', '.join(ROWS)}.")
-    with reading(name), path.open("rb", BUFFER) as raw:
+    with reading(name), open_raw(path) as raw:
         form, file = content_of(raw, name, encoding)
-        for row in rows_of(form, file, name, dialect=dialect):
+        for row in rows_of(form, file, name, dialect):
             if isinstance(row, Loss):
                 yield row
             elif not isinstance(row.record, dict):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from model.errors import InputError
-from tasks.corpus import hub
+from tasks.corpus import hub, streams
 from tasks.corpus.kinds import ending
 from tasks.glue import probes
 from tasks.glue.own import Definition
@@ -64,7 +64,7 @@ def splits_of(task: Definition) -> tuple[dict[str, list[Path]], dict]:
     try:
         builder = load_dataset_builder(repository or str(path), task.config or None, revision=commit)
     except Exception as problem:  # of `datasets`, of the hub's client, of httpx and of sockets
-        error = hub.Split(task.data, task.config, "", task.revision).refusal(problem, task.source().instead)
+        error = streams.Split(task.data, task.config, "", task.revision).refusal(problem, task.source().instead)
         raise type(error)(f"{task.name}: {error}") from problem
     start, files = f"hf://datasets/{repository}@{commit}/", {}
     for split, of_split in (builder.config.data_files or {}).items():
@@ -94,7 +94,7 @@ def fetch(source: hub.Source, name: str) -> Path:
     """A file from the cache of the hub's client, or from the hub."""
     from huggingface_hub import hf_hub_download
 
-    if path := hub.cached(source, name):
+    if path := hub.find_cached(source, name):
         return path
     if problem := hub_problem(source):
         raise InputError(problem)
@@ -103,7 +103,7 @@ def fetch(source: hub.Source, name: str) -> Path:
         hf_hub_download(source.repository, name, **about)
     except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
         raise InputError(f"{name}: {hub.error(source.repository, problem, source.instead)}") from problem
-    if path := hub.cached(source, name):
+    if path := hub.find_cached(source, name):
         return path
     raise InputError(f"{name} of {source.repository} arrived damaged. Check HF_ENDPOINT and any proxy, and run again.")
 

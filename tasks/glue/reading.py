@@ -21,8 +21,9 @@ from tasks.corpus import columns
 from tasks.corpus.columns import MISSING, choose, value_at
 from tasks.corpus.containers import head_of
 from tasks.corpus.kinds import ending
+from tasks.corpus.losses import Loss
 from tasks.corpus.parts import unit_hash
-from tasks.corpus.rows import PLAIN_TSV, Loss, open_table, records
+from tasks.corpus.rows import PLAIN_TSV, open_table, records
 from tasks.glue import conll, labels, lists, probes
 from tasks.glue.data import CONLL, SPLITS, identity, splits_of
 from tasks.glue.labels import EMPTY_CELL, FEW, NO_CLASS, plain, rows_of
@@ -99,7 +100,7 @@ def class_names(features: dict, path: Path, name: str) -> list[str]:
     """The names of a column's classes as `datasets` has them: declared, or in a Parquet or Arrow file."""
     if not features and path.suffix in (".parquet", ".arrow"):
         with path.open("rb") as file:
-            about = open_table(file)[0].metadata or {}
+            about = open_table(file).schema.metadata or {}
         features = json.loads(about.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     feature = features.get(name, {})
     while "feature" in feature:  # of a list
