@@ -10,7 +10,7 @@ import shutil
 from collections import Counter
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from model.files import fsync
 from tasks.corpus.parts import (
     SAMPLE_CHARACTERS,
+    Document,
     Tally,
     add_up,
     count,
@@ -36,7 +37,17 @@ from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
 from tasks.text import minhash, sorted_files, substrings
 from tasks.text.minhash import MinHash
-from tasks.text.sorted_files import batch_of, group_starts, load_range, mapped, offset_of, position, runs_in, save_pairs
+from tasks.text.sorted_files import (
+    batch_of,
+    group_starts,
+    load_range,
+    mapped,
+    offset_of,
+    position,
+    runs_in,
+    save_pairs,
+    save_run,
+)
 from tasks.text.substrings import Substring
 from tasks.workers.jobs import finish, over_parts
 
@@ -75,21 +86,26 @@ class Deduplicate(Params):
 
 def digest_batch(number: int, batch: list[Path], work: Path) -> dict:
     """Write the 128-bit digests of some parts' documents, ascending."""
-    texts = (views(table["text"]) for part in batch for table in tables(part, ("text",)))
-    digests = b"".join(map(xxhash.xxh3_128_digest, chain.from_iterable(texts)))
-    digests = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
-    order = np.lexsort(digests.T[::-1])
-    sorted_files.save_run(work / f"digests/{number:05d}", *digests[order].T, position(number, order))
+    digests: list[bytes] = []
+    for part in batch:
+        for table in tables(part, ("text",)):
+            digests.extend(map(xxhash.xxh3_128_digest, views(table["text"])))
+    halves = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
+    order = np.lexsort(halves.T[::-1])
+    low, high = halves[order].T
+    save_run(work / f"digests/{number:05d}", low, high, position(number, order))
     return {"documents": len(order)}
 
 
 def match(low: int, high: int, work: Path, out: Path) -> dict:
     """Write the documents with a digest (in this range) that an earlier one has too, and the first one that has it."""
-    *digests, documents = load_range(runs_in(work / "digests", "*"), low, high, arrays=3)
-    digests = np.stack(digests, axis=1)
+    *halves, documents = load_range(runs_in(work / "digests", "*"), low, high, arrays=3)
+    digests = np.stack(halves, axis=1)
     order = np.lexsort(digests.T[::-1])  # stable, so that copies stay in the order of the corpus
-    documents, starts = documents[order], group_starts(digests[order])
-    first = np.repeat(documents[starts], np.diff(starts, append=len(order)))
+    documents = documents[order]
+    starts = group_starts(digests[order])
+    sizes = np.diff(starts, append=len(order))
+    first = np.repeat(documents[starts], sizes)
     save_pairs(out, documents, first, documents != first)
     return {}
 
@@ -98,105 +114,121 @@ def find_copies(batches: list[list[Path]], work: Path) -> None:
     """Find documents with the text of an earlier one; write them and the first of that text as runs in work/drops."""
     jobs = [(i, batch, work) for i, batch in enumerate(batches)]
     counts = over_parts(digest_batch, jobs, work / "digested", "digest documents")
-    bounds = enumerate(sorted_files.ranges(sum(r["documents"] for r in counts)))
-    jobs = [(low, high, work, work / f"drops/range-{i:05d}") for i, (low, high) in bounds]
-    over_parts(match, jobs, work / "matched", "find duplicates")
+    bounds = sorted_files.ranges(sum(r["documents"] for r in counts))
+    matches = [(low, high, work, work / f"drops/range-{i:05d}") for i, (low, high) in enumerate(bounds)]
+    over_parts(match, matches, work / "matched", "find duplicates")
 
 
 def keep_rest(number: int, batch: list[Path], drops: Path, out: Path) -> dict:
     """Write the documents of some parts that are in no run of `drops`; return counts, and samples of the others."""
     dropped, firsts = load_range(runs_in(drops, "*"), position(number, 0), position(number + 1, 0))
     order = np.argsort(dropped)
-    dropped, firsts = dropped[order], firsts[order]
-    kept, gone, samples, start = Tally(), Tally(), [], 0
+    dropped = dropped[order]
+    firsts = firsts[order]
+    rows = offset_of(dropped)
+    kept = Tally()
+    gone = Tally()
+    samples: list[tuple] = []
+    start = 0
     for file, table in rewritten(batch, out):
-        low, high = np.searchsorted(dropped, [position(number, row) for row in (start, start + len(table))])
-        is_kept = np.ones(len(table), dtype=bool)
-        is_kept[offset_of(dropped[low:high]) - start] = False
-        rest, others = table.filter(pa.array(is_kept)), table.filter(pa.array(~is_kept))
+        low, high = np.searchsorted(rows, (start, start + len(table)))
+        stays = np.ones(len(table), dtype=bool)
+        stays[rows[low:high] - start] = False
+        start += len(table)
+
+        rest = table.filter(pa.array(stays))
         if len(rest):
             file.write_table(rest)
         count(kept, rest)
+        others = table.filter(pa.array(~stays))
         count(gone, others)
-        digests = [xxhash.xxh3_64_intdigest(view) for view in views(others["text"])]
+        digests = map(xxhash.xxh3_64_intdigest, views(others["text"]))
         samples += zip(digests, firsts[low:high].tolist(), dropped[low:high].tolist(), strict=True)
         samples = smallest(samples)
-        start += len(table)
     return {"kept": kept.counts(), "dropped": gone.counts(), "samples": samples}
 
 
-def distribution(sizes: Counter) -> dict:
+def distribution(sizes: Counter[int]) -> dict:
     """The number of clusters, the size of the largest, and how many there are by size."""
-    spread: Counter = Counter()  # by power of two
+    by_power: Counter[int] = Counter()  # of two
     for size, number in sizes.items():
-        spread[(size - 1).bit_length()] += number
-    named = {"2" if p == 1 else f"{2 ** (p - 1) + 1}-{2**p}": spread[p] for p in sorted(spread)}
+        by_power[(size - 1).bit_length()] += number
+    named = {}
+    for power, number in sorted(by_power.items()):
+        name = "2" if power == 1 else f"{2 ** (power - 1) + 1}-{2**power}"
+        named[name] = number
     return {"number": sizes.total(), "largest": max(sizes, default=0), "sizes": named}
+
+
+def cluster_sizes(drops: Path) -> Counter[int]:
+    """How many clusters have each size. All of a cluster but its first are in one run, each with that first."""
+    sizes: Counter[int] = Counter()
+    for run in runs_in(drops, "*"):
+        _, firsts = mapped(run)
+        _, others = np.unique(firsts, return_counts=True)
+        sizes.update((others + 1).tolist())
+    return sizes
+
+
+def document_of(batches: list[list[Path]], at: int) -> Document:
+    """The document at a position."""
+    return document_at(batches[batch_of(at)], offset_of(at))
+
+
+def shown(document: Document) -> dict:
+    """A document as samples show it."""
+    return {**document._asdict(), "text": document.text[:SAMPLE_CHARACTERS]}
 
 
 def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
     """Drop the documents that a method finds; return counts and samples: documents kept, and dropped as the same."""
     batches = in_batches(parts)
-    compared = minhash.find(params.minhash, batches, work) if method == "minhash" else {}
-    if method == "exact":
+    compared = {}
+    if method == "minhash":
+        compared = minhash.find(params.minhash, batches, work)
+    else:
         find_copies(batches, work)
     jobs = [(i, batch, work / "drops", out) for i, batch in enumerate(batches)]
-    results, rows, sizes = over_parts(keep_rest, jobs, work / "kept", "drop duplicates"), [], Counter()
-    for run in runs_in(work / "drops", "*"):  # all of a cluster but its first are in one run, each with that first
-        sizes.update((np.unique(mapped(run)[1], return_counts=True)[1] + 1).tolist())
-    for _, *pair in smallest([sample for result in results for sample in result["samples"]]):
-        first, other = (document_at(batches[batch_of(at)], offset_of(at)) for at in pair)
-        row = {"method": method}
+    results = over_parts(keep_rest, jobs, work / "kept", "drop duplicates")
+
+    rows = []
+    for _, first, other in smallest(list(chain.from_iterable(r["samples"] for r in results))):
+        kept = document_of(batches, first)
+        dropped = document_of(batches, other)
+        row: dict[str, Any] = {"method": method}
         if method == "minhash":
-            row["jaccard"] = round(minhash.similarity(first.text, other.text, params.minhash.words), 4)
-        for what, document in (("kept", first), ("dropped", other)):
-            row[what] = {**document._asdict(), "text": document.text[:SAMPLE_CHARACTERS]}
+            row["jaccard"] = round(minhash.similarity(kept.text, dropped.text, params.minhash.words), 4)
+        row["kept"] = shown(kept)
+        row["dropped"] = shown(dropped)
         rows.append(row)
     return {
         "kept": add_up([r["kept"] for r in results]),
         "dropped": add_up([r["dropped"] for r in results]),
-        "stats": {"clusters": distribution(sizes), **compared},
+        "stats": {"clusters": distribution(cluster_sizes(work / "drops")), **compared},
         "samples": rows,
     }
-
-
-def first_copy(copy: int, n: int, work: Path) -> int:
-    """The position of the first of all copies of the window at this position."""
-    while True:
-        starts, stops, copies = mapped(work / f"again/{batch_of(copy):05d}", arrays=3)
-        i = int(np.searchsorted(starts, copy, side="right")) - 1
-        if i >= 0 and copy + n <= stops[i]:
-            copy += int(copies[i]) - int(starts[i])
-            continue
-        _, before = load_range(substrings.of_batch(work / "same", batch_of(copy)), copy, copy + 1)
-        if not len(before):
-            return copy
-        copy = int(before[0])
 
 
 def cut(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
     """Cut repeated passages; return counts and samples: what was cut, and where it stood first."""
     batches = in_batches(parts)
-    results, rows = substrings.cut(params.substring, batches, out, work), []
-    samples = smallest([sample for result in results for sample in result["samples"]])
-    for _, copy, before, other, place, size, text in samples:
-        first = first_copy(copy, params.substring.bytes, work) + before
-        ends = np.load(work / f"{batch_of(first):05d}.ends.npy")  # of the batch's documents in its text
-        row = int(np.searchsorted(ends, offset_of(first), side="right"))
-        byte = offset_of(first) - int(ends[row - 1] if row else 0)
-        there = document_at(batches[batch_of(first)], row)
-        here = document_at(batches[batch_of(other)], offset_of(other))
-        places = {"kept": (there, byte), "cut": (here, place)}
-        named = {what: {"id": d.id, "source": d.source, "byte": at} for what, (d, at) in places.items()}
-        rows.append({"method": method, **named, "bytes": size, "text": text})
-    counts = {name: add_up([r[name] for r in results]) for name in ("kept", "dropped", "cut")}
+    results = substrings.cut(params.substring, batches, out, work)
+    rows = []
+    for _, copy, before, other, byte, size, text in smallest(list(chain.from_iterable(r["samples"] for r in results))):
+        first = substrings.first_copy(copy, params.substring.bytes, work) + before
+        number, row, first_byte = substrings.place_of(first, params.substring.bytes, work)
+        there = document_at(batches[number], row)
+        here = document_of(batches, other)
+        places = {
+            "kept": {"id": there.id, "source": there.source, "byte": first_byte},
+            "cut": {"id": here.id, "source": here.source, "byte": byte},
+        }
+        rows.append({"method": method, **places, "bytes": size, "text": text})
+    passages = Counter(chain.from_iterable(r["sizes"] for r in results))
     return {
-        "kept": counts["kept"],
-        "dropped": counts["dropped"],
-        "stats": {
-            "cut": counts["cut"],
-            "passages": distribution(Counter(chain.from_iterable(r["sizes"] for r in results))),
-        },
+        "kept": add_up([r["kept"] for r in results]),
+        "dropped": add_up([r["dropped"] for r in results]),
+        "stats": {"cut": add_up([r["cut"] for r in results]), "passages": distribution(passages)},
         "samples": rows,
     }
 
@@ -204,23 +236,33 @@ def cut(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Pa
 @stage(version=2, resumes=True)
 def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
     """Apply the methods one after the other; count what each dropped or cut, by source."""
-    parts, work, results = parts_of(corpus), out / WORK, {}
+    work = out / WORK
     work.mkdir(exist_ok=True)
+    parts = parts_of(corpus)
+    if not params.methods:
+        for part in parts:
+            link(part, out / part.name)
     kept = {name: corpus.stats[name] for name in Tally().counts()}
-    for part in [] if params.methods else parts:
-        link(part, out / part.name)
+    results: dict[str, dict] = {}
+    before: Path | None = None  # the folder that the previous method wrote to
     for method in params.methods:
-        runs, written = work / f"{method}-runs", out if method == params.methods[-1] else work / f"{method}-parts"
+        runs = work / f"{method}-runs"
+        written = out if method == params.methods[-1] else work / f"{method}-parts"
         written.mkdir(exist_ok=True)
-        job = (method, params, parts, written, runs)
-        results[method] = finish(cut if method == "substring" else drop, job, work / f"{method}.json")
-        kept = results[method]["kept"]
+        apply = cut if method == "substring" else drop
+        result = finish(apply, (method, params, parts, written, runs), work / f"{method}.json")
         fsync(work)  # or a power cut could take the result and leave a deletion
-        for done in (runs, *{part.parent for part in parts if work in part.parents}):  # larger than the text together
-            shutil.rmtree(done, ignore_errors=True)
+        shutil.rmtree(runs, ignore_errors=True)  # larger than the text together
+        if before:
+            shutil.rmtree(before, ignore_errors=True)
+        results[method] = result
+        kept = result["kept"]
+        before = written
         parts = [written / part.name for part in parts]
+
     with (out / "duplicates.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for r in results.values() for row in r["samples"])
+        for row in chain.from_iterable(result["samples"] for result in results.values()):
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
     return {
         "parts": len(parts),
         **kept,

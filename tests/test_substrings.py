@@ -11,7 +11,7 @@ import pytest
 from conftest import corpus_of, documents_of, texts_of
 
 from tasks.deduplicate import Deduplicate, deduplicate
-from tasks.text import sorted_files, substrings
+from tasks.text import sorted_files, substrings, windows
 from tasks.text.substrings import Substring
 
 SPACE = " \t\n\r\v\f"
@@ -71,8 +71,14 @@ def random_texts(seed: int, alphabet: str, documents: int = 30) -> list[str]:
 @pytest.mark.parametrize("alphabet", ["ab", "a", "abc \n", "aé語😀", "語😀", "the of and, \t"])
 @pytest.mark.parametrize("size", [8, 13, 31])
 def test_what_is_left_is_what_a_search_through_all_windows_leaves(store, tmp_path, monkeypatch, alphabet, size: int):
-    for name, value in (("CHUNK", 300), ("BLOCK", 64), ("COMPARED", 200), ("HASHED", 0.1)):
-        monkeypatch.setattr(substrings, name, value)  # so that windows and repeats cross chunks, blocks and ranges
+    # so that windows and repeats cross chunks, blocks and ranges
+    for module, name, value in (
+        (windows, "CHUNK", 300),
+        (windows, "BLOCK", 64),
+        (substrings, "COMPARED", 200),
+        (substrings, "HASHED", 0.1),
+    ):
+        monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(sorted_files, "ENTRIES", 200)
     texts = random_texts(size * 7 + len(alphabet), alphabet)
     made = corpus_of(tmp_path, texts, 0.002)
@@ -148,8 +154,8 @@ def test_passages_of_enough_bytes_are_cut(store: Path, tmp_path: Path, case: str
 
 def test_hashes_that_collide_by_chance_cut_nothing_that_did_not_stand_before(store, tmp_path, monkeypatch):
     made = corpus_of(tmp_path, random_texts(3, "abc ", 80), 0.002)
-    before, whole = {d.id: d.text for d in documents_of(made)}, substrings.gram_hashes
-    monkeypatch.setattr(substrings, "gram_hashes", lambda data, n: whole(data, n) << np.uint64(56))
+    before, whole = {d.id: d.text for d in documents_of(made)}, windows.gram_hashes
+    monkeypatch.setattr(windows, "gram_hashes", lambda data, n: whole(data, n) << np.uint64(56))
     left = {d.id: d.text for d in documents_of(deduplicate.fn(params(13), made))}
     fully = [text or "" for text in naive(list(before.values()), 13)]
     sizes = [sum(map(len, texts)) for texts in (fully, left.values(), before.values())]

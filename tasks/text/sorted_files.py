@@ -8,25 +8,27 @@ import mmap
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 ENTRIES = 1 << 22  # in a range: sorting them takes some 200 MiB
 RANGES = 8  # that are read at once
 OFFSET_BITS = 40  # of a position: rows or bytes of a batch
+Places = TypeVar("Places", int, np.ndarray)  # one or many
 
 
-def position(batch: int, offset: np.ndarray | int) -> np.ndarray | int:
+def position(batch: int, offset: Places) -> Places:
     """The position of a row or byte of a batch, or of many."""
     return (batch << OFFSET_BITS) + offset
 
 
-def batch_of(positions: np.ndarray | int) -> np.ndarray | int:
+def batch_of(positions: Places) -> Places:
     """The number of the batch."""
     return positions >> OFFSET_BITS
 
 
-def offset_of(positions: np.ndarray | int) -> np.ndarray | int:
+def offset_of(positions: Places) -> Places:
     """The row or byte in its batch."""
     return positions & ((1 << OFFSET_BITS) - 1)
 
@@ -35,19 +37,21 @@ def save(path: Path, array: np.ndarray) -> None:
     """Write a one-dimensional array as .npy; unlike numpy's own, an error on a full disk gives the reason."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        file.write(np.ascontiguousarray(array))
+        file.write(np.ascontiguousarray(array).data)
 
 
 def save_run(run: Path, keys: np.ndarray, *values: np.ndarray) -> None:
     """Write keys, which are in ascending order, and their values."""
     run.parent.mkdir(exist_ok=True)
     with run.open("wb") as file:
-        file.writelines(map(np.ascontiguousarray, (keys, *values)))
+        for array in (keys, *values):
+            file.write(np.ascontiguousarray(array).data)
 
 
 def save_pairs(run: Path, positions: np.ndarray, firsts: np.ndarray, chosen: np.ndarray) -> None:
     """Write the chosen ones of these positions, in ascending order, and an earlier position for each."""
-    positions, firsts = positions[chosen], firsts[chosen]
+    positions = positions[chosen]
+    firsts = firsts[chosen]
     order = np.argsort(positions)
     save_run(run, positions[order], firsts[order])
 
@@ -72,10 +76,15 @@ def load_range(runs: list[Path], low: int, high: int, arrays: int = 2) -> np.nda
     pieces = [np.zeros((arrays, 0), dtype=np.int64)]
     for run in runs:
         keys = mapped(run, arrays)[0].view(np.uint64)
-        start, end = keys.searchsorted(np.uint64(low)), keys.searchsorted(np.uint64(high - 1), side="right")
-        if start < end:
-            places = (8 * (i * len(keys) + int(start)) for i in range(arrays))
-            pieces.append(np.stack([np.fromfile(run, np.int64, end - start, offset=place) for place in places]))
+        start = int(keys.searchsorted(np.uint64(low)))
+        end = int(keys.searchsorted(np.uint64(high - 1), side="right"))
+        if start == end:
+            continue
+        columns = []
+        for i in range(arrays):
+            place = 8 * (i * len(keys) + start)
+            columns.append(np.fromfile(run, np.int64, end - start, offset=place))
+        pieces.append(np.stack(columns))
     return np.concatenate(pieces, axis=1)
 
 
@@ -83,21 +92,26 @@ def load_ranges(runs: list[Path], bounds: list[tuple[int, int]]) -> Iterator[np.
     """The positions in each of these ranges, ascending, and their values; a run is opened once for several ranges."""
     for begin in range(0, len(bounds), RANGES):
         several = bounds[begin : begin + RANGES]
-        rows = load_range(runs, several[0][0], several[-1][1])
+        low, _ = several[0]
+        _, high = several[-1]
+        rows = load_range(runs, low, high)
         rows = rows[:, np.argsort(rows[0])]
         for edges in several:
-            yield rows[:, slice(*np.searchsorted(rows[0], edges))]
+            start, end = np.searchsorted(rows[0], edges)
+            yield rows[:, start:end]
 
 
 def joined(pieces: Iterable[tuple[np.ndarray, ...]]) -> Iterator[list[np.ndarray]]:
     """Keys and values in fewer pieces, each to be written as a run: each run is opened for every range."""
-    waiting, size = [], 0
+    waiting = []
+    size = 0
     for piece in pieces:
         waiting.append(piece)
         size += len(piece[0])
         if size >= ENTRIES // 8:  # what a core's cache nearly holds: twice as many take longer to sort
             yield [np.concatenate(column) for column in zip(*waiting, strict=True)]
-            waiting, size = [], 0
+            waiting = []
+            size = 0
     if waiting:
         yield [np.concatenate(column) for column in zip(*waiting, strict=True)]
 
@@ -105,7 +119,8 @@ def joined(pieces: Iterable[tuple[np.ndarray, ...]]) -> Iterator[list[np.ndarray
 def ranges(entries: int, most: int = 0, low: int = 0, high: int = 1 << 64) -> list[tuple[int, int]]:
     """Divide low <= key < high into ranges with about `most` (default ENTRIES) of so many evenly spread keys each."""
     count = max(1, -(-entries // (most or ENTRIES)))
-    return list(pairwise(low + (high - low) * i // count for i in range(count + 1)))
+    edges = [low + (high - low) * i // count for i in range(count + 1)]
+    return list(pairwise(edges))
 
 
 def stable_argsort(keys: np.ndarray) -> np.ndarray:
@@ -114,7 +129,8 @@ def stable_argsort(keys: np.ndarray) -> np.ndarray:
     ranked = keys[order]
     equal = np.flatnonzero(ranked[1:] == ranked[:-1])
     ties = np.union1d(equal, equal + 1)
-    order[ties] = order[ties][np.lexsort((order[ties], ranked[ties]))]
+    places = order[ties]
+    order[ties] = places[np.lexsort((places, ranked[ties]))]
     return order
 
 
@@ -129,7 +145,9 @@ def group_starts(ranked: np.ndarray) -> np.ndarray:
 def group(keys: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The keys in ascending order, their positions, and for each the lowest position among those of equal keys."""
     order = np.argsort(keys)
-    keys, positions = keys[order], positions[order]
+    keys = keys[order]
+    positions = positions[order]
     starts = group_starts(keys)
     lowest = np.minimum.reduceat(positions, starts) if len(starts) else positions
-    return keys, positions, np.repeat(lowest, np.diff(starts, append=len(keys)))
+    sizes = np.diff(starts, append=len(keys))
+    return keys, positions, np.repeat(lowest, sizes)

@@ -14,6 +14,7 @@ other windows with a repeated anchor are hashed; hashes are sorted, by range, an
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,18 +23,25 @@ import xxhash
 from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, Field
 
-from tasks.corpus.parts import SAMPLE_CHARACTERS, Tally, count, rewritten, smallest, strings, tables, views
+from tasks.corpus.parts import SAMPLE_CHARACTERS, Tally, count, rewritten, smallest, strings
 from tasks.text import sorted_files
-from tasks.text.sorted_files import batch_of, group, load_range, load_ranges, offset_of, position, runs_in, save_run
+from tasks.text.sorted_files import batch_of, group, load_range, offset_of, runs_in, save_run
+from tasks.text.windows import (
+    Text,
+    anchors,
+    anchors_in,
+    files_of,
+    intervals,
+    map_text,
+    sliding,
+    text_file,
+    window_hashes,
+    write_text,
+)
 from tasks.workers.jobs import over_parts
 
-CHUNK = 1 << 22  # windows of a batch that are processed together
-BLOCK = 1 << 15  # bytes that are hashed at once: what fits in a core's cache
 COMPARED = 1 << 22  # bytes that are compared at once
-SEPARATOR = b"\xff"  # after each document: no byte of UTF-8
 HASHED = 0.25  # fraction of all windows whose hashes are on disk at once, 16 bytes each; more take several passes
-FACTORS = [np.uint64(xxhash.xxh3_64_intdigest(b"factor %d" % i) | 3) for i in range(16)]  # odd, of joined hashes
-BYTES = np.array([xxhash.xxh3_64_intdigest(bytes([i])) for i in range(256)], dtype=np.uint64)  # the hash of each byte
 
 
 class Substring(BaseModel, frozen=True, extra="forbid"):
@@ -42,126 +50,29 @@ class Substring(BaseModel, frozen=True, extra="forbid"):
     bytes: int = Field(75, ge=8, le=10_000, description="Passages of so many bytes or more (75 in the paper's code).")
 
 
-def gram_hashes(data: np.ndarray, n: int) -> np.ndarray:
-    """(len(data) - n + 1,) uint64: a hash of each n successive bytes, made of the hashes of two shorter runs."""
-    hashes, size = BYTES[data], 1
-    while size < n:
-        step = min(size, n - size)  # the last two may overlap
-        joined = hashes[:-step] * FACTORS[size.bit_length()]
-        joined += hashes[step:]
-        hashes, size = joined, size + step
-    hashes ^= hashes >> np.uint64(32)
-    return hashes
-
-
-def sliding(function: np.ufunc, values: np.ndarray, width: int) -> np.ndarray:
-    """The least or greatest of each `width` successive values; width is a power of two."""
-    size = 1
-    while size < width:
-        values, size = function(values[:-size], values[size:]), 2 * size
-    return values
-
-
-def anchors_in(n: int) -> int:
-    """How many places in a window of n bytes an anchor can begin at: a power of two."""
-    return 1 << ((n // 2).bit_length() - 1)
-
-
-def select(data: np.ndarray, whole: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the anchors of windows of n bytes in `data` begin, and their hashes; `whole`: which windows to consider.
-
-    An anchor depends on its window alone, so equal windows have equal anchors. Each window has at least one.
-    """
-    width = anchors_in(n)
-    hashes = gram_hashes(data, n - width + 1)
-    ranks = (hashes >> np.uint64(32)).astype(np.uint32) | 1  # 0 is less than all
-    least = np.zeros(len(ranks) + width - 1, dtype=np.uint32)
-    least[width - 1 : len(ranks)] = np.where(whole, sliding(np.minimum, ranks, width), 0)
-    at = np.flatnonzero(sliding(np.maximum, least, width) == ranks)
-    return at, hashes[at] * FACTORS[0]  # anchors have small hashes; this spreads them evenly
-
-
-def whole_windows(ends: np.ndarray, start: int, size: int, n: int) -> np.ndarray:
-    """(size,) bool: which windows of n bytes that begin at start, start + 1 … lie within one document."""
-    low, high = np.searchsorted(ends, [start, start + size], side="right")
-    stops = ends[low : high + 1]
-    begins = np.concatenate(([start], stops[:-1]))
-    last = np.clip(stops - n, begins, start + size)  # the last byte of each is the separator
-    return mask(begins - start, last - start, size)
-
-
-def mask(starts: np.ndarray, stops: np.ndarray, size: int) -> np.ndarray:
-    """(size,) bool: true within these intervals, which are in ascending order and do not overlap."""
-    edges = np.concatenate(([0], np.stack((starts, stops), axis=1).ravel(), [size]))
-    return np.repeat(np.arange(len(edges) - 1) % 2 == 1, np.diff(edges))
-
-
-def intervals(chosen: np.ndarray, copies: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Where runs of true values begin and end; if `copies` are given, a run ends where they don't continue by one."""
-    on = chosen[1:] & chosen[:-1]
-    if copies is not None:
-        on &= np.diff(copies) == 1
-    return np.flatnonzero(chosen & ~np.append(False, on)), np.flatnonzero(chosen & ~np.append(on, False)) + 1
-
-
-def read_bytes(text: Path, start: int, size: int) -> np.ndarray:
-    """(size,) uint8: bytes of a file from `start`, zeros after its end."""
-    data = np.zeros(size, dtype=np.uint8)
-    with text.open("rb") as file:
-        file.seek(start)
-        file.readinto(data)
-    return data
-
-
-def chunks(ends: np.ndarray) -> list[tuple[int, int]]:
-    """The chunks of a batch's windows: first byte and count."""
-    total = int(ends[-1]) if len(ends) else 0
-    return [(start, min(CHUNK, total - start)) for start in range(0, total, CHUNK)]
-
-
-def of_batch(folder: Path, number: int) -> list[Path]:
-    """The runs that may have positions of a batch: its own and those of ranges."""
-    return [*runs_in(folder, f"{number:05d}-*"), *runs_in(folder, "range-*")]
-
-
-def anchors(text: Path, ends: np.ndarray, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The hashes of the anchors in each chunk of a text, and where they begin."""
-    for start, size in chunks(ends):
-        data, whole = read_bytes(text, start, size + n - 1), whole_windows(ends, start, size, n)
-        found = [
-            (begin, *select(data[begin : begin + BLOCK + n - 1], whole[begin : begin + BLOCK], n))
-            for begin in range(0, size, BLOCK)
-        ]
-        places, index = np.unique(np.concatenate([at + begin for begin, at, _ in found]), return_index=True)
-        yield np.concatenate([hashes for _, _, hashes in found])[index], start + places
-
-
-def flatten(number: int, batch: list[Path], n: int, text: Path) -> dict:
+def flatten(number: int, batch: list[Path], n: int, file: Path) -> dict:
     """Write the text of some parts as one run of bytes, the ends of their documents, and their anchors.
 
     Of equal anchors in a run, only the first is written with the others to match; all are written as repeated.
     """
-    ends, count = [np.zeros(1, dtype=np.int64)], 0
-    with text.open("wb") as file:
-        for table in (table for part in batch for table in tables(part, ("text",))):
-            file.writelines(piece for view in views(table["text"]) for piece in (view, SEPARATOR))
-            offsets, _ = strings(table["text"])
-            ends.append(np.cumsum(np.diff(offsets) + 1) + ends[-1][-1])
-    ends = np.concatenate(ends)[1:]
-    sorted_files.save(text.with_suffix(".ends.npy"), ends)
-    for i, (hashes, places) in enumerate(sorted_files.joined(anchors(text, ends, n))):
-        hashes, positions, first = group(hashes, position(number, places))
-        save_shared(text.parent / f"repeated/{number:05d}-{i:05d}", positions, first)
+    windows = write_text(batch, file)
+    text = Text(number, file, n)
+    written = 0
+    for i, (hashes, places) in enumerate(sorted_files.joined(anchors(text))):
+        name = f"{number:05d}-{i:05d}"
+        hashes, positions, first = group(hashes, text.position(places))
+        save_shared(file.parent / "repeated" / name, positions, first)
         new = positions == first
-        save_run(text.parent / f"anchors/{number:05d}-{i:05d}", hashes[new], positions[new])
-        count += int(new.sum())
-    return {"anchors": count, "windows": sum(size for _, size in chunks(ends))}
+        save_run(file.parent / "anchors" / name, hashes[new], positions[new])
+        written += int(new.sum())
+    return {"anchors": written, "windows": windows}
 
 
 def save_shared(run: Path, positions: np.ndarray, first: np.ndarray) -> None:
     """Write the positions of which several, next to each other, have the same first; that one too."""
     same = first[1:] == first[:-1]
-    sorted_files.save_pairs(run, positions, first, (np.append(same, False) | np.append(False, same))[: len(first)])
+    shared = np.append(same, False) | np.append(False, same)
+    sorted_files.save_pairs(run, positions, first, shared[: len(first)])
 
 
 def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
@@ -171,97 +82,130 @@ def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
     return {}
 
 
+def windows_with(places: np.ndarray, whole: np.ndarray, n: int) -> np.ndarray:
+    """(windows,) bool: which windows of a chunk have an anchor that begins at one of these places; only whole ones."""
+    width = anchors_in(n)
+    begins = np.zeros(len(whole) + width - 1, dtype=bool)
+    begins[places] = True
+    return sliding(np.logical_or, begins, width) & whole
+
+
 def extend(number: int, n: int, files: list[Path], work: Path) -> dict:
     """Write the windows of a batch that its anchors show to be repeated, and the others that have a repeated anchor."""
-    ends, width = np.load(files[number].with_suffix(".ends.npy")), anchors_in(n)
-    again, held = [np.zeros((3, 0), dtype=np.int64)], [np.zeros((2, 0), dtype=np.int64)]
-    bounds = [(position(number, start), position(number, start + size + width - 1)) for start, size in chunks(ends)]
-    loaded = load_ranges(of_batch(work / "repeated", number), bounds)
-    for (start, size), (found, firsts) in zip(chunks(ends), loaded, strict=True):
-        places = offset_of(found) - start
-        chosen = np.zeros(size + width - 1, dtype=bool)
-        chosen[places] = True
-        chosen = sliding(np.logical_or, chosen, width) & whole_windows(ends, start, size, n)
-        data = read_bytes(files[number], start, size + n - 1)
-        later = found - firsts >= n
-        same, copies = follow(places[later], data, firsts[later], files, n)
+    text = Text(number, files[number], n)
+    again = [np.zeros((3, 0), dtype=np.int64)]
+    held = [np.zeros((2, 0), dtype=np.int64)]
+    for chunk, positions, firsts in text.load(work / "repeated", reach=anchors_in(n) - 1):
+        places = offset_of(positions) - chunk.start
+        chosen = windows_with(places, text.whole(chunk), n)
+        later = positions - firsts >= n
+        same, copies = follow(places[later], text.read(chunk), firsts[later], files, n)
         same &= chosen
         starts, stops = intervals(same, copies)
-        origin = position(number, start)
+        origin = text.position(chunk.start)
         again.append(np.stack((origin + starts, origin + stops + n - 1, copies[starts])))
-        held.append(np.stack(intervals(chosen & ~same)) + start)
+        held.append(chunk.start + np.stack(intervals(chosen & ~same)))
     save_run(work / f"again/{number:05d}", *np.concatenate(again, axis=1))
     starts, stops = np.concatenate(held, axis=1)
     save_run(work / f"held/{number:05d}", starts, stops)
     return {"held": int((stops - starts).sum())}
 
 
-def follow(
-    places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[Path], n: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Which windows of `data` are repeated, by comparing bytes around anchors at the same distance from their firsts.
+class Stretches(NamedTuple):
+    """Stretches of a chunk that may repeat an earlier passage byte by byte, each at one distance: (stretches,) int64."""
 
-    Both (len(data) - n + 1,): bool, and the position of an earlier copy. Single anchors are left out: most are phrases
-    shorter than a window.
+    starts: np.ndarray  # in the chunk
+    stops: np.ndarray
+    distances: np.ndarray  # from a place in the chunk to the position in the earlier passage
+
+    def take(self, chosen: np.ndarray) -> "Stretches":
+        """Some of them."""
+        return Stretches(self.starts[chosen], self.stops[chosen], self.distances[chosen])
+
+    def portions(self) -> Iterator["Stretches"]:
+        """All of them, about COMPARED bytes at a time."""
+        total = np.cumsum(self.stops - self.starts)
+        edges = np.flatnonzero(np.diff(total // COMPARED)) + 1
+        for some in np.split(np.arange(len(total)), edges):
+            yield self.take(some)
+
+
+def stretches_of(places: np.ndarray, firsts: np.ndarray, size: int, n: int) -> Stretches:
+    """Join anchors at the same distance from their firsts whose surroundings touch.
+
+    Single anchors are left out: most are phrases shorter than a window. `size`: bytes of the chunk.
     """
-    width = anchors_in(n)
-    again = np.zeros(len(data) - n + 1, dtype=bool)
-    copies = np.zeros(len(again), dtype=np.int64)
     order = np.lexsort((places, firsts - places))
-    places, firsts = places[order], firsts[order]
-    starts = places - np.minimum(np.minimum(places, width - 1), offset_of(firsts))
-    stops, distances = np.minimum(places + n, len(data)), firsts - places
+    places = places[order]
+    firsts = firsts[order]
+    distances = firsts - places
+    back = np.minimum(anchors_in(n) - 1, places)  # not before the chunk
+    back = np.minimum(back, offset_of(firsts))  # nor before the batch of the earlier passage
+    starts = places - back
+    stops = np.minimum(places + n, size)
+
     apart = np.ones(len(places) + 1, dtype=bool)
     apart[1:-1] = (distances[1:] != distances[:-1]) | (starts[1:] > stops[:-1])
     edges = np.flatnonzero(apart)
-    several = np.flatnonzero(np.diff(edges) > 1)
-    starts, stops, distances = starts[edges[several]], stops[edges[several + 1] - 1], distances[edges[several]]
-    number = batch_of(starts + distances)
-    for other in np.unique(batch_of(starts + distances)).tolist():
-        text = np.memmap(files[other], dtype=np.uint8, mode="r")
-        here = np.flatnonzero(number == other)
-        for some in np.split(here, np.flatnonzero(np.diff(np.cumsum(stops[here] - starts[here]) // COMPARED)) + 1):
-            sizes = stops[some] - starts[some]
-            last = np.repeat(np.cumsum(sizes), sizes)
-            at = np.arange(len(last)) + np.repeat(starts[some] - (np.cumsum(sizes) - sizes), sizes)
-            before = at + np.repeat(distances[some], sizes)
-            differing = data[at] != text.take(offset_of(before), mode="clip")
-            count = np.concatenate(([0], np.cumsum(differing)))
-            same = np.flatnonzero(count[n:] == count[:-n])
-            same = same[same + n <= last[same]]
-            again[at[same]], copies[at[same]] = True, before[same]
+    several = np.diff(edges) > 1
+    first = edges[:-1][several]
+    last = edges[1:][several] - 1
+    return Stretches(starts[first], stops[last], distances[first])
+
+
+def equal_windows(found: Stretches, data: np.ndarray, earlier: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where windows begin that are the same in `data` and in the batch `earlier`, and the positions of the latter."""
+    sizes = found.stops - found.starts
+    ends = np.cumsum(sizes)
+    # the bytes of all stretches, one after the other
+    shift = found.starts - (ends - sizes)
+    here = np.arange(ends[-1]) + np.repeat(shift, sizes)
+    there = here + np.repeat(found.distances, sizes)
+    end = np.repeat(ends, sizes)
+
+    differs = data[here] != earlier.take(offset_of(there), mode="clip")
+    differing_before = np.concatenate(([0], np.cumsum(differs)))
+    begins = np.flatnonzero(differing_before[n:] == differing_before[:-n])  # n bytes without a difference
+    begins = begins[begins + n <= end[begins]]  # of one stretch
+    return here[begins], there[begins]
+
+
+def follow(
+    places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[Path], n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which windows of `data` are repeated, and the position of an earlier copy: (len(data) - n + 1,), bool and int64.
+
+    All bytes around anchors at the same distance from their firsts are compared.
+    """
+    again = np.zeros(len(data) - n + 1, dtype=bool)
+    copies = np.zeros(len(again), dtype=np.int64)
+    found = stretches_of(places, firsts, len(data), n)
+    batches = batch_of(found.starts + found.distances)
+    for number in np.unique(batches).tolist():
+        earlier = map_text(files[number])
+        for some in found.take(batches == number).portions():
+            here, there = equal_windows(some, data, earlier, n)
+            again[here] = True
+            copies[here] = there
     return again, copies
 
 
-def hashed(text: Path, ends: np.ndarray, n: int, low: int, high: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The hashes, in a range, of the windows of each chunk of a text that may be repeated, and where they begin."""
-    held = sorted_files.mapped(text.parent / f"held/{text.stem}")
-    for start, size in chunks(ends):
-        here = held[:, slice(*np.searchsorted(held[0], (start, start + size)))] - start
-        chosen, data = mask(*here, size), read_bytes(text, start, size + n - 1)
-        keys, places = [np.zeros(0, dtype=np.uint64)], [np.zeros(0, dtype=np.int64)]
-        for begin in range(0, size, BLOCK):
-            at = np.flatnonzero(chosen[begin : begin + BLOCK])
-            if len(at):
-                hashes = gram_hashes(data[begin : begin + BLOCK + n - 1], n)[at]
-                inside = (hashes >= np.uint64(low)) & (hashes <= np.uint64(high - 1))
-                keys.append(hashes[inside])
-                places.append(at[inside] + begin + start)
-        yield np.concatenate(keys), np.concatenate(places)
-
-
-def hash_windows(number: int, text: Path, n: int, low: int, high: int) -> dict:
+def hash_windows(number: int, file: Path, n: int, low: int, high: int) -> dict:
     """Write the hashes, in a range, of the windows of a batch that may be repeated, and their positions.
 
     Those with an equal window before them in their run are written as repeated instead.
     """
-    ends, work, written = np.load(text.with_suffix(".ends.npy")), text.parent, 0
-    for i, (keys, places) in enumerate(sorted_files.joined(hashed(text, ends, n, low, high))):
-        keys, positions, first = group(keys, position(number, places))
+    text = Text(number, file, n)
+    work = file.parent
+    written = 0
+    held = sorted_files.mapped(work / f"held/{number:05d}")
+    for i, (keys, places) in enumerate(sorted_files.joined(window_hashes(text, held, low, high))):
+        keys, positions, first = group(keys, text.position(places))
         again = positions - first >= n
         sorted_files.save_pairs(work / f"same/{number:05d}-{low:016x}-{i:05d}", positions, first, again)
-        save_run(work / f"windows/{number:05d}-{i:05d}", keys[~again], positions[~again])
-        written += int((~again).sum())
+        new = ~again
+        save_run(work / f"windows/{number:05d}-{i:05d}", keys[new], positions[new])
+        written += int(new.sum())
     return {"windows": written}
 
 
@@ -276,41 +220,52 @@ def equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[
     """(windows,) bool: whether the windows at these places of `data` have the bytes at the positions `firsts`."""
     same = np.zeros(len(places), dtype=bool)
     here = sliding_window_view(data, n)
-    for number in np.unique(batch_of(firsts)).tolist():
-        there = sliding_window_view(np.memmap(files[number], dtype=np.uint8, mode="r"), n)
-        chosen = np.flatnonzero(batch_of(firsts) == number)
-        for some in np.split(chosen, range(COMPARED // n, len(chosen), COMPARED // n)):
-            same[some] = (here[places[some]] == there[offset_of(firsts[some])]).all(axis=1)
+    batches = batch_of(firsts)
+    offsets = offset_of(firsts)
+    at_once = COMPARED // n
+    for number in np.unique(batches).tolist():
+        there = sliding_window_view(map_text(files[number]), n)
+        chosen = np.flatnonzero(batches == number)
+        for some in np.split(chosen, range(at_once, len(chosen), at_once)):
+            equal_bytes = here[places[some]] == there[offsets[some]]
+            same[some] = equal_bytes.all(axis=1)
     return same
 
 
-def find_cuts(number: int, n: int, files: list[Path], work: Path) -> np.ndarray:
+def find_cuts(text: Text, files: list[Path], work: Path) -> np.ndarray:
     """(cuts, 3): where each cut in the text of a batch begins and ends, and the position of an earlier copy."""
-    ends = np.load(files[number].with_suffix(".ends.npy"))
-    *edges, copies = sorted_files.mapped(work / f"again/{number:05d}", arrays=3)
-    found = [np.stack([*map(offset_of, edges), copies])]
-    bounds = [(position(number, start), position(number, start + size)) for start, size in chunks(ends)]
-    loaded = load_ranges(of_batch(work / "same", number), bounds)
-    for (start, size), (positions, copies) in zip(chunks(ends), loaded, strict=True):
+    starts, stops, copies = sorted_files.mapped(work / f"again/{text.number:05d}", arrays=3)
+    found = [np.stack((offset_of(starts), offset_of(stops), copies))]
+    for chunk, positions, firsts in text.load(work / "same"):
         places = offset_of(positions)
-        same = equal(places - start, read_bytes(files[number], start, size + n - 1), copies, files, n)
-        found.append(np.stack((places[same], places[same] + n, copies[same])))
-    starts, stops, copies = (array := np.concatenate(found, axis=1))[:, np.argsort(array[0], kind="stable")]
+        same = equal(places - chunk.start, text.read(chunk), firsts, files, text.n)
+        places = places[same]
+        found.append(np.stack((places, places + text.n, firsts[same])))
+    return join_overlapping(*np.concatenate(found, axis=1))
+
+
+def join_overlapping(starts: np.ndarray, stops: np.ndarray, copies: np.ndarray) -> np.ndarray:
+    """(cuts, 3): passages in ascending order, those that overlap or touch as one, each with the copy of its first."""
+    order = np.argsort(starts, kind="stable")
+    starts = starts[order]
+    stops = stops[order]
     apart = np.ones(len(starts) + 1, dtype=bool)
     apart[1:-1] = starts[1:] > stops[:-1]  # cuts of two documents always are: the separator is never cut
     edges = np.flatnonzero(apart)
-    return np.stack((starts[edges[:-1]], stops[edges[1:] - 1], copies[edges[:-1]]), axis=1)
+    first = edges[:-1]
+    return np.stack((starts[first], stops[edges[1:] - 1], copies[order][first]), axis=1)
 
 
-def at_characters(cuts: np.ndarray, text: Path) -> np.ndarray:
+def at_characters(cuts: np.ndarray, file: Path) -> np.ndarray:
     """The cuts without the bytes of characters that are not wholly within them."""
     if not len(cuts):
         return cuts
-    data, cuts = np.memmap(text, dtype=np.uint8, mode="r"), cuts.copy()
+    data = map_text(file)
+    starts, stops, copies = cuts.T.copy()
     for _ in range(3):  # no character has more than three bytes after its first, which all begin with the bits 10
-        cuts[:, 0] += data[cuts[:, 0]] & 0xC0 == 0x80
-        cuts[:, 1] -= data[cuts[:, 1]] & 0xC0 == 0x80  # a separator follows the last document too
-    return cuts
+        starts += data[starts] & 0xC0 == 0x80
+        stops -= data[stops] & 0xC0 == 0x80  # a separator follows the last document too
+    return np.stack((starts, stops, copies), axis=1)
 
 
 def rest(text: memoryview, starts: list[int], stops: list[int]) -> bytes:
@@ -324,76 +279,148 @@ def rest(text: memoryview, starts: list[int], stops: list[int]) -> bytes:
     return left
 
 
+def replace_texts(table: pa.Table, rows: np.ndarray, texts: list[str]) -> pa.Table:
+    """The table with these texts in these rows, which are in ascending order."""
+    replaced = np.zeros(len(table), dtype=bool)
+    replaced[rows] = True
+    column = table["text"].combine_chunks()
+    column = pc.replace_with_mask(column, pa.array(replaced), pa.array(texts, pa.large_string()))
+    return table.set_column(table.column_names.index("text"), "text", column)
+
+
+class Cuts:
+    """What is cut from the documents of a batch. `first`: the number of the next document."""
+
+    def __init__(self, cuts: np.ndarray, ends: np.ndarray) -> None:
+        self.starts, self.stops, _ = cuts.T
+        self.edges = np.append(0, ends)
+        self.within = np.searchsorted(self.starts, self.edges)  # document i has the cuts within[i]:within[i + 1]
+        self.first = 0
+
+    def texts_left(self, column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
+        """Which of the next texts have cuts, and what is left of each."""
+        within = self.within[self.first : self.first + len(column) + 1]
+        offsets, data = strings(column)
+        rows = np.flatnonzero(np.diff(within))
+        left = []
+        for row in rows.tolist():
+            here = slice(within[row], within[row + 1])
+            begin = self.edges[self.first + row]
+            starts = self.starts[here] - begin
+            stops = self.stops[here] - begin
+            text = data[offsets[row] : offsets[row + 1]]
+            left.append(rest(text, starts.tolist(), stops.tolist()).decode())
+        self.first += len(column)
+        return rows, left
+
+
 def cut_batch(number: int, batch: list[Path], n: int, files: list[Path], work: Path, out: Path) -> dict:
     """Write the documents of some parts without repeated windows; those with only white space left are dropped."""
-    found = find_cuts(number, n, files, work)
-    cuts = at_characters(found, files[number])
-    edges = np.concatenate(([0], np.load(files[number].with_suffix(".ends.npy"))))
-    within = np.searchsorted(cuts[:, 0], edges)  # document i has the cuts from within[i] to within[i + 1]
-    kept, gone, cut, begin = Tally(), Tally(), Tally(), 0
+    text = Text(number, files[number], n)
+    found = find_cuts(text, files, work)
+    cuts = at_characters(found, text.file)
+    of_documents = Cuts(cuts, text.ends)
+    kept = Tally()
+    gone = Tally()
+    cut = Tally()
     for file, table in rewritten(batch, out):
-        offsets, data = strings(table["text"])
-        touched = np.flatnonzero(np.diff(within[begin : begin + len(table) + 1]))
-        left = []
-        for row in touched.tolist():
-            here = cuts[slice(*within[begin + row : begin + row + 2]), :2] - edges[begin + row]
-            left.append(rest(data[offsets[row] : offsets[row + 1]], *here.T.tolist()).decode())
-        is_touched, blank = np.zeros((2, len(table)), dtype=bool)
-        is_touched[touched], blank[touched] = True, [not text.strip() for text in left]
-        column, texts = table.column_names.index("text"), pa.array(left, pa.large_string())
-        texts = pc.replace_with_mask(table["text"].combine_chunks(), pa.array(is_touched), texts)
-        after = table.set_column(column, "text", texts)
-        written = after.filter(pa.array(~blank))
+        rows, left = of_documents.texts_left(table["text"])
+        after = replace_texts(table, rows, left)
+        is_blank = np.array([not text.strip() for text in left], dtype=bool)
+        stays = np.ones(len(table), dtype=bool)
+        stays[rows[is_blank]] = False
+
+        written = after.filter(pa.array(stays))
         if len(written):
             file.write_table(written)
         count(kept, written)
-        count(gone, table.filter(pa.array(blank)))
-        partly = pa.array(touched[~blank[touched]])
+        count(gone, table.filter(pa.array(~stays)))
+        partly = pa.array(rows[~is_blank])
         lost = pc.subtract(pc.utf8_length(table["text"]), pc.utf8_length(after["text"]))
         count(cut, table.take(partly), lost.take(partly))
-        begin += len(table)
     return {
         "kept": kept.counts(),
         "dropped": gone.counts(),
         "cut": cut.counts(),
         "sizes": (cuts[:, 1] - cuts[:, 0]).tolist(),
-        "samples": samples(number, found, cuts, edges, files[number]),
+        "samples": samples(text, found, cuts),
     }
 
 
-def samples(number: int, found: np.ndarray, cuts: np.ndarray, edges: np.ndarray, text: Path) -> list[tuple]:
+def samples(text: Text, found: np.ndarray, cuts: np.ndarray) -> list[tuple]:
     """The cuts with the smallest digests: digest, position of a copy of the first window, bytes of that window before
-    the cut, position of the document, byte of it, bytes cut, text."""
-    data = np.memmap(text, dtype=np.uint8, mode="r") if len(cuts) else b""
-    digests = [(xxhash.xxh3_64_intdigest(data[start:stop]), i) for i, (start, stop) in enumerate(cuts[:, :2].tolist())]
+    the cut, position of the document, byte of it, bytes cut, text. `found`: the windows of each cut, as `cuts`."""
+    if not len(cuts):
+        return []
+    data = map_text(text.file)
+    digests = []
+    for i, (start, stop, _) in enumerate(cuts.tolist()):
+        digests.append((xxhash.xxh3_64_intdigest(data[start:stop].data), i))
     chosen = []
     for digest, i in smallest(digests):
         start, stop, copy = cuts[i].tolist()
-        row = int(np.searchsorted(edges, start, side="right")) - 1
-        begins = bytes(data[start : min(stop, start + 4 * SAMPLE_CHARACTERS)]).decode(errors="ignore")
-        before, place = start - int(found[i, 0]), start - int(edges[row])
-        chosen.append((digest, copy, before, position(number, row), place, stop - start, begins[:SAMPLE_CHARACTERS]))
+        before = start - int(found[i, 0])
+        row, begin = text.document_at(start)
+        beginning = data[start : min(stop, start + 4 * SAMPLE_CHARACTERS)].tobytes()
+        shown = beginning.decode(errors="ignore")[:SAMPLE_CHARACTERS]
+        chosen.append((digest, copy, before, text.position(row), start - begin, stop - start, shown))
     return chosen
+
+
+def match_all_anchors(anchors: int, work: Path) -> None:
+    """Write which of so many anchors of all batches are repeated."""
+    bounds = sorted_files.ranges(anchors)
+    jobs = [(low, high, work, work / f"repeated/range-{low:016x}") for low, high in bounds]
+    over_parts(match_anchors, jobs, work / "anchored", "match anchors")
+    shutil.rmtree(work / "anchors", ignore_errors=True)
+
+
+def match_all_windows(low: int, high: int, n: int, files: list[Path], work: Path) -> None:
+    """Write which windows with hashes in this range are repeated, of those of all batches that may be."""
+    jobs = [(i, text, n, low, high) for i, text in enumerate(files)]
+    hashed = over_parts(hash_windows, jobs, work / f"hashed-{low:016x}", "hash passages")
+    bounds = sorted_files.ranges(sum(r["windows"] for r in hashed), low=low, high=high)
+    matches = [(first, last, n, work, work / f"same/range-{first:016x}") for first, last in bounds]
+    over_parts(match_windows, matches, work / f"matched-{low:016x}", "match passages")
+    shutil.rmtree(work / "windows", ignore_errors=True)
 
 
 def cut(params: Substring, batches: list[list[Path]], out: Path, work: Path) -> list[dict]:
     """Write these batches of parts to `out` without repeated passages; return the counts and samples of each."""
-    n, files = params.bytes, [work / f"{i:05d}.text" for i in range(len(batches))]
-    jobs = [(i, batch, n, files[i]) for i, batch in enumerate(batches)]
-    flat = over_parts(flatten, jobs, work / "flattened", "find anchors")
-    of_anchors = sorted_files.ranges(sum(r["anchors"] for r in flat))
-    matches = [(*bounds, work, work / f"repeated/range-{bounds[0]:016x}") for bounds in of_anchors]
-    over_parts(match_anchors, matches, work / "anchored", "match anchors")
-    shutil.rmtree(work / "anchors", ignore_errors=True)
-    jobs = [(i, n, files, work) for i in range(len(batches))]
-    extended = over_parts(extend, jobs, work / "extended", "compare passages")
-    most = max(1, int(HASHED * sum(r["windows"] for r in flat)))
-    for low, high in sorted_files.ranges(sum(r["held"] for r in extended), most):
-        jobs = [(i, text, n, low, high) for i, text in enumerate(files)]
-        found = over_parts(hash_windows, jobs, work / f"hashed-{low:016x}", "hash passages")
-        of_windows = sorted_files.ranges(sum(r["windows"] for r in found), low=low, high=high)
-        matches = [(*bounds, n, work, work / f"same/range-{bounds[0]:016x}") for bounds in of_windows]
-        over_parts(match_windows, matches, work / f"matched-{low:016x}", "match passages")
-        shutil.rmtree(work / "windows", ignore_errors=True)
-    jobs = [(i, batch, n, files, work, out) for i, batch in enumerate(batches)]
-    return over_parts(cut_batch, jobs, work / "cut", "cut passages")
+    n = params.bytes
+    files = [text_file(work, i) for i in range(len(batches))]
+    texts = [(i, batch, n, files[i]) for i, batch in enumerate(batches)]
+    flat = over_parts(flatten, texts, work / "flattened", "find anchors")
+    match_all_anchors(sum(r["anchors"] for r in flat), work)
+
+    passages = [(i, n, files, work) for i in range(len(batches))]
+    extended = over_parts(extend, passages, work / "extended", "compare passages")
+    at_once = max(1, int(HASHED * sum(r["windows"] for r in flat)))
+    for low, high in sorted_files.ranges(sum(r["held"] for r in extended), at_once):
+        match_all_windows(low, high, n, files, work)
+
+    cuts = [(i, batch, n, files, work, out) for i, batch in enumerate(batches)]
+    return over_parts(cut_batch, cuts, work / "cut", "cut passages")
+
+
+def first_copy(copy: int, n: int, work: Path) -> int:
+    """The position of the first of all copies of the window at this position."""
+    while True:
+        number = batch_of(copy)
+        starts, stops, copies = sorted_files.mapped(work / f"again/{number:05d}", arrays=3)
+        i = int(np.searchsorted(starts, copy, side="right")) - 1
+        if i >= 0 and copy + n <= stops[i]:
+            copy += int(copies[i]) - int(starts[i])
+            continue
+        _, before = load_range(files_of(work / "same", number), copy, copy + 1)
+        if not len(before):
+            return copy
+        copy = int(before[0])
+
+
+def place_of(at: int, n: int, work: Path) -> tuple[int, int, int]:
+    """Of a position in the text of a batch: the batch, the row of the document, and the byte within it."""
+    number = batch_of(at)
+    offset = offset_of(at)
+    row, begin = Text(number, text_file(work, number), n).document_at(offset)
+    return number, row, offset - begin
