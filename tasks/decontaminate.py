@@ -8,10 +8,10 @@ Writes  part-00000.parquet …  the same parts without those documents, in the s
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -29,10 +29,12 @@ from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
 from tasks.store.manifests import known_digest
 from tasks.text import matching
-from tasks.text.ngrams import Index, passage, write_index
+from tasks.text.ngrams import Index, SentenceBatch, passage, write_index
 from tasks.workers.jobs import over_parts
 
-SAMPLES, SAMPLE_CHARACTERS, CONTEXT = 5, 600, 100  # documents of each task; characters shown, and on either side
+SAMPLES = 5  # documents of each task
+SAMPLE_CHARACTERS = 600  # shown of a sample
+CONTEXT = 100  # characters shown on either side
 AT_ONCE = 1 << 16  # sentences in memory in all their forms
 ANY = "all"  # the row of all tasks together
 MUCH = 0.05  # of the characters, before what is dropped is warned of
@@ -40,6 +42,10 @@ COLUMNS = {
     "sentences": "sentences", "too short": "too_short", "n-grams": "ngrams", "sentences found": "sentences_found",
 }  # fmt: skip
 EvaluationTask = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
+if TYPE_CHECKING:
+    Task = EvaluationTask | Definition
+else:
+    Task = name_or_definition(EvaluationTask)
 Splits = dict[str, dict[str, list[Path]]]  # files by task and split
 log = logging.getLogger(__name__)
 
@@ -57,7 +63,7 @@ class Decontaminate(Params):
         "",
         description="The sentences: 'nyu-mll/glue' or a directory; 'probes': no search; '': as finetune.data.",
     )
-    tasks: list[name_or_definition(EvaluationTask)] = Field(
+    tasks: list[Task] = Field(
         list(get_args(EvaluationTask)),
         min_length=1,
         description="Tasks whose sentences are searched for, if data has them; with those defined in finetune.tasks.",
@@ -75,9 +81,12 @@ class Decontaminate(Params):
                 "decontaminate.data is empty. Set it, as finetune.data, to nyu-mll/glue, a directory or probes."
             )
         files = glue.evaluation_files(self.data, names)
-        return files, "" if files else (
-            f"{self.data} is not at hand: not all of it could be had from the hub or its cache on this machine"
-        )
+        if not files:
+            return (
+                {},
+                f"{self.data} is not at hand: not all of it could be had from the hub or its cache on this machine",
+            )
+        return files, ""
 
     @classmethod
     def usual(cls) -> dict:
@@ -87,20 +96,30 @@ class Decontaminate(Params):
     def identity(self) -> dict:
         """Digests of local files, or the splits of the hub's revision; or why there is nothing to search for."""
         files, why = self.evaluation()
-        own = {task.name: labelled.texts_identity(task) for task in definitions_in(self.tasks)}
-        of_own = {"own": own} if own else {}
+        about: dict[str, Any] = {}
         if why:
-            return {"unchecked": why} | ({"words": self.words} | of_own if own else {})
+            about["unchecked"] = why
+        own = {task.name: labelled.texts_identity(task) for task in definitions_in(self.tasks)}
+        if own or not why:
+            about["words"] = self.words
+        if not why:
+            about["version"] = matching.VERSION
+            about["tasks"] = [task for task in TASKS if task in self.tasks]
+            about["data"] = self.identity_of(files)
+        if own:
+            about["own"] = own
+        return about
+
+    def identity_of(self, files: Splits) -> dict:
+        """What identifies the files with GLUE's sentences in a key."""
         if self.data == HUB_GLUE.repository:
-            about = {"repository": self.data, "revision": HUB_GLUE.revision}
-            about["splits"] = {task: list(splits) for task, splits in files.items()}
-        else:
-            about = {
-                task: {split: [known_digest(p) for p in paths] for split, paths in splits.items()}
-                for task, splits in files.items()
-            }
-        tasks = [task for task in TASKS if task in self.tasks]
-        return {"words": self.words, "version": matching.VERSION, "tasks": tasks, "data": about} | of_own
+            splits = {task: list(of_task) for task, of_task in files.items()}
+            return {"repository": self.data, "revision": HUB_GLUE.revision, "splits": splits}
+        digests: dict[str, dict[str, list[str]]] = {task: {} for task in files}
+        for task, of_task in files.items():
+            for split, paths in of_task.items():
+                digests[task][split] = [known_digest(path) for path in paths]
+        return digests
 
     def check(self) -> None:
         """Read the sentences once, so that errors in them are reported before the corpus is read."""
@@ -108,25 +127,32 @@ class Decontaminate(Params):
             pass
 
 
-def evaluation_sentences(
-    files: Splits, own: Iterable[Definition] = ()
-) -> Iterator[tuple[str, str, str, int, list[str]]]:
-    """The sentences in these files and of these tasks, many at a time: task, split, column, row of the first, texts.
+def evaluation_sentences(files: Splits, own: Iterable[Definition] = ()) -> Iterator[SentenceBatch]:
+    """The sentences in these files and of these tasks, many at a time.
 
     Raises InputError for files without the texts of their task.
     """
-    of_glue = ((task, *batch) for task in files for batch in labelled.sentences(by_name(task, ""), files[task]))
-    of_own = ((task.name, *batch) for task in own for batch in labelled.sentences(task))
-    for task, split, column, row, texts in chain(of_glue, of_own):
-        for start in range(0, len(texts), AT_ONCE):
-            yield task, split, column, row + start, texts[start : start + AT_ONCE]
+    for task, of_task in files.items():
+        for columns in labelled.sentences(by_name(task, ""), of_task):
+            yield from sentence_batches(task, *columns)
+    for definition in own:
+        for columns in labelled.sentences(definition):
+            yield from sentence_batches(definition.name, *columns)
+
+
+def sentence_batches(task: str, split: str, column: str, row: int, texts: list[str]) -> Iterator[SentenceBatch]:
+    """Sentences in successive rows of a column, so many at once as can be in memory in all their forms."""
+    for start in range(0, len(texts), AT_ONCE):
+        yield SentenceBatch(task, split, column, row + start, texts[start : start + AT_ONCE])
 
 
 def sample(document: Document, found: list[tuple[int, int]], index: Index, task: str) -> dict:
     """The first passage that a document shares with a task, for people to read; `found`: as `Index.find` has them."""
-    own = [run for run in found if task in index.sentences_of([run[1]])["task"].to_pylist()]
-    start, end = passage(document.text, [first for first, _ in own], index.n)
-    sentence = next(row for row in index.sentences_of([own[0][1]]).to_pylist() if row["task"] == task)
+    own = [(first, gram) for first, gram in found if task in index.tasks_of([gram])]
+    firsts = [first for first, _ in own]
+    start, end = passage(document.text, firsts, index.n)
+    _, gram = own[0]
+    sentence = next(row for row in index.sentences_of([gram]).to_pylist() if row["task"] == task)
     return {
         **{name: sentence[name] for name in ("task", "split", "row", "column")},
         "sentence": sentence["text"][:SAMPLE_CHARACTERS],
@@ -138,45 +164,71 @@ def sample(document: Document, found: list[tuple[int, int]], index: Index, task:
     }
 
 
+class Contaminated:
+    """The documents of a part that share a run of words with a sentence: how many, their n-grams, samples of them."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.documents: Counter[str] = Counter()  # by task
+        self.grams: set[int] = set()
+        self.samples: list[Sequence] = []  # task, digest, id, the document and what was found
+
+    def find(self, table: pa.Table) -> np.ndarray:
+        """(documents,) bool: which documents of a table share nothing; the others are counted."""
+        found = self.index.find(table["text"].to_pylist())
+        for row, runs in found.items():
+            document = Document(**table.slice(row, 1).to_pylist()[0])
+            own = {gram for _, gram in runs}
+            self.grams |= own
+            tasks = self.index.tasks_of(own)
+            self.documents.update([ANY, *tasks])
+            digest = xxhash.xxh3_64_intdigest(document.text.encode())
+            for task in tasks:
+                self.samples.append((task, digest, document.id, (document, runs)))
+        self.samples = smallest_of_each(self.samples, 1, SAMPLES)  # of each task
+        is_clean = np.ones(len(table), dtype=bool)
+        is_clean[list(found)] = False
+        return is_clean
+
+    def result(self) -> dict:
+        """The documents by task, the n-grams and the samples, as JSON."""
+        samples = []
+        for task, digest, name, (document, runs) in self.samples:
+            samples.append((task, digest, name, sample(document, runs, self.index, task)))
+        return {"documents": dict(self.documents), "grams": sorted(self.grams), "samples": samples}
+
+
 def clean_part(part: Path, folder: Path, words: int, out: Path) -> dict:
     """Write a part without the documents that share a run of words with a sentence in the index in `folder`.
 
     Returns counts, the n-grams found, and samples.
     """
-    index, kept, dropped = Index(folder, words), Tally(), Tally()
-    documents, grams, samples, clean = Counter(), set(), [], []
+    found = Contaminated(Index(folder, words))
+    kept = Tally()
+    dropped = Tally()
+    clean = []
     for table in tables(part):
-        found = index.find(table["text"].to_pylist())
-        for row, runs in found.items():
-            document = Document(**table.slice(row, 1).to_pylist()[0])
-            own = {gram for _, gram in runs}
-            tasks = set(index.sentences_of(own)["task"].to_pylist())
-            grams |= own
-            documents.update([ANY, *tasks])
-            digest = xxhash.xxh3_64_intdigest(document.text.encode())
-            samples += [(task, digest, document.id, (document, runs)) for task in tasks]
-        samples = smallest_of_each(samples, 1, SAMPLES)  # of each task
-        keep = np.ones(len(table), dtype=bool)
-        keep[list(found)] = False
-        clean.append(pa.array(keep))
+        is_clean = found.find(table)
+        clean.append(pa.array(is_clean))
         count(kept, table.filter(clean[-1]))
-        count(dropped, table.filter(pa.array(~keep)))
-    if not documents:
-        link(part, out / part.name)
-    else:
+        count(dropped, table.filter(pa.array(~is_clean)))
+    if found.documents:
         with writer(out / part.name) as file:
-            for table, rows in zip(tables(part), clean, strict=True):
-                if len(rest := table.filter(rows)):
+            for table, is_clean in zip(tables(part), clean, strict=True):
+                rest = table.filter(is_clean)
+                if len(rest):
                     file.write_table(rest)
-    counts = {"kept": kept.counts(), "dropped": dropped.counts(), "documents": dict(documents)}
-    shown = [(task, *rest, sample(*about, index, task)) for task, *rest, about in samples]
-    return counts | {"grams": sorted(grams), "samples": shown}
+    else:
+        link(part, out / part.name)
+    return {"kept": kept.counts(), "dropped": dropped.counts(), **found.result()}
 
 
 def pass_on(corpus: Artifact, why: str, probes: bool, out: Path) -> dict:
     """Pass on the corpus unchanged, since there is nothing to search for: a problem unless there are only `probes`."""
-    problem, level = ("", logging.INFO) if probes else (glue.hub_problem(HUB_GLUE), logging.WARNING)
-    log.log(level, "Skipping decontamination: %s", f"{why}. {problem}".strip())
+    if probes:
+        log.info("Skipping decontamination: %s.", why)
+    else:
+        log.warning("Skipping decontamination: %s", f"{why}. {glue.hub_problem(HUB_GLUE)}".strip())
     for part in parts_of(corpus):
         link(part, out / part.name)
     counts = {name: corpus.stats[name] for name in ("parts", *Tally().counts())}
@@ -184,15 +236,54 @@ def pass_on(corpus: Artifact, why: str, probes: bool, out: Path) -> dict:
     return {**counts, "dropped": {"contaminated": Tally().counts()}, **about, "table": [about]}
 
 
-def warn_of_much(kept: int, dropped: int, documents: Counter, words: int) -> None:
+def warn_of_much(kept: int, dropped: int, documents: Counter[str], words: int) -> None:
     """Log a warning if many characters are dropped. `documents`: those that were found, by task and of ANY."""
-    if dropped > MUCH * (kept + dropped):
-        share, tasks = 100 * dropped / (kept + dropped), ", ".join(task for task in documents if task != ANY)
-        log.warning(
-            "%s with %.0f %% of the characters are dropped: they share %d words in a row with rows that the model will "
-            "be scored on (%s).",
-            counted(documents[ANY], "document"), share, words, tasks,
-        )  # fmt: skip
+    every = kept + dropped
+    if dropped <= MUCH * every:
+        return
+    log.warning(
+        "%s with %.0f %% of the characters are dropped: they share %d words in a row with rows that the model will "
+        "be scored on (%s).",
+        counted(documents[ANY], "document"),
+        100 * dropped / every,
+        words,
+        ", ".join(task for task in documents if task != ANY),
+    )
+
+
+def missing_splits(tasks: Iterable[object], files: Splits) -> list[str]:
+    """The splits of GLUE's tasks among these that have no files, as task/split."""
+    missing = []
+    for task in TASKS:
+        if task in tasks:
+            absent = [split for split in evaluation_splits(task) if split not in files.get(task, {})]
+            missing += [f"{task}/{split}" for split in absent]
+    return missing
+
+
+def log_unavailable(own: list[Definition], why: str, missing: list[str]) -> None:
+    """Log whose sentences are not searched for: those of all tasks of GLUE for some reason, or of missing splits."""
+    if why:
+        log.info("Only the texts of %s are searched for: %s.", ", ".join(task.name for task in own), why)
+    if missing:
+        log.warning("Skipping tasks whose data is unavailable: %s.", ", ".join(missing))
+
+
+def splits_of(files: Splits, own: Iterable[Definition]) -> dict[str, list[str]]:
+    """The names of the splits with sentences, by task."""
+    splits = {task: list(of_task) for task, of_task in files.items()}
+    for task in own:
+        names = [split for split, *_ in labelled.sentences(task)]
+        splits[task.name] = list(dict.fromkeys(names))
+    return splits
+
+
+def write_samples(samples: Iterable[Sequence], tasks: list[str], out: Path) -> None:
+    """Write a few of the documents found for each task, in the order of the tasks."""
+    chosen = smallest_of_each(samples, 1, SAMPLES)
+    with out.open("w", encoding="utf-8") as file:
+        for _, _, _, shown in sorted(chosen, key=lambda sample: tasks.index(sample[0])):
+            file.write(json.dumps(shown, ensure_ascii=False) + "\n")
 
 
 @stage(version=1, resumes=True)
@@ -202,33 +293,31 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     own = definitions_in(params.tasks)
     if why and not own:
         return pass_on(corpus, why, params.data == "probes", out)
-    if why:
-        log.info("Only the texts of %s are searched for: %s.", ", ".join(task.name for task in own), why)
-    asked = [] if why else params.tasks
-    wanted = [(task, split) for task in TASKS if task in asked for split in evaluation_splits(task)]
-    if missing := [f"{task}/{split}" for task, split in wanted if split not in files.get(task, {})]:
-        log.warning("Skipping tasks whose data is unavailable: %s.", ", ".join(missing))
-    work, parts = out / WORK, parts_of(corpus)
+    missing = [] if why else missing_splits(params.tasks, files)
+    log_unavailable(own, why, missing)
+
+    work = out / WORK
     work.mkdir(exist_ok=True)
-    splits = {task: list(paths) for task, paths in files.items()}
-    splits |= {task.name: list(dict.fromkeys(split for split, *_ in labelled.sentences(task))) for task in own}
+    splits = splits_of(files, own)
     counts = write_index(evaluation_sentences(files, own), list(splits), params.words, work)
-    jobs = [(part, work, params.words, out) for part in parts]
+    jobs = [(part, work, params.words, out) for part in parts_of(corpus)]
     results = over_parts(clean_part, jobs, work / "cleaned", "decontaminate")
-    grams = sorted(set().union(*(result["grams"] for result in results)))
-    sentences_found = Index(work, params.words).sentences_by_task(grams)
-    documents = sum((Counter(result["documents"]) for result in results), Counter())
-    tasks = {task: {"splits": of_task, **counts[task]} for task, of_task in splits.items()}
-    for task, about in tasks.items():
-        about |= {"sentences_found": sentences_found[task], "documents": documents[task]}
-    samples = smallest_of_each((sample for result in results for sample in result["samples"]), 1, SAMPLES)
-    with (out / "contaminated.jsonl").open("w", encoding="utf-8") as file:
-        for _, _, _, shown in sorted(samples, key=lambda sample: list(splits).index(sample[0])):
-            file.write(json.dumps(shown, ensure_ascii=False) + "\n")
-    kept, dropped = (add_up([r[name] for r in results]) for name in ("kept", "dropped"))
+
+    documents: Counter[str] = Counter()
+    for result in results:
+        documents.update(result["documents"])
+    grams = set(chain.from_iterable(r["grams"] for r in results))
+    sentences = Index(work, params.words).sentences_by_task(sorted(grams))
+    tasks = {}
+    for task, names in splits.items():
+        found = {"sentences_found": sentences[task], "documents": documents[task]}
+        tasks[task] = {"splits": names, **counts[task], **found}
+    write_samples(chain.from_iterable(r["samples"] for r in results), list(splits), out / "contaminated.jsonl")
+    kept = add_up([r["kept"] for r in results])
+    dropped = add_up([r["dropped"] for r in results])
     warn_of_much(kept["characters"], dropped["characters"], documents, params.words)
     return {
-        "parts": len(parts),
+        "parts": len(jobs),
         **kept,
         "dropped": {"contaminated": dropped},
         "checked": True,
@@ -242,11 +331,10 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
 
 def tasks_table(tasks: dict[str, dict], documents: int) -> list[dict]:
     """The counts as a table: the sum, then a row for each task; a document can be found for several tasks."""
-    table = [
-        {"task": task, "splits": ", ".join(about["splits"])}
-        | {column: about[key] for column, key in COLUMNS.items()}
-        | {"in documents": about["documents"]}
-        for task, about in tasks.items()
-    ]
+    table = []
+    for task, about in tasks.items():
+        counts = {column: about[key] for column, key in COLUMNS.items()}
+        splits = ", ".join(about["splits"])
+        table.append({"task": task, "splits": splits, **counts, "in documents": about["documents"]})
     total = {column: sum(row[column] for row in table) for column in COLUMNS}
     return [{"task": ANY, "splits": "", **total, "in documents": documents}, *table]

@@ -8,8 +8,10 @@ Writes  part-00000.parquet …      the documents kept, in order
 """
 
 import json
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +35,8 @@ PAPER = 0.3  # tokens per character: the paper's limit, made for English
 # Limits by the main script of a document; README.md says how they were measured. Chinese has none, since an ideograph
 # is a token of its own, nor have scripts that were not measured.
 SCRIPT_LIMITS = {LATIN: PAPER, "CYRILLIC": PAPER, "ARABIC": 0.35, "DEVANAGARI": 0.35, "KANA": 0.6}
-SAMPLES, SAMPLE_CHARACTERS = 3, 400  # of each source and reason
+SAMPLES = 3  # of each source and reason
+SAMPLE_CHARACTERS = 400
 MEASURED = MEASURES.append(pa.field("verdict", pa.string()))
 
 
@@ -62,83 +65,126 @@ class Filter(Params):
         return self
 
 
-def rules(params: Filter) -> dict[str, tuple[str, np.ufunc, float | str]]:
-    """Why documents are dropped, in the order of checking: by reason, a measure, the comparison, and the limit."""
-    every = {
-        "too short": ("characters", np.less, params.min_characters or None),
-        "too long": ("characters", np.greater, params.max_characters),
-        "no tokens": ("tokens", np.equal, 0),  # the normaliser deletes all of the text
-        "incompressible": ("tokens_per_char", np.greater_equal, params.max_tokens_per_char),
-        "incompressible by zstd": ("zstd_ratio", np.greater_equal, params.max_zstd_ratio),
-    }
-    return {reason: rule for reason, rule in every.items() if rule[-1] is not None}
+class Rule(NamedTuple):
+    """Documents are dropped whose measure compares so with the limit."""
+
+    measure: str
+    compare: np.ufunc
+    limit: float | Literal["by-script"]
+
+    def drops(self, measures: pa.Table) -> np.ndarray:
+        """(documents,) bool: which documents are dropped."""
+        limit = by_script(measures) if self.limit == BY_SCRIPT else self.limit
+        return self.compare(measures[self.measure].to_numpy(), limit)
+
+
+def rules(params: Filter) -> dict[str, Rule]:
+    """Why documents are dropped, in the order of checking: a rule by reason."""
+    found = {}
+    if params.min_characters:
+        found["too short"] = Rule("characters", np.less, params.min_characters)
+    if params.max_characters is not None:
+        found["too long"] = Rule("characters", np.greater, params.max_characters)
+    found["no tokens"] = Rule("tokens", np.equal, 0)  # the normaliser deletes all of the text
+    if params.max_tokens_per_char is not None:
+        found["incompressible"] = Rule("tokens_per_char", np.greater_equal, params.max_tokens_per_char)
+    if params.max_zstd_ratio is not None:
+        found["incompressible by zstd"] = Rule("zstd_ratio", np.greater_equal, params.max_zstd_ratio)
+    return found
 
 
 def by_script(measures: pa.Table) -> np.ndarray:
     """(documents,) the limit of tokens per character of each; infinite for none."""
-    return np.array([SCRIPT_LIMITS.get(script or LATIN, np.inf) for script in measures["script"].to_pylist()])
+    scripts = measures["script"].to_pylist()
+    return np.array([SCRIPT_LIMITS.get(script or LATIN, np.inf) for script in scripts])
 
 
 def verdicts(measures: pa.Table, params: Filter) -> np.ndarray:
     """(documents,) `kept`, or the first reason why a document is dropped."""
-    dropped = [
-        compare(measures[name].to_numpy(), by_script(measures) if limit == BY_SCRIPT else limit)
-        for name, compare, limit in rules(params).values()
-    ]
-    return np.select(dropped, list(rules(params)), KEPT)
+    reasons = rules(params)
+    dropped = [rule.drops(measures) for rule in reasons.values()]
+    return np.select(dropped, list(reasons), KEPT)
 
 
 def sampled(dropped: pa.Table) -> list[tuple]:
     """Samples of dropped documents: source, reason, digest, id, ratios, the beginning of the text."""
-    digests = [xxhash.xxh3_64_intdigest(view) for view in views(dropped["text"])]
-    kinds = (dropped[name].to_pylist() for name in ("source", "verdict"))
-    chosen = smallest_of_each(zip(*kinds, digests, range(len(digests)), strict=True), 2, SAMPLES)
+    digests = map(xxhash.xxh3_64_intdigest, views(dropped["text"]))
+    sources = dropped["source"].to_pylist()
+    reasons = dropped["verdict"].to_pylist()
+    every = zip(sources, reasons, digests, range(len(dropped)), strict=True)
+    chosen = smallest_of_each(every, 2, SAMPLES)
     rows = dropped.take([place for *_, place in chosen])
     columns = [rows[name].to_pylist() for name in ("id", *RATIOS)]
     begins = pc.utf8_slice_codeunits(rows["text"], 0, SAMPLE_CHARACTERS).to_pylist()
-    return [(*kind, *others) for (*kind, _), *others in zip(chosen, *columns, begins, strict=True)]
+    samples = []
+    for (source, reason, digest, _), *values in zip(chosen, *columns, begins, strict=True):
+        samples.append((source, reason, digest, *values))
+    return samples
 
 
 def filter_part(part: Path, measures: Path, params: Filter, out: Path) -> dict:
     """Write the documents of a part that are kept, and every document's verdict; return samples of the others."""
-    samples = []
+    samples: list[Sequence] = []
     with (
         writer(out / part.name) as kept_file,
         pq.ParquetWriter(out / name_of(part), MEASURED, compression="zstd") as measured_file,
     ):
         for table, about in zip(tables(part), tables(measures, tuple(MEASURES.names)), strict=True):
-            about = about.append_column(MEASURED.field("verdict"), pa.array(verdicts(about, params), pa.string()))
-            measured_file.write_table(about)
-            is_kept = pc.equal(about["verdict"], KEPT)
-            if len(kept := table if pc.all(is_kept).as_py() else table.filter(is_kept)):
-                kept_file.write_table(kept)
-            if len(kept) < len(table):
-                dropped = about.append_column("text", table["text"]).filter(pc.invert(is_kept))
+            verdict = pa.array(verdicts(about, params), pa.string())
+            measured = about.append_column(MEASURED.field("verdict"), verdict)
+            measured_file.write_table(measured)
+            is_kept = pc.equal(verdict, KEPT)
+            kept = table
+            if not pc.all(is_kept, min_count=0).as_py():
+                kept = table.filter(is_kept)
+                dropped = measured.append_column("text", table["text"]).filter(pc.invert(is_kept))
                 samples = smallest_of_each([*samples, *sampled(dropped)], 2, SAMPLES)
+            if len(kept):
+                kept_file.write_table(kept)
     return {"samples": samples}
 
 
 def counts_of(measured: pa.Table, verdict: str) -> dict:
     """How many documents have this verdict, and their characters."""
-    own, tally = measured.filter(pc.equal(measured["verdict"], verdict)), Tally()
+    own = measured.filter(pc.equal(measured["verdict"], verdict))
+    tally = Tally()
     count(tally, own, own["characters"])
     return tally.counts()
 
 
+def of_source(counts: dict, source: str | None) -> dict:
+    """The counts of a source; None: of all."""
+    if source is None:
+        return counts
+    return counts["by_source"].get(source, {"documents": 0, "characters": 0})
+
+
 def sources_table(seen: dict, kept: dict, dropped: dict, medians: dict) -> list[dict]:
     """The statistics as a table: a row for all sources, then one for each."""
-    table, nothing = [], {"documents": 0, "characters": 0}
+    table = []
     for source in (None, *seen["by_source"]):
-        every, own, *gone = (
-            of if source is None else of["by_source"].get(source, nothing) for of in (seen, kept, *dropped.values())
-        )
         name = TOTAL if source is None else row_name(source)
+        every = of_source(seen, source)
+        own = of_source(kept, source)
         row = {"source": name, "documents": every["documents"], "kept": own["documents"]}
-        row |= {reason: of["documents"] for reason, of in zip(dropped, gone, strict=True)}
-        row |= {"characters": every["characters"], "characters kept": own["characters"]}
+        for reason, gone in dropped.items():
+            row[reason] = of_source(gone, source)["documents"]
+        row["characters"] = every["characters"]
+        row["characters kept"] = own["characters"]
         row["kept, % of documents"] = round(100 * own["documents"] / max(1, every["documents"]), 1)
-        table.append(row | {f"median {ratio}": values[name]["50%"] for ratio, values in medians.items()})
+        for ratio, values in medians.items():
+            row[f"median {ratio}"] = values[name]["50%"]
+        table.append(row)
     return table
+
+
+def write_samples(samples: Iterable[Sequence], out: Path) -> None:
+    """Write a few of the dropped documents of each source and reason."""
+    with out.open("w", encoding="utf-8") as file:
+        for source, reason, _, name, *values, text in smallest_of_each(samples, 2, SAMPLES):
+            shown = {ratio: round(value, 4) for ratio, value in zip(RATIOS, values, strict=True)}
+            row = {"id": name, "source": source, "reason": reason, **shown, "text": text}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 @stage(version=3, resumes=True)
@@ -150,29 +196,29 @@ def filter(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> d
         )
     jobs = [(part, measures.path / name_of(part), params, out) for part in parts_of(corpus)]
     results = over_parts(filter_part, jobs, out / WORK / "filtered", "filter")
-    samples = [sample for result in results for sample in result["samples"]]
-    with (out / "dropped.jsonl").open("w", encoding="utf-8") as file:
-        for source, reason, _, name, *values, text in smallest_of_each(samples, 2, SAMPLES):
-            shown = {ratio: round(value, 4) for ratio, value in zip(RATIOS, values, strict=True)}
-            row = {"id": name, "source": source, "reason": reason, **shown, "text": text}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    columns, files = ["source", "verdict", "characters", "tokens", "tokens_per_char"], sorted(out.glob("measured-*"))
-    measured = pq.read_table(files, columns=columns, read_dictionary=columns[:2]).unify_dictionaries()
-    kept, dropped = counts_of(measured, KEPT), {reason: counts_of(measured, reason) for reason in rules(params)}
-    seen, is_kept = add_up([kept, *dropped.values()]), pc.equal(measured["verdict"], KEPT).to_numpy()
-    ratios, limit = measured["tokens_per_char"].to_numpy(), params.max_tokens_per_char
-    plots.ratio_histogram(ratios, is_kept, None if limit == BY_SCRIPT else limit, out / "histogram.png")
-    about = measures.stats
-    table = sources_table(seen, kept, dropped, about["quantiles"])
+    write_samples(chain.from_iterable(r["samples"] for r in results), out / "dropped.jsonl")
+
+    columns = ["source", "verdict", "characters", "tokens", "tokens_per_char"]
+    files = sorted(out.glob("measured-*"))
+    measured = pq.read_table(files, columns=columns, read_dictionary=["source", "verdict"]).unify_dictionaries()
+    kept = counts_of(measured, KEPT)
+    dropped = {reason: counts_of(measured, reason) for reason in rules(params)}
+    seen = add_up([kept, *dropped.values()])
+    is_kept = pc.equal(measured["verdict"], KEPT).to_numpy()
+    limit = params.max_tokens_per_char
+    shown = None if isinstance(limit, str) else limit  # that of a script is no line in the figure
+    plots.ratio_histogram(measured["tokens_per_char"].to_numpy(), is_kept, shown, out / "histogram.png")
+    quantiles = measures.stats["quantiles"]
+    table = sources_table(seen, kept, dropped, quantiles)
     pq.write_table(pa.Table.from_pylist(table), out / "sources.parquet")
     return {
         "parts": len(jobs),
         **kept,
         "seen": seen,
         "dropped": dropped,
-        "quantiles": about["quantiles"],
+        "quantiles": quantiles,
         "measured_with": {
-            "vocabulary_entries": about["vocabulary_entries"],
+            "vocabulary_entries": measures.stats["vocabulary_entries"],
             "tokens_kept": int(measured["tokens"].to_numpy()[is_kept].sum()),
         },
         "table": table,

@@ -73,42 +73,87 @@ def name_of(part: Path) -> str:
     return part.name.replace("part", "measured")
 
 
+class PartMeasures:
+    """What is measured of the documents of a part, and the sums."""
+
+    def __init__(self, tokenizer_folder: Path) -> None:
+        self.encoder = encoder_of(tokenizer_folder)
+        self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+        self.documents = Tally()
+        self.tokens = 0
+        self.removed = Tally()
+        self.removed_by_script: Counter[str] = Counter()
+
+    def measure(self, table: pa.Table) -> pa.Table:
+        """The measures of some documents, MEASURES; they are added to the sums."""
+        texts = table["text"].to_pylist()
+        characters = pc.utf8_length(table["text"])
+        tokens = self.encoder.tokens(texts)
+        removed = self._count_removed(table, texts)
+        left = characters.to_numpy() - removed
+        scripts: list[str] | list[None] = [None] * len(texts)
+        if self.encoder.how.characters != "ascii":
+            scripts = main_scripts(texts)
+        self.tokens += int(tokens.sum())
+        count(self.documents, table, characters)
+        columns = {
+            "id": table["id"],
+            "source": table["source"],
+            "characters": characters,
+            "removed": removed,
+            "tokens": tokens,
+            "tokens_per_char": tokens / np.maximum(left, 1),
+            "zstd_ratio": [len(self.compressor.compress(view)) / len(view) for view in views(table["text"])],
+            "script": scripts,
+        }
+        return pa.table(columns, schema=MEASURES)
+
+    def _count_removed(self, table: pa.Table, texts: list[str]) -> np.ndarray:
+        """(documents,) the characters that the normaliser deletes."""
+        kinds, counts = deleted(texts, self.encoder.how)
+        for kind, number in zip(kinds, counts.sum(axis=1).tolist(), strict=True):
+            self.removed_by_script[kind] += number
+        removed = counts.sum(axis=0)
+        some = removed > 0
+        count(self.removed, table.filter(pa.array(some)), pa.chunked_array([removed[some]]))
+        return removed
+
+    def result(self) -> dict:
+        """The sums, as JSON."""
+        return {
+            "counts": self.documents.counts(),
+            "tokens": self.tokens,
+            "removed": self.removed.counts(),
+            "by_script": self.removed_by_script,
+        }
+
+
 def measure_part(part: Path, tokenizer_folder: Path, out: Path) -> dict:
     """Write the measures of a part's documents; return the numbers of documents, characters and tokens."""
-    encoder, compressor = encoder_of(tokenizer_folder), zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-    tally, total, gone, by_script = Tally(), 0, Tally(), Counter()
+    measures = PartMeasures(tokenizer_folder)
     with pq.ParquetWriter(out / name_of(part), MEASURES, compression="zstd") as file:
         for table in tables(part):
-            texts, characters = table["text"].to_pylist(), pc.utf8_length(table["text"])
-            tokens = encoder.tokens(texts)
-            compressed = [len(compressor.compress(view)) / len(view) for view in views(table["text"])]
-            kinds, counts = deleted(texts, encoder.how)
-            removed = counts.sum(axis=0)
-            ratios = tokens / np.maximum(characters.to_numpy() - removed, 1)
-            scripts = [None] * len(texts) if encoder.how.characters == "ascii" else main_scripts(texts)
-            columns = [table["id"], table["source"], characters, removed, tokens, ratios, compressed, scripts]
-            file.write_table(pa.table(columns, schema=MEASURES))
-            count(tally, table, characters)
-            total += int(tokens.sum())
-            count(gone, table.filter(pa.array(removed > 0)), pa.chunked_array([removed[removed > 0]]))
-            by_script.update(dict(zip(kinds, counts.sum(axis=1).tolist(), strict=True)))
-    return {"counts": tally.counts(), "tokens": total, "removed": gone.counts(), "by_script": by_script}
+            file.write_table(measures.measure(table))
+    return measures.result()
 
 
 def removed_of(results: list[dict], characters: int) -> dict:
     """The characters that the normaliser deletes, and their documents, by source; as a share of all; and by script."""
-    removed, by_script = add_up([r["removed"] for r in results]), Counter()
+    removed = add_up([r["removed"] for r in results])
+    by_script: Counter[str] = Counter()
     for result in results:
         by_script += Counter(result["by_script"])
-    by_script = dict(sorted(by_script.items(), key=lambda item: (-item[1], item[0])))
-    return removed | {"share": round(removed["characters"] / max(1, characters), 6), "by_script": by_script}
+    removed["share"] = round(removed["characters"] / max(1, characters), 6)
+    removed["by_script"] = dict(sorted(by_script.items(), key=lambda item: (-item[1], item[0])))
+    return removed
 
 
 def check_removed(removed: dict, params: Measure) -> None:
     """Say how many characters are deleted. Raises InputError if they are more than the allowed fraction."""
     if not removed["characters"]:
         return
-    shown = ", ".join(f"{n / removed['characters']:.0%} {name}" for name, n in list(removed["by_script"].items())[:5])
+    most = list(removed["by_script"].items())[:5]
+    shown = ", ".join(f"{number / removed['characters']:.0%} {name}" for name, number in most)
     if removed["share"] <= params.max_removed:
         log.info("The vocabulary doesn't read %.2g%% of the characters (%s).", 100 * removed["share"], shown)
         return
@@ -125,7 +170,40 @@ def check_removed(removed: dict, params: Measure) -> None:
 
 def quantiles(values: np.ndarray) -> dict[str, float]:
     """Some quantiles of a measure."""
-    return {f"{q:.0%}": round(float(v), 4) for q, v in zip(QUANTILES, np.quantile(values, QUANTILES), strict=True)}
+    found = np.quantile(values, QUANTILES)
+    return {f"{q:.0%}": round(float(value), 4) for q, value in zip(QUANTILES, found, strict=True)}
+
+
+def quantiles_by_source(files: list[Path]) -> dict[str, dict[str, dict[str, float]]]:
+    """The quantiles of each ratio, of all documents and of those of each source, from files with measures."""
+    # a dictionary, since all sources as plain text can be more than Arrow joins
+    measures = pq.read_table(files, columns=["source", *RATIOS], read_dictionary=["source"])
+    sources = measures["source"].unify_dictionaries().combine_chunks()
+    names = sources.dictionary.to_pylist()
+    numbers = sources.indices.to_numpy()
+    spread = {}
+    for ratio in RATIOS:
+        values = measures[ratio].to_numpy()
+        spread[ratio] = {TOTAL: quantiles(values)}
+        for name in sorted(names):
+            spread[ratio][row_name(name)] = quantiles(values[numbers == names.index(name)])
+    return spread
+
+
+def sources_table(counts: dict, removed: dict, spread: dict[str, dict[str, dict[str, float]]]) -> list[dict]:
+    """The statistics as a table: a row for all sources, then one for each."""
+    table = []
+    for source in (None, *counts["by_source"]):
+        of_source = counts if source is None else counts["by_source"][source]
+        gone = removed if source is None else removed["by_source"].get(source, {"characters": 0})
+        name = TOTAL if source is None else row_name(source)
+        row = {"source": name, "documents": of_source["documents"], "characters": of_source["characters"]}
+        row["removed"] = gone["characters"]
+        for ratio in RATIOS:
+            for quantile in SHOWN:
+                row[f"{ratio}, {quantile}"] = spread[ratio][name][quantile]
+        table.append(row)
+    return table
 
 
 @stage(version=2, resumes=True)
@@ -143,31 +221,17 @@ def measure(params: Measure, corpus: Artifact, out: Path) -> dict:
         save_tokenizer(train_wordpiece(counts, params.vocabulary_entries, params.normaliser), out)
     jobs = [(part, out, out) for part in parts_of(corpus)]
     results = over_parts(measure_part, jobs, out / WORK / "measured", "measure")
-    counts = add_up([r["counts"] for r in results])
-    removed = removed_of(results, counts["characters"])
+
+    documents = add_up([r["counts"] for r in results])
+    removed = removed_of(results, documents["characters"])
     check_removed(removed, params)
-    # a dictionary, since all sources as plain text can be more than Arrow joins
-    files, columns = sorted(out.glob("measured-*.parquet")), ["source", *RATIOS]
-    measured = pq.read_table(files, columns=columns, read_dictionary=["source"])
-    sources = measured["source"].unify_dictionaries().combine_chunks()
-    names, indices = sources.dictionary.to_pylist(), sources.indices.to_numpy()
-    rows_of = {TOTAL: slice(None), **{row_name(name): indices == names.index(name) for name in sorted(names)}}
-    spread = {
-        ratio: {name: quantiles(measured[ratio].to_numpy()[own]) for name, own in rows_of.items()} for ratio in RATIOS
-    }
-    sizes = {TOTAL: counts, **{row_name(source): of for source, of in counts["by_source"].items()}}
-    gone = {TOTAL: removed} | {row_name(source): of for source, of in removed["by_source"].items()}
+    spread = quantiles_by_source(sorted(out.glob("measured-*.parquet")))
     return {
         "parts": len(jobs),
-        **counts,
+        **documents,
         "tokens": sum(r["tokens"] for r in results),
         "removed": removed,
         "vocabulary_entries": load_tokenizer(out).get_vocab_size(),
         "quantiles": spread,
-        "table": [
-            {"source": name, "documents": of["documents"], "characters": of["characters"]}
-            | {"removed": gone[name]["characters"] if name in gone else 0}
-            | {f"{ratio}, {q}": spread[ratio][name][q] for ratio in RATIOS for q in SHOWN}
-            for name, of in sizes.items()
-        ],
+        "table": sources_table(documents, removed, spread),
     }

@@ -27,6 +27,7 @@ PATTERNS = {  # a later one counts; all else is a blank
     rf"[[\p{{L}}\p{{N}}\p{{M}}]&&{UNSPACED}]": ALONE,
     r"[\p{Cf}\p{Cc}\p{Me}\p{Default_Ignorable_Code_Point}--\s]": REMOVED,
 }
+CHANGING = r"[[\p{L}\p{N}\p{M}\p{P}\p{S}]--[\p{Unified_Ideograph}\p{ASCII}]]"
 PLAIN = bytes(LOWER[c] if c > 127 or chr(c).isalnum() else 0 if c in DROPPED else 32 for c in range(256))
 PLAIN_KINDS = bytes(SPACE if c in b"\n " else WORD for c in range(256))
 SYLLABLES = frozenset(map(chr, range(0xAC00, 0xD7A4)))  # of Korean, which stay whole
@@ -41,22 +42,36 @@ class Matched(NamedTuple):
     ends: np.ndarray  # (texts,) int64
 
 
+def every_character() -> str:
+    """All code points in order."""
+    return "".join(map(chr, range(0x110000)))
+
+
 @functools.cache
 def kinds() -> np.ndarray:
     """(2^21,) uint8: the kind of every code point. Made once, in about 0.2 s."""
-    found, every = np.full(1 << 21, SPACE, dtype=np.uint8), "".join(map(chr, range(0x110000)))
+    found = np.full(1 << 21, SPACE, dtype=np.uint8)
+    every = every_character()
     for pattern, kind in PATTERNS.items():
         for run in regex.finditer(f"{pattern}+", every, regex.V1):
             found[run.start() : run.end()] = kind
-    marks = [run.start() for run in regex.finditer(r"\p{M}", every)]
-    found[[code for code in marks if unicodedata.combining(chr(code)) not in (0, VIRAMA)]] = REMOVED
+    for mark in regex.finditer(r"\p{M}", every):
+        if unicodedata.combining(mark.group()) not in (0, VIRAMA):
+            found[mark.start()] = REMOVED
     return found
 
 
 def plain(char: str) -> str:
     """The letters and digits of a character, small and without variants or accents; blanks for what is neither."""
-    of, made = kinds(), char if char in SYLLABLES else unicodedata.normalize("NFKD", char).casefold()
-    return "".join(" " if of[ord(c)] == SPACE else c for c in made if of[ord(c)] != REMOVED)
+    made = char
+    if char not in SYLLABLES:
+        made = unicodedata.normalize("NFKD", char).casefold()
+    left = []
+    for letter in made:
+        kind = kinds()[ord(letter)]
+        if kind != REMOVED:
+            left.append(" " if kind == SPACE else letter)
+    return "".join(left)
 
 
 def is_half(char: str) -> bool:
@@ -69,7 +84,8 @@ class Plain(dict):
 
     def __missing__(self, code: int) -> str:
         """Ask, the first time."""
-        self[code] = made = "".join(f" {c} " if is_half(c) else c for c in plain(chr(code)))
+        made = "".join(f" {letter} " if is_half(letter) else letter for letter in plain(chr(code)))
+        self[code] = made
         return made
 
 
@@ -79,59 +95,95 @@ PLAIN_TEXT = Plain()
 @functools.cache
 def letters() -> np.ndarray:
     """(2^21,) uint32: what each character becomes, four bytes of UTF-8 and zeros. Made once, in about 0.2 s."""
-    found, every = np.zeros((1 << 21, 4), dtype=np.uint8), "".join(map(chr, range(0x110000)))
-    for size, codes in ((2, range(0x80, 0x800)), (3, range(0x800, 0x10000)), (4, range(0x10000, 0x110000))):
-        encoded = every[codes.start : codes.stop].encode(errors="surrogatepass")
-        found[codes.start : codes.stop, :size] = np.frombuffer(encoded, dtype=np.uint8).reshape(-1, size)
+    found = np.zeros((1 << 21, 4), dtype=np.uint8)
+    every = every_character()
+    for size, first, stop in ((2, 0x80, 0x800), (3, 0x800, 0x10000), (4, 0x10000, 0x110000)):
+        encoded = every[first:stop].encode(errors="surrogatepass")
+        found[first:stop, :size] = np.frombuffer(encoded, dtype=np.uint8).reshape(-1, size)
     found[kinds() == SPACE] = list(b" \0\0\0")
     found[kinds() == REMOVED] = 0
-    for run in regex.finditer(r"[[\p{L}\p{N}\p{M}\p{P}\p{S}]--[\p{Unified_Ideograph}\p{ASCII}]]", every, regex.V1):
-        made, size = plain(run.group()).encode(), len(run.group().encode())
-        found[run.start()] = list((made if len(made) <= size else LONGER).ljust(4, b"\0"))
+    for run in regex.finditer(CHANGING, every, regex.V1):
+        made = plain(run.group()).encode()
+        if len(made) > len(run.group().encode()):
+            made = LONGER
+        found[run.start()] = list(made.ljust(4, b"\0"))
     return found.view(np.uint32)[:, 0]
 
 
 def lines(texts: list[str]) -> bytes:
     """The words of each text in a line of UTF-8, with blanks between them but for those that are characters."""
-    data = b"\n".join([*(text.encode().translate(PLAIN) for text in texts), b""])
+    data = b"".join(text.encode().translate(PLAIN) + b"\n" for text in texts)
     if not data.isascii():
-        made = np.frombuffer(bytearray(data), dtype=np.uint8)
-        for at, size, codes in words.beyond_ascii(data):
-            written = letters()[codes].view(np.uint8).reshape(-1, 4)
-            for i in range(size):
-                made[i:][at] = written[:, i]
-        data = made.tobytes()
+        data = with_plain_letters(data)
     if LONGER in data:
-        rows = data.split(b"\n")
-        those = [i for i, row in enumerate(rows) if LONGER in row]
-        for i, row in zip(those, lines([texts[i].translate(PLAIN_TEXT) for i in those]).split(b"\n"), strict=False):
-            rows[i] = row
-        data = b"\n".join(rows)
+        data = with_longer_letters(data, texts)
     return data.translate(None, b"\0") if b"\0" in data else data
+
+
+def with_plain_letters(data: bytes) -> bytes:
+    """The text with what each character beyond ASCII becomes in its place, or LONGER, and zeros."""
+    made = np.frombuffer(bytearray(data), dtype=np.uint8)
+    for at, size, codes in words.beyond_ascii(data):
+        written = letters()[codes].view(np.uint8).reshape(-1, 4)
+        for i in range(size):
+            made[i:][at] = written[:, i]
+    return made.tobytes()
+
+
+def with_longer_letters(data: bytes, texts: list[str]) -> bytes:
+    """The lines of these texts, those with LONGER read character by character."""
+    rows = data.split(b"\n")
+    longer = [i for i, row in enumerate(rows) if LONGER in row]
+    read = lines([texts[i].translate(PLAIN_TEXT) for i in longer]).split(b"\n")
+    for i, row in zip(longer, read, strict=False):  # after the last line is nothing
+        rows[i] = row
+    return b"\n".join(rows)
 
 
 def matched(texts: list[str]) -> Matched:
     """The words of the texts, long ones in pieces."""
-    parts, before = [], 0
+    hashes = []
+    halves = []
+    ends = []
+    before = 0
     for some, last in portions(texts):
         data = lines(some)
         raw = np.frombuffer(data, dtype=np.uint8)
         of_bytes = words.kinds_of(data, PLAIN_KINDS, kinds, 0xE0)  # no script without spaces is below
         starts, stops = words.spans(of_bytes, data.isascii())
-        hashed = words.hashes_of(data, starts, stops)
-        ends = np.searchsorted(starts, np.flatnonzero(raw == ord("\n")))[last]
-        parts.append(Matched(hashed, of_bytes[starts] == ALONE, ends + before))
-        before += len(hashed)
-    return Matched(*map(np.concatenate, zip(*parts, strict=True)))
+        hashes.append(words.hashes_of(data, starts, stops))
+        halves.append(of_bytes[starts] == ALONE)
+        line_ends = np.flatnonzero(raw == ord("\n"))
+        ends.append(np.searchsorted(starts, line_ends)[last] + before)
+        before += len(starts)
+    return Matched(np.concatenate(hashes), np.concatenate(halves), np.concatenate(ends))
 
 
 def stops_of(halves: np.ndarray, n: int) -> np.ndarray:
     """Where the run of n words, or twice as many halves, stops that begins at each word; beyond all if too short."""
-    before = np.concatenate([[0], np.cumsum(HALVES - halves)])
+    if not halves.any():
+        return np.arange(n, n + len(halves))
+    before = np.append(0, np.cumsum(HALVES - halves))
     numbers = np.arange(len(before))
-    first = np.full(before[-1] + HALVES * n + 1, len(before))  # for each number of halves the first place after so many
-    first[before[1:] - 1], first[before] = numbers[1:], numbers
+    # for each number of halves the first place after so many
+    first = np.full(before[-1] + HALVES * n + 1, len(before))
+    first[before[1:] - 1] = numbers[1:]
+    first[before] = numbers
     return first[before[:-1] + HALVES * n]
+
+
+class Polynomial:
+    """Hashes of stretches of at most `size` words: polynomials of the words' hashes, mod 2^64."""
+
+    def __init__(self, size: int) -> None:
+        self.powers = np.append(np.uint64(1), np.cumprod(np.full(size, MULTIPLIER)))
+        self.inverse = np.cumprod(np.full(size, INVERSE))
+
+    def hashes(self, words: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Of the stretch that begins at each of the first words and stops there: the difference of two sums, by the
+        power that makes it begin at the first."""
+        sums = np.append(np.uint64(0), np.cumsum(words * self.inverse[: len(words)]))
+        return (sums[stops] - sums[: len(stops)]) * self.powers[stops]
 
 
 def runs(found: Matched, n: int, by_halves: bool = False, short: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -139,22 +191,23 @@ def runs(found: Matched, n: int, by_halves: bool = False, short: bool = False) -
 
     by_halves: twice as many if they are halves; short: a text of fewer words, which else has no run, is one.
     """
-    reach, counts = BLOCK + HALVES * n, np.diff(found.ends, prepend=0)
-    powers, inverse = (np.cumprod(np.full(reach, factor)) for factor in (MULTIPLIER, INVERSE))
-    powers = np.append(np.uint64(1), powers)
-    last, begins = np.repeat(found.ends, counts), np.zeros(len(found.hashes), dtype=bool)
-    begins[(found.ends - counts)[counts > 0]] = short
+    counts = np.diff(found.ends, prepend=0)
+    last = np.repeat(found.ends, counts)  # where the text of each word ends
+    begins = np.zeros(len(found.hashes), dtype=bool)  # whether a run begins at a word
+    if short:
+        begins[(found.ends - counts)[counts > 0]] = True
+    halves = found.halves & by_halves
+    reach = BLOCK + HALVES * n
+    polynomial = Polynomial(reach)
     hashed = [np.zeros(0, dtype=np.uint64)]
     for first in range(0, len(last), BLOCK):
-        block, reached = slice(first, first + BLOCK), slice(first, first + reach)
-        here, halves, ends = found.hashes[reached], found.halves[reached], last[block] - first
-        some = by_halves and halves.any()
-        stops = stops_of(halves, n)[:BLOCK] if some else np.arange(n, n + len(ends))
+        block = slice(first, first + BLOCK)
+        reached = slice(first, first + reach)
+        ends = last[block] - first
+        stops = stops_of(halves[reached], n)[:BLOCK]
         begins[block] |= stops <= ends
-        stops = np.minimum(stops, ends)
-        # a polynomial of the words, mod 2^64: the difference of two sums, by the power that makes it begin at the first
-        sums = np.append(np.uint64(0), np.cumsum(here * inverse[: len(here)]))
-        hashed.append(((sums[stops] - sums[: len(stops)]) * powers[stops])[begins[block]])
+        hashes = polynomial.hashes(found.hashes[reached], np.minimum(stops, ends))
+        hashed.append(hashes[begins[block]])
     mixed = np.concatenate(hashed)
     words.mix(mixed)
     return mixed, np.append(0, np.cumsum(begins))[found.ends]

@@ -48,20 +48,23 @@ class MinHash(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 def gathered(texts: Iterable[str]) -> Iterator[list[str]]:
     """Texts in lists of about PIECE characters and at most SLICE texts."""
-    some, size = [], 0
+    some: list[str] = []
+    size = 0
     for text in texts:
         some.append(text)
         size += len(text)
         if size >= PIECE or len(some) >= SLICE:
             yield some
-            some, size = [], 0
+            some = []
+            size = 0
     if some:
         yield some
 
 
 def texts_in(part: Path) -> Iterator[str]:
     """The texts of a part."""
-    return (text for table in tables(part, ("text",)) for text in table["text"].to_pylist())
+    for table in tables(part, ("text",)):
+        yield from table["text"].to_pylist()
 
 
 def shingles(texts: list[str], n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -70,36 +73,51 @@ def shingles(texts: list[str], n: int) -> tuple[np.ndarray, np.ndarray]:
     return (hashed >> SHIFT).astype(np.uint32), ends
 
 
+def factors(count: int) -> np.ndarray:
+    """(count,) uint32: odd numbers; to multiply by one permutes all numbers, which gives an order of all hashes."""
+    digests = [xxhash.xxh3_64_intdigest(b"order %d" % i) for i in range(count)]
+    return np.array([digest & 0xFFFFFFFF | 1 for digest in digests], dtype=np.uint32)
+
+
 def signatures(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
     """(count, texts) uint32: the least hash of each text in so many orders; the greatest number if it has none."""
     minima = np.full((count, len(ends)), 0xFFFFFFFF, dtype=np.uint32)
-    # to multiply by an odd number permutes all numbers
-    factors = np.array(
-        [xxhash.xxh3_64_intdigest(b"order %d" % i) & 0xFFFFFFFF | 1 for i in range(count)], dtype=np.uint32
-    )
-    starts = np.concatenate(([0], ends[:-1]))
+    starts = np.append(0, ends)[:-1]
     some = np.flatnonzero(ends > starts)
-    starts, ends = starts[some], ends[some]
-    product = np.empty(min(BLOCK, len(hashed)), dtype=np.uint32)
+    starts = starts[some]
+    ends = ends[some]
+    orders = factors(count)
     for begin in range(0, len(hashed), BLOCK):
         block = hashed[begin : begin + BLOCK]
-        low, high = np.searchsorted(ends, begin, side="right"), np.searchsorted(starts, begin + len(block))
-        texts, edges = some[low:high], np.maximum(starts[low:high] - begin, 0)
-        for row, factor in zip(minima, factors, strict=True):
-            np.multiply(block, factor, out=product[: len(block)])
-            row[texts] = np.minimum(row[texts], np.minimum.reduceat(product[: len(block)], edges))
+        low = np.searchsorted(ends, begin, side="right")
+        high = np.searchsorted(starts, begin + len(block))
+        texts = some[low:high]
+        edges = np.maximum(starts[low:high] - begin, 0)
+        product = np.empty_like(block)
+        for row, factor in zip(minima, orders, strict=True):
+            np.multiply(block, factor, out=product)
+            row[texts] = np.minimum(row[texts], np.minimum.reduceat(product, edges))
     return minima
 
 
 def buckets(minima: np.ndarray, bands: int) -> np.ndarray:
     """(bands, texts) uint64: the bucket of each text in each band, a hash of the band and its minima there."""
-    keys = np.repeat(np.arange(bands, dtype=np.uint64)[:, None], minima.shape[1], axis=1)
-    for row in minima.reshape(bands, -1, minima.shape[1]).swapaxes(0, 1):
+    _, texts = minima.shape
+    keys = np.repeat(np.arange(bands, dtype=np.uint64)[:, None], texts, axis=1)
+    for row in minima.reshape(bands, -1, texts).swapaxes(0, 1):
         keys *= MULTIPLIER
         keys += row
     keys ^= keys >> SHIFT
     keys *= MULTIPLIER
     return keys
+
+
+def set_digests(hashed: np.ndarray, ends: np.ndarray, seed: int) -> np.ndarray:
+    """(texts,) uint64: a digest of the words of each text in their order, another one for each seed."""
+    data = hashed.view(np.uint8).data
+    edges = np.append(0, hashed.itemsize * ends).tolist()
+    digests = [xxhash.xxh3_64_intdigest(data[start:stop], seed=seed) for start, stop in pairwise(edges)]
+    return np.array(digests, dtype=np.uint64)
 
 
 def sign(number: int, batch: list[Path], params: MinHash, work: Path) -> dict:
@@ -108,29 +126,50 @@ def sign(number: int, batch: list[Path], params: MinHash, work: Path) -> dict:
     Of documents of a part with the same words in the same order, only the first is put into buckets: the others are
     compared with it.
     """
-    keys, ends, digests = [np.zeros((params.bands, 0), dtype=np.uint64)], [np.zeros(1, dtype=np.int64)], []
-    with (work / f"{number:05d}.sets").open("wb") as file:
-        for seed, texts in ((i, texts) for i, part in enumerate(batch) for texts in gathered(texts_in(part))):
-            hashed, ends_here = shingles(texts, params.words)
-            keys.append(buckets(signatures(hashed, ends_here, params.bands * params.rows), params.bands))
-            data, edges = memoryview(hashed.view(np.uint8)), [0, *(4 * ends_here).tolist()]
-            here = [xxhash.xxh3_64_intdigest(data[a:b], seed=seed) for a, b in pairwise(edges)]  # another for each part
-            digests.append(np.array(here, dtype=np.uint64))
-            file.write(data)
-            ends.append(ends_here + ends[-1][-1])
-    sorted_files.save(work / f"{number:05d}.ends.npy", np.concatenate(ends))
-    rows = np.flatnonzero(np.diff(np.concatenate(ends)))  # a document without words is similar to none
-    digest = np.concatenate([np.zeros(0, dtype=np.uint64), *digests])[rows]
-    _, documents, first = sorted_files.group(digest, position(number, rows))
+    keys = [np.zeros((params.bands, 0), dtype=np.uint64)]
+    digests = [np.zeros(0, dtype=np.uint64)]
+    sizes = [np.zeros(0, dtype=np.int64)]
+    with sets_file(work, number).open("wb") as file:
+        for seed, part in enumerate(batch):
+            for texts in gathered(texts_in(part)):
+                hashed, ends = shingles(texts, params.words)
+                file.write(hashed.data)
+                minima = signatures(hashed, ends, params.bands * params.rows)
+                keys.append(buckets(minima, params.bands))
+                digests.append(set_digests(hashed, ends, seed))
+                sizes.append(np.diff(ends, prepend=0))
+    every_size = np.concatenate(sizes)
+    sorted_files.save(ends_file(sets_file(work, number)), np.append(0, np.cumsum(every_size)))
+
+    rows = np.flatnonzero(every_size)  # a document without words is similar to none
+    _, documents, first = sorted_files.group(np.concatenate(digests)[rows], position(number, rows))
     save_pairs(work / f"pairs/same-{number:05d}", documents, first, documents != first)
     documents = np.sort(documents[documents == first])
-    rows = offset_of(documents)
-    of_bands, step = np.concatenate(keys, axis=1)[:, rows], max(1, sorted_files.ENTRIES // max(1, len(rows)))
-    for band in range(0, params.bands, step):  # as few runs as memory allows: each is opened for every range
-        here = of_bands[band : band + step].ravel()
+    save_buckets(number, np.concatenate(keys, axis=1), documents, work)
+    return {"documents": len(documents)}
+
+
+def sets_file(work: Path, number: int) -> Path:
+    """The file with the sets of a batch's documents."""
+    return work / f"{number:05d}.sets"
+
+
+def ends_file(sets: Path) -> Path:
+    """The file that says where each of these sets begins, and where the last one ends."""
+    return sets.with_suffix(".ends.npy")
+
+
+def save_buckets(number: int, keys: np.ndarray, documents: np.ndarray, work: Path) -> None:
+    """Write the buckets of these documents of a batch; keys: (bands, rows) those of all its rows.
+
+    As few runs as memory allows: each is opened for every range.
+    """
+    keys = keys[:, offset_of(documents)]
+    step = max(1, sorted_files.ENTRIES // max(1, len(documents)))
+    for band in range(0, len(keys), step):
+        here = keys[band : band + step].ravel()
         order = sorted_files.stable_argsort(here)
         save_run(work / f"buckets/{number:05d}-{band:03d}", here[order], documents[order % len(documents)])
-    return {"documents": len(rows)}
 
 
 def pair_up(low: int, high: int, work: Path, out: Path) -> dict:
@@ -141,13 +180,23 @@ def pair_up(low: int, high: int, work: Path, out: Path) -> dict:
     """
     keys, documents = load_range(runs_in(work / "buckets", "*"), low, high)
     order = sorted_files.stable_argsort(keys)
-    starts, index, documents = sorted_files.group_starts(keys[order]), np.arange(len(keys)), documents[order]
-    first = np.repeat(starts, np.diff(starts, append=len(keys)))
-    pairs = [(at, at - back) for back in range(1, NEIGHBOURS + 1) for at in [index[index - back >= first]]]
-    far = index[index - first > NEIGHBOURS]
-    later, earlier = (np.concatenate(side) for side in zip(*pairs, (far, first[far]), strict=True))
-    later, earlier = documents[later], documents[earlier]
-    save_pairs(out, later, earlier, later != earlier)
+    documents = documents[order]
+    starts = sorted_files.group_starts(keys[order])
+    first = np.repeat(starts, np.diff(starts, append=len(keys)))  # in the bucket of each
+    places = np.arange(len(keys))
+    later = []
+    earlier = []
+    for back in range(1, NEIGHBOURS + 1):
+        at = places[places - back >= first]
+        later.append(at)
+        earlier.append(at - back)
+    far = places[places - first > NEIGHBOURS]
+    later.append(far)
+    earlier.append(first[far])
+
+    ones = documents[np.concatenate(later)]
+    others = documents[np.concatenate(earlier)]
+    save_pairs(out, ones, others, ones != others)
     return {}
 
 
@@ -166,24 +215,37 @@ def candidates(number: int, folder: Path) -> np.ndarray:
 def sets_of(documents: np.ndarray, files: list[Path]) -> list[np.ndarray]:
     """The sets of these documents, in ascending order; not yet read, but mapped."""
     sets = []
-    for number in np.unique(batch_of(documents)).tolist():
-        rows = offset_of(documents[batch_of(documents) == number])
-        ends = np.load(files[number].with_suffix(".ends.npy"), mmap_mode="r")
+    batches = batch_of(documents)
+    for number in np.unique(batches).tolist():
+        rows = offset_of(documents[batches == number])
+        ends = np.load(ends_file(files[number]), mmap_mode="r")
         hashes = np.asarray(np.memmap(files[number], dtype=np.uint32, mode="r"))
-        sets += [hashes[a:b] for a, b in zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)]
+        for start, stop in zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True):
+            sets.append(hashes[start:stop])
     return sets
+
+
+def keys_of(sets: list[np.ndarray], side: int) -> np.ndarray:
+    """(hashes,) uint64: the number of the pair, each hash of its set, and the side that the set is on."""
+    sizes = [len(hashes) for hashes in sets]
+    pairs = np.repeat(np.arange(len(sets), dtype=np.uint64), sizes)
+    hashes = np.concatenate(sets).astype(np.uint64)
+    return pairs << np.uint64(33) | hashes << np.uint64(1) | np.uint64(side)
+
+
+def count_by_pair(keys: np.ndarray, pairs: int) -> np.ndarray:
+    """(pairs,) how many of these keys each pair has."""
+    return np.bincount((keys >> np.uint64(33)).astype(np.int64), minlength=pairs)
 
 
 def jaccard(first: list[np.ndarray], second: list[np.ndarray]) -> np.ndarray:
     """The Jaccard similarity of each pair in two lists of sets, uint32 and not empty."""
-    keys = []
-    for side, sets in enumerate((first, second)):
-        pair = np.repeat(np.arange(len(sets), dtype=np.uint64), [len(numbers) for numbers in sets])
-        keys.append(pair << np.uint64(33) | np.concatenate(sets).astype(np.uint64) << np.uint64(1) | np.uint64(side))
-    keys = np.sort(np.concatenate(keys))
-    keys = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
-    in_both = keys[1:][keys[1:] ^ keys[:-1] == 1]  # the same number of the same pair, on the two sides
-    both, each = (np.bincount((k >> np.uint64(33)).astype(np.int64), minlength=len(first)) for k in (in_both, keys))
+    keys = np.sort(np.concatenate((keys_of(first, 0), keys_of(second, 1))))
+    keys = keys[np.append(True, keys[1:] != keys[:-1])]
+    differences = keys[1:] ^ keys[:-1]
+    in_both = keys[1:][differences == 1]  # the same number of the same pair, on the two sides
+    both = count_by_pair(in_both, len(first))
+    each = count_by_pair(keys, len(first))
     return both / (each - both)
 
 
@@ -191,13 +253,18 @@ def verify(number: int, files: list[Path], least: float, pairs: Path, out: Path)
     """Compare the pairs whose later document is in this batch; write which documents are joined with an earlier one."""
     compared = candidates(number, pairs)
     known, index = np.unique(compared, return_inverse=True)
-    sets, index = sets_of(known, files), index.reshape(-1, 2)
-    cost = np.cumsum(np.array(list(map(len, sets)), dtype=np.int64)[index].sum(axis=1)) // COMPARED
-    similar = [np.zeros(0)]
-    for block in np.split(index, np.flatnonzero(np.diff(cost)) + 1) if len(index) else []:
-        similar.append(jaccard(*([sets[i] for i in side] for side in block.T)))
-    joined = compared[np.concatenate(similar) >= least]
-    save_run(out, *connected(joined))
+    index = index.reshape(-1, 2)
+    sets = sets_of(known, files)
+    sizes = np.array([len(hashes) for hashes in sets], dtype=np.int64)
+    block = np.cumsum(sizes[index].sum(axis=1)) // COMPARED
+    similarities = [np.zeros(0)]
+    for some in np.split(index, np.flatnonzero(np.diff(block)) + 1):
+        if len(some):
+            later, earlier = some.T.tolist()
+            similarities.append(jaccard([sets[i] for i in later], [sets[i] for i in earlier]))
+    joined = compared[np.concatenate(similarities) >= least]
+    others, firsts = connected(joined)
+    save_run(out, others, firsts)
     return {"compared": len(compared), "similar": len(joined)}
 
 
@@ -209,12 +276,14 @@ def connected(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not len(pairs):
         return pairs[:, 0], pairs[:, 1]
     known, index = np.unique(pairs, return_inverse=True)
-    ends = index.reshape(-1, 2).T
-    graph = coo_matrix((np.ones(len(pairs), dtype=np.int8), tuple(ends)), shape=(len(known), len(known)))
+    ends = tuple(index.reshape(-1, 2).T)
+    links = np.ones(len(pairs), dtype=np.int8)
+    graph = coo_matrix((links, ends), shape=(len(known), len(known)))
     _, component = connected_components(graph, directed=False)
     _, first = np.unique(component, return_index=True)
     kept = known[first[component]]
-    return known[known != kept], kept[known != kept]
+    others = known != kept
+    return known[others], kept[others]
 
 
 def find(params: MinHash, batches: list[list[Path]], work: Path) -> dict:
@@ -224,14 +293,16 @@ def find(params: MinHash, batches: list[list[Path]], work: Path) -> dict:
     """
     jobs = [(i, batch, params, work) for i, batch in enumerate(batches)]
     signed = over_parts(sign, jobs, work / "sorted", "minhash")
-    bounds = enumerate(sorted_files.ranges(params.bands * sum(r["documents"] for r in signed)))
-    jobs = [(low, high, work, work / f"pairs/range-{i:05d}") for i, (low, high) in bounds]
-    over_parts(pair_up, jobs, work / "compared", "find pairs")
-    files = [work / f"{i:05d}.sets" for i in range(len(batches))]
-    jobs = [(i, files, params.jaccard, work / "pairs", work / f"links/{i:05d}") for i in range(len(batches))]
-    counts = over_parts(verify, jobs, work / "verified", "compare pairs")
+    bounds = sorted_files.ranges(params.bands * sum(r["documents"] for r in signed))
+    ranges = [(low, high, work, work / f"pairs/range-{i:05d}") for i, (low, high) in enumerate(bounds)]
+    over_parts(pair_up, ranges, work / "compared", "find pairs")
+
+    files = [sets_file(work, i) for i in range(len(batches))]
+    pairs = [(i, files, params.jaccard, work / "pairs", work / f"links/{i:05d}") for i in range(len(batches))]
+    counts = over_parts(verify, pairs, work / "verified", "compare pairs")
     links = load_range(runs_in(work / "links", "*"), 0, position(len(batches), 0))
-    save_run(work / "drops/all", *connected(links.T))
+    others, firsts = connected(links.T)
+    save_run(work / "drops/all", others, firsts)
     return {name: sum(r[name] for r in counts) for name in ("compared", "similar")}
 
 

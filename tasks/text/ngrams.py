@@ -43,10 +43,11 @@ def words_in(text: str) -> Iterator[Word]:
     start = 0
     for piece in pieces(text):
         made = [PLAIN_TEXT[ord(char)] for char in piece]
-        places = np.repeat(np.arange(start, start + len(piece)), [len(letters) for letters in made])
+        sizes = [len(letters) for letters in made]
+        places = np.repeat(np.arange(start, start + len(piece)), sizes).tolist()
         for found in WORD.finditer("".join(made)):
             word = found.group()
-            yield Word(int(places[found.start()]), int(places[found.end() - 1]) + 1, word, is_half(word[0]))
+            yield Word(places[found.start()], places[found.end() - 1] + 1, word, is_half(word[0]))
         start += len(piece)
 
 
@@ -55,16 +56,21 @@ def passage(text: str, firsts: list[int], n: int) -> tuple[int, int]:
 
     firsts: the numbers of the first word of each run, ascending.
     """
-    begins, start, end, left = set(firsts), None, 0, 0
-    for number, word in enumerate(islice(words_in(text), firsts[0], None), firsts[0]):
-        left = HALVES * n if number in begins else left
+    begins = set(firsts)
+    first = firsts[0]
+    passage: list[Word] = []
+    left = 0  # halves of words that the passage still has
+    for number, word in enumerate(islice(words_in(text), first, None), first):
+        if number in begins:
+            left = HALVES * n
         if left <= 0:
             break
-        start = word.start if start is None else start
-        end, left = word.end, left - (HALVES - word.half)
+        passage.append(word)
+        left -= HALVES - word.half
+    end = passage[-1].end
     while end < len(text) and unicodedata.combining(text[end]):
         end += 1  # the accents of the last letter are a part of it
-    return start, end
+    return passage[0].start, end
 
 
 def restored(sentence: str) -> str:
@@ -72,37 +78,69 @@ def restored(sentence: str) -> str:
     return PENN.sub(lambda token: " " if "rb" in token.group().lower() else "", sentence)
 
 
-def write_index(batches: Iterable[tuple], tasks: list[str], n: int, folder: Path) -> dict[str, dict]:
-    """Write the runs of n words of the tasks' sentences to files that `Index` reads, and count by task.
+class SentenceBatch(NamedTuple):
+    """Sentences in successive rows of one column."""
 
-    A batch has sentences in successive rows of one column: task, split, column, row of the first, texts.
-    """
-    rows, hashes, owners = [], [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-    counts = {task: {"sentences": 0, "too_short": 0} for task in tasks}
-    for task, split, column, first, texts in batches:
-        prose = [restored(text) for text in texts]
-        forms = [*enumerate(prose), *((i, text) for i, text in enumerate(texts) if text != prose[i])]
+    task: str
+    split: str
+    column: str
+    row: int  # of the first
+    texts: list[str]
+
+    def forms(self) -> list[tuple[int, str]]:
+        """The sentences as prose with their numbers, and then as given those for which that is something else."""
+        prose = [restored(text) for text in self.texts]
+        changed = [(i, text) for i, text in enumerate(self.texts) if text != prose[i]]
+        return [*enumerate(prose), *changed]
+
+
+def write_index(batches: Iterable[SentenceBatch], tasks: list[str], n: int, folder: Path) -> dict[str, dict]:
+    """Write the runs of n words of the tasks' sentences to files that `Index` reads, and count by task."""
+    rows: list[tuple] = []
+    hashes = [np.zeros(0, np.uint64)]
+    owners = [np.zeros(0, np.int64)]
+    counts = {task: {"sentences": 0, "too_short": 0, "ngrams": 0} for task in tasks}
+    for batch in batches:
+        forms = batch.forms()
         hashed, ends = ngrams([text for _, text in forms], n)
         sizes = np.diff(ends, prepend=0)
         long = np.flatnonzero(sizes)
-        counts[task]["sentences"] += len(texts)
-        counts[task]["too_short"] += int(np.count_nonzero(sizes[: len(texts)] == 0))
         hashes.append(hashed)
-        owners.append(np.repeat(np.arange(len(rows), len(rows) + len(long)), sizes[long]))
-        rows += [(task, split, first + i, column, text) for i, text in (forms[k] for k in long.tolist())]
-    hashed, owner = np.concatenate(hashes), np.concatenate(owners)
-    order = np.lexsort((owner, hashed))
-    hashed, owner = hashed[order], owner[order]
+        owners.append(np.repeat(len(rows) + np.arange(len(long)), sizes[long]))
+        for number in long.tolist():
+            i, text = forms[number]
+            rows.append((batch.task, batch.split, batch.row + i, batch.column, text))
+        sentences = len(batch.texts)
+        counts[batch.task]["sentences"] += sentences
+        counts[batch.task]["too_short"] += int(np.count_nonzero(sizes[:sentences] == 0))
+
+    every = np.concatenate(hashes)
+    owner = np.concatenate(owners)
+    order = np.lexsort((owner, every))
+    every = every[order]
+    owner = owner[order]
+    save_index(every, owner, rows, folder)
+    for task, number in ngrams_by_task(every, owner, [task for task, *_ in rows]).items():
+        counts[task]["ngrams"] = number
+    return counts
+
+
+def ngrams_by_task(hashed: np.ndarray, owner: np.ndarray, tasks: list[str]) -> dict[str, int]:
+    """How many different n-grams each task has; tasks: those of the rows, by which `owner` gives the row of each."""
+    names, numbers = np.unique(np.array(tasks, dtype=str), return_inverse=True)
+    of_task = numbers.astype(np.uint8)[owner]
+    return {name: len(np.unique(hashed[of_task == i])) for i, name in enumerate(names.tolist())}
+
+
+def save_index(hashed: np.ndarray, owner: np.ndarray, rows: list[tuple], folder: Path) -> None:
+    """Write the files of `Index`: n-grams in ascending order, the number of the row that has each, rows of SENTENCE."""
     different, starts = np.unique(hashed, return_index=True)
-    of_task = np.array([tasks.index(row[0]) for row in rows], dtype=np.uint8)[owner]
-    for i, task in enumerate(tasks):
-        counts[task]["ngrams"] = len(np.unique(hashed[of_task == i]))
-    for name, array in (("hashes", different), ("starts", np.append(starts, len(owner))), ("owners", owner)):
-        np.save(folder / f"{name}.npy", array)
+    np.save(folder / "hashes.npy", different)
+    np.save(folder / "starts.npy", np.append(starts, len(hashed)))
+    np.save(folder / "owners.npy", owner)
     columns = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(SENTENCE)]
     with pa.ipc.new_file(folder / "sentences.arrow", SENTENCE) as file:
         file.write_table(pa.table(columns, schema=SENTENCE))
-    return counts
 
 
 class Known:
@@ -118,10 +156,12 @@ class Known:
     def look_up(self, hashed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The places of those hashes that are known, and the number of the n-gram of each."""
         at = np.flatnonzero(self.table[hashed >> self.shift])
-        order = np.argsort(hashed[at])  # a search in order is four times as fast
+        asked = hashed[at]
+        order = np.argsort(asked)  # a search in order is four times as fast
+        found = np.searchsorted(self.hashes, asked[order])
         grams = np.empty(len(at), dtype=np.int64)
-        grams[order] = np.minimum(np.searchsorted(self.hashes, hashed[at[order]]), len(self.hashes) - 1)
-        same = self.hashes[grams] == hashed[at]
+        grams[order] = np.minimum(found, len(self.hashes) - 1)
+        same = self.hashes[grams] == asked
         return at[same], grams[same]
 
 
@@ -129,28 +169,36 @@ class Index(Known):
     """The runs of n words of all sentences, memory-mapped from the files of `write_index`."""
 
     def __init__(self, folder: Path, n: int) -> None:
-        arrays = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("hashes", "starts", "owners"))
-        hashes, self.starts, self.owners = arrays
-        super().__init__(hashes)
+        super().__init__(np.load(folder / "hashes.npy", mmap_mode="r"))
+        self.starts = np.load(folder / "starts.npy", mmap_mode="r")
+        self.owners = np.load(folder / "owners.npy", mmap_mode="r")
         self.n = n
         self.sentences = pa.ipc.open_file(pa.memory_map(str(folder / "sentences.arrow"))).read_all()
 
     def sentences_of(self, grams: Iterable[int]) -> pa.Table:
         """The sentences that have one of these n-grams, in order: rows of SENTENCE."""
-        owners = [self.owners[self.starts[gram] : self.starts[gram + 1]] for gram in grams]
-        return self.sentences.take(pa.array(np.unique(np.concatenate([np.zeros(0, np.int64), *owners]))))
+        owners = [np.zeros(0, np.int64)]
+        for gram in grams:
+            owners.append(self.owners[self.starts[gram] : self.starts[gram + 1]])
+        return self.sentences.take(pa.array(np.unique(np.concatenate(owners))))
 
-    def sentences_by_task(self, grams: Iterable[int]) -> Counter:
+    def tasks_of(self, grams: Iterable[int]) -> set[str]:
+        """The tasks with sentences that have one of these n-grams."""
+        return set(self.sentences_of(grams)["task"].to_pylist())
+
+    def sentences_by_task(self, grams: Iterable[int]) -> Counter[str]:
         """How many sentences of each task have one of these n-grams; one can be here twice, as given and restored."""
         rows = self.sentences_of(grams).select(["task", "split", "row", "column"]).to_pylist()
-        return Counter(task for task, *_ in {tuple(row.values()) for row in rows})
+        different = {tuple(row.values()) for row in rows}
+        return Counter(task for task, *_ in different)
 
     def find(self, texts: list[str]) -> dict[int, list[tuple[int, int]]]:
         """The runs of the index in these texts, by the number of the text: that of its first word, and the n-gram."""
         hashed, ends = ngrams(texts, self.n)
         at, grams = self.look_up(hashed)
-        numbers, found = np.searchsorted(ends, at, side="right"), defaultdict(list)
-        places = at - np.append(0, ends)[numbers]
-        for number, *run in zip(numbers.tolist(), places.tolist(), grams.tolist(), strict=True):
-            found[number].append(tuple(run))
+        numbers = np.searchsorted(ends, at, side="right")
+        firsts = at - np.append(0, ends)[numbers]
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, first, gram in zip(numbers.tolist(), firsts.tolist(), grams.tolist(), strict=True):
+            found[number].append((first, gram))
         return found

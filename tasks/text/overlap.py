@@ -30,14 +30,17 @@ def words_in_common(shared: Known, texts: list[str]) -> tuple[np.ndarray, np.nda
     found = matched(texts)
     hashed, ends = runs(found, RUN, by_halves=True)
     at, _ = shared.look_up(hashed)
-    # run j of a text begins at its word j, since only its last words begin none
     words = np.diff(found.ends, prepend=0)
     first_words = found.ends - words
     first_runs = np.append(0, ends)[:-1]
-    texts_of_runs = np.searchsorted(ends, at, side="right")
-    begins = at - first_runs[texts_of_runs] + first_words[texts_of_runs]
+    owners = np.searchsorted(ends, at, side="right")
+    # run j of a text begins at its word j, since only its last words begin none
+    begins = at - first_runs[owners] + first_words[owners]
     stops = stops_of(found.halves, RUN)[begins]
+
     size = len(found.hashes) + 1
-    open_runs = np.cumsum(np.bincount(begins, minlength=size) - np.bincount(stops, minlength=size))
-    before = np.append(0, np.cumsum(open_runs > 0))
-    return words, before[found.ends] - before[first_words]
+    begun = np.bincount(begins, minlength=size)
+    ended = np.bincount(stops, minlength=size)
+    is_shared = np.cumsum(begun - ended) > 0
+    shared_before = np.append(0, np.cumsum(is_shared))
+    return words, shared_before[found.ends] - shared_before[first_words]
