@@ -36,7 +36,7 @@ from tasks.text.windows import (
     sliding,
     text_file,
     window_hashes,
-    write_text,
+    write_documents,
 )
 from tasks.workers.jobs import over_parts
 
@@ -55,7 +55,7 @@ def flatten(number: int, batch: list[Path], n: int, file: Path) -> dict:
 
     Of equal anchors in a run, only the first is written with the others to match; all are written as repeated.
     """
-    windows = write_text(batch, file)
+    windows = write_documents(batch, file)
     text = Text(number, file, n)
     written = 0
     for i, (hashes, places) in enumerate(sorted_files.joined(anchors(text))):

@@ -104,7 +104,7 @@ def map_text(file: Path) -> np.ndarray:
     return np.memmap(file, dtype=np.uint8, mode="r")
 
 
-def write_text(batch: list[Path], file: Path) -> int:
+def write_documents(batch: list[Path], file: Path) -> int:
     """Write the texts of some parts as one run of bytes, and where each ends; return the number of bytes."""
     sizes = [np.zeros(0, dtype=np.int64)]
     with file.open("wb") as out:
