@@ -22,7 +22,7 @@ from model.errors import InputError
 from tasks import adopt
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports.diff import compare_scores
-from tasks.reports.sections import beginning
+from tasks.reports.rules import beginning
 from tasks.store import home
 from tasks.store.artifacts import LINEAGE, Artifact, artifacts_of
 from tasks.store.manifests import MANIFEST

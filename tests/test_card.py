@@ -19,8 +19,8 @@ from model.finetuning import Classifier
 from model.settings import Architecture
 from tasks.glue.table import TASKS
 from tasks.pretrain import Pretrain
+from tasks.reports.funnel import funnel
 from tasks.reports.model_card import card, finetuned_card
-from tasks.reports.sections import funnel
 from tasks.store.lineage import lineage
 from tasks.text.tokenizer import copy_tokenizer
 

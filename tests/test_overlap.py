@@ -13,7 +13,7 @@ from conftest import corpus_of, document, documents_of
 
 from tasks import tokenize as tokenize_stage
 from tasks.corpus.parts import unit_hash
-from tasks.reports.sections import funnel, overlap
+from tasks.reports.funnel import funnel, overlap
 from tasks.store.artifacts import Artifact
 from tasks.text.ngrams import Known, words_in
 from tasks.text.overlap import RUN, runs_in, runs_in_common, words_in_common

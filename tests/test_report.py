@@ -23,7 +23,7 @@ from tasks.glue import metrics
 from tasks.glue.table import GLUE, TASKS
 from tasks.pretrain import Pretrain, pretrain
 from tasks.report import Report, report
-from tasks.reports import scores, sections
+from tasks.reports import funnel, rules, scores, sections
 from tasks.reports.markdown import render
 from tasks.reports.model_card import card
 from tasks.store.artifacts import LINEAGE, Artifact, draft_of
@@ -371,7 +371,7 @@ def test_every_rule_is_kept_by_a_run_that_keeps_them(whole):
 
 def test_finetuning_that_differs_or_has_few_seeds_breaks_the_rules():
     runs = [Finetuning(epochs=epochs).model_dump() | {"task": f"{epochs}", "pretrained": True} for epochs in (5, 6)]
-    verdicts = {rule: (mark, fact) for rule, mark, fact in sections.finetuning_rules(runs)}
+    verdicts = {rule: (mark, fact) for rule, mark, fact in rules.finetuning_rules(runs)}
     assert verdicts["at most 5 epochs"] == ("✗", "5, 6")
     assert verdicts["one setting for all tasks"] == ("✗", "differ: epochs")
     assert verdicts["median of 5 seeds"] == ("✗", "1 per task")
@@ -411,7 +411,7 @@ def test_a_rule_that_is_broken_or_unknown_is_marked_with_the_fact(changes, rule,
     model = lineage(**changes)
     if changes.get("decontamination", ...) is None:
         del model["decontaminate/00000000000a"]
-    rows = {row[0]: row[1:] for row in sections.pretraining_rules(model, model[MODEL], {"cola"})}
+    rows = {row[0]: row[1:] for row in rules.pretraining_rules(model, model[MODEL], {"cola"})}
     assert rows[rule][0] == verdict
     assert fact in rows[rule][1]
     assert all(row[0] == "✓" for name, row in rows.items() if name not in (rule, TEXT))
@@ -419,9 +419,9 @@ def test_a_rule_that_is_broken_or_unknown_is_marked_with_the_fact(changes, rule,
 
 def test_a_second_loss_breaks_the_rule_of_masked_language_modelling():
     model = lineage()
-    usual = sections.pretraining_rules(model, model[MODEL], {"cola"})
+    usual = rules.pretraining_rules(model, model[MODEL], {"cola"})
     detecting = model[MODEL] | {"params": model[MODEL]["params"] | {"detection": 2.5}}
-    first, *others = sections.pretraining_rules(model, detecting, {"cola"})
+    first, *others = rules.pretraining_rules(model, detecting, {"cola"})
     assert (usual[0][1], first[1]) == ("✓", "✗")
     assert "2.5" in first[2]
     assert others == usual[1:]
@@ -522,7 +522,7 @@ def test_the_report_says_which_downstream_data_was_in_the_text(store, tmp_path: 
     texts = [*toy_texts[:9], f"rte sentence1 {sentence}", f"{toy_texts[9]} cola sentence {sentence}"]
     asked = Decontaminate(data=str(tmp_path / "glue"), words=14, tasks=["cola", "rte"])
     clean = decontaminate.fn(asked, corpus_of(tmp_path, texts))
-    values = sections.text_sections({clean.name: clean.manifest})
+    values = funnel.text_sections({clean.name: clean.manifest})
     page, about = render("contamination", scores.HELPERS | values), values["contamination"]
     assert about["dropped"] == 2
     assert "2 documents dropped (found for CoLA 2, RTE 2): 2 had 14 words in a row" in page
@@ -534,5 +534,5 @@ def test_the_report_says_which_downstream_data_was_in_the_text(store, tmp_path: 
 
 def test_the_characters_that_a_vocabulary_does_not_read_are_a_row_of_what_was_dropped():
     removed = {"characters": 30, "share": 0.01, "by_source": {"web": {"documents": 2, "characters": 29}}}
-    rows = sections.dropped({"measure/0": {"stage": "measure", "stats": {"removed": removed}}})
-    assert rows == [["vocabulary", "characters it doesn't read", None, 30, "web 29"]]
+    rows = funnel.dropped({"measure/0": {"stage": "measure", "stats": {"removed": removed}}})
+    assert rows == [("vocabulary", "characters it doesn't read", None, 30, "web 29")]

@@ -14,9 +14,10 @@ from model.wording import counted
 from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict
 from tasks.glue.table import PROBES, Task, task_of
+from tasks.reports.funnel import overlap, stage_of, text_sections
 from tasks.reports.markdown import Marked, code, render
+from tasks.reports.rules import beginning, doubts
 from tasks.reports.scores import HELPERS, METRICS, WEAK, data_notes, is_partial, settings, settings_rows
-from tasks.reports.sections import beginning, doubts, overlap, stage_of, text_sections
 from tasks.reports.trees import as_text
 
 LONG = 100  # characters of a list in a table

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tasks.reports.rows import ScoreRow
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -91,7 +93,7 @@ def thin(values: np.ndarray) -> np.ndarray:
     return np.array([part.mean() for part in np.array_split(values, min(POINTS, len(values)))])
 
 
-def scores(rows: Sequence[dict], others: dict[str, dict[str, float]], path: Path) -> None:
+def scores(rows: Sequence[ScoreRow], others: dict[str, dict[str, float]], path: Path) -> None:
     """Scores with their interval and their range over seeds, a line for each, beside those of other models.
 
     `rows`: from `gather`. `others`: scores by model and column; they don't compare with those on partial data.

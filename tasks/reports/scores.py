@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from model.errors import InputError
@@ -13,6 +13,7 @@ from model.wording import counted
 from tasks.glue import metrics
 from tasks.glue.table import GLUE, PROBES, TASKS, task_of
 from tasks.reports.markdown import Marked, code, escape
+from tasks.reports.rows import ScoreRow, Spread
 from tasks.store.artifacts import LINEAGE, Artifact
 
 NAMES = {name: TASKS[name].title for name in (*GLUE, "wnli")}
@@ -31,79 +32,113 @@ class Published(NamedTuple):
     source: str
 
 
-def _row(*values: float) -> dict[str, float]:
+def _by_column(*values: float) -> dict[str, float]:
     return dict(zip(COLUMNS, values, strict=True))
 
 
-V1, FINAL = "arXiv 2212.14034v1, as quoted by others", "the authors' final version, as quoted by others"
-RELEASED, AGAIN = "the model card of JonasGeiping/crammed-bert", "He and Hofmann 2023, arXiv 2311.01906, tables 1 and 2"
+V1 = "arXiv 2212.14034v1, as quoted by others"
+FINAL = "the authors' final version, as quoted by others"
+RELEASED = "the model card of JonasGeiping/crammed-bert"
+AGAIN = "He and Hofmann 2023, arXiv 2311.01906, tables 1 and 2"
 CONDITIONED = {"SST-2": 92.5, "RTE": 55.6, "QNLI": 91.1, "QQP": 87.4, "MRPC": 86.3, "CoLA": 53.7}
 PUBLISHED = [
-    Published("BERT-base, fully trained", _row(83.2, 83.4, 91.9, 86.7, 59.2, 90.6, 87.7, 89.3, 56.5), 80.9, V1),
-    Published("RoBERTa-base, fully trained", _row(86.6, 86.4, 93.7, 90.4, 77.3, 92.1, 88.3, 91.4, 60.2), 85.1, V1),
-    Published("BERT-base, no pretraining", _row(34.1, 34.1, 79.9, 17.8, 47.3, 50.0, 68.6, 77.9, 0.0), 45.5, V1),
-    Published("crammed BERT, A6000, v1", _row(83.9, 84.1, 92.2, 84.6, 53.8, 89.5, 87.3, 87.5, 44.5), 78.6, V1),
+    Published("BERT-base, fully trained", _by_column(83.2, 83.4, 91.9, 86.7, 59.2, 90.6, 87.7, 89.3, 56.5), 80.9, V1),
+    Published("RoBERTa-base, fully trained", _by_column(86.6, 86.4, 93.7, 90.4, 77.3, 92.1, 88.3, 91.4, 60.2), 85.1, V1),
+    Published("BERT-base, no pretraining", _by_column(34.1, 34.1, 79.9, 17.8, 47.3, 50.0, 68.6, 77.9, 0.0), 45.5, V1),
+    Published("crammed BERT, A6000, v1", _by_column(83.9, 84.1, 92.2, 84.6, 53.8, 89.5, 87.3, 87.5, 44.5), 78.6, V1),
     Published("crammed BERT, A6000, as released (best of 5 runs)",
-              _row(84.1, 84.6, 92.0, 87.4, 58.5, 90.2, 87.5, 88.9, 53.3), 80.7, RELEASED),
+              _by_column(84.1, 84.6, 92.0, 87.4, 58.5, 90.2, 87.5, 88.9, 53.3), 80.7, RELEASED),
     Published("crammed BERT, A6000, final", {}, 80.4, FINAL),
     Published("crammed BERT, A4000, final", {}, 79.2, FINAL),
     Published("crammed BERT, 2080 Ti, run again",
-              _row(81.2, 81.6, 89.9, 87.6, 56.3, 88.9, 87.1, 88.3, 49.4), 78.9, AGAIN),
+              _by_column(81.2, 81.6, 89.9, 87.6, 56.3, 88.9, 87.1, 88.3, 49.4), 78.9, AGAIN),
     Published("conditioned embeddings, 1 GPU, 24 hours", CONDITIONED, 79.7,
               "arXiv 2505.12789, as quoted by others"),
 ]  # fmt: skip
 
 
+# Words and marks
+
+
 def column(task: str, split: str) -> str:
-    """The name of a number in the tables."""
-    return PLACES.get((task, split)) or NAMES.get(task, task) + (", test" if split == "test" else "")
+    """The name of a score in the tables."""
+    if (task, split) in PLACES:
+        return PLACES[task, split]
+    return NAMES.get(task, task) + (", test" if split == "test" else "")
 
 
 def label(pretrained: bool, share: float = 1.0) -> str:
     """The kind of run: pretrained or not, on which share of the data."""
-    return ("pretrained" if pretrained else "no pretraining") + (f", {share:.0%} of the data" if share < 1 else "")
+    words = "pretrained" if pretrained else "no pretraining"
+    return words if share == 1 else f"{words}, {share:.0%} of the data"
 
 
 def mark_score(score: float | str, partial: bool, beats: bool = True) -> Marked:
     """A score (or a name) with an asterisk if its data is partial, and a dagger if it doesn't beat the baseline."""
     text = f"{score:.1f}" if isinstance(score, float) else score
-    return Marked(escape(text) + ("\\*" if partial else "") + ("" if beats else WEAK))
+    asterisk = "\\*" if partial else ""
+    dagger = "" if beats else WEAK
+    return Marked(escape(text) + asterisk + dagger)
 
 
-def partial_notes(rows: Iterable[dict]) -> list[Marked]:
-    """Which numbers are on partial data, and on how much."""
+def partial_notes(rows: Iterable[ScoreRow]) -> list[Marked]:
+    """Which scores are on partial data, and on how much."""
     notes = []
-    for row in (row for row in rows if row["partial"]):
-        sizes = [f"{have:,} of {counted(of, f'{split} example')}" for split, (have, of) in row["examples"].items()]
-        notes.append(
-            f"\\* {escape(row['column'])} is on partial data: {', '.join(sizes)}. "
-            "It is left out of the averages and can't be compared with published scores."
-        )
-    return [Marked(note) for note in notes]
+    for row in rows:
+        if row["partial"]:
+            sizes = [f"{have:,} of {counted(of, f'{split} example')}" for split, (have, of) in row["examples"].items()]
+            note = (
+                f"\\* {escape(row['column'])} is on partial data: {', '.join(sizes)}. "
+                "It is left out of the averages and can't be compared with published scores."
+            )
+            notes.append(Marked(note))
+    return notes
 
 
-def settings(params: Sequence[dict]) -> dict:
+def weak_notes(rows: Iterable[ScoreRow]) -> list[str]:
+    """Which scores don't beat the majority baseline, as sentences without a full stop."""
+    verdicts: dict[str, list[str]] = {}
+    for row in rows:
+        if not row["beats_majority"]:
+            shown = f"{row['column']} {row['score']:.1f} (majority {row['majority'][row['metric']]:.1f})"
+            verdicts.setdefault(metrics.verdict(task_of(row)), []).append(shown)
+    return [f"{verdict.capitalize()}: {', '.join(scores)}" for verdict, scores in verdicts.items()]
+
+
+def settings(params: Sequence[Mapping]) -> dict:
     """How runs were finetuned: each field of `Finetuning` with its value, or the list of its values if they differ."""
-    values = {name: list(dict.fromkeys(one[name] for one in params)) for name in Finetuning.model_fields}
-    return {name: found[0] if len(found) == 1 else found for name, found in values.items() if found}
+    found = {}
+    for name in Finetuning.model_fields:
+        values = list(dict.fromkeys(one[name] for one in params))
+        if values:
+            found[name] = values[0] if len(values) == 1 else values
+    return found
 
 
 def settings_rows(values: dict) -> list[dict]:
     """Settings as rows of a table."""
-    shown = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
-    return [
-        {"setting": code(name), "value": ", ".join(v if isinstance(v, str) else f"{v:g}" for v in value)}
-        for name, value in shown.items()
-    ]
+    rows = []
+    for name, value in values.items():
+        several = value if isinstance(value, list) else [value]
+        shown = [each if isinstance(each, str) else f"{each:g}" for each in several]
+        rows.append({"setting": code(name), "value": ", ".join(shown)})
+    return rows
 
 
-HELPERS = {
-    "label": label,
-    "mark": WEAK,
-    "marked": mark_score,
-    "metric_names": METRICS,
-    "task_names": NAMES,
-}  # of templates
+HELPERS = {  # of templates
+    "label": label, "mark": WEAK, "marked": mark_score, "metric_names": METRICS, "task_names": NAMES,
+}  # fmt: skip
+
+
+# The runs of finetuning
+
+
+class Setting(NamedTuple):
+    """What distinguishes runs, except for their seeds."""
+
+    pretrained: bool
+    share: float
+    task: str
 
 
 def pretrained_of(runs: list[Artifact]) -> tuple[str, dict[str, dict]]:
@@ -116,21 +151,28 @@ def pretrained_of(runs: list[Artifact]) -> tuple[str, dict[str, dict]]:
     return names.pop(), json.loads((runs[0].path / LINEAGE).read_text(encoding="utf-8"))
 
 
-def group_runs(runs: list[Artifact]) -> dict[tuple, list[Artifact]]:
-    """The runs by (pretrained, share, task). Raises InputError unless those of a group differ in their seed only."""
-    groups: dict[tuple, list[Artifact]] = {}
+def group_runs(runs: list[Artifact]) -> dict[Setting, list[Artifact]]:
+    """The runs of each setting. Raises InputError unless those of a setting differ in their seed only."""
+    groups: dict[Setting, list[Artifact]] = {}
     for run in runs:
         stats = run.stats
-        groups.setdefault((stats["pretrained"], stats["share"], stats["task"]), []).append(run)
-    for (_, _, task), members in groups.items():
-        params = [run.manifest["params"] for run in members]
-        settings = [{name: value for name, value in one.items() if name not in ("seed", "keep")} for one in params]
-        if len({one["seed"] for one in params}) < len(members) or any(one != settings[0] for one in settings):
-            raise InputError(
-                f"The {len(members)} runs of {task} are not one setting with as many seeds, so they have no median. "
-                "Give runs that differ in their seed only."
-            )
+        setting = Setting(stats["pretrained"], stats["share"], stats["task"])
+        groups.setdefault(setting, []).append(run)
+    for setting, members in groups.items():
+        check_seeds(setting.task, members)
     return groups
+
+
+def check_seeds(task: str, members: list[Artifact]) -> None:
+    """Raise InputError unless runs differ in their seed only."""
+    params = [run.manifest["params"] for run in members]
+    seeds = {one["seed"] for one in params}
+    rest = [{name: value for name, value in one.items() if name not in ("seed", "keep")} for one in params]
+    if len(seeds) < len(members) or any(one != rest[0] for one in rest):
+        raise InputError(
+            f"The {len(members)} runs of {task} are not one setting with as many seeds, so they have no median. "
+            "Give runs that differ in their seed only."
+        )
 
 
 def median_run(members: list[Artifact], split: str | None = None) -> Artifact:
@@ -138,18 +180,23 @@ def median_run(members: list[Artifact], split: str | None = None) -> Artifact:
 
     def score(run: Artifact) -> tuple[float, int]:
         stats = run.stats
-        splits = [of_split for name, of_split in stats["validation"].items() if split in (None, name)]
-        return statistics.mean(of_split["metrics"][stats["metric"]] for of_split in splits), stats["seed"]
+        scores = [
+            of_split["metrics"][stats["metric"]]
+            for name, of_split in stats["validation"].items()
+            if split is None or split == name
+        ]
+        return statistics.mean(scores), stats["seed"]
 
     return sorted(members, key=score)[(len(members) - 1) // 2]
 
 
 def examples(stats: dict, split: str) -> dict[str, list[int]]:
     """How many rows a run's data has for training and in a validation split, and how many the official data has."""
-    own, left_out = stats["validation"][split], stats["data"]["left_out"].get("train", {})
-    return {  # with rows that can't be trained on: the official data has some too (QQP two)
+    of_split = stats["validation"][split]
+    left_out = stats["data"]["left_out"].get("train", {})  # can't be trained on; the official data has some (QQP two)
+    return {
         "train": [stats["train_examples"] + sum(left_out.values()), stats["official_train_examples"]],
-        "validation": [own["examples"], own["official_examples"]],
+        "validation": [of_split["examples"], of_split["official_examples"]],
     }
 
 
@@ -158,60 +205,18 @@ def is_partial(stats: dict, split: str) -> bool:
     return any(official not in (0, have) for have, official in examples(stats, split).values())
 
 
-def gather(groups: Iterable[list[Artifact]], corpus: str | None) -> list[dict]:
-    """A row for each number of the tables: the median over seeds, its range, and the data that it was measured on.
-
-    `groups`: the seeds' runs of each setting. `corpus`: the name of the tokenized text, from which probes are made.
-    """
-    rows = [score_row(members, split, corpus) for members in groups for split in members[0].stats["validation"]]
-    order = {name: place for place, name in enumerate(COLUMNS)}
-    return sorted(rows, key=lambda row: (not row["pretrained"], -row["share"], order.get(row["column"], len(order))))
-
-
-def score_row(members: list[Artifact], split: str, corpus: str | None) -> dict:
-    """The row of one split. `members`: the runs of one setting, which differ in their seeds."""
-    run, of_seeds = median_run(members, split), [one.stats for one in members]
-    stats = run.stats
-    task, metric, own = stats["task"], stats["metric"], stats["validation"][split]
-    values = {name: [one["validation"][split]["metrics"][name] for one in of_seeds] for name in own["metrics"]}
-    measured_on = [run.manifest["params"]["data"], corpus if task in PROBES else None]
-    return {
-        "task": task,
-        "pretrained": stats["pretrained"],
-        "share": stats["share"],
-        "split": split,
-        "column": column(task, split),
-        "metric": metric,
-        "score": statistics.median(values[metric]),
-        "by_seed": {str(one["seed"]): value for one, value in zip(of_seeds, values[metric], strict=True)},
-        "metrics": {
-            name: {
-                "median": statistics.median(each),
-                "range": [min(each), max(each)],
-                "interval": own["intervals"][name],
-            }
-            for name, each in values.items()
-        },
-        "majority": own["majority"],
-        "beats_majority": metrics.beats(own, metric),
-        "seeds": len(members),
-        "examples": examples(stats, split),
-        "train_examples": round(stats["share"] * stats["train_examples"]),
-        "partial": is_partial(stats, split),
-        "notes": notes_on(of_seeds, split),
-        "median_run": run.name,
-        "data": hashlib.sha256(json.dumps(measured_on, sort_keys=True).encode()).hexdigest()[:12],
-        **task_of(stats).about(),
-    }
-
-
 def notes_on(of_seeds: list[dict], split: str) -> list[str]:
     """Notes on undefined metrics and the data. `of_seeds`: the statistics of the runs."""
     first = of_seeds[0]
     task = first["task"]
-    title, name = NAMES.get(task, task), column(task, split) + ("" if first["pretrained"] else ", no pretraining")
-    notes = [f"{name}: {note}" for note in sorted({n for one in of_seeds for n in one["validation"][split]["notes"]})]
-    return notes + [title + note.removeprefix(task) if note.startswith(task) else note for note in data_notes(first)]
+    name = column(task, split) + ("" if first["pretrained"] else ", no pretraining")
+    of_metrics = {note for stats in of_seeds for note in stats["validation"][split]["notes"]}
+    notes = [f"{name}: {note}" for note in sorted(of_metrics)]
+    for note in data_notes(first):
+        if note.startswith(task):
+            note = NAMES.get(task, task) + note.removeprefix(task)
+        notes.append(note)
+    return notes
 
 
 def data_notes(stats: dict) -> list[str]:
@@ -220,40 +225,107 @@ def data_notes(stats: dict) -> list[str]:
     return [file.sub(r"\1: ", note) for note in stats["data"]["notes"]]
 
 
-def glue_rows(rows: Iterable[dict], pretrained: bool = True) -> list[dict]:
+# Rows
+
+
+def gather(groups: Iterable[list[Artifact]], corpus: str | None) -> list[ScoreRow]:
+    """A row for each score of the tables, in their order: pretrained first, then the largest shares.
+
+    `groups`: the seeds' runs of each setting. `corpus`: the name of the tokenized text, from which probes are made.
+    """
+    rows = [score_row(members, split, corpus) for members in groups for split in members[0].stats["validation"]]
+
+    def place(row: ScoreRow) -> tuple[bool, float, int]:
+        name = row["column"]
+        return not row["pretrained"], -row["share"], COLUMNS.index(name) if name in COLUMNS else len(COLUMNS)
+
+    return sorted(rows, key=place)
+
+
+def score_row(members: list[Artifact], split: str, corpus: str | None) -> ScoreRow:
+    """The row of one split. `members`: the runs of one setting, which differ in their seeds."""
+    run = median_run(members, split)
+    stats = run.stats
+    task = stats["task"]
+    metric = stats["metric"]
+    of_split = stats["validation"][split]
+    of_seeds = [member.stats for member in members]
+    measured = [one["validation"][split]["metrics"] for one in of_seeds]
+    values = {name: [of_seed[name] for of_seed in measured] for name in of_split["metrics"]}
+    row: ScoreRow = {
+        "task": task,
+        "pretrained": stats["pretrained"],
+        "share": stats["share"],
+        "split": split,
+        "column": column(task, split),
+        "metric": metric,
+        "score": statistics.median(values[metric]),
+        "by_seed": {str(one["seed"]): value for one, value in zip(of_seeds, values[metric], strict=True)},
+        "metrics": {name: spread(of_seed, of_split["intervals"][name]) for name, of_seed in values.items()},
+        "majority": of_split["majority"],
+        "beats_majority": metrics.beats(of_split, metric),
+        "seeds": len(members),
+        "examples": examples(stats, split),
+        "train_examples": round(stats["share"] * stats["train_examples"]),
+        "partial": is_partial(stats, split),
+        "notes": notes_on(of_seeds, split),
+        "median_run": run.name,
+        "data": digest_of_data(run, corpus if task in PROBES else None),
+    }
+    definition = task_of(stats).about().get("definition")
+    if definition:
+        row["definition"] = definition
+    return row
+
+
+def spread(of_seeds: list[float], interval: list[float]) -> Spread:
+    """A metric over seeds."""
+    return {"median": statistics.median(of_seeds), "range": [min(of_seeds), max(of_seeds)], "interval": interval}
+
+
+def digest_of_data(run: Artifact, corpus: str | None) -> str:
+    """A digest of the data that a run was measured on; scores on equal data can be compared."""
+    measured_on = [run.manifest["params"]["data"], corpus]
+    return hashlib.sha256(json.dumps(measured_on, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def glue_rows(rows: Iterable[ScoreRow], pretrained: bool = True) -> list[ScoreRow]:
     """The rows of GLUE's tasks on all of the training data."""
     return [row for row in rows if row["pretrained"] == pretrained and row["share"] == 1.0 and row["task"] in NAMES]
 
 
-def own_rows(rows: Iterable[dict]) -> list[dict]:
+def own_rows(rows: Iterable[ScoreRow]) -> list[ScoreRow]:
     """The rows of the user's own tasks on all of the training data, with and without pretraining."""
     return [row for row in rows if task_of(row).own and row["share"] == 1.0]
 
 
-def weak_notes(rows: Iterable[dict]) -> list[str]:
-    """Which scores don't beat the majority baseline, as sentences without a full stop."""
-    verdicts: dict[str, list[str]] = {}
-    for row in rows:
-        if not row["beats_majority"]:
-            shown = f"{row['column']} {row['score']:.1f} (majority {row['majority'][row['metric']]:.1f})"
-            verdicts.setdefault(metrics.verdict(task_of(row)), []).append(shown)
-    return [f"{verdict.capitalize()}: {', '.join(scores)}" for verdict, scores in verdicts.items()]
+# Averages
 
 
-def averages(rows: Iterable[dict]) -> dict[str, float | None]:
-    """The paper's average and GLUE's own, of rows of one kind; None unless all numbers are there, on complete data."""
+class Averages(NamedTuple):
+    """The averages over GLUE's tasks; None unless all scores are there, on complete data."""
+
+    paper: float | None
+    official: float | None
+
+
+def averages(rows: Iterable[ScoreRow]) -> Averages:
+    """The paper's average and GLUE's own, of rows of one kind."""
     complete = {row["column"]: row for row in rows if not row["partial"]}
-    medians = {name: {m: one["median"] for m, one in row["metrics"].items()} for name, row in complete.items()}
-    return {
-        "paper": metrics.paper_average({name: row["score"] for name, row in complete.items()}),
-        "official": metrics.official_average(medians),
+    scores = {name: row["score"] for name, row in complete.items()}
+    medians = {
+        name: {metric: of_metric["median"] for metric, of_metric in row["metrics"].items()}
+        for name, row in complete.items()
     }
+    return Averages(metrics.paper_average(scores), metrics.official_average(medians))
 
 
-def average_by_seed(rows: Iterable[dict]) -> list[float]:
-    """The paper's average of each seed that has all nine numbers, in ascending order."""
+def average_by_seed(rows: Iterable[ScoreRow]) -> list[float]:
+    """The paper's average of each seed that has all nine scores, in ascending order."""
     scores: dict[str, dict[str, float]] = {}
     for row in rows:
-        for seed, score in row["by_seed"].items() if not row["partial"] else ():
-            scores.setdefault(seed, {})[row["column"]] = score
-    return sorted(mean for of_seed in scores.values() if (mean := metrics.paper_average(of_seed)) is not None)
+        if not row["partial"]:
+            for seed, score in row["by_seed"].items():
+                scores.setdefault(seed, {})[row["column"]] = score
+    means = [metrics.paper_average(of_seed) for of_seed in scores.values()]
+    return sorted(mean for mean in means if mean is not None)
