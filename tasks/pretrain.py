@@ -29,7 +29,7 @@ from model.files import TENTHS
 from model.settings import Architecture, Training
 from model.wording import budget, counted
 from tasks import adopt
-from tasks.reports import plots, rules
+from tasks.reports import losses, plots
 from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
 from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts_of
@@ -107,7 +107,7 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     stats = statistics(run, steps, held, here.describe() | {"gpus": gpus})
     plots.loss_curve(steps, stats["evaluations"], held["by_frequencies"]["nats_per_token"], out / "loss.png")
     settings = job.training.model_dump() | {"architecture": job.architecture.model_dump()}
-    for doubt in (*rules.doubts(stats, settings), about_stops(stats)):
+    for doubt in (*losses.doubts(stats, settings), about_stops(stats)):
         if doubt:
             log.warning(doubt)
     return stats

@@ -25,7 +25,7 @@ from model.heldout import Heldout
 from tasks import pretrain as pretrain_module
 from tasks.finetune import Finetune, finetune
 from tasks.pretrain import Pretrain, measure_heldout, pretrain
-from tasks.reports import rules
+from tasks.reports.losses import FEWEST_WORDS
 from tasks.store.artifacts import LINEAGE, Artifact
 from tasks.text.tokenizer import CLS, MASK, PAD, SEP
 from tasks.tokenize import digest_of, measured_texts
@@ -135,7 +135,7 @@ def test_a_short_run_is_measured_on_beginnings_of_its_documents_and_every_page_s
     said = f"a part of the {all_held['characters']:,} characters in {all_held['documents']:,} documents"
     assert said in card
     few = f"rests on {held['words']:,} words"
-    assert held["words"] < rules.FEWEST_WORDS
+    assert held["words"] < FEWEST_WORDS
     assert few in caplog.text
     assert few in card
     assert "a part of the" not in (made["pretrain"].path / "README.md").read_text(encoding="utf-8")

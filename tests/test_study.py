@@ -23,9 +23,11 @@ from flows.study import study
 from model import heldout
 from model.errors import InputError
 from tasks import stage as stage_module
-from tasks.compare import AXES, Compare, Member, compare, rivals_of
+from tasks.compare import AXES, Compare, Member, compare
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law
+from tasks.reports.rows import LOSS, Mean, RunMeans
+from tasks.reports.study_page import rivals_of
 from tasks.store import home
 from tasks.store.artifacts import Artifact, artifact_named, artifacts_of
 
@@ -444,11 +446,11 @@ def test_equal_vocabularies_are_never_ordered_and_the_page_names_those_rivals_of
     lengths = rng.uniform(0.02, 0.12, 10)
     losses = 1.0 + lengths * rng.random(10)  # of ten vocabularies whose true loss is 1
     lines = [
-        {"run": f"{number}", "seeds": 1, "nats_per_byte": loss, "length_nats": length}
+        RunMeans(f"{number}", 1, 0, "", [], {LOSS: Mean(loss, math.nan, 1), "length_nats": Mean(length, math.nan, 1)})
         for number, (loss, length) in enumerate(zip(losses, lengths, strict=True))
     ]
     for line in lines:
-        assert rivals_of(line, lines) == [other["run"] for other in lines if other is not line]
+        assert rivals_of(line, lines) == [other.run for other in lines if other is not line]
 
     members = [
         Member(run="many pieces", model=model(empty, 1, 1.138)),  # at least 1.038

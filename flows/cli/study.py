@@ -106,7 +106,7 @@ def evaluate(
     from tasks.adopt import find_model
     from tasks.evaluate import Evaluate
     from tasks.evaluate import evaluate as measure
-    from tasks.reports.model_card import nats
+    from tasks.reports.losses import nats
 
     found = measure.fn(Evaluate(characters=characters), find_model(model, masked=True), text_called(text), [])
     print_rows(found.stats["table"])

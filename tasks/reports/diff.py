@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tasks.corpus.parts import TOTAL, document_at, row_name
-from tasks.reports.model_card import nats
+from tasks.reports.losses import nats
 from tasks.reports.scores import COLUMNS, METRICS, glue_rows, label
 from tasks.store.artifacts import Artifact
 from tasks.store.manifests import verify_files

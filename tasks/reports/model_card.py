@@ -15,8 +15,9 @@ from tasks.corpus import hub
 from tasks.glue.metrics import beats, verdict
 from tasks.glue.table import PROBES, Task, task_of
 from tasks.reports.funnel import overlap, stage_of, text_sections
+from tasks.reports.losses import doubts, nats
 from tasks.reports.markdown import Marked, code, render
-from tasks.reports.rules import beginning, doubts
+from tasks.reports.rules import beginning
 from tasks.reports.scores import HELPERS, METRICS, WEAK, data_notes, is_partial, settings, settings_rows
 from tasks.reports.trees import as_text
 
@@ -96,12 +97,6 @@ def as_json(value: object) -> str:
     """A value as JSON; of a long list (files with their digests), its length."""
     whole = json.dumps(value)
     return counted(len(value), "item") if isinstance(value, list) and len(whole) > LONG else code(whole)
-
-
-def nats(held: dict, unit: str) -> str:
-    """The held-out loss per word, character or byte, with its standard error."""
-    value, error = held[f"nats_per_{unit}"].values()
-    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
 
 def recipe(about: dict, lineage: dict[str, dict]) -> dict:

@@ -1,5 +1,7 @@
-"""The rows of a report: `report.json` has them, the page and the model card show them, `cram diff` compares them."""
+"""The rows of reports and of studies, which their JSON has, pages and cards show, and `cram diff` compares."""
 
+import math
+from dataclasses import dataclass, replace
 from typing import NamedTuple, NotRequired, TypedDict
 
 
@@ -80,3 +82,76 @@ class Rule(NamedTuple):
 
 
 YES, NO, UNKNOWN = "✓", "✗", "?"
+LOSS = "nats_per_byte"  # the loss of a study's runs
+
+
+# Studies
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A number of a study's run, over its seeds, and compared with that of the base."""
+
+    value: float  # NaN if no seed has the number
+    deviation: float  # of the sample; NaN unless several seeds have the number
+    count: int  # of the seeds that have it
+    difference: float | None = None  # to the base; None if there is nothing to compare with
+    error: float | None = None  # the standard error of the difference; NaN if unknown
+
+    def compared_with(self, base: "Mean", is_same: bool) -> "Mean":
+        """The mean with its difference to the base, and the error of two independent samples (Welch).
+
+        `is_same`: both are of the same models, so that their difference has no such error.
+        """
+        variances = [one.deviation**2 / max(1, one.count) for one in (self, base)]
+        error = math.nan if is_same else math.sqrt(sum(variances))
+        return replace(self, difference=self.value - base.value, error=error)
+
+
+@dataclass(frozen=True)
+class RunMeans:
+    """A run of a study: the means over its seeds."""
+
+    run: str
+    seeds: int  # with a result
+    failed: int
+    problem: str
+    models: list[str]
+    means: dict[str, Mean]  # by column of runs.parquet
+
+    def value(self, name: str) -> float:
+        """The mean of a column."""
+        return self.means[name].value
+
+    @property
+    def loss(self) -> float:
+        """Held-out nats per byte."""
+        return self.value(LOSS)
+
+    @property
+    def length_nats(self) -> float:
+        """The part of the loss that is for the numbers of pieces of words."""
+        return self.value("length_nats")
+
+    @property
+    def least(self) -> float:
+        """The least that the loss may be in truth: without what the numbers of pieces cost (model.heldout)."""
+        return self.loss - self.length_nats
+
+    def flat(self) -> dict[str, object]:
+        """For study.json: each number under a name of its own."""
+        row: dict[str, object] = {
+            "run": self.run,
+            "seeds": self.seeds,
+            "failed": self.failed,
+            "problem": self.problem,
+            "models": self.models,
+        }
+        for name, mean in self.means.items():
+            row[name] = mean.value
+            row[f"{name} deviation"] = mean.deviation
+            row[f"{name} values"] = mean.count
+            if mean.difference is not None:
+                row[f"{name} difference"] = mean.difference
+                row[f"{name} error"] = mean.error
+        return row

@@ -1,9 +1,8 @@
-"""What speaks for and against a run: the rules of cramming (section 2 of the paper), and doubts about its loss."""
+"""Whether a run kept the rules of cramming (section 2 of the paper)."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from model.diagnosis import Course, advice
 from model.wording import counted, duration
 from tasks.glue.table import MOST_EPOCHS, PROBES, TASKS
 from tasks.reports.funnel import contamination
@@ -14,56 +13,6 @@ RULE_HOURS = 24.0
 RULE_SEEDS = 5
 RULE_WORDS = 13  # in a row, that a document has in common with downstream data: appendix C of the GPT-3 paper
 LAST_STEP = 1.001  # a budget ends with the step in which it is spent
-# A standard error from so many documents is itself uncertain by a quarter, from three by a half; a word's loss varies by
-# some 3 nats, so the mean of so many by 0.1
-FEWEST_DOCUMENTS, FEWEST_WORDS = 10, 1000
-
-
-# Doubts
-
-
-def doubts(stats: dict, params: dict) -> list[str]:
-    """What speaks against a model or its held-out loss. `stats`, `params`: those of its pretrain stage."""
-    return [doubt for doubt in (context_doubt(stats, params), text_doubt(stats)) if doubt]
-
-
-def context_doubt(stats: dict, params: dict) -> str:
-    """Sentences about a held-out loss that is not below that of token frequencies alone; empty for any other."""
-    held = stats.get("heldout", {})
-    limits = held.get("by_frequencies")
-    if not limits:
-        return ""
-    loss = held["nats_per_byte"]["value"]
-    if loss < limits["nats_per_byte"]:
-        return ""
-    course = Course(
-        losses=[each["heldout_loss"] for each in stats["evaluations"]],
-        by_frequencies=limits["nats_per_token"],
-        steps=stats["steps"],
-        tokens=stats["tokens"],
-        epochs=stats["epochs"],
-        batch_size=params["batch_size"],
-        learning_rate=params["learning_rate"],
-        is_rotary=params["architecture"]["positions"] == "rotary",
-        width=params["architecture"]["hidden"],
-        training_loss=stats["training_loss"],
-    )
-    return (
-        f"It learned nothing from context: {loss:.4g} nats per held-out byte; token frequencies alone give "
-        f"{limits['nats_per_byte']:.4g}. {advice(course)}"
-    )
-
-
-def text_doubt(stats: dict) -> str:
-    """A sentence about a held-out loss of too little text to mean much; empty for any other."""
-    held = stats.get("heldout")
-    if not held or (held["documents"] >= FEWEST_DOCUMENTS and held["words"] >= FEWEST_WORDS):
-        return ""
-    return (
-        f"The held-out loss rests on {counted(held['words'], 'word')} in {counted(held['documents'], 'document')}, too "
-        f"few to compare runs by it: below {FEWEST_WORDS:,} words a few rare ones decide, and below {FEWEST_DOCUMENTS} "
-        "documents its standard error means little. Raise tokenize.heldout_fraction, or give more text."
-    )
 
 
 def beginning(start: dict) -> str:
