@@ -1,14 +1,16 @@
-"""The flow: from raw text to a GLUE table. Each line of `add` is a stage; its artifact is cached."""
+"""The flow: from raw text to a GLUE table. Each line of `pipeline` is a stage; its artifact is cached."""
 
+import logging
 from pathlib import Path
 
 from prefect import flow, tags
 from prefect.runtime import flow_run
 
 from flows import disk
+from flows.execute import execute
 from flows.logs import configure
-from flows.plan import Plan, Step
-from flows.recipes.recipe import Override, Recipe, RecipeName, StageName, Use, resolve, without_empty
+from flows.plan import Plan
+from flows.recipes.recipe import Override, Recipe, RecipeName, StageName, Use, resolve, unused_fields, without_empty
 from tasks.decontaminate import decontaminate
 from tasks.deduplicate import deduplicate
 from tasks.download import download
@@ -23,41 +25,46 @@ from tasks.tokenize import tokenize
 from tasks.vocabulary import vocabulary
 
 configure()
+log = logging.getLogger(__name__)
 
 
-def add(plan: Plan, r: Recipe, run: tuple[str, ...] = ()) -> dict[str, Step]:
-    """Add the stages in order, each with its params and inputs. Returns the steps of the model and of the report.
-
-    Each line declares a task run; `Plan.run` calls the tasks, those of finetuning in a task runner. `run`: if the plan
-    has several runs, what distinguishes this one.
-    """
-    corpus = plan.add(run, download, r.download)
-    unique = plan.add(run, deduplicate, r.deduplicate, corpus)
-    clean = plan.add(run, decontaminate, r.decontaminate, unique)
-    measures = plan.add(run, measure, r.measure, clean)
-    kept = plan.add(run, filter, r.filter, clean, measures)
-    words = plan.add(run, vocabulary, r.vocabulary, kept)
-    sequences = plan.add(run, tokenize, r.tokenize, kept, words)
-    bert = plan.add(run, pretrain, r.pretrain, sequences)
-    finetuned = [plan.add(run, finetune, params, bert) for params in r.finetune.runs()]
-    page = plan.add(run, report, r.report, finetuned)
-    return {"pretrain": bert, "report": page}
+def pipeline(r: Recipe) -> Artifact:
+    """From raw text to a GLUE table: each line is a stage, a cached task. Returns the report."""
+    corpus = download(r.download)
+    unique = deduplicate(r.deduplicate, corpus)
+    clean = decontaminate(r.decontaminate, unique)
+    measures = measure(r.measure, clean)
+    kept = filter(r.filter, clean, measures)
+    words = vocabulary(r.vocabulary, kept)
+    sequences = tokenize(r.tokenize, kept, words)
+    bert = pretrain(r.pretrain, sequences)
+    finetuned = [finetune(params, bert) for params in r.finetune.runs()]
+    return report(r.report, finetuned)
 
 
-def laid_out(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
+def plan_run(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
     """The plan of a run, not yet checked."""
-    r, plan = resolve(recipe, override), Plan(until, use, refresh)
+    r = resolve(recipe, override)
+    plan = Plan(until, use, refresh)
     if not {"tokenize", "pretrain", "finetune"} & set(use):  # else the length of the given artifact counts
         r.check_lengths(until)
-    add(plan, r)
-    plan.warn_of_unused(without_empty(override))
+    plan.trace(pipeline, r)
+    warn_of_unused(recipe, override, plan)
     return plan
 
 
-def planned(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
+def warn_of_unused(recipe: str, override: dict, plan: Plan) -> None:
+    """Log a warning of overridden fields that no stage of the plan reads."""
+    unused = unused_fields(recipe, without_empty(override), {step.stage for step in plan.steps})
+    if unused:
+        log.warning("This run doesn't reach %s; overrides of it have no effect.", ", ".join(unused))
+
+
+def checked_plan(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
     """The plan of a run, checked for every mistake that can be known before it starts."""
-    plan = laid_out(recipe, override, until, use, refresh)
-    for error in plan.check().values():
+    plan = plan_run(recipe, override, until, use, refresh)
+    plan.check()
+    for error in plan.problems.values():
         raise error
     return plan
 
@@ -86,8 +93,8 @@ def cram(
             folder with a model.
         refresh: Stages to run again though they are cached.
     """
-    plan = planned(recipe, override, until, use, refresh)
+    plan = checked_plan(recipe, override, until, use, refresh)
     disk.check(plan)
-    with tags(recipe, f"until {until}"), keep_while_running(plan.made.values(), *plan.given.values()):
-        plan.run()
+    with tags(recipe, f"until {until}"), keep_while_running(plan.needed()):
+        execute(plan)
     return plan.results()

@@ -4,6 +4,7 @@ import functools
 import logging
 import shutil
 from collections import Counter
+from typing import NamedTuple
 
 from rich.filesize import decimal
 
@@ -48,14 +49,17 @@ def text_read(step: Step) -> float:
     return text_of(step.params) if isinstance(step.params, Download) else 0
 
 
-def text_for(plan: Plan, step: Step) -> float:
+def text_for(step: Step) -> float:
     """The bytes of text that a step reads: by the size of the parts if they are there, or else of the source."""
     if not step.inputs:
         return text_read(step)
-    if isinstance(given := step.inputs[0], list):  # of a stage that isn't ours
-        return sum(text_for(plan, each) for each in given)
-    made = read_manifest(plan.arguments(step)[1])
-    return text_in(made) if made else text_for(plan, given)
+    given = step.inputs[0]
+    if isinstance(given, list):  # of a stage that isn't ours
+        return sum(text_for(each) for each in given if isinstance(each, Step))
+    made = read_manifest(step.arguments[1])
+    if made:
+        return text_in(made)
+    return text_for(given) if isinstance(given, Step) else 0
 
 
 def text_in(corpus: dict) -> float:
@@ -63,16 +67,11 @@ def text_in(corpus: dict) -> float:
     return sum(file["bytes"] for file in corpus["files"] if is_part(file["path"])) / PARTS
 
 
-def behind(step: Step, stage: str) -> Step | None:
-    """The step of this stage that a step needs, or that it is."""
-    return step if step.stage == stage else next(filter(None, (behind(each, stage) for each in step.upstream)), None)
-
-
-def of_models(plan: Plan, step: Step) -> tuple[float, float]:
+def of_models(step: Step) -> tuple[float, float]:
     """`need` of a step that makes a model."""
     from model import machine, memory, pretraining  # load torch
 
-    steps = [behind(step, stage) for stage in ("pretrain", "tokenize", "vocabulary")]
+    steps = [step.find_upstream(stage) for stage in ("pretrain", "tokenize", "vocabulary")]
     if not all(steps):
         return 0, 0
     bert, tokens, words = (found.params for found in steps if found)
@@ -80,18 +79,18 @@ def of_models(plan: Plan, step: Step) -> tuple[float, float]:
     if step.stage == "pretrain":
         kept = pretraining.EVALUATIONS if machine.keeps_tenths() else 1
         return kept * weights, 2 * (weights + states)  # a checkpoint stays until the next is complete
-    there = adopt.weight_bytes(plan.arguments(step)[1])  # of a model that was made before, or was given
+    there = adopt.weight_bytes(step.arguments[1])  # of a model that was made before, or was given
     return (there or weights) * step.params.keep, 0
 
 
-def need(plan: Plan, step: Step) -> tuple[float, float]:
+def need(step: Step) -> tuple[float, float]:
     """The bytes that a step leaves on the disk, and those of its scratch beside them."""
     stage, params = step.stage, step.params
     if stage in MODELS:
-        return of_models(plan, step)
+        return of_models(step)
     if stage not in ("download", "deduplicate", "decontaminate", "filter", "tokenize"):
         return 0, 0
-    text = text_for(plan, step)
+    text = text_for(step)
     if stage == "tokenize":
         words, width = step.inputs[1].params, 2 << (step.inputs[1].params.entries > 1 << 16)
         every = text * width / 2 * (TOKENS if words.characters == "ascii" else TOKENS_OF_UNICODE)
@@ -102,34 +101,65 @@ def need(plan: Plan, step: Step) -> tuple[float, float]:
     return text * PARTS * (not linked), text * scratch
 
 
-def freed(plan: Plan, step: Step) -> int:
+def count_freed(step: Step) -> int:
     """The bytes of an artifact that is discarded before its step runs anew, without parts that others have too."""
-    files = (path.stat() for path in plan.made[step].path.glob("*") if step in plan.anew)
+    if not step.is_anew:
+        return 0
+    files = [path.stat() for path in step.artifact.path.glob("*")]
     return sum(about.st_size for about in files if about.st_nlink == 1)
+
+
+class Needs(NamedTuple):
+    """Bytes of disk that a plan needs."""
+
+    left: Counter[str]  # that the artifacts of each stage take
+    peak: float  # the most at a time, less what drafts have already
+    models: float  # of models and their scratch, which don't depend on the text
+    corpora: int  # texts that are read: a study may read several
+
+
+def find_needs(plan: Plan) -> Needs:
+    """What the steps need that have something to do."""
+    steps = [step for step in plan.possible if not step.is_made]
+    left: Counter[str] = Counter()
+    peak = models = freed = 0.0
+    for step in steps:
+        artifact, scratch = need(step)
+        freed += count_freed(step)
+        peak = max(peak, left.total() + artifact + scratch - freed)
+        left[step.stage] += artifact
+        if step.stage in MODELS:
+            models += artifact + scratch
+    own = {draft_of(step.artifact).name for step in steps}
+    resumed = sum(draft.bytes for draft in locks.drafts("") if draft.name in own)
+    corpora = sum(step.stage == "download" for step in steps)
+    return Needs(left, peak - resumed, models, corpora)
+
+
+def advise_less_text(needs: Needs, free: float) -> str:
+    """The advice to read less text, followed by a space; empty if that doesn't help."""
+    text = needs.left["download"] / PARTS / max(1, needs.corpora)
+    megabytes = int((TIGHT * free - needs.models) / needs.peak * text / 1e6)
+    if megabytes <= 0:
+        return ""
+    return f"""read less text (--override '{{"download": {{"megabytes": {megabytes}}}}}'), """
 
 
 @disk_errors_as_input_errors("This run")
 def check(plan: Plan) -> float:
-    """The bytes of disk that the steps which have to run need at a time. Raises InputError if less is free."""
-    steps = [step for step in plan.made if not plan.is_blocked(step) and not plan.is_made(step)]
-    stays, peak, fixed, gone, drafts = Counter(), 0.0, 0.0, 0, {draft_of(plan.made[step]).name for step in steps}
-    for step in steps:
-        artifact, scratch = need(plan, step)
-        gone += freed(plan, step)
-        peak = max(peak, stays.total() + artifact + scratch - gone)
-        stays[step.stage] += artifact
-        fixed += (artifact + scratch) * (step.stage in MODELS)
-    peak -= sum(draft.bytes for draft in locks.drafts("") if draft.name in drafts)  # a rerun goes on from them
-    free = shutil.disk_usage(next(path for path in (home.root(), *home.root().parents) if path.exists())).free
-    stages = ", ".join(f"{stage} {decimal(int(size))}" for stage, size in stays.items() if size)
-    sizes = f"{decimal(int(peak))} of disk ({stages}; the rest is scratch), and {decimal(free)} are free"
-    said = f"This run needs about {sizes} in {home.root()}."
-    if peak > free:
-        corpora = sum(step.stage == "download" for step in steps)  # a study may read several
-        text = stays["download"] / PARTS / max(1, corpora)
-        less = int((TIGHT * free - fixed) / peak * text / 1e6)
-        limit = f"""read less text (--override '{{"download": {{"megabytes": {less}}}}}'), """ if less > 0 else ""
-        raise InputError(f"{said} Free some, {limit}or set CRAM_ARTIFACTS to a directory on a larger disk.")
-    if peak > SHOWN:
-        log.log(logging.WARNING if peak > TIGHT * free else logging.INFO, said)
-    return peak
+    """The bytes of disk that a plan needs at a time. Raises InputError if less is free."""
+    needs = find_needs(plan)
+    root = home.root()
+    folder = next(path for path in (root, *root.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    stages = ", ".join(f"{stage} {decimal(int(size))}" for stage, size in needs.left.items() if size)
+    sentence = (
+        f"This run needs about {decimal(int(needs.peak))} of disk ({stages}; the rest is scratch), and {decimal(free)} "
+        f"are free in {root}."
+    )
+    if needs.peak > free:
+        advice = advise_less_text(needs, free)
+        raise InputError(f"{sentence} Free some, {advice}or set CRAM_ARTIFACTS to a directory on a larger disk.")
+    if needs.peak > SHOWN:
+        log.log(logging.WARNING if needs.peak > TIGHT * free else logging.INFO, sentence)
+    return needs.peak

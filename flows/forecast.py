@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from rich.filesize import decimal
 
 from flows import cram, disk
+from flows.execute import count_at_once
 from flows.plan import SEVERAL, Plan, Step
 from model.errors import InputError
 from model.wording import brief_duration, counted, duration
-from tasks.stage import Params, StageTask, environment
+from tasks.stage import environment
 from tasks.store import home
 from tasks.store.artifacts import WORK, Artifact, artifact_named, draft_of, load_manifest, read_manifest
 from tasks.store.locks import drafts
@@ -50,7 +51,7 @@ class Forecast:
         self.drafts = {draft.name: draft for draft in drafts("")}
         given = [artifact for artifacts in plan.given.values() for artifact in artifacts]
         self.rows = [self.found(artifact.stage, artifact, True)._replace(state="given") for artifact in given]
-        self.rows += [self.row(step) for step in plan.needed()]
+        self.rows += [self.row(step) for step in plan.steps]
 
     def _written(self, stage: str) -> list[dict]:
         """The manifests of a stage that this machine wrote, whatever became of their files, the newest last."""
@@ -71,13 +72,13 @@ class Forecast:
 
     def row(self, step: Step) -> Row:
         """The row of a step."""
-        if self.plan.is_blocked(step):
-            return Row(step.title, self.plan.made[step].key if step in self.plan.made else "", IMPOSSIBLE)
-        made, resumes = self.plan.is_made(step), step.task.resumes and step not in self.plan.anew
-        row = self.found(step.title, self.plan.made[step], made, resumes)
+        if step.error:
+            return Row(step.title, step.key, IMPOSSIBLE)
+        made, resumes = step.is_made, step.task.resumes and not step.is_anew
+        row = self.found(step.title, step.artifact, made, resumes)
         if made:
             return row
-        seconds, (size, scratch) = self.seconds(step), disk.need(self.plan, step)
+        seconds, (size, scratch) = self.seconds(step), disk.need(step)
         if row.state in ("resumable", "in progress") and seconds:
             seconds = max(0, seconds - self.spent(step, seconds, row.there / (size + scratch or math.inf)))
         return row._replace(seconds=seconds, disk=size)
@@ -89,7 +90,7 @@ class Forecast:
         from model import checkpoint  # loads torch
 
         with suppress(OSError, ValueError, KeyError):  # which the run would tell
-            last = checkpoint.last_row(draft_of(self.plan.made[step]) / WORK)
+            last = checkpoint.last_row(draft_of(step.artifact) / WORK)
             return last["seconds"] if last else 0
         return 0
 
@@ -116,7 +117,7 @@ class Forecast:
         if step.stage == SEVERAL:
             return step.params.epochs * step.params.share
         reads_text = not step.inputs or "corpus" in step.task.signature.parameters
-        return disk.text_for(self.plan, step) if reads_text else 1
+        return disk.text_for(step) if reads_text else 1
 
     def worked(self, step: Step, about: dict, identity: dict) -> float:
         """The same of an earlier artifact of its stage; 0 if that tells nothing of the step."""
@@ -129,10 +130,8 @@ class Forecast:
             if step.stage == SEVERAL:
                 if (params["task"], params["data"]) != (identity["task"], identity["data"]):
                     return 0
-                start, before = (
-                    self.manifest(one) for one in (self.plan.arguments(step)[1], artifact_named(inputs["start"]))
-                )
-                model = start["params"] if start else disk.behind(step, PRETRAIN).params.model_dump(mode="json")
+                start, before = (self.manifest(one) for one in (step.arguments[1], artifact_named(inputs["start"])))
+                model = start["params"] if start else step.find_upstream(PRETRAIN).params.model_dump(mode="json")
                 return (model["architecture"] == before["params"]["architecture"]) * params["epochs"] * params["share"]
             if not step.inputs:
                 return float(stats["bytes"])
@@ -151,30 +150,32 @@ class Forecast:
             sizes = f"; at most {decimal(peak)} of disk at a time" if peak > 0 else ""
         except InputError as error:
             self.refusal = self.refusal or error
-        first = {str(error): step for step, error in problems.items() if not step.upstream & set(problems)}
+        first = {str(step.problem): step for step in problems if step.problem}
         why = [f"{step.title} is not possible: {text}" for text, step in first.items() if text != str(self.refusal)]
         why += self.notes
         if not rows:
             return ["Nothing would run.", *why]
-        several = [step for step in self.plan.made if step.stage == SEVERAL and not self.plan.is_made(step)]
-        at_once = {SEVERAL: self.plan.at_once(several)}
+        several = [step for step in self.plan.possible if step.stage == SEVERAL and not step.is_made]
+        at_once = {SEVERAL: count_at_once(several)}
         known = [row.seconds / at_once.get(row.stage.split()[0], 1) for row in rows if row.seconds is not None]
         times = [f"about {duration(sum(known), 2)}"] * bool(known)
         times += [f"{counted(len(rows) - len(known), 'stage')} of unknown time"] * (len(known) < len(rows))
         head = f"{len(rows)} of {counted(len(self.rows), 'stage')} would run"
         return [f"{head}: {' and '.join(times)}{sizes}.", *why]
 
-    def target(self, task: StageTask, params: Params, *inputs: Artifact | list[Artifact], title: str = "") -> Artifact:
-        """The artifact of a stage that runs after the plan; it gets a row."""
-        artifact, made = task.target(params, *inputs), task.is_made(params, *inputs)
-        row, earlier = self.found(title or task.name, artifact, made), self.written(task.name)
-        self.rows.append(row if made else row._replace(seconds=earlier[-1]["seconds"] if earlier else None))
-        return artifact
+    def add_later(self, step: Step) -> Artifact:
+        """The artifact of a step that runs after the plan; it gets a row."""
+        row = self.found(step.title, step.artifact, step.is_made)
+        if not step.is_made:
+            earlier = self.written(step.stage)
+            row = row._replace(seconds=earlier[-1]["seconds"] if earlier else None)
+        self.rows.append(row)
+        return step.artifact
 
 
 def of_run(**asked: Any) -> Forecast:
     """The forecast of a run of a recipe."""
-    plan = cram.laid_out(**asked)
+    plan = cram.plan_run(**asked)
     plan.check(thoroughly=False)
     return Forecast(plan)
 
@@ -183,16 +184,20 @@ def of_study(**asked: Any) -> Forecast:
     """The forecast of a study."""
     from flows import study  # here, as a flow takes 0.1 s to define
 
-    about, runs, plan, steps = study.laid_out(**asked)
-    plan.check(thoroughly=False)
-    found = Forecast(plan)
-    for run in (run.member for run in runs if not run.recipe):
-        found.rows.append(Row(f"[{run.run}, seed {run.seed}]", "", IMPOSSIBLE))
-        found.notes += [f"{run.run} is not possible here: {run.problem}"] * (run.seed == 0)
-    if any(own and own["pretrain"] not in plan.problems for own in steps):
+    of = study.plan_study(**asked)
+    of.plan.check(thoroughly=False)
+    found = Forecast(of.plan)
+    for run in of.runs:
+        if not run.recipe:
+            member = run.member
+            found.rows.append(Row(f"[{member.run}, seed {member.seed}]", "", IMPOSSIBLE))
+            if member.seed == 0:
+                found.notes.append(f"{member.run} is not possible here: {member.problem}")
+    models = [page.find_upstream(PRETRAIN) for page in of.pages if page]
+    if any(model and not model.error for model in models):
         found.refusal = None  # the others go on
     if not found.would_run() and not found.refusal:
-        study.compared(about, runs, plan, steps, found.target)
+        study.compare_runs(of, found.add_later)
     elif not found.refusal:
         found.rows.append(Row("compare", "", "to do", seconds=None))
     return found

@@ -1,56 +1,49 @@
-"""The stages that one or more runs need. Nothing starts before the plan is complete, so every key is known first."""
+"""A plan: the stages that one or more runs need. It is complete before anything starts, so every key is known first.
+
+A plan is made by calling `pipeline` (flows/cram.py) while calls of stages are recorded instead of run, as Prefect's own
+`flow.visualize()` does. flows/execute.py carries it out.
+"""
 
 import logging
-import os
-import queue
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from inspect import signature
+from functools import cached_property
 from itertools import chain, takewhile
-from typing import Any, cast
+from typing import Any, Union
 
-from prefect.client.schemas.objects import State
-from prefect.futures import PrefectFuture
-from prefect.runtime import flow_run
-from prefect.task_runners import ThreadPoolTaskRunner
-
-from flows.logs import publish, running
-from flows.summary import counts, relative
 from model.errors import InputError
-from model.wording import brief_duration, printable
 from tasks.adopt import find_model
-from tasks.stage import Params, StageTask
-from tasks.store.artifacts import Artifact, is_hollow, read_manifest, to_fill
+from tasks.stage import StageTask, recording
+from tasks.store.artifacts import Artifact, is_hollow, read_manifest
 from tasks.store.errors import disk_errors_as_input_errors
 from tasks.store.manifests import refuse_hollow, verify
-from tasks.store.publish import refresh
-from tasks.text.words import Normaliser
 from tasks.workers import finetunes, processes, tracking
 
 SEVERAL = "finetune"  # the stage with many runs, which don't wait for each other
-READ_TASKS = ("decontaminate", SEVERAL)  # stages whose check reads the data of the tasks
-# params of a stage that one before it reads too
-READ_EARLIER = {
-    "finetune": ("decontaminate", {"data", "tasks"}),
-    "vocabulary": ("measure", set(Normaliser.model_fields)),
-}
 log = logging.getLogger(__name__)
+Source = Union["Step", Artifact]
+
+
+def listed(given: Source | list[Source]) -> list[Source]:
+    """An input as a list: a stage can read one artifact, or several."""
+    return given if isinstance(given, list) else [given]
 
 
 @dataclass(eq=False)
 class Step:
-    """A stage to run with these params on the artifacts of other steps.
+    """A call of a stage in a plan. Its inputs are other calls, or artifacts.
 
     `run`: where a plan has several runs, what distinguishes those that need the step, as ("15 %", "seed 0").
     """
 
     task: StageTask
     params: Any  # of its stage
-    inputs: tuple["Step | list[Step]", ...]
+    inputs: tuple[Source | list[Source], ...]
     run: tuple[str, ...] = ()
+    given: tuple[Artifact, ...] = ()  # artifacts to take in its place
+    is_anew: bool = False  # it runs though it is cached
+    refill: bool = False  # its artifact is hollow, and is to be rebuilt
+    problem: Exception | None = None  # why it failed, or can't run
 
     @property
     def stage(self) -> str:
@@ -63,301 +56,256 @@ class Step:
         run = f"[{', '.join(self.run)}]" if self.run else ""
         return " ".join(filter(None, (self.stage, self.params.label(), run)))
 
+    @cached_property
+    def upstream(self) -> list["Step"]:
+        """The steps whose artifacts it reads, each once."""
+        sources = chain.from_iterable(map(listed, self.inputs))
+        return list(dict.fromkeys(source for source in sources if isinstance(source, Step)))
+
+    @cached_property
+    def artifact(self) -> Artifact:
+        """What it makes, whether or not it exists.
+
+        Raises InputError if the key can't be known, for example because an input file is gone.
+        """
+        return self.given[0] if self.given else self.task.target(*self.arguments)
+
     @property
-    def upstream(self) -> "set[Step]":
-        """The steps whose artifacts it reads."""
-        return {step for given in self.inputs for step in (given if isinstance(given, list) else [given])}
+    def key(self) -> str:
+        """The key of its artifact; empty as long as it isn't known."""
+        return self.artifact.key if "artifact" in vars(self) else ""
+
+    @property
+    def arguments(self) -> list[Any]:
+        """The params, and the artifacts that it reads, whether or not they exist."""
+        arguments: list[Any] = [self.params]
+        for given in self.inputs:
+            artifacts = artifacts_of(listed(given))
+            arguments.append(artifacts if isinstance(given, list) else artifacts[0])
+        return arguments
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it has nothing to do."""
+        if self.given:
+            return True
+        return not self.is_anew and self.task.is_made(*self.arguments, refill=self.refill)
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it is not possible: its own problem, or that of a step that it needs."""
+        if self.problem:
+            return self.problem
+        for step in self.upstream:
+            error = step.error
+            if error:
+                return error
+        return None
+
+    def find_upstream(self, stage: str) -> "Step | None":
+        """The step of this stage that it needs, or that it is."""
+        if self.stage == stage:
+            return self
+        for step in self.upstream:
+            found = step.find_upstream(stage)
+            if found:
+                return found
+        return None
 
 
-Problems = dict[Step, Exception]  # failed steps with their errors, and steps that need them, with the same errors
+def artifacts_of(sources: Iterable[Source]) -> list[Artifact]:
+    """The artifacts of these sources, each once."""
+    found: dict[Artifact, None] = {}
+    for source in sources:
+        if isinstance(source, Artifact):
+            found[source] = None
+        else:
+            found |= dict.fromkeys(source.given or [source.artifact])
+    return list(found)
 
 
 class Plan:
     """The steps of one run, or of several that share steps.
 
-    `until`: the last stage; `use`: keys of artifacts by stage, to take in place of running it; `again`: stages to
-    run though they are cached.
+    `until`: the last stage; `use`: keys of artifacts by stage, to take in place of running it; `refresh`: stages to run
+    though they are cached.
     """
 
-    def __init__(self, until: str, use: dict[str, str], again: list[str]) -> None:
-        self.until, self.again = until, set(again)
-        self.steps: list[Step] = []
-        self.made: dict[Step, Artifact] = {}  # the artifact of each needed step, made or not
-        self.anew: set[Step] = set()  # needed steps that run though they are cached
-        self.problems: Problems = {}
-        self.given = {
-            stage: list(dict.fromkeys(find_model(key.strip(), stage) for key in keys.split(",")))
-            for stage, keys in use.items()
-        }
-        if several := [stage for stage, artifacts in self.given.items() if len(artifacts) > 1 and stage != SEVERAL]:
-            raise InputError(
-                f"use names several artifacts of {several[0]}; expected one, since only finetune takes several."
-            )
-
-    def add(self, run: tuple[str, ...], task: StageTask, params: Params, *inputs: Step | list[Step]) -> Step:
-        """Add a step; identical steps are shared between runs."""
-        for step in self.steps:
-            if (step.task, step.params, step.inputs) == (task, params, inputs):
-                pairs = takewhile(lambda pair: pair[0] == pair[1], zip(step.run, run, strict=False))
-                step.run = tuple(own for own, _ in pairs)
-                return step
-        self.steps.append(step := Step(task, params, inputs, run))
-        return step
-
-    def needed(self) -> list[Step]:
-        """The steps that the last stage needs, in order.
-
-        Raises InputError if `use` or `refresh` names a stage that this run doesn't reach.
-        """
-        needed: list[Step] = []
-        reached = {self.until}
-        wanted = {step for step in self.steps if step.stage == self.until}
-        for step in reversed(self.steps):
-            if step in wanted:
-                reached.add(step.stage)
-                if step.stage not in self.given:
-                    needed.insert(0, step)
-                    wanted |= step.upstream
-        for option, stages in (("use", set(self.given)), ("refresh", self.again)):
-            if unreached := stages - reached:
-                start = f" and starts from {', '.join(sorted(self.given))}" if self.given else ""
+    def __init__(self, until: str, use: dict[str, str], refresh: list[str]) -> None:
+        self.until = until
+        self.refresh = set(refresh)
+        self.recorded: list[Step] = []
+        self.given: dict[str, list[Artifact]] = {}
+        for stage, keys in use.items():
+            artifacts = [find_model(key.strip(), stage) for key in keys.split(",")]
+            self.given[stage] = list(dict.fromkeys(artifacts))
+            if len(self.given[stage]) > 1 and stage != SEVERAL:
                 raise InputError(
-                    f"{option} names {', '.join(sorted(unreached))}, which this run doesn't reach: it ends after "
-                    f"{self.until}{start}. Remove it from {option}."
+                    f"use names several artifacts of {stage}; expected one, since only {SEVERAL} takes several."
                 )
-        if both := self.again & set(self.given):
-            raise InputError(f"{', '.join(sorted(both))} is in both use and refresh. Choose one.")
-        return needed
 
-    def warn_of_unused(self, changed: dict[str, dict]) -> None:
-        """Log a warning of overridden fields that this run doesn't read."""
-        reached = {step.stage for step in self.needed()}
-        unused = []
-        for stage in changed.keys() - reached:
-            reader, fields = READ_EARLIER.get(stage, ("", set()))
-            read = fields if reader in reached else set()
-            unused += [f"{stage}.{name}" for name in changed[stage].keys() - read]
-        if unused:
-            log.warning("This run doesn't reach %s; overrides of it have no effect.", ", ".join(sorted(unused)))
+    def trace(self, pipeline: Callable[..., Any], *arguments: Any, run: tuple[str, ...] = ()) -> Any:
+        """Call `pipeline`, whose calls of stages are recorded, each as a step that stands for the artifact.
 
-    def arguments(self, step: Step) -> list[Any]:
-        """The params of a step and the artifacts that it reads, made by other steps or given in their place."""
+        Identical steps are shared between runs. `run`: if the plan has several runs, what distinguishes this one.
+        """
 
-        def read(given: Step | list[Step]) -> Artifact | list[Artifact]:
-            if isinstance(given, list):
-                return self.given.get(given[0].stage) or [self.made[each] for each in given]
-            return self.given[given.stage][0] if given.stage in self.given else self.made[given]
+        def record(task: StageTask, params: Any, inputs: tuple) -> Step:
+            for step in self.recorded:
+                if (step.task, step.params, step.inputs) == (task, params, inputs):
+                    same = takewhile(lambda pair: pair[0] == pair[1], zip(step.run, run, strict=False))
+                    step.run = tuple(name for name, _ in same)
+                    return step
+            given = self.given.get(task.name, [])
+            self.recorded.append(Step(task, params, inputs, run, tuple(given)))
+            return self.recorded[-1]
 
-        return [step.params, *map(read, step.inputs)]
+        token = recording.set(record)
+        try:
+            return pipeline(*arguments)
+        finally:
+            recording.reset(token)
 
-    def is_made(self, step: Step) -> bool:
-        """Whether a step has nothing to do."""
-        return step not in self.anew and step.task.is_made(*self.arguments(step))
+    @property
+    def wanted(self) -> list[Step]:
+        """The steps that the last stage needs, in order, and those in whose place artifacts are given."""
+        wanted = {step for step in self.recorded if step.stage == self.until}
+        for step in reversed(self.recorded):
+            if step in wanted and not step.given:
+                wanted.update(step.upstream)
+        return [step for step in self.recorded if step in wanted]
 
-    def is_blocked(self, step: Step) -> bool:
-        """Whether a step, or one that it needs, has failed."""
-        if step not in self.problems and (failed := step.upstream & set(self.problems)):
-            self.problems[step] = self.problems[failed.pop()]
-        return step in self.problems
+    @property
+    def steps(self) -> list[Step]:
+        """The steps that the last stage needs, in order."""
+        return [step for step in self.wanted if not step.given]
 
-    def check(self, thoroughly: bool = True) -> Problems:
+    @property
+    def possible(self) -> list[Step]:
+        """Those that can be made, as far as is known."""
+        return [step for step in self.steps if not step.error]
+
+    @property
+    def problems(self) -> dict[Step, Exception]:
+        """Those that can't be made, and why, the first first."""
+        errors = ((step, step.error) for step in self.steps)
+        return {step: error for step, error in errors if error}
+
+    def check(self, thoroughly: bool = True) -> None:
         """Find the artifact of every step, and each mistake that can be known before a stage runs.
 
         `thoroughly`: those too that are found by reading the data of the tasks and the files of given artifacts, which
-        can take minutes. Raises InputError for a mistake that concerns all steps.
+        can take minutes. Mistakes become the `problem` of their steps; raises InputError for one that concerns all.
         """
         finetunes.finetunes()
         processes.workers()
         tracking.names()
         for artifact in chain.from_iterable(self.given.values()):
-            verify(artifact) if thoroughly else refuse_hollow(artifact)
-        for step in self.needed():
-            try:
-                if not self.is_blocked(step):
-                    with disk_errors_as_input_errors(step.title):
-                        self.prepare(step, thoroughly)
-            except InputError as error:
-                self.problems[step] = error
-        self.fill()
-        return self.problems
-
-    def fill(self) -> None:
-        """Have the hollow artifacts made again that steps with something to do read, and in turn what these read.
-
-        One that would come out different, as a model does, is a problem instead, unless it is to run again anyway.
-        """
-        before = set(to_fill)
-        for step in reversed(self.made):
-            if self.is_blocked(step) or self.is_made(step):
-                continue
-            for each in (each for each in step.upstream & self.made.keys() - self.anew if is_hollow(self.made[each])):
-                try:
-                    if each.task.varies:
-                        raise InputError(
-                            f"{self.made[each].name} is hollow: its weights are not in this store, and {step.title} "
-                            f"needs them. `cram pull {self.made[each].name}` brings the weights; --refresh {each.stage}"
-                            " trains it again."
-                        )
-                    to_fill.add(self.made[each])
-                    each.params.check()
-                except InputError as error:
-                    self.problems[each] = error
-        if names := [artifact.name for artifact in self.made.values() if artifact in to_fill - before]:
-            log.info("Hollow, and made again since a later stage reads them: %s.", ", ".join(dict.fromkeys(names)))
-
-    def prepare(self, step: Step, thoroughly: bool = True) -> None:
-        """Find a step's artifact, and check what the step needs if that is to be made."""
-        self.made[step] = step.task.target(*self.arguments(step))
-        if step.stage in self.again or self.anew & step.upstream:
-            self.anew.add(step)
-        if not self.is_made(step) and (thoroughly or step.stage not in READ_TASKS):
-            step.params.check()
             if thoroughly:
-                self.check_probes(step)
+                verify(artifact)
+            else:
+                refuse_hollow(artifact)
+        self.check_names()
+        for step in self.steps:
+            if step.error:
+                continue
+            try:
+                with disk_errors_as_input_errors(step.title):
+                    self.prepare(step, thoroughly)
+            except InputError as error:
+                step.problem = error
+        self.refill_hollow()
 
-    def check_probes(self, step: Step) -> None:
-        """Raise InputError if a step is to make a model, and its held-out text, if it is there, has too few probes."""
-        readers = [each for each in self.steps if each.stage == SEVERAL and step in each.inputs]
-        wanted = [each.params for each in readers if each.params.data == "probes" and self.until in (SEVERAL, "report")]
-        _, tokens, *_ = self.arguments(step) if wanted else (None, None)
-        if tokens and read_manifest(tokens) and not is_hollow(tokens):
-            for params in wanted:
-                params.check(tokens)
+    def check_names(self) -> None:
+        """Raise InputError if `use` or `refresh` names a stage that this run doesn't reach."""
+        reached = {self.until, *(step.stage for step in self.wanted)}
+        for option, stages in (("use", set(self.given)), ("refresh", self.refresh)):
+            unreached = stages - reached
+            if unreached:
+                start = f" and starts from {', '.join(sorted(self.given))}" if self.given else ""
+                raise InputError(
+                    f"{option} names {', '.join(sorted(unreached))}, which this run doesn't reach: it ends after "
+                    f"{self.until}{start}. Remove it from {option}."
+                )
+        both = self.refresh & set(self.given)
+        if both:
+            raise InputError(f"{', '.join(sorted(both))} is in both use and refresh. Choose one.")
 
-    def run(self) -> Problems:
-        """Carry out what `check` found, stage by stage; if a step fails, those that don't need it go on."""
-        if not flow_run.id:
-            url = os.environ.get("PREFECT_API_URL")
-            about = f"No Prefect server answers at {url}; this" if url else "Without a Prefect server, this"
-            log.info("%s run goes on in its own process. `make up` starts one.", about)
-        self.fill()  # again, since a `cram gc` may have come between
-        for step, error in self.problems.items():
-            if not step.upstream & set(self.problems):
-                log.warning("%s is not possible: %s", step.title, error)
-        for stage in dict.fromkeys(step.stage for step in self.made):
-            steps = [step for step in self.made if step.stage == stage and not self.is_blocked(step)]
-            left = [step for step in steps if not self.is_made(step)] if stage == SEVERAL else []
-            count = self.at_once(left)
-            for step in steps:
-                if count == 1 or step not in left:
-                    self.attempt(step, partial(self.carry_out, step), self.is_made(step))
-            if count > 1:
-                self.side_by_side(left, count)
-        return self.problems
+    def prepare(self, step: Step, thoroughly: bool) -> None:
+        """Find a step's artifact, and check what the step needs if that is to be made."""
+        step.artifact  # noqa: B018 - finds the key, or raises InputError
+        step.is_anew = step.stage in self.refresh or any(each.is_anew for each in step.upstream)
+        if step.is_made:
+            return
+        if thoroughly or not step.params.check_is_slow:
+            step.params.check()
+        if thoroughly:
+            self.check_readers(step)
+
+    def check_readers(self, step: Step) -> None:
+        """Let the steps that read a step say whether they can use what it would make, if its own inputs are there."""
+        readers = [each for each in self.steps if step in each.upstream]
+        sources = artifacts_of(chain.from_iterable(map(listed, step.inputs)))
+        if sources and all(read_manifest(source) and not is_hollow(source) for source in sources):
+            for reader in readers:
+                reader.params.check_sources(sources)
+
+    def refill_hollow(self) -> None:
+        """Mark hollow inputs of steps that will run, and their inputs, to be rebuilt.
+
+        A stage whose result varies, such as a model, can't be rebuilt identically, so a hollow one is a problem unless
+        it runs anew anyway.
+        """
+        refilled = []
+        for step in reversed(self.steps):
+            if step.error or step.is_made:
+                continue
+            for source in step.upstream:
+                if source.given or source.is_anew or source.refill or not is_hollow(source.artifact):
+                    continue
+                try:
+                    refuse_variation(source, step)
+                    source.refill = True
+                    source.params.check()
+                    refilled.append(source)
+                except InputError as error:
+                    source.problem = error
+        names = dict.fromkeys(step.artifact.name for step in reversed(refilled))
+        if names:
+            log.info("Rebuilding dropped data that a later stage needs: %s.", ", ".join(names))
+
+    def needed(self) -> list[Artifact]:
+        """The artifacts that it reads or makes, whether or not they exist."""
+        return [*artifacts_of(self.possible), *chain.from_iterable(self.given.values())]
 
     def results(self) -> list[Artifact]:
         """The artifacts of the last stage. Raises one error if a step has failed."""
         if self.problems:
             raise self.error()
-        if self.given:
-            names = [artifact.name for artifacts in self.given.values() for artifact in artifacts]
-            log.info("Existing artifacts used: %s", ", ".join(names))
-        return self.given.get(self.until) or [made for step, made in self.made.items() if step.stage == self.until]
-
-    def attempt(self, step: Step, work: Callable[[], Artifact], cached: bool) -> None:
-        """Show the artifact that work() makes, if it is the planned one, or record the error."""
-        try:
-            artifact, planned = work(), self.made[step]
-            show(step.task, step.title, artifact, cached)
-            if artifact != planned:
-                raise InputError(
-                    f"The input files of {step.title} changed during this run: it made {artifact.name}, but "
-                    f"{planned.name} was planned. Run again, and don't change the files before it ends."
-                )
-        except Exception as error:
-            if step.run or step.stage == SEVERAL:  # at once, since others may go on for hours
-                log.warning("%s failed: %s", step.title, error)
-            self.problems[step] = error
-
-    def carry_out(self, step: Step) -> Artifact:
-        """A step's artifact, made unless it is cached."""
-        if step in self.anew:
-            refresh(self.made[step])
-        if not self.is_made(step):
-            self.check_probes(step)
-        with running(step.title):
-            return call(step.task, *self.arguments(step))
-
-    def memory(self, steps: list[Step]) -> int:
-        """Bytes that the largest of these finetuning runs takes."""
-        from model import machine
-
-        here = machine.detect()
-        return max(step.params.memory(self.arguments(step)[1], here) for step in steps)
-
-    def at_once(self, steps: list[Step]) -> int:
-        """How many of these finetuning runs go on at a time."""
-        return finetunes.at_once(len(steps), self.memory(steps)) if len(steps) > 1 else 1
-
-    def side_by_side(self, steps: list[Step], count: int) -> None:
-        """Carry out finetuning runs, `count` at a time: each in a process of its own, for which a thread waits.
-
-        On Ctrl-C, `several` first ends the processes, so that the threads end at once.
-        """
-        done: queue.SimpleQueue = queue.SimpleQueue()
-        total = sum(step.params.examples() for step in steps)
-        with threads(count) as submit, finetunes.several(count, total, len(steps)), running(SEVERAL):
-            futures = {}
-            for step in steps:
-                if step in self.anew:
-                    refresh(self.made[step])
-                futures[future := submit(step.task, *self.arguments(step))] = step
-                future.add_done_callback(done.put)
-            while futures:
-                with suppress(queue.Empty):
-                    future = done.get(timeout=1)  # s, as a signal right before an endless wait would not end it
-                    self.attempt(futures.pop(future), future.result, cached=False)
+        last = [step for step in self.steps if step.stage == self.until]
+        return self.given.get(self.until) or artifacts_of(last)
 
     def error(self) -> Exception:
         """One error for all failed steps: the first bug, or else the sentences of user errors, each once."""
-        for error in self.problems.values():
+        problems = self.problems
+        for error in problems.values():
             if not isinstance(error, InputError):
                 return error
-        wanted = [step for step in self.made if step.stage == SEVERAL]
-        failed = [step for step in wanted if step in self.problems]
-        first, error = next(iter(self.problems.items()))
+        first, error = next(iter(problems.items()))
+        wanted = [step for step in self.steps if step.stage == SEVERAL]
         if first.stage != SEVERAL or len(wanted) == 1:
             return error
-        sentences = " ".join(dict.fromkeys(map(str, self.problems.values())))
+        failed = [step for step in wanted if step in problems]
+        sentences = " ".join(dict.fromkeys(map(str, problems.values())))
         kept = "; the others are kept" if len(failed) < len(wanted) else ""
         return InputError(f"{len(failed)} of {len(wanted)} finetuning runs failed{kept}. {sentences}")
 
 
-def call(task: StageTask, *arguments: Params | Artifact | list[Artifact]) -> Artifact:
-    """Run a stage: as a task of the Prefect run that this is part of, or without Prefect's engine."""
-    # the result of the state, since a task that returns a state, as `Cached`, returns it as it is
-    return cast(State, task(*arguments, return_state=True)).result() if flow_run.id else task.fn(*arguments)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[Callable[..., PrefectFuture | Future]]:
-    """A function like `call` that returns a future, for up to `count` calls at a time."""
-    if flow_run.id:
-        # not the flow's own task runner, since how many fit is known only now
-        with ThreadPoolTaskRunner(max_workers=count) as runner:  # type: ignore[var-annotated]
-            yield lambda task, *arguments: runner.submit(task, signature(task.fn).bind(*arguments).arguments)
-    else:
-        with ThreadPoolExecutor(count) as executor:
-            try:
-                yield lambda task, *arguments: executor.submit(task.fn, *arguments)
-            finally:
-                executor.shutdown(wait=False, cancel_futures=True)
-
-
-def make(task: StageTask, params: Params, *inputs: Artifact | list[Artifact], title: str = "") -> Artifact:
-    """The artifact of a stage that runs after a plan."""
-    title, cached = title or task.name, task.is_made(params, *inputs)
-    with running(title):
-        artifact = call(task, params, *inputs)
-    show(task, title, artifact, cached)
-    return artifact
-
-
-def show(task: StageTask, title: str, artifact: Artifact, cached: bool) -> None:
-    """Log a stage's counts, seconds and path, and put its artifact on the page of the Prefect run."""
-    about = artifact.manifest
-    duration = "cached" if cached else brief_duration(about["seconds"])
-    facts = [duration, counts(about["stats"])] if cached else [counts(about["stats"]), duration]
-    log.info(printable(f"{title}: {', '.join(filter(None, [*facts, str(relative(artifact.path))]))}"))
-    if flow_run.id:
-        publish(artifact, str(task.description))
+def refuse_variation(source: Step, step: Step) -> None:
+    """Raise InputError if the hollow artifact of `source`, which `step` needs, would come out different."""
+    if source.task.varies:
+        name = source.artifact.name
+        raise InputError(
+            f"{name} is hollow: its weights are not in this store, and {step.title} needs them. `cram pull {name}` "
+            f"brings the weights; --refresh {source.stage} trains it again."
+        )

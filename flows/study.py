@@ -3,14 +3,15 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prefect import flow, tags
 from pydantic import PositiveInt
 
 from flows import disk
-from flows.cram import add, run_name
-from flows.plan import Plan, Problems, Step, make
+from flows.cram import pipeline, run_name, warn_of_unused
+from flows.execute import carry_out, execute
+from flows.plan import Plan, Step
 from flows.recipes.recipe import Override, Recipe, RecipeName, without_empty
 from flows.recipes.study_runs import StudyRun, operations_per_token, resolve_study
 from model.errors import InputError
@@ -44,48 +45,61 @@ def study(
         scale: A size (pocket, the default; day; or "pocket x 0.5"), a budget ("3e6 tokens"), or both.
         until: pretrain compares losses; report also finetunes, and compares scores.
     """
-    about, runs, plan, steps = laid_out(study, recipe, override, seeds, scale, until)
-    for member in (run.member for run in runs if run.member.seed == 0):
-        if member.also:
+    asked = plan_study(study, recipe, override, seeds, scale, until)
+    for run in asked.runs:
+        member = run.member
+        if member.seed == 0 and member.also:
             log.info("%s and %s are the same at this scale; they are one run.", member.run, " and ".join(member.also))
-        if member.problem:
+        if member.seed == 0 and member.problem:
             log.warning("%s is not possible here: %s", member.run, member.problem)
-    log.info("Pretraining: %s on this machine, less what is cached.", estimate(runs, usual_rate()))
+    log.info("Pretraining: %s on this machine, less what is cached.", estimate(asked.runs, usual_rate()))
+    plan = asked.plan
     plan.check()
     disk.check(plan)
-    with tags(Path(study).stem, f"until {until}"), keep_while_running(plan.made.values()):
-        plan.run()
-        page, members = compared(about, runs, plan, steps)
-    if failed := sum(bool(member.problem) for member in members):
+    with tags(Path(study).stem, f"until {until}"), keep_while_running(plan.needed()):
+        execute(plan)
+        page, members = compare_runs(asked, carry_out)
+    failed = sum(bool(member.problem) for member in members)
+    if failed:
         log.warning("%s of %s failed; the page says why.", failed, counted(len(members), "run"))
     return page
 
 
-def laid_out(
-    study: str, recipe: str | None, override: dict, seeds: int, scale: str, until: str
-) -> tuple[Compare, list[StudyRun], Plan, list[dict[str, Step]]]:
-    """The head of a study's page, its runs, their plan, not yet checked, and for each run its last steps."""
+class StudyPlan(NamedTuple):
+    """The head of a study's page, its runs, their plan, and for each run the step of its report (None: impossible)."""
+
+    about: Compare
+    runs: list[StudyRun]
+    plan: Plan
+    pages: list[Step | None]
+
+
+def plan_study(study: str, recipe: str | None, override: dict, seeds: int, scale: str, until: str) -> StudyPlan:
+    """The plan of a study, not yet checked."""
     override = without_empty(override)
     about, runs = resolve_study(study, recipe, override, seeds, scale, until)
     plan = Plan(until, {}, [])
-    steps = [add(plan, run.recipe, (run.member.run, f"seed {run.member.seed}")) if run.recipe else {} for run in runs]
-    plan.warn_of_unused(override)
-    return about, runs, plan, steps
+    pages = []
+    for run in runs:
+        name = (run.member.run, f"seed {run.member.seed}")
+        pages.append(plan.trace(pipeline, run.recipe, run=name) if run.recipe else None)
+    warn_of_unused(about.recipe, override, plan)
+    return StudyPlan(about, runs, plan, pages)
 
 
-def compared(
-    about: Compare, runs: list[StudyRun], plan: Plan, steps: list[dict[str, Step]], make: Callable = make
-) -> tuple[Artifact, list[Member]]:
-    """The page that compares the runs of a plan that has run, and its rows. `make`: makes an artifact, as `plan.make`.
+def compare_runs(asked: StudyPlan, make: Callable[[Step], Artifact]) -> tuple[Artifact, list[Member]]:
+    """The page that compares the runs of a plan that was carried out, and its rows. `make`: makes a step's artifact.
 
     Raises the first error if there is no model.
     """
-    members = [outcome(run, own, plan, plan.problems) for run, own in zip(runs, steps, strict=True)]
+    until = asked.plan.until
+    members = [find_outcome(run, page, until) for run, page in zip(asked.runs, asked.pages, strict=True)]
     if not any(member.model for member in members):
-        raise next(iter(plan.problems.values()))
-    members = on_common_text(members, runs, make)
-    given = [artifacts_of(members, kind) for kind in ("model", "evaluation", "report")]
-    return make(compare, about.model_copy(update={"members": members}), *given), members
+        raise next(iter(asked.plan.problems.values()))
+    members = on_common_text(members, asked.runs, make)
+    given = tuple(artifacts_of(members, kind) for kind in ("model", "evaluation", "report"))
+    step = Step(compare, asked.about.model_copy(update={"members": members}), given)
+    return make(step), members
 
 
 def usual_rate() -> float:
@@ -110,17 +124,23 @@ def estimate(runs: list[StudyRun], rate: float) -> str:
     return f"{counted(len(seconds), 'run')}, about {duration(sum(seconds), 2)}"
 
 
-def outcome(run: StudyRun, steps: dict[str, Step], plan: Plan, problems: Problems) -> Member:
-    """The row of a run on the page: its artifacts, or why it has none."""
-    if not steps:
+def find_outcome(run: StudyRun, page: Step | None, until: str) -> Member:
+    """The row of a run on the page: its artifacts, or why it has none. `page`: the step of its report."""
+    if page is None:
         return run.member
-    model, last = steps["pretrain"], steps[plan.until]
-    results = {
-        "model": "" if model in problems else plan.made[model].name,
-        "report": "" if plan.until != "report" or last in problems else plan.made[last].name,
-        "problem": sentence_of(problems[last]) if last in problems else "",
-    }
+    results = {"model": name_of(page, "pretrain"), "report": "", "problem": ""}
+    if until == "report":
+        results["report"] = name_of(page, "report")
+    last = page.find_upstream(until)
+    if last and last.error:
+        results["problem"] = sentence_of(last.error)
     return run.member.model_copy(update=results)
+
+
+def name_of(page: Step, stage: str) -> str:
+    """The name of the artifact of this stage that a page is made from; empty if the stage failed."""
+    step = page.find_upstream(stage)
+    return "" if step is None or step.error else step.artifact.name
 
 
 def sentence_of(error: Exception) -> str:
@@ -128,7 +148,7 @@ def sentence_of(error: Exception) -> str:
     return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
 
 
-def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable) -> list[Member]:
+def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable[[Step], Artifact]) -> list[Member]:
     """Evaluate all models on one text that none was trained on, if their own held-out texts differ.
 
     Documents are held out by their digests, so the first model's text serves. Models that hold out documents in another
@@ -155,7 +175,7 @@ def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable) 
             )
             changes = {"compared": False, "problem": member.problem or why}
         elif member.model and (sharing or is_cut or texts[member.model] != texts[first.name]):
-            changes = evaluated(member, first, sharing, make, how)
+            changes = evaluate_on(member, first, sharing, make, how)
         measured.append(member.model_copy(update=changes))
     return measured
 
@@ -170,13 +190,15 @@ def holding_out(recipe: Recipe) -> tuple:
     return recipe.tokenize.heldout_fraction, cut
 
 
-def evaluated(member: Member, text: Artifact, others: list[Artifact], make: Callable, how: Evaluate) -> dict:
+def evaluate_on(
+    member: Member, text: Artifact, others: list[Artifact], make: Callable[[Step], Artifact], how: Evaluate
+) -> dict:
     """Evaluate a member's model on a text; the fields of Member with the result or the problem."""
-    title = f"evaluate [{member.run}, seed {member.seed}]"
+    step = Step(evaluate, how, (artifact_named(member.model), text, others), (member.run, f"seed {member.seed}"))
     try:
-        return {"evaluation": make(evaluate, how, artifact_named(member.model), text, others, title=title).name}
+        return {"evaluation": make(step).name}
     except Exception as error:
-        log.warning("%s failed: %s", title, error)
+        log.warning("%s failed: %s", step.title, error)
         return {"compared": False, "problem": member.problem or sentence_of(error)}
 
 

@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 class Decontaminate(Params):
     """Which documents are dropped: those that share a run of words with a validation or test sentence."""
 
+    check_is_slow = True
     words: int = Field(
         13,
         ge=5,

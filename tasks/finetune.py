@@ -105,6 +105,7 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=Fa
 class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=False):
     """One task with one seed."""
 
+    check_is_slow = True
     data: str
     task: str
     # Not validated again: the name of a task of the table is refused to tasks of one's own
@@ -123,19 +124,25 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         share = f"{100 * self.share:g}%" if self.share < 1 else ""
         return "-".join(filter(None, (self.task, str(self.seed), "" if self.pretrained else "untrained", share)))
 
-    def check(self, start: Artifact | None = None) -> None:
-        """Fetch and read the data before the model is pretrained; probes are made from `start`, if that exists.
+    def check(self) -> None:
+        """Fetch and read the data before the model is pretrained. Raises InputError for bad data."""
+        if self.data != "probes":
+            self.check_rows()
 
-        Raises InputError for bad data.
-        """
-        if self.data != "probes" or start:
-            from model.finetuning import steps_of
+    def check_sources(self, sources: list[Artifact]) -> None:
+        """Make the probes before the model is pretrained, from the held-out text. Raises InputError for too few."""
+        if self.data == "probes":
+            self.check_rows(sources[0])
 
-            try:
-                steps_of(self.rows(self.available(start)), self)
-            except InputError as error:
-                share = f" That is a share of {self.share:g} (finetune.shares)." if self.share < 1 else ""
-                raise InputError(f"{self.task}: {error}{share}") from error
+    def check_rows(self, start: Artifact | None = None) -> None:
+        """Raise InputError for bad data, or if it has too few rows. `start`: what probes are made from."""
+        from model.finetuning import steps_of
+
+        try:
+            steps_of(self.rows(self.available(start)), self)
+        except InputError as error:
+            share = f" That is a share of {self.share:g} (finetune.shares)." if self.share < 1 else ""
+            raise InputError(f"{self.task}: {error}{share}") from error
 
     def memory(self, start: Artifact, here: "Machine") -> int:
         """Bytes that the run takes; without those of the model if `start` doesn't exist yet."""

@@ -14,14 +14,16 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.runtime import task_run
+from prefect.runtime import flow_run, task_run
 from prefect.states import Completed
 from pydantic import BaseModel
 
@@ -36,7 +38,6 @@ from tasks.store.artifacts import (
     is_made,
     read_manifest,
     result_files,
-    to_fill,
     warn_of_damage,
 )
 from tasks.store.errors import disk_errors_as_input_errors
@@ -47,16 +48,20 @@ from tasks.workers.processes import cpu_clock, peak_memory, reset_usage, usage
 
 REPORTED_PACKAGES = ("cram", "prefect", "torch", "tokenizers", "numpy", "pyarrow", "scipy", "transformers")
 SECONDS_BEFORE_A_RETRY = 60
+# while a plan is made: takes the calls of stages, as the tracker of Prefect's `flow.visualize()` does
+recording: ContextVar[Callable[["StageTask", "Params", tuple], Any] | None] = ContextVar("recording", default=None)
 log = logging.getLogger(__name__)
 
 
 class Params(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """What a stage's output depends on, other than its input artifacts.
 
-    `later`: fields that enter a key only where they differ from their default, so that keys from before they came stay.
+    `later`: fields that were added after artifacts existed. They enter the key only if changed from the default, so
+    existing keys stay valid. `check_is_slow`: `check` reads data, which can take minutes.
     """
 
     later: ClassVar[tuple[str, ...]] = ()
+    check_is_slow: ClassVar[bool] = False
 
     def identity(self) -> dict:
         """What enters the key. A stage that reads files replaces their paths with their digests."""
@@ -72,6 +77,12 @@ class Params(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     def check(self) -> None:
         """Raise InputError for errors that can be detected before any stage of a run begins."""
 
+    def check_sources(self, sources: list[Artifact]) -> None:
+        """Raise InputError if this stage can't use an input that is about to be made from `sources`.
+
+        All of these are complete. It is for errors that would otherwise show only after the input is made.
+        """
+
     def label(self) -> str:
         """A suffix for the name of the task run in Prefect, for stages that run several times in one flow run."""
         return ""
@@ -84,12 +95,19 @@ def environment() -> dict:
     for name in REPORTED_PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
-    git, commit = ["git", "-C", str(CODE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], "unknown"
-    with suppress(OSError, subprocess.CalledProcessError):  # no git on this machine
-        if IN_CHECKOUT:
-            commit = subprocess.run(git, capture_output=True, encoding="utf-8", check=True).stdout.strip()
     machine = {"system": platform.platform(), "cores": cores()}
-    return {"python": platform.python_version(), "packages": packages, "machine": machine, "commit": commit}
+    return {"python": platform.python_version(), "packages": packages, "machine": machine, "commit": find_commit()}
+
+
+def find_commit() -> str:
+    """The commit of the code, with a mark if files differ from it; "unknown" without a checkout or without git."""
+    if not IN_CHECKOUT:
+        return "unknown"
+    git = ["git", "-C", str(CODE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(git, capture_output=True, encoding="utf-8", check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def has_lost_connection(_task: Task, _task_run: TaskRun, state: State) -> bool:
@@ -97,23 +115,48 @@ def has_lost_connection(_task: Task, _task_run: TaskRun, state: State) -> bool:
     return isinstance(state.result(raise_on_failure=False), ConnectionError | Unreachable)
 
 
+class Call(NamedTuple):
+    """A call of a stage: the artifact that it makes, what determines that artifact's key, and the arguments."""
+
+    artifact: Artifact
+    about: dict[str, Any]
+    params: Params
+    inputs: dict[str, Artifact | list[Artifact]]
+    refill: bool
+
+    def is_made(self) -> bool:
+        """Whether the artifact is complete and was made from the present contents of the inputs."""
+        return is_made(self.artifact, self.inputs, self.refill)
+
+
 class StageTask(Task):
-    """A stage function(params, *inputs, out) -> stats as a Prefect task from (params, *inputs) to an Artifact."""
+    """A stage function(params, *inputs, out) -> stats as a Prefect task from (params, *inputs) to an Artifact.
+
+    A call also takes `refill`: whether to rebuild an artifact that is hollow.
+    """
 
     def __init__(
         self, function: Callable[..., dict], name: str, version: int, resumes: bool, varies: bool, retries: int
     ) -> None:
+        self.function = function
+        self.stage_version = version
+        self.resumes = resumes
+        self.varies = varies
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "out"]
+        parameters.append(inspect.Parameter("refill", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool))
+        self.signature = inspect.Signature(parameters, return_annotation=Artifact)
+
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Artifact | State:
-            if task_run.id and self.is_made(*args, **kwargs):
-                return Completed(name="Cached", message="Found in the store.", data=self.run(*args, **kwargs))
-            return self.run(*args, **kwargs)
+            is_cached = bool(task_run.id) and self.is_made(*args, **kwargs)
+            artifact = self.run(*args, **kwargs)
+            if is_cached:
+                return Completed(name="Cached", message="Found in the store.", data=artifact)
+            return artifact
 
         def run_name() -> str:
             return "-".join(filter(None, (name, task_run.parameters["params"].label())))
 
-        given = [p for p in inspect.signature(function).parameters.values() if p.name != "out"]
-        self.signature = inspect.Signature(given, return_annotation=Artifact)
         run.__signature__ = self.signature  # type: ignore[attr-defined]
         super().__init__(
             run,
@@ -125,73 +168,103 @@ class StageTask(Task):
             retry_delay_seconds=SECONDS_BEFORE_A_RETRY,
             retry_condition_fn=has_lost_connection,
         )
-        self.function, self.stage_version, self.resumes, self.varies = function, version, resumes, varies
 
-    def planned(self, *args, **kwargs) -> tuple[Artifact, dict, Params, dict]:
-        """The artifact for these arguments, all that determines its key, the params, and the inputs by name."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Artifact:  # type: ignore[override]
+        """The artifact, made if it is absent: as a task of the Prefect run that this is part of, or else right here.
+
+        While a plan is made, the call is only recorded, and what it returns stands for the artifact.
+        """
+        record = recording.get()
+        if record:
+            params, *inputs = self.signature.bind(*args, **kwargs).arguments.values()
+            return record(self, params, tuple(inputs))
+        if not flow_run.id:
+            return self.run(*args, **kwargs)
+        # the result of the state, since a task that returns a state, as `Cached`, returns it as it is
+        return super().__call__(*args, return_state=True, **kwargs).result()
+
+    def identify(self, *args: Any, **kwargs: Any) -> Call:
+        """What a call with these arguments makes, and from what."""
         inputs = self.signature.bind(*args, **kwargs).arguments
         params = inputs.pop("params")
-        names = {name: [a.name for a in of] if isinstance(of, list) else of.name for name, of in inputs.items()}
+        refill = inputs.pop("refill", False)
+        names: dict[str, str | list[str]] = {}
+        for name, given in inputs.items():
+            names[name] = [artifact.name for artifact in given] if isinstance(given, list) else given.name
         head = {"stage": self.name, "version": self.stage_version}
         rest = {"params": params.identity(), "inputs": names}
         key = hashlib.sha256(json.dumps(head | rest, sort_keys=True).encode()).hexdigest()[:12]
-        return Artifact(stage=self.name, key=key), {**head, "key": key, **rest}, params, inputs
+        return Call(Artifact(stage=self.name, key=key), {**head, "key": key, **rest}, params, inputs, refill)
 
-    def target(self, *args, **kwargs) -> Artifact:
+    def target(self, *args: Any, **kwargs: Any) -> Artifact:
         """The artifact for these arguments, whether or not it exists."""
-        return self.planned(*args, **kwargs)[0]
+        return self.identify(*args, **kwargs).artifact
 
-    def is_made(self, *args, **kwargs) -> bool:
+    def is_made(self, *args: Any, **kwargs: Any) -> bool:
         """Whether that artifact is complete and was made from the present contents of the inputs."""
-        artifact, _, _, inputs = self.planned(*args, **kwargs)
-        return is_made(artifact, inputs)
+        return self.identify(*args, **kwargs).is_made()
 
-    def run(self, *args, **kwargs) -> Artifact:
-        """The artifact for these arguments, made if it is absent."""
+    def run(self, *args: Any, **kwargs: Any) -> Artifact:
+        """The artifact for these arguments, made in this process if it is absent."""
         with disk_errors_as_input_errors(self.name):
-            artifact, about, params, inputs = self.planned(*args, **kwargs)
-            if is_made(artifact, inputs):
-                return artifact
-            if home.is_frozen:
+            call = self.identify(*args, **kwargs)
+            if call.is_made():
+                return call.artifact
+            if home.is_read_only():
                 raise InputError(
-                    f"{artifact.name} would have to be made first, and a plan makes nothing. Run without --plan."
+                    f"{call.artifact.name} would have to be made first, and a plan makes nothing. Run without --plan."
                 )
-            with hold_inputs(inputs), lock_artifact(artifact):
-                if not is_made(artifact, inputs):  # another process may have made it while this one waited
-                    warn_of_damage(artifact)
-                    self.make(artifact, about, params, inputs)
-            return artifact
+            with hold_inputs(call.inputs), lock_artifact(call.artifact):
+                if not call.is_made():  # another process may have made it while this one waited
+                    warn_of_damage(call.artifact)
+                    self.make(call)
+            return call.artifact
 
-    def make(self, artifact: Artifact, about: dict, params: Params, inputs: dict) -> None:
+    def make(self, call: Call) -> None:
         """Call the function and publish what it wrote."""
-        draft, start, before = draft_of(artifact), time.time(), read_manifest(artifact)
+        draft = draft_of(call.artifact)
         if not self.resumes:
             shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True, exist_ok=True)
-        about["varies"], about["made_from"] = self.varies, digests_of_contents(inputs)
-        about["usual"] = params.usual()
-        cpu_before = reset_usage()
-        about["stats"] = self.function(params, **inputs, out=draft)
-        (draft / STATS).write_text(json.dumps(about["stats"], indent=2) + "\n", encoding="utf-8")
-        about["seconds"] = round(time.time() - start, 3)
-        about["cpu_seconds"] = round(cpu_clock() - cpu_before + usage.cpu_seconds, 3)
-        about["peak_memory_mib"] = peak_memory()
-        about["started"] = datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds")
-        about["finished"] = datetime.now(UTC).isoformat(timespec="microseconds")  # orders artifacts
-        about["environment"] = environment()
-        publish(draft, artifact, about)
+        before = read_manifest(call.artifact)
+        about = self.produce(call, draft)
+        publish(draft, call.artifact, about)
         if before and before.get("hollow"):
-            to_fill.discard(artifact)
-            compare(artifact.name, result_files(before), result_files(about))
+            compare(call.artifact.name, result_files(before), result_files(about))
+
+    def produce(self, call: Call, draft: Path) -> dict:
+        """Call the function, which writes to `draft`. Returns the manifest, but for the list of files."""
+        about = call.about | {
+            "varies": self.varies,
+            "made_from": digests_of_contents(call.inputs),
+            "usual": call.params.usual(),
+        }
+        cpu_before = reset_usage()
+        start = time.time()
+        stats = self.function(call.params, **call.inputs, out=draft)
+        (draft / STATS).write_text(json.dumps(stats, indent=2) + "\n", encoding="utf-8")
+        return about | {
+            "stats": stats,
+            "seconds": round(time.time() - start, 3),
+            "cpu_seconds": round(cpu_clock() - cpu_before + usage.cpu_seconds, 3),
+            "peak_memory_mib": peak_memory(),
+            "started": datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="microseconds"),  # orders artifacts
+            "environment": environment(),
+        }
 
 
 def compare(name: str, before: set[tuple[str, str]], now: set[tuple[str, str]]) -> None:
     """Log whether an artifact that was hollow has its former result."""
     if before == now:
-        log.info("%s was made again, with the same contents as before.", name)
+        log.info("%s was rebuilt, with the same contents as before.", name)
     else:
-        why = "most likely by another version of a library. What was made from the former contents stays"
-        log.warning("%s was made again, but %s differs from before, %s.", name, min(before ^ now)[0], why)
+        log.warning(
+            "%s was rebuilt, but %s differs from before, most likely because of another version of a library. What "
+            "was made from the former contents stays.",
+            name,
+            min(before ^ now)[0],
+        )
 
 
 def stage(
@@ -203,7 +276,8 @@ def stage(
     `varies`: two runs can write different files, as training does; a new run then also reruns the stages after it.
     `name`: that of the directory under artifacts/, if it is not the function's.
     `retries`: how often Prefect tries again after a lost connection.
-    A plain call without Prefect is `fn.fn(params, *inputs)`.
+    `fn(params, *inputs)` is a task run in a Prefect run, and runs here otherwise; `fn.fn(params, *inputs)` always runs
+    here.
     """
 
     def decorate(fn: Callable[..., dict]) -> StageTask:

@@ -13,7 +13,8 @@ import torch
 from conftest import document, store_of_its_own, tiny_override, write_jsonl
 
 from flows.cli.study import evaluate as measured
-from flows.cram import planned
+from flows.cram import checked_plan
+from flows.execute import execute
 from flows.recipes.recipe import resolve
 from flows.recipes.rules import pocket
 from model import distributed, export, heldout, pretraining
@@ -41,8 +42,8 @@ BERT_LAYOUT = {
 
 def made(override: dict, until: str = "pretrain", **use: str) -> Artifact:
     """The artifact of the last stage of the demo with these changes."""
-    plan = planned("demo", override, until, use, [])
-    plan.run()
+    plan = checked_plan("demo", override, until, use, [])
+    execute(plan)
     return plan.results()[0]
 
 
@@ -118,12 +119,12 @@ def test_other_text_is_tokenized_with_the_models_vocabulary(first):
     shard = write_jsonl(first["root"] / "new.jsonl", [document(rng, 8) for _ in range(120)])
     new = {"download": {"files": [str(shard)]}, "pretrain": {"budget": 3_000}}
     del (override := going_on(first, "latest", **new))["vocabulary"]
-    plan = planned("demo", override, "pretrain", {}, [])
+    plan = checked_plan("demo", override, "pretrain", {}, [])
     recipe = resolve("demo", override)
     assert recipe.vocabulary.entries == 400, "not the demo's"
     assert recipe.pretrain.start == recipe.vocabulary.start == adopt.find_model("latest").name
-    plan.run()
-    words = next(artifact for step, artifact in plan.made.items() if step.stage == "vocabulary")
+    execute(plan)
+    words = next(step.artifact for step in plan.steps if step.stage == "vocabulary")
     assert (words.path / FILES[0]).read_bytes() == (first["model"].path / FILES[0]).read_bytes()
     assert words.stats["trained_on"]["documents"] < 130
 
@@ -156,7 +157,7 @@ def test_keys_follow_the_weights_and_the_tokenizer_wherever_they_lie(first, tmp_
 )  # fmt: skip
 def test_a_recipe_that_contradicts_the_model_is_refused_before_anything_runs(first, stage, fields, words):
     with pytest.raises(InputError) as refused:
-        planned("demo", going_on(first, first["model"].name, **{stage: fields}), "pretrain", {}, [])
+        checked_plan("demo", going_on(first, first["model"].name, **{stage: fields}), "pretrain", {}, [])
     assert all(each in str(refused.value) for each in words), refused.value
 
 
@@ -265,18 +266,17 @@ def test_a_model_from_a_folder_is_finetuned_reported_and_measured_like_an_artifa
         made({"finetune": {"tasks": ["neighbours"], "epochs": 1, "max_tokens": 32}}, "finetune", pretrain=str(folder))
 
 
-def test_a_plan_adopts_no_model_but_knows_one_that_was_adopted(first, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_plan_adopts_no_model_but_knows_one_that_was_adopted(first, tmp_path: Path):
     folder, kept = release(first["model"], tmp_path / "another"), artifacts_of("pretrain")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"note": "another file is another model"}))
-    with monkeypatch.context() as patch:
-        patch.setattr(home, "is_frozen", True)
+    with home.read_only():
         with pytest.raises(InputError, match="a plan makes nothing"):
             adopt.find_model(str(folder))
         assert artifacts_of("pretrain") == kept
     adopted = adopt.find_model(str(folder))
-    monkeypatch.setattr(home, "is_frozen", True)
-    assert adopt.find_model(str(folder)) == adopted
+    with home.read_only():
+        assert adopt.find_model(str(folder)) == adopted
 
 
 def test_a_folder_with_a_lineage_keeps_it_and_an_artifact_of_the_store_is_itself(first, tmp_path: Path):
@@ -331,8 +331,8 @@ def test_a_folder_without_a_whole_model_is_refused(first, tmp_path: Path, broken
         save_tokenizer(tokenizer, folder)
     else:
         os.remove(folder / ("model.safetensors" if broken == "no weights" else FILES[0]))
-    for refused in (lambda: planned("demo", {}, "finetune", {"pretrain": str(folder)}, []),
-                    lambda: planned("demo", going_on(first, str(folder)), "pretrain", {}, [])):  # fmt: skip
+    for refused in (lambda: checked_plan("demo", {}, "finetune", {"pretrain": str(folder)}, []),
+                    lambda: checked_plan("demo", going_on(first, str(folder)), "pretrain", {}, [])):  # fmt: skip
         with pytest.raises(InputError, match="copy"):
             refused()
 
@@ -342,7 +342,7 @@ def test_a_folder_without_a_vocabulary_head_is_named_and_not_adopted_where_one_i
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["CramModel"]}))
     for refused in (lambda: measured(str(folder), str(folder), 1),
-                    lambda: planned("demo", going_on(first, str(folder)), "pretrain", {}, [])):  # fmt: skip
+                    lambda: checked_plan("demo", going_on(first, str(folder)), "pretrain", {}, [])):  # fmt: skip
         with pytest.raises(InputError, match=r"copy holds no model .* its head is none; expected MaskedLM"):
             refused()
     assert artifacts_of("pretrain") == kept

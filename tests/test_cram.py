@@ -12,14 +12,17 @@ from unittest.mock import patch
 
 import pytest
 from conftest import tiny_override, write_jsonl
+from prefect import Task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter
 
-from flows import plan as plan_module
-from flows.cram import cram, planned
+from flows import execute as execute_module
+from flows.cram import checked_plan, cram, pipeline
+from flows.execute import execute
 from flows.plan import Plan
-from flows.recipes.recipe import STAGES
+from flows.recipes.recipe import STAGES, resolve
 from model.errors import InputError
+from tasks.stage import StageTask
 from tasks.store import home
 from tasks.store.artifacts import Artifact, artifacts_of
 from tasks.workers import finetunes, processes
@@ -41,7 +44,7 @@ def tiny(tmp_path_factory, toy_texts: list[str]) -> dict:
 
 def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
     """Run the flow; the final state of each stage on Prefect's server, and the flow run's id."""
-    with patch("flows.plan.show", side_effect=plan_module.show) as shown:
+    with patch("flows.execute.show", side_effect=execute_module.show) as shown:
         state = cram(recipe="demo", override=override, return_state=True, **parameters)
     flow_run = state.state_details.flow_run_id
     if state.is_failed():
@@ -59,8 +62,8 @@ def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
 
 def made(override: dict, until: str = "report") -> dict[str, Artifact]:
     """The artifacts of a run, there or not, by stage; those of finetuning runs by task and seed."""
-    plan = planned("demo", override, until, {}, [])
-    return {step.params.label() or step.stage: artifact for step, artifact in plan.made.items()}
+    plan = checked_plan("demo", override, until, {}, [])
+    return {step.params.label() or step.stage: step.artifact for step in plan.steps}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +81,7 @@ def test_an_override_reruns_its_stage_and_what_follows_with_a_line_for_each(tiny
     states, _ = run(stricter, until="tokenize")
     before, rerun = STAGES[: STAGES.index("filter")], ("filter", "vocabulary", "tokenize")
     assert states == dict.fromkeys(before, "Cached") | dict.fromkeys(rerun, "Completed")
-    lines = [r.getMessage() for r in caplog.records if r.name == "flows.plan" and r.levelname == "INFO"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "flows.execute" and r.levelname == "INFO"]
     of = made(stricter, "tokenize")
     kept = of["filter"].stats
     starts = dict.fromkeys(before, "cached, ") | {
@@ -150,14 +153,14 @@ def test_too_little_text_for_probes_is_refused_before_a_model_is_pretrained(tiny
 
 def test_a_warning_names_overridden_stages_that_the_run_does_not_reach(tiny: dict, caplog):
     changes = {name: tiny[name] for name in ("download", "filter", "measure")}
-    planned("demo", changes | {"finetune": {"data": "probes"}, "pretrain": {}}, "filter", {}, [])
+    checked_plan("demo", changes | {"finetune": {"data": "probes"}, "pretrain": {}}, "filter", {}, [])
     assert not caplog.messages, "decontaminate reads finetune.data, and nothing changes in pretrain"
-    planned("demo", changes | {"finetune": {"epochs": 3}, "pretrain": {"seed": 1}}, "filter", {}, [])
+    checked_plan("demo", changes | {"finetune": {"epochs": 3}, "pretrain": {"seed": 1}}, "filter", {}, [])
     [warning] = caplog.messages
     assert "finetune.epochs, pretrain.seed;" in warning
     caplog.clear()
     changes |= {"finetune": {"data": "probes", "epochs": 3}, "vocabulary": {"characters": "unicode", "entries": 300}}
-    planned("demo", changes, "filter", {}, [])
+    checked_plan("demo", changes, "filter", {}, [])
     [warning] = caplog.messages
     assert "finetune.epochs, vocabulary.entries;" in warning
 
@@ -170,7 +173,7 @@ def test_of_finetune_the_warning_names_the_fields_that_decontaminate_does_not_re
         ({"tasks": [own], "seeds": 2}, "reach finetune.seeds;"),
     ):
         caplog.clear()
-        planned("demo", changes | {"finetune": given}, "filter", {}, [])
+        checked_plan("demo", changes | {"finetune": given}, "filter", {}, [])
         assert named in "".join(caplog.messages)
 
 
@@ -209,7 +212,7 @@ def test_an_error_of_the_user_is_found_before_anything_runs_or_is_discarded(
         monkeypatch.setenv(name, value)
     before, given = files(), {"until": "report", "use": {}, "refresh": []} | parameters
     with pytest.raises(InputError, match=words):
-        planned("demo", **given | {"override": tiny | given.get("override", {})}).run()
+        execute(checked_plan("demo", **given | {"override": tiny | given.get("override", {})}))
     assert files() == before
 
 
@@ -217,7 +220,7 @@ def test_several_artifacts_are_taken_for_finetuning_only(tiny: dict, first, stri
     run(stricter, until="filter")
     both = ", ".join(artifact.key for artifact in artifacts_of("filter"))
     with pytest.raises(InputError, match="several artifacts of filter"):
-        planned("demo", tiny, "report", {"filter": both}, [])
+        checked_plan("demo", tiny, "report", {"filter": both}, [])
 
 
 @pytest.mark.parametrize(
@@ -247,14 +250,23 @@ def test_a_bug_keeps_its_traceback_in_the_log(tiny: dict, caplog, monkeypatch):
 def test_files_that_change_during_a_run_end_it_with_an_error(tiny: dict, tmp_path: Path, toy_texts, monkeypatch):
     shard, check = write_jsonl(tmp_path / "toy.jsonl", toy_texts[:50]), Plan.check
 
-    def check_and_change(plan: Plan) -> dict:
-        problems = check(plan)
+    def check_and_change(plan: Plan) -> None:
+        check(plan)
         write_jsonl(shard, toy_texts[:51])
-        return problems
 
     monkeypatch.setattr(Plan, "check", check_and_change)
     with pytest.raises(InputError, match=r"input files of download changed during this run.*Run again"):
         run(tiny | {"download": tiny["download"] | {"files": [str(shard)]}})
+
+
+def test_in_a_notebook_the_pipeline_is_one_call_without_prefect_and_cached(tiny: dict, store: Path, monkeypatch):
+    monkeypatch.setattr(Task, "__call__", lambda *_, **__: pytest.fail("Prefect's engine runs"))
+    recipe = resolve("demo", tiny)
+    page = pipeline(recipe)
+    assert {path.name for path in store.glob("[!.]*")} == set(STAGES)
+    assert page.stats["table"][0]["task"] == "neighbours"
+    monkeypatch.setattr(StageTask, "make", lambda *_: pytest.fail("not cached"))
+    assert pipeline(recipe) == page
 
 
 @pytest.fixture
@@ -269,10 +281,21 @@ def finetuned(override: dict) -> dict[str, Artifact]:
     return {name: artifact for name, artifact in made(override).items() if artifact.stage == "finetune"}
 
 
+def edges_to_report(flow_run: str) -> int:
+    """The number of finetuning runs from which Prefect's run graph has an edge to the report."""
+    with get_client(sync_client=True) as client:
+        found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [flow_run]}))
+    [report] = [task_run for task_run in found if task_run.name == "report"]
+    before = {given.id for inputs in report.task_inputs.values() for given in inputs}
+    return sum(task_run.id in before for task_run in found if task_run.name.startswith("finetune"))
+
+
 def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_only_itself(four: dict, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("CRAM_FINETUNES", "1")
         run(four)
+        _, cached = run(four)
+    assert edges_to_report(cached) == 4
     found, call = finetuned(four), processes.Processes.call
     alone = {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in found.items()}
     assert len(alone) == 4
@@ -288,7 +311,9 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
             run(four, refresh=["finetune"])
     assert set(found.values()) - set(artifacts_of("finetune")) == {found["word-order-0"]}
     started = {name: artifact.manifest["started"] for name, artifact in found.items() if name != "word-order-0"}
-    assert run(four)[0]["report"] == "Cached", "the report of all four is the same"
+    states, rerun = run(four)
+    assert states["report"] == "Cached", "the report of all four is the same"
+    assert edges_to_report(rerun) == 4
     assert {name: found[name].manifest["started"] for name in started} == started
     assert {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in found.items()} == alone
 

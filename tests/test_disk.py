@@ -11,7 +11,7 @@ import pytest
 from conftest import bytes_of, corpus_of, texts_of, tiny_override, write_jsonl
 
 from flows import disk
-from flows.cram import add, cram, planned
+from flows.cram import checked_plan, cram, pipeline
 from flows.plan import Plan, Step
 from flows.recipes.recipe import resolve
 from model.errors import InputError
@@ -66,7 +66,7 @@ def test_a_run_that_does_not_fit_is_refused_and_what_is_there_is_not_counted(
     monkeypatch.setattr(disk, "SHOWN", 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: there)
     caplog.set_level("INFO", "flows.disk")
-    plan = planned("demo", tiny_override(shard), "tokenize", {}, [])
+    plan = checked_plan("demo", tiny_override(shard), "tokenize", {}, [])
 
     def said(free: int) -> str:
         there.free = free
@@ -88,20 +88,20 @@ def test_a_run_that_does_not_fit_is_refused_and_what_is_there_is_not_counted(
         assert words in said(free - 1)
     with pytest.raises(InputError, match="needs about 11"):
         cram.fn("demo", tiny_override(shard), "tokenize")
-    first, second, *_ = plan.made
-    half = draft_of(plan.made[first]) / "part-00000.parquet"
+    first, second, *_ = plan.steps
+    half = draft_of(first.artifact) / "part-00000.parquet"
     half.parent.mkdir(parents=True)
     half.write_bytes(bytes(100_000))
     assert fewest() == pytest.approx(free - 100_000, abs=2)
     for step in (first, second):
-        step.task.fn(*plan.arguments(step))
-    parts = sum(part.stat().st_size for part in parts_of(plan.made[second]))
+        step.task.fn(*step.arguments)
+    parts = sum(part.stat().st_size for part in parts_of(second.artifact))
     assert fewest() == pytest.approx(parts * (0.38 + 2 * 0.45) / 0.38, rel=0.01), "filter and tokenize are left"
-    assert gc.make_hollow(plan.made[second], [part.name for part in parts_of(plan.made[second])], tmp_path / "trash")
+    assert gc.make_hollow(second.artifact, [part.name for part in parts_of(second.artifact)], tmp_path / "trash")
     assert fewest() == pytest.approx(parts * (0.38 + 2 * 0.45) / 0.38, rel=0.01), "also if it is hollow"
-    before, old = fewest(), sum(file.stat().st_size for file in plan.made[second].path.iterdir())
-    plan.anew.add(second)  # as by --refresh, which deletes its artifact first
-    assert fewest() == pytest.approx(before + disk.need(plan, second)[0] - old, abs=2)
+    before, old = fewest(), sum(file.stat().st_size for file in second.artifact.path.iterdir())
+    second.is_anew = True  # as by --refresh, which deletes its artifact first
+    assert fewest() == pytest.approx(before + disk.need(second)[0] - old, abs=2)
 
 
 FILES = {"source": "files", "documents": 0, "files": ["a.txt", "b.jsonl.zst", "c.CSV.gz", "d.parquet"]}
@@ -132,26 +132,27 @@ def planned_without_sources(*overrides: dict) -> tuple[Plan, Step]:
     """A plan of runs of which nothing is made, and the last one's pretraining; no source is looked at."""
     plan = Plan("report", {}, [])
     for override in overrides:
-        bert = add(plan, resolve("crammed-bert", override), (str(override),))["pretrain"]
-    plan.made = {step: Artifact(stage=step.stage, key="none") for step in plan.steps}
-    return plan, bert
+        page = plan.trace(pipeline, resolve("crammed-bert", override), run=(str(override),))
+    for step in plan.steps:
+        step.artifact = Artifact(stage=step.stage, key="none")
+    return plan, page.find_upstream("pretrain")
 
 
 def test_models_are_counted_by_their_parameters_or_by_the_files_of_the_one_that_is_given(store: Path):
     (plan, bert), weights = planned_without_sources({}), 4 * 119.6e6
-    assert disk.need(plan, bert) == pytest.approx((weights, 2 * 3 * weights), rel=0.01), "two checkpoints of AdamW"
+    assert disk.need(bert) == pytest.approx((weights, 2 * 3 * weights), rel=0.01), "two checkpoints of AdamW"
     tuned = [step for step in plan.steps if step.stage == "finetune"]
-    models = [disk.need(plan, step)[0] for step in tuned]
+    models = [disk.need(step)[0] for step in tuned]
     assert sorted(models) == pytest.approx([0] * 32 + [weights] * 8, rel=0.01), "of each task that of the first seed"
     (given := Artifact(stage="pretrain", key="given")).path.mkdir(parents=True)
     (given.path / "model.safetensors").write_bytes(bytes(500))
-    plan.given = {"pretrain": [given]}
-    assert {disk.need(plan, step)[0] for step in tuned} == {0, 500}
+    bert.given = (given,)
+    assert {disk.need(step)[0] for step in tuned} == {0, 500}
 
 
 @pytest.mark.parametrize("sources", [["pile"], ["pile", "c4"]], ids=len)
 def test_less_text_is_advised_only_where_it_helps(store: Path, monkeypatch: pytest.MonkeyPatch, sources: list[str]):
-    monkeypatch.setattr(Plan, "is_made", lambda plan, step: False)
+    monkeypatch.setattr(Step, "is_made", False)
 
     def check(free: float, **download: int) -> None:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=int(free)))
@@ -170,11 +171,12 @@ def test_other_stages_are_passed_over(store: Path):
         return {}
 
     plan = Plan("report", {}, [])
-    joined = plan.add((), own, Params(), [plan.add((), download, Download(megabytes=size)) for size in (1, 2)])
-    unique, bert = plan.add((), deduplicate, Deduplicate(), joined), plan.add((), pretrain, Pretrain(), joined)
-    plan.made = {step: Artifact(stage=step.stage, key="none") for step in plan.steps}
-    assert disk.need(plan, unique)[0] == pytest.approx(0.38 * 3e6)
-    assert disk.need(plan, bert) == (0, 0)
+    joined = plan.trace(lambda: own(Params(), [download(Download(megabytes=size)) for size in (1, 2)]))
+    unique, bert = plan.trace(lambda: (deduplicate(Deduplicate(), joined), pretrain(Pretrain(), joined)))
+    for step in plan.recorded:
+        step.artifact = Artifact(stage=step.stage, key="none")
+    assert disk.need(unique)[0] == pytest.approx(0.38 * 3e6)
+    assert disk.need(bert) == (0, 0)
 
 
 def test_a_store_that_may_not_be_read_is_an_input_error(store: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from flows import cram, forecast
 from flows.cli.main import app
+from flows.execute import execute
 from flows.forecast import Forecast, Row
 from flows.recipes.recipe import RECIPES
 from model import memory
@@ -20,7 +21,6 @@ from model.bert import Bert, with_detector
 from model.errors import InputError
 from tasks import adopt
 from tasks.stage import environment
-from tasks.store import home
 from tasks.store.artifacts import Artifact, draft_of
 from tasks.store.locks import lock_artifact
 from tasks.store.manifests import MANIFEST
@@ -29,9 +29,8 @@ TEXT = ("download", "deduplicate", "decontaminate", "measure", "filter")  # stag
 
 
 @pytest.fixture(autouse=True)
-def _thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _thawed() -> Iterator[None]:
     """Undo what the command sets for its process."""
-    monkeypatch.setattr(home, "is_frozen", False)
     yield
     gc.enable()
     gc.unfreeze()
@@ -54,10 +53,10 @@ def rows(found: Forecast) -> dict[str, Row]:
 
 def made(override: dict, until: str) -> list[Artifact]:
     """The artifacts of a run, made."""
-    plan = cram.planned("demo", override, until, {}, [])
-    plan.run()
+    plan = cram.checked_plan("demo", override, until, {}, [])
+    execute(plan)
     assert not plan.problems
-    return list(plan.made.values())
+    return [step.artifact for step in plan.steps]
 
 
 def command(override: dict, *arguments: str) -> Result:
@@ -139,9 +138,9 @@ def test_damage_and_junk_in_the_store_are_no_obstacle(store: Path, shard: Path):
 
 def test_a_draft_is_resumed_unless_it_is_refreshed_and_takes_the_rest_of_the_time(store: Path, shard: Path):
     override = tiny_override(shard, budget=1, budget_unit="hours")
-    plan = cram.laid_out("demo", override, "pretrain", {}, [])
+    plan = cram.plan_run("demo", override, "pretrain", {}, [])
     plan.check(thoroughly=False)
-    drafts = {step.stage: draft_of(artifact) for step, artifact in plan.made.items()}
+    drafts = {step.stage: draft_of(step.artifact) for step in plan.steps}
     for stage in ("pretrain", "download", "decontaminate"):
         (drafts[stage] / "work").mkdir(parents=True)
     row = '{"seconds": 900.0}\n'
@@ -155,7 +154,7 @@ def test_a_draft_is_resumed_unless_it_is_refreshed_and_takes_the_rest_of_the_tim
     assert (refreshed.state, refreshed.seconds) == ("to do", 3600)
     (drafts["pretrain"] / "work" / "metrics.jsonl").write_text("\0\0\n")
     assert rows(planned(override, "pretrain"))["pretrain"].seconds == 3600
-    artifact = plan.made[next(step for step in plan.made if step.stage == "pretrain")]
+    artifact = next(step.artifact for step in plan.steps if step.stage == "pretrain")
     with lock_artifact(artifact):
         assert rows(planned(override, "pretrain"))["pretrain"].state == "in progress"
 
@@ -163,7 +162,7 @@ def test_a_draft_is_resumed_unless_it_is_refreshed_and_takes_the_rest_of_the_tim
 def test_models_take_the_time_of_earlier_ones_of_their_architecture(store: Path, shard: Path):
     override = tiny_override(shard, budget=3000, budget_unit="tokens")
     assert rows(planned(override))["pretrain"].seconds is None
-    plan = cram.laid_out("demo", override, "report", {}, [])
+    plan = cram.plan_run("demo", override, "report", {}, [])
     bert, run = (next(step for step in plan.steps if step.stage == stage) for stage in ("pretrain", "finetune"))
     stats = {"tokens": 1000, "exaflops": 1e-6, "seconds_on_the_clock": 50}
     stood_still = stats | {"stopped_seconds": 900}

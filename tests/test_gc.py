@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from test_workers import wait_for
 from typer.testing import CliRunner
 
 from flows.cli.main import app
+from flows.execute import execute
 from flows.plan import Plan
 from model.errors import InputError
 from tasks.stage import Params, StageTask, stage
 from tasks.store import gc
-from tasks.store.artifacts import Artifact, artifacts_of, draft_of, is_hollow, read_manifest, to_fill
+from tasks.store.artifacts import Artifact, artifacts_of, draft_of, is_hollow, read_manifest
 from tasks.store.gc import collect, keep_while_running, pin, survey
 from tasks.store.locks import lock_artifact
 from tasks.store.manifests import verify
@@ -66,35 +67,32 @@ CHAIN = (TEXT, CLEAN, TOKENS, MODEL, TUNED, PAGE)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_called() -> Iterator[None]:
+def _nothing_called() -> None:
     CALLS.clear()
-    to_fill.clear()
-    yield
-    to_fill.clear()
 
 
 def chain(number: int, shared: int = 0, until: StageTask = PAGE) -> list[Artifact]:
     """The artifacts of all stages; `shared` of them are those of number 0."""
     given: list[Artifact] = []
     for place, task in enumerate(CHAIN[: CHAIN.index(until) + 1]):
-        given.append(task.fn(Kind(number=0 if place < shared else number), *([given[-1:]] * bool(given))))
+        given.append(task(Kind(number=0 if place < shared else number), *([given[-1:]] * bool(given))))
     return given
 
 
 def plan_of(number: int, shared: int = 0, until: StageTask = PAGE) -> Plan:
     """The plan of a run of these stages."""
-    plan, steps = Plan(until.name, {}, []), []
-    for place, task in enumerate(CHAIN[: CHAIN.index(until) + 1]):
-        steps.append(plan.add((), task, Kind(number=0 if place < shared else number), *([steps[-1:]] * bool(steps))))
+    plan = Plan(until.name, {}, [])
+    plan.trace(chain, number, shared, until)
     return plan
 
 
 def run(plan: Plan) -> Artifact:
     """Carry out a plan, as the flow does."""
-    for error in plan.check().values():
+    plan.check()
+    for error in plan.problems.values():
         raise error
-    with keep_while_running(plan.made.values()):
-        plan.run()
+    with keep_while_running(plan.needed()):
+        execute(plan)
     return plan.results()[0]
 
 
@@ -251,7 +249,8 @@ def test_a_run_that_begins_during_a_collection_waits_until_what_goes_is_known_an
     old = chain(1)
     chain(2)
     plan = plan_of(1)
-    assert plan.check() == {}
+    plan.check()
+    assert not plan.problems
     with ThreadPoolExecutor(1) as thread:
         with lock_artifact(gc.GATE):
             running = thread.submit(run, plan)
@@ -290,8 +289,8 @@ def test_a_hollow_artifact_counts_as_made_until_a_stage_needs_its_files(store: P
     run(plan_of(1, shared=2))
     assert CALLS == ["download", "deduplicate", "tokenize", "pretrain", "finetune", "report"]
     assert [read_manifest(artifact)["files"] for artifact in old[:2]] == [sums[artifact] for artifact in old[:2]]
-    assert caplog.text.count("was made again, with the same contents as before") == 2
-    assert f"made again since a later stage reads them: {old[0].name}, {old[1].name}." in caplog.text
+    assert caplog.text.count("was rebuilt, with the same contents as before") == 2
+    assert f"a later stage needs: {old[0].name}, {old[1].name}." in caplog.text
     assert is_hollow(old[2]), "nothing had to read it"
     for artifact in old[:2]:
         verify(artifact)
@@ -302,7 +301,7 @@ def test_a_hollow_artifact_that_is_made_again_otherwise_is_a_warning(store: Path
     collect(keep=1, hollow=True, models=False)
     CALLS.append("other")
     run(plan_of(1, shared=1))
-    [warning] = [line for line in caplog.messages if "made again, but" in line]
+    [warning] = [line for line in caplog.messages if "rebuilt, but" in line]
     assert "lost.jsonl differs from before" in warning
 
 
@@ -323,10 +322,8 @@ def test_a_hollow_input_is_a_sentence_wherever_it_is_read(store: Path):
         CLEAN.fn(Kind(number=5), [text])
     with pytest.raises(InputError, match=f"{clean.name} is hollow"):
         Plan("report", {"deduplicate": "latest"}, []).check()
-    to_fill.add(text)
-    assert TEXT.fn(Kind()) == text
+    assert TEXT.fn(Kind(), refill=True) == text
     assert not is_hollow(text)
-    assert not to_fill
     assert "hollow: 2 files with" in cram("show", "deduplicate")
     assert "hollow" in next(line for line in cram("ls").splitlines() if line.startswith(clean.name))
     assert "differing statistics" in cram("diff", "deduplicate", "latest", "latest")
@@ -473,7 +470,7 @@ def test_a_model_that_came_without_its_weights_is_trained_again_only_if_asked_fo
     assert CALLS == []
     assert is_hollow(model)
     again = plan_of(1, shared=4)
-    again.again = {"pretrain"}
+    again.refresh = {"pretrain"}
     run(again)
     assert CALLS == ["pretrain", "finetune", "report"]
     verify(model)

@@ -325,10 +325,10 @@ def test_what_the_system_refuses_is_an_error_of_the_step(
 
     kind = Finetune if task is finetune else Decontaminate
     made = kind(data=str(cola), **params)
-    first = plan.add((), download, Download(source="python-docs"))
-    plan.add((), task, made.runs()[0] if task is finetune else made, first)
+    plan.trace(lambda: task(made.runs()[0] if task is finetune else made, download(Download(source="python-docs"))))
     monkeypatch.setattr(Path, call, fail)
-    (problem,) = plan.check().values()
+    plan.check()
+    (problem,) = plan.problems.values()
     check_words(str(problem), task.name, f"Permission denied: {cola}{words}.")
 
 

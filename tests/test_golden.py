@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import document, store_of_its_own, write_jsonl
 
-from flows.cram import add, planned
+from flows.cram import checked_plan, pipeline
+from flows.execute import carry_out
 from flows.plan import Plan
 from flows.recipes.recipe import resolve
 from tasks.corpus import pydocs
@@ -88,10 +89,9 @@ def short(data: bytes) -> str:
 def keys(recipe: str) -> dict[str, str]:
     """The key of each stage of a recipe; of the finetuning runs, a digest of all their keys."""
     plan, found = Plan("report", {}, []), {}
-    add(plan, resolve(recipe, {}))
-    for step in plan.needed():
-        plan.made[step] = step.task.target(*plan.arguments(step))
-        found.setdefault(step.stage, []).append(plan.made[step].key)
+    plan.trace(pipeline, resolve(recipe, {}))
+    for step in plan.steps:
+        found.setdefault(step.stage, []).append(step.artifact.key)
     return {stage: made[0] if len(made) == 1 else short(" ".join(made).encode()) for stage, made in found.items()}
 
 
@@ -151,9 +151,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "measure": {"vocabulary_entries": 400},
         "vocabulary": {"entries": 400},
     }
-    plan = planned("demo", override, "tokenize", {}, [])
+    plan = checked_plan("demo", override, "tokenize", {}, [])
     with store_of_its_own(folder / "artifacts"):
-        return {step.stage: plan.carry_out(step).path for step in plan.made}
+        return {step.stage: carry_out(step).path for step in plan.steps}
 
 
 def test_the_data_stages_write_the_same_rows_vocabulary_and_sequences(made: dict[str, Path]):

@@ -29,7 +29,7 @@ from test_server import PROXIES, answering
 from websockets.sync.client import ClientConnection, connect
 
 from flows.cli import server
-from flows.cram import planned
+from flows.cram import checked_plan
 from model.errors import InputError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -159,7 +159,7 @@ def paused(client: SyncPrefectClient) -> Iterator[None]:
 
 def steps(recipe: str, override: dict, until: str, use: dict, refresh: list) -> list[tuple]:
     """The stages of a run with their params, which its keys are made of."""
-    return [(step.stage, step.params) for step in planned(recipe, override, until, use, refresh).steps]
+    return [(step.stage, step.params) for step in checked_plan(recipe, override, until, use, refresh).steps]
 
 
 @pytest.fixture

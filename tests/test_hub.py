@@ -411,10 +411,9 @@ def test_the_commit_of_a_source_without_one_is_the_newest_at_first_use(online: H
     monkeypatch.setitem(online.files, (repository, "b" * 40), newer)
     assert downloaded(source="oscar") == first
     (home.root() / ".revisions.json").unlink()
-    monkeypatch.setattr(home, "is_frozen", True)  # a plan keeps no note of the commit that it found
-    assert hub.commit(SOURCES["oscar"]) == "b" * 40
+    with home.read_only():  # a plan keeps no note of the commit that it found
+        assert hub.commit(SOURCES["oscar"]) == "b" * 40
     assert not (home.root() / ".revisions.json").exists()
-    monkeypatch.setattr(home, "is_frozen", False)
     assert [document.text for document in documents(source="oscar")] == ["new"]
 
 

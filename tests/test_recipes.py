@@ -11,7 +11,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import is_valid
 from pydantic import BaseModel
 
-from flows.cram import cram, planned
+from flows.cram import checked_plan, cram
 from flows.recipes.deltas import DELTAS
 from flows.recipes.recipe import RECIPES, STAGES, resolve, without_empty
 from flows.recipes.rules import tuned
@@ -385,10 +385,10 @@ def test_an_override_is_validated_at_submission():
     ids=["shorter than inputs of finetuning", "odd for a model that halves it"],
 )
 def test_a_length_that_does_not_fit_is_refused_if_the_run_reaches_the_stage(override: dict, last: str, field: str):
-    assert planned("crammed-bert", override, last, {}, []).steps
+    assert checked_plan("crammed-bert", override, last, {}, []).steps
     following = STAGES[STAGES.index(last) + 1]
     with pytest.raises(InputError, match=re.escape(field)):
-        planned("crammed-bert", override, following, {}, [])
+        checked_plan("crammed-bert", override, following, {}, [])
 
 
 def test_the_recipe_for_three_minutes_is_the_demos_model_and_training_on_text_of_ones_own():

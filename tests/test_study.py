@@ -28,7 +28,6 @@ from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law
 from tasks.reports.rows import LOSS, Mean, RunMeans
 from tasks.reports.study_page import rivals_of
-from tasks.store import home
 from tasks.store.artifacts import Artifact, artifact_named, artifacts_of
 
 SGD = {"optimizer": "sgd", "clip": None, "learning_rate": 100.0}
@@ -104,13 +103,11 @@ def test_stages_that_runs_share_were_run_once(finished):
     assert Counter(artifact.stage for artifact in everything()) == MADE
 
 
-def test_a_plan_says_whether_the_runs_and_their_page_are_there(store, finished, given: dict, monkeypatch):
-    monkeypatch.setattr(home, "is_frozen", False)  # which the command sets for its process
+def test_a_plan_says_whether_the_runs_and_their_page_are_there(store, finished, given: dict):
     runs = json.loads(Path(given["study"]).read_text(encoding="utf-8"))["runs"]
     asked = written(given, "good", {name: runs[name] for name in ("own", "half the rate", "other text")})
     options = ["--recipe", asked["recipe"], "--override", json.dumps(asked["override"]), "--seeds", "2", "--plan"]
     states = [CliRunner().invoke(app, ["study", asked["study"], *options])]
-    monkeypatch.setattr(home, "is_frozen", False)
     page, before = study.fn(**asked), len(everything())
     states += [CliRunner().invoke(app, ["study", asked["study"], *options])]
     assert [state.exit_code for state in states] == [3, 0]
@@ -246,10 +243,10 @@ def test_a_study_killed_twice_ends_as_one_left_alone(finished, given: dict, tmp_
     make, runs = stage_module.StageTask.make, {name: RUNS[name] for name in ("own", "half the rate")}
 
     def killed(before: int, after: int):
-        def make_or_die(stage, artifact, *rest) -> None:
-            if artifact.stage == "pretrain" and len(artifacts_of("pretrain")) == before:
+        def make_or_die(stage, call) -> None:
+            if stage.name == "pretrain" and len(artifacts_of("pretrain")) == before:
                 raise KeyboardInterrupt
-            make(stage, artifact, *rest)
+            make(stage, call)
             if len(artifacts_of("pretrain")) == after:
                 raise KeyboardInterrupt
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import asked_for, downloaded, refusal, texts_of, write_jsonl
 
-from flows.cram import planned
+from flows.cram import checked_plan
 from model.errors import InputError, warn_once
 from tasks.corpus import rows, survey, texts
 from tasks.corpus.texts import no_prose
@@ -76,7 +76,7 @@ def test_all_flaws_are_named_at_once_by_a_plan_and_by_a_run(store: Path, letters
     names = flawed(letters)
     override = {"download": {"source": "files", "files": [str(letters)], "megabytes": 0}}
     with pytest.raises(InputError) as by_plan:
-        planned("demo", override, "download", {}, [])
+        checked_plan("demo", override, "download", {}, [])
     with pytest.raises(InputError) as by_run:
         downloaded(letters)
     assert str(by_plan.value) == str(by_run.value)

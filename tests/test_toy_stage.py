@@ -47,11 +47,7 @@ LINES = [  # in a file of flows/, before this text
     ("recipes/recipe.py", "from tasks.tokenize", "from tasks.shorten import Shorten\n"),
     ("recipes/recipe.py", "    vocabulary: Vocabulary", "    shorten: Shorten = Shorten()\n"),
     ("cram.py", "from tasks.store.artifacts", "from tasks.shorten import shorten\n"),
-    (
-        "cram.py",
-        "    words = plan.add(",
-        "    kept = plan.add(run, shorten, r.shorten, kept)\n",
-    ),  # the stages below read `kept`
+    ("cram.py", "    words = vocabulary(", "    kept = shorten(r.shorten, kept)\n"),  # the stages below read `kept`
 ]
 LIMIT = 400  # characters
 SECONDS = 8  # of pretraining; the first checkpoint comes after 5

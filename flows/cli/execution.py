@@ -79,8 +79,7 @@ def print_plan(kind: Literal["run", "study"], **asked: Any) -> NoReturn:
     from tasks.store.errors import disk_errors_as_input_errors
 
     log_to_terminal()
-    home.is_frozen = True
-    with disk_errors_as_input_errors("The plan"):
+    with home.read_only(), disk_errors_as_input_errors("The plan"):
         found = (forecast.of_run if kind == "run" else forecast.of_study)(**asked)
         sentences = found.sentences()
     print_rows([row.cells() for row in found.rows])

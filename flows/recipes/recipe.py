@@ -3,6 +3,7 @@
 import functools
 import json
 from collections import Counter
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -172,6 +173,25 @@ def resolve(name: str, override: dict) -> Recipe:
     """The recipe of that name, with overrides. Raises InputError for unknown names and invalid fields."""
     check_name("recipe", name, DELTAS)
     return recipe_of(DELTAS[name], override)
+
+
+def unused_fields(name: str, override: dict, reached: set[str]) -> list[str]:
+    """The overridden fields, as STAGE.FIELD, of stages that a run doesn't reach and without which it does the same.
+
+    A stage that it reaches may read fields of a later one.
+    """
+    recipe = resolve(name, override)
+    unused = []
+    for stage in sorted(override.keys() - reached):
+        for field in sorted(override[stage]):
+            others = {other: value for other, value in override[stage].items() if other != field}
+            with suppress(InputError):  # the other overrides need this one
+                without = resolve(name, override | {stage: others})
+                if without == recipe:  # it repeats the recipe's value
+                    continue
+                if all(getattr(without, each) == getattr(recipe, each) for each in reached):
+                    unused.append(f"{stage}.{field}")
+    return unused
 
 
 def recipe_of(delta: dict, override: dict) -> Recipe:

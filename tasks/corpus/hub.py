@@ -153,7 +153,7 @@ def commit(source: Source) -> str:
         return source.revision
     path = home.root() / REVISIONS
     name = f"{source.repository}@{source.revision}".removesuffix("@")
-    if home.is_frozen:
+    if home.is_read_only():
         return read_commits(path).get(name) or newest_commit(source)
     lock = home.root() / ".locks" / "revisions"
     lock.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,6 @@ TELLING = (".md", ".html", ".svg", ".png", STATS, LINEAGE, "metrics.parquet")
 KEY = re.compile(r"[0-9a-f]*")  # or its beginning, which no stage is called
 LATEST = "latest"  # in a stage's directory: the link to its newest artifact
 WORK = "work"  # in a draft: what a rerun resumes from; never published
-to_fill: set["Artifact"] = set()  # hollow artifacts that this process is to make again
 log = logging.getLogger(__name__)
 
 
@@ -156,11 +155,15 @@ def result_files(manifest: dict) -> set[tuple[str, str]]:
     return found
 
 
-def is_made(artifact: Artifact, inputs: dict) -> bool:
-    """Whether the artifact is complete and was made from the present contents of these inputs."""
-    manifest, now = read_manifest(artifact), digests_of_contents(inputs)
-    lacks_data = artifact in to_fill and is_hollow(artifact)
-    return manifest is not None and manifest.get("made_from") == now and not lacks_data
+def is_made(artifact: Artifact, inputs: dict, refill: bool = False) -> bool:
+    """Whether the artifact is complete and was made from the present contents of these inputs.
+
+    `refill`: whether one that is hollow counts as incomplete.
+    """
+    manifest = read_manifest(artifact)
+    if manifest is None or manifest.get("made_from") != digests_of_contents(inputs):
+        return False
+    return not (refill and manifest.get("hollow"))
 
 
 def artifacts_of(stage: str) -> list[Artifact]:
