@@ -68,7 +68,7 @@ def results_of(module: ModuleType, results: list[dict]) -> None:
 
 def make_exact(work: Path, each: int, parts: int) -> None:
     """Write the digests of every part's documents."""
-    from tasks.text.sorted_files import position, save_run
+    from tasks.text.sorted_files import position, save_sorted
 
     for part in range(parts):
         digests = random_of(part).integers(0, 1 << 64, (each, 2), np.uint64)
@@ -76,42 +76,42 @@ def make_exact(work: Path, each: int, parts: int) -> None:
         digests[known] = digests[known] >> np.uint64(40)  # few enough to be had by several
         digests[known, 1] = 0
         order = np.lexsort(digests.T[::-1])
-        save_run(work / f"digests/{part:05d}", *digests[order].T, position(part, order))
+        save_sorted(work / f"digests/{part:05d}", *digests[order].T, position(part, order))
 
 
 def exact(work: Path, each: int, parts: int) -> None:
     """Find the copies, and read what is to be dropped of each part."""
-    from tasks.deduplicate import match
-    from tasks.text.sorted_files import load_range, position, ranges, runs_in
+    from tasks.deduplicate import match_digests
+    from tasks.text.sorted_files import files_in, load_range, position, ranges
 
     for i, (low, high) in enumerate(ranges(each * parts)):
-        match(low, high, work, work / f"drops/range-{i:05d}")
+        match_digests(low, high, work, work / f"drops/range-{i:05d}")
     for part in range(parts):
-        load_range(runs_in(work / "drops", "*"), position(part, 0), position(part + 1, 0))
+        load_range(files_in(work / "drops", "*"), position(part, 0), position(part + 1, 0))
 
 
 def make_minhash(work: Path, each: int, parts: int) -> None:
     """Write the buckets of every part's documents."""
     from tasks.text.minhash import MinHash
-    from tasks.text.sorted_files import position, save_pairs, save_run
+    from tasks.text.sorted_files import position, save_pairs, save_sorted
 
     bands = MinHash().bands
     for part in range(parts):
         keys = random_of(part).integers(0, 1 << 64, (bands, each), np.uint64)
         keys[0, random_of(part).random(each) < COPIES] >>= np.uint64(42)
         documents, order = position(part, np.arange(each)), np.argsort(keys.ravel(), kind="stable")
-        save_run(work / f"buckets/{part:05d}-000", keys.ravel()[order], documents[order % each])
+        save_sorted(work / f"buckets/{part:05d}-000", keys.ravel()[order], documents[order % each])
         save_pairs(work / f"pairs/same-{part:05d}", documents, documents, documents < 0)
 
 
 def minhash(work: Path, each: int, parts: int) -> None:
     """Find the pairs, read those of each part, and join what a tenth of them would join."""
-    from tasks.text.minhash import MinHash, candidates, connected, pair_up
+    from tasks.text.minhash import MinHash, candidates, connect, pair_up
     from tasks.text.sorted_files import ranges
 
     for i, (low, high) in enumerate(ranges(MinHash().bands * each * parts)):
         pair_up(low, high, work, work / f"pairs/range-{i:05d}")
-    connected(np.concatenate([candidates(part, work / "pairs")[::10] for part in range(parts)]))
+    connect(np.concatenate([candidates(part, work / "pairs")[::10] for part in range(parts)]))
 
 
 def measures(part: int, each: int) -> dict:

@@ -39,14 +39,14 @@ from tasks.text import minhash, sorted_files, substrings
 from tasks.text.minhash import MinHash
 from tasks.text.sorted_files import (
     batch_of,
+    files_in,
     group_starts,
     load_range,
-    mapped,
+    map_file,
     offset_of,
     position,
-    runs_in,
     save_pairs,
-    save_run,
+    save_sorted,
 )
 from tasks.text.substrings import Substring
 from tasks.workers.jobs import finish, over_parts
@@ -93,13 +93,13 @@ def digest_batch(number: int, batch: list[Path], work: Path) -> dict:
     halves = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
     order = np.lexsort(halves.T[::-1])
     low, high = halves[order].T
-    save_run(work / f"digests/{number:05d}", low, high, position(number, order))
+    save_sorted(work / f"digests/{number:05d}", low, high, position(number, order))
     return {"documents": len(order)}
 
 
-def match(low: int, high: int, work: Path, out: Path) -> dict:
+def match_digests(low: int, high: int, work: Path, out: Path) -> dict:
     """Write the documents with a digest (in this range) that an earlier one has too, and the first one that has it."""
-    *halves, documents = load_range(runs_in(work / "digests", "*"), low, high, arrays=3)
+    *halves, documents = load_range(files_in(work / "digests", "*"), low, high, arrays=3)
     digests = np.stack(halves, axis=1)
     order = np.lexsort(digests.T[::-1])  # stable, so that copies stay in the order of the corpus
     documents = documents[order]
@@ -116,12 +116,12 @@ def find_copies(batches: list[list[Path]], work: Path) -> None:
     counts = over_parts(digest_batch, jobs, work / "digested", "digest documents")
     bounds = sorted_files.ranges(sum(r["documents"] for r in counts))
     matches = [(low, high, work, work / f"drops/range-{i:05d}") for i, (low, high) in enumerate(bounds)]
-    over_parts(match, matches, work / "matched", "find duplicates")
+    over_parts(match_digests, matches, work / "matched", "find duplicates")
 
 
 def keep_rest(number: int, batch: list[Path], drops: Path, out: Path) -> dict:
     """Write the documents of some parts that are in no run of `drops`; return counts, and samples of the others."""
-    dropped, firsts = load_range(runs_in(drops, "*"), position(number, 0), position(number + 1, 0))
+    dropped, firsts = load_range(files_in(drops, "*"), position(number, 0), position(number + 1, 0))
     order = np.argsort(dropped)
     dropped = dropped[order]
     firsts = firsts[order]
@@ -163,8 +163,8 @@ def distribution(sizes: Counter[int]) -> dict:
 def cluster_sizes(drops: Path) -> Counter[int]:
     """How many clusters have each size. All of a cluster but its first are in one run, each with that first."""
     sizes: Counter[int] = Counter()
-    for run in runs_in(drops, "*"):
-        _, firsts = mapped(run)
+    for run in files_in(drops, "*"):
+        _, firsts = map_file(run)
         _, others = np.unique(firsts, return_counts=True)
         sizes.update((others + 1).tolist())
     return sizes
@@ -175,17 +175,17 @@ def document_of(batches: list[list[Path]], at: int) -> Document:
     return document_at(batches[batch_of(at)], offset_of(at))
 
 
-def shown(document: Document) -> dict:
+def in_sample(document: Document) -> dict:
     """A document as samples show it."""
     return {**document._asdict(), "text": document.text[:SAMPLE_CHARACTERS]}
 
 
-def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
+def drop_duplicates(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
     """Drop the documents that a method finds; return counts and samples: documents kept, and dropped as the same."""
     batches = in_batches(parts)
     compared = {}
     if method == "minhash":
-        compared = minhash.find(params.minhash, batches, work)
+        compared = minhash.find_near_duplicates(params.minhash, batches, work)
     else:
         find_copies(batches, work)
     jobs = [(i, batch, work / "drops", out) for i, batch in enumerate(batches)]
@@ -198,8 +198,8 @@ def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: P
         row: dict[str, Any] = {"method": method}
         if method == "minhash":
             row["jaccard"] = round(minhash.similarity(kept.text, dropped.text, params.minhash.words), 4)
-        row["kept"] = shown(kept)
-        row["dropped"] = shown(dropped)
+        row["kept"] = in_sample(kept)
+        row["dropped"] = in_sample(dropped)
         rows.append(row)
     return {
         "kept": add_up([r["kept"] for r in results]),
@@ -209,7 +209,7 @@ def drop(method: str, params: Deduplicate, parts: list[Path], out: Path, work: P
     }
 
 
-def cut(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
+def cut_passages(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
     """Cut repeated passages; return counts and samples: what was cut, and where it stood first."""
     batches = in_batches(parts)
     results = substrings.cut(params.substring, batches, out, work)
@@ -249,7 +249,7 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
         runs = work / f"{method}-runs"
         written = out if method == params.methods[-1] else work / f"{method}-parts"
         written.mkdir(exist_ok=True)
-        apply = cut if method == "substring" else drop
+        apply = cut_passages if method == "substring" else drop_duplicates
         result = finish(apply, (method, params, parts, written, runs), work / f"{method}.json")
         fsync(work)  # or a power cut could take the result and leave a deletion
         shutil.rmtree(runs, ignore_errors=True)  # larger than the text together

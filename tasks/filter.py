@@ -74,7 +74,7 @@ class Rule(NamedTuple):
 
     def drops(self, measures: pa.Table) -> np.ndarray:
         """(documents,) bool: which documents are dropped."""
-        limit = by_script(measures) if self.limit == BY_SCRIPT else self.limit
+        limit = script_limits(measures) if self.limit == BY_SCRIPT else self.limit
         return self.compare(measures[self.measure].to_numpy(), limit)
 
 
@@ -93,7 +93,7 @@ def rules(params: Filter) -> dict[str, Rule]:
     return found
 
 
-def by_script(measures: pa.Table) -> np.ndarray:
+def script_limits(measures: pa.Table) -> np.ndarray:
     """(documents,) the limit of tokens per character of each; infinite for none."""
     scripts = measures["script"].to_pylist()
     return np.array([SCRIPT_LIMITS.get(script or LATIN, np.inf) for script in scripts])
@@ -106,7 +106,7 @@ def verdicts(measures: pa.Table, params: Filter) -> np.ndarray:
     return np.select(dropped, list(reasons), KEPT)
 
 
-def sampled(dropped: pa.Table) -> list[tuple]:
+def take_samples(dropped: pa.Table) -> list[tuple]:
     """Samples of dropped documents: source, reason, digest, id, ratios, the beginning of the text."""
     digests = map(xxhash.xxh3_64_intdigest, views(dropped["text"]))
     sources = dropped["source"].to_pylist()
@@ -138,7 +138,7 @@ def filter_part(part: Path, measures: Path, params: Filter, out: Path) -> dict:
             if not pc.all(is_kept, min_count=0).as_py():
                 kept = table.filter(is_kept)
                 dropped = measured.append_column("text", table["text"]).filter(pc.invert(is_kept))
-                samples = smallest_of_each([*samples, *sampled(dropped)], 2, SAMPLES)
+                samples = smallest_of_each([*samples, *take_samples(dropped)], 2, SAMPLES)
             if len(kept):
                 kept_file.write_table(kept)
     return {"samples": samples}

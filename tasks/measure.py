@@ -137,7 +137,7 @@ def measure_part(part: Path, tokenizer_folder: Path, out: Path) -> dict:
     return measures.result()
 
 
-def removed_of(results: list[dict], characters: int) -> dict:
+def sum_removed(results: list[dict], characters: int) -> dict:
     """The characters that the normaliser deletes, and their documents, by source; as a share of all; and by script."""
     removed = add_up([r["removed"] for r in results])
     by_script: Counter[str] = Counter()
@@ -223,7 +223,7 @@ def measure(params: Measure, corpus: Artifact, out: Path) -> dict:
     results = over_parts(measure_part, jobs, out / WORK / "measured", "measure")
 
     documents = add_up([r["counts"] for r in results])
-    removed = removed_of(results, documents["characters"])
+    removed = sum_removed(results, documents["characters"])
     check_removed(removed, params)
     spread = quantiles_by_source(sorted(out.glob("measured-*.parquet")))
     return {

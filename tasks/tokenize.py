@@ -132,7 +132,7 @@ def find_runs(part: Path, fraction: float, longest: int, out: Path) -> dict:
     for whole in tables(part):
         table, is_held = divided(whole, fraction, longest)
         held += table["text"].filter(pa.array(is_held)).to_pylist()
-    np.save(out / f"{part.stem}.{HELD_RUNS}", overlap.runs_in(held))
+    np.save(out / f"{part.stem}.{HELD_RUNS}", overlap.ngrams_in(held))
     return {"documents": len(held)}
 
 
@@ -157,7 +157,7 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, longest:
         train.append(closed[~np.repeat(is_held, lengths + 1)])
         apart = table.filter(pa.array(is_held))
         trained = table["text"].filter(pa.array(~is_held)).to_pylist()
-        shared.append(overlap.runs_in_common(known, trained))
+        shared.append(overlap.ngrams_in_common(known, trained))
         sizes = (characters[is_held], pc.binary_length(apart["text"]), lengths[is_held])
         documents.append(pa.table([*apart.columns, *sizes], schema=HELD_SCHEMA))
         counts["unknown"] += int((ids == UNK).sum())
@@ -232,7 +232,7 @@ def overlap_of(held: pa.Table) -> dict:
     shared = held["shared_words"].to_numpy()
     documents = int((shared > 0).sum())
     return {
-        "words_in_a_row": overlap.RUN,
+        "words_in_a_row": overlap.WORDS_IN_A_ROW,
         "documents": documents,
         "characters": int(held["characters"].to_numpy()[shared > 0].sum()),
         "share_of_documents": round(documents / max(1, len(held)), 6),

@@ -31,11 +31,11 @@ from tasks.vocabulary import Vocabulary, vocabulary
 PLANTED = "Nobody at the harbour office could say when the second ferry to the outer islands was due."
 JOBS = [  # stage, module and function of the job, keys in a range: so few that there are two jobs or more
     ("exact", deduplicate_stage, "digest_batch", 10**6),
-    ("exact", deduplicate_stage, "match", 100),
+    ("exact", deduplicate_stage, "match_digests", 100),
     ("exact", deduplicate_stage, "keep_rest", 10**6),
     ("minhash", minhash, "sign", 10**6),
     ("minhash", minhash, "pair_up", 200),
-    ("minhash", minhash, "verify", 10**6),
+    ("minhash", minhash, "compare", 10**6),
     ("substring", substrings, "flatten", 10**6),
     ("substring", substrings, "match_anchors", 2000),
     ("substring", substrings, "extend", 10**6),

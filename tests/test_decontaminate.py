@@ -19,7 +19,7 @@ from tasks.decontaminate import Decontaminate, decontaminate, evaluation_sentenc
 from tasks.glue import data as glue
 from tasks.glue.table import HUB_GLUE, TASKS
 from tasks.store.artifacts import Artifact, draft_of
-from tasks.text.ngrams import Index, ngrams, restored, words_in, write_index
+from tasks.text.ngrams import Index, detokenize, ngrams, words_in, write_index
 from tasks.text.tokenizer import portions
 
 PLANTED = {
@@ -88,7 +88,7 @@ def test_a_sentence_is_found_however_it_is_written(store, tmp_path, data, toy_te
         assert sample["before"] + sample["shared"] + sample["after"] in text
         assert not unicodedata.combining(sample["after"][0]), "accents of the last letter are shared too"
         split = pq.read_table(data / task / f"{sample['split']}.parquet")
-        assert restored(split[sample["column"]][sample["row"]].as_py()) == sample["sentence"]
+        assert detokenize(split[sample["column"]][sample["row"]].as_py()) == sample["sentence"]
         assert [w.word for w in words_in(sample["shared"])] == [w.word for w in words_in(sample["sentence"])]
 
 

@@ -153,8 +153,8 @@ def test_a_corpus_without_parts_stays_so(store: Path, methods: list[str]):
 
 @pytest.mark.parametrize("method", ALL)
 def test_many_parts_open_no_more_runs_than_a_few(store: Path, tmp_path: Path, monkeypatch, toy_texts, method: str):
-    opened, mapped, texts = [], sorted_files.mapped, with_duplicates(toy_texts)
-    monkeypatch.setattr(sorted_files, "mapped", lambda *run, **of: opened.append(run) or mapped(*run, **of))
+    opened, map_file, texts = [], sorted_files.map_file, with_duplicates(toy_texts)
+    monkeypatch.setattr(sorted_files, "map_file", lambda *run, **of: opened.append(run) or map_file(*run, **of))
     found = []
     for size, together in ((0.1, 1), (0.008, 1), (0.008, 1 << 24)):
         monkeypatch.setattr(corpus_parts, "BATCH", together)

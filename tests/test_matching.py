@@ -13,7 +13,7 @@ import regex
 import xxhash
 
 from tasks.text import matching, words
-from tasks.text.matching import Matched, is_half, matched, runs
+from tasks.text.matching import MatchingWords, hash_ngrams, is_half, matching_words
 from tasks.text.ngrams import words_in
 from tasks.text.tokenizer import portions
 
@@ -67,7 +67,9 @@ def hashes_of(found: list[str]) -> list[int]:
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 16, 17, 127, 128, 129, 300])
 def test_words_of_every_length_are_hashed(size: int):
-    assert matched([f"a {'x1' * size:.{size}} b"]).hashes.tolist() == hashes_of(["a", f"{'x1' * size:.{size}}", "b"])
+    assert matching_words([f"a {'x1' * size:.{size}} b"]).hashes.tolist() == hashes_of(
+        ["a", f"{'x1' * size:.{size}}", "b"]
+    )
 
 
 @pytest.mark.parametrize("bits", [1, 5, 8])
@@ -93,7 +95,7 @@ def test_words_are_those_of_a_plain_reading_for_every_assigned_character_and_hav
     known = [c for c in EVERY if unicodedata.category(c) not in ("Cn", "Co")]
     texts = ["".join(f"a{c}b{c} " for c in known[i : i + (1 << 14)]) for i in range(0, len(known), 1 << 14)]
     texts += mixtures(1)
-    found = matched(texts)
+    found = matching_words(texts)
     for text, (start, end) in zip(texts, pairwise([0, *found.ends.tolist()]), strict=True):
         own = found.hashes[start:end].tolist()
         assert own == hashes_of(naive(text)), repr(text[:99])
@@ -105,14 +107,14 @@ def test_words_are_those_of_a_plain_reading_for_every_assigned_character_and_hav
 
 def test_characters_that_python_does_not_know_are_read_alike_with_and_without_places():
     text = "".join(f"a{c} " for c in EVERY if unicodedata.category(c) == "Cn" and ord(c) < 0x32000)
-    assert matched([text]).hashes.tolist() == hashes_of([word.word for word in words_in(text)])
+    assert matching_words([text]).hashes.tolist() == hashes_of([word.word for word in words_in(text)])
 
 
 @pytest.mark.parametrize("texts", SAMPLES, ids=["de", "uk", "ar", "hi", "ja", "zh", "ko", "th", "signs"])
 def test_words_are_the_same_however_a_text_is_written(texts: list[str]):
     names = ("NFC", "NFKC") if "한" in texts[0] else ("NFC", "NFD", "NFKC", "NFKD")
     forms = [unicodedata.normalize(name, text) for text in texts for name in names]
-    first, *others = [matched([text]).hashes.tolist() for text in [*texts, *forms, texts[0].upper()]]
+    first, *others = [matching_words([text]).hashes.tolist() for text in [*texts, *forms, texts[0].upper()]]
     assert len(first) > 1
     assert all(other == first for other in others)
 
@@ -120,15 +122,15 @@ def test_words_are_the_same_however_a_text_is_written(texts: list[str]):
 def test_of_ascii_letters_and_digits_are_words_and_control_characters_are_nothing():
     every, letters = "".join(map(chr, range(128))), string.ascii_lowercase
     own = [string.digits, letters, letters]
-    assert matched([f"a{every}b", every]).hashes.tolist() == hashes_of(["a", *own, "b", *own])
+    assert matching_words([f"a{every}b", every]).hashes.tolist() == hashes_of(["a", *own, "b", *own])
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["", " \n", "。\u0301"]])
 def test_nothing_has_no_words(texts: list[str]):
-    found = matched(texts)
+    found = matching_words(texts)
     assert (len(found.hashes), found.ends.tolist()) == (0, [0] * len(texts))
     for short in (False, True):
-        assert [part.tolist() for part in runs(found, 3, short=short)] == [[], [0] * len(texts)]
+        assert [part.tolist() for part in hash_ngrams(found, 3, short=short)] == [[], [0] * len(texts)]
 
 
 def plain_runs(text: str, n: int, by_halves: bool, short: bool) -> list[tuple[str, ...]]:
@@ -146,25 +148,28 @@ def plain_runs(text: str, n: int, by_halves: bool, short: bool) -> list[tuple[st
 @pytest.mark.parametrize("n", [1, 2, 5, 13])
 def test_runs_have_one_hash_exactly_when_their_words_are_the_same(n, letters: str, by_halves, short, monkeypatch):
     texts = [" ".join(random.Random(i).choices(letters, k=i % 30)) for i in range(300)]
-    found = matched(texts)
-    hashed, ends = runs(found, n, by_halves, short)
+    found = matching_words(texts)
+    hashed, ends = hash_ngrams(found, n, by_halves, short)
     plain = [plain_runs(text, n, by_halves, short) for text in texts]
     assert np.diff(ends, prepend=0).tolist() == list(map(len, plain))
     words = [run for own in plain for run in own]
     assert len({*zip(hashed.tolist(), words, strict=True)}) == len(set(words)) == len(set(hashed.tolist()))
     monkeypatch.setattr(matching, "BLOCK", 7)
-    assert [part.tolist() for part in runs(found, n, by_halves, short)] == [hashed.tolist(), ends.tolist()]
+    assert [part.tolist() for part in hash_ngrams(found, n, by_halves, short)] == [hashed.tolist(), ends.tolist()]
 
 
 def test_a_run_does_not_depend_on_what_else_is_read():
-    alone, among = matched(["one two three four"]), matched(["four 漢字", "two one", "one two three four"])
-    assert runs(alone, 3, by_halves=True)[0].tolist() == runs(among, 3, by_halves=True)[0].tolist()
+    alone, among = (
+        matching_words(["one two three four"]),
+        matching_words(["four 漢字", "two one", "one two three four"]),
+    )
+    assert hash_ngrams(alone, 3, by_halves=True)[0].tolist() == hash_ngrams(among, 3, by_halves=True)[0].tolist()
 
 
 def test_long_texts_are_read_in_pieces_that_lose_and_divide_nothing(monkeypatch: pytest.MonkeyPatch):
     texts = ["x" * 500, "", "漢字" * 300, "ab cd " * 200, "ゼロ一二" * 99]
-    whole = matched(texts)
+    whole = matching_words(texts)
     monkeypatch.setattr("tasks.text.tokenizer.PIECE_CHARACTERS", 97)
     assert len(list(portions(texts))) > 20
-    assert all(np.array_equal(a, b) for a, b in zip(whole, matched(texts), strict=True))
-    assert isinstance(whole, Matched)
+    assert all(np.array_equal(a, b) for a, b in zip(whole, matching_words(texts), strict=True))
+    assert isinstance(whole, MatchingWords)

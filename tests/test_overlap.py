@@ -16,7 +16,7 @@ from tasks.corpus.parts import unit_hash
 from tasks.reports.funnel import funnel, overlap
 from tasks.store.artifacts import Artifact
 from tasks.text.ngrams import Known, words_in
-from tasks.text.overlap import RUN, runs_in, runs_in_common, words_in_common
+from tasks.text.overlap import WORDS_IN_A_ROW, ngrams_in, ngrams_in_common, words_in_common
 from tasks.tokenize import Tokenize, measurable, tokenize
 from tasks.vocabulary import Vocabulary, vocabulary
 
@@ -32,7 +32,7 @@ def windows(text: str) -> list[tuple[int, int, tuple[str, ...]]]:
         halves = 0
         for end in range(first, len(words)):
             halves += 1 if words[end].half else 2
-            if halves >= 2 * RUN:
+            if halves >= 2 * WORDS_IN_A_ROW:
                 found.append((first, end + 1, tuple(word.word for word in words[first : end + 1])))
                 break
     return found
@@ -62,8 +62,8 @@ def test_runs_in_common_are_those_of_plain_sets(letters: str):
     rng = random.Random(len(letters))
     texts = with_passages(rng, letters, 120)
     held, trained = texts[:50], texts[50:]
-    known = Known(runs_in(held))
-    found = [runs_in_common(known, some) for some in (trained[:30], trained[30:])]
+    known = Known(ngrams_in(held))
+    found = [ngrams_in_common(known, some) for some in (trained[:30], trained[30:])]
     counts = words_in_common(Known(np.unique(np.concatenate(found))), held)
     expected = plain_counts(held, trained)
     assert list(zip(*(column.tolist() for column in counts), strict=True)) == expected
@@ -73,7 +73,7 @@ def test_runs_in_common_are_those_of_plain_sets(letters: str):
 
 @pytest.mark.parametrize("texts", [[], [""], ["one two three"]])
 def test_texts_without_runs_share_nothing(texts: list[str]):
-    shared = Known(runs_in_common(Known(runs_in(texts)), ["one two three", " ".join(WORDS)]))
+    shared = Known(ngrams_in_common(Known(ngrams_in(texts)), ["one two three", " ".join(WORDS)]))
     assert words_in_common(shared, texts)[1].tolist() == [0] * len(texts)
 
 

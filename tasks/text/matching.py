@@ -34,7 +34,7 @@ SYLLABLES = frozenset(map(chr, range(0xAC00, 0xD7A4)))  # of Korean, which stay 
 LONGER = b"\xff"  # not in UTF-8: stands for a character that becomes more bytes than it has
 
 
-class Matched(NamedTuple):
+class MatchingWords(NamedTuple):
     """The words of some texts: those of text i are at `ends[i - 1]:ends[i]`."""
 
     hashes: np.ndarray  # (words,) uint64
@@ -140,7 +140,7 @@ def with_longer_letters(data: bytes, texts: list[str]) -> bytes:
     return b"\n".join(rows)
 
 
-def matched(texts: list[str]) -> Matched:
+def matching_words(texts: list[str]) -> MatchingWords:
     """The words of the texts, long ones in pieces."""
     hashes = []
     halves = []
@@ -156,7 +156,7 @@ def matched(texts: list[str]) -> Matched:
         line_ends = np.flatnonzero(raw == ord("\n"))
         ends.append(np.searchsorted(starts, line_ends)[last] + before)
         before += len(starts)
-    return Matched(np.concatenate(hashes), np.concatenate(halves), np.concatenate(ends))
+    return MatchingWords(np.concatenate(hashes), np.concatenate(halves), np.concatenate(ends))
 
 
 def stops_of(halves: np.ndarray, n: int) -> np.ndarray:
@@ -186,7 +186,9 @@ class Polynomial:
         return (sums[stops] - sums[: len(stops)]) * self.powers[stops]
 
 
-def runs(found: Matched, n: int, by_halves: bool = False, short: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def hash_ngrams(
+    found: MatchingWords, n: int, by_halves: bool = False, short: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """The hashes of all runs of n words within a text, uint64, and where those of each text end.
 
     by_halves: twice as many if they are halves; short: a text of fewer words, which else has no run, is one.

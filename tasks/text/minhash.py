@@ -24,8 +24,8 @@ from pydantic import BaseModel, Field
 
 from tasks.corpus.parts import tables
 from tasks.text import matching, sorted_files
-from tasks.text.matching import matched, runs
-from tasks.text.sorted_files import batch_of, load_range, offset_of, position, runs_in, save_pairs, save_run
+from tasks.text.matching import hash_ngrams, matching_words
+from tasks.text.sorted_files import batch_of, files_in, load_range, offset_of, position, save_pairs, save_sorted
 from tasks.text.words import MULTIPLIER, SHIFT
 from tasks.workers.jobs import over_parts
 
@@ -46,7 +46,7 @@ class MinHash(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     jaccard: float = Field(0.72, gt=0, le=1, description="Compared documents at least this similar are joined.")
 
 
-def gathered(texts: Iterable[str]) -> Iterator[list[str]]:
+def group_texts(texts: Iterable[str]) -> Iterator[list[str]]:
     """Texts in lists of about PIECE characters and at most SLICE texts."""
     some: list[str] = []
     size = 0
@@ -69,7 +69,7 @@ def texts_in(part: Path) -> Iterator[str]:
 
 def shingles(texts: list[str], n: int) -> tuple[np.ndarray, np.ndarray]:
     """Hashes of all runs of n words, uint32, and where those of each text end; fewer than n words count as one run."""
-    hashed, ends = runs(matched(texts), n, short=True)
+    hashed, ends = hash_ngrams(matching_words(texts), n, short=True)
     return (hashed >> SHIFT).astype(np.uint32), ends
 
 
@@ -131,7 +131,7 @@ def sign(number: int, batch: list[Path], params: MinHash, work: Path) -> dict:
     sizes = [np.zeros(0, dtype=np.int64)]
     with sets_file(work, number).open("wb") as file:
         for seed, part in enumerate(batch):
-            for texts in gathered(texts_in(part)):
+            for texts in group_texts(texts_in(part)):
                 hashed, ends = shingles(texts, params.words)
                 file.write(hashed.data)
                 minima = signatures(hashed, ends, params.bands * params.rows)
@@ -169,7 +169,7 @@ def save_buckets(number: int, keys: np.ndarray, documents: np.ndarray, work: Pat
     for band in range(0, len(keys), step):
         here = keys[band : band + step].ravel()
         order = sorted_files.stable_argsort(here)
-        save_run(work / f"buckets/{number:05d}-{band:03d}", here[order], documents[order % len(documents)])
+        save_sorted(work / f"buckets/{number:05d}-{band:03d}", here[order], documents[order % len(documents)])
 
 
 def pair_up(low: int, high: int, work: Path, out: Path) -> dict:
@@ -178,7 +178,7 @@ def pair_up(low: int, high: int, work: Path, out: Path) -> dict:
     In a larger one each is compared with NEIGHBOURS before it and with the first, so that the work grows with the size
     of the bucket, not with its square. If several clusters share such a bucket, some may then stay apart.
     """
-    keys, documents = load_range(runs_in(work / "buckets", "*"), low, high)
+    keys, documents = load_range(files_in(work / "buckets", "*"), low, high)
     order = sorted_files.stable_argsort(keys)
     documents = documents[order]
     starts = sorted_files.group_starts(keys[order])
@@ -203,7 +203,7 @@ def pair_up(low: int, high: int, work: Path, out: Path) -> dict:
 def candidates(number: int, folder: Path) -> np.ndarray:
     """(n, 2) documents, later and earlier: all different pairs whose later document is in this batch."""
     pairs = np.zeros((0, 2), dtype=np.int64)
-    for run in [folder / f"same-{number:05d}", *runs_in(folder, "range-*")]:
+    for run in [folder / f"same-{number:05d}", *files_in(folder, "range-*")]:
         here = load_range([run], position(number, 0), position(number + 1, 0))
         if here.size:
             pairs = np.concatenate((pairs, here.T))
@@ -249,7 +249,7 @@ def jaccard(first: list[np.ndarray], second: list[np.ndarray]) -> np.ndarray:
     return both / (each - both)
 
 
-def verify(number: int, files: list[Path], least: float, pairs: Path, out: Path) -> dict:
+def compare(number: int, files: list[Path], least: float, pairs: Path, out: Path) -> dict:
     """Compare the pairs whose later document is in this batch; write which documents are joined with an earlier one."""
     compared = candidates(number, pairs)
     known, index = np.unique(compared, return_inverse=True)
@@ -263,12 +263,12 @@ def verify(number: int, files: list[Path], least: float, pairs: Path, out: Path)
             later, earlier = some.T.tolist()
             similarities.append(jaccard([sets[i] for i in later], [sets[i] for i in earlier]))
     joined = compared[np.concatenate(similarities) >= least]
-    others, firsts = connected(joined)
-    save_run(out, others, firsts)
+    others, firsts = connect(joined)
+    save_sorted(out, others, firsts)
     return {"compared": len(compared), "similar": len(joined)}
 
 
-def connected(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def connect(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """All but the first of each connected component of (n, 2) joined documents, ascending, and that first."""
     from scipy.sparse import coo_matrix  # slow to load, and used only here
     from scipy.sparse.csgraph import connected_components
@@ -286,7 +286,7 @@ def connected(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return known[others], kept[others]
 
 
-def find(params: MinHash, batches: list[list[Path]], work: Path) -> dict:
+def find_near_duplicates(params: MinHash, batches: list[list[Path]], work: Path) -> dict:
     """Find near-duplicates in these batches of parts; write them, and the first of their cluster, as work/drops/all.
 
     Returns counts of the pairs compared and similar.
@@ -299,10 +299,10 @@ def find(params: MinHash, batches: list[list[Path]], work: Path) -> dict:
 
     files = [sets_file(work, i) for i in range(len(batches))]
     pairs = [(i, files, params.jaccard, work / "pairs", work / f"links/{i:05d}") for i in range(len(batches))]
-    counts = over_parts(verify, pairs, work / "verified", "compare pairs")
-    links = load_range(runs_in(work / "links", "*"), 0, position(len(batches), 0))
-    others, firsts = connected(links.T)
-    save_run(work / "drops/all", others, firsts)
+    counts = over_parts(compare, pairs, work / "verified", "compare pairs")
+    links = load_range(files_in(work / "links", "*"), 0, position(len(batches), 0))
+    others, firsts = connect(links.T)
+    save_sorted(work / "drops/all", others, firsts)
     return {name: sum(r[name] for r in counts) for name in ("compared", "similar")}
 
 

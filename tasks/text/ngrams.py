@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tasks.text.matching import HALVES, PLAIN_TEXT, is_half, matched, runs
+from tasks.text.matching import HALVES, PLAIN_TEXT, hash_ngrams, is_half, matching_words
 from tasks.text.tokenizer import pieces
 
 PENN = re.compile(r" (?=n't\b)|-[lr]rb-(?=\s|$)", re.IGNORECASE)  # in SST-2 and others: "do n't", brackets
@@ -35,7 +35,7 @@ class Word(NamedTuple):
 
 def ngrams(texts: list[str], n: int) -> tuple[np.ndarray, np.ndarray]:
     """The hashes of all runs of n words of each text, uint64, and where those of each text end."""
-    return runs(matched(texts), n, by_halves=True)
+    return hash_ngrams(matching_words(texts), n, by_halves=True)
 
 
 def words_in(text: str) -> Iterator[Word]:
@@ -73,7 +73,7 @@ def passage(text: str, firsts: list[int], n: int) -> tuple[int, int]:
     return passage[0].start, end
 
 
-def restored(sentence: str) -> str:
+def detokenize(sentence: str) -> str:
     """A sentence without the tokenization of the Penn Treebank."""
     return PENN.sub(lambda token: " " if "rb" in token.group().lower() else "", sentence)
 
@@ -89,7 +89,7 @@ class SentenceBatch(NamedTuple):
 
     def forms(self) -> list[tuple[int, str]]:
         """The sentences as prose with their numbers, and then as given those for which that is something else."""
-        prose = [restored(text) for text in self.texts]
+        prose = [detokenize(text) for text in self.texts]
         changed = [(i, text) for i, text in enumerate(self.texts) if text != prose[i]]
         return [*enumerate(prose), *changed]
 

@@ -6,29 +6,29 @@ a run of 26 of them counts. A text of fewer words has no run, and shares nothing
 
 import numpy as np
 
-from tasks.text.matching import matched, runs, stops_of
+from tasks.text.matching import hash_ngrams, matching_words, stops_of
 from tasks.text.ngrams import Known, ngrams
 
-RUN = 13  # words in a row, as in the GPT-3 paper
+WORDS_IN_A_ROW = 13  # words in a row, as in the GPT-3 paper
 
 
-def runs_in(texts: list[str]) -> np.ndarray:
+def ngrams_in(texts: list[str]) -> np.ndarray:
     """The hashes of all runs of these texts, uint64, ascending and different."""
-    hashed, _ = ngrams(texts, RUN)
+    hashed, _ = ngrams(texts, WORDS_IN_A_ROW)
     return np.unique(hashed)
 
 
-def runs_in_common(known: Known, texts: list[str]) -> np.ndarray:
+def ngrams_in_common(known: Known, texts: list[str]) -> np.ndarray:
     """The hashes of those known runs that these texts have too, ascending and different."""
-    hashed, _ = ngrams(texts, RUN)
+    hashed, _ = ngrams(texts, WORDS_IN_A_ROW)
     _, numbers = known.look_up(hashed)
     return known.hashes[np.unique(numbers)]
 
 
 def words_in_common(shared: Known, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """The words of each text, and how many of them lie in one of the shared runs: (texts,) int64 each."""
-    found = matched(texts)
-    hashed, ends = runs(found, RUN, by_halves=True)
+    found = matching_words(texts)
+    hashed, ends = hash_ngrams(found, WORDS_IN_A_ROW, by_halves=True)
     at, _ = shared.look_up(hashed)
     words = np.diff(found.ends, prepend=0)
     first_words = found.ends - words
@@ -36,7 +36,7 @@ def words_in_common(shared: Known, texts: list[str]) -> tuple[np.ndarray, np.nda
     owners = np.searchsorted(ends, at, side="right")
     # run j of a text begins at its word j, since only its last words begin none
     begins = at - first_runs[owners] + first_words[owners]
-    stops = stops_of(found.halves, RUN)[begins]
+    stops = stops_of(found.halves, WORDS_IN_A_ROW)[begins]
 
     size = len(found.hashes) + 1
     begun = np.bincount(begins, minlength=size)

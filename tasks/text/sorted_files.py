@@ -40,7 +40,7 @@ def save(path: Path, array: np.ndarray) -> None:
         file.write(np.ascontiguousarray(array).data)
 
 
-def save_run(run: Path, keys: np.ndarray, *values: np.ndarray) -> None:
+def save_sorted(run: Path, keys: np.ndarray, *values: np.ndarray) -> None:
     """Write keys, which are in ascending order, and their values."""
     run.parent.mkdir(exist_ok=True)
     with run.open("wb") as file:
@@ -53,15 +53,15 @@ def save_pairs(run: Path, positions: np.ndarray, firsts: np.ndarray, chosen: np.
     positions = positions[chosen]
     firsts = firsts[chosen]
     order = np.argsort(positions)
-    save_run(run, positions[order], firsts[order])
+    save_sorted(run, positions[order], firsts[order])
 
 
-def runs_in(folder: Path, pattern: str) -> list[Path]:
+def files_in(folder: Path, pattern: str) -> list[Path]:
     """The runs in a folder, in the order of their names."""
     return sorted(folder.glob(pattern), key=lambda run: (len(run.name), run.name))  # those of batches by number
 
 
-def mapped(run: Path, arrays: int = 2) -> np.ndarray:
+def map_file(run: Path, arrays: int = 2) -> np.ndarray:
     """(arrays, n) int64: the keys and values of a run, on disk."""
     if not run.stat().st_size:  # which can't be mapped
         return np.zeros((arrays, 0), dtype=np.int64)
@@ -75,7 +75,7 @@ def load_range(runs: list[Path], low: int, high: int, arrays: int = 2) -> np.nda
     """(arrays, n) int64: the keys with low <= key < high of these runs, one run after the other, and their values."""
     pieces = [np.zeros((arrays, 0), dtype=np.int64)]
     for run in runs:
-        keys = mapped(run, arrays)[0].view(np.uint64)
+        keys = map_file(run, arrays)[0].view(np.uint64)
         start = int(keys.searchsorted(np.uint64(low)))
         end = int(keys.searchsorted(np.uint64(high - 1), side="right"))
         if start == end:
@@ -101,7 +101,7 @@ def load_ranges(runs: list[Path], bounds: list[tuple[int, int]]) -> Iterator[np.
             yield rows[:, start:end]
 
 
-def joined(pieces: Iterable[tuple[np.ndarray, ...]]) -> Iterator[list[np.ndarray]]:
+def join_pieces(pieces: Iterable[tuple[np.ndarray, ...]]) -> Iterator[list[np.ndarray]]:
     """Keys and values in fewer pieces, each to be written as a run: each run is opened for every range."""
     waiting = []
     size = 0

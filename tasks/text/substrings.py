@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field
 
 from tasks.corpus.parts import SAMPLE_CHARACTERS, Tally, count, rewritten, smallest, strings
 from tasks.text import sorted_files
-from tasks.text.sorted_files import batch_of, group, load_range, offset_of, runs_in, save_run
+from tasks.text.sorted_files import batch_of, files_in, group, load_range, offset_of, save_sorted
 from tasks.text.windows import (
     Text,
     anchors,
@@ -58,12 +58,12 @@ def flatten(number: int, batch: list[Path], n: int, file: Path) -> dict:
     windows = write_documents(batch, file)
     text = Text(number, file, n)
     written = 0
-    for i, (hashes, places) in enumerate(sorted_files.joined(anchors(text))):
+    for i, (hashes, places) in enumerate(sorted_files.join_pieces(anchors(text))):
         name = f"{number:05d}-{i:05d}"
         hashes, positions, first = group(hashes, text.position(places))
         save_shared(file.parent / "repeated" / name, positions, first)
         new = positions == first
-        save_run(file.parent / "anchors" / name, hashes[new], positions[new])
+        save_sorted(file.parent / "anchors" / name, hashes[new], positions[new])
         written += int(new.sum())
     return {"anchors": written, "windows": windows}
 
@@ -77,7 +77,7 @@ def save_shared(run: Path, positions: np.ndarray, first: np.ndarray) -> None:
 
 def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
     """Write the positions of the anchors in a range of hashes that occur in several chunks, and the first of each."""
-    _, positions, first = group(*load_range(runs_in(work / "anchors", "*"), low, high))
+    _, positions, first = group(*load_range(files_in(work / "anchors", "*"), low, high))
     save_shared(out, positions, first)
     return {}
 
@@ -105,9 +105,9 @@ def extend(number: int, n: int, files: list[Path], work: Path) -> dict:
         origin = text.position(chunk.start)
         again.append(np.stack((origin + starts, origin + stops + n - 1, copies[starts])))
         held.append(chunk.start + np.stack(intervals(chosen & ~same)))
-    save_run(work / f"again/{number:05d}", *np.concatenate(again, axis=1))
+    save_sorted(work / f"again/{number:05d}", *np.concatenate(again, axis=1))
     starts, stops = np.concatenate(held, axis=1)
-    save_run(work / f"held/{number:05d}", starts, stops)
+    save_sorted(work / f"held/{number:05d}", starts, stops)
     return {"held": int((stops - starts).sum())}
 
 
@@ -198,25 +198,25 @@ def hash_windows(number: int, file: Path, n: int, low: int, high: int) -> dict:
     text = Text(number, file, n)
     work = file.parent
     written = 0
-    held = sorted_files.mapped(work / f"held/{number:05d}")
-    for i, (keys, places) in enumerate(sorted_files.joined(window_hashes(text, held, low, high))):
+    held = sorted_files.map_file(work / f"held/{number:05d}")
+    for i, (keys, places) in enumerate(sorted_files.join_pieces(window_hashes(text, held, low, high))):
         keys, positions, first = group(keys, text.position(places))
         again = positions - first >= n
         sorted_files.save_pairs(work / f"same/{number:05d}-{low:016x}-{i:05d}", positions, first, again)
         new = ~again
-        save_run(work / f"windows/{number:05d}-{i:05d}", keys[new], positions[new])
+        save_sorted(work / f"windows/{number:05d}-{i:05d}", keys[new], positions[new])
         written += int(new.sum())
     return {"windows": written}
 
 
 def match_windows(low: int, high: int, n: int, work: Path, out: Path) -> dict:
     """Write which windows in a range of hashes have an equal one that ends before they begin, and the first one."""
-    _, positions, first = group(*load_range(runs_in(work / "windows", "*"), low, high))
+    _, positions, first = group(*load_range(files_in(work / "windows", "*"), low, high))
     sorted_files.save_pairs(out, positions, first, positions - first >= n)
     return {}
 
 
-def equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[Path], n: int) -> np.ndarray:
+def are_equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[Path], n: int) -> np.ndarray:
     """(windows,) bool: whether the windows at these places of `data` have the bytes at the positions `firsts`."""
     same = np.zeros(len(places), dtype=bool)
     here = sliding_window_view(data, n)
@@ -234,11 +234,11 @@ def equal(places: np.ndarray, data: np.ndarray, firsts: np.ndarray, files: list[
 
 def find_cuts(text: Text, files: list[Path], work: Path) -> np.ndarray:
     """(cuts, 3): where each cut in the text of a batch begins and ends, and the position of an earlier copy."""
-    starts, stops, copies = sorted_files.mapped(work / f"again/{text.number:05d}", arrays=3)
+    starts, stops, copies = sorted_files.map_file(work / f"again/{text.number:05d}", arrays=3)
     found = [np.stack((offset_of(starts), offset_of(stops), copies))]
     for chunk, positions, firsts in text.load(work / "same"):
         places = offset_of(positions)
-        same = equal(places - chunk.start, text.read(chunk), firsts, files, text.n)
+        same = are_equal(places - chunk.start, text.read(chunk), firsts, files, text.n)
         places = places[same]
         found.append(np.stack((places, places + text.n, firsts[same])))
     return join_overlapping(*np.concatenate(found, axis=1))
@@ -256,7 +256,7 @@ def join_overlapping(starts: np.ndarray, stops: np.ndarray, copies: np.ndarray) 
     return np.stack((starts[first], stops[edges[1:] - 1], copies[order][first]), axis=1)
 
 
-def at_characters(cuts: np.ndarray, file: Path) -> np.ndarray:
+def at_whole_characters(cuts: np.ndarray, file: Path) -> np.ndarray:
     """The cuts without the bytes of characters that are not wholly within them."""
     if not len(cuts):
         return cuts
@@ -268,7 +268,7 @@ def at_characters(cuts: np.ndarray, file: Path) -> np.ndarray:
     return np.stack((starts, stops, copies), axis=1)
 
 
-def rest(text: memoryview, starts: list[int], stops: list[int]) -> bytes:
+def text_without(text: memoryview, starts: list[int], stops: list[int]) -> bytes:
     """A text without the bytes between these places. A newline joins what is left, unless there is white space."""
     left = b""
     for start, stop in zip([0, *stops], [*starts, len(text)], strict=True):
@@ -309,7 +309,7 @@ class Cuts:
             starts = self.starts[here] - begin
             stops = self.stops[here] - begin
             text = data[offsets[row] : offsets[row + 1]]
-            left.append(rest(text, starts.tolist(), stops.tolist()).decode())
+            left.append(text_without(text, starts.tolist(), stops.tolist()).decode())
         self.first += len(column)
         return rows, left
 
@@ -318,7 +318,7 @@ def cut_batch(number: int, batch: list[Path], n: int, files: list[Path], work: P
     """Write the documents of some parts without repeated windows; those with only white space left are dropped."""
     text = Text(number, files[number], n)
     found = find_cuts(text, files, work)
-    cuts = at_characters(found, text.file)
+    cuts = at_whole_characters(found, text.file)
     of_documents = Cuts(cuts, text.ends)
     kept = Tally()
     gone = Tally()
@@ -407,7 +407,7 @@ def first_copy(copy: int, n: int, work: Path) -> int:
     """The position of the first of all copies of the window at this position."""
     while True:
         number = batch_of(copy)
-        starts, stops, copies = sorted_files.mapped(work / f"again/{number:05d}", arrays=3)
+        starts, stops, copies = sorted_files.map_file(work / f"again/{number:05d}", arrays=3)
         i = int(np.searchsorted(starts, copy, side="right")) - 1
         if i >= 0 and copy + n <= stops[i]:
             copy += int(copies[i]) - int(starts[i])

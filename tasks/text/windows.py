@@ -9,7 +9,7 @@ import xxhash
 
 from tasks.corpus.parts import strings, tables, views
 from tasks.text import sorted_files
-from tasks.text.sorted_files import Places, load_ranges, position, runs_in
+from tasks.text.sorted_files import Places, files_in, load_ranges, position
 
 CHUNK = 1 << 22  # windows of a batch that are processed together
 BLOCK = 1 << 15  # bytes that are hashed at once: what fits in a core's cache
@@ -20,7 +20,7 @@ BYTES = np.array([xxhash.xxh3_64_intdigest(bytes([i])) for i in range(256)], dty
 
 def files_of(folder: Path, number: int) -> list[Path]:
     """The sorted files that may have positions of a batch: its own and those of ranges."""
-    return [*runs_in(folder, f"{number:05d}-*"), *runs_in(folder, "range-*")]
+    return [*files_in(folder, f"{number:05d}-*"), *files_in(folder, "range-*")]
 
 
 def text_file(work: Path, number: int) -> Path:
