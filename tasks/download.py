@@ -84,14 +84,14 @@ class Download(Params):
     @model_validator(mode="after")
     def _options_with_their_source(self) -> "Download":
         fields = type(self).model_fields
-        given = [name for name in (*OPTIONS["files"], *HUB) if getattr(self, name) != fields[name].get_default()]
+        options = (*OPTIONS["files"], *HUB)
+        given = [name for name in options if getattr(self, name) != fields[name].get_default()]
         useful: set[str] = set()
-        for source, options in OPTIONS.items():
-            if source in self.weights:
-                useful.update(options)
-                required = options[0]
-                if required not in given:
-                    raise ValueError(f"source is {source!r}: give {required}, which is empty")
+        for source in OPTIONS.keys() & self.weights.keys():
+            required, *others = OPTIONS[source]
+            if required not in given:
+                raise ValueError(f"source is {source!r}: give {required}, which is empty")
+            useful.update([required, *others])
         useless = [f"{name} {getattr(self, name)!r}" for name in given if name not in useful]
         if useless:
             raise ValueError(f"source {self.source!r} has no use for {', '.join(useless)}: leave that out")
@@ -138,11 +138,14 @@ class Download(Params):
         about = {name: value for name, value in super().identity().items() if name not in ("files", *HUB)}
         if self.extract:
             about["extract"] = extractor(self.extract)
-        about["sources"] = {
-            name: self.of_dataset.identity() if name == "hub" else sources.identity_of(name, self.files, self.extract)
-            for name in self.weights
-        }
+        about["sources"] = {name: self.identity_of(name) for name in self.weights}
         return about
+
+    def identity_of(self, source: str) -> dict:
+        """What identifies the content of a source."""
+        if source == "hub":
+            return self.of_dataset.identity()
+        return sources.identity_of(source, self.files, self.extract)
 
 
 class OwnText(NamedTuple):
@@ -162,7 +165,8 @@ def read_own(params: Download) -> OwnText:
     found = local.local_files(params.files, params.extract)
     flaws = flaws_of(found, params.options)
     if not params.is_limited:
-        check_files(flaws, found.given, len(found.files) + len(found.gone), params.max_lost)
+        total = len(found.files) + len(found.gone)
+        check_files(flaws, found.given, total, params.max_lost)
     warn_of_doubts(found, params.options)
     return OwnText(found, flaws)
 
@@ -194,19 +198,29 @@ class Counts(Tally):
     def state(self) -> dict[str, Any]:
         """All counts as JSON."""
         self.lost.flush()
-        counters = ("documents", "characters", "read", "bytes", "other_sets", "skipped", "formats")
-        return {name: getattr(self, name) for name in counters} | {"lost": self.lost.seek(0, io.SEEK_END)}
+        return {
+            "documents": self.documents,
+            "characters": self.characters,
+            "read": self.read,
+            "bytes": self.bytes,
+            "other_sets": self.other_sets,
+            "skipped": self.skipped,
+            "formats": self.formats,
+            "lost": self.lost.seek(0, io.SEEK_END),
+        }
 
     def take(self, name: str, found: Found) -> Document | None:
         """Count a document of a source, and return it as it is stored; None if it is of a set that isn't asked for."""
         if self.sets and found.source not in self.sets:
             self.other_sets[name_in(self.other_sets, found.source)] += 1
             return None
-        document = Document(self.prefixes[name] + found.id, name_in(self.documents, found.source), found.text)
+        text = found.text
+        document = Document(self.prefixes[name] + found.id, name_in(self.documents, found.source), text)
         self.add(document)
-        self.formats[found.layout.form][found.layout.unit] += 1
+        layout = found.layout
+        self.formats[layout.form][layout.unit] += 1
         self.read[name] += 1
-        self.bytes[name] += len(document.text) if document.text.isascii() else len(document.text.encode())
+        self.bytes[name] += len(text) if text.isascii() else len(text.encode())
         return document
 
     def leave_out(self, name: str, record: Loss | Skipped) -> None:
@@ -220,9 +234,11 @@ class Counts(Tally):
     @property
     def is_enough(self) -> bool:
         """Whether a limit is reached."""
-        most = self.params.documents
-        megabytes = self.params.megabytes
-        return bool((most and self.read.total() >= most) or (megabytes and self.bytes.total() >= 1e6 * megabytes))
+        documents = self.params.documents
+        if documents and self.read.total() >= documents:
+            return True
+        most_bytes = 1e6 * self.params.megabytes
+        return bool(most_bytes) and self.bytes.total() >= most_bytes
 
     def furthest_behind(self, names: Collection[str]) -> str:
         """The source whose text is furthest behind its share; of equal ones the first."""
@@ -232,17 +248,27 @@ class Counts(Tally):
 
     def stats(self) -> dict[str, Any]:
         """The counts. Raises InputError if no document was read, or if more was lost than `max_lost` allows."""
-        counts = self.counts()
         what = self.params.what
-        with open(self.lost.name, encoding="utf-8") as file:
-            lost = Losses(Loss(**json.loads(line)) for line in file)
-        if not counts["documents"] and self.other_sets:
+        documents = self.documents.total()
+        if not documents and self.other_sets:
             sets = ", ".join(name for name, _ in self.other_sets.most_common(MOST_SETS))
             raise InputError(f"{what} has no documents from the requested sets. It has: {sets}. Correct download.sets.")
-        documents = counts["documents"] and counts["documents"] + self.other_sets.total()
-        lost.check(what, documents, self.params.max_lost, self.skipped, f"All are listed in {self.lost.name}.")
-        reasons = dict(sorted(lost.reasons.items()))
-        return {**counts, "bytes": self.bytes.total(), "lost": reasons, "formats": self.formats}
+        if documents:
+            documents += self.other_sets.total()
+        with open(self.lost.name, encoding="utf-8") as file:
+            lost = Losses(Loss(**json.loads(line)) for line in file)
+        where = f"All are listed in {self.lost.name}."
+        lost.check(what, documents, self.params.max_lost, self.skipped, where)
+        return {
+            **self.counts(),
+            "bytes": self.bytes.total(),
+            "lost": dict(sorted(lost.reasons.items())),
+            "formats": self.formats,
+        }
+
+    def of_source(self, name: str, ended: bool) -> dict[str, object]:
+        """What was read of a source. `ended`: it was all of it."""
+        return {"documents": self.read[name], "bytes": self.bytes[name], "ended": ended}
 
     def tell(self) -> None:
         """Log what was found in files, what of archives was not read, and which options had no effect."""
@@ -363,15 +389,12 @@ def download(params: Download, out: Path) -> dict:
         raise
     shards = sum(reader.shard + bool(reader.records) for reader in readers.values())
     stats = {"shards": shards, "parts": parts.parts, **counts.stats()}
+    counts.tell()
     skipped = counts.skipped + own.found.skipped
     if skipped:
         stats["skipped"] = dict(skipped.most_common())
-    counts.tell()
     if counts.other_sets:
         stats["other_sets"] = dict(counts.other_sets.most_common())
     if len(readers) > 1:
-        stats["mixture"] = {
-            name: {"documents": counts.read[name], "bytes": counts.bytes[name], "ended": reader.ended}
-            for name, reader in readers.items()
-        }
+        stats["mixture"] = {name: counts.of_source(name, reader.ended) for name, reader in readers.items()}
     return stats

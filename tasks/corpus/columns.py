@@ -80,7 +80,10 @@ def columns_to_read(record: dict, column: str, source_column: str, where: str) -
 
 def as_record(fields: pa.Schema | pa.StructType) -> dict:
     """The names of columns, and those inside of them, in the form of a record."""
-    return {field.name: as_record(field.type) if pa.types.is_struct(field.type) else None for field in fields}
+    record: dict[str, dict | None] = {}
+    for field in fields:
+        record[field.name] = as_record(field.type) if pa.types.is_struct(field.type) else None
+    return record
 
 
 def list_names(names: Sequence[object]) -> str:
@@ -107,12 +110,20 @@ def drift(expected: pa.Schema, found: pa.Schema) -> str:
     more = [shown_name(name) for name in found.names if name not in expected.names]
     other_types = []
     for name in expected.names:
-        if name in found.names:
-            before, now = expected.field(name).type, found.field(name).type
-            if before != now:
-                other_types.append(f"{shown_name(name)} ({shorten(now)}, not {shorten(before)})")
-    changes = {"without": without, "also with": more, "with other types of": other_types}
-    return "; ".join(f"{what} {first_of(names)}" for what, names in changes.items() if names)
+        if name not in found.names:
+            continue
+        before = expected.field(name).type
+        now = found.field(name).type
+        if before != now:
+            other_types.append(f"{shown_name(name)} ({shorten(now)}, not {shorten(before)})")
+    changes = []
+    if without:
+        changes.append(f"without {first_of(without)}")
+    if more:
+        changes.append(f"also with {first_of(more)}")
+    if other_types:
+        changes.append(f"with other types of {first_of(other_types)}")
+    return "; ".join(changes)
 
 
 def shorten(kind: pa.DataType) -> str:

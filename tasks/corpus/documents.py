@@ -37,7 +37,7 @@ from tasks.corpus.kinds import (
     reason_to_skip,
     sniff,
 )
-from tasks.corpus.losses import NOT_UTF8, NOTHING, UNREADABLE, Loss, Skipped, Unreadable
+from tasks.corpus.losses import NO_OBJECT, NOT_UTF8, NOTHING, UNREADABLE, Loss, Skipped, Unreadable
 from tasks.corpus.rows import (
     SAMPLE,
     SURROGATE,
@@ -240,19 +240,18 @@ def documents_in(rows: Rows, origin: Origin, text: str = "", same_columns: bool 
             continue
         number, record = row
         if not layout.unit and isinstance(record, dict):
-            unit = text_column(record, options.column, name, optional=not same_columns)
-            layout = layout._replace(unit=unit)
+            layout = layout._replace(unit=text_column(record, options.column, name, optional=not same_columns))
             if same_columns:
                 check_source_column(record, options.source_column, name)
         try:
             document = text_in(record, layout, options.column)
         except Unreadable as reason:
-            where = " in a table" if layout.form in TABLES.values() and str(reason) == NOT_UTF8 else ""
-            yield Loss(name, number, f"{reason}{where}", SAMPLE.repr(record))
+            yield Loss(name, number, str(reason), SAMPLE.repr(record))
             continue
         has_documents = True
         is_named = is_named or value_at(record, options.source_column) is not MISSING
-        yield Found(f"{name}:{number}", source_of(record, options.source_column, origin.source), document, layout)
+        source = source_of(record, options.source_column, origin.source)
+        yield Found(f"{name}:{number}", source, document, layout)
     if has_documents and not is_named:
         raise InputError(f"{name} has no field {options.source_column}. Set download.source_column to another one.")
 
@@ -260,12 +259,17 @@ def documents_in(rows: Rows, origin: Origin, text: str = "", same_columns: bool 
 def text_in(record: object, layout: Layout, asked: str) -> str:
     """The text of a record. `asked`: the column that is asked for. Raises Unreadable if it has none."""
     if not isinstance(record, dict):
-        raise Unreadable("not a JSON object")
+        raise Unreadable(NO_OBJECT)
     column = layout.unit
     value = record[column] if column in record else value_at(record, column)
     if value is MISSING or not column:
         raise Unreadable(f"no field '{asked or column or USUAL[0]}'")
-    text = text_of(value)
+    try:
+        text = text_of(value)
+    except Unreadable as reason:
+        if layout.form in TABLES.values() and str(reason) == NOT_UTF8:
+            raise Unreadable(f"{reason} in a table") from None
+        raise
     if isinstance(record, Lenient) and SURROGATE.search(text):
         raise Unreadable("half a surrogate pair in the text")
     return text

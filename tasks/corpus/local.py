@@ -59,6 +59,14 @@ def walk(top: Path, hidden: bool = True) -> Iterator[tuple[Path, list[Path]]]:
         yield folder, files
 
 
+def files_below(top: Path, hidden: bool = True) -> list[Path]:
+    """All files in a folder and below it, in order."""
+    files = []
+    for _, inner in walk(top, hidden):
+        files += inner
+    return sorted(files)
+
+
 def is_there(path: Path) -> bool:
     """Whether there is something at a path, if only a broken link."""
     return path.is_symlink() or path.exists()
@@ -102,14 +110,10 @@ def matches(pattern: str, extract: str) -> dict[Path, str]:
     paths = [path] if is_there(path) else expand(glob)  # a file may have brackets in its name
     is_any_name = set(path.name) <= {"*"}
     found: dict[Path, str] = {}
-    folders = []
-    for each in paths:
-        if each.is_dir():
-            folders.append(each)
-        else:
-            found[each] = kind_of(each, each.name if is_any_name else "", extract, each == path)
-    for folder in folders:
-        for file in sorted(file for _, files in walk(folder) for file in files):
+    for file in [each for each in paths if not each.is_dir()]:
+        found[file] = kind_of(file, file.name if is_any_name else "", extract, itself=file == path)
+    for folder in [each for each in paths if each.is_dir()]:
+        for file in files_below(folder):
             found[file] = kind_of(file, file.relative_to(folder).as_posix(), extract)
     if "" not in found.values():
         what = f"holds no file that cram reads ({counted_kinds(found.values())})" if paths else "matches nothing"
@@ -150,25 +154,36 @@ def local_files(patterns: Iterable[str], extract: str = "") -> Local:
     It warns of those in directories that aren't read by their kind. Raises InputError if there is nothing to read, or
     if what was given by its own path can't be read, and OSError for what the system refuses.
     """
-    patterns = list(patterns)
-    ignored: dict[Path, str] = {}
-    once: dict[tuple[str, str], Path] = {}  # by folder and name, so that a link to a folder doesn't double its files
-    real = functools.cache(os.path.realpath)
+    files: list[Path] = []
+    others: dict[Path, str] = {}
+    gone: set[str] = set()
+    itself: set[Path] = set()
     for pattern in patterns:
+        itself.add(absolute(os.path.expanduser(pattern)))
         for path, kind in matches(pattern, extract).items():
-            if kind:
-                ignored[path] = kind
+            if not kind:
+                files.append(absolute(path))
+            elif kind == NOWHERE and ending(path.name) in FORMATS:
+                gone.add(printable(str(path)))
             else:
-                file = absolute(path)  # not that of a link's target, whose name in the hub's cache is a digest
-                once.setdefault((real(file.parent), file.name), file)
-    gone = {path for path, kind in ignored.items() if kind == NOWHERE and ending(path.name) in FORMATS}
-    others = {path: kind for path, kind in ignored.items() if path not in gone}
+                others[path] = kind
     if others:
         warn_of_others(others)
-    by_name = names_of(list(once.values()))
-    itself = {absolute(os.path.expanduser(pattern)) for pattern in patterns}
+    by_name = names_of(without_doubles(files))
     given = {name for name, path in by_name.items() if path in itself}
-    return Local(by_name, Counter(others.values()), sorted(printable(str(path)) for path in gone), given)
+    return Local(by_name, Counter(others.values()), sorted(gone), given)
+
+
+def without_doubles(files: list[Path]) -> list[Path]:
+    """Each file once, though a link leads to its folder.
+
+    A link to a file has its own name and not its target's, which in the hub's cache is a digest.
+    """
+    real_folder = functools.cache(os.path.realpath)
+    once: dict[tuple[str, str], Path] = {}
+    for file in files:
+        once.setdefault((real_folder(file.parent), file.name), file)
+    return list(once.values())
 
 
 def warn_of_others(others: dict[Path, str]) -> None:

@@ -8,8 +8,13 @@ from model.errors import InputError
 from model.wording import counted, printable
 from tasks.corpus.kinds import counted_kinds
 
-EMPTY, NOT_UTF8, TOO_LONG = "empty text", "not UTF-8", "longer than 100 MB"  # reasons of losses
-UNREADABLE, NOTHING = "unreadable file", "empty file"  # the same, of whole files
+# Reasons of losses
+EMPTY = "empty text"
+NOT_UTF8 = "not UTF-8"
+NO_OBJECT = "not a JSON object"
+TOO_LONG = "longer than 100 MB"
+UNREADABLE = "unreadable file"
+NOTHING = "empty file"
 BREAK = "Break long lines, for example with: fold -s -w 10000 FILE > NEW"
 ADVICE = {  # which parameters help, by the beginning of the reason of losses; the first one that fits
     "no field": "Set download.column to the field with the text.",
@@ -50,6 +55,14 @@ class Unreadable(Exception):
     """A record that holds no document; its message is the reason of the loss."""
 
 
+def advice_on(reason: str) -> str:
+    """What helps against losses for this reason; empty if nothing that cram knows of."""
+    for start, advice in ADVICE.items():
+        if reason.startswith(start):
+            return advice
+    return ""
+
+
 class Losses:
     """What was lost, by reason. Whole files are judged before anything is read."""
 
@@ -65,10 +78,8 @@ class Losses:
     @property
     def advice(self) -> str:
         """What helps against these losses; empty if nothing that cram knows of."""
-        fitting = set()
-        for reason in self.reasons:
-            fitting.add(next((start for start in ADVICE if reason.startswith(start)), ""))
-        return " ".join(ADVICE[start] for start in ADVICE.keys() & fitting)
+        fitting = {advice_on(reason) for reason in self.reasons}
+        return " ".join(advice for advice in ADVICE.values() if advice in fitting)
 
     def summary(self, skipped: Counter[str]) -> str:
         """The losses by reason, files that are `skipped`, by kind, and an example."""

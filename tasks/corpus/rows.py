@@ -5,11 +5,11 @@ JSON lines and tables are read in bounded memory, other JSON at once. What can't
 
 import csv
 import io
+import itertools
 import json
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -22,7 +22,7 @@ from model.errors import InputError
 from model.wording import printable
 from tasks.corpus.containers import BUFFER, content_of, on_disk, open_raw, reading
 from tasks.corpus.kinds import LINES, ROWS, Damage, ending
-from tasks.corpus.losses import NOT_UTF8, TOO_LONG, Loss, Unreadable
+from tasks.corpus.losses import NO_OBJECT, NOT_UTF8, TOO_LONG, Loss, Unreadable
 
 MOST_BYTES = 100_000_000  # of a line or text; longer ones are lost
 MOST_JSON = 1_000_000_000  # characters of a JSON file that isn't one value per line
@@ -187,8 +187,9 @@ def unwrap(rows: Rows, wraps: Wraps = lambda *_: True) -> Rows:
     if isinstance(first, Row) and second is None and isinstance(first.record, dict):
         lists = [value for value in first.record.values() if is_list_of_objects(value)]
         if len(lists) == 1 and wraps(first.record, lists[0][0]):
-            return (Row(number, record) for number, record in enumerate(lists[0], 1))
-    return chain((row for row in (first, second) if row is not None), rows)
+            return itertools.starmap(Row, enumerate(lists[0], 1))
+    begun = [row for row in (first, second) if row is not None]
+    return itertools.chain(begun, rows)
 
 
 def is_list_of_objects(value: object) -> bool:
@@ -266,15 +267,22 @@ def refuse_twice(columns: Sequence[str], name: str) -> None:
 
 def dialect_of(head: str, name: str) -> Dialect:
     """The delimiter of a CSV file by its first line, and whether quotes are plain characters, as in many TSV files."""
-    lines = [line for line in re.split(r"\r\n?|\n", head) if line.strip()] or [""]
-    names = re.sub(r'"[^"]*"', "", lines[0])  # without those that quotes enclose
-    is_tsv = ending(name) == ".tsv" and "\t" in names
-    delimiter = "\t" if is_tsv else max(DELIMITERS, key=names.count)
+    lines = [line for line in re.split(r"\r\n?|\n", head) if line.strip()]
+    names = re.sub(r'"[^"]*"', "", lines[0]) if lines else ""  # without those that quotes enclose
+    delimiter = max(DELIMITERS, key=names.count)
+    if ending(name) == ".tsv" and "\t" in names:
+        delimiter = "\t"
     if delimiter not in names:
         return WITHOUT_DELIMITER
-    is_even = len({line.count(delimiter) for line in lines[:-1]}) < 2  # the last one may be cut
-    is_plain = delimiter == "\t" and is_even and OPEN_QUOTE.search("\n".join(lines))
-    return Dialect(delimiter, csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL)
+    if delimiter == "\t" and has_open_quotes(lines):
+        return PLAIN_TSV
+    return Dialect(delimiter)
+
+
+def has_open_quotes(lines: list[str]) -> bool:
+    """Whether lines of a TSV file, the last of which may be cut, have equally many fields, and quotes that enclose none."""
+    tabs = {line.count("\t") for line in lines[:-1]}
+    return len(tabs) < 2 and OPEN_QUOTE.search("\n".join(lines)) is not None
 
 
 def open_table(file: io.BufferedReader) -> Table:
@@ -361,9 +369,16 @@ def records(
         for row in rows_of(form, file, name, dialect):
             if isinstance(row, Loss):
                 yield row
-            elif not isinstance(row.record, dict):
-                yield Loss(name, row.number, "not a JSON object", SAMPLE.repr(row.record))
-            elif isinstance(row.record, Lenient) and SURROGATE.search(json.dumps(row.record, ensure_ascii=False)):
-                yield Loss(name, row.number, "half a surrogate pair", SAMPLE.repr(row.record))
+                continue
+            number, record = row
+            if not isinstance(record, dict):
+                yield Loss(name, number, NO_OBJECT, SAMPLE.repr(record))
+            elif has_half_pairs(record):
+                yield Loss(name, number, "half a surrogate pair", SAMPLE.repr(record))
             else:
-                yield row.number, row.record
+                yield number, record
+
+
+def has_half_pairs(record: dict) -> bool:
+    """Whether a string of a record holds half a surrogate pair, which no Unicode text does."""
+    return isinstance(record, Lenient) and SURROGATE.search(json.dumps(record, ensure_ascii=False)) is not None

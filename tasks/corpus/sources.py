@@ -20,8 +20,10 @@ READ_ANEW = {*MAIL.values(), *SUBTITLES.values(), *ARCHIVES.values()}
 
 def identity_of_files(patterns: Sequence[str], extract: str) -> dict:
     """What identifies local files in a key: their names and digests."""
-    files = local.local_files(patterns, extract).files
-    return {"files": [[name, known_digest(path), *forms_in_key(name, path)] for name, path in files.items()]}
+    files = []
+    for name, path in local.local_files(patterns, extract).files.items():
+        files.append([name, known_digest(path), *forms_in_key(name, path)])
+    return {"files": files}
 
 
 def forms_in_key(name: str, path: Path) -> list[str]:
@@ -115,9 +117,13 @@ class Reader:
         if shard.name in self.flaws:
             return (flaw for flaw in [self.flaws[shard.name]])
         if shard.path:
-            return read_file(open_raw(shard.path), shard.name, shard.set or family(shard.name), self.options)
-        assert self.hub, "other shards have paths"
-        return read_file(hub.open_file(self.hub, shard), shard.name, shard.set or self.name, self.options)
+            file = open_raw(shard.path)
+            source = family(shard.name)
+        else:
+            assert self.hub, "other shards have paths"
+            file = hub.open_file(self.hub, shard)
+            source = self.name
+        return read_file(file, shard.name, shard.set or source, self.options)
 
     @property
     def at(self) -> tuple[int, int]:

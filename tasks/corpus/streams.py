@@ -53,8 +53,10 @@ class Split(NamedTuple):
             return about | {"repository": self.dataset, "revision": self.commit()}
         if self.revision:
             raise InputError(f"revision is {self.revision!r}, but {top} is a folder, which has none. Leave it out.")
-        files = sorted(file for _, inner in local.walk(top, hidden=False) for file in inner)
-        return about | {"files": [[str(file.relative_to(top)), known_digest(file)] for file in files]}
+        digests = []
+        for file in local.files_below(top, hidden=False):
+            digests.append([str(file.relative_to(top)), known_digest(file)])
+        return about | {"files": digests}
 
     def commit(self) -> str | None:
         """The commit on the hub, that of a branch at its first use; None for a folder."""
@@ -110,6 +112,11 @@ class Split(NamedTuple):
             "Copy the data set (`hf download --repo-type dataset`), name the folder of the copy in place of it, and "
             "repair that file there or leave it out"
         )
+
+
+def differs_in(name: str, before: pa.Schema, after: pa.Schema) -> bool:
+    """Whether a column has another type than before, or is missing."""
+    return name not in after.names or after.field(name).type != before.field(name).type
 
 
 def words_of(problem: Exception) -> str:
@@ -186,17 +193,16 @@ class StreamReader:
 
     def _check_drift(self, before: pa.Schema, schema: pa.Schema, differs: str) -> None:
         """Log that columns differ, once or where it concerns those that are read. Raises as `_note_schema`."""
-        text, source = (column.partition(".")[0] for column in (self.text, self.options.source_column))
+        text = self.text.partition(".")[0]
+        source = self.options.source_column.partition(".")[0]
         if text in before.names and text not in schema.names:
             raise InputError(
                 f"{self.split.dataset} has other columns {self._place()}, than before: {differs}. Expected the text in "
                 f"the same column of every file. {self.split.how_to_repair}; or read the folder with download.source "
                 "files, which finds the text of each file by itself."
             )
-        concerns = False
-        for name in (text, source):
-            if name in before.names:
-                concerns |= name not in schema.names or before.field(name).type != schema.field(name).type
+        is_read = [name for name in (text, source) if name in before.names]
+        concerns = any(differs_in(name, before, schema) for name in is_read)
         if concerns or not self.drifts:
             level = logging.WARNING if concerns else logging.INFO
             log.log(level, "%s has other columns %s, than before: %s.", self.title, self._place(), differs)

@@ -99,7 +99,8 @@ def survey_of(files: Key, options: Options) -> Survey:
 
 def look(found: Local, options: Options) -> Survey:
     """What the beginnings of local files give."""
-    return survey_of(tuple((name, path, identity(path)) for name, path in found.files.items()), options)
+    files = [(name, path, identity(path)) for name, path in found.files.items()]
+    return survey_of(tuple(files), options)
 
 
 def flaws_of(found: Local, options: Options) -> dict[str, Loss]:
@@ -124,10 +125,12 @@ def check_records(found: Local, options: Options, max_lost: float, what: str) ->
     survey = look(found, options)
     if not survey.is_all:
         return
-    lines = [f"{loss.file}, line {loss.line}: {loss.reason}: {loss.sample}" for loss in survey.losses[:SHOWN]]
-    listed = "\n  ".join(map(printable, lines))
-    losses = Losses([*flaws_of(found, options).values(), *survey.losses])
-    losses.check(what, survey.documents, max_lost, survey.skipped, f"They are:\n  {listed}")
+    listed = "They are:"
+    for loss in survey.losses[:SHOWN]:
+        listed += "\n  " + printable(f"{loss.file}, line {loss.line}: {loss.reason}: {loss.sample}")
+    flaws = flaws_of(found, options).values()
+    losses = Losses([*flaws, *survey.losses])
+    losses.check(what, survey.documents, max_lost, survey.skipped, listed)
 
 
 def identity(path: Path) -> tuple[int, ...]:
@@ -158,12 +161,14 @@ def check_files(flaws: dict[str, Loss], given: set[str], total: int, max_lost: f
 def refusal_of(flaws: dict[str, Loss], total: int, max_lost: float, is_given: bool) -> str:
     """What is said of flaws that are too many; of one that is all there is, or that was given itself, only its own."""
     sentences = [loss.sample or f"{name}{SAID[loss.reason]}" for name, loss in flaws.items()]
-    share = f"{len(sentences):,} of {counted(total, 'file')} can't be read, and download.max_lost allows {max_lost:.1%}"
-    if len(sentences) == 1:
-        [sentence] = sentences
-        return sentence if is_given or total == 1 else f"{sentence} ({share}.)"
+    count = len(sentences)
+    share = f"{count:,} of {counted(total, 'file')} can't be read, and download.max_lost allows {max_lost:.1%}"
+    if count == 1 and (is_given or total == 1):
+        return sentences[0]
+    if count == 1:
+        return f"{sentences[0]} ({share}.)"
     listed = sentences[:SHOWN]
-    if len(sentences) > SHOWN:
-        listed.append(f"… and {len(sentences) - SHOWN:,} more.")
+    if count > SHOWN:
+        listed.append(f"… and {count - SHOWN:,} more.")
     lines = "\n  ".join(listed)
     return f"{share}:\n  {lines}\nCorrect or delete them, or raise download.max_lost."

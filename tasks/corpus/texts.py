@@ -105,14 +105,17 @@ def refusal_of_large(data: bytes, name: str) -> str:
     lines = [line for _, line in lines_of(io.BufferedReader(io.BytesIO(data)))]  # type: ignore[arg-type]
     blank = sum(not line.strip() for line in lines)
     size = f"{len(data) / 1e6:.1f} MB"
-    choices = ["`line` if each line is a document", "`blank-line` if blank lines divide documents"]
-    if len(data) > rows.MOST_BYTES:
+    advice = (
+        "Set download.documents_by: `line` if each line is a document, or `blank-line` if blank lines divide documents"
+    )
+    if len(data) <= rows.MOST_BYTES:
+        advice = f"{advice}, or `file` if the whole file is one."
+    elif len(lines) > 1:
+        advice = f"{advice}."
         size = f"more than {size}"
     else:
-        choices.append("`file` if the whole file is one")
-    advice = f"Set download.documents_by: {', or '.join(choices)}."
-    if len(data) > rows.MOST_BYTES and len(lines) == 1:
         advice = f"{BREAK}. Then set download.documents_by to line."
+        size = f"more than {size}"
     return f"{name} has {size} of text in {counted(len(lines), 'line')}, {blank:,} of them blank. {advice}"
 
 
