@@ -31,7 +31,8 @@ class File(NamedTuple):
 
 def csv_of(rows: Rows, delimiter: str = ",", end: str = "\r\n") -> bytes:
     file = io.StringIO(newline="")
-    writer = csv.writer(file, delimiter=delimiter, lineterminator=end)
+    quoting = csv.QUOTE_ALL if end == "\r" else csv.QUOTE_MINIMAL  # the writer leaves line feeds without quotes there
+    writer = csv.writer(file, delimiter=delimiter, lineterminator=end, quoting=quoting)
     writer.writerow(rows[0])
     writer.writerows(row.values() for row in rows)
     return file.getvalue().encode()
@@ -82,6 +83,7 @@ def files_of(rows: Rows) -> dict[str, File]:
         "tabs.csv": File(csv_of(rows, "\t"), lines),
         "a.tsv": File(csv_of(rows, "\t"), lines),
         "unix.csv": File(csv_of(rows, end="\n"), lines),
+        "old mac.csv": File(csv_of(rows, end="\r"), lines),
         "mark.csv": File(b"\xef\xbb\xbf" + csv_of(rows), lines),
         "utf-16.csv": File(csv_of(rows).decode().encode("utf-16"), lines),
         "blank.csv": File(b"\r\n" + csv_of(rows).replace(b"\n", b"\n\r\n", 1), [line + 2 for line in lines]),

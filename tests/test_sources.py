@@ -12,16 +12,16 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
 from conftest import asked_for, documents_of, downloaded, refusal, texts_of, write_jsonl
+from files_table import gz, parquet_of
 
 from model.errors import InputError
 from tasks import download as download_stage
@@ -79,17 +79,11 @@ def content(data: bytes, name: str, limit: int = 10**8) -> Content:
 def packed(data: bytes, suffix: str) -> bytes:
     if suffix.endswith(".zst"):
         return zstandard.ZstdCompressor(write_checksum=True).compress(data)
-    return gzip.compress(data, mtime=0) if suffix.endswith(".gz") else data
+    return gz(data) if suffix.endswith(".gz") else data
 
 
 def json_lines(texts: list[str], field: str = "text") -> bytes:
     return "".join(json.dumps({field: text, "meta": {"pile_set_name": "toy"}}) + "\n" for text in texts).encode()
-
-
-def parquet(table: pa.Table, **settings) -> bytes:
-    file = io.BytesIO()
-    pq.write_table(table, file, **settings)
-    return file.getvalue()
 
 
 def losses_of(made: Artifact) -> list[dict]:
@@ -116,19 +110,6 @@ def plant(folder: Path, *names: str, **links: str) -> None:
         write_jsonl(folder / name, [name])
     for link, to in links.items():
         (folder / link).symlink_to(to)
-
-
-@pytest.mark.parametrize(
-    "suffix", [*LINES, ".json", ".json.zst", ".json.gz", ".parquet", ".JSONL", ".json.GZ", ".PARQUET"]
-)
-def test_every_format_gives_the_same_documents(store: Path, data: Path, suffix: str):
-    table = pa.table({"text": TEXTS, "meta": [{"pile_set_name": "toy"}] * len(TEXTS)})
-    lower = suffix.lower()
-    stored = parquet(table) if lower == ".parquet" else packed(json_lines(TEXTS), lower)
-    (data / f"shard-0{suffix}").write_bytes(stored)
-    expected = [Document(f"shard-0{suffix}:{i}", "toy", text) for i, text in enumerate(TEXTS, 1)]
-    assert list(documents_of(downloaded(data))) == expected
-    assert family(f"shard-0{suffix}") == "shard"
 
 
 def test_a_txt_file_is_one_document(store: Path, data: Path):
@@ -218,14 +199,13 @@ HARMS = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("suffix", [*COMPRESSED, ".parquet"])
+@pytest.mark.parametrize("suffix", [".jsonl.zst", ".parquet"])
 def test_a_damaged_shard_is_refused_by_its_name_and_kind(store: Path, data: Path, suffix: str, harm: str):
     texts, bad, (kind, damaged) = noise(), data / f"bad-1{suffix}", HARMS[harm]
+    whole = packed(json_lines(texts), suffix)
     if suffix == ".parquet":
-        whole, kind = parquet(pa.table({"text": texts}), compression="none", write_page_checksum=True), "corrupt"
+        whole = parquet_of(pa.table({"text": texts}), compression="none", write_page_checksum=True)
         kind = "truncated" if harm == "emptied" else "corrupt"
-    else:
-        whole = packed(json_lines(texts), suffix)
     bad.write_bytes(damaged(whole))
     write_jsonl(data / "good.jsonl", TEXTS)
     assert refusal(data, part_megabytes=0.01).startswith(f"{bad.name} is {kind}: ")
@@ -246,7 +226,7 @@ def test_any_flipped_bit_of_a_compressed_shard_is_noticed(suffix: str):
 def test_rows_of_parquet_without_a_text_are_lost_alone(kind: pa.DataType):
     texts = [b"good", b"\xff\xfe", None, "é".encode(), b"  ", "ä".encode() * 50_000, "ä".encode() * 50_001]
     column = pa.array(texts, pa.large_binary() if "large" in str(kind) else pa.binary()).view(kind)
-    found = content(parquet(pa.table({"text": column})), "a.parquet", limit=100_000)
+    found = content(parquet_of(pa.table({"text": column})), "a.parquet", limit=100_000)
     assert [d.id for d in found.documents] == ["a.parquet:1", "a.parquet:4", "a.parquet:6"]
     assert found.texts == [texts[i].decode() for i in (0, 3, 5)]
     reasons = {
@@ -261,8 +241,8 @@ def test_rows_of_parquet_without_a_text_are_lost_alone(kind: pa.DataType):
 def test_columns_of_any_kind_are_read():
     plain = pa.array(["one", "two", "one"])
     for column in (plain.dictionary_encode(), plain.cast(pa.string_view()), plain.cast(pa.large_string())):
-        assert content(parquet(pa.table({"text": column})), "a.parquet").texts == ["one", "two", "one"]
-    found = content(parquet(pa.table({"text": [1, 2]})), "a.parquet")
+        assert content(parquet_of(pa.table({"text": column})), "a.parquet").texts == ["one", "two", "one"]
+    found = content(parquet_of(pa.table({"text": [1, 2]})), "a.parquet")
     assert {loss.reason for loss in found.losses} == {"text is not a string but int"}
 
 
@@ -274,12 +254,12 @@ def test_parquet_columns_that_are_missing_or_doubled_are_named():
         ("title", "url", "source"): "title, url",
     }.items():
         with pytest.raises(InputError, match=rf"a\.parquet .*{named}"):
-            content(parquet(pa.table([["a"], ["b"], ["c"]], names=columns)), "a.parquet")
+            content(parquet_of(pa.table([["a"], ["b"], ["c"]], names=columns)), "a.parquet")
 
 
 def test_a_source_within_a_column_is_read_over_the_borders_of_row_groups():
     rows = [{"text": f"text {i}", "meta": {"pile_set_name": f"set {i % 2}"}} for i in range(300)]
-    found = content(parquet(pa.Table.from_pylist(rows), row_group_size=100), "a.parquet")
+    found = content(parquet_of(pa.Table.from_pylist(rows), row_group_size=100), "a.parquet")
     assert [d.source for d in found.documents] == ["set 0", "set 1"] * 150
 
 
@@ -348,23 +328,17 @@ FORMATS = {
     "JSON": bytes,
     "text": lambda data: b"text,source\n",
 }
-RIGHT = {".jsonl": "JSON", ".jsonl.zst": "zstd", ".json.gz": "gzip", ".parquet": "Parquet"}
-
-
-def wrong_files() -> Iterator[tuple[str, bytes, str, str]]:
-    """(suffix, bytes of the file, kind of damage, a word of what to do)."""
-    for suffix, right in RIGHT.items():
-        for form, pack in FORMATS.items():
-            if form != right and (suffix, form) != (".jsonl", "text"):
-                yield suffix, pack(json_lines(TEXTS)), "mislabelled", form
+RIGHT = {".jsonl": ("JSON", "text"), ".jsonl.zst": ("zstd",), ".json.gz": ("gzip",), ".parquet": ("Parquet",)}
 
 
 def test_a_file_of_another_format_is_recognised_with_what_to_do():
-    for suffix, stored, kind, word in wrong_files():
-        found, losses, damage = content(stored, f"a{suffix}", limit=10**6)
-        assert (found, losses) == ([], [])
-        assert damage.startswith(f"a{suffix} is {kind}")
-        assert word in damage
+    for suffix, right in RIGHT.items():
+        for form, pack in FORMATS.items():
+            if form not in right:
+                found, losses, damage = content(pack(json_lines(TEXTS)), f"a{suffix}", limit=10**6)
+                assert (found, losses) == ([], [])
+                assert damage.startswith(f"a{suffix} is mislabelled")
+                assert form in damage
 
 
 @pytest.mark.parametrize("line", ["[1, 2]", '["text"]', "[[", "{}", "text,source"])
@@ -394,7 +368,7 @@ def test_a_document_belongs_to_the_source_it_names_or_else_to_the_family_of_its_
     stored = "\n".join(map(json.dumps, rows)).encode()
     found = [
         content(stored, f"{name}.jsonl"),
-        *(content(parquet(pa.Table.from_pylist([row])), f"{name}.parquet") for row in rows[:-1]),
+        *(content(parquet_of(pa.Table.from_pylist([row])), f"{name}.parquet") for row in rows[:-1]),
     ]
     sources = [source for _, source in SOURCES]
     assert [d.source for d in found[0].documents] == sources
@@ -518,7 +492,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("at", [0, 1, 2000, 2999])
+@pytest.mark.parametrize("at", [0, 1, 2999])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_file_that_changes_before_or_while_it_is_read_is_not_published(store, data, monkeypatch, change, at: int):
     path = write_jsonl(data / "a.jsonl", [f"old {i}" for i in range(3000)])
@@ -553,14 +527,14 @@ print(int(re.search("VmHWM:[^0-9]+([0-9]+) kB", open("/proc/self/status").read()
 """
 
 
-def test_a_small_file_that_unpacks_to_a_line_of_a_gibibyte_takes_little_memory(tmp_path: Path):
+def test_a_small_file_that_unpacks_to_a_huge_line_takes_little_memory(tmp_path: Path):
     stream, name = zstandard.ZstdCompressor().compressobj(), "bomb.jsonl.zst"
     with (tmp_path / name).open("wb") as file:
         file.write(stream.compress(b'{"text": "first"}\n{"text": "'))
-        for _ in range(1024):
+        for _ in range(400):
             file.write(stream.compress(b"x" * (1 << 20)))
         file.write(stream.compress(b'"}\n{"text": "last"}\n') + stream.flush())
-    assert (tmp_path / name).stat().st_size < 200_000
+    assert (tmp_path / name).stat().st_size < 100_000
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-c", BOMB, name]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
@@ -568,7 +542,7 @@ def test_a_small_file_that_unpacks_to_a_line_of_a_gibibyte_takes_little_memory(t
     found, peak = done.stdout.splitlines()
     expected = [[f"{name}:1", "a", "first"], [name, 2, "longer than 100 MB", ""], [f"{name}:3", "a", "last"]]
     assert json.loads(found) == expected
-    assert float(peak) < 600
+    assert float(peak) < 500
 
 
 ODD_NAMES = [
@@ -589,9 +563,8 @@ def test_a_file_may_have_any_name(store: Path, data: Path):
     for i, name in enumerate(sorted(ODD_NAMES)):
         write_jsonl(data / name, [f"text {i}", None])
     made = downloaded(data, max_lost=0.5)
-    for i, (name, document, lost) in enumerate(
-        zip(sorted(ODD_NAMES), documents_of(made), losses_of(made), strict=True)
-    ):
+    found = zip(sorted(ODD_NAMES), documents_of(made), losses_of(made), strict=True)
+    for i, (name, document, lost) in enumerate(found):
         assert texts_of(downloaded(data / name, max_lost=0.5)) == [document.text] == [f"text {i}"]
         assert document.id == lost["file"] + ":1"
         assert document.id.isprintable()
@@ -652,7 +625,6 @@ def test_other_files_of_a_directory_are_warned_of_once(data: Path, caplog: pytes
     for _ in range(2):
         assert list(local.local_files([str(data), f"{data}/../data/*.jsonl"])[0]) == ["a.jsonl"]
     [warning] = caplog.messages
-    assert (
-        f"4 files in the directories of download.files, not read: 1 hidden, 1 .py, 1 .bak, 1 no regular file ({data}/.d.jsonl, "
-        in warning
+    assert all(
+        part in warning for part in ("4 files", "1 hidden, 1 .py, 1 .bak, 1 no regular file", f"({data}/.d.jsonl")
     )
