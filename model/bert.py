@@ -1,9 +1,9 @@
 """The encoder with every axis of `Architecture`, and its vocabulary head, from token ids to scores and losses.
 
-The defaults are the model of "Cramming" (Geiping & Goldstein, arXiv 2212.14034, section 4.2). A second loss in
-pretraining is `Detecting`.
+The defaults are the model of "Cramming" (Geiping & Goldstein, arXiv 2212.14034, section 4.2). `Detecting` adds a second
+loss to pretraining.
 Shapes: B sequences, S tokens each, D hidden, E embedding (D unless factorised), N heads, H = D / N, V vocabulary
-entries, K masked tokens per sequence, or that look at the others, M = B * K.
+entries, K tokens per sequence that are masked, or whose states are computed, M = B * K.
 """
 
 import torch
@@ -18,7 +18,7 @@ IGNORED = -1.0  # label of [MASK] and of special tokens, for `Detecting`
 
 
 def drop(x: Tensor, probability: float) -> Tensor:
-    """Dropout. On CPUs with 16 random bits per value, seven times as fast as torch; probabilities are exact to 1e-5."""
+    """Dropout. On CPUs it draws 16 bits per value, seven times as fast as torch; probabilities are exact to 1e-5."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0.0 < probability < 1.0:
         return F.dropout(x, probability)
     count = x.numel()
@@ -31,7 +31,7 @@ def drop(x: Tensor, probability: float) -> Tensor:
 
 
 def attend(q_BNKH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Scaled dot-product attention; written out on CPUs, where torch's kernel takes 4 times as long at 128 tokens."""
+    """Scaled dot-product attention. Written out on CPUs, where torch's kernel takes 4 times as long at 128 tokens."""
     if q_BNKH.device.type != "cpu":
         return F.scaled_dot_product_attention(q_BNKH, k_BNSH, v_BNSH, attn_mask=mask, dropout_p=dropout)
     scores_BNKS = (q_BNKH * q_BNKH.shape[-1] ** -0.5) @ k_BNSH.transpose(-1, -2)
@@ -145,9 +145,9 @@ class Bert(nn.Module):
                 part.dropout = probability
 
     def keep_tokens(self, ids: Tensor) -> None:
-        """Keep only the embeddings of these ids (sorted, [PAD] first); from now on, tokens are places among them.
+        """Keep only the embeddings of these ids (sorted, [PAD] first). From then on, a token is its place among them.
 
-        The vocabulary head can't be used then. It saves the optimizer's work on rows that get no gradient.
+        The vocabulary head can't be used then. This saves the optimizer's work on rows that get no gradient.
         """
         rows = self.embedding.word.weight.detach()
         self.kept = ids, rows
@@ -166,9 +166,9 @@ class Bert(nn.Module):
         self.kept = None
 
     def encode(self, tokens_BS: Tensor, padded: bool = False, positions_BK: Tensor | None = None) -> Tensor:
-        """(B, S) token ids to (B, S, D) states. `padded`: mask [PAD].
+        """(B, S) token ids to (B, S, D) states. `padded`: hide [PAD] from the other tokens.
 
-        With positions, only the states there, (B, K, D): the last block computes no others.
+        With positions, it returns only the states there, (B, K, D): the last block computes no others.
         """
         S = tokens_BS.shape[1]
         missing = -S % 2**self.architecture.funnel
@@ -205,7 +205,7 @@ class Bert(nn.Module):
         return self.head.decoder.weight
 
     def logits(self, states: Tensor) -> Tensor:
-        """(..., D) states to (..., V) scores of the vocabulary."""
+        """(..., D) states to (..., V) scores of the vocabulary's entries."""
         return F.linear(self.head(states), self.decoder, self.head.bias)
 
     def forward(self, tokens_BS: Tensor, positions_BK: Tensor, labels_BK: Tensor) -> Tensor:
@@ -219,14 +219,14 @@ class Bert(nn.Module):
         return F.cross_entropy(scores_MV.float(), labels_BK.flatten())
 
     def losses(self, tokens_BS: Tensor, places_M: Tensor, labels_M: Tensor, padded: bool = False) -> Tensor:
-        """The cross-entropy (M,), nats, at these places, which are numbered through the whole batch."""
+        """The cross-entropy (M,), nats, at these places, which are counted through the whole batch."""
         states_BSD = self.encode(tokens_BS, padded)
         scores_MV = self.logits(states_BSD.flatten(0, 1)[places_M])
         return F.cross_entropy(scores_MV.float(), labels_M, reduction="none")
 
 
 def initialize(module: nn.Module, generator: torch.Generator) -> None:
-    """Matrices from a normal distribution of deviation 0.02, with zeros for [PAD]; biases zero, norms one."""
+    """Draw matrices from a normal distribution of deviation 0.02; the row of [PAD] and biases are zero, norms one."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=INIT_STD, generator=generator)
@@ -241,8 +241,8 @@ def operations(
 ) -> float:
     """Floating-point operations per token, forward and backward, of matrix products and attention.
 
-    `masks` tokens of each sequence of `length` go through the head. For so many tokens, or else for `last_states`, the
-    last block computes states, from keys and values of all. Reading the embedding is free.
+    `masks` tokens of each sequence of `length` tokens go through the head. The last block computes `last_states` states
+    of a sequence (None: as many as `masks`), from keys and values of all tokens. Reading the embedding is free.
     """
     hidden = architecture.hidden
     width = architecture.embedding or hidden
@@ -288,11 +288,11 @@ class Detecting(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """Those of the encoder."""
+        """The encoder's blocks."""
         return self.bert.blocks
 
     def forward(self, tokens_BS: Tensor, positions_BK: Tensor, labels_BK: Tensor, corrupted_BS: Tensor) -> Tensor:
-        """(2,): the mean cross-entropy, nats, at masked positions, and of the detector, to which ignored tokens add 0.
+        """(2,): the mean cross-entropy, nats, at masked positions, and that of the detector; ignored tokens count as 0.
 
         corrupted_BS  the labels of `corrupt`
         """
@@ -306,7 +306,7 @@ class Detecting(nn.Module):
 
 
 def with_detector(bert: Bert, training: Training) -> Bert | Detecting:
-    """What pretraining trains: the encoder, with a detector if the training asks for one."""
+    """The module that pretraining trains: the encoder, with a detector if `training` has one."""
     return Detecting(bert) if training.detection else bert
 
 

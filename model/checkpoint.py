@@ -18,15 +18,15 @@ from model.files import fsync
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
-HELDOUT = "heldout.jsonl"  # held-out losses and memory, for those who watch a run
+HELDOUT = "heldout.jsonl"  # held-out losses and memory, for trackers that follow a run
 
 
 @dataclass
 class Spent:
     """The progress of a run: all that a checkpoint holds besides weights and optimizers.
 
-    The tokens also tell the next sequence, from whose number and the seed masks and dropout are drawn. A checkpoint
-    lies between two steps, so there are no half-summed gradients.
+    The number of tokens also gives the next sequence; masks and dropout are drawn from its number and the seed. A
+    checkpoint is made between two steps, so it has no half-summed gradients.
     """
 
     step: int = 0
@@ -34,7 +34,7 @@ class Spent:
     stopped_seconds: float = 0.0  # in which the process stood still; they are off the clock
     tokens: int = 0
     operations: float = 0.0  # floating-point operations for these tokens
-    micro_batch: int = 0  # sequences; a resumed run keeps it on the same device, so that sums are rounded alike
+    micro_batch: int = 0  # sequences; a run that resumes on the same device keeps it, so that sums are rounded alike
     device: str = ""  # for which that micro-batch was chosen
     compilations: int = 0  # successful, of the forward and backward pass
     compile_seconds: float = 0.0  # on the clock, failures included
@@ -155,7 +155,7 @@ def saved_step(folder: Path) -> int:
 
 @contextmanager
 def damage_as_input_error(path: Path) -> Iterator[None]:
-    """Raise InputError if the checkpoint `path` is not one of this run."""
+    """Turn the errors of reading the checkpoint `path` into InputError: it is damaged or of another model."""
     try:
         yield
     except (OSError, SafetensorError, TypeError, KeyError, ValueError, RuntimeError) as error:

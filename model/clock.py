@@ -24,15 +24,15 @@ class Clock:
     """Seconds spent on a budget: those `before` a restart, and those since, but none inside `paused`.
 
     As a context, it has a thread that beats. If the process was stopped (by a signal, in a paused container, on a
-    machine that slept), its beat is late; that time is off the clock and counted in `stopped`, from where a resumed run
-    goes on.
+    machine that slept), the thread's beat is late; that time is taken off the clock and counted in `stopped`, which a
+    resumed run continues to count.
     """
 
     beats: ClassVar = True  # False: of a timer that stands still when the process does
 
     @staticmethod
     def now() -> float:
-        """The timer, in seconds. It goes on while the machine sleeps, so that this is seen and counted too."""
+        """The timer, in seconds. It runs while the machine sleeps, so that sleep is noticed and counted too."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     @staticmethod
@@ -69,7 +69,7 @@ class Clock:
             self.beat()
 
     def beat(self) -> None:
-        """Note that the process is alive; if it was not, take that time off the clock."""
+        """Note that the process runs; if it had been stopped, take that time off the clock."""
         with self.beaten:
             now = self.now()
             wakes = self.wakes()
@@ -87,7 +87,7 @@ class Clock:
             self.since += seconds
 
     def _after_beat(self) -> float:
-        """The timer, at a moment without a late beat: only the thread can say why it is late. Needs `beaten`."""
+        """The timer, once no beat is late: only the thread can find out why a beat is late. Hold `beaten`."""
         while True:
             now = self.now()
             is_late = self.last_beat is not None and now - self.last_beat > LATE_SECONDS
@@ -107,7 +107,10 @@ class Clock:
             return self.stopped
 
     def agree(self, stopped: float) -> None:
-        """Take off the clock what another process stood still, for which this one waited. `stopped`: of that one."""
+        """Take the time off the clock for which another process stood still while this one waited.
+
+        `stopped`: the other process's seconds of standing still.
+        """
         with self.beaten:
             if stopped > self.stopped:
                 self._stand_still(stopped - self.stopped)

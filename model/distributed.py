@@ -1,4 +1,4 @@
-"""A training job, and the processes of several GPUs that do it: each is `python -m model.distributed JOB.json FOLDER`.
+"""A training job, and the processes that do it on several GPUs, each `python -m model.distributed JOB.json FOLDER`.
 
 The first process writes checkpoint and metrics to the job's folder. The run that started the processes continues from
 there. They find each other through a file in FOLDER, which only their user may enter.
@@ -38,7 +38,7 @@ JOB = "job.json"
 OUTPUT = "processes.log"  # of all processes
 STOP_SECONDS = 300  # for a stopped run to write its checkpoint
 POLL_SECONDS = 1.0  # between two looks at the progress
-ERROR_SECONDS = 10.0  # until the other processes are killed when one has ended with an error
+ERROR_SECONDS = 10.0  # after one process ended with an error, until the others are killed
 
 
 class Job(BaseModel, frozen=True, extra="forbid"):
@@ -139,7 +139,7 @@ def wait(processes: list[subprocess.Popen], work: Path, report: Callable[[float,
 
 
 def end(processes: list[subprocess.Popen], seconds: float) -> None:
-    """Stop processes, which write a checkpoint; kill those that still run after so many seconds."""
+    """Stop the processes, which write a checkpoint; kill those that still run after this many seconds."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -155,7 +155,7 @@ def end(processes: list[subprocess.Popen], seconds: float) -> None:
 
 
 def stop_with_parent() -> None:
-    """Stop this process, with a checkpoint if it trains, when its parent, which holds its stdin open, is gone."""
+    """Stop this process when its parent is gone, which holds its stdin open. Training ends with a checkpoint."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

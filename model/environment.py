@@ -16,7 +16,7 @@ def choice(name: str, choices: tuple[str, ...]) -> str:
 
 
 def whole_number(name: str, default: str) -> int | None:
-    """The environment variable's value, above 0; None if it is unset or empty. `default` is what cram uses then."""
+    """The environment variable's value, above 0; None if it is unset or empty. `default`: what cram uses then."""
     value = os.environ.get(name, "")
     if not value:
         return None
@@ -26,7 +26,7 @@ def whole_number(name: str, default: str) -> int | None:
 
 
 def print_anything() -> None:
-    r"""Have this process print a character that its output's encoding lacks as \uXXXX, and not end with an error."""
+    r"""Let this process print characters that its output's encoding lacks as \uXXXX, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

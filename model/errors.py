@@ -16,7 +16,7 @@ class Unreachable(InputError):
 
 @functools.cache
 def warn_once(warning: str) -> None:
-    """Log a warning once, although what it is about is found when a run is planned, or in every step, and again."""
+    """Log a warning once in this process, however often its cause is found."""
     logging.getLogger(__name__).warning(warning)
 
 

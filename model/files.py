@@ -5,11 +5,15 @@ import os
 from pathlib import Path
 
 TENTHS = "tenths"  # in a model's folder: models at tenths of its budget, in folders named 10 to 90
-UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says to what it can't do
+UNSUPPORTED = (
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+)  # errors of a file system that can't do what it is asked to
 
 
 def fsync(path: Path) -> None:
-    """Force a file, or the names in a directory, to disk, where the file system can; some can't for a directory."""
+    """Force a file, or the names in a directory, to disk. Some file systems can't do that for a directory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -59,10 +59,10 @@ def pool(bert: Bert, tokens_BS: Tensor, padded: bool, pooling: Pooling, texts: T
 class Classifier(nn.Module):
     """The encoder with a head on the pooled state of each sequence, or for `kind` "tokens" on the state of each token.
 
-    "tanh" is the reference's GLUE head, 1024 wide. "native" is that of transformers' model of the layout, as wide as
-    the encoder; ModernBERT's begins with the pretrained transform; BERT's for tokens is only the last layer. InputError
-    if transformers has no such model. `texts`: how many an input has; None: not known. One class makes a regression of
-    the kind "classes".
+    The head "tanh" is the reference implementation's for GLUE, 1024 wide. "native" is the head of transformers' model
+    of the layout, as wide as the encoder: ModernBERT's begins with the pretrained transform, BERT's for tokens is only
+    the last layer. Raises InputError if transformers has no such model. `texts`: how many texts an input has; None:
+    unknown. The kind "classes" with one class is a regression.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Examples:
         return Examples(self.of_inputs(self.tokens, rows), np.cumsum(self.lengths[rows]), labels)
 
     def pad(self, values: np.ndarray, rows: np.ndarray, fill: int) -> np.ndarray:
-        """(B, S) of the values, one for each of `tokens`, of the inputs `rows`, filled up to the longest of them."""
+        """(B, S): the values of the inputs `rows`, one for each of `tokens`, filled up to the longest input."""
         rows_BS = np.full((len(rows), self.lengths[rows].max()), fill, dtype=np.int64)
         for line, row in zip(rows_BS, rows, strict=True):
             line[: self.lengths[row]] = self.of_input(values, row)
@@ -230,7 +230,7 @@ def steps_of(count: int, settings: Finetuning) -> int:
     if count < settings.batch_size:
         raise InputError(
             f"The task has {counted(count, 'training example')}, fewer than one batch of {settings.batch_size}. "
-            "Give more, or lower finetune.batch_size."
+            "Add examples, or lower finetune.batch_size."
         )
     return settings.epochs * (count // settings.batch_size)
 
@@ -241,7 +241,7 @@ class Outcome:
 
     steps: int
     seconds: float  # without those in which the process stood still
-    stopped_seconds: float  # those
+    stopped_seconds: float  # in which it stood still
     examples_per_second: float
     epochs: list[dict]  # each with epoch and mean loss
 
@@ -266,8 +266,8 @@ def loss_of(classifier: Classifier, examples: Examples, rows: np.ndarray, machin
 def no_cudnn_attention() -> None:
     """Keep torch from choosing cuDNN's attention, its default on some GPUs, in this process from now on.
 
-    It plans anew for every shape, which takes up to half a second (on a B200, modelscope/FunASR#3704), and inputs have
-    many lengths. Not for a while only: the setting is that of the process, where other runs may go on in other threads.
+    It plans again for every shape, which takes up to half a second (on a B200, modelscope/FunASR#3704), and inputs have
+    many lengths. It is not switched on again: the setting is the process's, and other threads may be training.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -356,7 +356,7 @@ class Loop:
 
 
 def predictions(scores: np.ndarray, kind: Kind) -> np.ndarray:
-    """What scores (n, classes) say: class numbers (n,), for regression the scores (n,), for multilabel 0 or 1 each."""
+    """The answers of scores (n, classes): class numbers (n,); scores (n,) for regression; 0 or 1 for multilabel."""
     if kind == "regression":
         return scores[:, 0]
     if kind == "multilabel":
@@ -367,7 +367,7 @@ def predictions(scores: np.ndarray, kind: Kind) -> np.ndarray:
 def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.ndarray:
     """The scores (n, classes), fp32, of all examples, or of all tokens that have labels, in their order.
 
-    Batches are sorted by length to pad little.
+    Batches are of similar lengths, so that little is padded.
     """
     order = np.argsort(examples.lengths, kind="stable")
     no_cudnn_attention()

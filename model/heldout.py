@@ -4,10 +4,10 @@ A masked piece of a word is easy to predict while the word's other pieces are in
 favours vocabularies that split more words. Therefore all pieces of a word are masked together and revealed from left to
 right; each is predicted from those before it, and their sum is the loss of the word (Kauf and Ivanova 2023, arXiv
 2305.10588). The number of masks tells the model how many pieces the word has. Since a vocabulary that splits more
-tells more by it, that number costs the nats of its frequency in the text.
+reveals more by that number, it costs the nats of its frequency in the text.
 
 For a model that knows the frequencies of words and reads no context, the loss is the entropy of the words, whatever the
-pieces. For others it is an upper bound: context tells a part of the numbers, but they cost as if it told nothing. The
+pieces. For others it is an upper bound: a part of these numbers follows from context, but they cost as if none did. The
 loss without them is a lower bound. So of two models with different vocabularies, one is better only if its upper bound
 is below the other's lower bound.
 """
@@ -44,9 +44,9 @@ PASSES_PER_CHARACTER = 4.5
 PASSES_OF_TRAINING = 3.0
 CURVE_PASSES = 1.3e6  # forward passes of a token for all losses over a run: 32,768 tokens and 3,600 words, eleven times
 SHARE = 0.1
-ALL_FROM_HOURS = 0.5  # measured as ever: two cores with bf16 need a tenth of it for a million characters
+ALL_FROM_HOURS = 0.5  # longer runs measure everything: two cores with bf16 need a tenth of it for a million characters
 LEAST_CHARACTERS = 10_000  # some 1,800 words, however short the run
-BEGINNING = 500  # characters of a document, about a sequence: many documents tell more than many words of a few
+BEGINNING = 500  # characters of a document, about a sequence: many documents say more than many words of a few
 BLOCK = 512  # words in a row, of which all or none are in a part of the text: the same words for every vocabulary
 FILE = "heldout.npz"  # in the folders of the tokenize and pretrain stages
 SIZES = ("tokens", "words", "characters", "bytes", "unread_bytes")  # columns of `Heldout.documents`
@@ -66,21 +66,21 @@ def tokens_of(training: Training) -> float:
 
 
 def most_characters(training: Training) -> float:
-    """How many characters the loss is measured on after a run with this budget, at most; may be infinite."""
+    """The most characters that the loss is measured on after a run with this budget; may be infinite."""
     passes = SHARE * tokens_of(training) * PASSES_OF_TRAINING
     return max(LEAST_CHARACTERS, passes / PASSES_PER_CHARACTER)
 
 
 def share_of_curve(training: Training) -> float:
-    """The part of CURVE_SEQUENCES and CURVE_WORDS that the losses over a run with this budget are measured on."""
+    """The fraction of CURVE_SEQUENCES and CURVE_WORDS on which the losses over a run with this budget are measured."""
     passes = SHARE * tokens_of(training) * PASSES_OF_TRAINING
     return min(1.0, max(LEAST_OF_CURVE, passes / CURVE_PASSES))
 
 
 def beginnings(texts: list[str], characters: float) -> list[str]:
-    """At most so many characters of the texts: the beginning of each, or of the first ones if that were too little.
+    """At most this many characters of the texts: the beginning of each, or of the first texts if that were too short.
 
-    With fewer characters it is a part of what it is with more.
+    The result for fewer characters is a part of the result for more.
     """
     if not texts or sum(map(len, texts)) <= characters:
         return texts
@@ -91,7 +91,7 @@ def beginnings(texts: list[str], characters: float) -> list[str]:
 
 
 def beginning(text: str, characters: int) -> str:
-    """At most so many characters, to the end of a word if there is one in their second half."""
+    """At most this many characters, up to the end of a word if one ends in their second half."""
     if len(text) <= characters:
         return text
     half = characters // 2
@@ -135,7 +135,7 @@ class Heldout:
 
     @classmethod
     def load(cls, folder: Path) -> "Heldout":
-        """What `save` has written to the folder."""
+        """Read what `save` wrote to the folder."""
         with np.load(folder / FILE) as arrays:
             return cls(**{field.name: arrays[field.name] for field in fields(cls)})
 
@@ -145,7 +145,7 @@ class Heldout:
 
     @classmethod
     def of_rows(cls, rows: np.ndarray) -> "Heldout":
-        """Sequences of one document each, which end in its separator; words, characters and bytes are its tokens."""
+        """A document from each row, which ends in a separator; each token counts as a word, a character and a byte."""
         m = len(rows)
         size = rows.shape[1] - 1  # without the separator
         numbers = np.arange(m * size, dtype=np.int32).reshape(m, size)
@@ -333,7 +333,7 @@ def losses_at(
 
 
 def spread(heldout: Heldout, share: float) -> int:
-    """Each which of the sequences the curve's loss of single tokens is measured on."""
+    """The curve's loss of single tokens is measured on every n-th sequence: this n."""
     return math.ceil(len(heldout.sequences) / max(LEAST_SEQUENCES, share * CURVE_SEQUENCES))
 
 
@@ -379,9 +379,9 @@ def ratio(nats_D: np.ndarray, sizes_D: np.ndarray) -> dict[str, float | None]:
 def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = None) -> dict:
     """The result of all rounds: the size of the text, and nats per word, character and byte of it.
 
-    `unread`: the share of its bytes that the model can't read: nothing predicts deleted ones, and [UNK] is one token.
-    Nats per byte are those per byte that it can read, or the less it reads, the better it would look.
-    `length_nats_per_byte`: the part of the nats per byte that is for the number of pieces of the words.
+    `unread`: the share of the text's bytes that the model can't read: deleted ones are not predicted, and [UNK] is one
+    token. Nats per byte are per byte that the model can read; otherwise a model would look better the less it can read.
+    `length_nats_per_byte`: the part of the nats per byte that the number of pieces of the words costs.
 
     With `counts_V`, how often each entry of the vocabulary is in training text, also `by_frequencies`.
     """

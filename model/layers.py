@@ -36,7 +36,7 @@ def halvings(sizes: Sizes) -> list[int]:
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's, but what it gives has the type of the states; autocast computes it in fp32."""
+    """torch's, but its output has the type of its input; autocast computes it in fp32."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape and type."""
@@ -44,7 +44,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, computed in the type of its weights, and what it gives has the type of the states."""
+    """torch's, computed in the type of its weights; its output has the type of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape and type."""
@@ -91,7 +91,7 @@ class Embedding(nn.Module):
         self.project = nn.Linear(width, sizes.hidden, bias=sizes.bias) if factorised else nn.Identity()
 
     def forward(self, tokens_BS: Maybe, words_BSE: Maybe = None, positions_BS: Maybe = None) -> Tensor:
-        """(B, S) token ids, or the embeddings of words, to (B, S, D). Without positions, they are the first S."""
+        """(B, S) token ids, or the embeddings of words, to (B, S, D). Without positions, tokens are at the first S."""
         x_BSE = self.word(tokens_BS) if words_BSE is None else words_BSE
         places = slice(x_BSE.shape[1]) if positions_BS is None else positions_BS
         if self.positions == "learned":
@@ -121,7 +121,7 @@ class Rotation(nn.Module):
         self.register_buffer("sines", sines[:, None, None], persistent=False)
 
     def forward(self, x_BSPNH: Tensor, positions_BS: Maybe = None) -> Tensor:
-        """Queries or keys (P of them), turned. They are those of the first S positions if no others are given."""
+        """Queries or keys (P of them), turned. Without positions, tokens are at the first S."""
         places = slice(x_BSPNH.shape[1]) if positions_BS is None else positions_BS
         cosines = self.cosines[places].to(x_BSPNH.dtype)
         sines = self.sines[places].to(x_BSPNH.dtype)
@@ -131,7 +131,7 @@ class Rotation(nn.Module):
 
 
 class Attention(nn.Module):
-    """The projections of bidirectional self-attention, which each model computes in a way of its own."""
+    """The projections of bidirectional self-attention. bert.py and hf.py each compute attention from them."""
 
     def __init__(self, sizes: Sizes, length: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(hidden, hidden, bias=sizes.qkv_bias)
         self.value = nn.Linear(hidden, hidden, bias=sizes.qkv_bias)
         self.out = nn.Linear(hidden, hidden, bias=sizes.bias)
-        self.out.ends_branch = True  # type: ignore[assignment]  # which zero_outputs asks for
+        self.out.ends_branch = True  # type: ignore[assignment]  # for zero_outputs
         self.rotation = Rotation(hidden // self.heads, length) if sizes.positions == "rotary" else None
 
     def rotate(self, x_BSPNH: Tensor, positions_BS: Maybe = None) -> Tensor:
@@ -162,7 +162,7 @@ class FeedForward(nn.Module):
         wide = inner(sizes) * (2 if self.activation == "geglu" else 1)
         self.dense_in = nn.Linear(sizes.hidden, wide, bias=sizes.bias)
         self.dense_out = nn.Linear(inner(sizes), sizes.hidden, bias=sizes.bias)
-        self.dense_out.ends_branch = True  # type: ignore[assignment]  # which zero_outputs asks for
+        self.dense_out.ends_branch = True  # type: ignore[assignment]  # for zero_outputs
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """(B, S, D) to (B, S, D)."""
@@ -261,7 +261,7 @@ class Head(nn.Module):
 class ClassifierHead(nn.Module):
     """Dense, tanh, dropout and dense to the scores.
 
-    `inputs`: the width of a state. `width`: that of the first dense layer; None: there is none, nor tanh.
+    `inputs`: the width of a state. `width`: that of the first dense layer; None: no such layer and no tanh.
     """
 
     def __init__(self, inputs: int, classes: int, dropout: nn.Dropout, width: int | None) -> None:
@@ -285,7 +285,7 @@ def at(x_BSD: Tensor, positions_BK: Tensor) -> Tensor:
 
 
 def initial_tensors(part: nn.Module, zero_outputs: bool) -> dict[str, Tensor]:
-    """The tensors of a layer that start with other than random values, by name; the tables of positions too."""
+    """The tensors of a layer that don't start with random values, by name; the tables of positions too."""
     if isinstance(part, Rotation):
         length, _, _, size = part.cosines.shape
         return dict(Rotation(size, length).named_buffers())

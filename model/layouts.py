@@ -30,7 +30,7 @@ def read_config(config: dict) -> tuple[Architecture, int, int]:
     """The architecture in a config.json, the number of entries of the vocabulary, and the most tokens of a sequence.
 
     The fields of transformers decide; of a layout that it has, the key `cram` has the other axes. Raises ValueError,
-    KeyError or TypeError for what is no model of cram's.
+    KeyError or TypeError for a config that is not of a model of cram's.
     """
     about = config.get("cram") or {}
     model_type = config.get("model_type")
@@ -95,7 +95,7 @@ def _needs(a: Architecture) -> dict[str, dict]:
 
 
 def transformers_model(architecture: Architecture) -> tuple[str | None, str | None]:
-    """The model of transformers that this layout is saved as, such as `ModernBert`; or None, and why there is none."""
+    """The model of transformers that this layout is saved as, such as `ModernBert`; or None, and the reason."""
     lacking: dict[str, dict] = {}
     for name, needed in _needs(architecture).items():
         lacking[name] = {axis: value for axis, value in needed.items() if getattr(architecture, axis) != value}
@@ -112,7 +112,7 @@ def transformers_model(architecture: Architecture) -> tuple[str | None, str | No
 def transformers_classifier(
     architecture: Architecture, head: HeadName, pooling: Pooling = "cls", kind: Kind = "classes"
 ) -> tuple[str | None, str | None]:
-    """transformers' class for a classifier, as `BertForSequenceClassification`; or None, and why there is none."""
+    """transformers' class for a classifier, as `BertForSequenceClassification`; or None, and the reason."""
     name, why = transformers_model(architecture)
     if name is None:
         return None, why

@@ -33,7 +33,7 @@ def cores() -> int:
 
 
 def quotas() -> Iterator[float]:
-    """The CPU time per second, in cores, that the process and the groups above it may use; nothing where it is free."""
+    """The CPU time per second, in cores, that the process and each group above it may use; only where it is limited."""
     for kind, folder in groups("cpu"):
         with suppress(OSError, ValueError):  # absent, or "max"
             texts = [read(folder / name) for name in QUOTA[kind]]

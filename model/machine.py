@@ -34,7 +34,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class Machine:
-    """Where to compute, in which precision, whether compiled, and how many sequences a micro-batch holds."""
+    """Where and in which precision to compute, whether to compile, and how many sequences a micro-batch holds."""
 
     device: torch.device
     dtype: torch.dtype  # of matrix products; weights and optimizer stay fp32
@@ -62,7 +62,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `count`. They agree through the host's memory, so that no GPU waits."""
+    """This process among `count`. The processes agree through the host's memory, so that no GPU waits."""
 
     rank: int = 0
     count: int = 1
@@ -162,10 +162,10 @@ def can_compile(compiler: str, cuda: bool) -> bool:
 
 
 def limit_threads() -> None:
-    """Let torch compute and compile with no more threads than this process has cores, unless the user says how many.
+    """Let torch compute and compile with no more threads than this process has cores, unless the user sets a number.
 
-    It counts the cores that a process may run on, and knows no quota of CPU time: the kernel would stop all threads
-    together for most of the time.
+    torch counts the cores that a process may run on, but ignores quotas of CPU time. With more threads than the quota
+    pays for, the kernel would stop all of them for most of the time.
     """
     most = cores()
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > most:
@@ -183,7 +183,7 @@ def to_device(values: np.ndarray, device: torch.device) -> Tensor:
 
 
 def gpus(here: Machine) -> int:
-    """The number of processes to train with: CRAM_GPUS, or one. Each has a GPU of its own; on a CPU they share it."""
+    """The number of processes to train with: CRAM_GPUS, or one. Each has its own GPU, or all share the CPU."""
     count = whole_number("CRAM_GPUS", "one") or 1
     if here.device.type == "cuda" and count > torch.cuda.device_count():
         raise InputError(
@@ -199,7 +199,7 @@ def keeps_tenths() -> bool:
 
 
 def product_seconds(side: int, repeats: int, device: torch.device, dtype: torch.dtype) -> float:
-    """The median time of a product of two square matrices, after one for warm-up."""
+    """The median time of a product of two square matrices, after one product for warm-up."""
     a = torch.randn(side, side, device=device).to(dtype)
     b = torch.randn(side, side, device=device).to(dtype)
     seconds = []
@@ -236,6 +236,6 @@ def keep_heap() -> None:
         m_trim_threshold = -1  # these two numbers are in malloc.h
         m_mmap_max = -4
         libc.mallopt(m_trim_threshold, -1)  # as size_t: never
-        libc.mallopt(m_mmap_max, 0)  # no blocks of their own, so none to unmap
+        libc.mallopt(m_mmap_max, 0)  # no block is mapped alone, so none is unmapped
     except (OSError, AttributeError):
         log.info("This C library has no mallopt, so training on the CPU is somewhat slower.")

@@ -1,4 +1,4 @@
-"""Micro-batches for pretraining: masked tokens, corrupted tokens, and the thread that makes them one ahead.
+"""Micro-batches for pretraining: masked tokens, corrupted tokens, and the thread that makes the next micro-batch.
 
 Exactly K tokens of every sequence are masked, so that all shapes are static.
 """
@@ -44,7 +44,7 @@ class Corpus:
 
     @cached_property
     def ordinary(self) -> np.ndarray:
-        """(n,) int64: tokens of sequences spread over the text, each as often as it is there; no special ones."""
+        """(n,) int64: all tokens but special ones of sequences that are spread over the text."""
         every = max(1, len(self.sequences) * self.length // SAMPLED)
         sample = self.sequences[::every].ravel().astype(np.int64)
         ordinary = sample[sample >= SPECIALS]
@@ -53,7 +53,10 @@ class Corpus:
         return ordinary
 
     def loss_by_frequencies(self, share: float) -> float:
-        """Nats per held-out token if each is predicted by its share of the training text, of a curve with this `share`."""
+        """Nats per held-out token if each is predicted by its frequency in the training text.
+
+        `share`: that of the curve, as in `curve_losses`.
+        """
         counts = np.bincount(self.ordinary, minlength=self.vocabulary)
         return by_frequencies(self.heldout, counts, share)["nats_per_token"]
 
@@ -141,7 +144,7 @@ def replace(
 
 
 def swap(tokens_BS: np.ndarray, free_BS: np.ndarray, offset_B1: np.ndarray, draws_BT: np.ndarray) -> np.ndarray:
-    """Tokens where in some of the T blocks of three two trade places, if both are free."""
+    """The tokens after two have traded places in some of the T blocks of three, where both are free."""
     B, S = tokens_BS.shape
     one_BT, other_BT = trading_places(offset_B1, draws_BT)
     uniform_BT = (draws_BT >> np.uint64(11)) * 2.0**-53
@@ -199,7 +202,7 @@ class Batches:
         return tuple(to_device(part, self.device) for part in parts)
 
     def take(self, first: int, masks: int, after: int) -> Batch:
-        """What `make` makes; then the thread makes the micro-batch from sequence `after`, likely to be taken next."""
+        """Return what `make` does, and let the thread make the one from sequence `after`, likely the next."""
         if self.next and (self.next.first, self.next.masks) == (first, masks):
             batch = self.next.batch.result()
         else:

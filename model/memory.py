@@ -28,7 +28,7 @@ FULL = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED")
 
 
 class ShapesOnly(TorchFunctionMode):
-    """Give the modules that are made inside this context weights without memory and values.
+    """Let modules that are made inside this context have weights without memory or values.
 
     `torch.device("meta")` also turns the small tables of positions into symbols, which loads torch's compiler: 1 s.
     """
@@ -45,7 +45,7 @@ class ShapesOnly(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-@functools.cache  # asked for by every finetuning run
+@functools.cache  # every finetuning run needs it
 def sizes(architecture: Architecture, training: Training, vocabulary: int, length: int) -> tuple[int, int]:
     """Bytes of the weights and of the optimizer's states; Adafactor's means of rows and columns are not counted."""
     with ShapesOnly():
@@ -82,8 +82,8 @@ def check_memory(
             a = architecture
             raise InputError(
                 f"Training pretrain.architecture (layers {a.layers}, hidden {a.hidden}, intermediate {a.intermediate}) "
-                f"with pretrain.optimizer {training.optimizer!r} needs at least {needed:,} bytes of memory for weights, "
-                f"gradients and optimizer states, but {where} has {there:,} bytes available. Lower "
+                f"with pretrain.optimizer {training.optimizer!r} needs at least {needed:,} bytes of memory for "
+                f"weights, gradients and optimizer states, but {where} has {there:,} bytes available. Lower "
                 "pretrain.architecture.layers, hidden or intermediate."
             )
 
@@ -101,7 +101,7 @@ def share_of(training: Training, processes: int) -> int:
     unit = schedules.ramp_unit(training)
     if unit % processes:
         raise InputError(
-            f"pretrain.batch_size {training.batch_size} can't be shared by {processes} processes: it is made of units "
+            f"pretrain.batch_size {training.batch_size} can't be shared by {processes} processes: it consists of units "
             f"of {counted(unit, 'sequence')}. Set CRAM_GPUS to a divisor of {unit}."
         )
     return unit // processes
@@ -110,10 +110,10 @@ def share_of(training: Training, processes: int) -> int:
 def choose_micro_batch(
     model: nn.Module, training: Training, corpus: Corpus, machine: Machine, spent: Spent, share: int
 ) -> int:
-    """Sequences of the largest micro-batch that divides the share and, where the machine probes, fits the memory.
+    """Sequences of the largest micro-batch that divides the share and, where the machine probes, fits into memory.
 
-    Since micro-batches divide the unit, all are equally large and one compiled shape serves every step. A run that is
-    resumed on the same device keeps its micro-batch if that still fits, so that its sums are rounded alike.
+    Since micro-batches divide the unit, all are equally large and one compiled shape serves every step. A run that
+    resumes on the same device keeps its micro-batch if that still fits, so that its sums are rounded alike.
     """
     if machine.device.type == "cuda":  # blocks that an earlier run has left would count as used
         gc.collect()
@@ -157,7 +157,7 @@ def fits(model: nn.Module, training: Training, corpus: Corpus, machine: Machine,
 def compute(
     model: nn.Module, training: Training, corpus: Corpus, machine: Machine, size: int, masks: int, times: int = 1
 ) -> None:
-    """Compute the loss of a micro-batch and add up its gradients, so many times; discard them."""
+    """Compute the loss and the gradients of a micro-batch this many times; discard them."""
     batch = Batches(corpus, size, training, machine.device).make(0, masks)
     try:
         for _ in range(times):

@@ -22,7 +22,7 @@ ADAFACTOR_EPS = (1e-18, 1e-3)
 def groups(
     named: Iterable[tuple[str, nn.Parameter]], peak: float, weight_decay: float, decay_norms: bool = False
 ) -> list[dict]:
-    """The parameters that decay, matrices with the tied embedding and convolutions, and those that don't, all others.
+    """Two groups: the parameters that decay (matrices, embeddings, convolutions) and all others, which don't.
 
     With `decay_norms`, everything but biases decays.
     """
@@ -85,7 +85,7 @@ def set_rates(optimizers: list[Optimizer], multiplier: float) -> None:
 
 
 class Muon(optim.Muon):
-    """torch's Muon with updates of AdamW's size, whose rates and decays carry over (Liu et al. 2025).
+    """torch's Muon with updates as large as AdamW's, so that AdamW's rates and decays fit it too (Liu et al. 2025).
 
     Matrices of the same shape are orthogonalised together, and in `dtype`. torch takes one after the other, always in
     bf16: some 25 kernels for each of the 96 matrices of `modern`, and emulated where the hardware has no bf16.

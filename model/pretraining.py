@@ -39,7 +39,7 @@ AHEAD = {"cpu": 0, "cuda": 1}  # steps that the device may still compute when th
 
 
 class Forward(nn.Module):
-    """A model's forward pass, compiled or not: a wrapper such as DistributedDataParallel stays when compiling fails."""
+    """A model's forward pass, compiled or not. DistributedDataParallel wraps it, and stays when compiling fails."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Forward(nn.Module):
         self.use(compiled=False)
 
     def use(self, compiled: bool) -> None:
-        """Call the model as it is, or have it compiled at the next call, for its shapes."""
+        """Call the model as it is, or compile it at the next call, for the shapes of that call."""
         self.compiled = compiled
         self.call = self.model.__call__
         if compiled:
@@ -62,9 +62,9 @@ class Forward(nn.Module):
 class Queued(NamedTuple):
     """A step that the device may not have computed yet."""
 
-    row: dict  # of metrics, without those that are in `values`
+    row: dict  # of metrics, still without those in `values`
     values: Tensor  # the losses and the gradient's norm
-    computed: torch.cuda.Event | None  # after which `values` are there; None: they are
+    computed: torch.cuda.Event | None  # after it, `values` are there; None: they are there already
 
 
 class Pretraining:
@@ -116,7 +116,7 @@ class Pretraining:
         self.step_seconds = math.inf
 
     def resume(self) -> Spent:
-        """Load the checkpoint, if there is one; what the run has spent until then."""
+        """Load the checkpoint, if there is one. Returns what the run has spent so far."""
         spent = restore(self.folder, self.module, self.optimizers, self.scaler) or Spent()
         if spent.step:
             log.info("Resuming from step %d, %.0f s into the budget.", spent.step, spent.seconds)
@@ -155,7 +155,7 @@ class Pretraining:
         return self.spent
 
     def train(self) -> None:
-        """The loop. On a GPU, a step is read once the next one is queued; anything else waits until all are read."""
+        """The loop. On a GPU, a step is read after the next one is queued; everything else waits until all are read."""
         while True:
             self.writer.check()
             fraction = self.fraction()
@@ -182,7 +182,7 @@ class Pretraining:
                         self.read()
 
     def due(self, fraction: float) -> Literal["stop", "end", "save", "prepare", "evaluate", "step"]:
-        """What comes next at that fraction of the budget; the same in all processes."""
+        """What to do next at this fraction of the budget; the same in all processes."""
         self.signal = int(self.processes.most(self.stop.number or 0))
         if self.signal:
             return "stop"
@@ -205,23 +205,23 @@ class Pretraining:
         return bool(self.processes.agree(fraction + unread >= 1))
 
     def seconds(self) -> float:
-        """The seconds on the clock. Of several processes, all wait for one that stands still: all take it off."""
+        """The seconds on the clock. If one of several processes stood still, all waited for it, so all take it off."""
         self.clock.agree(self.processes.most(self.clock.stood_still()))
         gap = self.clock.stopped - self.spent.stopped_seconds
         if gap:
             log.warning(
-                "The process stood still for %s (a stop signal, a paused container or a sleeping machine); that time "
-                "is off the clock.",
+                "The process stood still for %s (a stop signal, a paused container or a sleeping machine). That time "
+                "doesn't count.",
                 duration(gap),
             )
             self.spent.stopped_seconds = self.clock.stopped
         return self.clock.seconds()
 
     def fraction(self) -> float:
-        """The fraction of the budget that is spent, at which the next step begins; the same in all processes.
+        """The fraction of the budget that is spent when the next step begins; the same in all processes.
 
-        A budget in hours goes by the clock. A step that is queued while the device computes another one counts as begun
-        when it is queued, so its schedules are up to one step behind.
+        A budget in hours is measured by the clock. A step that is queued while the device computes another one counts
+        as begun when it is queued, so its schedules are up to one step behind.
         """
         spent = self.spent
         spent.seconds = self.seconds()
@@ -229,7 +229,7 @@ class Pretraining:
         return self.processes.agree(amounts[self.training.budget_unit] / self.training.budget)
 
     def step(self, fraction: float) -> None:
-        """Queue one optimizer step, which begins at that fraction of the budget."""
+        """Queue one optimizer step, which begins at this fraction of the budget."""
         batch = schedules.batch(self.training, fraction)
         masks = self.masks(fraction)
         multiplier = schedules.rate(self.training, fraction)
@@ -256,7 +256,7 @@ class Pretraining:
         self.queue(row, torch.cat([losses, norm.to(losses).view(1)]))
 
     def backward(self, batch: int, masks: int) -> Tensor:
-        """Add up the gradients of this process's share of the batch, micro-batch by micro-batch; the mean losses."""
+        """Add up the gradients of this process's share of the batch, by micro-batches. Returns the mean losses."""
         training = self.training
         processes = self.processes
         unit = self.micro_batch * processes.count
@@ -277,7 +277,7 @@ class Pretraining:
         return total
 
     def change_weights(self) -> Tensor:
-        """Clip the gradients and change the weights; the norm of the gradients before."""
+        """Clip the gradients and change the weights. Returns the norm of the gradients before clipping."""
         for each in self.optimizers:
             self.scaler.unscale_(each)
         if self.training.clip is None:
@@ -295,7 +295,7 @@ class Pretraining:
         return norm
 
     def queue(self, row: dict, values: Tensor) -> None:
-        """Note a step, whose row lacks these values of this process: its losses and the gradient's norm."""
+        """Queue a step for reading. `values`: this process's losses and the gradient's norm, which `row` lacks."""
         values = self.processes.mean(values)
         computed = None
         if values.is_cuda:  # a copy, as reading them later would wait for the next step too
@@ -304,7 +304,7 @@ class Pretraining:
         self.queued.append(Queued(row, values, computed))
 
     def read(self) -> None:
-        """Wait until the first of the queued steps is computed; write its metrics. Raises InputError for NaN or inf."""
+        """Wait until the first queued step is computed, and write its metrics. Raises InputError for NaN or inf."""
         row, values, computed = self.queued.pop(0)
         if computed:
             computed.synchronize()
@@ -332,7 +332,7 @@ class Pretraining:
             raise not_finite(row["step"], f"the loss is {loss} and the gradient norm {norm}")
 
     def evaluate(self, fraction: float) -> None:
-        """Add the held-out losses to the record, off the clock, where models at tenths of the budget are kept too."""
+        """Measure and record the held-out losses, off the clock; keep models at tenths of the budget if asked to."""
         with self.clock.paused():
             percent = 100 * tenths_in(fraction) // EVALUATIONS
             if keeps_tenths() and 0 < percent < 100 and self.processes.first:
@@ -358,26 +358,26 @@ class Pretraining:
             limit = self.corpus.loss_by_frequencies(share)
             if self.processes.first and becomes_hopeless(spent.evaluations, limit):
                 log.warning(
-                    "After %.0f %% of the budget, the held-out loss is %.4g nats per token, no lower than the time "
-                    "before; by token frequencies alone it is %.4g. %s",
+                    "After %.0f %% of the budget, the held-out loss is %.4g nats per token, not lower than at the last "
+                    "measurement; by token frequencies alone it is %.4g. %s",
                     100 * fraction, losses["heldout_loss"], limit, advice(self.course(limit)),
                 )  # fmt: skip
 
     def keep_tenth(self, percent: int) -> None:
-        """Keep the model as it is at that percentage of the budget."""
+        """Write the model as it is at this percentage of the budget."""
         kept = self.folder / TENTHS / str(percent)
         kept.mkdir(parents=True, exist_ok=True)
         export.save(self.bert, kept)
 
     def heldout_losses(self, share: float) -> dict[str, float]:
-        """The first process's losses of `curve_losses`, in all processes."""
+        """The losses of `curve_losses`, which the first process measures for all."""
         losses = dict.fromkeys(("heldout_loss", "heldout_nats_per_byte"), 0.0)
         if self.processes.first:
             losses = curve_losses(self.bert, self.corpus.heldout, MASK, self.machine, share)
         return {name: self.processes.agree(loss) for name, loss in losses.items()}
 
     def course(self, limit: float) -> Course:
-        """What there is to know of the run up to now. `limit`: the loss by token frequencies."""
+        """What is known about the run so far. `limit`: the loss by token frequencies."""
         spent = self.spent
         training = self.training
         return Course(
@@ -393,7 +393,7 @@ class Pretraining:
         )
 
     def save(self) -> None:
-        """Start writing a checkpoint. Raises InputError for weights that are not finite: no run can continue there."""
+        """Start writing a checkpoint. Raises InputError for weights that aren't finite: no run could continue there."""
         norm = torch.nn.utils.get_total_norm(list(self.module.parameters()))
         if not norm.isfinite():
             raise not_finite(self.spent.step, f"the norm of the weights is {norm.item()}")
@@ -404,12 +404,12 @@ class Pretraining:
         self.saved_at = self.clock.seconds()
 
     def finish(self) -> None:
-        """Save, so that a run killed from here on knows its budget is spent; then measure the last held-out loss."""
+        """Save, so that a run killed now knows that its budget is spent; then measure the last held-out loss."""
         if not self.spent.step:
             limit = budget(self.training.budget, self.training.budget_unit)
             raise InputError(
                 f"The budget of {limit} was spent before the first step. Raise pretrain.budget, or set CRAM_COMPILE=0 "
-                "if compiling took that long."
+                "if compiling took the time."
             )
         self.save()
         evaluations = self.spent.evaluations
@@ -419,7 +419,7 @@ class Pretraining:
         self.writer.wait()
 
     def masks(self, fraction: float) -> int:
-        """Tokens of a sequence that are predicted at that fraction of the budget."""
+        """Tokens of a sequence that are predicted at this fraction of the budget."""
         masked = schedules.mask_fraction(self.training, fraction)
         return masking.masks_per_sequence(masked, self.corpus.length)
 
@@ -429,7 +429,7 @@ class Pretraining:
         return operations_per_token(bert.architecture, self.training, bert.vocabulary, self.corpus.length, masks)
 
     def compiles(self, fraction: float) -> bool:
-        """Whether compiling at that fraction of the budget pays. The time that it takes is on the clock."""
+        """Whether compiling at this fraction of the budget pays. The time that it takes is on the clock."""
         if not self.machine.compiles or self.compiler_failed:
             return False
         if self.machine.compiles_always:
@@ -437,7 +437,7 @@ class Pretraining:
         return self.seconds_of_shape(fraction) >= COMPILE_FROM_SECONDS[self.machine.device.type]
 
     def seconds_of_shape(self, fraction: float) -> float:
-        """For how long, about, the masks stay as they are at that fraction of the budget."""
+        """For about how many seconds the number of masks stays as it is at this fraction of the budget."""
         training = self.training
         amount = (schedules.masks_stay_until(training, fraction) - fraction) * training.budget
         if training.budget_unit == "hours":
@@ -448,7 +448,7 @@ class Pretraining:
         return amount * self.operations(self.masks(fraction)) / rate
 
     def prepare(self, fraction: float) -> None:
-        """Compile for the masks at that fraction of the budget if that pays and this machine can."""
+        """Compile for the masks at this fraction of the budget if that pays and this machine can."""
         began = self.clock.seconds()
         self.compiled_masks = self.masks(fraction)
         self.model.use(compiled=False)
@@ -477,15 +477,15 @@ def not_finite(step: int, what: str) -> InputError:
 
 
 def check_corpus(corpus: Corpus, training: Training) -> None:
-    """Raise InputError if the corpus has no batch of sequences or no held-out text."""
+    """Raise InputError if the corpus has too few sequences for one batch, or no held-out text."""
     sequences = len(corpus.sequences)
     if sequences < training.batch_size:
         raise InputError(
             f"The corpus has {counted(sequences, 'sequence')} of {corpus.length} tokens, fewer than "
-            f"one batch of {training.batch_size:,}. Give more text (download) or lower pretrain.batch_size."
+            f"one batch of {training.batch_size:,}. Add text (download), or lower pretrain.batch_size."
         )
     if not corpus.heldout.totals["tokens"]:
-        raise InputError("No text is held out. Raise tokenize.heldout_fraction, or give more text.")
+        raise InputError("No text is held out. Raise tokenize.heldout_fraction, or add text (download).")
 
 
 def usual_checkpoint_seconds(training: Training) -> float:
@@ -497,5 +497,5 @@ def usual_checkpoint_seconds(training: Training) -> float:
 
 
 def tenths_in(fraction: float) -> int:
-    """The held-out losses that are due until that fraction of the budget, besides the one before it."""
+    """The number of held-out losses that are due up to this fraction of the budget, without the first one at 0."""
     return math.floor(EVALUATIONS * fraction)

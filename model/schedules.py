@@ -24,7 +24,7 @@ def fall(spent: float, over: float) -> float:
 
 
 def half_cosine(left: float) -> float:
-    """Half a cosine: 1 if all is left (1), 0 if nothing is (0)."""
+    """Half a cosine, from 1 if all is left (1) to 0 if nothing is left (0)."""
     return 0.5 * (1.0 - math.cos(math.pi * left))
 
 
@@ -102,7 +102,7 @@ def mask_fraction(training: Training, spent: float) -> float:
 
 
 def masks_stay_until(training: Training, spent: float) -> float:
-    """The fraction of the budget at which the masked fraction changes next; 1: not before the end."""
+    """The fraction of the budget at which the masked fraction changes next; 1 if it stays until the end."""
     if training.last_mask_fraction is None:
         return 1.0
     return min(MASK_LEVELS, math.floor(MASK_LEVELS * spent) + 1) / MASK_LEVELS

@@ -107,7 +107,7 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return None
 
     def check_length(self, length: int) -> None:
-        """Raise InputError unless sequences of so many tokens can be halved as often as the funnel does."""
+        """Raise InputError unless sequences of this length can be halved as often as the funnel does."""
         halved = 2**self.funnel
         if length % halved:
             raise InputError(
@@ -211,7 +211,9 @@ HeadName = Literal["tanh", "native"]
 CLASSIFIER_WIDTH = 1024  # of head tanh, as in the reference implementation's GLUE settings
 Pooling = Literal["cls", "mean", "compare"]
 Texts = Literal[1, 2] | None  # in an input of a classifier
-Kind = Literal["classes", "regression", "multilabel", "tokens"]  # what a classifier tells of an input, or of its tokens
+Kind = Literal[
+    "classes", "regression", "multilabel", "tokens"
+]  # what a classifier predicts for an input, or for its tokens
 
 
 class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -245,7 +247,7 @@ class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     )
 
     def check_length(self, length: int) -> None:
-        """Raise InputError if inputs may be longer than the sequences of so many tokens that the model was made for."""
+        """Raise InputError if inputs may be longer than `length`, the longest sequence of the model."""
         if self.max_tokens > length:
             raise InputError(
                 f"finetune.max_tokens is {self.max_tokens}, but the model takes at most {length} tokens "

@@ -1,4 +1,4 @@
-"""The signals that ask a process to end, and how it ends between two steps."""
+"""The signals that ask a process to end, and how training ends between two steps."""
 
 import signal
 import threading
@@ -25,11 +25,11 @@ class Stopped(SystemExit):
 class StopRequest:
     """In this context, the first signal that would end the process only sets `number`; a second one acts at once.
 
-    A signal within a second of the first is the same request. `waits`: so is every later one, for a process whose
-    parent kills it when it waits in vain.
+    A signal within a second of the first is the same request. With `waits`, every later signal is the same request too:
+    for a process whose parent kills it if it doesn't end in time.
 
-    `pass_on`, or else the end of the context, gives the signal to what handled it before, so none is lost. Ignored
-    signals stay ignored. Only the main thread can set handlers; in other threads nothing changes.
+    `pass_on`, or else the end of the context, hands the signal to the handler that was set before, so none is lost.
+    Ignored signals stay ignored. Only the main thread can set handlers; in other threads nothing changes.
     """
 
     def __init__(self, waits: bool = False) -> None:
