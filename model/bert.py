@@ -251,7 +251,9 @@ def operations(
     for index, times in enumerate(halvings(architecture)):
         share = 0.5**times  # of the tokens that the block reads
         is_last = index + 1 == architecture.layers
-        computed = (last_states or masks) / length if is_last else share
+        computed = share
+        if is_last:
+            computed = (last_states or masks) / length
         keys_and_values = 4 * share * hidden**2
         dense = 2 * (2 * hidden**2 + ffn_weights(architecture, index))
         attention = 4 * share * length * hidden

@@ -96,7 +96,9 @@ def beginning(text: str, characters: int) -> str:
         return text
     half = characters // 2
     end = max(text.rfind(" ", half, characters), text.rfind("\n", half, characters))
-    return text[: end if end > 0 else characters]
+    if end <= 0:
+        return text[:characters]
+    return text[:end]
 
 
 def draws(first: int, sequences: int, words: int, key: int | np.ndarray) -> np.ndarray:
@@ -286,6 +288,8 @@ def document_losses(
     documents = len(heldout.documents)
     passes = WordPasses(heldout, rounds, every)
     nats_D = sum_passes(bert, heldout.sequences, heldout.owners, passes, documents, mask_id, machine)
+
+    # what the numbers of pieces cost, once a word
     first_MS = passes.predicted_MS & (heldout.pieces == 0)
     owners = heldout.owners[first_MS]
     nats_D += np.bincount(owners, heldout.length_nats[first_MS], minlength=documents)
@@ -312,10 +316,12 @@ def sum_passes(
             rows_B = passes.rows[some]
             tokens_BS = sequences_MS[rows_B].astype(np.int64)
             hidden_BS, predicted_BS = passes.hide(some)
+
             masked_BS = np.where(hidden_BS, mask_id, tokens_BS)
             places_M = np.flatnonzero(predicted_BS)
             padded = len(sequences_MS) - 1 in rows_B  # only the last sequence has [PAD]
             nats_M = losses_at(places_M, bert, masked_BS, tokens_BS, padded, machine)
+
             owners_M = owners_MS[rows_B].ravel()[places_M]
             nats_D += np.bincount(owners_M, nats_M, minlength=documents)
     bert.train(was_training)
@@ -392,7 +398,9 @@ def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = 
         "unread": round(totals["unread_bytes"] / max(1, totals["bytes"]), 6),
     }
     for unit in UNITS:
-        sizes_D = heldout.read_bytes if unit == "byte" else heldout.documents[:, SIZES.index(f"{unit}s")]
+        sizes_D = heldout.documents[:, SIZES.index(f"{unit}s")]
+        if unit == "byte":
+            sizes_D = heldout.read_bytes
         found[f"nats_per_{unit}"] = ratio(nats_D, sizes_D)
     found["length_nats_per_byte"] = round(float(heldout.length_nats.sum()) / int(heldout.read_bytes.sum()), 6)
     if counts_V is not None:
@@ -410,7 +418,8 @@ def by_frequencies(heldout: Heldout, counts_V: np.ndarray, share: float = 1.0) -
     nats_V = -np.log(more_V / more_V.sum())
     is_token_MS = heldout.words >= 0
     nats_MS = np.where(is_token_MS, nats_V[heldout.sequences], 0)
-    some = slice(None, None, 1 if share == 1 else spread(heldout, share))
+    every = 1 if share == 1 else spread(heldout, share)
+    some = slice(None, None, every)
     nats_per_token = float(nats_MS[some].sum()) / int(is_token_MS[some].sum())
     nats = float(nats_MS.sum()) + float(heldout.length_nats.sum())
     nats_per_byte = nats / int(heldout.read_bytes.sum())

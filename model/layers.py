@@ -25,7 +25,9 @@ ROTARY_BASE = 10_000.0  # Su et al. 2021
 
 def inner(sizes: Sizes) -> int:
     """Input width of the feed-forward layer's output projection."""
-    return sizes.intermediate * 2 // 3 if sizes.activation == "geglu" else sizes.intermediate
+    if sizes.activation == "geglu":
+        return sizes.intermediate * 2 // 3
+    return sizes.intermediate
 
 
 def halvings(sizes: Sizes) -> list[int]:
@@ -87,8 +89,9 @@ class Embedding(nn.Module):
         if self.positions == "scaled-sinusoidal":
             self.scale = nn.Parameter(torch.tensor(width**-0.5))
         self.norm = norm(sizes, width) if sizes.embedding_norm else nn.Identity()
-        factorised = sizes.embedding is not None
-        self.project = nn.Linear(width, sizes.hidden, bias=sizes.bias) if factorised else nn.Identity()
+        self.project: nn.Module = nn.Identity()
+        if sizes.embedding is not None:
+            self.project = nn.Linear(width, sizes.hidden, bias=sizes.bias)
 
     def forward(self, tokens_BS: Maybe, words_BSE: Maybe = None, positions_BS: Maybe = None) -> Tensor:
         """(B, S) token ids, or the embeddings of words, to (B, S, D). Without positions, tokens are at the first S."""
@@ -144,7 +147,9 @@ class Attention(nn.Module):
         self.value = nn.Linear(hidden, hidden, bias=sizes.qkv_bias)
         self.out = nn.Linear(hidden, hidden, bias=sizes.bias)
         self.out.ends_branch = True  # type: ignore[assignment]  # for zero_outputs
-        self.rotation = Rotation(hidden // self.heads, length) if sizes.positions == "rotary" else None
+        self.rotation = None
+        if sizes.positions == "rotary":
+            self.rotation = Rotation(hidden // self.heads, length)
 
     def rotate(self, x_BSPNH: Tensor, positions_BS: Maybe = None) -> Tensor:
         """Queries or keys, turned by their positions if these are rotary."""
@@ -159,7 +164,9 @@ class FeedForward(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.activation = sizes.activation
-        wide = inner(sizes) * (2 if self.activation == "geglu" else 1)
+        wide = inner(sizes)
+        if self.activation == "geglu":
+            wide *= 2
         self.dense_in = nn.Linear(sizes.hidden, wide, bias=sizes.bias)
         self.dense_out = nn.Linear(inner(sizes), sizes.hidden, bias=sizes.bias)
         self.dense_out.ends_branch = True  # type: ignore[assignment]  # for zero_outputs
@@ -193,7 +200,9 @@ class Convolution(nn.Module):
         """(B, S, D) to (B, S, D). Tokens beyond the sequence and those that are not `seen` count as zero."""
         S = x_BSD.shape[1]
         reach = len(self.weight) // 2
-        seen_BSD = x_BSD if seen_BS is None else x_BSD * seen_BS[:, :, None]
+        seen_BSD = x_BSD
+        if seen_BS is not None:
+            seen_BSD = x_BSD * seen_BS[:, :, None]
         wide_BWD = F.pad(seen_BSD, (0, 0, reach, reach))
         for place, weight_1D in enumerate(self.weight):
             x_BSD = torch.addcmul(x_BSD, wide_BWD[:, place : place + S], weight_1D)
@@ -244,8 +253,9 @@ class Head(nn.Module):
         hidden = sizes.hidden
         width = sizes.embedding or hidden
         self.transforms = sizes.head_transform
-        factorised = sizes.embedding is not None
-        self.dense = nn.Linear(hidden, width, bias=sizes.bias) if factorised or self.transforms else None
+        self.dense = None
+        if self.transforms or sizes.embedding is not None:
+            self.dense = nn.Linear(hidden, width, bias=sizes.bias)
         self.norm = norm(sizes, width) if self.transforms else nn.Identity()
         self.decoder = None if sizes.tied else nn.Linear(width, vocabulary, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if sizes.decoder_bias else None

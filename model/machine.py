@@ -129,8 +129,12 @@ def detect() -> Machine:
     compiles = can_compile(compiler, cuda)
     micro_batch = whole_number("CRAM_MICRO_BATCH", "a size that fits")
     usual_micro_batch = CUDA_MICRO_BATCH if cuda else CPU_MICRO_BATCH
+    name = "cpu"
+    if cuda:
+        rank = os.environ.get("LOCAL_RANK", 0)
+        name = f"cuda:{rank}"
     return Machine(
-        torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cuda else "cpu"),
+        torch.device(name),
         DTYPES[dtype],
         compiles,
         micro_batch=micro_batch or usual_micro_batch,

@@ -194,8 +194,9 @@ class Pretraining:
         if self.masks(fraction) != self.compiled_masks:
             return "prepare"
         evaluations = self.spent.evaluations
-        tenths = tenths_in(evaluations[-1]["fraction"]) if evaluations else -1
-        return "evaluate" if tenths_in(fraction) > tenths else "step"
+        if not evaluations or tenths_in(fraction) > tenths_in(evaluations[-1]["fraction"]):
+            return "evaluate"
+        return "step"
 
     def may_be_spent(self, fraction: float) -> bool:
         """Whether the steps that are not read yet may take the rest of a budget in hours: each up to twice the last."""
@@ -262,19 +263,26 @@ class Pretraining:
         unit = self.micro_batch * processes.count
         begin = self.spent.tokens // self.corpus.length + processes.rank * self.micro_batch
         end = begin + batch
-        total = torch.zeros(2 if training.detection else 1, device=self.machine.device)
+        losses_of_step = 2 if training.detection else 1
+        total = torch.zeros(losses_of_step, device=self.machine.device)
         for first in range(begin, end, unit):
             after = first + unit
             micro_batch = self.batches.take(first, masks, after)
             if training.dropout:
                 torch.manual_seed(training.seed * 1_000_003 + first)  # so that a resumed run drops the same
+            # several processes add up their gradients after the last micro-batch only
             with self.no_sync() if after < end else nullcontext():
                 with self.machine.autocast():
                     losses = self.forward(*micro_batch) * (unit / batch)
-                loss = losses[0] + training.detection * losses[1] if training.detection else losses
-                self.scaler.scale(loss).backward()
+                self.scaler.scale(self.sum_losses(losses)).backward()
             total += losses.detach()
         return total
+
+    def sum_losses(self, losses: Tensor) -> Tensor:
+        """The loss that is trained on: the model's, or the weighted sum of its two with detection."""
+        if not self.training.detection:
+            return losses
+        return losses[0] + self.training.detection * losses[1]
 
     def change_weights(self) -> Tensor:
         """Clip the gradients and change the weights. Returns the norm of the gradients before clipping."""
