@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from model import bert
 
 LENGTH = 24
-torch.set_num_threads(1)  # for so small tensors
 
 
 def some_heads(parts: int) -> torch.Tensor:

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from conftest import roughen
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
+from toys import encoder, machine_of
 
 from model import bert, finetuning, layers
 from model.errors import InputError
 from model.finetuning import Classifier, pool
-from model.machine import Machine
 from model.settings import Architecture, Finetuning
 
 VOCABULARY, LENGTH = 60, 24
@@ -38,7 +38,6 @@ LAYOUTS = {
     "mixed": changed(PAPER, **FEW_NORMS, **NARROW, heads=2, norm="rmsnorm", embedding_norm=False, activation="relu2"),
     "convolved": changed(PAPER, **FEW_NORMS, positions="rotary", convolution=5),
 }
-torch.set_num_threads(1)  # for so small a model; several that wait for a busy core take a hundred times as long
 
 
 def shaken(architecture: Architecture) -> bert.Bert:
@@ -234,44 +233,6 @@ def test_every_choice_of_axes_is_refused_by_a_name_or_computes_what_is_written_o
             assert parameter.grad.isfinite().all(), (name, layout)
 
 
-ALBERT = {  # parts of names of tensors, and those in transformers; test_export.py has the models that export writes
-    "embedding.word": "albert.embeddings.word_embeddings",
-    "embedding.position": "albert.embeddings.position_embeddings",
-    "embedding.norm": "albert.embeddings.LayerNorm",
-    "embedding.project": "albert.encoder.embedding_hidden_mapping_in",
-    "blocks": "albert.encoder.albert_layer_groups.0.albert_layers",
-    "attention.out": "attention.dense",
-    "attention_norm": "attention.LayerNorm",
-    "ffn.dense_in": "ffn",
-    "ffn.dense_out": "ffn_output",
-    "ffn_norm": "full_layer_layer_norm",
-    "head.norm": "predictions.LayerNorm",
-    "head": "predictions",
-}
-
-
-def test_the_albert_layout_is_transformers_albert(transformers):
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "embedding_size": 16}
-    shared = {"num_hidden_layers": 2, "num_hidden_groups": 1, "inner_group_num": 2}
-    lengths = {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH}
-    config = transformers.AlbertConfig(**sizes, **shared, **lengths, hidden_act="gelu")
-    ours, theirs = shaken(LAYOUTS["albert"]), transformers.AlbertForMaskedLM(config).eval()
-    weights = {"albert.embeddings.token_type_embeddings.weight": torch.zeros(2, 16)}  # which cram lacks
-    weights |= {"predictions.decoder.weight": ours.decoder, "predictions.decoder.bias": ours.head.bias}
-    for name, value in ours.state_dict().items():
-        for part, replaced in ALBERT.items():
-            name = name.replace(part, replaced)
-        weights[name] = value
-    theirs.load_state_dict(weights)
-    assert size(theirs) == size(ours) + 2 * 16
-    for tokens in (some_tokens(2), padded_tokens(LENGTH, 11, 6)):
-        real = tokens != layers.PAD
-        with torch.no_grad():
-            expected = theirs(tokens, attention_mask=real.long()).logits[real]
-            found = ours.logits(ours.encode(tokens, padded=True))[real]
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
 # Sizes
 
 
@@ -334,14 +295,6 @@ def test_pooled_states_are_the_first_the_mean_or_the_comparison_of_the_means_of_
         u, v = states[row, :end].mean(dim=0), states[row, end:length].mean(dim=0)
         torch.testing.assert_close(mean[row], states[row, :length].mean(dim=0), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(both[row], torch.cat([u, v, (u - v).abs(), u * v]), rtol=1e-5, atol=1e-5)
-
-
-def test_states_at_chosen_positions_are_those_among_all(model):
-    tokens = padded_tokens(LENGTH, 11, 6, 1)
-    positions = torch.randint(LENGTH, (len(tokens), 5), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        among_all = model.encode(tokens, padded=True).take_along_dim(positions[:, :, None], 1)
-        torch.testing.assert_close(model.encode(tokens, True, positions), among_all, rtol=1e-5, atol=1e-5)
 
 
 # Blocks that work at a shorter length
@@ -446,26 +399,26 @@ def test_dropout_takes_embedding_branches_weights_of_attention_and_the_heads_inp
 def test_finetuning_with_the_tokens_of_the_task_alone_changes_nothing_else():
     """Rows of other tokens get no gradient, so without weight decay they stay, and the rest trains identically."""
     rows, made = np.random.default_rng(0).choice([2, 3, 7, 11, 30, 41], size=(64, 9)), []
-    settings, here = Finetuning(epochs=2, learning_rate=1e-2), Machine(torch.device("cpu"), torch.float32, False, 8)
+    settings, here = Finetuning(epochs=2, learning_rate=1e-2), machine_of()
     for compact in (False, True):
-        encoder = bert.Bert(Architecture(layers=1, hidden=16, heads=2, intermediate=24), 50, 16)
-        before = encoder.embedding.word.weight.detach().clone()
+        model = encoder(50)
+        before = model.embedding.word.weight.detach().clone()
         examples = finetuning.Examples.of(rows.tolist(), (rows[:, 0] > 10).astype(int))
         if compact:
-            examples = finetuning.keep_used(encoder, {"train": examples})["train"]
-            assert len(encoder.embedding.word.weight) == 8  # those, [PAD] and [UNK]
-        classifier = Classifier(encoder, 2, dropout=0.1, seed=1)
+            examples = finetuning.keep_used(model, {"train": examples})["train"]
+            assert len(model.embedding.word.weight) == 8  # those, [PAD] and [UNK]
+        classifier = Classifier(model, 2, dropout=0.1, seed=1)
         finetuning.finetune(classifier, examples, settings, here, seed=3, report=lambda *_: None)
         scores = finetuning.predict(classifier, examples, here)
         if compact:
-            encoder.restore_tokens()
-        made.append((scores, encoder.embedding.word.weight.detach().numpy()))
+            model.restore_tokens()
+        made.append((scores, model.embedding.word.weight.detach().numpy()))
     np.testing.assert_array_equal(*(scores for scores, _ in made))
     np.testing.assert_array_equal(*(embedding for _, embedding in made))
-    assert not torch.equal(before[[2, 3, 7]], encoder.embedding.word.weight[[2, 3, 7]])
+    assert not torch.equal(before[[2, 3, 7]], model.embedding.word.weight[[2, 3, 7]])
 
 
-@pytest.mark.parametrize("layout", ["paper", "bert", "albert", "convolved"])
+@pytest.mark.parametrize("layout", ["bert", "convolved"])
 def test_states_between_blocks_are_what_training_asks_for_and_else_as_the_weights(layout: str):
     model, tokens, seen = bert.Bert(LAYOUTS[layout], VOCABULARY, LENGTH), torch.randint(5, VOCABULARY, (2, LENGTH)), {}
     for block in model.blocks:

@@ -12,17 +12,15 @@ import torch.nn.functional as F
 from scipy.stats import entropy
 from tokenizers.models import WordPiece
 from torch import Tensor, nn
+from toys import LENGTH, VOCABULARY, encoder, machine_of
 
-from model import bert, heldout
+from model import heldout
 from model.heldout import Heldout, curve_losses, document_losses, ratio, token_rounds
-from model.machine import Machine
-from model.settings import Architecture, Training
+from model.settings import Training
 from tasks.text.tokenizer import SPECIALS, heldout_of, tokenizer_of
 
 PAD, UNK, SEP, MASK = 0, 1, 3, 4
-CPU = Machine(torch.device("cpu"), torch.float32, False, 8)
-SMALL = Architecture(layers=1, hidden=16, heads=2, intermediate=48)
-VOCABULARY, LENGTH = 40, 16
+HERE = machine_of()
 
 
 def packed(lengths: list[int]) -> Heldout:
@@ -79,10 +77,10 @@ def of_lengths(runs: list[tuple[int, int, int, int]]) -> dict[int, float]:
     return {length: -math.log(count / len(runs)) for length, count in counts.items()}
 
 
-@pytest.mark.parametrize("lengths", [[1], [3, 0, 40], [15], [16], [7] * 300, [2000, 1]])
+@pytest.mark.parametrize("lengths", [[1], [3, 0, 40], [16], [7] * 300])
 def test_every_word_is_predicted_once_and_pays_for_the_number_of_its_pieces(lengths, by_id):
     held = packed(lengths)
-    nats, predicted = document_losses(by_id, held, MASK, CPU)
+    nats, predicted = document_losses(by_id, held, MASK, HERE)
     runs = runs_of(held)
     expected, words, owners = np.zeros(len(lengths)), np.zeros(len(lengths)), np.cumsum(held.documents[:, 1])
     for row, begin, end, word in runs:
@@ -116,9 +114,9 @@ def test_the_rounds_of_single_tokens_share_each_sequence_by_its_number_alone():
 
 
 def test_the_loss_is_the_models_with_the_pieces_of_a_word_revealed_from_left_to_right_and_leaves_it_as_it_was():
-    held, model = packed([100, 30, 300, 13]), bert.Bert(SMALL, VOCABULARY, LENGTH, seed=1)
+    held, model = packed([100, 30, 300, 13]), encoder()
     model.set_dropout(0.5)
-    nats, _ = document_losses(model.train(), held, MASK, CPU)
+    nats, _ = document_losses(model.train(), held, MASK, HERE)
     assert model.training
     expected, rounds, runs = np.zeros(4), held.rounds(), runs_of(held)
     model.eval()
@@ -138,16 +136,16 @@ def test_the_loss_is_the_models_with_the_pieces_of_a_word_revealed_from_left_to_
     "change", [{"positions": "rotary", "funnel": 1, "layers": 3}, {"positions": "learned", "norm_order": "post"}]
 )
 def test_what_stands_for_padding_changes_nothing(change):
-    held, model = packed([100, 30, 5]), bert.Bert(SMALL.model_copy(update=change), VOCABULARY, LENGTH, seed=1)
-    before, _ = document_losses(model, held, MASK, CPU)
+    held, model = packed([100, 30, 5]), encoder(**change)
+    before, _ = document_losses(model, held, MASK, HERE)
     model.embedding.word.weight.data[PAD] += 100  # which is not the decoder's row
-    np.testing.assert_allclose(document_losses(model, held, MASK, CPU)[0], before, rtol=1e-5)
+    np.testing.assert_allclose(document_losses(model, held, MASK, HERE)[0], before, rtol=1e-5)
 
 
 def test_a_model_that_knows_the_text_is_between_the_bounds_whatever_its_pieces():
     held = packed([200, 60])
     found, whole = (
-        heldout.summary(one, document_losses(Unigram(np.zeros(VOCABULARY)), one, MASK, CPU)[0])
+        heldout.summary(one, document_losses(Unigram(np.zeros(VOCABULARY)), one, MASK, HERE)[0])
         for one in (held, Heldout.of_rows(held.sequences))
     )
     assert found["nats_per_byte"]["value"] == found["length_nats_per_byte"] > 0
@@ -158,17 +156,17 @@ def test_the_losses_over_a_run_are_those_of_sequences_spread_over_the_text(monke
     held = packed([130] * 20)
     assert len(held.sequences) == 164
     monkeypatch.setattr(heldout, "CURVE_SEQUENCES", 60)
-    losses = curve_losses(by_id, held, MASK, CPU)
+    losses = curve_losses(by_id, held, MASK, HERE)
     (tokens, places, labels), *_ = by_id.asked
     rows = torch.from_numpy(held.sequences[::3].astype(np.int64))
     assert torch.equal(rows.flatten()[places], labels)
     assert torch.equal((tokens != rows).flatten().nonzero()[:, 0], places)
     assert losses["heldout_loss"] == pytest.approx(labels.float().mean().item())
     assert 2 * len(rows) <= len(labels) <= 3 * len(rows)
-    nats, _ = document_losses(by_id, held, MASK, CPU)
+    nats, _ = document_losses(by_id, held, MASK, HERE)
     assert losses["heldout_nats_per_byte"] == pytest.approx(nats.sum() / held.totals["bytes"], rel=0.1), "a sample"
     monkeypatch.setattr(heldout, "ROUNDS", 1)  # all words
-    whole = curve_losses(by_id, held, MASK, CPU)["heldout_nats_per_byte"]
+    whole = curve_losses(by_id, held, MASK, HERE)["heldout_nats_per_byte"]
     assert whole == pytest.approx(nats.sum() / held.totals["bytes"])
 
 
@@ -177,7 +175,7 @@ def test_a_part_of_the_text_has_the_same_words_for_every_vocabulary_predicted_as
     held, asked = packed([40] * 6), {}
     for every in (1, 3):
         model = Unigram(np.zeros(VOCABULARY))
-        _, predicted = document_losses(model, held, MASK, CPU, every=every)
+        _, predicted = document_losses(model, held, MASK, HERE, every=every)
         asked[every] = {
             (tuple(tokens[place // LENGTH].tolist()), place % LENGTH, label)
             for tokens, places, labels in model.asked
@@ -226,9 +224,9 @@ def test_two_vocabularies_of_an_exactly_known_model_read_the_same():
         tokenizer = tokenizer_of(WordPiece(vocabulary, unk_token="[UNK]"))
         held = heldout_of(texts, tokenizer, length=1 << 12)
         model = KnowsWords(Counter(tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts))
-        found[name] = heldout.summary(held, document_losses(model, held, MASK, CPU)[0])
+        found[name] = heldout.summary(held, document_losses(model, held, MASK, HERE)[0])
         of_tokens[name] = (
-            curve_losses(model, held, MASK, CPU)["heldout_loss"] * held.totals["tokens"] / held.totals["bytes"]
+            curve_losses(model, held, MASK, HERE)["heldout_loss"] * held.totals["tokens"] / held.totals["bytes"]
         )
     assert found["split"]["tokens"] > 1.5 * found["whole"]["tokens"] == 1.5 * len(texts)
     exact = entropy(list(Counter(texts).values()))
@@ -261,7 +259,7 @@ def test_the_loss_by_frequencies_is_that_of_a_unigram_model_of_the_training_text
     """Its loss by the same rounds; with counts of the text itself about its entropy, by scipy."""
     held = packed([3, 0, 400, 90])
     counts = np.random.default_rng(0).integers(0, 50, VOCABULARY)
-    measured_D = document_losses(Unigram(-np.log((counts + 1) / (counts + 1).sum())), held, MASK, CPU)[0]
+    measured_D = document_losses(Unigram(-np.log((counts + 1) / (counts + 1).sum())), held, MASK, HERE)[0]
     found = heldout.summary(held, measured_D, counts)
     assert found["by_frequencies"]["nats_per_byte"] == pytest.approx(found["nats_per_byte"]["value"], abs=1e-6)
     own = np.bincount(held.sequences[held.words >= 0], minlength=VOCABULARY)
@@ -291,12 +289,9 @@ def of_budget(budget: float, unit: str = "hours", **changes) -> Training:
     ("training", "characters"),
     [
         (of_budget(1 / 60), 10_000),
-        (of_budget(0.05), 12_000),
         (of_budget(1 / 3), 80_000),
         (of_budget(0.5), math.inf),
-        (of_budget(24), math.inf),
         (of_budget(1, "tokens"), 10_000),
-        (of_budget(180_000, "tokens"), 12_000),
         (of_budget(180_000 * 2.1e7, "flops"), 12_000),
         (of_budget(15e6, "tokens"), 1_000_000),
     ],
@@ -319,11 +314,11 @@ def test_measuring_a_short_run_takes_a_tenth_of_its_budget_on_the_slow_machine_a
     monkeypatch.setattr(heldout, "LEAST_CHARACTERS", 10_000)
     training = of_budget(1 / 3)
     trained = 3 * heldout.tokens_of(training)
-    document_losses(by_id, held, MASK, CPU)
+    document_losses(by_id, held, MASK, HERE)
     passes = sum(tokens.numel() for tokens, *_ in by_id.asked)
     assert passes * heldout.most_characters(training) / 82_000 < 0.12 * trained
     by_id.asked.clear()
-    curve_losses(by_id, held, MASK, CPU, heldout.share_of_curve(training))
+    curve_losses(by_id, held, MASK, HERE, heldout.share_of_curve(training))
     assert 11 * sum(tokens.numel() for tokens, *_ in by_id.asked) < 0.12 * trained
 
 
@@ -352,12 +347,12 @@ def test_a_short_run_measures_many_documents_up_to_the_end_of_a_word():
 
 def test_a_smaller_share_of_the_curve_measures_fewer_sequences_and_words_and_the_frequencies_of_the_same_ones(by_id):
     held, counts = packed([13_000] * 4), np.ones(VOCABULARY)
-    curve_losses(by_id, held, MASK, CPU, share=0.1)
+    curve_losses(by_id, held, MASK, HERE, share=0.1)
     few = sum(len(labels) for *_, labels in by_id.asked)
     rows = held.sequences[:: heldout.spread(held, 0.1)]
     assert len(rows) == math.ceil(0.1 * heldout.CURVE_SEQUENCES)
     by_id.asked.clear()
-    curve_losses(by_id, held, MASK, CPU)
+    curve_losses(by_id, held, MASK, HERE)
     assert few < 0.3 * sum(len(labels) for *_, labels in by_id.asked)
     counts[rows[0, 0]] = 1e6
     nats = -np.log((counts + 1) / (counts + 1).sum())

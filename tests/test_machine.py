@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 import torch
 from torch._inductor import config as inductor
+from toys import CPU, LENGTH, VOCABULARY, corpus_of_rows, encoder, machine_of
 
 import model
 from model import bert, machine, memory
 from model.errors import InputError
-from model.heldout import Heldout
-from model.masking import Batches, Corpus
+from model.masking import Batches
 from model.settings import Architecture, Training
 
 NAMES = ("CRAM_DEVICE", "CRAM_DTYPE", "CRAM_COMPILE", "CRAM_MICRO_BATCH")
-CPU, VOCABULARY, LENGTH = torch.device("cpu"), 50, 16
 NO_COMPILER = shutil.which(os.environ.get("CXX", "g++")) is None
 
 
@@ -92,10 +91,12 @@ def test_bf16_is_used_where_the_processor_has_it(monkeypatch, flags, fast):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("CRAM_DEVICE", value) for value in ("tpu", "cuda")),
+        ("CRAM_DEVICE", "tpu"),
+        ("CRAM_DEVICE", "cuda"),
         ("CRAM_DTYPE", "fp8"),
-        *(("CRAM_COMPILE", value) for value in ("yes", "1")),
-        *(("CRAM_MICRO_BATCH", value) for value in ("0", "1.5", "²", "auto")),
+        ("CRAM_COMPILE", "1"),
+        ("CRAM_MICRO_BATCH", "0"),
+        ("CRAM_MICRO_BATCH", "²"),
     ],
 )
 def test_a_setting_that_is_wrong_or_impossible_here_is_refused(monkeypatch, name, value):
@@ -136,32 +137,37 @@ def test_matrix_products_whose_rate_is_measured_once_are_as_large_as_a_second_al
 
 def masked(seed: int, **settings) -> tuple[torch.Tensor, ...]:
     """Eight sequences to train on."""
-    rows = np.random.default_rng(seed).integers(5, VOCABULARY, (8, LENGTH)).astype(np.uint16)
-    corpus = Corpus(rows, Heldout.of_rows(rows), VOCABULARY)
+    corpus = corpus_of_rows(np.random.default_rng(seed).integers(5, VOCABULARY, (8, LENGTH)))
     return Batches(corpus, 8, Training(seed=seed, **settings), CPU).make(0, 4)
 
 
 def test_bf16_gives_nearly_the_loss_of_fp32():
-    model = bert.Bert(Architecture(layers=2, hidden=32, heads=2, intermediate=96), VOCABULARY, LENGTH)
+    model = encoder(layers=2, hidden=32, intermediate=96)
     exact = model(*masked(0)).item()
-    with machine.Machine(CPU, torch.bfloat16, False, 1).autocast():
+    with machine_of(torch.bfloat16).autocast():
         loss = model(*masked(0))
     assert loss.dtype is torch.float32
     assert exact != loss.item() == pytest.approx(exact, rel=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own imports
-@pytest.mark.skipif(NO_COMPILER, reason="there is no C++ compiler")
-@pytest.mark.parametrize(("positions", "settings"), [("scaled-sinusoidal", {}), ("rotary", {"detection": 1.0})])
+@pytest.mark.parametrize(
+    ("axes", "settings", "backend"),
+    [
+        pytest.param({}, {}, "inductor", marks=pytest.mark.skipif(NO_COMPILER, reason="there is no C++ compiler")),
+        ({"positions": "rotary"}, {"detection": 1.0}, "eager"),  # the graph alone, without code for it
+        ({"layers": 3, "funnel": 1, "convolution": 3, "embedding": 8, "norm_order": "post"}, {}, "eager"),
+    ],
+    ids=["compiled", "detection", "funnel"],
+)
 def test_the_model_is_one_static_graph_that_compiled_has_the_same_loss_and_gradients(
-    monkeypatch, tmp_path, positions, settings
+    monkeypatch, tmp_path, axes, settings, backend
 ):
     monkeypatch.undo()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
-    architecture = Architecture(layers=1, hidden=16, heads=1, intermediate=24, positions=positions)
-    model = bert.with_detector(bert.Bert(architecture, VOCABULARY, LENGTH), Training(**settings))
-    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    model = bert.with_detector(encoder(**{"heads": 1, "intermediate": 24} | axes), Training(**settings))
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
     # with AVX2 if the processor has it: to try the compiler on all sets of instructions takes half as long as a model
     with inductor.patch({"compile_threads": 1, "cpp.vec_isa_ok": True, "cpp.simdlen": 256}):
         for seed in range(2):
@@ -169,7 +175,7 @@ def test_the_model_is_one_static_graph_that_compiled_has_the_same_loss_and_gradi
             assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-4)
             one, other = (torch.autograd.grad(loss, [*model.parameters()]) for loss in losses)
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-    assert any(tmp_path.rglob("*.so"))
+    assert any(tmp_path.rglob("*.so")) is (backend == "inductor")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +199,6 @@ def test_a_model_fits_if_its_weights_gradients_and_moments_do(monkeypatch, parts
 @pytest.mark.parametrize(
     ("module", "given", "found"),
     [
-        ("model", {}, "False 5000"),
         ("tasks.finetune", {}, "False 5000"),
         ("model", {"GOMP_SPINCOUNT": "7"}, "False 7"),
         ("model", {"OMP_WAIT_POLICY": "active"}, "False None"),

@@ -7,26 +7,22 @@ import threading
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import log_loss
 from torch.utils.flop_counter import FlopCounterMode
+from toys import CPU, SMALL, corpus_of_rows, encoder, machine_of
 
 from model import bert, memory
 from model.bert import Detecting
 from model.checkpoint import Spent
-from model.heldout import Heldout
 from model.machine import Machine
 from model.masking import IGNORED, SWAPPED, Batches, Corpus, corrupt, mask, masks_per_sequence, swap
-from model.settings import Architecture, Training
+from model.settings import Training
 
 SPECIALS, MASK_ID, VOCABULARY = 5, 4, 60_000
-CPU = torch.device("cpu")
 DETECTION = {"detection": 1.0}
-SMALL = Architecture(layers=2, hidden=16, heads=2, intermediate=48)
 
 
 def corpus_of(rows: np.ndarray, vocabulary: int = VOCABULARY) -> Corpus:
-    kind = np.uint16 if vocabulary < 2**16 else np.uint32
-    return Corpus(rows.astype(kind), Heldout.of_rows(rows[:0]), vocabulary)
+    return corpus_of_rows(rows, vocabulary)
 
 
 def plain(sequences: int, length: int, vocabulary: int = VOCABULARY) -> Corpus:
@@ -71,9 +67,9 @@ def test_the_number_of_masks_is_the_fraction_rounded_and_at_least_one():
 @pytest.mark.parametrize(
     ("share", "count", "hidden", "random"),
     [
-        *((0.8, *split) for split in ((1, 1, 0), (10, 8, 1), (19, 15, 2), (20, 16, 2), (32, 26, 3), (51, 41, 5))),
-        *((0.0, *split) for split in ((1, 0, 0), (19, 0, 10))),
-        *((0.3, *split) for split in ((1, 0, 0), (19, 6, 7))),
+        *((0.8, *split) for split in ((1, 1, 0), (19, 15, 2), (20, 16, 2), (32, 26, 3))),
+        (0.0, 19, 0, 10),
+        (0.3, 19, 6, 7),
         (1.0, 19, 19, 0),
     ],
 )  # with a share of 0.8 those of the reference implementation
@@ -139,7 +135,7 @@ def test_positions_are_equally_likely_and_drawn_independently_of_each_other():
     assert_drawn(chosen[1:].T @ chosen[:-1], each**2, sequences - 1)
 
 
-@pytest.mark.parametrize("count", [1, 5, 13, 32, 64])
+@pytest.mark.parametrize("count", [1, 13, 64])
 def test_a_sequence_has_the_same_masks_however_the_corpus_is_cut_into_batches(count):
     corpus, first = plain(60, 66), 10**12
     for cuts in (range(1, 60), [7, 8, 38]):
@@ -157,7 +153,7 @@ def test_no_two_seeds_epochs_or_sequences_have_the_same_masks():
 # Corruptions
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 128])
+@pytest.mark.parametrize("length", [1, 3, 64])
 def test_labels_say_which_visible_tokens_differ_and_places_to_predict_and_special_tokens_stay(length):
     rows = np.random.default_rng(length).integers(0, 50, (60, length))
     rows[rows == MASK_ID] = SPECIALS  # packed text has no [MASK]
@@ -171,9 +167,7 @@ def test_labels_say_which_visible_tokens_differ_and_places_to_predict_and_specia
             assert labels[row, place] == (float(changed[row, place] != rows[row, place]) if asked else IGNORED)
 
 
-@pytest.mark.parametrize(
-    ("length", "masks", "expected"), [(1, 0, 1), (16, 0, 1), (64, 16, 3), (128, 32, 6), (128, 127, 1), (128, 128, 0)]
-)
+@pytest.mark.parametrize(("length", "masks", "expected"), [(1, 0, 1), (64, 16, 3), (128, 127, 1), (128, 128, 0)])
 def test_a_twentieth_of_the_tokens_is_replaced_but_at_least_one_if_one_is_free(length, masks, expected):
     hidden, _, changed, labels = corrupted(repeated(np.arange(100, 200), length), masks)
     counts = (changed != hidden).sum(axis=1)
@@ -213,9 +207,8 @@ def test_swaps_move_free_tokens_by_one_or_two_places_and_lose_none():
             assert by_place.min() > 0.7 * SWAPPED
 
 
-@pytest.mark.parametrize("length", [16, 64])
-def test_corruptions_follow_from_the_seed_and_the_number_of_the_sequence(length):
-    corpus = plain(40, length)
+def test_corruptions_follow_from_the_seed_and_the_number_of_the_sequence():
+    corpus = plain(40, 16)
     hidden, positions, *whole = corrupted(corpus, 4, seed=3)
     for first, last in ((0, 1), (7, 20), (39, 40)):
         rows = corpus.sequences[first:last]
@@ -235,7 +228,7 @@ def some_batch(masks: int = 4) -> tuple[torch.Tensor, ...]:
 
 
 def test_the_losses_are_those_of_masked_language_modelling_and_of_a_logistic_regression_on_the_states():
-    model = Detecting(bert.Bert(SMALL, 50, 16, seed=1))
+    model = Detecting(encoder(50))
     with torch.no_grad():
         model.detector.weight.normal_(generator=torch.Generator().manual_seed(5))
         model.detector.bias.fill_(0.3)
@@ -245,12 +238,13 @@ def test_the_losses_are_those_of_masked_language_modelling_and_of_a_logistic_reg
     states = model.bert.encode(tokens).detach().double()  # near 1, single precision would lose the digits of a chance
     chances = (states @ model.detector.weight[0].double() + 0.3).sigmoid().detach()
     seen = asked >= 0
-    by_hand = log_loss(asked[seen].numpy(), chances[seen].numpy(), normalize=False) / asked.numel()
-    assert detected.item() == pytest.approx(by_hand, rel=1e-5)
+    right = torch.where(asked == 1, chances, 1 - chances)
+    by_hand = -right[seen].log().sum() / asked.numel()
+    assert detected.item() == pytest.approx(by_hand.item(), rel=1e-5)
 
 
 def test_the_detector_starts_undecided_and_every_weight_gets_a_gradient_after_a_step():
-    model, batch = Detecting(bert.Bert(SMALL, 50, 16)), some_batch()
+    model, batch = Detecting(encoder(50)), some_batch()
     detected = model(*batch)[1]
     assert detected.item() == pytest.approx(math.log(2) * (batch[3] >= 0).float().mean().item(), rel=1e-5)
     with torch.no_grad():
@@ -260,10 +254,11 @@ def test_the_detector_starts_undecided_and_every_weight_gets_a_gradient_after_a_
     assert without == []  # the embedding is tied, so that the vocabulary head has none of its own
 
 
-@pytest.mark.parametrize("layout", [{}, {"funnel": 1, "layers": 3}, {"head_transform": True, "positions": "rotary"}])
+@pytest.mark.parametrize("layout", [{}, {"funnel": 1, "layers": 3, "head_transform": True}])
 def test_the_operations_of_a_step_are_counted_with_the_last_block_at_all_positions(layout):
-    architecture, masks = Architecture(**{"layers": 2, "hidden": 48, "heads": 2, "intermediate": 96} | layout), 4
-    model = bert.with_detector(bert.Bert(architecture, 50, 16), Training(**DETECTION))
+    model, masks = encoder(50, hidden=48, intermediate=96, **layout), 4
+    architecture = model.architecture
+    model = bert.with_detector(model, Training(**DETECTION))
     with FlopCounterMode(display=False) as counter:
         model(*some_batch(masks)).sum().backward()
     per_token = bert.operations_per_token(architecture, Training(**DETECTION), 50, 16, masks)
@@ -341,6 +336,9 @@ def test_the_next_batch_is_made_on_a_thread_before_it_is_asked_for(batches, monk
         batches.take(first, 5, after)
         batches.next.batch.result()
     assert made == [(0, True), (4, False), (8, False), (100, False), (12, True), (16, False)]
+    running = threading.active_count()
+    batches.close()
+    assert threading.active_count() == running - 1
 
 
 def test_an_error_on_the_thread_is_raised_where_the_batch_is_taken(batches, monkeypatch):
@@ -355,17 +353,9 @@ def test_an_error_on_the_thread_is_raised_where_the_batch_is_taken(batches, monk
         batches.take(8, 5, 12)
 
 
-def test_closing_ends_the_thread(batches):
-    before = threading.active_count()
-    batches.take(0, 5, 4)
-    assert threading.active_count() == before + 1
-    batches.close()
-    assert threading.active_count() == before
-
-
 def chosen(batches: Batches, share: int, most: int = 1024, spent: Spent | None = None, device: str = "cpu") -> int:
     """The size of the micro-batch where the memory is probed, which leaves the model as it was."""
-    model, untouched = (bert.Bert(SMALL, SPECIALS + 10, 12) for _ in range(2))
+    model, untouched = (encoder(SPECIALS + 10, 12) for _ in range(2))
     here = Machine(torch.device(device), torch.float32, False, most, probes=True)
     size = memory.choose_micro_batch(model, Training(), batches.corpus, here, spent or Spent(), share)
     assert all(p.grad is None for p in model.parameters())
@@ -380,10 +370,15 @@ FULL = [
 ]
 
 
-@pytest.mark.parametrize("error", FULL)
 @pytest.mark.parametrize(
-    ("batch", "most", "failures", "used"),
-    [(24, 1024, 3, 6), (24, 1024, 0, 24), (24, 10, 0, 8), (24, 1024, 7, 1), (7, 1024, 1, 1), (24, 1024, 99, 1)],
+    ("batch", "most", "failures", "used", "error"),
+    [
+        (24, 1024, 0, 24, FULL[0]),
+        (24, 10, 0, 8, FULL[0]),
+        *((24, 1024, 3, 6, error) for error in FULL),
+        (7, 1024, 1, 1, FULL[0]),
+        (24, 1024, 99, 1, FULL[0]),
+    ],
 )
 def test_the_memory_decides_the_micro_batch_where_it_is_probed(
     monkeypatch, batches, batch, most, failures, used, error
@@ -409,14 +404,14 @@ def test_an_error_that_is_not_of_the_memory_ends_the_search(monkeypatch, batches
 
 
 def test_the_search_computes_a_micro_batch_while_all_gradients_exist(monkeypatch, batches):
-    model, backward, there = bert.Bert(SMALL, SPECIALS + 10, 12), torch.Tensor.backward, []
+    model, backward, there = encoder(SPECIALS + 10, 12), torch.Tensor.backward, []
 
     def watched(loss: torch.Tensor) -> None:
         there.append({p.grad is not None for p in model.parameters()})
         backward(loss)
 
     monkeypatch.setattr(torch.Tensor, "backward", watched)
-    here = Machine(CPU, torch.float32, False, 4, probes=True)
+    here = machine_of(micro_batch=4, probes=True)
     assert memory.choose_micro_batch(model, Training(), batches.corpus, here, Spent(), 4) == 4
     assert there == [{False}, {True}]
 
