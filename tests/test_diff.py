@@ -195,7 +195,7 @@ def test_tables_are_never_cut_off_in_a_narrow_terminal(filters, monkeypatch, cap
 def verdicts(a: list[Artifact], b: list[Artifact]) -> dict[str, tuple[str, str]]:
     """The differences of the scores of two reports, and what the intervals say of them."""
     found = compare_scores(written(a, "a")[1], written(b, "b")[1])
-    return {row["score"]: (row["B - A"], row["verdict"]) for row in found.to_dict("records")}
+    return {row["score"]: (row["B - A"], row["verdict"]) for row in found}
 
 
 def test_the_intervals_of_two_scores_decide_which_is_better(store: Path):

@@ -205,13 +205,13 @@ def print_differing(what: str, a: dict, b: dict) -> None:
 
 def print_scores(a: dict, b: dict) -> None:
     """Print the scores of two reports. `a`, `b`: their report.json."""
-    from tasks.reports.diff import compare_scores, vocabularies_differ
+    from tasks.reports.diff import compare_scores, have_other_vocabularies
 
     console.print("\n[bold]scores[/]")
-    print_rows(compare_scores(a, b).to_dict("records"))
+    print_rows(compare_scores(a, b))
     say("In brackets: 95 % intervals over examples; after ±: standard errors over documents. Smaller differences than")
     say("these can be real, since both models were measured on the same examples.")
-    if vocabularies_differ(a, b):
+    if have_other_vocabularies(a, b):
         say("The vocabularies differ, so one loss is better only if it is also below the other's lower bound, which")
         say("leaves out what the numbers of pieces cost.")
 
