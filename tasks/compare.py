@@ -256,4 +256,4 @@ def law_of(params: Compare, rows: "pd.DataFrame", out: Path) -> dict[str, Any]:
     fitted = law.fit(runs)
     laws = law.resample(runs, fitted)
     plots.law(runs, fitted, laws, law.INTERVAL, out / "law.svg")
-    return law.describe(runs, fitted, laws) | {"left_out": left_out, "test": law.test_on_largest(runs)}
+    return law.describe(runs, fitted, laws) | {"left_out": left_out, "test": law.predict_largest(runs)}

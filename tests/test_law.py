@@ -143,17 +143,17 @@ def test_the_test_predicts_the_largest_run_from_those_with_at_most_a_quarter_of_
     runs = runs_at([*PAIRS, limit, LARGE, *near])
     losses = runs.losses.copy()
     losses[-2:] = 17  # whatever they are
-    found = law.test_on_largest(runs_of(runs.sizes, runs.tokens, losses))
+    found = law.predict_largest(runs_of(runs.sizes, runs.tokens, losses))
     assert (found["largest"], found["runs"]) == (len(PAIRS) + 1, len(PAIRS) + 1)
     assert found["share"] == pytest.approx(6 * limit[0] * limit[1] / largest) == 0.25
     assert found["measured"] == truth(*LARGE)
     assert found["loss"] == pytest.approx(truth(*LARGE), rel=1e-3)
     assert found["error"] == pytest.approx(found["loss"] / found["measured"] - 1, abs=1e-12)
     losses[len(PAIRS) + 1] *= 1.1  # the largest itself does not enter the fit
-    worse = law.test_on_largest(runs_of(runs.sizes, runs.tokens, losses))
+    worse = law.predict_largest(runs_of(runs.sizes, runs.tokens, losses))
     assert worse["loss"] == found["loss"]
     assert worse["error"] == pytest.approx(1 / 1.1 - 1, abs=1e-3)
 
 
 def test_without_enough_small_runs_there_is_no_test():
-    assert law.test_on_largest(runs_at([(size, 1e6 * n) for size in (1e6, 1.1e6) for n in (8, 9, 10)])) is None
+    assert law.predict_largest(runs_at([(size, 1e6 * n) for size in (1e6, 1.1e6) for n in (8, 9, 10)])) is None

@@ -2,10 +2,10 @@
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
     from tasks.reports.law import LossLaw
 
-KEPT, DROPPED, ACCENT = "#4c78a8", "#e45756", "#54a24b"
+KEPT = "#4c78a8"
+DROPPED = "#e45756"
+ACCENT = "#54a24b"
 SERIES = (KEPT, DROPPED, ACCENT, "#b279a2", "#f58518", "#72b7b2", "#9d755d", "#8a8a8a")
 STYLES = ("-", "--", ":", "-.")  # of more curves than colours
+MARKERS = "D^sv"  # of other models
+PETA = 1e15
 INK = "#010203"  # in a drawing: replaced by the colour of the text around it, for dark pages
-DRAWING = {
+DRAWING: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "font.size": 10,
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
@@ -29,6 +33,10 @@ DRAWING = {
     "axes.spines.right": False,
 }
 POINTS = 200  # of a curve: more look the same
+Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]  # x and y by name
+
+
+# For a stage's folder: PNG
 
 
 @contextmanager
@@ -46,11 +54,20 @@ def _chart(path: Path) -> Iterator["Axes"]:
 
 def ratio_histogram(ratios: np.ndarray, kept: np.ndarray, threshold: float | None, path: Path) -> None:
     """Documents by tokens per character, kept and dropped, and the threshold if there is one."""
-    top = max(float(np.quantile(ratios, 0.995)) * 1.1, min((threshold or 0) * 1.2, 1.0)) if len(ratios) else 1.0
-    bins, shown = np.linspace(0, top, 81), np.minimum(ratios, top)
+    top = 1.0
+    if len(ratios):
+        most = float(np.quantile(ratios, 0.995))
+        top = max(1.1 * most, min(1.2 * (threshold or 0), 1.0))
+    bins = np.linspace(0, top, 81)
+    shown = np.minimum(ratios, top)
     with _chart(path) as axes:
-        colors, labels = [KEPT, DROPPED], ["kept", "dropped"]
-        axes.hist([shown[kept], shown[~kept]], bins=bins, stacked=True, color=colors, label=labels)
+        axes.hist(
+            [shown[kept], shown[~kept]],
+            bins=bins.tolist(),
+            stacked=True,
+            color=[KEPT, DROPPED],
+            label=["kept", "dropped"],
+        )
         if threshold and threshold <= top:
             axes.axvline(threshold, color="black", linewidth=1, linestyle="--", label=f"threshold {threshold:g}")
         axes.set(xlabel="tokens per character (the last bin holds all above)", ylabel="documents")
@@ -58,10 +75,11 @@ def ratio_histogram(ratios: np.ndarray, kept: np.ndarray, threshold: float | Non
 
 def loss_curve(rows: dict[str, np.ndarray], evaluations: list[dict], by_frequencies: float, path: Path) -> None:
     """Training and held-out loss against tokens, the loss by token frequencies alone, and the learning rate."""
+    tokens = [evaluation["tokens"] for evaluation in evaluations]
+    held = [evaluation["heldout_loss"] for evaluation in evaluations]
     with _chart(path) as axes:
         axes.plot(rows["tokens"], rows["loss"], color=KEPT, linewidth=0.8, label="training")
-        held = [(e["tokens"], e["heldout_loss"]) for e in evaluations]
-        axes.plot(*zip(*held, strict=True), color=DROPPED, marker="o", markersize=3, label="held out")
+        axes.plot(tokens, held, color=DROPPED, marker="o", markersize=3, label="held out")
         axes.axhline(by_frequencies, color="black", linewidth=0.8, linestyle="--", label="token frequencies alone")
         axes.set(xlabel="tokens", ylabel="loss, nats per token")
         rate = axes.twinx()
@@ -69,19 +87,25 @@ def loss_curve(rows: dict[str, np.ndarray], evaluations: list[dict], by_frequenc
         rate.set_ylabel("learning rate (dotted)")
 
 
+# For a page: SVG
+
+
 @contextmanager
-def _drawing(path: Path, height: float, grid: str = "both", **legend: object) -> Iterator["Axes"]:
-    """Axes of a figure that is saved as an SVG, as wide as a phone, with a legend below."""
+def _drawing(
+    path: Path, height: float, grid: Literal["both", "x", "y"] = "both", columns: int = 1, title: str | None = None
+) -> Iterator["Axes"]:
+    """Axes of a figure that is saved as an SVG, as wide as a phone, with a legend below, of these columns."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    own_ids = {"svg.hashsalt": path.name}  # the same in each run, different in each picture
-    with matplotlib.rc_context(DRAWING | own_ids):
-        figure, text = Figure(figsize=(5.2, height), layout="constrained"), io.StringIO()
+    own_ids: dict[Any, Any] = {"svg.hashsalt": path.name}  # the same in each run, different in each picture
+    text = io.StringIO()
+    with matplotlib.rc_context({**DRAWING, **own_ids}):
+        figure = Figure(figsize=(5.2, height), layout="constrained")
         axes = figure.add_subplot()
         yield axes
         axes.grid(axis=grid, color=INK, alpha=0.15)
-        figure.legend(frameon=False, loc="outside lower left", fontsize=9, **legend)
+        figure.legend(frameon=False, loc="outside lower left", fontsize=9, ncols=columns, title=title)
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawn = text.getvalue().replace(INK, "currentColor")
     # without the ids of groups, which would not be unique on a page with several pictures
@@ -90,31 +114,41 @@ def _drawing(path: Path, height: float, grid: str = "both", **legend: object) ->
 
 def thin(values: np.ndarray) -> np.ndarray:
     """The means of at most POINTS sections of a curve."""
-    return np.array([part.mean() for part in np.array_split(values, min(POINTS, len(values)))])
+    sections = np.array_split(values, min(POINTS, len(values)))
+    return np.array([section.mean() for section in sections])
 
 
-def scores(rows: Sequence[ScoreRow], others: dict[str, dict[str, float]], path: Path) -> None:
+def scores(rows: Sequence[ScoreRow], others: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Scores with their interval and their range over seeds, a line for each, beside those of other models.
 
-    `rows`: from `gather`. `others`: scores by model and column; they don't compare with those on partial data.
+    `others`: scores by model and column; they don't compare with those on partial data.
     """
     places = np.arange(len(rows))
-    with _drawing(path, 1.3 + 0.36 * len(rows), grid="x", ncols=1) as axes:
+    with _drawing(path, 1.3 + 0.36 * len(rows), grid="x") as axes:
         for place, row in zip(places, rows, strict=True):
             spread = row["metrics"][row["metric"]]
-            axes.plot(spread["interval"], [place] * 2, color=KEPT, linewidth=5, alpha=0.3, solid_capstyle="butt")
-            axes.plot(spread["range"], [place] * 2, color=KEPT, linewidth=2)
+            line = [place, place]
+            axes.plot(spread["interval"], line, color=KEPT, linewidth=5, alpha=0.3, solid_capstyle="butt")
+            axes.plot(spread["range"], line, color=KEPT, linewidth=2)
         axes.plot([row["score"] for row in rows], places, "o", color=KEPT, markersize=6, label="this run")
         for i, (name, known) in enumerate(others.items()):
             values = [np.nan if row["partial"] else known.get(row["column"], np.nan) for row in rows]
-            style = {"marker": "D^sv"[i % 4], "color": SERIES[1 + i], "markerfacecolor": "none", "linestyle": ""}
-            axes.plot(values, places, markersize=5, label=name, **style)
+            axes.plot(
+                values,
+                places,
+                linestyle="",
+                marker=MARKERS[i % len(MARKERS)],
+                markersize=5,
+                color=SERIES[1 + i],
+                markerfacecolor="none",
+                label=name,
+            )
         names = [row["column"] + ("*" if row["partial"] else "") for row in rows]
         axes.set(yticks=places, yticklabels=names, ylim=(len(names) - 0.5, -0.5))
 
 
 def lines(
-    curves: dict[str, tuple[np.ndarray, np.ndarray]],
+    curves: Curves,
     x: str,
     y: str,
     path: Path,
@@ -122,21 +156,32 @@ def lines(
     ticks: Sequence[float] = (),
     bottom: float | None = None,
 ) -> None:
-    """Curves (x, y) by name, those in `marked` with their points. `ticks` make x logarithmic; `bottom`: the least y."""
-    with _drawing(path, 3.2 + 0.18 * max(0, len(curves) - 4) / 2, ncols=2) as axes:
+    """Curves by name, those in `marked` with their points. `ticks` make x logarithmic; `bottom`: the least y."""
+    lines_of_legend = max(0, len(curves) - 4) / 2
+    with _drawing(path, 3.2 + 0.18 * lines_of_legend, columns=2) as axes:
         for i, (name, (xs, ys)) in enumerate(curves.items()):
-            colour = SERIES[i % len(SERIES)]
-            shape = {"linestyle": STYLES[i // len(SERIES) % len(STYLES)]}
-            shape |= {"marker": "o", "markersize": 4} if name in marked else {}
-            # a name is drawn as it is: without mathematics, and also if it begins with an underscore
-            label = ("\N{ZERO WIDTH SPACE}" if name.startswith("_") else "") + name.replace("$", r"\$")
-            axes.plot(xs, ys, color=colour, linewidth=1.4, label=label, **shape)
+            axes.plot(
+                xs,
+                ys,
+                color=SERIES[i % len(SERIES)],
+                linestyle=STYLES[i // len(SERIES) % len(STYLES)],
+                linewidth=1.4,
+                marker="o" if name in marked else "",
+                markersize=4,
+                label=as_it_is(name),
+            )
         axes.set(xlabel=x, ylabel=y)
         axes.set_ylim(bottom=bottom)
         if ticks:
             axes.set_xscale("log")
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.set_xticks([], minor=True)
+
+
+def as_it_is(name: str) -> str:
+    """A name for a legend, in which Matplotlib shows no mathematics, and hides no name that begins with an underscore."""
+    visible = "\N{ZERO WIDTH SPACE}" if name.startswith("_") else ""
+    return visible + name.replace("$", r"\$")
 
 
 def law(
@@ -147,15 +192,18 @@ def law(
     `laws`: fitted to resamples, `interval`: the band's ends in per cent of them.
     """
     sizes = sorted({float(f"{size:.2g}") for size in runs["sizes"]})
-    near = np.array([min(range(len(sizes)), key=lambda i: abs(sizes[i] - size)) for size in runs["sizes"]])
-    with _drawing(path, 3.6, ncols=4, title="operations per token / 6") as axes:
+    distances = np.abs(np.subtract.outer(runs["sizes"].to_numpy(), sizes))
+    nearest = distances.argmin(axis=1)
+    with _drawing(path, 3.6, columns=4, title="operations per token / 6") as axes:
         for i, size in enumerate(sizes):
-            own = runs[near == i]
+            own = runs[nearest == i]
             tokens = np.geomspace(own["tokens"].min() / 2, runs["tokens"].max() * 2, 60)
-            colour, label = SERIES[i % len(SERIES)], f"{size / 1e6:.2g} M"
-            axes.plot(own["operations"] / 1e15, own["losses"], "o", color=colour, markersize=4, label=label)
-            axes.plot(6 * size * tokens / 1e15, fitted(size, tokens), color=colour, linewidth=1)
-            if i == len(sizes) - 1:
+            work = 6 * size * tokens / PETA
+            colour = SERIES[i % len(SERIES)]
+            label = f"{size / 1e6:.2g} M"
+            axes.plot(own["operations"] / PETA, own["losses"], "o", color=colour, markersize=4, label=label)
+            axes.plot(work, fitted(size, tokens), color=colour, linewidth=1)
+            if size == sizes[-1]:
                 low, high = np.percentile([one(size, tokens) for one in laws], interval, axis=0)
-                axes.fill_between(6 * size * tokens / 1e15, low, high, color=colour, alpha=0.2, linewidth=0)
+                axes.fill_between(work, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.set(xlabel="petaFLOP", ylabel="held-out loss, nats per byte", xscale="log")
