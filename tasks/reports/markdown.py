@@ -10,12 +10,13 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from model.wording import budget, counted, duration, printable, span
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -64,21 +65,27 @@ def cell(value: object) -> Marked:
         return Marked(f"{value:,}")
     if isinstance(value, float):
         return Marked(f"{value:,.1f}")
-    return escape(span(*value) if isinstance(value, list | tuple) else value)
+    if isinstance(value, list | tuple):
+        return escape(span(*value))
+    return escape(value)
 
 
 def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> Marked:
     """A table; columns of numbers are aligned right, except the first. Headers may be empty."""
     from tabulate import tabulate
 
-    def is_number(text: str) -> bool:
-        return bool(NUMBER.match(text.replace("\\", "").lstrip("*")))
-
     cells = [[cell(value) for value in row] for row in rows]
-    columns = list(zip(*cells, strict=True))
-    align = ["right" if i and all(map(is_number, column)) else "left" for i, column in enumerate(columns)]
+    align: list[str] = []
+    for column in zip(*cells, strict=True):
+        is_right = align and all(is_number(text) for text in column)
+        align.append("right" if is_right else "left")
     names = [cell(name) for name in header]
     return Marked(tabulate(cells, names, tablefmt="pipe", disable_numparse=True, colalign=align or None))
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell begins with a number, or is a dash."""
+    return bool(NUMBER.match(text.replace("\\", "").lstrip("*")))
 
 
 def records(rows: Iterable[Mapping[str, object]], columns: Iterable[str] = ()) -> Marked:
@@ -97,13 +104,16 @@ def items(lines: Iterable[object]) -> Marked:
 def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(  # `finalize` escapes for Markdown, so nothing is left for Jinja to escape for HTML
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, finalize=cell, undefined=StrictUndefined
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        finalize=cell,  # escapes for Markdown, so nothing is left for Jinja to escape for HTML
+        undefined=StrictUndefined,
     )
-    made.filters |= {"code": code, "items": items, "records": records}
-    made.globals |= {"budget": budget, "counted": counted, "duration": duration, "short": short, "span": span}
-    made.globals["table"] = table
-    return made
+    environment.filters |= {"code": code, "items": items, "records": records}
+    environment.globals |= {"budget": budget, "counted": counted, "duration": duration, "short": short, "span": span}
+    environment.globals["table"] = table
+    return environment
 
 
 def render(template: str, values: Mapping[str, object]) -> str:
@@ -112,17 +122,14 @@ def render(template: str, values: Mapping[str, object]) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _name_sections(tokens: "list[Token]") -> list[tuple[str, str]]:
-    """Give each heading of the second level an id; returns the ids and texts."""
-    sections = []
-    for opened, text in itertools.pairwise(tokens):
-        if opened.type == "heading_open" and opened.tag == "h2":
-            parts = (part for part in text.children or [] if part.type in ("text", "code_inline", "text_special"))
-            plain = "".join(part.content for part in parts)
-            name = re.sub(r"\W+", "-", plain.lower()).strip("-") or "section"
-            opened.attrSet("id", name)
-            sections.append((name, plain))
-    return sections
+# Pages
+
+
+class Section(NamedTuple):
+    """A heading of the second level."""
+
+    id: str
+    text: str
 
 
 def page(markdown: str, title: str, pictures: Mapping[str, str] | None = None) -> str:
@@ -131,11 +138,29 @@ def page(markdown: str, title: str, pictures: Mapping[str, str] | None = None) -
     `![words](name)` becomes the picture of that name, an SVG; without one, its words. Links are reduced to their text.
     """
     from jinja2 import Environment, FileSystemLoader
-    from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-    def image(self: object, tokens: "list[Token]", i: int, options: object, env: object) -> str:
-        words, svg = html.escape(tokens[i].content), (pictures or {}).get(str(tokens[i].attrGet("src")))
+    md = _parser(pictures or {})
+    tokens = [token for token in md.parse(markdown) if token.info != "mermaid"]  # which only a script can draw
+    for token in tokens:
+        if token.children:  # the page is sent without the files beside it
+            token.children = [part for part in token.children if part.type not in ("link_open", "link_close")]
+    sections = _name_sections(tokens)
+    content = md.renderer.render(tokens, md.options, {})
+    content = re.sub(r"<p>(<figure>.*?</figure>)</p>", r"\1", content, flags=re.S)
+    head, heading, rest = content.partition("<h2")
+    frame = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True).get_template("page.html.j2")
+    shown = frame.render(title=printable(title), head=Markup(head), sections=sections, body=Markup(heading + rest))
+    return shown + "\n"
+
+
+def _parser(pictures: Mapping[str, str]) -> "MarkdownIt":
+    """A parser of Markdown whose tables scroll, and whose images are these pictures."""
+    from markdown_it import MarkdownIt
+
+    def image(self: object, tokens: "Sequence[Token]", i: int, options: object, env: object) -> str:
+        words = html.escape(tokens[i].content)
+        svg = pictures.get(str(tokens[i].attrGet("src")))
         if svg is None:
             return words
         return f'<figure><svg role="img" aria-label="{words}" {svg.partition("<svg ")[2]}</figure>'
@@ -144,13 +169,17 @@ def page(markdown: str, title: str, pictures: Mapping[str, str] | None = None) -
     md.add_render_rule("table_open", lambda *_: '<div class="scroll" tabindex="0"><table>')
     md.add_render_rule("table_close", lambda *_: "</table></div>")
     md.add_render_rule("image", image)
-    tokens = [token for token in md.parse(markdown) if token.info != "mermaid"]  # which only a script can draw
-    for inline in (token for token in tokens if token.children):  # the page is sent without the files beside it
-        inline.children = [part for part in inline.children if part.type not in ("link_open", "link_close")]
-    sections = _name_sections(tokens)
-    content = md.renderer.render(tokens, md.options, {})
-    content = re.sub(r"<p>(<figure>.*?</figure>)</p>", r"\1", content, flags=re.S)
-    head, heading, rest = content.partition("<h2")
-    parts = {"head": Markup(head), "sections": sections, "body": Markup(heading + rest)}
-    frame = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True).get_template("page.html.j2")
-    return frame.render(title=printable(title), **parts) + "\n"
+    return md
+
+
+def _name_sections(tokens: "list[Token]") -> list[Section]:
+    """Give each heading of the second level an id."""
+    sections = []
+    for opened, text in itertools.pairwise(tokens):
+        if opened.type == "heading_open" and opened.tag == "h2":
+            shown = [part for part in text.children or [] if part.type in ("text", "code_inline", "text_special")]
+            plain = "".join(part.content for part in shown)
+            section = Section(re.sub(r"\W+", "-", plain.lower()).strip("-") or "section", plain)
+            opened.attrSet("id", section.id)
+            sections.append(section)
+    return sections

@@ -14,28 +14,35 @@ from tasks.store.lineage import Links, origins
 def grow(tree: Tree, names: Iterable[str], links: Links, seen: set[str], label: Callable[[str], str] = str) -> Tree:
     """Add a branch for each name, with those that it links to. What was `seen` in the tree is not followed again."""
     for name in names:
-        again = name in seen and bool(links.get(name))
-        branch = tree.add(Text(printable(label(name)) + "  (see above)" * again))
+        linked = links.get(name, [])
+        is_repeated = name in seen and bool(linked)
+        branch = tree.add(Text(printable(label(name)) + ("  (see above)" if is_repeated else "")))
         if name not in seen:
             seen.add(name)
-            grow(branch, links.get(name, []), links, seen, label)
+            grow(branch, linked, links, seen, label)
     return tree
 
 
 def as_text(title: str, lineage: Mapping[str, dict]) -> str:
     """The tree of these manifests below a title, from what no other of them was made from."""
-    links, text = origins(lineage), io.StringIO()
+    links = origins(lineage)
     read = {given for every in links.values() for given in every}
     last = [name for name in links if name not in read]
+    text = io.StringIO()
     Console(file=text, width=200).print(grow(Tree(Text(title)), last, links, set()))
     return text.getvalue().rstrip()
 
 
 def mermaid(links: Links, label: Callable[[str], str] = str) -> str:
     """The links as a flowchart, from what was read to what was made."""
-    names = dict.fromkeys(name for made, given in links.items() for name in (*given, made))
-    ids = {name: f"a{number}" for number, name in enumerate(names)}  # as some names are words of Mermaid's
-    texts = {name: printable(label(name)).replace('"', "#quot;") for name in names}
-    boxes = [f'    {ids[name]}["{texts[name]}"]' for name in names]
-    arrows = [f"    {ids[given]} --> {ids[made]}" for made, every in links.items() for given in every]
-    return "\n".join(["flowchart LR", *boxes, *arrows])
+    ids: dict[str, str] = {}  # as some names are words of Mermaid's
+    for made, given in links.items():
+        for name in (*given, made):
+            ids.setdefault(name, f"a{len(ids)}")
+    lines = ["flowchart LR"]
+    for name, own in ids.items():
+        text = printable(label(name)).replace('"', "#quot;")
+        lines.append(f'    {own}["{text}"]')
+    for made, given in links.items():
+        lines += [f"    {ids[name]} --> {ids[made]}" for name in given]
+    return "\n".join(lines)
