@@ -17,14 +17,21 @@ from tasks.glue.table import PROBES, Task, task_of
 from tasks.reports.funnel import overlap, stage_of, text_sections
 from tasks.reports.losses import doubts, nats
 from tasks.reports.markdown import Marked, code, render
+from tasks.reports.rows import ScoreRow
 from tasks.reports.rules import beginning
 from tasks.reports.scores import HELPERS, METRICS, WEAK, data_notes, is_partial, settings, settings_rows
 from tasks.reports.trees import as_text
 
 LONG = 100  # characters of a list in a table
 GLUE = "nyu-mll/glue"
-HUB_METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr",
-               "macro_f1": "f1", "micro_f1": "f1", "span_f1": "seqeval"}  # names on the hub  # fmt: skip
+HUB_METRICS = {  # names on the hub
+    "matthews": "matthews_correlation",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+    "macro_f1": "f1",
+    "micro_f1": "f1",
+    "span_f1": "seqeval",
+}
 
 
 class Published(NamedTuple):
@@ -45,12 +52,18 @@ class Published(NamedTuple):
 
     def values(self) -> dict:
         """For the templates; `opened`: what opens the model, as arguments of a pipeline."""
-        revision = f', revision="{self.branch}"' if self.percent else ""
-        opened = f'model="{self.place}"{revision}' + ", trust_remote_code=True" * bool(self.with_code)
+        opened = f'model="{self.place}"'
+        if self.percent:
+            opened += f', revision="{self.branch}"'
+        if self.with_code:
+            opened += ", trust_remote_code=True"
         return self._asdict() | {"place": Marked(self.place), "opened": Marked(opened)}
 
 
 ARTIFACT = Published()
+
+
+# Of both kinds of card
 
 
 def assemble(template: str, values: dict, head: dict, results: list[dict]) -> str:
@@ -64,22 +77,51 @@ def assemble(template: str, values: dict, head: dict, results: list[dict]) -> st
 
 def result(task: Task, name: str, split: str, metric: str, value: float, how: str) -> dict:
     """The arguments of an EvalResult: a score on a task of GLUE, or on one of the user's own."""
-    glue = {"dataset_type": GLUE, "dataset_name": f"GLUE {task.title}", "dataset_config": name}
+    if task.own:
+        dataset = {"dataset_type": name, "dataset_name": name}
+    else:
+        dataset = {"dataset_type": GLUE, "dataset_name": f"GLUE {task.title}", "dataset_config": name}
     return {
         "task_type": task.pipeline,
-        **({"dataset_type": name, "dataset_name": name} if task.own else glue),
-        "dataset_split": split, "metric_type": HUB_METRICS.get(metric, metric), "metric_value": value,
+        **dataset,
+        "dataset_split": split,
+        "metric_type": HUB_METRICS.get(metric, metric),
+        "metric_value": value,
         "metric_name": f"{METRICS[metric]} times 100, {how}",
-    }  # fmt: skip
+    }
 
 
-def results(rows: Iterable[dict]) -> list[dict]:
-    """The scores of a pretrained model for the head of its card: those on complete data."""
-    return [
-        result(task_of(row), row["task"], row["split"], metric, round(spread["median"], 2),
-               f"median of {counted(row['seeds'], 'seed')}")
-        for row in rows if row["pretrained"] and not row["partial"] for metric, spread in row["metrics"].items()
-    ]  # fmt: skip
+def recipe(about: dict, lineage: dict[str, dict]) -> dict:
+    """The model's origin, shape, budget and loss, and all parameters that differ from the paper's final recipe.
+
+    `about`: the manifest of its pretrain stage.
+    """
+    stats = about["stats"]
+    params = about["params"]
+    start = stats.get("start")
+    is_adopted = "adopted" in stats
+    return {
+        "architecture": Architecture(**params["architecture"]),
+        "params": params,
+        "stats": stats,
+        "began": start and beginning(start),
+        "adopted": is_adopted,
+        "tags": [] if start or is_adopted else ["pretrained-from-scratch"],
+        "doubts": doubts(stats, params),
+        "overlap": overlap(lineage),
+        "stops": about_stops(stats),
+        "nats": nats,
+        "changes": changes(about, lineage),
+    }
+
+
+def changes(about: dict, lineage: dict[str, dict]) -> list[list[str]]:
+    """Name, value and usual value of each param of all stages that differs from the usual."""
+    before = [manifest for manifest in lineage.values() if manifest["stage"] != "pretrain"]
+    rows = []
+    for manifest in (*before, about):
+        rows += deltas(manifest["params"], manifest.get("usual", {}), manifest["stage"])
+    return rows
 
 
 def deltas(here: dict, usual: dict, prefix: str) -> list[list[str]]:
@@ -96,43 +138,38 @@ def deltas(here: dict, usual: dict, prefix: str) -> list[list[str]]:
 def as_json(value: object) -> str:
     """A value as JSON; of a long list (files with their digests), its length."""
     whole = json.dumps(value)
-    return counted(len(value), "item") if isinstance(value, list) and len(whole) > LONG else code(whole)
-
-
-def recipe(about: dict, lineage: dict[str, dict]) -> dict:
-    """The model's origin, shape, budget and loss, and all parameters that differ from the paper's final recipe."""
-    start, adopted = about["stats"].get("start"), "adopted" in about["stats"]
-    manifests = [manifest for manifest in lineage.values() if manifest["stage"] != "pretrain"] + [about]
-    return {
-        "architecture": Architecture(**about["params"]["architecture"]),
-        "params": about["params"],
-        "stats": about["stats"],
-        "began": start and beginning(start),
-        "adopted": adopted,
-        "tags": ["pretrained-from-scratch"] if not start and not adopted else [],
-        "doubts": doubts(about["stats"], about["params"]),
-        "overlap": overlap(lineage),
-        "stops": about_stops(about["stats"]),
-        "nats": nats,
-        "changes": [row for m in manifests for row in deltas(m["params"], m.get("usual", {}), m["stage"])],
-    }
+    if isinstance(value, list) and len(whole) > LONG:
+        return counted(len(value), "item")
+    return code(whole)
 
 
 def sources(lineage: dict[str, dict]) -> list[dict]:
     """The sources of the text, with their terms."""
     corpus = stage_of(lineage, "download")
     places = corpus["params"].get("sources", {}) if corpus else {}
-    terms = {
-        n: "as its card on the hub says" if "repository" in of else "those of the authors" for n, of in places.items()
-    }
-    terms |= {name: source.licence for name, source in hub.SOURCES.items() if source.licence}
-    return [{"name": name, "repository": None, "terms": terms[name]} | place for name, place in places.items()]
+    return [
+        {"name": name, "repository": None, "terms": terms_of(name, place), **place} for name, place in places.items()
+    ]
+
+
+def terms_of(source: str, place: dict) -> str:
+    """The terms of a source's text. `place`: its repository, if it is on the hub."""
+    known = hub.SOURCES.get(source)
+    if known and known.licence:
+        return known.licence
+    return "as its card on the hub says" if "repository" in place else "those of the authors"
 
 
 def normaliser(lineage: dict[str, dict]) -> dict:
     """The settings that say what the tokenizer reads; without those that characters "ascii" ignores."""
-    adopted = [m["stats"]["normaliser"] for m in lineage.values() if "adopted" in m["stats"]]
-    return next(iter(adopted), (stage_of(lineage, "vocabulary") or {"params": {}})["params"])
+    for manifest in lineage.values():
+        if "adopted" in manifest["stats"]:
+            return manifest["stats"]["normaliser"]
+    vocabulary = stage_of(lineage, "vocabulary")
+    return vocabulary["params"] if vocabulary else {}
+
+
+# Pretrained models
 
 
 def card(
@@ -144,37 +181,57 @@ def card(
     manifests of what led to it, by name, with or without its own. `glue`, `own`: its scores, from `score_section` and
     `own_section`.
     """
-    lineage = {name: m for name, m in lineage.items() if m["stage"] != "pretrain"}
-    tree, lineage = Marked(as_text("this model", lineage) if lineage else ""), lineage | {"pretrain": about}
-    tokens, text, made = stage_of(lineage, "tokenize"), sources(lineage), recipe(about, lineage)
+    before = {name: manifest for name, manifest in lineage.items() if manifest["stage"] != "pretrain"}
+    lineage = before | {"pretrain": about}
+    made = recipe(about, lineage)
     architecture = made["architecture"]
+    tokens = stage_of(lineage, "tokenize")
+    text = sources(lineage)
     name, why_not = transformers_model(architecture)
-    repositories = sorted({s["repository"] for s in text if s["repository"]})
     head = {
         "library_name": "transformers" if name or how.with_code else "cram",
         "license": how.licence or None,
         "pipeline_tag": "fill-mask",
         "tags": ["cram", "masked-lm", *made["tags"], *([name.lower()] if name else [])],
         "mask_token": "[MASK]",
-        "datasets": repositories or None,
+        "datasets": sorted({source["repository"] for source in text if source["repository"]}) or None,
     }
-    values = HELPERS | made | text_sections(lineage) | how.values() | {
-        "transformers_class": name and f"{name}ForMaskedLM", "why_not": why_not,
+    values = {
+        **HELPERS,
+        **made,
+        **text_sections(lineage),
+        **how.values(),
+        "transformers_class": name and f"{name}ForMaskedLM",
+        "why_not": why_not,
         "leaves_out_biases": name == "ModernBert" and (architecture.norm_bias or architecture.bias),
-        "environment": about["environment"], "sources": text, "normaliser": normaliser(lineage),
+        "environment": about["environment"],
+        "sources": text,
+        "normaliser": normaliser(lineage),
         "length": tokens and tokens["params"].get("length"),
-        "glue": glue, "own": own, "pictures": (), "lineage_tree": tree,
-    }  # fmt: skip
-    scored = [row for part in (glue, own) if part and not how.percent for row in part["rows"]]
+        "glue": glue,
+        "own": own,
+        "pictures": (),
+        "lineage_tree": Marked(as_text("this model", before) if before else ""),
+    }
+    scored: list[ScoreRow] = []
+    if not how.percent:  # the scores are of the whole budget
+        scored = [row for part in (glue, own) if part for row in part["rows"]]
     return assemble("card", values, head, results(scored))
 
 
-def notes(task: Task, stats: dict) -> list[str]:
-    """What there is to know about the scores of a finetuned model."""
-    splits = stats["validation"].values()
-    is_weak = not all(beats(of_split, metric) for of_split in splits for metric in of_split["metrics"])
-    of_scores = [note for of_split in splits for note in of_split["notes"]]
-    return [*([f"{WEAK} {verdict(task).capitalize()}."] if is_weak else []), *of_scores, *data_notes(stats)]
+def results(rows: Iterable[ScoreRow]) -> list[dict]:
+    """The scores of a pretrained model for the head of its card: those on complete data."""
+    found = []
+    for row in rows:
+        if row["pretrained"] and not row["partial"]:
+            how = f"median of {counted(row['seeds'], 'seed')}"
+            for metric, spread in row["metrics"].items():
+                value = round(spread["median"], 2)
+                found.append(result(task_of(row), row["task"], row["split"], metric, value, how))
+    return found
+
+
+# Finetuned models
 
 
 def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], how: Published = ARTIFACT) -> str:
@@ -182,7 +239,8 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], how: Pub
 
     `params`, `stats`: those of its finetune stage. `lineage`: the manifests of what led to it, by name.
     """
-    task, pretrained = task_of(stats), [m for m in lineage.values() if m["stage"] == "pretrain"][-1]
+    task = task_of(stats)
+    pretrained = [manifest for manifest in lineage.values() if manifest["stage"] == "pretrain"][-1]
     made = recipe(pretrained, lineage)
     name, why_not = transformers_classifier(made["architecture"], stats["head"], params["pooling"], task.kind)
     repository = params["data"].get("repository")
@@ -193,20 +251,50 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], how: Pub
         "tags": ["cram", params["task"], *(made["tags"] if params["pretrained"] else ["not-pretrained"])],
         "datasets": [repository] if repository else None,
     }
-    values = HELPERS | how.values() | {
-        "task": task, "params": params, "stats": stats, "parameters": pretrained["stats"]["parameters"],
-        "began": made["began"], "adopted": made["adopted"],
-        "pair": len(task.columns) > 1, "normaliser": normaliser(lineage),
+    values = {
+        **HELPERS,
+        **how.values(),
+        "task": task,
+        "params": params,
+        "stats": stats,
+        "parameters": pretrained["stats"]["parameters"],
+        "began": made["began"],
+        "adopted": made["adopted"],
+        "pair": len(task.columns) > 1,
+        "normaliser": normaliser(lineage),
         "lineage_tree": Marked(as_text("this model", lineage)),
-        "transformers_class": name, "beats": beats, "why_not": why_not,
-        "settings": settings_rows(settings([params | {"head": stats["head"]}])), "notes": notes(task, stats),
+        "transformers_class": name,
+        "beats": beats,
+        "why_not": why_not,
+        "settings": settings_rows(settings([params | {"head": stats["head"]}])),
+        "notes": notes(task, stats),
         "sources": sources(lineage) if params["pretrained"] else [],
-    }  # fmt: skip
-    share = f", {params['share']:.0%} of the training data" if params["share"] < 1 else ""
-    scores = [
-        result(task, params["task"], split, metric, float(value), f"seed {params['seed']}{share}")
-        for split, of_split in stats["validation"].items()
-        for metric, value in of_split["metrics"].items()
-        if params["task"] not in PROBES and not is_partial(stats, split)
-    ]
-    return assemble("finetuned_card", values, head, scores)
+    }
+    return assemble("finetuned_card", values, head, finetuned_results(task, params, stats))
+
+
+def finetuned_results(task: Task, params: dict, stats: dict) -> list[dict]:
+    """The scores of a finetuned model for the head of its card: those on complete data of tasks but probes."""
+    name = params["task"]
+    if name in PROBES:
+        return []
+    how = f"seed {params['seed']}"
+    if params["share"] < 1:
+        how += f", {params['share']:.0%} of the training data"
+    found = []
+    for split, of_split in stats["validation"].items():
+        if not is_partial(stats, split):
+            for metric, value in of_split["metrics"].items():
+                found.append(result(task, name, split, metric, float(value), how))
+    return found
+
+
+def notes(task: Task, stats: dict) -> list[str]:
+    """What there is to know about the scores of a finetuned model."""
+    found = []
+    splits = stats["validation"].values()
+    if not all(beats(of_split, metric) for of_split in splits for metric in of_split["metrics"]):
+        found.append(f"{WEAK} {verdict(task).capitalize()}.")
+    for of_split in splits:
+        found += of_split["notes"]
+    return found + data_notes(stats)
