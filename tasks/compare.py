@@ -249,8 +249,13 @@ def law_of(params: Compare, rows: "pd.DataFrame", out: Path) -> dict[str, Any]:
     means = rows[is_measured & is_sized].groupby("run", sort=False)[numbers].mean()  # over seeds
     is_early = reads_no_context(means[LOSS], means["length_nats"], means["by_frequencies"])
     left_out = list(means.index[is_early])
-    runs = means[~is_early]
-    runs = runs.assign(sizes=runs["operations"] / runs["tokens"] / 6, losses=runs[LOSS])
+    return fit_law(means[~is_early], left_out, out)
+
+
+def fit_law(means: "pd.DataFrame", left_out: list[str], out: Path) -> dict[str, Any]:
+    """Fit a law, test it and draw it, or say what it lacks. `means`: a row for each run but those that are `left_out`."""
+    sizes = means["operations"] / means["tokens"] / 6
+    runs = means.assign(sizes=sizes, losses=means[LOSS])
     if not law.can_be_fitted(runs):
         return {"runs": law.points(runs), "needed": law.FEWEST, "left_out": left_out}
     fitted = law.fit(runs)

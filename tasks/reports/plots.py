@@ -131,20 +131,25 @@ def scores(rows: Sequence[ScoreRow], others: Mapping[str, Mapping[str, float]], 
             axes.plot(spread["interval"], line, color=KEPT, linewidth=5, alpha=0.3, solid_capstyle="butt")
             axes.plot(spread["range"], line, color=KEPT, linewidth=2)
         axes.plot([row["score"] for row in rows], places, "o", color=KEPT, markersize=6, label="this run")
-        for i, (name, known) in enumerate(others.items()):
-            values = [np.nan if row["partial"] else known.get(row["column"], np.nan) for row in rows]
-            axes.plot(
-                values,
-                places,
-                linestyle="",
-                marker=MARKERS[i % len(MARKERS)],
-                markersize=5,
-                color=SERIES[1 + i],
-                markerfacecolor="none",
-                label=name,
-            )
+        _mark_others(axes, rows, others)
         names = [row["column"] + ("*" if row["partial"] else "") for row in rows]
         axes.set(yticks=places, yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+
+
+def _mark_others(axes: "Axes", rows: Sequence[ScoreRow], others: Mapping[str, Mapping[str, float]]) -> None:
+    """Mark the scores of other models in the lines of `rows`."""
+    for i, (name, known) in enumerate(others.items()):
+        values = [np.nan if row["partial"] else known.get(row["column"], np.nan) for row in rows]
+        axes.plot(
+            values,
+            np.arange(len(rows)),
+            linestyle="",
+            marker=MARKERS[i % len(MARKERS)],
+            markersize=5,
+            color=SERIES[1 + i],
+            markerfacecolor="none",
+            label=name,
+        )
 
 
 def lines(
@@ -194,16 +199,18 @@ def law(
     sizes = sorted({float(f"{size:.2g}") for size in runs["sizes"]})
     distances = np.abs(np.subtract.outer(runs["sizes"].to_numpy(), sizes))
     nearest = distances.argmin(axis=1)
+    most_tokens = runs["tokens"].max()
     with _drawing(path, 3.6, columns=4, title="operations per token / 6") as axes:
         for i, size in enumerate(sizes):
             own = runs[nearest == i]
-            tokens = np.geomspace(own["tokens"].min() / 2, runs["tokens"].max() * 2, 60)
+            tokens = np.geomspace(own["tokens"].min() / 2, most_tokens * 2, 60)
             work = 6 * size * tokens / PETA
             colour = SERIES[i % len(SERIES)]
             label = f"{size / 1e6:.2g} M"
             axes.plot(own["operations"] / PETA, own["losses"], "o", color=colour, markersize=4, label=label)
             axes.plot(work, fitted(size, tokens), color=colour, linewidth=1)
-            if size == sizes[-1]:
-                low, high = np.percentile([one(size, tokens) for one in laws], interval, axis=0)
-                axes.fill_between(work, low, high, color=colour, alpha=0.2, linewidth=0)
+        # of the largest size
+        losses = [one(size, tokens) for one in laws]
+        low, high = np.percentile(losses, interval, axis=0)
+        axes.fill_between(work, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.set(xlabel="petaFLOP", ylabel="held-out loss, nats per byte", xscale="log")

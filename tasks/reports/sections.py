@@ -39,25 +39,30 @@ def headline(rows: list[ScoreRow], finetuning: dict) -> dict:
     of_glue = glue_rows(rows)
     own = [row for row in own_rows(rows) if row["pretrained"]]
     mean = averages(of_glue).paper
-    good = [row for row in of_glue if row["beats_majority"] and not row["partial"]]
-    figures: list[tuple[float, str]] = []
-    if mean is not None and good:
-        figures.append((mean, "GLUE, average of nine"))
-        good = []  # the average stands for them
-    for row in good + [row for row in own if row["beats_majority"]]:
-        figures.append((row["score"], f"{row['column']}, {METRICS[row['metric']]}"))
     published = [f"{row.model} {row.average}" for row in PUBLISHED if row.model in HEADLINE]
-    differing = [
-        f"{name} {usual}, here {finetuning[name]}"
-        for name, usual in REFERENCE.items()
-        if finetuning.get(name) != usual
-    ]  # fmt: skip
+    differing = []
+    for name, usual in REFERENCE.items():
+        if finetuning.get(name) != usual:
+            differing.append(f"{name} {usual}, here {finetuning[name]}")
     return {
-        "figures": figures,
+        "figures": figures(of_glue, own, mean),
         "weak": weak_notes(of_glue + own),
         "published": [] if mean is None else published,
         "differing": differing,
     }
+
+
+def figures(of_glue: list[ScoreRow], own: list[ScoreRow], mean: float | None) -> list[tuple[float, str]]:
+    """Numbers with their names: the average or else each score, of those that beat the majority baseline."""
+    shown = [row for row in of_glue if row["beats_majority"] and not row["partial"]]
+    found: list[tuple[float, str]] = []
+    if mean is not None and shown:
+        found.append((mean, "GLUE, average of nine"))
+        shown = []
+    for row in (*shown, *own):
+        if row["beats_majority"]:
+            found.append((row["score"], f"{row['column']}, {METRICS[row['metric']]}"))
+    return found
 
 
 def score_section(rows: list[ScoreRow], title: str, shown: list[dict]) -> dict:
