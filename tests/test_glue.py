@@ -30,6 +30,7 @@ from tasks.glue import data as glue
 from tasks.glue import probes, reading
 from tasks.glue.data import find_splits
 from tasks.glue.own import by_name
+from tasks.glue.pieces import read_piece
 from tasks.glue.table import GLUE, HUB_GLUE, PROBES, TASKS, training_splits
 from tasks.store.artifacts import Artifact
 from tasks.text.tokenizer import SPECIALS, save_tokenizer, tokenizer_of
@@ -63,7 +64,7 @@ def check_words(text: str, *words: str) -> None:
 def read_split(paths: list[Path], task: str, split: str, notes: list[str] | None = None) -> pd.DataFrame:
     """The rows of a split, of which notes are added to `notes`."""
     own = by_name(task, "")
-    pieces = [reading.piece_of(own, split, path, {}) for path in paths]
+    pieces = [read_piece(own, split, path, {}) for path in paths]
     return reading.check_split(own, TASKS[task], split, pieces, [] if notes is None else notes)
 
 
