@@ -6,12 +6,13 @@ to 100. A metric that is undefined is reported as 0, with a note that says why.
 
 import statistics
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
 from model.wording import counted
-from tasks.glue.table import GLUE, TASKS, Task
+from tasks.glue.table import GLUE, TASKS, Answers, Task
 from tasks.glue.tags import spans_of
 
 NAMES = {
@@ -29,12 +30,81 @@ COLUMNS = {  # of the paper's tables, in order: task and validation split; the s
     TASKS[task].title + HALVES.get(split, ""): (task, split) for task in GLUE for split in TASKS[task].validation
 }
 INTERVAL = (2.5, 97.5)  # percentiles
-RESAMPLES, BY_PARTS = 1000, 50  # the latter at a time
+RESAMPLES = 1000
+AT_A_TIME = 50  # resamples of sentences or of rows with several labels
 CONSTANTS = {
     "classes": "the most frequent class", "regression": "the mean", "multilabel": "the most frequent labels",
     "tokens": "the most frequent tag",
 }  # fmt: skip
 DRAWN_AT_ONCE = 1 << 15  # examples, so that arrays fit in a processor's cache
+
+
+class Scored(TypedDict):
+    """What scores.json says of a split's predictions."""
+
+    metrics: dict[str, float]
+    intervals: dict[str, list[float]]  # low and high end
+    notes: list[str]  # on metrics that are undefined
+    majority: dict[str, float]  # the metrics of the best constant answer
+    confusion: list[list[int]] | None  # true classes as rows, predicted ones as columns
+
+
+class Result(NamedTuple):
+    """One metric of predictions."""
+
+    score: float
+    resampled: np.ndarray  # the scores of RESAMPLES resamples
+    baseline: float  # the best score of a constant answer
+
+
+def score_task(
+    task: Task,
+    labels: Answers,
+    predictions: Answers,
+    train_labels: np.ndarray,
+) -> Scored:
+    """Metrics of predictions with intervals and notes, the metrics of the majority baseline, and the confusion table.
+
+    `labels`, `predictions`: numbers; or an array of tags for each sentence, or of 0 and 1 for each row. The confusion
+    table is None for a regression and for multilabel.
+    """
+    scored: Scored = {"metrics": {}, "intervals": {}, "notes": [], "majority": {}, "confusion": None}
+    if task.kind == "tokens":
+        table = count_confusions(np.concatenate(labels), np.concatenate(predictions), task.classes)
+        scored["confusion"] = table.tolist()
+    elif task.kind == "classes":
+        scored["confusion"] = count_confusions(np.asarray(labels), np.asarray(predictions), task.classes).tolist()
+    for metric in task.metrics:
+        if task.kind in ("tokens", "multilabel"):
+            result = score_by_parts(metric, task, labels, predictions, train_labels)
+        else:
+            result = score_by_examples(metric, task, np.asarray(labels), np.asarray(predictions), train_labels, scored)
+        scored["metrics"][metric] = round(result.score, 4)
+        scored["intervals"][metric] = [round(float(end), 4) for end in np.percentile(result.resampled, INTERVAL)]
+        scored["majority"][metric] = round(result.baseline, 4)
+    return scored
+
+
+# One class or number for each example
+
+
+def score_by_examples(
+    metric: str, task: Task, labels: np.ndarray, predictions: np.ndarray, train_labels: np.ndarray, scored: Scored
+) -> Result:
+    """A score, those of resamples, and the best one of a constant answer: a class, or the mean of the training data.
+
+    Adds a note to `scored` if the metric is undefined.
+    """
+    if task.positive == 0:  # all metrics of two classes but F1 are the same with the classes exchanged
+        labels = 1 - labels
+        predictions = 1 - predictions
+        train_labels = 1 - train_labels
+    constants = [train_labels.mean()] if task.kind == "regression" else range(task.classes)
+    baseline = max(score(metric, labels, np.full(len(labels), constant)) for constant in constants)
+    why = note(metric, labels, predictions, task.labels[task.positive] if task.labels else "")
+    if why:
+        scored["notes"].append(why)
+    return Result(score(metric, labels, predictions), resample(metric, labels, predictions), baseline)
 
 
 def score(metric: str, labels: np.ndarray, predictions: np.ndarray) -> float:
@@ -49,8 +119,10 @@ def score(metric: str, labels: np.ndarray, predictions: np.ndarray) -> float:
 def note(metric: str, labels: np.ndarray, predictions: np.ndarray, positive: str = "1") -> str | None:
     """Why a metric is undefined, and therefore reported as 0; None if it is defined. `positive`: name of class 1."""
     undefined = f"{NAMES[metric]} is undefined and reported as 0"
-    labels, predictions = np.asarray(labels), np.asarray(predictions)
-    if wrong := int(np.count_nonzero(~np.isfinite(predictions))):
+    labels = np.asarray(labels)
+    predictions = np.asarray(predictions)
+    wrong = int(np.count_nonzero(~np.isfinite(predictions)))
+    if wrong:
         return f"{wrong:,} of {counted(len(predictions), 'prediction')} not finite: {undefined}."
     if metric in ("matthews", "pearson", "spearman"):
         for name, values in (("predictions", predictions), ("labels", labels)):
@@ -67,22 +139,33 @@ def resample(metric: str, labels: np.ndarray, predictions: np.ndarray) -> np.nda
     """The scores (RESAMPLES,) of examples drawn with replacement; 0 where a draw leaves the metric undefined."""
     from scipy import stats
 
-    random, labels, predictions = np.random.default_rng(0), np.asarray(labels), np.asarray(predictions)
+    labels = np.asarray(labels)
+    predictions = np.asarray(predictions)
     if note(metric, labels, predictions):
         return np.zeros(RESAMPLES)
+    random = np.random.default_rng(0)
     if metric in CORRELATIONS:
-        options = {"paired": True, "vectorized": True, "method": "percentile", "n_resamples": RESAMPLES, "rng": random}
-        options["batch"] = max(1, DRAWN_AT_ONCE // len(labels))
-        return stats.bootstrap((labels, predictions), CORRELATIONS[metric], **options).bootstrap_distribution
+        drawn = stats.bootstrap(
+            (labels, predictions),
+            CORRELATIONS[metric],
+            n_resamples=RESAMPLES,
+            batch=max(1, DRAWN_AT_ONCE // len(labels)),
+            vectorized=True,
+            paired=True,
+            method="percentile",
+            rng=random,
+        )
+        return drawn.bootstrap_distribution
     # Resampling rows is the same as drawing confusion tables, which takes 3 ms on QQP where SciPy takes 0.6 s.
     counts = count_confusions(labels, predictions)
-    drawn = random.multinomial(len(labels), counts.ravel() / len(labels), size=RESAMPLES)
-    return from_counts(metric, drawn.reshape(RESAMPLES, *counts.shape))
+    tables = random.multinomial(len(labels), counts.ravel() / len(labels), size=RESAMPLES)
+    return from_counts(metric, tables.reshape(RESAMPLES, *counts.shape))
 
 
 def count_confusions(labels: np.ndarray, predictions: np.ndarray, classes: int = 2) -> np.ndarray:
     """Counts by true class (row) and predicted class (column); larger than `classes` if a label is."""
-    labels, predictions = np.asarray(labels).astype(int), np.asarray(predictions).astype(int)
+    labels = np.asarray(labels).astype(int)
+    predictions = np.asarray(predictions).astype(int)
     classes = max(classes, labels.max(initial=0) + 1, predictions.max(initial=0) + 1)
     return np.bincount(labels * classes + predictions, minlength=classes**2).reshape(classes, classes)
 
@@ -90,14 +173,27 @@ def count_confusions(labels: np.ndarray, predictions: np.ndarray, classes: int =
 def from_counts(metric: str, counts: np.ndarray) -> np.ndarray:
     """The scores (...) of confusion tables (..., classes, classes); 0 where the metric is undefined."""
     counts = counts.astype(float)  # products of four counts overflow integers
-    right, true, predicted = np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1), counts.sum(-2)
-    if metric == "matthews":  # of any number of classes: Gorodkin 2004, equation 8
-        right, total = right.sum(-1), true.sum(-1)
-        numerator = right * total - (true * predicted).sum(-1)
-        denominator = np.sqrt((total**2 - (true**2).sum(-1)) * (total**2 - (predicted**2).sum(-1)))
-        return 100 * np.divide(numerator, denominator, out=np.zeros_like(total), where=denominator > 0)
+    right = np.diagonal(counts, axis1=-2, axis2=-1)
+    true = counts.sum(-1)
+    predicted = counts.sum(-2)
+    if metric == "matthews":
+        return matthews(right, true, predicted)
     parts = np.stack([right, true, predicted], axis=-1)
-    return from_parts(metric, {"accuracy": parts.sum(-2), "f1": parts[..., 1, :], "macro_f1": parts}[metric])
+    if metric == "accuracy":
+        parts = parts.sum(-2)
+    elif metric == "f1":
+        parts = parts[..., 1, :]
+    return from_parts(metric, parts)
+
+
+def matthews(right: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """The correlation of any number of classes, from counts (..., classes): Gorodkin 2004, equation 8."""
+    total = true.sum(-1)
+    numerator = right.sum(-1) * total - (true * predicted).sum(-1)
+    of_true = total**2 - (true**2).sum(-1)
+    of_predicted = total**2 - (predicted**2).sum(-1)
+    denominator = np.sqrt(of_true * of_predicted)
+    return 100 * np.divide(numerator, denominator, out=np.zeros_like(total), where=denominator > 0)
 
 
 def _pearson(x_RN: np.ndarray, y_RN: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -105,10 +201,12 @@ def _pearson(x_RN: np.ndarray, y_RN: np.ndarray, axis: int = -1) -> np.ndarray:
     from scipy import stats
 
     # SciPy warns if values far from zero differ little
-    centred = (np.subtract(values, np.mean(values, axis, float, keepdims=True)) for values in (x_RN, y_RN))
+    x_RN = np.subtract(x_RN, np.mean(x_RN, axis, float, keepdims=True))
+    y_RN = np.subtract(y_RN, np.mean(y_RN, axis, float, keepdims=True))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.ConstantInputWarning)
-        return 100 * np.nan_to_num(stats.pearsonr(*centred, axis=axis).statistic)
+        found = stats.pearsonr(x_RN, y_RN, axis=axis)
+    return 100 * np.nan_to_num(found.statistic)
 
 
 def _spearman(x_RN: np.ndarray, y_RN: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -121,95 +219,90 @@ def _spearman(x_RN: np.ndarray, y_RN: np.ndarray, axis: int = -1) -> np.ndarray:
 CORRELATIONS = {"pearson": _pearson, "spearman": _spearman}  # for whole arrays of resamples
 
 
-def score_task(task: Task, labels: Sequence, predictions: Sequence, train_labels: np.ndarray) -> dict:
-    """Metrics of predictions with intervals and notes, the metrics of the majority baseline, and the confusion table.
-
-    `labels`, `predictions`: numbers; or an array of tags for each sentence, or of 0 and 1 for each row. The confusion
-    table has true classes as rows and predicted ones as columns; it is None for a regression and for multilabel.
-    """
-    of_parts, flat = task.kind in ("tokens", "multilabel"), [labels, predictions]
-    if task.kind == "tokens":
-        flat = [np.concatenate(given) for given in flat]
-    table = count_confusions(*flat, task.classes).tolist() if task.kind in ("classes", "tokens") else None
-    if task.positive == 0:  # all metrics of two classes but F1 are the same with the classes exchanged
-        labels, predictions, train_labels = (1 - given for given in (labels, predictions, train_labels))
-    positive = task.labels[task.positive] if task.labels else ""
-    about: dict = {"metrics": {}, "intervals": {}, "notes": [], "majority": {}, "confusion": table}
-    for metric in task.metrics:
-        value, draws, simple = (score_by_parts if of_parts else score_by_examples)(
-            metric, task, labels, predictions, train_labels
-        )
-        about["metrics"][metric] = round(value, 4)
-        about["intervals"][metric] = [round(float(end), 4) for end in np.percentile(draws, INTERVAL)]
-        about["majority"][metric] = round(simple, 4)
-        if not of_parts and (why := note(metric, labels, predictions, positive)):
-            about["notes"].append(why)
-    return about
+# Tags of sentences, and rows with several labels
 
 
-def score_by_examples(
-    metric: str, task: Task, labels: np.ndarray, predictions: np.ndarray, train_labels: np.ndarray
-) -> tuple[float, np.ndarray, float]:
-    """A score, those of resamples, and the best one of a constant answer: a class, or the mean of the training data."""
-    constants = [train_labels.mean()] if task.kind == "regression" else range(task.classes)
-    simple = max(score(metric, labels, np.full(len(labels), constant)) for constant in constants)
-    return score(metric, labels, predictions), resample(metric, labels, predictions), simple
-
-
-def parts_of(metric: str, task: Task, labels: Sequence[np.ndarray], predictions: Sequence[np.ndarray]) -> np.ndarray:
-    """Counts of each sentence, or of each row with several labels, of what is right, what is true, what is predicted.
-
-    (n, 3), of spans, labels or tags; for macro F1 (n, classes, 3).
-    """
-    pairs = list(zip(labels, predictions, strict=True))
-    if metric == "span_f1":
-        spans = [[set(spans_of(tags)) for tags in task.in_words(pair)] for pair in pairs]
-        return np.array([(len(true & found), len(true), len(found)) for true, found in spans])
-    if metric == "micro_f1":
-        return np.array([(true @ found, true.sum(), found.sum()) for true, found in pairs])
-    if metric == "accuracy":  # which is the F1 of all tags together
-        return np.array([((true == found).sum(), len(true), len(true)) for true, found in pairs])
-    of_classes = [(true[true == found], true, found) for true, found in pairs]
-    return np.array([[np.bincount(each, minlength=task.classes) for each in three] for three in of_classes]).mT
-
-
-def from_parts(metric: str, counts: np.ndarray) -> np.ndarray:
-    """The F1 of sums of such counts; for macro F1 the mean over the classes that occur, as scikit-learn's."""
-    twice, known = 2.0 * counts[..., 0], counts[..., 1] + counts[..., 2]
-    each = 100 * np.divide(twice, known, out=np.zeros_like(twice), where=known > 0)
-    return each.sum(-1) / (known > 0).sum(-1) if metric == "macro_f1" else each
-
-
-def usual_tag(labels: np.ndarray) -> int:
-    """The most frequent tag; those below 0 are none."""
-    return int(np.bincount(labels[labels >= 0]).argmax())
-
-
-def score_by_parts(
-    metric: str, task: Task, labels: Sequence[np.ndarray], predictions: Sequence[np.ndarray], train_labels: np.ndarray
-) -> tuple[float, np.ndarray, float]:
-    """As `by_examples`, for sentences or rows with several labels: these are drawn.
+def score_by_parts(metric: str, task: Task, labels: Answers, predictions: Answers, train_labels: np.ndarray) -> Result:
+    """As `score_by_examples`, for sentences or rows with several labels: these are drawn.
 
     The constant answer is the most frequent tag; or the same labels in all rows, as many of the most frequent as is
     best.
     """
-    if task.kind == "tokens":
-        constants = [[np.full(len(given), usual_tag(train_labels)) for given in labels]]
-    else:
-        ranks = np.argsort(np.argsort(-train_labels.sum(0), kind="stable"))
-        constants = [np.tile(ranks < most, (len(labels), 1)) for most in range(1, task.classes + 1)]
-    simple = max(float(from_parts(metric, parts_of(metric, task, labels, given).sum(0))) for given in constants)
-    counts, random, draws = parts_of(metric, task, labels, predictions).astype(float), np.random.default_rng(0), []
-    for _ in range(RESAMPLES // BY_PARTS):
-        rows = random.integers(len(counts), size=(BY_PARTS, len(counts)))
+    of_constants = []
+    for answer in constant_answers(task, labels, train_labels):
+        counts = parts_of(metric, task, labels, answer)
+        of_constants.append(float(from_parts(metric, counts.sum(0))))
+    counts = parts_of(metric, task, labels, predictions).astype(float)
+    random = np.random.default_rng(0)
+    resampled = []
+    for _ in range(RESAMPLES // AT_A_TIME):
+        rows = random.integers(len(counts), size=(AT_A_TIME, len(counts)))
         times = np.stack([np.bincount(drawn, minlength=len(counts)) for drawn in rows])  # each is drawn
-        draws.append(from_parts(metric, np.tensordot(times.astype(float), counts, 1)))
-    return float(from_parts(metric, counts.sum(0))), np.concatenate(draws), simple
+        sums = np.tensordot(times.astype(float), counts, 1)
+        resampled.append(from_parts(metric, sums))
+    return Result(float(from_parts(metric, counts.sum(0))), np.concatenate(resampled), max(of_constants))
+
+
+def constant_answers(task: Task, labels: Answers, train_labels: np.ndarray) -> list[Answers]:
+    """Answers that don't depend on the text, in the shape of `labels`."""
+    if task.kind == "tokens":
+        tag = usual_tag(train_labels)
+        return [[np.full(len(given), tag) for given in labels]]
+    ranks = np.argsort(np.argsort(-train_labels.sum(0), kind="stable"))
+    answers: list[Answers] = []
+    for most in range(1, task.classes + 1):
+        answers.append(np.tile(ranks < most, (len(labels), 1)))
+    return answers
+
+
+def usual_tag(labels: np.ndarray) -> int:
+    """The most frequent tag; numbers below 0 are not tags."""
+    return int(np.bincount(labels[labels >= 0]).argmax())
+
+
+def parts_of(metric: str, task: Task, labels: Answers, predictions: Answers) -> np.ndarray:
+    """Counts of each sentence, or of each row with several labels, of what is right, what is true, what is predicted.
+
+    (n, 3), of spans, labels or tags; for macro F1 (n, classes, 3).
+    """
+    counts: list = []
+    for true, found in zip(labels, predictions, strict=True):
+        if metric == "span_f1":
+            in_words = task.in_words([true, found])
+            true_spans, found_spans = (set(spans_of(list(tags))) for tags in in_words)
+            counts.append((len(true_spans & found_spans), len(true_spans), len(found_spans)))
+        elif metric == "micro_f1":
+            counts.append((true @ found, true.sum(), found.sum()))
+        elif metric == "accuracy":  # which is the F1 of all tags together
+            counts.append(((true == found).sum(), len(true), len(true)))
+        else:
+            counts.append(tags_by_class(true, found, task.classes))
+    return np.array(counts)
+
+
+def tags_by_class(true: np.ndarray, found: np.ndarray, classes: int) -> np.ndarray:
+    """Counts (classes, 3) of a sentence's tags: right, true, predicted."""
+    right = true[true == found]
+    return np.stack([np.bincount(tags, minlength=classes) for tags in (right, true, found)], axis=-1)
+
+
+def from_parts(metric: str, counts: np.ndarray) -> np.ndarray:
+    """The F1 of sums of such counts; for macro F1 the mean over the classes that occur, as scikit-learn's."""
+    twice = 2.0 * counts[..., 0]
+    known = counts[..., 1] + counts[..., 2]
+    each = 100 * np.divide(twice, known, out=np.zeros_like(twice), where=known > 0)
+    if metric == "macro_f1":
+        return each.sum(-1) / (known > 0).sum(-1)
+    return each
+
+
+# What scores mean
 
 
 def beats(about: Mapping, metric: str) -> bool:
-    """Whether the interval of a score lies above the majority baseline's score. `about`: as from `scored`."""
-    return about["intervals"][metric][0] > about["majority"][metric]
+    """Whether the interval of a score lies above the majority baseline's score. `about`: as from `score_task`."""
+    low, _ = about["intervals"][metric]
+    return low > about["majority"][metric]
 
 
 def verdict(task: Task) -> str:
@@ -219,8 +312,13 @@ def verdict(task: Task) -> str:
 
 def paper_average(scores: Mapping[str, float | None]) -> float | None:
     """The mean of the nine numbers of COLUMNS, as in the paper: MNLI m and mm both count. None if one is missing."""
-    nine = [scores.get(column) for column in COLUMNS]
-    return None if None in nine else statistics.mean(nine)
+    nine = []
+    for column in COLUMNS:
+        score = scores.get(column)
+        if score is None:
+            return None
+        nine.append(score)
+    return statistics.mean(nine)
 
 
 def official_average(metrics: Mapping[str, Mapping[str, float]]) -> float | None:
@@ -230,8 +328,10 @@ def official_average(metrics: Mapping[str, Mapping[str, float]]) -> float | None
     """
     of_task: dict[str, list[float]] = {}
     for column, (task, _) in COLUMNS.items():
-        values = [metrics.get(column, {}).get(metric) for metric in TASKS[task].metrics]
-        if None in values:
+        given = metrics.get(column, {})
+        wanted = TASKS[task].metrics
+        if any(given.get(metric) is None for metric in wanted):
             return None
-        of_task.setdefault(task, []).append(statistics.mean(values))
+        of_split = statistics.mean(given[metric] for metric in wanted)
+        of_task.setdefault(task, []).append(of_split)
     return statistics.mean(statistics.mean(means) for means in of_task.values())

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ HUB_GLUE = hub.Source(
     instead="set finetune.data to a directory with GLUE's files (see tasks/README.md, 'GLUE')",
 )  # fmt: skip
 LABEL = "label"  # the column of the labels
+Answers = np.ndarray | Sequence[np.ndarray]  # labels or predictions of examples, or an array for each sentence or row
 MOST_EPOCHS = 5  # by the paper's rules
 
 
@@ -46,12 +47,15 @@ class Task:
         """Whether the labels are numbers of any size, where STS-B's are from 0 to 5."""
         return self.own and self.kind == "regression"
 
-    def in_words(self, labels: Sequence) -> Sequence:
+    def in_words(self, labels: Answers) -> Answers | list:
         """Labels or predictions as files have them: in words if the task is one's own."""
         if not self.own or self.own_scale:
             return labels
-        names, kind = np.array(self.labels, object), bool if self.kind == "multilabel" else int
-        return [names[np.asarray(row, kind)].tolist() for row in labels] if np.ndim(labels[0]) else list(names[labels])
+        names = np.array(self.labels, object)
+        if not np.ndim(labels[0]):
+            return list(names[labels])
+        kind = bool if self.kind == "multilabel" else int
+        return [names[np.asarray(row, kind)].tolist() for row in labels]
 
     def about(self) -> dict:
         """What the statistics of a run say of a row that is not in the table; see `task_of`."""
@@ -72,9 +76,14 @@ MNLI = {
     "train": 392702, "validation_matched": 9815, "validation_mismatched": 9832,
     "test_matched": 9796, "test_mismatched": 9847,
 }  # fmt: skip
-ONE, TWO, QUESTIONS = ("sentence",), ("sentence1", "sentence2"), ("question1", "question2")
-ACCURACY, SAME, ENTAILED = ("accuracy",), ("f1", "accuracy"), ("entailment", "not_entailment")
-THREE, PROBE = ("entailment", "neutral", "contradiction"), {"train": 0, "validation": 0}
+ONE = ("sentence",)
+TWO = ("sentence1", "sentence2")
+QUESTIONS = ("question1", "question2")
+ACCURACY = ("accuracy",)
+SAME = ("f1", "accuracy")
+ENTAILED = ("entailment", "not_entailment")
+THREE = ("entailment", "neutral", "contradiction")
+PROBE = {"train": 0, "validation": 0}
 TASKS: dict[str, Task] = {
     "cola": Task("CoLA", ONE, ("unacceptable", "acceptable"), ("matthews",), sizes(8551, 1043, 1063)),
     "sst2": Task("SST-2", ONE, ("negative", "positive"), ACCURACY, sizes(67349, 872, 1821)),
@@ -91,14 +100,21 @@ TASKS: dict[str, Task] = {
 }
 PROBES = ("word-order", "odd-word", "neighbours")
 GLUE = ("mnli", "sst2", "stsb", "rte", "qnli", "qqp", "mrpc", "cola")  # the order of the paper's tables
-TaskName = Literal[*TASKS]
+if TYPE_CHECKING:
+    TaskName = str
+else:
+    TaskName = Literal[*TASKS]
 
 
 def task_of(about: Mapping) -> Task:
     """The row of a task that statistics or rows of a report name in `task`: in the table, or in these themselves."""
-    if not (own := about.get("definition")):
+    own: dict[str, Any] = about.get("definition") or {}
+    if not own:
         return TASKS[about["task"]]
-    return Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in own.items()})
+    fields: dict[str, Any] = {}
+    for name, value in own.items():
+        fields[name] = tuple(value) if isinstance(value, list) else value
+    return Task(**fields)
 
 
 def training_splits(task: str) -> list[str]:
