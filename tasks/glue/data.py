@@ -24,53 +24,82 @@ CONLL = (  # endings of files with a token and its tag on each line
 )  # fmt: skip
 SPLITS = {"train": "train", "validation": "validation|valid|val|dev", "test": "test|eval"}  # words in files' names
 HUB_SECONDS = 10  # to wait for an answer of the hub
+Files = dict[str, list[Path]]  # by split
 log = logging.getLogger(__name__)
 
 
 def identity(task: Definition) -> dict:
-    """What identifies the data in a key, wherever it lies: the digests or revision; of one's own, how it is read."""
+    """What identifies the data in a key, wherever it is: digests or a revision; and how a task of your own is read."""
     if task.data == "probes":
         return {"probes": probes.VERSION}
     fields = {"text", "pair", "label", "kind", "metric", "validation", "encoding"}
     about = {"own": VERSION} | task.model_dump(include=fields, exclude_defaults=True)
-    if repository := task.repository():
+    repository = task.repository()
+    if repository:
         place = {"repository": repository, "revision": hub.commit(task.source())}
         return place if task.named else about | place | {"config": task.config}
     files, features = splits_of(task)
     if task.named:
         return {split: [known_digest(path) for path in paths] for split, paths in files.items()}
-    digests = {split: [known_digest(path) + path.suffix for path in paths] for split, paths in files.items()}
-    return about | {"splits": digests} | ({"features": features} if features else {})
+    about["splits"] = {split: [known_digest(path) + path.suffix for path in paths] for split, paths in files.items()}
+    if features:
+        about["features"] = features
+    return about
 
 
-def splits_of(task: Definition) -> tuple[dict[str, list[Path]], dict]:
+def splits_of(task: Definition) -> tuple[Files, dict]:
     """The files of each split, fetched if they are on the hub; and the features that the data set declares, if any.
 
     Raises InputError for a folder or data set without files that can be read.
     """
     if task.named:
         return find_splits(task.data, task.name), {}
-    path, repository = Path(task.data).expanduser(), task.repository()
-    if not repository and not path.is_dir():
+    path = Path(task.data).expanduser()
+    repository = task.repository()
+    if repository:
+        return files_of_dataset(task, repository, hub.commit(task.source()))
+    if not path.is_dir():
         return {"train": [path]}, {}
-    conll = [] if repository else [p for p in sorted(path.iterdir()) if ending(p.name) in CONLL[:-1]]
+    conll = [file for file in sorted(path.iterdir()) if ending(file.name) in CONLL[:-1]]
     if conll:  # which `datasets` doesn't know
-        words = {split: re.compile(rf"(?<![a-z])({names})(?![a-z])") for split, names in SPLITS.items()}
-        files = {split: [p for p in conll if name.search(p.stem.lower())] for split, name in words.items()}
-        return {split: paths for split, paths in files.items() if paths}, {}
+        return by_split(conll), {}
+    return files_of_dataset(task, str(path), None)
+
+
+def by_split(paths: list[Path]) -> Files:
+    """The files of each split, by the words in their names; without the splits that have none."""
+    files = {}
+    for split, words in SPLITS.items():
+        name = re.compile(rf"(?<![a-z])({words})(?![a-z])")
+        found = [path for path in paths if name.search(path.stem.lower())]
+        if found:
+            files[split] = found
+    return files
+
+
+def files_of_dataset(task: Definition, place: str, commit: str | None) -> tuple[Files, dict]:
+    """The files of each split that `datasets` finds in a folder, or in a data set of the hub at a `commit`.
+
+    Fetches those of the hub. Also returns the declared features, if any.
+    """
     from datasets import load_dataset_builder
 
-    commit = hub.commit(task.source()) if repository else None
     try:
-        builder = load_dataset_builder(repository or str(path), task.config or None, revision=commit)
+        builder = load_dataset_builder(place, task.config or None, revision=commit)
     except Exception as problem:  # of `datasets`, of the hub's client, of httpx and of sockets
         error = streams.Split(task.data, task.config, "", task.revision).refusal(problem, task.source().instead)
         raise type(error)(f"{task.name}: {error}") from problem
-    start, files = f"hf://datasets/{repository}@{commit}/", {}
-    for split, of_split in (builder.config.data_files or {}).items():
-        names = [str(file).removeprefix(start) for file in of_split]
-        files[str(split)] = [fetch(task.source(), name) if repository else Path(name) for name in names]
-    return files, builder.info.features.to_dict() if builder.info.features else {}
+    start = f"hf://datasets/{place}@{commit}/"
+    files: Files = {}
+    for split, names in (builder.config.data_files or {}).items():
+        paths = files[str(split)] = []
+        for name in names:
+            if commit is None:
+                paths.append(Path(name))
+            else:
+                paths.append(fetch(task.source(), str(name).removeprefix(start)))
+    features = builder.info.features
+    return files, features.to_dict() if features else {}
 
 
 # The hub
@@ -94,18 +123,22 @@ def fetch(source: hub.Source, name: str) -> Path:
     """A file from the cache of the hub's client, or from the hub."""
     from huggingface_hub import hf_hub_download
 
-    if path := hub.find_cached(source, name):
+    path = hub.find_cached(source, name)
+    if path:
         return path
-    if problem := hub_problem(source):
+    problem = hub_problem(source)
+    if problem:
         raise InputError(problem)
-    about = {"repo_type": "dataset", "revision": hub.commit(source), "force_download": True}
     try:
-        hf_hub_download(source.repository, name, **about)
-    except Exception as problem:  # the hub's client raises its own, httpx's and the socket's errors
-        raise InputError(f"{name}: {hub.error(source.repository, problem, source.instead)}") from problem
-    if path := hub.find_cached(source, name):
-        return path
-    raise InputError(f"{name} of {source.repository} arrived damaged. Check HF_ENDPOINT and any proxy, and run again.")
+        hf_hub_download(source.repository, name, repo_type="dataset", revision=hub.commit(source), force_download=True)
+    except Exception as error:  # the hub's client raises its own, httpx's and the socket's errors
+        raise InputError(f"{name}: {hub.error(source.repository, error, source.instead)}") from error
+    path = hub.find_cached(source, name)
+    if not path:
+        raise InputError(
+            f"{name} of {source.repository} arrived damaged. Check HF_ENDPOINT and any proxy, and run again."
+        )
+    return path
 
 
 # GLUE's files
@@ -119,31 +152,38 @@ def split_files(data: str, task: str, split: str) -> list[Path]:
     if data == HUB_GLUE.repository:
         return [fetch(HUB_GLUE, f"{task}/{split}-00000-of-00001.parquet")]
     folder = Path(data).expanduser() / task
-    own = [path for name in (f"{split}.parquet", f"{split}.tsv") if (path := folder / name).is_file()]
+    whole = [folder / f"{split}{suffix}" for suffix in (".parquet", ".tsv")]
+    own = [path for path in whole if path.is_file()]
     shards = sorted(path for path in folder.glob(f"{split}-*.parquet") if path.is_file())
     if len(own) + bool(shards) > 1:
+        found = " and ".join(path.name for path in (*own, *shards[:1]))
         raise InputError(
-            f"{folder} has {' and '.join(path.name for path in (*own, *shards[:1]))}. "
-            f"Expected {split} once, as one file or as Parquet shards; remove the others."
+            f"{folder} has {found}. Expected {split} once, as one file or as Parquet shards; remove the others."
         )
     return own or shards
 
 
 def absence_of(data: str, what: str) -> InputError:
-    """What to tell the user of a folder without files of GLUE."""
+    """The error for a folder without files of GLUE."""
     folder = Path(data).expanduser()
-    present = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) if folder.is_dir() else ""
+    present = []
+    if folder.is_dir():
+        present = sorted(path.name for path in folder.iterdir() if path.is_dir())
     return InputError(
-        f"{folder} has no {what} (.parquet, -*.parquet or .tsv; folders there: {present or 'none'}). Expected the data "
-        f"of {HUB_GLUE.repository}; correct finetune.data (or decontaminate.data), or omit tasks in finetune.tasks."
+        f"{folder} has no {what} (.parquet, -*.parquet or .tsv; folders there: {', '.join(present) or 'none'}). Expected "
+        f"the data of {HUB_GLUE.repository}; correct finetune.data (or decontaminate.data), or omit tasks in "
+        "finetune.tasks."
     )
 
 
-def find_splits(data: str, task: str) -> dict[str, list[Path]]:
+def find_splits(data: str, task: str) -> Files:
     """The files of each split of a task, fetched if they are on the hub. Raises InputError if a split is missing."""
-    files = {split: split_files(data, task, split) for split in training_splits(task)}
-    if missing := next((split for split, paths in files.items() if not paths), None):
-        raise absence_of(data, f"{task}/{missing}")
+    files = {}
+    for split in training_splits(task):
+        files[split] = split_files(data, task, split)
+    for split, paths in files.items():
+        if not paths:
+            raise absence_of(data, f"{task}/{split}")
     return files
 
 
@@ -162,16 +202,21 @@ def hub_evaluation() -> dict[tuple[str, str], list[Path]]:
         return {}
 
 
-def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, dict[str, list[Path]]]:
+def evaluation_files(data: str, tasks: Iterable[str]) -> dict[str, Files]:
     """The available files of the validation and test splits of GLUE tasks, by task and split.
 
     From the hub: all or none. From a folder: those in it, where test splits and whole tasks may be missing.
     Raises InputError for a folder that has none.
     """
-    files, on_hub = {}, data == HUB_GLUE.repository
-    for task, split in ((name, split) for name in TASKS if name in tasks for split in evaluation_splits(name)):
-        if paths := hub_evaluation().get((task, split)) if on_hub else split_files(data, task, split):
-            files.setdefault(task, {})[split] = paths
+    on_hub = data == HUB_GLUE.repository
+    files: dict[str, Files] = {}
+    for task in TASKS:
+        if task not in tasks:
+            continue
+        for split in evaluation_splits(task):
+            paths = hub_evaluation().get((task, split)) if on_hub else split_files(data, task, split)
+            if paths:
+                files.setdefault(task, {})[split] = paths
     if not files and not on_hub:
         raise absence_of(data, f"<task>/validation or <task>/test of {', '.join(tasks)}")
     return files

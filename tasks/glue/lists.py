@@ -32,8 +32,9 @@ def plain_value(text: str) -> Any:
 
 def items_of(body: str) -> list | None:
     """What stands between the brackets of a list; None if it can't be read."""
-    found, at = [], 0
     body = body.strip()
+    items: list = []
+    at = 0
     while at < len(body):
         match = ITEM.match(body, at)
         if not match:
@@ -42,7 +43,7 @@ def items_of(body: str) -> list | None:
         quoted, bare = match.groups()
         if quoted:
             try:
-                found.append(ast.literal_eval(quoted.replace("\n", "\\n")))
+                items.append(ast.literal_eval(quoted.replace("\n", "\\n")))
             except (SyntaxError, ValueError):  # of an escape such as \\x
                 return None
             continue
@@ -50,8 +51,11 @@ def items_of(body: str) -> list | None:
         if "..." in words:  # numpy shortens what is longer than 1,000
             return None
         values = [plain_value(word) for word in words]
-        found += [" ".join(words)] if NO_NUMBER in values else values
-    return found
+        if NO_NUMBER in values:
+            items.append(" ".join(words))
+        else:
+            items += values
+    return items
 
 
 def parse_list(text: str) -> list | None:
@@ -74,16 +78,18 @@ def parse_list(text: str) -> list | None:
     if isinstance(found, list):
         return found
     _, bracket, body = match.groups()
-    found = items_of(SCALAR.sub(lambda scalar: scalar[1] or scalar[2], body))
-    if found is None or (bracket == "(" and not is_clearly_list(text, found)):
+    items = items_of(SCALAR.sub(lambda scalar: scalar[1] or scalar[2], body))
+    if items is None or (bracket == "(" and not is_clearly_list(text, items)):
         return None
-    return found
+    return items
 
 
-def is_clearly_list(text: str, found: list) -> bool:
+def is_clearly_list(text: str, items: list) -> bool:
     """Whether a program wrote the list: its strings have quotes, or it has several numbers and nothing else."""
-    numbers = all(not isinstance(item, str) for item in found)
-    return bool(re.search(STRING, text)) or (numbers and len(found) != 1)
+    if re.search(STRING, text):
+        return True
+    has_words = any(isinstance(item, str) for item in items)
+    return not has_words and len(items) != 1
 
 
 # Vectors
@@ -104,7 +110,7 @@ def bit(name: str) -> bool | None:
 class Vectors(NamedTuple):
     """What lists of labels are, if they are vectors."""
 
-    size: int = 0  # places; 0: they are no vectors
+    size: int = 0  # places; 0: they are not vectors
     expected: str = ""  # of what is wrong with them, if anything is
     fits: Callable[[Sequence[str]], bool] = lambda row: True
 
@@ -114,26 +120,34 @@ def find_vectors(rows: Collection[Sequence[str]]) -> Vectors:
 
     Wrong are such of several lengths, which have a value twice, and numbers of one length that are twice or fractions.
     """
-    names = {name for row in rows for name in row}
-    bits = {name: bit(name) for name in names}
-    of_bits = bool(names) and None not in bits.values()
     sizes = Counter(map(len, rows))
     usual = sizes.most_common(1)[0][0] if sizes else 0
     one_length = len(sizes) == 1 and usual > 1
-    if of_bits and one_length:
-        return Vectors(usual)
-    if of_bits and any(len({bits[name] for name in row}) < len(row) for row in rows):
-        expected = f"vectors of 0 and 1 that are all of one length, such as {usual}, or names of classes"
-        return Vectors(0, expected, lambda row: len(row) == usual)
-    numbers = [number for number in map(plain_value, names) if isinstance(number, int | float)]
-    fractions = any(isinstance(number, float) for number in numbers)
-    twice = any(len({*row}) < len(row) for row in rows)
-    if one_length and len(numbers) == len(names) and (fractions or twice):
+    names = {name for row in rows for name in row}
+    bits = {name: bit(name) for name in names}
+    if names and None not in bits.values():
+        if one_length:
+            return Vectors(usual)
+        if any(len({bits[name] for name in row}) < len(row) for row in rows):
+            expected = f"vectors of 0 and 1 that are all of one length, such as {usual}, or names of classes"
+            return Vectors(0, expected, lambda row: len(row) == usual)
+    if one_length and look_like_vectors(rows, names):
         expected = f"0 or 1 in vectors, which they look like since all have {usual} numbers, or names of classes"
         return Vectors(0, expected, lambda row: all(bits[name] is not None for name in row))
     return Vectors()
 
 
+def look_like_vectors(rows: Collection[Sequence[str]], names: Collection[str]) -> bool:
+    """Whether lists of one length have numbers only, with fractions or some number twice in a row."""
+    numbers = [plain_value(name) for name in names]
+    if not all(isinstance(number, int | float) for number in numbers):
+        return False
+    fractions = any(isinstance(number, float) for number in numbers)
+    return fractions or any(len(set(row)) < len(row) for row in rows)
+
+
 def as_classes(row: Sequence[str] | None) -> tuple[str, ...] | None:
     """The classes of a vector, by their places; None for a row without one."""
-    return tuple(str(place) for place, name in enumerate(row) if bit(name)) if row and any(row) else None
+    if not row or not any(row):
+        return None
+    return tuple(str(place) for place, name in enumerate(row) if bit(name))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
@@ -20,9 +20,12 @@ METRICS: dict[Kind, tuple[str, ...]] = {  # those that can be asked for; the fir
     "multilabel": ("micro_f1",),
     "tokens": ("span_f1", "accuracy", "macro_f1"),
 }
-MetricName = Literal[*chain.from_iterable(METRICS.values())]
 FILE = re.compile(r"[./~].*|.*\.[A-Za-z]\w{1,6}")  # what is no name of a data set, but that of a file
 RESERVED = {*TASKS, *(task.title for task in TASKS.values()), "all", "average"}  # names of rows and columns
+if TYPE_CHECKING:
+    MetricName = str
+else:
+    MetricName = Literal[*chain.from_iterable(METRICS.values())]
 NAMED, DEFINED = TAGS = ("a name", "a definition")  # in the places of errors
 
 
@@ -87,7 +90,12 @@ class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     def settings(self) -> dict:
         """The settings of training that are the task's own."""
-        return {name: value for name in Finetuning.model_fields if (value := getattr(self, name, None)) is not None}
+        chosen = {}
+        for name in Finetuning.model_fields:
+            value = getattr(self, name, None)
+            if value is not None:
+                chosen[name] = value
+        return chosen
 
     @property
     def named(self) -> bool:
@@ -123,7 +131,8 @@ class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 def by_name(task: str, data: str) -> Definition:
     """The definition of a task of the table, whose data lies there."""
     row = TASKS[task]
-    text, pair = (*row.columns, "")[:2]
+    text, *others = row.columns
+    pair = others[0] if others else ""
     return Definition.model_construct(name=task, data=data, text=text, pair=pair, label=LABEL, kind=row.kind)
 
 
