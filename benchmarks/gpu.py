@@ -194,7 +194,7 @@ def pack(given: argparse.Namespace) -> None:
 
 def encoded(tokenized: Path, data: Path, tasks: list[str], most: int) -> dict[str, np.ndarray]:
     """The encoded training and validation examples of the tasks, by task, split and array."""
-    from tasks.finetune import encode
+    from tasks.glue.inputs import encode
     from tasks.glue.own import by_name
     from tasks.glue.reading import read
     from tasks.text.tokenizer import load_tokenizer

@@ -40,7 +40,8 @@ class Evaluate(Params):
 
 def texts_of(text: Artifact) -> Iterator[pa.Table]:
     """The documents of a text that may be measured, some at a time: all of a corpus."""
-    if (path := text.path / HELDOUT_TEXT).exists():
+    path = text.path / HELDOUT_TEXT
+    if path.exists():
         held = pq.read_table(path)
         yield held.filter(pa.array(measurable(held))).select(COLUMNS)
     else:
@@ -65,16 +66,22 @@ def share_in_common(text: Artifact, other: Artifact) -> float:
 
 def choose_documents(text: Artifact, others: list[Artifact], characters: int) -> pa.Table:
     """The documents to measure: the same whatever the order and the parts of the text."""
-    order = measured((one.as_py() for table in documents_in_common(text, others) for one in table["text"]), characters)
+    texts = (one.as_py() for table in documents_in_common(text, others) for one in table["text"])
+    order = measured(texts, characters)
     if not len(order):
-        which = f"that are held out of {', '.join(other.name for other in others)} too" if others else "to measure"
+        which = "to measure"
+        if others:
+            which = f"that are held out of {', '.join(other.name for other in others)} too"
         raise InputError(f"{text.name} has no documents {which}. Give a corpus, or more held-out text.")
-    places, picked, first = np.sort(order), [], 0
+    places = np.sort(order)
+    picked = []
+    first = 0
     for table in documents_in_common(text, others):
         within = places[(places >= first) & (places < first + len(table))] - first
         picked.append(table.take(within))
         first += len(table)
-    return pa.concat_tables(picked).take(np.argsort(np.argsort(order)))
+    ranks = np.argsort(np.argsort(order))
+    return pa.concat_tables(picked).take(ranks)
 
 
 @stage(version=4)
@@ -84,27 +91,39 @@ def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Art
     from tasks.text.tokenizer import heldout_of
 
     documents = choose_documents(text, others, params.characters)
-    bert, here, texts = export.load(model.path, masked=True), machine.detect(), documents["text"].to_pylist()
+    texts = documents["text"].to_pylist()
+    here = machine.detect()
+    bert = export.load(model.path, masked=True)
     held = heldout_of(texts, load_tokenizer(model.path), bert.length)
     if not held.read_bytes.sum():
         raise InputError(f"{text.name} has no word that {model.name} can read. Give text in its script.")
     nats_D, _ = heldout.document_losses(bert.to(here.device), held, MASK, here)
+
     sizes = dict(zip(heldout.SIZES, held.documents.T, strict=True))
-    units = {unit: sizes[f"{unit}s"] for unit in heldout.UNITS} | {"byte": held.read_bytes}
-    columns = {name: documents[name] for name in COLUMNS[:2]} | sizes
-    pq.write_table(pa.table(columns | {"nats": nats_D}), out / "documents.parquet", compression="zstd")
-    sources = np.array(list(map(row_name, documents["source"].to_pylist())))
-    rows = [
-        {
+    columns = {name: documents[name] for name in COLUMNS[:2]} | sizes | {"nats": nats_D}
+    pq.write_table(pa.table(columns), out / "documents.parquet", compression="zstd")
+    counts = [np.load(path) for path in model.path.glob(FREQUENCIES)]  # an adopted model has none
+    about = heldout.summary(held, nats_D, *counts)
+    sources = [row_name(source) for source in documents["source"].to_pylist()]
+    return about | {"digest": digest_of(texts), "table": by_source(np.array(sources), sizes, held.read_bytes, nats_D)}
+
+
+def by_source(sources: np.ndarray, sizes: dict[str, np.ndarray], read_bytes: np.ndarray, nats_D: np.ndarray) -> list:
+    """A row for each source of documents: how large it is, and its loss per word, character and byte."""
+    from model import heldout
+
+    units = {unit: sizes[f"{unit}s"] for unit in heldout.UNITS} | {"byte": read_bytes}
+    rows = []
+    for name in sorted(set(sources)):
+        own = sources == name
+        unread = 100 * sizes["unread_bytes"][own].sum() / max(1, sizes["bytes"][own].sum())
+        row = {
             "source": name,
             "documents": int(own.sum()),
             "characters": int(sizes["characters"][own].sum()),
-            "unread, % of bytes": round(100 * sizes["unread_bytes"][own].sum() / max(1, sizes["bytes"][own].sum()), 2),
-            **{f"nats per {unit}": round(float(nats_D[own].sum() / max(1, of_unit[own].sum())), 4)
-               for unit, of_unit in units.items()},
+            "unread, % of bytes": round(unread, 2),
         }
-        for name in sorted(set(sources))
-        for own in [sources == name]
-    ]  # fmt: skip
-    counts = [np.load(path) for path in model.path.glob(FREQUENCIES)]  # an adopted model has none
-    return heldout.summary(held, nats_D, *counts) | {"digest": digest_of(texts), "table": rows}
+        for unit, size in units.items():
+            row[f"nats per {unit}"] = round(float(nats_D[own].sum() / max(1, size[own].sum())), 4)
+        rows.append(row)
+    return rows

@@ -20,8 +20,9 @@ from flows.recipes.recipe import resolve
 from model import bert, export, finetuning, machine
 from model.errors import InputError
 from model.settings import Finetuning
-from tasks.finetune import Finetune, FinetuneRun, encode, encoding, finetune
+from tasks.finetune import Finetune, FinetuneRun, finetune
 from tasks.glue import metrics
+from tasks.glue.inputs import encode, encoding
 from tasks.glue.own import by_name
 from tasks.glue.table import GLUE, TASKS
 from tasks.store.artifacts import Artifact
@@ -316,7 +317,7 @@ def test_of_seeds_that_begin_together_one_encodes_the_inputs(models, data: Path,
         encoded.append(len(table))
         return encode(table, *rest)
 
-    monkeypatch.setattr("tasks.finetune.encode", encode_alone)
+    monkeypatch.setattr("tasks.glue.inputs.encode", encode_alone)
     runs = [one(data, "rte", seed=seed, keep=False, max_tokens=30) for seed in (0, 1)]
     with ThreadPoolExecutor(2) as threads:
         made = list(threads.map(finetune.fn, runs, [models["papers"]] * 2))

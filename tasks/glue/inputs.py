@@ -1,0 +1,131 @@
+"""Inputs of finetuning: a task's texts and labels as token ids, encoded once for all seeds."""
+
+import functools
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from model.wording import counted
+from tasks.glue import reading
+from tasks.glue.own import Definition
+from tasks.glue.pieces import TOKENS
+from tasks.glue.table import LABEL, TASKS
+from tasks.glue.tags import within_words
+from tasks.store.artifacts import Artifact
+from tasks.text.tokenizer import load_tokenizer
+from tasks.text.wordpiece import CONTINUES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from tokenizers import Tokenizer
+
+    from model.finetuning import Examples
+
+encoding = threading.Lock()  # the first of several seeds encodes the inputs; the others wait for it
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A task's data as text and as token ids."""
+
+    data: reading.Data
+    examples: "dict[str, Examples]"
+    cut: dict[str, int]  # inputs longer than max_tokens, by split
+    seen: dict[str, np.ndarray]  # by split, which words have a label in `examples`, if words have labels
+    notes: list[str]  # warnings
+
+
+class Encoded(NamedTuple):
+    """The inputs of a split."""
+
+    ids: list[list[int]]
+    cut: list[bool]  # which inputs were longer
+
+
+class EncodedWords(NamedTuple):
+    """The inputs of a split whose words have labels."""
+
+    ids: list[list[int]]
+    cut: list[bool]
+    labels: np.ndarray  # of the tokens of all inputs
+    seen: np.ndarray  # of the words of all rows, which have a label
+
+
+@functools.lru_cache(maxsize=len(TASKS))  # for all seeds and shares
+def encode_task(identity: str, task: Definition, tokens: int, start: Artifact) -> Inputs:
+    """Read and encode a task's data. `identity` has the digests of the data: a changed file is read again."""
+    from model.finetuning import Examples
+
+    data = reading.read(task, start)
+    tokenizer = load_tokenizer(start.path)
+    inputs = Inputs(data, {}, {}, {}, [])
+    for split, table in data.tables.items():
+        if data.task.kind == "tokens":
+            # further parts of a word are trained on, but not scored
+            within = within_words(data.task.labels) if split == "train" else None
+            words = encode_words(table, tokenizer, tokens, within)
+            inputs.seen[split] = words.seen
+            inputs.examples[split] = Examples.of(words.ids, words.labels)
+            encoded = Encoded(words.ids, words.cut)
+            unread = ~words.seen
+        else:
+            labels = np.array(table[LABEL].tolist()) if data.task.kind == "multilabel" else table[LABEL].to_numpy()
+            encoded = encode(table, tokenizer, tokens)
+            inputs.examples[split] = Examples.of(encoded.ids, labels)
+            separators = 1 + len(data.task.columns)  # [CLS], and [SEP] after each text
+            unread = np.array([len(ids) for ids in encoded.ids]) <= separators
+        inputs.cut[split] = sum(encoded.cut)
+        if unread.any():
+            what = counted(len(unread), "word" if split in inputs.seen else "input")
+            inputs.notes.append(
+                f"{task.name}: {unread.sum():,} of {what} of {split} have no token that the model reads."
+            )
+        if inputs.cut[split]:
+            what = f"{inputs.cut[split]:,} of {counted(len(encoded.ids), 'input')} of {split}"
+            inputs.notes.append(f"{task.name}: {what} are cut to {tokens} tokens (finetune.max_tokens).")
+    for note in inputs.notes:
+        log.warning(note)
+    return inputs
+
+
+def encode(table: "pd.DataFrame", tokenizer: "Tokenizer", max_tokens: int) -> Encoded:
+    """Token ids of [CLS] A [SEP] (B [SEP]), and which inputs were cut. In a pair, the longer text is cut first."""
+    tokenizer.enable_truncation(max_tokens, strategy="longest_first")
+    texts = [table[name].tolist() for name in table.columns if name != LABEL]
+    inputs = texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
+    encodings = tokenizer.encode_batch_fast(inputs)
+    return Encoded([one.ids for one in encodings], [bool(one.overflowing) for one in encodings])
+
+
+def encode_words(
+    table: "pd.DataFrame", tokenizer: "Tokenizer", max_tokens: int, within: np.ndarray | None = None
+) -> EncodedWords:
+    """As `encode`, for lists of words; with the labels of tokens, one on the first of a word, and which words have one.
+
+    The other words are behind the cut, or have no token. Labels are those of all inputs, words those of all rows.
+    `within`: by class, the label of what the tokenizer takes for further words in a word, as in `U.N.`; None: they have
+    none. In plain text, where nothing says that they are one word, a model must know them (`cram predict`).
+    """
+    from model.finetuning import UNLABELLED
+
+    tokenizer.enable_truncation(max_tokens)
+    encodings = tokenizer.encode_batch(table[TOKENS].map(list).tolist(), is_pretokenized=True)
+    labels = []
+    seen = []
+    for encoding, given in zip(encodings, table[LABEL], strict=True):
+        words = np.array([-1 if word is None else word for word in encoding.word_ids])
+        is_first = (words >= 0) & (words != np.append(-1, words[:-1]))
+        of_tokens = np.where(is_first, np.append(given, UNLABELLED)[words], UNLABELLED)
+        if within is not None:
+            begins_anew = [not token.startswith(CONTINUES) for token in encoding.tokens]
+            is_further = (words >= 0) & ~is_first & begins_anew
+            of_tokens[is_further] = within[np.array(given)[words[is_further]]]
+        labels.append(of_tokens)
+        seen.append(np.isin(np.arange(len(given)), words))
+    ids = [one.ids for one in encodings]
+    cut = [bool(one.overflowing) for one in encodings]
+    return EncodedWords(ids, cut, np.concatenate(labels), np.concatenate(seen))
