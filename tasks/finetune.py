@@ -276,28 +276,41 @@ def train_and_predict(
         texts=1 if len(task.columns) == 1 else 2,
         kind=task.kind,
     )
-    mean = spread = np.float64(0)
-    if task.own_scale:  # of any size: training sees numbers near 0
-        mean = training.labels.mean()
-        spread = training.labels.std() or np.float64(1)
-        training = replace(training, labels=(training.labels - mean) / spread)
+    scale = Scale.of(training.labels) if task.own_scale else None
+    if scale:
+        training = replace(training, labels=(training.labels - scale.mean) / scale.spread)
     try:
         outcome = finetuning.finetune(classifier, training, run, here, run.seed, report)
         scores = {split: finetuning.predict(classifier, given, here) for split, given in examples.items()}
-        if task.own_scale:  # in float64, which the classifier isn't
-            scores = {split: given * np.float64(spread) + mean for split, given in scores.items()}
-            classifier.rescale(float(spread), float(mean))
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise InputError(
             f"The memory is too small for {run.label()}. Run fewer at a time (CRAM_FINETUNES=1), or lower "
             "finetune.batch_size."
         ) from error
+    if scale:
+        scores = {split: given * scale.spread + scale.mean for split, given in scores.items()}
+        classifier.rescale(float(scale.spread), float(scale.mean))
     if not all(np.isfinite(values).all() for values in scores.values()):
         raise InputError(f"{run.label()}: the finetuned model's scores are not finite. Lower finetune.learning_rate.")
     if run.keep:
         encoder.restore_tokens()
         export.save_classifier(classifier.cpu(), out, task.labels, run.max_tokens)
     return Trained(outcome, scores, here.describe())
+
+
+class Scale(NamedTuple):
+    """The mean and spread of a regression's labels, of any size. Training sees numbers near 0, on this scale.
+
+    In float64, which the classifier isn't, so that predictions keep the digits of the labels.
+    """
+
+    mean: np.float64
+    spread: np.float64
+
+    @classmethod
+    def of(cls, labels: np.ndarray) -> "Scale":
+        """The scale of these labels; of equal ones, as they are apart from their mean."""
+        return cls(np.float64(labels.mean()), np.float64(labels.std() or 1.0))
 
 
 def load_encoder(run: FinetuneRun, folder: Path) -> "Bert":

@@ -15,6 +15,7 @@ from model.errors import InputError
 from model.settings import Kind
 from model.wording import counted
 from tasks.glue import labels, lists
+from tasks.glue.data import SPLITS
 from tasks.glue.labels import EMPTY_CELL, FEW, NO_CLASS, NO_NUMBER, THE_LABEL, number, parts, rows_of
 from tasks.glue.own import METRICS, Definition
 from tasks.glue.pieces import PAIR, TEST, TEXT, Piece, relabel
@@ -137,27 +138,39 @@ def drop_unlabelled(own: Definition, pieces: list[Piece], notes: list[str]) -> t
     """
     kept = []
     rows: Counter[str] = Counter()
-    skipped: Counter[str] = Counter()
-    said: dict[str, list[tuple[str, str]]] = {}
+    gaps: dict[str, list[Gap]] = {}
     for piece in pieces:
         without = labels.map_values(piece.table[LABEL], lambda label: label is None).astype(bool)
         rows[piece.split] += len(without)
         if without.any():
-            skipped[piece.split] += int(without.sum())
-            these = f"{without.sum():,} of {counted(len(without), 'row')} without a label ({rows_of(without)})"
-            said.setdefault(piece.split, []).append((piece.where, these))
+            gap = Gap(piece.where, int(without.sum()), len(without), rows_of(without))
+            gaps.setdefault(piece.split, []).append(gap)
         if not without.all():
             kept.append(piece._replace(table=piece.table[~without]))
-    for split, count in skipped.items():
-        if count > own.max_unlabelled * rows[split]:
-            files = " ".join(f"{where}: {these}." for where, these in said[split])
+    skipped = {}
+    for split, of_split in gaps.items():
+        skipped[split] = sum(gap.missing for gap in of_split)
+        if skipped[split] > own.max_unlabelled * rows[split]:
+            files = " ".join(f"{gap.where}: {gap}." for gap in of_split)
             raise InputError(
-                f"{own.name}/{split}: {count:,} of {counted(rows[split], 'row')} have no label; expected a share of "
-                f"{own.max_unlabelled:g} at most. Set label to another column, or raise max_unlabelled (finetune.tasks). "
-                f"{files}"
+                f"{own.name}/{split}: {skipped[split]:,} of {counted(rows[split], 'row')} have no label; expected a "
+                f"share of {own.max_unlabelled:g} at most. Set label to another column, or raise max_unlabelled "
+                f"(finetune.tasks). {files}"
             )
-        notes += [f"{where}: left out {these}." for where, these in said[split]]
-    return kept, dict(skipped)
+        notes += [f"{gap.where}: left out {gap}." for gap in of_split]
+    return kept, skipped
+
+
+class Gap(NamedTuple):
+    """Rows of a file that have no label."""
+
+    where: str
+    missing: int
+    of: int
+    rows: str  # which
+
+    def __str__(self) -> str:
+        return f"{self.missing:,} of {counted(self.of, 'row')} without a label ({self.rows})"
 
 
 # The task
@@ -178,7 +191,9 @@ def make_task(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
     first = pieces[0].where
     counts = count_labels(pieces)
     if len(counts.train) < 2:
-        only = f"every label is {next(iter(counts.train))}" if counts.train else "there is no label"
+        only = "there is no label"
+        for name in counts.train:
+            only = f"every label is {name}"
         raise InputError(f"{first}: {only}; expected different ones. Correct it{own.advice('label')}.")
     if own.named:
         return TASKS[own.name]
@@ -187,17 +202,23 @@ def make_task(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
         names = pieces[0].names or order_classes(counts.every, own.kind, first)
         for piece in pieces:
             check_classes(own, piece, names, counts.train, notes)
-    notes += case_notes(own.name, names) + gap_notes(own.name, names)
-    single = [name for name in names if counts.train[name] == 1][:FEW]
-    if single:
-        notes.append(f"{own.name}: one training example only of {', '.join(single)}; it can hardly be learned.")
+    notes += case_notes(own.name, names)
+    notes += gap_notes(own.name, names)
+    notes += rare_notes(own.name, names, counts.train)
     metrics = choose_metrics(own, names, notes)
     positive = 1
     if own.metric == "f1":
         positive = rarer_class(own, names, counts.train, notes)
-    columns = (TEXT, PAIR) if own.pair else (TEXT,)
-    sizes = dict.fromkeys(("train", "validation", TEST), 0)
-    return Task(own.name, columns, tuple(names), metrics, sizes, kind=own.kind, own=True, positive=positive)
+    return Task(
+        title=own.name,
+        columns=(TEXT, PAIR) if own.pair else (TEXT,),
+        labels=tuple(names),
+        metrics=metrics,
+        sizes=dict.fromkeys(SPLITS, 0),
+        kind=own.kind,
+        own=True,
+        positive=positive,
+    )
 
 
 def count_labels(pieces: list[Piece]) -> Counts:
@@ -297,6 +318,14 @@ def gap_notes(name: str, names: Iterable[str]) -> list[str]:
     odd = [one for one in names if one.lower() in NO_NUMBER or one == NO_CLASS]
     what = f"{name}: these names are classes: {', '.join(odd)}. If they stand for no label, leave their cells empty."
     return [what] if odd else []
+
+
+def rare_notes(name: str, names: Iterable[str], counts: Counter[str]) -> list[str]:
+    """A warning of classes with one training example only."""
+    single = [one for one in names if counts[one] == 1]
+    if not single:
+        return []
+    return [f"{name}: one training example only of {', '.join(single[:FEW])}; it can hardly be learned."]
 
 
 def note_classes(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> list[str]:

@@ -68,28 +68,39 @@ def encode_task(identity: str, task: Definition, tokens: int, start: Artifact) -
             # further parts of a word are trained on, but not scored
             within = within_words(data.task.labels) if split == "train" else None
             words = encode_words(table, tokenizer, tokens, within)
-            inputs.seen[split] = words.seen
             inputs.examples[split] = Examples.of(words.ids, words.labels)
-            encoded = Encoded(words.ids, words.cut)
-            unread = ~words.seen
+            inputs.seen[split] = words.seen
+            note_unread(inputs, task.name, split, ~words.seen, "word")
+            cut = words.cut
         else:
-            labels = np.array(table[LABEL].tolist()) if data.task.kind == "multilabel" else table[LABEL].to_numpy()
             encoded = encode(table, tokenizer, tokens)
-            inputs.examples[split] = Examples.of(encoded.ids, labels)
+            inputs.examples[split] = Examples.of(encoded.ids, labels_of(data, split))
             separators = 1 + len(data.task.columns)  # [CLS], and [SEP] after each text
-            unread = np.array([len(ids) for ids in encoded.ids]) <= separators
-        inputs.cut[split] = sum(encoded.cut)
-        if unread.any():
-            what = counted(len(unread), "word" if split in inputs.seen else "input")
-            inputs.notes.append(
-                f"{task.name}: {unread.sum():,} of {what} of {split} have no token that the model reads."
-            )
+            sizes = np.array([len(ids) for ids in encoded.ids])
+            note_unread(inputs, task.name, split, sizes <= separators, "input")
+            cut = encoded.cut
+        inputs.cut[split] = sum(cut)
         if inputs.cut[split]:
-            what = f"{inputs.cut[split]:,} of {counted(len(encoded.ids), 'input')} of {split}"
+            what = f"{inputs.cut[split]:,} of {counted(len(cut), 'input')} of {split}"
             inputs.notes.append(f"{task.name}: {what} are cut to {tokens} tokens (finetune.max_tokens).")
     for note in inputs.notes:
         log.warning(note)
     return inputs
+
+
+def labels_of(data: reading.Data, split: str) -> np.ndarray:
+    """The labels of a split's rows: numbers, or rows of 0 and 1."""
+    labels = data.tables[split][LABEL]
+    if data.task.kind == "multilabel":
+        return np.array(labels.tolist())
+    return labels.to_numpy()
+
+
+def note_unread(inputs: Inputs, name: str, split: str, unread: np.ndarray, unit: str) -> None:
+    """Add a warning to the notes if some words or inputs have no token."""
+    if unread.any():
+        what = f"{unread.sum():,} of {counted(len(unread), unit)} of {split}"
+        inputs.notes.append(f"{name}: {what} have no token that the model reads.")
 
 
 def encode(table: "pd.DataFrame", tokenizer: "Tokenizer", max_tokens: int) -> Encoded:
@@ -118,12 +129,14 @@ def encode_words(
     seen = []
     for encoding, given in zip(encodings, table[LABEL], strict=True):
         words = np.array([-1 if word is None else word for word in encoding.word_ids])
-        is_first = (words >= 0) & (words != np.append(-1, words[:-1]))
-        of_tokens = np.where(is_first, np.append(given, UNLABELLED)[words], UNLABELLED)
+        is_word = words >= 0
+        is_first = is_word & (words != np.append(-1, words[:-1]))
+        of_words = np.append(given, UNLABELLED)
+        of_tokens = np.where(is_first, of_words[words], UNLABELLED)
         if within is not None:
             begins_anew = [not token.startswith(CONTINUES) for token in encoding.tokens]
-            is_further = (words >= 0) & ~is_first & begins_anew
-            of_tokens[is_further] = within[np.array(given)[words[is_further]]]
+            is_further = is_word & ~is_first & begins_anew
+            of_tokens[is_further] = within[of_words[words[is_further]]]
         labels.append(of_tokens)
         seen.append(np.isin(np.arange(len(given)), words))
     ids = [one.ids for one in encodings]

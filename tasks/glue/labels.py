@@ -5,6 +5,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,7 +144,7 @@ def to_words(given: "pd.Series", own: Definition, names: Sequence[str], where: s
     """
     if own.kind in ("tokens", "multilabel"):
         lists = read_labels(given, own, where, notes)
-        note_names([one for label in lists.dropna() for one in label], where, notes)
+        note_names(chain.from_iterable(lists.dropna()), where, notes)
         return map_values(lists, lambda label: words_of(label, own, names))
     advice = f"correct it{own.advice('label or kind')}"
     refuse(given, THE_LABEL, where, lambda value: not is_nested(value), f"one label; {advice}")
@@ -155,11 +156,16 @@ def to_words(given: "pd.Series", own: Definition, names: Sequence[str], where: s
         words = map_values(given, lambda value: word(value, names))
     else:
         numbers = f"a number (with a point, not a comma), {LARGEST:g} at most; {advice}"
-        refuse(given, THE_LABEL, where, lambda value: is_gap(value) or abs(number(value)) <= LARGEST, numbers)
+        refuse(given, THE_LABEL, where, is_number_or_gap, numbers)
         words = map_values(given, lambda value: None if is_gap(value) else number(value))
     if own.named:
         refuse_unknown(given, words, names, where)
     return words
+
+
+def is_number_or_gap(value: Any) -> bool:
+    """Whether a value is a label of a regression, or none."""
+    return is_gap(value) or abs(number(value)) <= LARGEST
 
 
 def refuse_unknown(given: "pd.Series", words: "pd.Series", names: Sequence[str], where: str) -> None:

@@ -66,26 +66,39 @@ def read_piece(own: Definition, split: str, path: Path, features: dict) -> Piece
     table, chosen = read_table(own, split, path, where)
     for name in chosen:
         if name not in (LABEL, TOKENS):
-            is_text = table[name].map(lambda value: value is None or isinstance(value, str))
-            labels.refuse(table[name], name, where, is_text, f"a string; correct it{own.advice(name)}")
+            check_texts(table[name], name, where, own)
             table[name] = table[name].fillna("")
-
-    names: Sequence[str] = ()
+    names = names_for_numbers(own, path, features, chosen.get(LABEL))
     notes: list[str] = []
-    if own.named:
-        names = TASKS[own.name].labels
-    elif LABEL in chosen:
-        names = [plain(name) for name in class_names(features, path, chosen[LABEL])]
-    if own.kind == "tokens":
-        names = [as_bioes(name) for name in names]
-    table[LABEL] = labels.to_words(table[LABEL], own, names, where, notes) if LABEL in chosen else None
-
+    if LABEL in chosen:
+        table[LABEL] = labels.to_words(table[LABEL], own, names, where, notes)
+    else:
+        table[LABEL] = None
     if own.kind == "tokens":
         table[TOKENS] = labels.read_lists(table[TOKENS], "the tokens", where, notes)
         check_tags(table, where)
-        table.insert(0, TEXT, table[TOKENS].map(lambda tokens: " ".join(map(str, tokens))))
+        texts = table[TOKENS].map(lambda tokens: " ".join(map(str, tokens)))
+        table.insert(0, TEXT, texts)
     hides_labels = split == TEST and set(table[LABEL]) <= HIDDEN
     return Piece(split, where, table, names, not hides_labels, notes)
+
+
+def check_texts(given: "pd.Series", name: str, where: str, own: Definition) -> None:
+    """Raise InputError unless a column has strings, or nothing."""
+    is_text = given.map(lambda value: value is None or isinstance(value, str))
+    labels.refuse(given, name, where, is_text, f"a string; correct it{own.advice(name)}")
+
+
+def names_for_numbers(own: Definition, path: Path, features: dict, column: str | None) -> Sequence[str]:
+    """The names of the classes that a column's numbers stand for; none if nothing declares them."""
+    if own.named:
+        return TASKS[own.name].labels
+    if column is None:
+        return ()
+    names = [plain(name) for name in class_names(features, path, column)]
+    if own.kind == "tokens":
+        return [as_bioes(name) for name in names]
+    return names
 
 
 def read_table(own: Definition, split: str, path: Path, where: str) -> tuple["pd.DataFrame", dict[str, str]]:

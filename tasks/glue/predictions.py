@@ -25,26 +25,31 @@ def write_scores(inputs: Inputs, raw: dict[str, np.ndarray], out: Path) -> dict[
     """Write predictions.parquet and scores.json. `raw`: scores (n, classes) by split. Returns the metrics by split."""
     task = inputs.data.task
     validation: dict[str, SplitScores] = {}
-    written = []
+    tables = []
     for split, scores in raw.items():
         labels, predicted = labels_and_predictions(inputs, split, scores)
         scored = metrics.score_task(task, labels, predicted, inputs.examples["train"].labels)
         validation[split] = {"examples": len(labels), "official_examples": task.sizes[split], **scored}
-
-        table = inputs.data.tables[split]
-        columns: dict[str, Any] = {"split": [split] * len(labels), "row": range(len(labels))}
-        for name in task.columns:
-            columns[name] = pa.array(table[name], pa.large_string())
-        if task.kind == "tokens":
-            columns[TOKENS] = table[TOKENS].map(list).tolist()
-        columns[LABEL] = task.in_words(labels)
-        columns["prediction"] = task.in_words(predicted)
-        if task.kind != "tokens":
-            columns["scores"] = list(scores)
-        written.append(pa.table(columns))
-    pq.write_table(pa.concat_tables(written), out / "predictions.parquet")
+        tables.append(table_of(inputs, split, labels, predicted, scores))
+    pq.write_table(pa.concat_tables(tables), out / "predictions.parquet")
     (out / "scores.json").write_text(json.dumps(validation, indent=2) + "\n", encoding="utf-8")
     return validation
+
+
+def table_of(inputs: Inputs, split: str, labels: Answers, predicted: Answers, scores: np.ndarray) -> pa.Table:
+    """The rows of a split: the texts, and in the words of the task the label and the prediction."""
+    task = inputs.data.task
+    given = inputs.data.tables[split]
+    columns: dict[str, Any] = {"split": [split] * len(given), "row": range(len(given))}
+    for name in task.columns:
+        columns[name] = pa.array(given[name], pa.large_string())
+    if task.kind == "tokens":
+        columns[TOKENS] = given[TOKENS].map(list).tolist()
+    columns[LABEL] = task.in_words(labels)
+    columns["prediction"] = task.in_words(predicted)
+    if task.kind != "tokens":
+        columns["scores"] = list(scores)
+    return pa.table(columns)
 
 
 def labels_and_predictions(inputs: Inputs, split: str, scores: np.ndarray) -> tuple[Answers, Answers]:

@@ -78,29 +78,28 @@ def read_files(own: Definition) -> Data:
             "train, or correct data (finetune.tasks)."
         )
     used = training_splits(own.name) if own.named else list(SPLITS)
+    pieces = []
+    for split in used:
+        for path in files.get(split, ()):
+            pieces.append(read_piece(own, split, path, features))
+    labelled = [piece for piece in pieces if piece.labelled]
+    hidden = [piece.table for piece in pieces if not piece.labelled]
+
     notes = [f"{own.name}: the split {split} is not used." for split in files if split not in used]
     if "validation" in files and "validation" in own.model_fields_set:
         notes.append(f"{own.name}: validation {own.validation:g} is not used, since there is a split for validation.")
-
-    pieces, hidden = [], []
-    for split in used:
-        for path in files.get(split, ()):
-            piece = read_piece(own, split, path, features)
-            if piece.labelled:
-                pieces.append(piece)
-            else:
-                hidden.append(piece.table)
     if hidden:
         notes.append(f"{own.name}: the split {TEST} has no labels and is not scored.")
-    for piece in pieces:
+    for piece in labelled:
         notes += piece.notes
 
     if not own.named:
-        pieces = agree_on_names(own, pieces, notes)
-    pieces, skipped = drop_unlabelled(own, pieces, notes)
-    task = make_task(own, pieces, notes)
-    data = join_pieces(own, task, pieces, notes)
-    return replace(data, skipped=skipped, unlabelled={TEST: pd.concat(hidden)} if hidden else {})
+        labelled = agree_on_names(own, labelled, notes)
+    labelled, skipped = drop_unlabelled(own, labelled, notes)
+    task = make_task(own, labelled, notes)
+    data = join_pieces(own, task, labelled, notes)
+    unlabelled = {TEST: pd.concat(hidden)} if hidden else {}
+    return replace(data, skipped=skipped, unlabelled=unlabelled)
 
 
 def join_pieces(own: Definition, task: Task, pieces: list[Piece], notes: list[str]) -> Data:
