@@ -1,23 +1,22 @@
-"""Each benchmark at its smallest, those of training and GPUs on a machine that has torch and little else."""
+"""Each benchmark runs at its smallest size, those of training and GPUs on a machine that has torch and little else."""
 
 import importlib
 import json
 import os
-import signal
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import write_jsonl
+from conftest import store_of_its_own, toy_tokens, write_jsonl
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import export, masking
-from model.errors import InputError
+from model import masking
 from model.finetuning import Examples
 from model.heldout import Heldout
 from model.machine import Machine
@@ -119,199 +118,66 @@ def written(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Their modules."""
-    monkeypatch.syspath_prepend(FOLDER)
-    names = ("common", "finetune", "gpu", "recipes", "train")
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-
-
-def test_speed_of_pretraining_with_torch_alone(bare: SimpleNamespace):
+def test_training_and_gpu_scripts_run_with_torch_alone(bare: SimpleNamespace):
+    speeds = written(bare.folder / "speed.json")["rows"]
+    assert [row["name"] for row in speeds] == list(RECIPES)
     assert "transformers not installed" in bare.said
-    content = written(bare.folder / "speed.json")
-    rows, first = content["rows"], content["rows"][0]["turns"]
-    assert tuple(row["name"] for row in rows) == RECIPES
-    for row in rows:
-        speeds = [[turn["tokens_per_second"] for turn in turns] for turns in (row["turns"], first)]
-        assert row["tokens_per_second"] == statistics.median(speeds[0])
-        assert row["relative"] == statistics.median(ours / other for ours, other in zip(*speeds, strict=True))
-        assert row["mfu"] == pytest.approx(row["gflop_per_second"] / content["matrix_gflop_per_second"])
-        assert row["cpu_seconds_per_1000_tokens"] > 0
-        assert f"{row['name']} {row['parameters']:,} {row['tokens_per_second']:,.0f}" in bare.said
-    assert len(written(bare.gpu / "speed-pocket.json")["rows"]) == 1
+    race = written(bare.folder / "race" / "comparison.json")["recipes"]
+    assert set(race) == set(RECIPES)
+    assert "matplotlib is not installed" in bare.said
+    assert all(written(path)["right"] for path in bare.gpu.glob("correctness-*.json"))
+    for pattern in ("speed-*.json", "attention-*.json", "finetuning-*.json", "frontier-*/result.json", "glue-*.json"):
+        assert list(bare.gpu.glob(pattern)), pattern
+    assert "The same command continues" in bare.said
+
+
+def test_the_benchmarks_assume_what_the_stages_do(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    common = importlib.import_module("common")
+    assert (Vocabulary().entries, Tokenize().length) == (common.ENTRIES, common.LENGTH)
 
 
 @pytest.mark.parametrize("peer", ["BERT", "ModernBERT"])
-def test_peers_are_measured_and_their_operations_are_those_that_torch_counts(scripts, monkeypatch, peer: str):
-    train = scripts.train
-    monkeypatch.setattr(train.machine, "MATRIX_SIDE", {"cpu": 64})
+def test_the_operations_of_peers_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch, peer: str):
+    monkeypatch.syspath_prepend(FOLDER)
+    train = importlib.import_module("train")
     training = Training(budget=4 * 4 * LENGTH, budget_unit="tokens", batch_size=4, batch_ramp=0)
     case = train.Case("tiny", None, False, Architecture(**SIZES), training, VOCABULARY, LENGTH).of_peer(peer)
-    model, corpus = train.peer_model(case), case.corpus()
+    model = train.peer_model(case)
     model.set_attn_implementation("eager")  # the fused one is not counted
+    corpus = case.corpus()
     tokens, positions, hidden = masking.mask(corpus.sequences, 0, case.masks, corpus, seed=0)
     labels = np.full_like(tokens, -100)
     np.put_along_axis(labels, positions, hidden, axis=1)
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.from_numpy(tokens), labels=torch.from_numpy(labels)).loss.backward()
     assert counter.get_total_flops() / tokens.size == pytest.approx(case.operations(), rel=1e-3)
-    measured = train.measure(case, CPU)
-    assert measured["micro_batch"] == 2
-    assert measured["tokens_per_second"] == pytest.approx(2 * 4 * LENGTH / measured["seconds"])
 
 
-def test_speed_of_finetuning_with_torch_alone(bare: SimpleNamespace):
-    (row,) = written(bare.gpu / "finetuning-modern.json")["rows"]
-    (turn,) = row["turns"]
-    assert turn["examples"] == 32
-    assert turn["examples_per_second"] == row["examples_per_second"] == pytest.approx(32 / turn["seconds"])
-    assert 0.5 < turn["loss"] < 1.0
-    assert f"{row['examples_per_second']:,.1f} 1.000" in bare.said
-
-
-def test_the_trainer_finetunes_the_same_model_on_the_same_examples(scripts, tmp_path: Path):
-    pytest.importorskip("accelerate")
-    given, script = SimpleNamespace(vocabulary=200, **SIZES), scripts.finetune
-    script.write_model("pocket-modern", given, tmp_path)
-    examples, asked = script.synthetic(40, 200), Finetuning(epochs=2, learning_rate=1e-9)
-    assert examples.lengths.mean() == pytest.approx(11.5, abs=1.5), "as long as CoLA's"
-    runs = [script.ours(tmp_path, examples, asked, 0, 1), script.theirs(tmp_path, examples, asked, 0, 1, "random")]
-    for one in runs:
-        assert one["examples"] == 64
-        assert 0.3 < one["loss"] < 2, "their last layers are random"
-        assert one["end"] > one["begin"]
-        assert one["cpu_seconds"] > 0
-
-
-def test_the_benchmarks_assume_what_the_stages_do(scripts):
-    common = scripts.common
-    assert (Vocabulary().entries, Tokenize().length) == (common.ENTRIES, common.LENGTH)
-
-
-def losses(comparison: dict) -> dict[str, list[list[float]]]:
-    """The held-out losses of every run, by recipe."""
-    runs = {name: one["runs"] for name, one in comparison["recipes"].items()}
-    return {
-        name: [[e["heldout_nats_per_byte"] for e in run["evaluations"]] for run in made] for name, made in runs.items()
-    }
-
-
-def test_an_interrupted_comparison_of_recipes_continues(bare, scripts, tmp_path: Path, monkeypatch, capsys):
-    def interrupt(text: str, **_: object) -> None:
-        if text.startswith("pocket-modern, seed 0: 50%"):
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(sys, "argv", ["recipes.py", *map(str, race(bare.folder / "data", tmp_path))])
-    with monkeypatch.context() as patch:
-        patch.setattr(scripts.recipes, "print", interrupt, raising=False)
-        with pytest.raises(KeyboardInterrupt):
-            scripts.recipes.main()
-    assert len(list(tmp_path.glob("*/checkpoint.safetensors"))) == 1
-    scripts.recipes.main()
-    comparison = written(tmp_path / "comparison.json")
-    assert "pocket, seed 0" not in capsys.readouterr().err, "it had finished"
-    assert losses(comparison) == losses(written(bare.folder / "race" / "comparison.json")), "which was made at once"
-    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert "matplotlib is not installed" in bare.said
-    for name, runs in losses(comparison).items():
-        one = comparison["recipes"][name]
-        assert runs[0] != runs[1], "another seed, another run"
-        last, ends = one["curve"][-1], [curve[-1] for curve in runs]
-        assert (last["mean"], last["deviation"]) == pytest.approx((np.mean(ends), np.std(ends, ddof=1)))
-        assert 0 < one["nats_per_byte"]["mean"] < 2 * np.log(VOCABULARY)
-    assert comparison["recipes"]["pocket"]["passes"]["tokens"]["seeds"] == 2, "at its own end at the latest"
-    assert comparison["recipes"]["pocket-modern"]["difference"]["standard_error"] > 0
-
-
-def test_a_recipe_passes_the_firsts_end_where_its_curve_first_has_that_loss(scripts):
-    def ran(*losses: float, spent: int) -> dict:
-        """A run whose evaluations are evenly spread."""
-        evaluations = [
-            {"tokens": spent * i / (len(losses) - 1), "heldout_nats_per_byte": loss} for i, loss in enumerate(losses)
-        ]
-        return {"evaluations": evaluations}
-
-    first = [ran(3, end, spent=40) for end in (1, 2, 2, 2)]
-    others = [ran(*curve, spent=10) for curve in [(3, 1.5), (3, 1), (3, 1, 2.5, 0.5, 0.5), (2, 1)]]
-    assert scripts.recipes.passing(first, first, "tokens")["mean"] == 1.0
-    found = scripts.recipes.passing(others, first, "tokens")
-    assert found["fractions"] == [None, 0.5 / 4, 0.125 / 4, 0.0]
-
-
-def test_an_impossible_change_is_named(scripts):
-    for change in ("nope=1", "learning_rate=-1", "architecture.heads=7", "seed=1"):
-        with pytest.raises(InputError, match=change.split("=")[0].split(".")[-1]):
-            scripts.common.settings("pocket", scripts.recipes.changes([f"pocket.{change}"], ["pocket"])["pocket"])
-
-
-def test_recipes_with_other_vocabularies_read_data_of_their_own(scripts, tmp_path: Path):
-    recipes, a, b = scripts.recipes, tokenized(tmp_path / "a"), tokenized(tmp_path / "b")
-    sequences = np.load(b / "sequences.npy")
-    sequences[0, 0] += 1
-    np.save(b / "sequences.npy", sequences)
-    first, second = recipes.corpora([str(a), f"small={b}"], ["pocket", "small"]).values()
-    assert recipes.identity(first) != recipes.identity(second)
-    for wrong, name in (([f"small={b}"], "pocket"), ([str(a), f"other={b}"], "other")):
-        with pytest.raises(InputError, match=name):
-            recipes.corpora(wrong, ["pocket", "small"])
-    held = Heldout.load(b)
-    held.documents[0, 3] += 1
-    held.save(b)
-    with pytest.raises(InputError, match="--data"):
-        recipes.corpora([str(a), f"small={b}"], ["pocket", "small"])
-    np.save(b / "sequences.npy", sequences[1:])
-    with pytest.raises(InputError, match=str(b)):
-        recipes.read(b)
-
-
-@pytest.mark.parametrize("characters", ["ascii", "unicode"])
-def test_speed_of_the_data_stages(scripts, tmp_path: Path, toy_texts: list[str], monkeypatch, capsys, characters: str):
+def test_the_data_stages_are_timed(tmp_path: Path, toy_texts: list[str], monkeypatch: pytest.MonkeyPatch):
     for name in ("CRAM_ARTIFACTS", "PREFECT_LOGGING_TO_API_ENABLED", "TOKENIZERS_PARALLELISM"):
-        monkeypatch.setenv(name, "")  # the script sets these; here they get their values back
+        monkeypatch.setenv(name, "0")  # the script sets these; here they get their values back
+    monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.delitem(sys.modules, "data", raising=False)
     text = write_jsonl(tmp_path / "toy.jsonl", toy_texts)
-    options = ["--characters", characters, "--workers", "1", "--entries", "400", "--json", str(tmp_path / "speed.json")]
+    options = ["--characters", "unicode", "--workers", "1", "--entries", "400", "--json", str(tmp_path / "speed.json")]
     monkeypatch.setattr(sys, "argv", ["data.py", str(text), *options])
     importlib.import_module("data").main()
-    (of_one_worker,) = written(tmp_path / "speed.json")["runs"]
-    rows = of_one_worker["rows"]
-    stages = ["download", "deduplicate, exact", "measure", "filter", "vocabulary", "tokenize and sort"]
-    assert [row["stage"] for row in rows] == [*stages, "the whole chain"]
-    assert all(row["mb_per_second"] > 0 and row["peak_mib"] > 10 for row in rows)
-    assert all(row["fraction_of_limit"] > 0 for row in rows[:-1])
-    assert capsys.readouterr().out.splitlines()[-1].startswith("the whole chain")
+    [run] = written(tmp_path / "speed.json")["runs"]
+    assert run["rows"][-1]["stage"] == "the whole chain"
+    assert all(row["mb_per_second"] > 0 for row in run["rows"])
 
 
-def test_a_gpu_is_compared_with_the_cpu(bare):
-    rows = [written(path) for path in bare.gpu.glob("correctness-*.json")]
-    assert all(row["right"] for row in rows)
-    rounds = {(row["dtype"], row["check"]): row["error"] > 0 for row in rows}
-    assert rounds == {(d, c): d == "bf16" for d in ("fp32", "bf16") for c in ("gradients", "padded")}
-
-
-def test_kernels_of_attention_are_timed_and_those_that_are_not_there_named(bare: SimpleNamespace):
-    rows = {row["kernel"]: row for row in map(written, bare.gpu.glob("attention-*.json"))}
-    assert {name for name, row in rows.items() if row.get("ms", 0) > 0} == {"FLASH_ATTENTION", "MATH"}  # of a CPU
-    assert all(row["shape"][1:] == [128, 2, 64] for row in rows.values())
-    assert "problem" in rows["CUDNN_ATTENTION"]
-
-
-def test_what_is_packed_is_crammed_in_two_calls_and_finetuned(bare, scripts):
-    packed = scripts.recipes.read(bare.folder / "packed")
-    rows = np.linspace(0, ROWS - 1, 100).astype(int)
-    assert np.array_equal(packed.sequences, np.load(bare.folder / "data" / "sequences.npy")[rows])
-    assert "The same command continues" in bare.said
-    [home] = bare.gpu.glob("frontier-*/")
-    run = written(home / "result.json")
-    assert run["seconds"] >= 6
-    assert 0 < run["heldout"]["nats_per_byte"]["value"] < np.log(VOCABULARY)
-    assert export.load(home).architecture.hidden == SIZES["hidden"]
-    scores = {row["task"]: row for row in map(written, bare.gpu.glob("glue-*.json"))}
-    assert min(scores["cola"]["accuracy"], scores["cola"]["correlation"], scores["stsb"]["correlation"]) > 80
-    assert scores["stsb"]["accuracy"] is None
-    said = [f"seed 0, epochs 10, rate 0.01, loss {row['loss']:,.4g}" for row in scores.values()]
-    assert [bare.said.count(each) for each in said] == [2, 2], "once finetuned, twice shown"
+def test_the_trainer_finetunes_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("accelerate")
+    monkeypatch.syspath_prepend(FOLDER)
+    script = importlib.import_module("finetune")
+    script.write_model("pocket-modern", SimpleNamespace(vocabulary=200, **SIZES), tmp_path)
+    examples = script.synthetic(40, 200)
+    asked = Finetuning(epochs=2, learning_rate=1e-9)
+    ours = script.ours(tmp_path, examples, asked, 0, 1)
+    theirs = script.theirs(tmp_path, examples, asked, 0, 1, "random")
+    assert ours["examples"] == theirs["examples"] == 64
 
 
 def test_what_joins_parts_is_measured_on_made_up_rows(store: Path, tmp_path: Path, monkeypatch):
@@ -330,3 +196,33 @@ def test_what_joins_parts_is_measured_on_made_up_rows(store: Path, tmp_path: Pat
         assert joins.measured(step, work, 100, 4)["cpu_seconds"] > 0
     assert len(np.load(tmp_path / "tokenize" / "random")) == 400
     assert list((tmp_path / "minhash" / "pairs").glob("range-*"))
+
+
+def test_a_model_of_transformers_is_trained_for_the_cpu_seconds_and_finetuned_once(
+    tmp_path: Path, toy_texts: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(FOLDER)
+    outside = importlib.import_module("outside")
+    of_recipe = outside.common.settings
+    monkeypatch.setattr(
+        outside.common, "settings", lambda name, changes: of_recipe(name, changes | {"architecture": SIZES})
+    )
+    with store_of_its_own(tmp_path / "artifacts"):
+        made = toy_tokens(tmp_path, toy_texts)
+        task = tmp_path / "glue" / "cola"
+        task.mkdir(parents=True)
+        rows = [{"sentence": f"{'river' if n % 2 else 'letter'} {n}", "label": n % 2, "idx": n} for n in range(64)]
+        for split in ("train", "validation"):
+            pq.write_table(pa.Table.from_pylist(rows), task / f"{split}.parquet")
+        options = {"corpus": made["filter"].path, "data": made["tokens"].path, "glue": tmp_path / "glue"}
+        options |= {"length": 32, "entries": 300, "cpu-seconds": 1, "batch": 40, "seeds": 2, "tasks": "cola"}
+        options |= {"folder": tmp_path / "outside"}
+        monkeypatch.setattr(sys, "argv", ["outside.py", *(f"--{name}={value}" for name, value in options.items())])
+        outside.main()
+        for name in ("pretrain", "finetune"):
+            monkeypatch.setattr(outside, name, None)  # nothing is trained twice
+        outside.main()
+    runs = [written(path) for path in (tmp_path / "outside").glob("*/result.json")]
+    assert sorted(run["seed"] for run in runs) == [0, 1]
+    assert all(run["heldout"]["nats_per_byte"]["value"] > 0 for run in runs)
+    assert len(list((tmp_path / "outside").glob("*/cola-*.json"))) == 2
