@@ -37,7 +37,7 @@ SAMPLE_CHARACTERS = 600  # shown of a sample
 CONTEXT = 100  # characters shown on either side
 AT_ONCE = 1 << 16  # sentences in memory in all their forms
 ANY = "all"  # the row of all tasks together
-MUCH = 0.05  # of the characters, before what is dropped is warned of
+MUCH = 0.05  # of the characters, dropped, from which on a warning is logged
 COLUMNS = {
     "sentences": "sentences", "too short": "too_short", "n-grams": "ngrams", "sentences found": "sentences_found",
 }  # fmt: skip
@@ -71,7 +71,10 @@ class Decontaminate(Params):
     )
 
     def evaluation(self) -> tuple[Splits, str]:
-        """GLUE's files with the sentences; and if there are none, why. Raises InputError for a folder without any."""
+        """GLUE's files with the sentences; and if there are none, why, in words that enter the key.
+
+        Raises InputError for a folder without any.
+        """
         if self.data == "probes":
             return {}, "the probes are made of held-out documents of this corpus"
         names = [task for task in self.tasks if isinstance(task, str)]
@@ -79,7 +82,7 @@ class Decontaminate(Params):
             return {}, "no task of GLUE is asked for"
         if not self.data:
             raise InputError(
-                "decontaminate.data is empty. Set it, as finetune.data, to nyu-mll/glue, a directory or probes."
+                "decontaminate.data is empty. Set it to nyu-mll/glue, a directory or probes, as finetune.data."
             )
         files = glue.evaluation_files(self.data, names)
         if not files:
@@ -142,7 +145,7 @@ def evaluation_sentences(files: Splits, own: Iterable[Definition] = ()) -> Itera
 
 
 def sentence_batches(task: str, split: str, column: str, row: int, texts: list[str]) -> Iterator[SentenceBatch]:
-    """Sentences in successive rows of a column, so many at once as can be in memory in all their forms."""
+    """Sentences in successive rows of a column, as many at once as fit in memory in all their forms."""
     for start in range(0, len(texts), AT_ONCE):
         yield SentenceBatch(task, split, column, row + start, texts[start : start + AT_ONCE])
 

@@ -111,7 +111,7 @@ def match_digests(low: int, high: int, work: Path, out: Path) -> dict:
 
 
 def find_copies(batches: list[list[Path]], work: Path) -> None:
-    """Find documents with the text of an earlier one; write them and the first of that text as runs in work/drops."""
+    """Find documents with the text of an earlier one; write them and the first of that text to sorted files in work/drops."""
     jobs = [(i, batch, work) for i, batch in enumerate(batches)]
     counts = over_parts(digest_batch, jobs, work / "digested", "digest documents")
     bounds = sorted_files.ranges(sum(r["documents"] for r in counts))
@@ -120,7 +120,7 @@ def find_copies(batches: list[list[Path]], work: Path) -> None:
 
 
 def keep_rest(number: int, batch: list[Path], drops: Path, out: Path) -> dict:
-    """Write the documents of some parts that are in no run of `drops`; return counts, and samples of the others."""
+    """Write the documents of some parts that are in none of the files of `drops`; return counts, and samples of the others."""
     dropped, firsts = load_range(files_in(drops, "*"), position(number, 0), position(number + 1, 0))
     order = np.argsort(dropped)
     dropped = dropped[order]
@@ -161,10 +161,10 @@ def distribution(sizes: Counter[int]) -> dict:
 
 
 def cluster_sizes(drops: Path) -> Counter[int]:
-    """How many clusters have each size. All of a cluster but its first are in one run, each with that first."""
+    """How many clusters have each size. All of a cluster but its first are in one file, each with that first."""
     sizes: Counter[int] = Counter()
-    for run in files_in(drops, "*"):
-        _, firsts = map_file(run)
+    for file in files_in(drops, "*"):
+        _, firsts = map_file(file)
         _, others = np.unique(firsts, return_counts=True)
         sizes.update((others + 1).tolist())
     return sizes
@@ -251,7 +251,7 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
         written.mkdir(exist_ok=True)
         apply = cut_passages if method == "substring" else drop_duplicates
         result = finish(apply, (method, params, parts, written, runs), work / f"{method}.json")
-        fsync(work)  # or a power cut could take the result and leave a deletion
+        fsync(work)  # otherwise a power cut could lose the result but not the deletions below
         shutil.rmtree(runs, ignore_errors=True)  # larger than the text together
         if before:
             shutil.rmtree(before, ignore_errors=True)

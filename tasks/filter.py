@@ -206,7 +206,7 @@ def filter(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> d
     seen = add_up([kept, *dropped.values()])
     is_kept = pc.equal(measured["verdict"], KEPT).to_numpy()
     limit = params.max_tokens_per_char
-    shown = None if isinstance(limit, str) else limit  # that of a script is no line in the figure
+    shown = None if isinstance(limit, str) else limit  # limits by script are not drawn
     plots.ratio_histogram(measured["tokens_per_char"].to_numpy(), is_kept, shown, out / "histogram.png")
     quantiles = measures.stats["quantiles"]
     table = sources_table(seen, kept, dropped, quantiles)

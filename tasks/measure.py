@@ -61,7 +61,7 @@ class Measure(Params):
     later = ("max_removed", "normaliser")
 
     def identity(self) -> dict:
-        """Punctuation came later too."""
+        """As for all params; in `normaliser`, the field punctuation was added later too."""
         about = super().identity()
         if self.normaliser.punctuation == "raw":
             about.get("normaliser", {}).pop("punctuation", None)
@@ -149,7 +149,7 @@ def sum_removed(results: list[dict], characters: int) -> dict:
 
 
 def check_removed(removed: dict, params: Measure) -> None:
-    """Say how many characters are deleted. Raises InputError if they are more than the allowed fraction."""
+    """Log how many characters are deleted. Raises InputError if they are more than the allowed fraction."""
     if not removed["characters"]:
         return
     most = list(removed["by_script"].items())[:5]
@@ -211,8 +211,8 @@ def measure(params: Measure, corpus: Artifact, out: Path) -> dict:
     """Train the measuring vocabulary, and measure every document."""
     if not corpus.stats["documents"]:
         raise InputError(
-            "There is no document to measure: the stages before dropped all of them. Loosen the settings of "
-            "deduplicate and decontaminate, divide large documents (download.documents_by), or give more text."
+            "No document is left to measure: the earlier stages dropped all of them. Loosen the settings of "
+            "deduplicate and decontaminate, divide large documents (download.documents_by), or add more text."
         )
     if not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is complete
         counts, _ = count_sample(

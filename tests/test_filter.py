@@ -161,7 +161,7 @@ def test_a_filter_may_drop_all_of_which_nothing_is_left_to_measure(store: Path, 
     assert made.stats["documents"] == made.stats["characters"] == 0
     assert measured(made)["tokens_per_char"].tolist() == [0, 0, 0]
     assert made.stats["quantiles"]["tokens_per_char"]["all"]["50%"] == 0
-    with pytest.raises(InputError, match="no document to measure"):
+    with pytest.raises(InputError, match="deduplicate and decontaminate"):
         measure.fn(SMALL, made)
     with pytest.raises(ValidationError, match="max_characters 5"):
         Filter(min_characters=10, max_characters=5)

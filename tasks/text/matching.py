@@ -1,8 +1,8 @@
 """Words for matching: two texts that differ in case, accents, punctuation or line breaks have the same ones.
 
-A word is a run of letters and digits of any script, in small letters and in Unicode's form NFKD (but for the syllables
-of Korean), without accents, points and other combining marks, but with vowel signs and viramas. Each character of a
-script without spaces between words is a word by itself: half of one where it matters how much is said.
+A word is a run of letters and digits of any script, in lower case and in Unicode's form NFKD (except for the syllables
+of Korean), without accents, points and other combining marks, but with vowel signs and viramas. In scripts without
+spaces between words, each character is a word, which counts as half a word where lengths are compared.
 """
 
 import functools
@@ -16,7 +16,7 @@ from tasks.text import words
 from tasks.text.tokenizer import portions
 from tasks.text.words import ALONE, DROPPED, LOWER, MULTIPLIER, REMOVED, SPACE, WORD
 
-VERSION = 2  # raise it when the words change: it enters the keys of what is found by them
+VERSION = 2  # raise it when the words change: it enters the keys of the stages that compare words
 HALVES = 2  # a word counts as two characters of a script without spaces
 BLOCK = 1 << 15  # words whose runs are hashed at once: what fits in a core's cache
 INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
@@ -62,7 +62,7 @@ def kinds() -> np.ndarray:
 
 
 def plain(char: str) -> str:
-    """The letters and digits of a character, small and without variants or accents; blanks for what is neither."""
+    """The letters and digits of a character in lower case, without variants or accents; blanks for all else."""
     made = char
     if char not in SYLLABLES:
         made = unicodedata.normalize("NFKD", char).casefold()
@@ -83,7 +83,7 @@ class Plain(dict):
     """What each character becomes, with blanks on both sides of those that are words; also for `str.translate`."""
 
     def __missing__(self, code: int) -> str:
-        """Ask, the first time."""
+        """Compute it, the first time."""
         made = "".join(f" {letter} " if is_half(letter) else letter for letter in plain(chr(code)))
         self[code] = made
         return made
@@ -165,7 +165,7 @@ def stops_of(halves: np.ndarray, n: int) -> np.ndarray:
         return np.arange(n, n + len(halves))
     before = np.append(0, np.cumsum(HALVES - halves))
     numbers = np.arange(len(before))
-    # for each number of halves the first place after so many
+    # by number of halves: the first place with that many before it
     first = np.full(before[-1] + HALVES * n + 1, len(before))
     first[before[1:] - 1] = numbers[1:]
     first[before] = numbers
@@ -191,7 +191,7 @@ def hash_ngrams(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The hashes of all runs of n words within a text, uint64, and where those of each text end.
 
-    by_halves: twice as many if they are halves; short: a text of fewer words, which else has no run, is one.
+    by_halves: two halves count as one word. short: a text of fewer words is one run; otherwise it has none.
     """
     counts = np.diff(found.ends, prepend=0)
     last = np.repeat(found.ends, counts)  # where the text of each word ends

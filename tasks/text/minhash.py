@@ -80,7 +80,7 @@ def factors(count: int) -> np.ndarray:
 
 
 def signatures(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
-    """(count, texts) uint32: the least hash of each text in so many orders; the greatest number if it has none."""
+    """(count, texts) uint32: the least hash of each text in each of `count` orders; the greatest number if it has none."""
     minima = np.full((count, len(ends)), 0xFFFFFFFF, dtype=np.uint32)
     starts = np.append(0, ends)[:-1]
     some = np.flatnonzero(ends > starts)
@@ -162,7 +162,7 @@ def ends_file(sets: Path) -> Path:
 def save_buckets(number: int, keys: np.ndarray, documents: np.ndarray, work: Path) -> None:
     """Write the buckets of these documents of a batch; keys: (bands, rows) those of all its rows.
 
-    As few runs as memory allows: each is opened for every range.
+    As few files as memory allows, since every file is opened for each range.
     """
     keys = keys[:, offset_of(documents)]
     step = max(1, sorted_files.ENTRIES // max(1, len(documents)))

@@ -1,6 +1,6 @@
-"""External sorting: sorted runs on disk, from which a process reads one range of the keys at a time.
+"""External sorting: sorted files, from which a process reads one range of the keys at a time.
 
-A run is a file of several arrays, one after the other: the keys, ascending, and their values, of 64 bits each. A
+A sorted file has several arrays, one after the other: the keys, ascending, and their values, of 64 bits each. A
 position is a place in a corpus as one integer: the number of a batch of parts, then a row or byte of that batch.
 """
 
@@ -40,42 +40,42 @@ def save(path: Path, array: np.ndarray) -> None:
         file.write(np.ascontiguousarray(array).data)
 
 
-def save_sorted(run: Path, keys: np.ndarray, *values: np.ndarray) -> None:
+def save_sorted(file: Path, keys: np.ndarray, *values: np.ndarray) -> None:
     """Write keys, which are in ascending order, and their values."""
-    run.parent.mkdir(exist_ok=True)
-    with run.open("wb") as file:
+    file.parent.mkdir(exist_ok=True)
+    with file.open("wb") as out:
         for array in (keys, *values):
-            file.write(np.ascontiguousarray(array).data)
+            out.write(np.ascontiguousarray(array).data)
 
 
-def save_pairs(run: Path, positions: np.ndarray, firsts: np.ndarray, chosen: np.ndarray) -> None:
-    """Write the chosen ones of these positions, in ascending order, and an earlier position for each."""
+def save_pairs(file: Path, positions: np.ndarray, firsts: np.ndarray, chosen: np.ndarray) -> None:
+    """Write those of the positions that are chosen, in ascending order, and an earlier position for each."""
     positions = positions[chosen]
     firsts = firsts[chosen]
     order = np.argsort(positions)
-    save_sorted(run, positions[order], firsts[order])
+    save_sorted(file, positions[order], firsts[order])
 
 
 def files_in(folder: Path, pattern: str) -> list[Path]:
-    """The runs in a folder, in the order of their names."""
-    return sorted(folder.glob(pattern), key=lambda run: (len(run.name), run.name))  # those of batches by number
+    """The sorted files in a folder, in the order of their names."""
+    return sorted(folder.glob(pattern), key=lambda file: (len(file.name), file.name))  # those of batches by number
 
 
-def map_file(run: Path, arrays: int = 2) -> np.ndarray:
-    """(arrays, n) int64: the keys and values of a run, on disk."""
-    if not run.stat().st_size:  # which can't be mapped
+def map_file(file: Path, arrays: int = 2) -> np.ndarray:
+    """(arrays, n) int64: the keys and values of a sorted file, on disk."""
+    if not file.stat().st_size:  # which can't be mapped
         return np.zeros((arrays, 0), dtype=np.int64)
-    with run.open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    memory.madvise(mmap.MADV_RANDOM)  # or a search for a range would read most of the run
+    with file.open("rb") as data:
+        memory = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_READ)
+    memory.madvise(mmap.MADV_RANDOM)  # otherwise a search for a range would read most of the file
     return np.frombuffer(memory, dtype=np.int64).reshape(arrays, -1)
 
 
-def load_range(runs: list[Path], low: int, high: int, arrays: int = 2) -> np.ndarray:
-    """(arrays, n) int64: the keys with low <= key < high of these runs, one run after the other, and their values."""
+def load_range(files: list[Path], low: int, high: int, arrays: int = 2) -> np.ndarray:
+    """(arrays, n) int64: the keys with low <= key < high of these files, one file after the other, and their values."""
     pieces = [np.zeros((arrays, 0), dtype=np.int64)]
-    for run in runs:
-        keys = map_file(run, arrays)[0].view(np.uint64)
+    for file in files:
+        keys = map_file(file, arrays)[0].view(np.uint64)
         start = int(keys.searchsorted(np.uint64(low)))
         end = int(keys.searchsorted(np.uint64(high - 1), side="right"))
         if start == end:
@@ -83,18 +83,18 @@ def load_range(runs: list[Path], low: int, high: int, arrays: int = 2) -> np.nda
         columns = []
         for i in range(arrays):
             place = 8 * (i * len(keys) + start)
-            columns.append(np.fromfile(run, np.int64, end - start, offset=place))
+            columns.append(np.fromfile(file, np.int64, end - start, offset=place))
         pieces.append(np.stack(columns))
     return np.concatenate(pieces, axis=1)
 
 
-def load_ranges(runs: list[Path], bounds: list[tuple[int, int]]) -> Iterator[np.ndarray]:
-    """The positions in each of these ranges, ascending, and their values; a run is opened once for several ranges."""
+def load_ranges(files: list[Path], bounds: list[tuple[int, int]]) -> Iterator[np.ndarray]:
+    """The positions in each of these ranges, ascending, and their values; a file is opened once for several ranges."""
     for begin in range(0, len(bounds), RANGES):
         several = bounds[begin : begin + RANGES]
         low, _ = several[0]
         _, high = several[-1]
-        rows = load_range(runs, low, high)
+        rows = load_range(files, low, high)
         rows = rows[:, np.argsort(rows[0])]
         for edges in several:
             start, end = np.searchsorted(rows[0], edges)
@@ -102,7 +102,7 @@ def load_ranges(runs: list[Path], bounds: list[tuple[int, int]]) -> Iterator[np.
 
 
 def join_pieces(pieces: Iterable[tuple[np.ndarray, ...]]) -> Iterator[list[np.ndarray]]:
-    """Keys and values in fewer pieces, each to be written as a run: each run is opened for every range."""
+    """Keys and values in fewer pieces, each to be written as a sorted file, since every file is opened for each range."""
     waiting = []
     size = 0
     for piece in pieces:
@@ -117,7 +117,7 @@ def join_pieces(pieces: Iterable[tuple[np.ndarray, ...]]) -> Iterator[list[np.nd
 
 
 def ranges(entries: int, most: int = 0, low: int = 0, high: int = 1 << 64) -> list[tuple[int, int]]:
-    """Divide low <= key < high into ranges with about `most` (default ENTRIES) of so many evenly spread keys each."""
+    """Divide low <= key < high into ranges with about `most` (default ENTRIES) of this many evenly spread keys."""
     count = max(1, -(-entries // (most or ENTRIES)))
     edges = [low + (high - low) * i // count for i in range(count + 1)]
     return list(pairwise(edges))

@@ -53,7 +53,7 @@ class Substring(BaseModel, frozen=True, extra="forbid"):
 def flatten(number: int, batch: list[Path], n: int, file: Path) -> dict:
     """Write the text of some parts as one run of bytes, the ends of their documents, and their anchors.
 
-    Of equal anchors in a run, only the first is written with the others to match; all are written as repeated.
+    Of equal anchors in a sorted file, only the first is written with the others to match; all are written as repeated.
     """
     windows = write_documents(batch, file)
     text = Text(number, file, n)
@@ -68,11 +68,11 @@ def flatten(number: int, batch: list[Path], n: int, file: Path) -> dict:
     return {"anchors": written, "windows": windows}
 
 
-def save_shared(run: Path, positions: np.ndarray, first: np.ndarray) -> None:
+def save_shared(file: Path, positions: np.ndarray, first: np.ndarray) -> None:
     """Write the positions of which several, next to each other, have the same first; that one too."""
     same = first[1:] == first[:-1]
     shared = np.append(same, False) | np.append(False, same)
-    sorted_files.save_pairs(run, positions, first, shared[: len(first)])
+    sorted_files.save_pairs(file, positions, first, shared[: len(first)])
 
 
 def match_anchors(low: int, high: int, work: Path, out: Path) -> dict:
@@ -193,7 +193,7 @@ def follow(
 def hash_windows(number: int, file: Path, n: int, low: int, high: int) -> dict:
     """Write the hashes, in a range, of the windows of a batch that may be repeated, and their positions.
 
-    Those with an equal window before them in their run are written as repeated instead.
+    Those with an equal window before them in their file are written as repeated instead.
     """
     text = Text(number, file, n)
     work = file.parent
@@ -368,7 +368,7 @@ def samples(text: Text, found: np.ndarray, cuts: np.ndarray) -> list[tuple]:
 
 
 def match_all_anchors(anchors: int, work: Path) -> None:
-    """Write which of so many anchors of all batches are repeated."""
+    """Write which anchors of all batches are repeated; anchors: how many there are."""
     bounds = sorted_files.ranges(anchors)
     jobs = [(low, high, work, work / f"repeated/range-{low:016x}") for low, high in bounds]
     over_parts(match_anchors, jobs, work / "anchored", "match anchors")
