@@ -7,6 +7,7 @@ import re
 import unicodedata
 from pathlib import Path
 
+import naive
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,12 +16,11 @@ from conftest import corpus_of, texts_of
 from model.errors import InputError
 from tasks import decontaminate as module
 from tasks.corpus.parts import parts_of
-from tasks.decontaminate import Decontaminate, decontaminate, evaluation_sentences
+from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.glue import data as glue
 from tasks.glue.table import HUB_GLUE, TASKS
 from tasks.store.artifacts import Artifact, draft_of
-from tasks.text.ngrams import Index, detokenize, ngrams, words_in, write_index
-from tasks.text.tokenizer import portions
+from tasks.text.ngrams import detokenize, words_in
 
 PLANTED = {
     "cola": "The more books the old librarian's neighbour would lend her, the less she managed to read them.",
@@ -89,7 +89,7 @@ def test_a_sentence_is_found_however_it_is_written(store, tmp_path, data, toy_te
         assert not unicodedata.combining(sample["after"][0]), "accents of the last letter are shared too"
         split = pq.read_table(data / task / f"{sample['split']}.parquet")
         assert detokenize(split[sample["column"]][sample["row"]].as_py()) == sample["sentence"]
-        assert [w.word for w in words_in(sample["shared"])] == [w.word for w in words_in(sample["sentence"])]
+        assert naive.words(sample["shared"]) == naive.words(sample["sentence"])
 
 
 FOREIGN = {  # a sentence, one that is just too short, and each as it stands in a document
@@ -129,9 +129,8 @@ def test_sentences_of_any_script_are_found_and_counted(store: Path, tmp_path: Pa
         [sample] = [sample for sample in samples_of(made) if sample["task"] == task]
         assert sample["sentence"] == long
         assert sample["shared"] in texts[2 * list(FOREIGN).index(task)]
-        assert [w.word for w in words_in(sample["shared"])] == [w.word for w in words_in(long)][
-            : len(list(words_in(sample["shared"])))
-        ]
+        shared = naive.words(sample["shared"])
+        assert shared == naive.words(long)[: len(shared)]
 
 
 def test_a_sentence_in_the_tokens_of_the_treebank_is_found_as_it_is_too(store, tmp_path, data, toy_texts: list[str]):
@@ -140,17 +139,6 @@ def test_a_sentence_in_the_tokens_of_the_treebank_is_found_as_it_is_too(store, t
     assert texts_of(made) == toy_texts[:5]
     about = made.stats["tasks"]["sst2"]
     assert (about["documents"], about["sentences"], about["sentences_found"]) == (2, 1, 1)
-
-
-def naive_words(text: str) -> list[str]:
-    """The words of a text of letters, digits and simple punctuation."""
-    plain = unicodedata.normalize("NFD", text).encode("ascii", "ignore").decode().lower()
-    return re.findall("[a-z0-9]+", plain)
-
-
-def naive_ngrams(text: str, n: int) -> set[tuple[str, ...]]:
-    found = naive_words(text)
-    return {tuple(found[i : i + n]) for i in range(len(found) - n + 1)}
 
 
 def random_text(rng: random.Random, count: int) -> str:
@@ -170,8 +158,8 @@ def test_it_finds_what_a_set_of_ngrams_finds(store: Path, tmp_path: Path, seed: 
         write_split(tmp_path / "glue", task, "validation", *sentences[task])
     asked = Decontaminate(data=str(tmp_path / "glue"), words=n, tasks=["rte", "cola", "wnli"])
     made = decontaminate.fn(asked, corpus_of(tmp_path, texts, part_megabytes=0.004))
-    found = {task: [naive_ngrams(s or "", n) for column in of for s in column] for task, of in sentences.items()}
-    of_text = [naive_ngrams(text, n) for text in texts]
+    found = {task: [set(naive.runs(s or "", n)) for column in of for s in column] for task, of in sentences.items()}
+    of_text = [set(naive.runs(text, n)) for text in texts]
     all_tasks, *by_task = made.stats["table"]
     for (task, grams), row in zip(found.items(), by_task, strict=True):
         every = set().union(*grams)
@@ -195,46 +183,13 @@ def test_it_finds_what_a_set_of_ngrams_finds(store: Path, tmp_path: Path, seed: 
     assert ", ".join(made.stats["not_at_hand"]) in caplog.text
 
 
-def index_of(folder: Path, n: int, out: Path) -> Index:
-    """An index of the sentences of CoLA in a GLUE folder."""
-    files = glue.evaluation_files(str(folder), ["cola"])
-    write_index(evaluation_sentences(files), ["cola"], n, out)
-    return Index(out, n)
-
-
-def words_of(text: str) -> list[str]:
-    """The words of a text, without their places."""
-    return [word.word for word in words_in(text)]
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_words_stand_where_they_are_said_to(seed: int):
     rng = random.Random(seed)
     alphabet = "aB7_-.' \n\0\x7f\u00adéÉß’…\u0301\u200bИ中ﬁ\U0001f600Ⅷが한かप्र"
     for _ in range(300):
         text = "".join(rng.choices(alphabet, k=40))
-        found = list(words_in(text))
-        assert [w.word for w in found] == words_of(text)
-        assert all(words_of(text[w.start : w.end]) == [w.word] for w in found)
-        assert [w.word for w in found] == words_of(" ".join(text[w.start : w.end] for w in found))
-
-
-@pytest.mark.parametrize("n", [5, 13])
-def test_long_texts_are_looked_at_in_pieces_that_lose_and_repeat_nothing(tmp_path: Path, monkeypatch, n: int):
-    rng = random.Random(n)
-    texts = [random_text(rng, rng.randrange(0, 400)) for _ in range(20)]
-    texts += ["- , " * 90 + random_text(rng, 60), "x" * 500]
-    of_texts = [naive_words(text) for text in texts[:20] for _ in range(5)]
-    starts = [rng.randrange(max(1, len(found) - n)) for found in of_texts]
-    runs = [" ".join(found[i : i + n + 1]) for found, i in zip(of_texts, starts, strict=True)]
-    write_split(tmp_path / "glue", "cola", "validation", runs)
-    index, (hashed, ends) = index_of(tmp_path / "glue", n, tmp_path), ngrams(texts, n)
-    whole = index.find(texts)
-    assert len(whole) > 5
-    monkeypatch.setattr("tasks.text.tokenizer.PIECE_CHARACTERS", 97)
-    assert len(list(portions(texts))) > 50
-    assert index.find(texts) == whole
-    assert [part.tolist() for part in ngrams(texts, n)] == [hashed.tolist(), ends.tolist()]
+        assert all(naive.words(text[w.start : w.end]) == [w.word] for w in words_in(text))
 
 
 def test_where_no_sentence_is_long_enough_nothing_is_found(store, tmp_path: Path, toy_texts: list[str]):

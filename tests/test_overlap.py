@@ -5,17 +5,18 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+import naive
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import corpus_of, document, documents_of
+from conftest import corpus_of, document
 
 from tasks import tokenize as tokenize_stage
 from tasks.corpus.parts import unit_hash
 from tasks.reports.funnel import funnel, overlap
 from tasks.store.artifacts import Artifact
-from tasks.text.ngrams import Known, words_in
+from tasks.text.ngrams import Known
 from tasks.text.overlap import WORDS_IN_A_ROW, ngrams_in, ngrams_in_common, words_in_common
 from tasks.tokenize import Tokenize, measurable, tokenize
 from tasks.vocabulary import Vocabulary, vocabulary
@@ -24,25 +25,15 @@ FRACTION = 0.2
 WORDS = [f"w{number}" for number in range(26)]
 
 
-def windows(text: str) -> list[tuple[int, int, tuple[str, ...]]]:
-    """The runs of 13 words, or twice as many characters of scripts without spaces: first word, the one after, words."""
-    words = list(words_in(text))
-    found = []
-    for first in range(len(words)):
-        halves = 0
-        for end in range(first, len(words)):
-            halves += 1 if words[end].half else 2
-            if halves >= 2 * WORDS_IN_A_ROW:
-                found.append((first, end + 1, tuple(word.word for word in words[first : end + 1])))
-                break
-    return found
-
-
 def plain_counts(held: list[str], trained: list[str]) -> list[tuple[int, int]]:
     """The words of each held-out text, and those in runs that the training texts have, in plain Python."""
-    known = {run for text in trained for *_, run in windows(text)}
-    places = [{n for first, end, run in windows(text) if run in known for n in range(first, end)} for text in held]
-    return [(len(list(words_in(text))), len(own)) for text, own in zip(held, places, strict=True)]
+    known = {run for text in trained for run in naive.runs(text, WORDS_IN_A_ROW)}
+    counts = []
+    for text in held:
+        runs = enumerate(naive.runs(text, WORDS_IN_A_ROW))  # run i begins at word i
+        own = {number for first, run in runs if run in known for number in range(first, first + len(run))}
+        counts.append((len(naive.words(text)), len(own)))
+    return counts
 
 
 def with_passages(rng: random.Random, letters: str, size: int) -> list[str]:
@@ -149,16 +140,14 @@ def test_text_that_held_out_documents_share_with_each_other_alone_does_not_count
     assert [held_of(made)[text]["shared_words"] for text in twice] == [0, 0]
 
 
-def test_what_is_shared_is_that_of_plain_sets_whatever_the_parts_and_workers(words, tmp_path: Path, monkeypatch):
+def test_what_is_shared_is_that_of_plain_sets_whatever_the_parts(words, tmp_path: Path):
     rng = random.Random(6)
     texts = [document(rng, rng.choice([1, 3, 8])) for _ in range(300)]
     whole = tokenized(corpus_of(tmp_path, texts, part_megabytes=1), words)
     rows = held_of(whole)
-    trained = [d.text for d in documents_of(corpus_of(tmp_path, texts)) if d.text not in rows]
-    expected = plain_counts(list(rows), trained)
+    expected = plain_counts(list(rows), [text for text in texts if text not in rows])
     assert [(row["words"], row["shared_words"]) for row in rows.values()] == expected
     assert 0 < sum(shared > 0 for _, shared in expected) < len(rows)
-    monkeypatch.setenv("CRAM_WORKERS", "2")
     in_parts = tokenized(corpus_of(tmp_path, texts, part_megabytes=0.008), words)
     assert list(held_of(in_parts).values()) == list(rows.values())
     assert in_parts.stats["heldout"] == whole.stats["heldout"]
@@ -233,23 +222,27 @@ def shared(documents: int, of_documents: float, of_words: float) -> dict:
     }  # fmt: skip
 
 
-def test_the_report_has_the_share_of_the_held_out_text_that_is_in_the_training_text():
-    held = {"documents": 40, "shared": shared(10, 0.25, 0.123), "measured": {"shared": shared(0, 0.0, 0.0)}}
-    said = overlap(lineage_of(held))
-    assert "25.0 %" in said
-    assert "12.3 %" in said
-    assert "too low" not in said
-    [row] = [row for row in funnel(lineage_of(held)) if "share 13 words" in row["stage"]]
-    assert (row["documents"], row["characters"]) == (10, 70)
-
-
-def test_the_report_says_if_the_loss_is_measured_on_text_that_was_trained_on():
-    held = {"documents": 40, "shared": shared(39, 0.975, 0.8), "measured": {"shared": shared(39, 0.975, 0.81)}}
-    said = overlap(lineage_of(held))
-    assert "too low" in said
-    assert "81.0 %" in said
-
-
-def test_the_report_says_if_it_was_not_checked_and_nothing_where_there_is_no_tokenize_stage():
-    assert "not checked" in overlap(lineage_of({"documents": 40, "measured": {}}))
+@pytest.mark.parametrize(
+    ("held", "said", "unsaid"),
+    [
+        (
+            {"documents": 40, "shared": shared(10, 0.25, 0.123), "measured": {"shared": shared(0, 0.0, 0.0)}},
+            ["25.0 %", "12.3 %"],
+            "too low",
+        ),
+        (
+            {"documents": 40, "shared": shared(39, 0.975, 0.8), "measured": {"shared": shared(39, 0.975, 0.81)}},
+            ["too low", "81.0 %"],
+            "not checked",
+        ),
+        ({"documents": 40, "measured": {}}, ["not checked"], "too low"),
+    ],
+)
+def test_the_report_has_the_share_and_says_if_the_loss_is_too_low_or_was_not_checked(held: dict, said, unsaid: str):
+    text = overlap(lineage_of(held))
+    assert all(words in text for words in said)
+    assert unsaid not in text
+    rows = [row for row in funnel(lineage_of(held)) if "share 13 words" in row["stage"]]
+    documents = [(row["documents"], row["characters"]) for row in rows]
+    assert documents == ([(held["shared"]["documents"], 70)] if "shared" in held else [])
     assert overlap({}) == ""

@@ -1,0 +1,49 @@
+"""Words and their runs in plain Python, character by character, to compare those of `tasks.text` with."""
+
+import functools
+import unicodedata
+
+import regex
+
+HALF = regex.compile(r"[\p{scx=Han}\p{scx=Hira}\p{scx=Kana}]|\p{Thai}|\p{Lao}|\p{Khmer}|\p{Myanmar}|\p{Tibetan}")
+
+
+@functools.cache
+def letter(char: str) -> str:
+    """What a character of a text in lower case becomes, from Python's tables."""
+    kind = unicodedata.category(char)
+    gone = kind in ("Cf", "Me") or (kind == "Cc" and not char.isspace()) or "\x1c" <= char <= "\x1f"
+    gone |= kind[0] == "M" and unicodedata.combining(char) not in (0, 9)
+    if gone or regex.match(r"\p{Default_Ignorable_Code_Point}", char):
+        return ""
+    if kind[0] not in "LNM":
+        return " "
+    return f" {char} " if HALF.match(char) else char
+
+
+def words(text: str) -> list[str]:
+    """The words of a text."""
+    lower = regex.sub("[^가-힣]+", lambda run: unicodedata.normalize("NFKD", run.group()).casefold(), text)
+    return [word for word in "".join(map(letter, lower)).split(" ") if word]
+
+
+def runs(text: str, n: int, by_halves: bool = True, short: bool = False) -> list[tuple[str, ...]]:
+    """The run of n words that begins at each word of a text, in order; as `matching.hash_ngrams`."""
+    every = words(text)
+    sizes = [1 if by_halves and HALF.match(word) else 2 for word in every]
+    found = []
+    for first in range(len(every)):
+        size = 0
+        for end in range(first, len(every)):
+            size += sizes[end]
+            if size >= 2 * n:
+                found.append(tuple(every[first : end + 1]))
+                break
+    if short and every and not found:
+        found.append(tuple(every))
+    return found
+
+
+def jaccard(first: set, second: set) -> float:
+    """The similarity of two sets."""
+    return len(first & second) / len(first | second) if first or second else 0.0
