@@ -90,7 +90,7 @@ class Download(Params):
         for source in OPTIONS.keys() & self.weights.keys():
             required, *others = OPTIONS[source]
             if required not in given:
-                raise ValueError(f"source is {source!r}: give {required}, which is empty")
+                raise ValueError(f"source is {source!r}: set {required}, which is empty")
             useful.update([required, *others])
         useless = [f"{name} {getattr(self, name)!r}" for name in given if name not in useful]
         if useless:
@@ -123,7 +123,7 @@ class Download(Params):
         return bool(self.sets or self.documents or self.megabytes)
 
     def check(self) -> None:
-        """Raise InputError if local files, or too many records in them, can't be read, as their beginnings tell."""
+        """Raise InputError if the beginnings of local files show that files, or too many records in them, can't be read."""
         own = read_own(self)
         if self.source == "files" and not self.is_limited:
             check_records(own.found, self.options, self.max_lost, self.what)
@@ -158,7 +158,7 @@ class OwnText(NamedTuple):
 def read_own(params: Download) -> OwnText:
     """The local files. Raises InputError if too many can't be read.
 
-    If all may not be read, it raises nothing, since nobody knows yet which files will be reached.
+    With a limit it raises nothing, since it isn't known yet which files will be reached.
     """
     if not params.files:
         return OwnText(local.Local({}, Counter(), [], set()), {})
@@ -270,11 +270,11 @@ class Counts(Tally):
         """What was read of a source. `ended`: it was all of it."""
         return {"documents": self.read[name], "bytes": self.bytes[name], "ended": ended}
 
-    def tell(self) -> None:
+    def log_findings(self) -> None:
         """Log what was found in files, what of archives was not read, and which options had no effect."""
         if self.skipped:
             kinds = counted_kinds(self.skipped.elements())
-            log.warning("Files in archives, or mails, that are not read: %s.", kinds)
+            log.warning("Files in archives, or mails, that were not read: %s.", kinds)
         if {"files", "hub"} & set(self.params.weights):
             log.info("The documents by format and column: %s.", json.dumps(self.formats))
         for option, forms in EFFECT.items():
@@ -382,14 +382,14 @@ def download(params: Download, out: Path) -> dict:
             check_reached(params, own, readers["files"])
         if draft_of(download.target(params)) != out:  # the files have other digests than those in the key
             raise Damage(
-                "A file in download.files or download.dataset changed while it was read. Run again, and leave it."
+                "A file in download.files or download.dataset changed while it was read. Run again, and don't change it meanwhile."
             )
     except Damage:  # a rerun must not resume from what was written
         saved.unlink(missing_ok=True)
         raise
     shards = sum(reader.shard + bool(reader.records) for reader in readers.values())
     stats = {"shards": shards, "parts": parts.parts, **counts.stats()}
-    counts.tell()
+    counts.log_findings()
     skipped = counts.skipped + own.found.skipped
     if skipped:
         stats["skipped"] = dict(skipped.most_common())

@@ -218,7 +218,7 @@ def test_a_file_is_read_whatever_its_name_is_if_it_is_given_itself(store: Path, 
     for name, text in ((".hidden.txt", "hidden"), ("README.md", "readme"), ("notes.log", "a log"), ("*.bak", "json")):
         assert texts_of(downloaded(tmp_path / name)) == [text]
     (tmp_path / "blob.bin").write_bytes(b"\0\1\2\3" * 99)
-    with pytest.raises(InputError, match=r"blob\.bin is of a kind"):
+    with pytest.raises(InputError, match=r"blob\.bin is a kind"):
         downloaded(tmp_path / "blob.bin")
     (tmp_path / "page.html").write_text(PAGE)
     with pytest.raises(InputError, match=r"page\.html .*download\.extract"):

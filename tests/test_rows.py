@@ -54,7 +54,7 @@ def test_a_compression_that_is_cut_or_followed_by_garbage_is_damage(tmp_path: Pa
         ("a.json", json.dumps(ROWS, indent=2).encode()[:-30], "truncated"),
         ("a.json", json.dumps(ROWS, indent=2).encode()[:-2], "truncated"),
         ("a.json", json.dumps(ROWS, indent=2).replace('"b": "1"', '"b" "1"').encode(), "line 4"),
-        ("a.json", json.dumps(ROWS, indent=2).encode() + b"\n]", "no JSON"),
+        ("a.json", json.dumps(ROWS, indent=2).encode() + b"\n]", "not JSON"),
         ("a.json", b"[\n" + b"[" * 100_000, "nested"),
         ("a.json", '[\n{"a": "é"}]'.encode("latin-1"), "download.encoding"),
         ("a.csv", b'a,b\n1,2\n"open,3\n4,5\n', "line 3"),
@@ -66,7 +66,7 @@ def test_a_compression_that_is_cut_or_followed_by_garbage_is_damage(tmp_path: Pa
         ("a.arrow", arrow_of(ROWS, pa.ipc.new_file)[:-8], "corrupt"),
         ("a.arrow", parquet_of(ROWS), "Parquet"),
         ("a.parquet", b"a,b\n1,2\n", "text"),
-        ("a.txt", b"text", "no table"),
+        ("a.txt", b"text", "not a table"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, name: str, stored: bytes, said: str):

@@ -1,4 +1,4 @@
-"""Compressions, archives and encodings of text: what lies around the content of a file. Peeled off as it is read."""
+"""Bytes of any file: compressions, archives and encodings of text are undone while the file is read."""
 
 import bz2
 import codecs
@@ -70,8 +70,8 @@ def reading(name: str) -> Iterator[None]:
         yield
     except UnicodeError as error:
         raise Damage(
-            f"{name} can't be read as text: {error}. Set encoding (download.encoding, or that of the task) to its own, "
-            "for example windows-1252 or utf-16-le."
+            f"{name} can't be read as text: {error}. Set encoding (download.encoding, or that of the task) to the one that the "
+            "file has, for example windows-1252 or utf-16-le."
         ) from error
     except DAMAGE as error:
         if getattr(error, "errno", None):
@@ -111,7 +111,7 @@ def frames(file: BinaryIO, begin: Callable, padding: bytes = b"") -> Iterator[by
     `begin`: makes a decompressor of a frame; `padding`: the byte that may fill the space after a frame.
 
     The libraries' own readers take a truncated zst for a whole one, and drop what follows a damaged header of bz2 or
-    xz; Arrow's refuses zst frames with a long window.
+    xz; that of Arrow refuses zst frames with a long window.
     """
     frame = begin()
     packed = file.read(MORSEL)
@@ -163,9 +163,9 @@ UNPACKERS: dict[str, Callable[[BinaryIO], io.RawIOBase]] = {
 
 
 def unpack(file: io.BufferedReader, name: str) -> io.BufferedReader:
-    """The content of a file in the compressions that its name tells, or in one that an odd name doesn't tell.
+    """The content of a file in the compressions that its name shows, or in one that an unusual name doesn't show.
 
-    Raises Damage if it isn't compressed so, and InputError if it is of a kind that cram doesn't read.
+    Raises Damage if the compression is another one, and InputError if cram doesn't read this kind of file.
     """
     kinds.refuse_foreign(file.peek(), name)
     for form in kinds.layers(name).compressions:
@@ -173,8 +173,8 @@ def unpack(file: io.BufferedReader, name: str) -> io.BufferedReader:
         file = Stream(UNPACKERS[form](file), BUFFER)
     if kinds.ending(name) in kinds.FORMATS:
         return file
-    untold = kinds.sniff(file.peek())
-    return Stream(UNPACKERS[untold](file), BUFFER) if untold in UNPACKERS else file
+    hidden = kinds.sniff(file.peek())
+    return Stream(UNPACKERS[hidden](file), BUFFER) if hidden in UNPACKERS else file
 
 
 class Content(NamedTuple):
@@ -247,7 +247,7 @@ def members_of_zip(file: io.BufferedReader, name: str) -> Iterator[tuple[str, io
                 what = f"can't be unpacked: {inner} in it is packed in a way that cram doesn't read"
                 if member.flag_bits & ENCRYPTED:
                     what = f"is encrypted: {inner} in it needs a password"
-                raise Damage(f"{name} {what}. Unpack it, and give the folder in place of it.") from error
+                raise Damage(f"{name} {what}. Unpack it, and pass the folder instead.") from error
 
 
 def members_of_tar(file: io.BufferedReader) -> Iterator[tuple[str, io.BufferedReader]]:
@@ -263,9 +263,9 @@ def members_of_tar(file: io.BufferedReader) -> Iterator[tuple[str, io.BufferedRe
 
 
 def as_utf8(file: io.BufferedReader, name: str, encoding: str) -> io.BufferedReader:
-    """A text file as UTF-8 without a byte order mark, from `encoding` or from what a mark tells.
+    """A text file as UTF-8 without a byte order mark, from `encoding` or from what a mark says.
 
-    A file that begins as UTF-8, and not as plain ASCII, is UTF-8. Raises Damage for UTF-16 that nothing announces.
+    A file that begins as UTF-8, and not as plain ASCII, is UTF-8. Raises Damage for UTF-16 without a mark if no encoding is set.
     """
     head = file.peek()
     mark = next((mark for mark in kinds.MARKS if head.startswith(mark)), b"")

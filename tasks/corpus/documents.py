@@ -1,4 +1,4 @@
-"""Documents of files: whatever the format and whatever lies around it. See READERS for the formats.
+"""Documents of files of any format, compressed or in archives. READERS has the formats.
 
 Bytes become rows (containers, rows, texts, mail), and rows become documents, each with its place, source and text.
 """
@@ -80,7 +80,7 @@ class Layout(NamedTuple):
 
     form: str  # the format
     unit: str  # the column with the text, or what a document of a text file is
-    doubt: str = ""  # why a text file may be no prose
+    doubt: str = ""  # why a text file may not be prose
 
 
 class Found(NamedTuple):
@@ -142,7 +142,7 @@ def read_table(file: io.BufferedReader, origin: Origin) -> Records:
 
 
 def read_text(file: io.BufferedReader, origin: Origin) -> Records:
-    """The documents of a text file: one, or one per line or paragraph. Raises InputError if one would be large."""
+    """The documents of a text file: one, or one per line or paragraph. Raises InputError if a document would be large."""
     head = file.peek()
     asked = origin.options.documents_by
     layout = Layout("text", asked or "file", texts.doubt_of(head, origin.name, bool(asked)))
@@ -188,9 +188,9 @@ def read_archive(file: io.BufferedReader, origin: Origin) -> Records:
 
 
 def read_member(file: io.BufferedReader, origin: Origin) -> Records:
-    """The documents of a file in an archive. One that is a document, and can't be read, is lost alone.
+    """The documents of a file in an archive. A text file that can't be read is lost alone.
 
-    An empty one is counted with what is skipped.
+    An empty file is counted with those that are skipped.
     """
     try:
         for record in read_file(file, origin.name, origin.source, origin.options):
@@ -227,8 +227,8 @@ def documents_in(rows: Rows, origin: Origin, text: str = "", same_columns: bool 
     """The documents in rows that are records, and losses.
 
     `text`: the column with the text, if it is known; or else it is that of the first record that has one.
-    `same_columns`: all rows have those of the first. Raises InputError if then there is no column with the text, or
-    if no record names its source in a column that is asked for.
+    `same_columns`: all rows have the columns of the first. Raises InputError if these have no column with the text, or
+    if no record names its source in the column that is asked for.
     """
     name, options = origin.name, origin.options
     layout = Layout(origin.form, text)

@@ -122,7 +122,7 @@ class File(NamedTuple):
 
 
 def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> InputError:
-    """What to tell the user if the hub can't be reached or refuses."""
+    """The error that the user sees if the hub can't be reached or refuses."""
     status = getattr(getattr(problem, "response", None), "status_code", None)
     if status in (401, 403):
         return InputError(
@@ -140,7 +140,7 @@ def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> Input
 
 @contextmanager
 def asking(repository: str, instead: str = OWN_TEXT) -> Iterator[None]:
-    """Raise `error` for what the hub's client raises: errors of its own, of httpx and of sockets."""
+    """Raise `error` for what the hub's client raises: its own errors, those of httpx and of sockets."""
     try:
         yield
     except Exception as problem:
@@ -231,7 +231,7 @@ def find_cached(source: Source, name: str, digest: str = "") -> Path | None:
         return None
     path = Path(found)
     digest = digest or path.resolve().name
-    if len(digest) != 64 or known_digest(path) == digest:  # another name is no SHA-256
+    if len(digest) != 64 or known_digest(path) == digest:  # another name is not a SHA-256
         return path
     log.warning("%s does not have the hub's digest; it is downloaded again.", path)
     return None

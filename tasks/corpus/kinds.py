@@ -65,31 +65,35 @@ FOREIGN = [  # the beginning of a file, what it is, what to do
     (rb"SQLite format 3\0", "an SQLite database", "Export it: sqlite3 -header -csv FILE 'SELECT …' > FILE.csv."),
     (rb"\x80[\x02-\x05][\x8a\x95c(}\]]", "a pickle", f"A pickle can run code, so cram opens none. {CONVERT}"),
     (rb"\x93NUMPY|\x89HDF|Obj\x01", "a file of arrays or records (NumPy, HDF5, Avro)", CONVERT),
-    (rb"\x89PNG|\xff\xd8\xff|GIF8[79]a|RIFF.{4}[A-Z]|OggS\0|ID3[\2-\4]", "an image, a sound or a film", "Delete it."),
+    (
+        rb"\x89PNG|\xff\xd8\xff|GIF8[79]a|RIFF.{4}[A-Z]|OggS\0|ID3[\2-\4]",
+        "an image, a sound or a film",
+        "Delete it, or leave it out.",
+    ),
     (rb"!BDN", "a mailbox of Outlook", "Export it: readpst FILE.pst."),
-    (rb"\d+ *\r?\n(" + HEADERS + rb")", "a mail of Apple's", "Export it as .mbox."),
+    (rb"\d+ *\r?\n(" + HEADERS + rb")", "a mail of Apple Mail", "Export it as .mbox."),
     (
         rb"(\xef\xbb\xbf)?(\[Script Info\]|\{\d+\}\{\d+\}|\d+:\d\d:\d\d\.\d+,\d+:\d\d:\d\d\.\d+\r?\n)",
         "subtitles in another form than .srt and .vtt",
         "Convert them: ffmpeg -i FILE FILE.srt.",
     ),
-    (rb"\s*(<\?xml[^>]*>\s*)?<mediawiki\b", "a dump of MediaWiki", "Make text of it with WikiExtractor."),
+    (rb"\s*(<\?xml[^>]*>\s*)?<mediawiki\b", "a dump of MediaWiki", "Turn it into text with WikiExtractor."),
 ]
 # The end of a stem that numbers a shard; on the hub, a digest may follow
 SHARD = re.compile(r"[-_. ]?\d+([-_. ]?of[-_. ]?\d+(-[0-9a-f]{16})?)?$")
-SUFFIX = re.compile(r"\.[a-z_-]{1,12}\d?|\.7z")  # that tells a kind, other than the number of a shard
+SUFFIX = re.compile(r"\.[a-z_-]{1,12}\d?|\.7z")  # that names a kind; the number of a shard doesn't
 HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")
 ABOUT = re.compile(
     r"(readme|licen[cs]e|notice|citation|changelog)(\.(md|rst|cff))?|_[a-z_]+(_\d+)?|(state|dataset_(dict|infos?))\.json"
     r"|(v\d+|\d+-[0-9a-f-]+)\.metadata\.json",  # the last of Iceberg
     re.I,
 )
-# Folders in which Delta Lake and Spark keep their books
+# Folders in which Delta Lake and Spark keep records about a table
 BOOKS = re.compile(r"(^|/)_(delta_log|delta_index|change_data|spark_metadata|temporary)/")
 
 
 class Damage(InputError):
-    """A shard is not what it should be. Nothing of it is used, and a rerun must not rely on what was read of it."""
+    """A shard is not what it should be. None of it is used, and a rerun must not rely on what was read of it."""
 
 
 class Mislabelled(Damage):
@@ -118,7 +122,7 @@ def layers(name: str) -> Layers:
 
 
 def ending(name: str) -> str:
-    """The suffix that tells the format of a file, in small letters, without those of compressions."""
+    """The suffix that names the format of a file, in small letters, without those of compressions."""
     return Path(layers(name).name).suffix.lower()
 
 
@@ -148,7 +152,7 @@ def reason_to_skip(path: str, extract: str) -> str:
 
 
 def unmarked_utf_16(head: bytes) -> str:
-    """The kind of UTF-16 that the NUL bytes at the beginning of a file without a mark tell; empty if it is none."""
+    """The kind of UTF-16 that the NUL bytes at the beginning of a file without a mark show; empty if it isn't UTF-16."""
     odd = head[1::2].count(0)
     even = head[::2].count(0)
     if odd + even <= max(4, len(head) / 50) or (odd and even):
@@ -160,7 +164,7 @@ def unmarked_utf_16(head: bytes) -> str:
 
 
 def sniff(head: bytes) -> str:
-    """The format of a file by its beginning alone, of BINARY or TEXTUAL, or text; empty if it is none."""
+    """The format of a file by its beginning alone, of BINARY or TEXTUAL, or text; empty if it isn't known."""
     for pattern, form in BINARY + TEXTUAL:
         if re.match(pattern, head, re.DOTALL):
             return form
@@ -189,12 +193,12 @@ def form_of(head: bytes, name: str, extract: str = "") -> str:
     if form in MARKUP.values() and not extract:
         raise InputError(f"{name} is {form}. Set download.extract to trafilatura to take the text out of it.")
     if form not in FORMATS.values():
-        raise InputError(f"{name} is of a kind that cram doesn't read. Expected {KINDS}.")
+        raise InputError(f"{name} is a kind of file that cram doesn't read. Expected {KINDS}.")
     return form
 
 
 def expect(head: bytes, name: str, expected: str) -> None:
-    """Raise Damage if a file does not begin as the format that its name tells."""
+    """Raise Damage if a file does not begin as files of the format in its name do."""
     if expected in BINARY_FORMS and not head:
         raise Damage(f"{name} is truncated: it is empty. Get it again.")
     found = sniff(head)
@@ -207,7 +211,7 @@ def expect(head: bytes, name: str, expected: str) -> None:
 
 
 def is_clash(found: str, expected: str) -> bool:
-    """Whether a file that looks like one format can't be of another one. Text may look like much, and JSON like text."""
+    """Whether a file that looks like one format can't be of another one. Text may look like other formats, and JSON may look like text."""
     if found in BINARY_FORMS or expected in BINARY_FORMS or found == "HTML":
         return True
     if expected == "text":

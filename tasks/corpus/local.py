@@ -17,9 +17,9 @@ from tasks.corpus.kinds import FORMATS, KINDS, counted_kinds, ending, form_of, r
 
 WILD = re.compile(r"[*?[]")  # the characters that make a path a glob
 NAMED = 3  # files that a warning names
-IS_NOWHERE = "is no regular file but a broken link, pipe, socket or device. Correct or delete it."
+IS_NOWHERE = "is not a regular file but a broken link, pipe, socket or device. Correct or delete it."
 NOWHERE = "no regular file"  # the kind of a broken link, pipe, socket or device
-ADVICE = "A path to a single file has it read whatever its name is; download.extract reads .html and .xml."
+ADVICE = "A file that is named by its own path is read whatever its suffix is; set download.extract for .html and .xml."
 
 
 class Local(NamedTuple):
@@ -151,7 +151,7 @@ def absolute(path: str | Path) -> Path:
 def local_files(patterns: Iterable[str], extract: str = "") -> Local:
     """The files that paths, globs and directories stand for.
 
-    It warns of those in directories that aren't read by their kind. Raises InputError if there is nothing to read, or
+    It warns about other files in directories, by kind. Raises InputError if there is nothing to read, or
     if what was given by its own path can't be read, and OSError for what the system refuses.
     """
     files: list[Path] = []
@@ -190,7 +190,7 @@ def warn_of_others(others: dict[Path, str]) -> None:
     """Log which files in directories aren't read, by kind."""
     examples = first_of([printable(str(path)) for path in sorted(others)], NAMED)
     warn_once(
-        f"{counted(len(others), 'file')} in the directories of download.files, not read: "
+        f"{counted(len(others), 'file')} in the directories of download.files are not read: "
         f"{counted_kinds(others.values())} ({examples}). {ADVICE}"
     )
 

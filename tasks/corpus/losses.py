@@ -56,7 +56,7 @@ class Unreadable(Exception):
 
 
 def advice_on(reason: str) -> str:
-    """What helps against losses for this reason; empty if nothing that cram knows of."""
+    """What helps against losses for this reason; empty if cram knows nothing."""
     for start, advice in ADVICE.items():
         if reason.startswith(start):
             return advice
@@ -77,7 +77,7 @@ class Losses:
 
     @property
     def advice(self) -> str:
-        """What helps against these losses; empty if nothing that cram knows of."""
+        """What helps against these losses; empty if cram knows nothing."""
         fitting = {advice_on(reason) for reason in self.reasons}
         return " ".join(advice for advice in ADVICE.values() if advice in fitting)
 
@@ -95,12 +95,12 @@ class Losses:
     def check(self, what: str, documents: int, max_lost: float, skipped: Counter[str], where: str) -> None:
         """Raise InputError if no document was read, or if more records were lost than `max_lost` allows.
 
-        `what`: the source; `documents`: those read; `where`: a sentence that tells all losses, or where they are.
+        `what`: the source; `documents`: those read; `where`: a sentence that lists all losses, or says where they are.
         """
         summary = self.summary(skipped)
         if not documents:
             advice = self.advice or "Check download.files or source."
-            raise InputError(f"{what} holds no document that cram can read (lost: {summary}). {advice}")
+            raise InputError(f"{what} has no document that cram can read (lost: {summary}). {advice}")
         seen = self.records + documents
         if self.records > max_lost * seen:
             advice = self.advice or "Repair the files, or raise download.max_lost."

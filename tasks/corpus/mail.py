@@ -21,7 +21,7 @@ HEADER = re.compile(rb"[!-9;-~]+:|From ")  # of a message
 BODIES = ("text/plain", "text/html")  # types of a message's text, the best first
 TIME = r"(?:\d+:)?\d{1,2}:\d\d[.,]\d{1,3}"
 CUE = re.compile(rf"(?:^\d+[ \t]*\n)?^[ \t]*{TIME}[ \t]*-->[ \t]*{TIME}[^\n]*\n?", re.MULTILINE)  # with its number
-NOTICE = re.compile(r"(WEBVTT|NOTE|STYLE|REGION)\b")  # blocks of WebVTT that nobody speaks
+NOTICE = re.compile(r"(WEBVTT|NOTE|STYLE|REGION)\b")  # blocks of WebVTT that aren't speech
 TAG = re.compile(r"</?[a-zA-Z][^>\n]*>|<[\d:.]+>|\{\\[^}\n]*\}")  # styles, voices and times within a cue
 
 
@@ -58,7 +58,7 @@ def message_rows(file: io.BufferedReader, name: str, encoding: str, extract: str
     """
     head = file.peek()
     if head and not HEADER.match(head):  # an empty mailbox has no messages
-        raise InputError(f"{name} is no mail: it begins with no header, as `From: …`. Rename it.")
+        raise InputError(f"{name} is not mail: it doesn't begin with a header such as `From: …`. Rename it.")
     for line, data in messages(file):
         try:
             text = text_of_message(data, encoding, extract)
@@ -81,7 +81,7 @@ def text_of_message(data: bytes, encoding: str, extract: str) -> str:
 
 
 def text_of_page(page: str) -> str:
-    """The text of a mail in HTML, which has no article that could be told from what surrounds it."""
+    """The text of a mail in HTML, which has no menus around an article."""
     import trafilatura
 
     whole = page if "<html" in page.lower() else f"<html><body>{page}</body></html>"
@@ -98,7 +98,7 @@ class Body(NamedTuple):
 def body_of(data: bytes, encoding: str) -> Body:
     """The text of a message.
 
-    `encoding`: of text that names none, or a wrong one, and isn't UTF-8. Raises Unreadable if it can't be decoded.
+    `encoding`: of text that isn't UTF-8 and names no encoding, or a wrong one. Raises Unreadable if it can't be decoded.
     """
     try:
         message = message_from_bytes(data)
@@ -143,7 +143,9 @@ def subtitle_rows(file: io.BufferedReader, name: str) -> Rows:
         return
     text = str(row.record)
     if not CUE.search("\n".join(text.splitlines())):
-        raise InputError(f"{name} is named as subtitles are, and no line has times, as 00:01,0 --> 00:02,5. Rename it.")
+        raise InputError(
+            f"{name} has the suffix of subtitles, but no line has times such as 00:01,0 --> 00:02,5. Rename it."
+        )
     speech = speech_in(text)
     yield Row(1, speech) if speech else Loss(name, 0, NOTHING)
 

@@ -15,7 +15,7 @@ from statistics import median
 from tasks.corpus.documents import Found, Layout, Records
 from tasks.corpus.losses import Loss
 
-VERSION = 2  # raise it when the same packages give other documents: it enters the key
+VERSION = 2  # raise it when the same packages yield other documents: it enters the key
 SHORTEST_DOCSTRING = 80  # characters; shorter ones are seldom prose
 
 

@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 class Lenient(dict):
-    """An object of JSON that orjson refuses or wasn't asked. Its strings may hold half surrogate pairs."""
+    """An object of JSON that orjson refuses, or that was parsed without it. Its strings may have half surrogate pairs."""
 
 
 class Dialect(NamedTuple):
@@ -176,7 +176,7 @@ def decode_value(text: str, at: int, name: str, number: int) -> tuple[object, in
         raise Damage(f"{name} is nested too deeply after value {number:,}.") from None
     except json.JSONDecodeError as error:
         is_cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-        what = "truncated: it ends within a value" if is_cut else f"no JSON: {error.msg}"
+        what = "truncated: it ends within a value" if is_cut else f"not JSON: {error.msg}"
         raise Damage(f"{name} is {what} in line {error.lineno:,}. Repair it, or get it again.") from None
 
 
@@ -280,7 +280,7 @@ def dialect_of(head: str, name: str) -> Dialect:
 
 
 def has_open_quotes(lines: list[str]) -> bool:
-    """Whether lines of a TSV file, the last of which may be cut, have equally many fields, and quotes that enclose none."""
+    """Whether lines of a TSV file, the last of which may be cut, have equally many fields, and quotes that don't enclose one."""
     tabs = {line.count("\t") for line in lines[:-1]}
     return len(tabs) < 2 and OPEN_QUOTE.search("\n".join(lines)) is not None
 
@@ -358,12 +358,12 @@ def records(
 ) -> Iterator[tuple[int, dict[str, object]] | Loss]:
     """The rows of a table or JSON file, compressed or not, each with its number (as in Row), and losses.
 
-    `name` stands for the file in messages and tells its format. Strings that are not Unicode, and whatever isn't an
+    `name` stands for the file in messages; its suffix names the format. Strings that are not Unicode, and whatever isn't an
     object, are losses. Values of CSV are strings; `dialect` is its form, if known. Raises InputError if the file
     is of another format or damaged.
     """
     if ending(name) not in ROWS:
-        raise InputError(f"{printable(name)} is no table. Expected a file that ends in {', '.join(ROWS)}.")
+        raise InputError(f"{printable(name)} is not a table. Expected a file that ends in {', '.join(ROWS)}.")
     with reading(name), open_raw(path) as raw:
         form, file = content_of(raw, name, encoding)
         for row in rows_of(form, file, name, dialect):

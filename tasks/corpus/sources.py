@@ -30,7 +30,7 @@ def forms_in_key(name: str, path: Path) -> list[str]:
     """What enters a key of a file that earlier versions read as plain text, or of which they skipped files."""
     form = FORMATS.get(ending(name), "")
     if not form:
-        with suppress(InputError):  # which the survey tells
+        with suppress(InputError):  # the survey reports it
             form = sniff(head_of(path))
     return [form] if form in READ_ANEW else []
 

@@ -20,7 +20,7 @@ from tasks.store.manifests import known_digest
 if TYPE_CHECKING:
     from datasets import Features, IterableDataset
 
-READING = 2  # raise it when the same data set gives other documents: it enters the keys of those that `datasets` reads
+READING = 2  # raise it when the same data set yields other documents: it enters the keys of what `datasets` reads
 OF_DATA = ValueError | TypeError | KeyError | RuntimeError  # errors of `datasets` that no network or disk causes
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,13 @@ class Split(NamedTuple):
 
     @property
     def folder(self) -> Path | None:
-        """Where the data set lies on this machine; None if it is on the hub."""
+        """Where the data set is on this machine; None if it is on the hub."""
         path = Path(self.dataset).expanduser()
         return path if path.is_dir() else None
 
     @property
     def title(self) -> str:
-        """Its name, config and split; of a folder without where it lies."""
+        """Its name, config and split; of a folder, its own name only."""
         name = self.folder.name if self.folder else self.dataset
         return "/".join(part for part in (name, self.config, self.split) if part)
 
@@ -52,7 +52,9 @@ class Split(NamedTuple):
         if not top:
             return about | {"repository": self.dataset, "revision": self.commit()}
         if self.revision:
-            raise InputError(f"revision is {self.revision!r}, but {top} is a folder, which has none. Leave it out.")
+            raise InputError(
+                f"revision is {self.revision!r}, but {top} is a folder, and folders have no revision. Leave it out."
+            )
         digests = []
         for file in local.files_below(top, hidden=False):
             digests.append([str(file.relative_to(top)), known_digest(file)])
@@ -63,7 +65,7 @@ class Split(NamedTuple):
         return None if self.folder else hub.commit(hub.Source(self.dataset, self.revision, ""))
 
     def stream(self) -> "tuple[IterableDataset, list[str]]":
-        """The rows, of which only what is read is fetched, and the files that they lie in, in order, if known.
+        """The rows, of which only what is read is fetched, and the files that they are in, in order, if known.
 
         A row is a table of Arrow with the columns and types of its own file. Raises InputError if there are none.
         """
@@ -86,7 +88,7 @@ class Split(NamedTuple):
         return rows.with_format("arrow"), [str(file) for file in files]
 
     def refusal(self, problem: Exception, instead: str = hub.OWN_TEXT) -> InputError:
-        """What to tell the user if `datasets` can't open it. `instead`: advice if the hub doesn't provide it."""
+        """The error that the user sees if `datasets` can't open it. `instead`: advice if the hub doesn't provide it."""
         if not self.folder and not isinstance(problem, OF_DATA):
             return hub.error(self.dataset, problem, instead)
         if isinstance(problem, pa.ArrowException | UnicodeError):  # the files were found
@@ -97,7 +99,7 @@ class Split(NamedTuple):
         )
 
     def unreadable(self, problem: Exception, where: str) -> InputError:
-        """What to tell the user of rows that `datasets` can't read."""
+        """The error that the user sees for rows that `datasets` can't read."""
         if not self.folder and not isinstance(problem, OF_DATA):
             return hub.error(self.dataset, problem)
         said = words_of(problem)
@@ -199,7 +201,7 @@ class StreamReader:
             raise InputError(
                 f"{self.split.dataset} has other columns {self._place()}, than before: {differs}. Expected the text in "
                 f"the same column of every file. {self.split.how_to_repair}; or read the folder with download.source "
-                "files, which finds the text of each file by itself."
+                "files, which looks for the text in each file."
             )
         is_read = [name for name in (text, source) if name in before.names]
         concerns = any(differs_in(name, before, schema) for name in is_read)

@@ -22,7 +22,7 @@ from tasks.corpus.losses import NOTHING, UNREADABLE, Loss, Losses, Skipped
 LOOKED_AT = 4_000_000  # characters of documents beyond the first two records of each file
 LOSS = 100  # characters as which one without text counts
 SHOWN = 100  # files that an error names
-SAID = {UNREADABLE: "", NOTHING: " is empty.", NOWHERE: f" {IS_NOWHERE}"}  # of flaws without a sentence of their own
+SAID = {UNREADABLE: "", NOTHING: " is empty.", NOWHERE: f" {IS_NOWHERE}"}  # of flaws without a sample
 Key = tuple[tuple[str, Path, tuple[int, ...]], ...]  # names, paths, and what changes when a file does
 
 
@@ -34,7 +34,7 @@ class Survey:
         self.flaws: dict[str, Loss] = {}  # of whole files, by name
         self.losses: list[Loss] = []  # of records
         self.skipped: Counter[str] = Counter()  # files in archives, by kind
-        self.doubts: dict[str, str] = {}  # why a file may be no prose
+        self.doubts: dict[str, str] = {}  # why a file may not be prose
         self.documents = 0
         self.left = LOOKED_AT
         self.is_all = True  # there is nothing more in the files
@@ -110,11 +110,11 @@ def flaws_of(found: Local, options: Options) -> dict[str, Loss]:
 
 
 def warn_of_doubts(found: Local, options: Options) -> None:
-    """Log which text files may be no prose."""
+    """Log which text files may not be prose."""
     doubts = look(found, options).doubts
     for doubt in dict.fromkeys(doubts.values()):
         names = first_of([name for name, of_file in doubts.items() if of_file == doubt], NAMED)
-        warn_once(f"A text file {doubt}: {names}. All of that is trained on; leave out what is no prose.")
+        warn_once(f"A text file {doubt}: {names}. All of it is trained on; leave out what is not prose.")
 
 
 def check_records(found: Local, options: Options, max_lost: float, what: str) -> None:
@@ -142,7 +142,7 @@ def identity(path: Path) -> tuple[int, ...]:
 def check_files(flaws: dict[str, Loss], given: set[str], total: int, max_lost: float) -> None:
     """Raise InputError with all flaws if a file that was given itself has one, or if too many of `total` files have.
 
-    Below that, it warns of them. An empty file and a broken link take no text away, so there may always be one.
+    Below that, it warns about them. An empty file and a broken link take no text away, so there may always be one.
     """
     unreadable = [name for name, loss in flaws.items() if loss.reason == UNREADABLE]
     without_text = len(flaws) - len(unreadable)

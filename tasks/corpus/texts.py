@@ -19,7 +19,7 @@ JSON_LINE = re.compile(rb'\s*\{\s*"\w+"\s*:')  # a text hardly begins so
 UNITS = {"file": "file", "line": "line", "blank-line": "paragraph"}  # what a document is, in reasons of losses
 PAGE, PAGE_END = b"<doc id=", b"</doc>"  # what WikiExtractor writes around a page
 WIKI = re.compile(rb"\s*<doc id=[^\n]*>\r?\n")
-# What a text file has instead of prose is told by its beginning. Of 59,655 documents of real text in seven languages,
+# The beginning of a text file shows what it has instead of prose. Of 59,655 documents of real text in seven languages,
 # with code, laws and mathematics among them, four are refused: test vectors, and lists of addresses and of numbers.
 SAMPLED = 1 << 16  # bytes
 LEAST = 500  # visible characters, below which a table of numbers may be all that a document quotes
@@ -42,7 +42,7 @@ STAMP = re.compile(
 def text_of(value: object) -> str:
     """The text that is the value of a field: bytes in UTF-8, a string, or a list of strings, which become lines.
 
-    Raises Unreadable if it is none, or too long.
+    Raises Unreadable if it isn't text, or is too long.
     """
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
@@ -86,7 +86,7 @@ def text_rows(file: io.BufferedReader, name: str, unit: str, asked: bool) -> Row
     """The texts of a text file: one, or one per line, paragraph or page of WikiExtractor, without empty ones.
 
     Line ends and blank lines around a text are no part of it, unless it is the whole file. `unit`: one of UNITS, or
-    doc; `asked`: somebody chose it. Raises InputError if one that nobody asked for would be large.
+    doc; `asked`: the user chose it. Raises InputError for a large file if the user didn't.
     """
     if unit == "file":
         data = file.read(rows.MOST_BYTES + 1)
@@ -101,7 +101,7 @@ def text_rows(file: io.BufferedReader, name: str, unit: str, asked: bool) -> Row
 
 
 def refusal_of_large(data: bytes, name: str) -> str:
-    """What is said of a large text file that nobody chose to divide, or to take whole."""
+    """The sentence about a large text file, if the user didn't choose what a document is."""
     lines = [line for _, line in lines_of(io.BufferedReader(io.BytesIO(data)))]  # type: ignore[arg-type]
     blank = sum(not line.strip() for line in lines)
     size = f"{len(data) / 1e6:.1f} MB"
@@ -150,19 +150,19 @@ def blocks(file: io.BufferedReader, unit: str) -> Iterator[tuple[int, bytes]]:
 
 
 def doubt_of(head: bytes, name: str, asked: bool) -> str:
-    """Why a text file, in UTF-8, may be no prose, as the end of a sentence; empty if nothing speaks against it.
+    """Why a text file, in UTF-8, may not be prose, as the end of a sentence; empty if it looks like prose.
 
-    `head`: its beginning; `asked`: somebody chose what a document is. Raises InputError if it is none, unless `asked`.
+    `head`: its beginning; `asked`: the user chose what a document is. Raises InputError if it isn't prose, unless `asked`.
     """
     what = no_prose(head)
     if what and not asked:
         raise InputError(
-            f"{name} {what}; expected prose. Leave it out, or save the text in it; if it is the text that you want, set "
+            f"{name} {what}; expected prose. Leave it out, or save the text in it; if you want it as text, set "
             "download.documents_by to file or line."
         )
     if JSON_LINE.match(head) and not asked:
         raise InputError(
-            f"{name} is JSON, and its name says text. Name it .jsonl; if it is text, set download.documents_by to file."
+            f"{name} is JSON, but its name says text. Name it .jsonl; if it is text, set download.documents_by to file."
         )
     if not what and looks_like_a_log(head):
         what = "has a date and a time in front of its lines, as a log has"
