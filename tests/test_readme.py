@@ -1,6 +1,7 @@
 """The manuals and the deployment agree with the code."""
 
 import importlib
+import inspect
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 import yaml
 
 from flows.cli.main import app
+from flows.cram import pipeline
 from flows.recipes import recipe
 from flows.recipes.recipe import RECIPES, STAGES, resolve
 from flows.summary import OTHER_STAGES
@@ -118,7 +120,6 @@ VARIABLES = {name for path in MODULES for name in re.findall(r"[\"'](CRAM_[A-Z_]
 @pytest.mark.parametrize(
     ("manual", "heading", "names"),
     [
-        ("README.md", "The pipeline", STAGES),
         ("artifacts/README.md", "Files", STAGES + OTHER_STAGES),
         ("flows/README.md", "Environment", VARIABLES | {"CRAM_REAL_DATA"} | set(re.findall("CRAM_[A-Z_]+", ALL))),
         ("tasks/README.md", "Sources", choices("download", "source")),
@@ -154,10 +155,20 @@ def test_the_manual_names_every_reason_for_which_documents_are_lost_or_dropped()
         assert f"`{reason}" in table
 
 
-def test_the_table_of_rooms_names_all_directories():
-    named = set(re.findall(r"\b(\w+)/(?=[`\]])", section("README.md", "The repository")))
-    with_code = {path.parent.name for name in PACKAGES for path in (HOME / name).rglob("*.py")}
-    assert named == with_code | {"artifacts", "docs"}
+def test_the_tree_of_the_front_page_names_all_files_and_rooms():
+    tree = section("README.md", "The repository").split("```")[1]
+    rooms = re.findall(r"^ *(\w+)/", tree, re.MULTILINE)
+    files = re.findall(r"\b(\w+\.py)\b", tree)
+    packages = ("flows", "tasks", "model")
+    assert set(rooms) == {path.parent.name for package in packages for path in (HOME / package).rglob("*.py")}
+    there = [path.name for package in packages for path in (HOME / package).glob("*.py")]
+    assert sorted(files) == sorted(name for name in there if name != "__init__.py")
+
+
+def test_the_front_page_shows_the_pipeline_as_it_is():
+    [code] = [block for block in FRONT.split("```") if "corpus = download(" in block]
+    source = inspect.getsource(pipeline)
+    assert [line.strip() for line in code.splitlines()[1:]] == [line.strip() for line in source.splitlines()[2:]]
 
 
 def deployed(file: str) -> set[str]:
