@@ -34,7 +34,9 @@ class Evaluate(Params):
     """How much of the text is read."""
 
     characters: int = Field(
-        MEASURED_CHARACTERS, ge=1, description="Stop after the document that completes so many, in order of digests."
+        MEASURED_CHARACTERS,
+        ge=1,
+        description="Stop after the document that completes this number of characters, in order of digests.",
     )
 
 
@@ -72,7 +74,9 @@ def choose_documents(text: Artifact, others: list[Artifact], characters: int) ->
         which = "to measure"
         if others:
             which = f"that are held out of {', '.join(other.name for other in others)} too"
-        raise InputError(f"{text.name} has no documents {which}. Give a corpus, or more held-out text.")
+        raise InputError(
+            f"{text.name} has no documents {which}. Pass a corpus, or an artifact with more held-out text."
+        )
     places = np.sort(order)
     picked = []
     first = 0
@@ -96,7 +100,7 @@ def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Art
     bert = export.load(model.path, masked=True)
     held = heldout_of(texts, load_tokenizer(model.path), bert.length)
     if not held.read_bytes.sum():
-        raise InputError(f"{text.name} has no word that {model.name} can read. Give text in its script.")
+        raise InputError(f"{text.name} has no word that {model.name} can read. Pass text in the model's script.")
     nats_D, _ = heldout.document_losses(bert.to(here.device), held, MASK, here)
 
     sizes = dict(zip(heldout.SIZES, held.documents.T, strict=True))

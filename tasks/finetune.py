@@ -79,7 +79,7 @@ class Finetune(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan=Fa
         own = [task.name for task in dict.fromkeys(definitions_in(self.tasks))]
         for name in own:
             if own.count(name) > 1:
-                raise ValueError(f"tasks has different definitions named {name!r}; give each a name of its own")
+                raise ValueError(f"tasks has different definitions named {name!r}; rename one of them")
         if self.epochs > MOST_EPOCHS and names:
             raise ValueError(f"epochs is {self.epochs}, but the paper's rules allow {MOST_EPOCHS}")
         if 1.0 not in self.shares or not all(0 < share <= 1 for share in self.shares):
@@ -109,7 +109,7 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
     check_is_slow = True
     data: str
     task: str
-    # Not validated again: the name of a task of the table is refused to tasks of one's own
+    # Not validated again: the name of a task of the table is refused for your own tasks
     definition: SkipValidation[Definition] = Field(exclude=True)
     seed: int = Field(0, ge=0, description="Seed of the head, the order of examples and dropout.")
     pretrained: bool = Field(True, description="False: random weights, the baseline without pretraining.")
@@ -146,7 +146,7 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         try:
             steps_of(self.rows(self.available(start)), self)
         except InputError as error:
-            share = f" That is a share of {self.share:g} (finetune.shares)." if self.share < 1 else ""
+            share = f" The run uses a share of {self.share:g} of the data (finetune.shares)." if self.share < 1 else ""
             raise InputError(f"{self.task}: {error}{share}") from error
 
     def memory(self, start: Artifact, here: "Machine") -> int:
@@ -161,7 +161,7 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
         return finetunes.BYTES_A_RUN + finetuning.memory(weight_bytes(start), tokens, values, here)
 
     def head_of(self, architecture: Architecture, task: Task) -> HeadName:
-        """The head that is asked for; with a warning, the paper's if transformers has no such model."""
+        """The head of the settings; the paper's, with a warning, if transformers has no model with it."""
         native, _ = layouts.transformers_classifier(architecture, self.head, self.pooling, task.kind)
         if self.head == "native" and not native:
             why = f"transformers has no classifier for this layout and pooling {self.pooling}"
@@ -284,7 +284,7 @@ def train_and_predict(
         scores = {split: finetuning.predict(classifier, given, here) for split, given in examples.items()}
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise InputError(
-            f"The memory is too small for {run.label()}. Run fewer at a time (CRAM_FINETUNES=1), or lower "
+            f"There is not enough memory for {run.label()}. Run fewer at a time (CRAM_FINETUNES=1), or lower "
             "finetune.batch_size."
         ) from error
     if scale:

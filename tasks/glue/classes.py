@@ -36,8 +36,8 @@ WHOLE = re.compile(r"-?\d+(\.0*)?")  # a whole number, as pandas writes it where
 def agree_on_names(own: Definition, pieces: list[Piece], notes: list[str]) -> list[Piece]:
     """The pieces with names of classes that mean the same in all of them, where no file declares names. Adds to `notes`.
 
-    Vectors of 0 and 1 become the classes of their places, and 3.0 becomes 3 if all are whole numbers. What only a
-    test split has as -1 is no label. Raises InputError for vectors of several lengths or with other numbers.
+    Vectors of 0 and 1 become the classes of their places, and 3.0 becomes 3 if all are whole numbers. A -1 that
+    only a test split has is not a label. Raises InputError for vectors of several lengths or with other numbers.
     """
     declared = any(piece.names for piece in pieces)
     if own.kind == "multilabel":
@@ -106,7 +106,7 @@ def fill_empty(own: Definition, piece: Piece, notes: list[str]) -> Piece:
             f"{own.max_unlabelled:g} at most. Write [] for none of the classes and delete the others, or raise "
             "max_unlabelled (finetune.tasks)."
         )
-    notes.append(f"{found}, read as none of the classes. Delete them if they are not labelled.")
+    notes.append(f"{found}, read as none of the classes. Delete these rows if they are not labelled.")
     return relabel(piece, lambda row: () if row == EMPTY_CELL else row)
 
 
@@ -264,13 +264,13 @@ def check_classes(own: Definition, piece: Piece, names: Sequence[str], counts: C
     """
     given = piece.table[LABEL]
     known = set(names)
-    declared = f"one of those that the data declares, such as {', '.join(names[:FEW])}; correct it"
+    declared = f"a class that the data declares, such as {', '.join(names[:FEW])}; correct it"
     labels.refuse(given, THE_LABEL, piece.where, lambda label: known.issuperset(parts(label)), declared)
     new = given.map(lambda label: next((one for one in parts(label) if one not in counts), ""))
     if (new != "").any():
         found = f"{piece.where}: the label {new.max()} of {rows_of(new != '')} is in no training row"
         if own.kind != "tokens":
-            raise InputError(f"{found}. Correct it, add such rows to the training data, or leave these out.")
+            raise InputError(f"{found}. Correct it, add rows with it to the training data, or leave these rows out.")
         notes.append(f"{found}, so it is never answered.")
 
 
@@ -282,7 +282,7 @@ def choose_metrics(own: Definition, names: Sequence[str], notes: list[str]) -> t
         if own.metric is None:
             others = [tag for tag in names if not mark_spans([tag])]
             notes.append(
-                f"{own.name}: the score is accuracy of single tokens, not F1 of spans, because of tags that mark none: "
+                f"{own.name}: the score is accuracy of single tokens, not F1 of spans, because some tags don't mark spans: "
                 f"{', '.join(others[:FEW])} (expected such as B-PER, I-PER and O)."
             )
     needs_two = own.metric == "f1" and len(names) != 2
@@ -297,7 +297,7 @@ def rarer_class(own: Definition, names: Sequence[str], counts: Counter[str], not
     """Of two classes, the one that is rarer in training, and the second if both are as frequent. Adds to `notes`."""
     rarer = 0 if counts[names[0]] < counts[names[1]] else 1
     share = f"{counts[names[rarer]]:,} of {counted(counts.total(), 'training label')}"
-    notes.append(f"{own.name}: F1 is that of the class {names[rarer]}, which {share} are.")
+    notes.append(f"{own.name}: F1 is that of the class {names[rarer]}, which {share} have.")
     return rarer
 
 
@@ -325,7 +325,7 @@ def rare_notes(name: str, names: Iterable[str], counts: Counter[str]) -> list[st
     single = [one for one in names if counts[one] == 1]
     if not single:
         return []
-    return [f"{name}: one training example only of {', '.join(single[:FEW])}; it can hardly be learned."]
+    return [f"{name}: only one training example of {', '.join(single[:FEW])}; it can hardly be learned."]
 
 
 def note_classes(name: str, task: Task, tables: "dict[str, pd.DataFrame]") -> list[str]:

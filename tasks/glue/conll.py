@@ -21,7 +21,7 @@ COMMENT = re.compile(r"#(?:$|\s| ?\w+ ?=)")  # how a comment begins that has as 
 INDEX = re.compile(r"\d+")
 NO_TOKEN = re.compile(r"\d+[-.]\d+")  # in CoNLL-U, of a word that the next lines divide, or that isn't written
 UNIVERSAL = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")  # of CoNLL-U, by name
-SAMPLED = 2_000  # sentences that the columns are told by
+SAMPLED = 2_000  # sentences that show what the columns hold
 TREEBANK = 6  # columns; with an index and more of them, the last one isn't the usual tag
 MORE = 3  # times as many different values as the tokens have; then the other column may be theirs
 SHOWN = 40  # characters of a field in a message
@@ -112,24 +112,26 @@ class Columns:
         return number - 1 if number > 0 else number
 
     def tags(self) -> int:
-        """The place of the tags: the last column that isn't empty. Raises InputError if it can't be told."""
+        """The place of the tags: the last column that isn't empty. Raises InputError if it isn't clear."""
         do = "Set label to the number of the column with the tags"
         has_index = any(self.is_index(place) for place in range(self.width))
         if not self.even or (self.width > TREEBANK and has_index):
-            raise self.refusal("it can't be told which column has the tags", do)
+            raise self.refusal("it isn't clear which column has the tags", do)
         last = max(place for place in range(self.width) if place == 0 or self.different(place) != {""})
         for place in range(1, last):
             shared = self.spans(place) & self.spans(last)
             both_name = self.is_mostly_outside(place) and self.is_mostly_outside(last)
             if shared or (both_name and self.spans(place)):
                 of = f" of {sorted(shared)[0]}" if shared else ""
-                raise self.refusal(f"columns {place + 1} and {last + 1} both have tags{of}, and each may be meant", do)
+                raise self.refusal(
+                    f"columns {place + 1} and {last + 1} both have tags{of}, and either may be meant", do
+                )
         return last
 
     def tokens(self, tags: int) -> int:
         """The place of the tokens: the first column that is neither numbers nor mostly the same from line to line.
 
-        Raises InputError if it can't be told.
+        Raises InputError if it isn't clear.
         """
         if self.names:
             return UNIVERSAL.index("form")
@@ -144,9 +146,7 @@ class Columns:
         found = len(self.different(first))
         has_more = any(len(self.different(place)) > MORE * found for place in others)
         if has_more or found < len(self.different(tags)):
-            what = (
-                f"it can't be told which column has the tokens; column {first + 1} has {found:,} different ones, and "
-            )
+            what = f"it isn't clear which column has the tokens; column {first + 1} has {found:,} different ones, and "
             raise self.refusal(what + "another has more", do)
         return first
 
@@ -158,7 +158,7 @@ def sentences(
 
     `text` and `label` are numbers of columns from 1 (-1: the last), or names of CoNLL-U's, and the names in the rows;
     without them the columns are found. Lines with -DOCSTART- and comments are left out. Raises InputError for lines
-    with one field or another number of them than the sentence has, and for columns that can't be told.
+    with one field or another number of them than the sentence has, and for columns that aren't clear.
     """
     found = without_comments(list(blocks(path, where, encoding)), where)
     for sentence in found:
@@ -179,7 +179,7 @@ def sentences(
 
 
 def without_header(found: list[list[Line]], tags: int, where: str) -> list[list[Line]]:
-    """The sentences without a first line that names the columns: the tags' name is one of HEADERS, and no tag."""
+    """The sentences without a first line that names the columns: in the column of the tags it has one of HEADERS, which isn't a tag elsewhere."""
     (header, *rest), *others = found
     name = header.fields[tags]
     is_tag = any(line.fields[tags] == name for block in (rest, *others) for line in block)
@@ -235,7 +235,7 @@ def blocks(path: Path, where: str, encoding: str) -> Iterator[list[Line]]:
 
 
 def without_comments(found: list[list[Line]], where: str) -> list[list[Line]]:
-    """The blocks without comments and without lines that are no tokens of their own; none that is empty then.
+    """The blocks without comments and without lines that aren't tokens of their own; blocks that are empty then are left out.
 
     Comments are lines before a sentence that start with `#` and have another number of fields; or as many, if they
     begin as a comment does and their last field is nowhere a tag.

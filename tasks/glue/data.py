@@ -1,7 +1,7 @@
-"""Finding the files of labelled data, by split: GLUE's, and those of one's own tasks.
+"""The files of labelled data, by split: those of GLUE, and those of your own tasks.
 
 GLUE's come from the hub (nyu-mll/glue at a fixed commit, in the cache of `load_dataset` too) or from a folder with
-the same columns (Parquet or TSV); those of one's own from wherever `datasets` finds them, and from CoNLL files.
+the same columns (Parquet or TSV); those of your own tasks from wherever `datasets` finds them, and from CoNLL files.
 """
 
 import functools
@@ -18,7 +18,7 @@ from tasks.glue.own import Definition
 from tasks.glue.table import GLUE, HUB_GLUE, TASKS, evaluation_splits, training_splits
 from tasks.store.manifests import known_digest
 
-VERSION = 3  # raise it when the same files give other tables: it enters the keys of the runs of one's own tasks
+VERSION = 3  # raise it when the same files give other tables: it enters the keys of the runs of your own tasks
 CONLL = (  # endings of files with a token and its tag on each line
     ".conll", ".conllu", ".conllx", ".conll03", ".gold_conll", ".v4_gold_conll", ".iob", ".iob2", ".bio", ".bioes", ".txt",
 )  # fmt: skip
@@ -171,7 +171,7 @@ def absence_of(data: str, what: str) -> InputError:
         present = sorted(path.name for path in folder.iterdir() if path.is_dir())
     return InputError(
         f"{folder} has no {what} (.parquet, -*.parquet or .tsv; folders there: {', '.join(present) or 'none'}). Expected "
-        f"the data of {HUB_GLUE.repository}; correct finetune.data (or decontaminate.data), or omit tasks in "
+        f"the data of {HUB_GLUE.repository}; correct finetune.data (or decontaminate.data), or remove tasks from "
         "finetune.tasks."
     )
 

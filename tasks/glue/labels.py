@@ -150,7 +150,7 @@ def to_words(given: "pd.Series", own: Definition, names: Sequence[str], where: s
     refuse(given, THE_LABEL, where, lambda value: not is_nested(value), f"one label; {advice}")
     refuse(given, THE_LABEL, where, lambda value: not isinstance(value, bytes), f"text in UTF-8; {advice}")
     if own.kind == "classes":
-        several = f"one label and no list (kind 'multilabel' reads these); {advice}"
+        several = f"one label, not a list (kind 'multilabel' reads lists); {advice}"
         refuse(given, THE_LABEL, where, lambda value: not is_written_list(value), several)
         note_names(given, where, notes)
         words = map_values(given, lambda value: word(value, names))
@@ -189,7 +189,7 @@ def read_labels(given: "pd.Series", own: Definition, where: str, notes: list[str
     if own.kind == "tokens":
         refuse(lists, THE_LABEL, where, lambda value: value is None or is_list(value), f"a list of tags; {advice}")
     else:
-        whole = f"a list that is whole, or names with commas between them; {advice}"
+        whole = f"a complete list, or names with commas between them; {advice}"
         refuse(lists, THE_LABEL, where, lambda value: not (isinstance(value, str) and OPENING.match(value)), whole)
         lists = map_values(lists, split_at_commas)
     flat = f"one list with nothing in it but words or numbers; {advice}"
@@ -239,7 +239,7 @@ def note_names(given: Iterable, where: str, notes: list[str]) -> None:
         more = ", …" if len(odd) > FEW else ""
         notes.append(
             f"{where}: labels have another form of Unicode, no-break or repeated blanks or invisible characters, which "
-            f"change no name: {', '.join([*odd][:FEW])}{more}."
+            f"don't change a name: {', '.join([*odd][:FEW])}{more}."
         )
 
 

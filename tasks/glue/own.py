@@ -1,4 +1,4 @@
-"""Definitions of tasks: those of one's own in finetune.tasks, and the same of a task of the table."""
+"""Definitions of tasks: your own ones in finetune.tasks, and definitions made from rows of the table."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ METRICS: dict[Kind, tuple[str, ...]] = {  # those that can be asked for; the fir
     "multilabel": ("micro_f1",),
     "tokens": ("span_f1", "accuracy", "macro_f1"),
 }
-FILE = re.compile(r"[./~].*|.*\.[A-Za-z]\w{1,6}")  # what is no name of a data set, but that of a file
+FILE = re.compile(r"[./~].*|.*\.[A-Za-z]\w{1,6}")  # what is the name of a file, not of a data set
 RESERVED = {*TASKS, *(task.title for task in TASKS.values()), "all", "average"}  # names of rows and columns
 if TYPE_CHECKING:
     MetricName = str
@@ -30,7 +30,7 @@ NAMED, DEFINED = TAGS = ("a name", "a definition")  # in the places of errors
 
 
 class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """A task of one's own: where its data lies, which columns are text and label, and how it is scored."""
+    """Your own task: where its data is, which columns are text and label, and how it is scored."""
 
     name: str = Field(pattern=r"^\w[\w.-]{0,59}$", description="Its name in reports.")
     data: str = Field(
@@ -77,9 +77,9 @@ class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     @model_validator(mode="after")
     def _fits(self) -> "Definition":
         if self.name in RESERVED:
-            raise ValueError(f"name is {self.name!r}, which reports have for something else; choose another")
+            raise ValueError(f"name is {self.name!r}, which reports use for something else; choose another")
         if self.data == "probes":
-            raise ValueError("data is 'probes', which are tasks of cram's; for a folder of this name write './probes'")
+            raise ValueError("data is 'probes', which are cram's own tasks; for a folder of this name write './probes'")
         if self.metric and self.metric not in METRICS[self.kind]:
             raise ValueError(
                 f"metric {self.metric!r} doesn't fit kind {self.kind!r}; choose one of {', '.join(METRICS[self.kind])}"
@@ -103,7 +103,7 @@ class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return self.name in TASKS
 
     def advice(self, fields: str) -> str:
-        """The end of a sentence: what in the definition may be wrong; nothing if the user gave but a name."""
+        """The end of a sentence: what in the definition may be wrong; empty if the user gave only a name."""
         return "" if self.named else f", or set {fields} of the task (finetune.tasks)"
 
     def repository(self) -> str:
@@ -117,19 +117,21 @@ class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
                 )
             return ""
         if FILE.fullmatch(self.data) or self.data.count("/") > 1:
-            raise InputError(f"{self.name}: there is no file or folder {self.data}. Correct its data (finetune.tasks).")
+            raise InputError(
+                f"{self.name}: there is no file or folder {self.data}. Correct data of the task (finetune.tasks)."
+            )
         return self.data
 
     def source(self) -> hub.Source:
         """The data set of the hub."""
         if self.named:
             return HUB_GLUE
-        advice = f"give {self.name} a local file or folder as data (finetune.tasks); {self.data} is none here"
+        advice = f"set data of {self.name} (finetune.tasks) to a local file or folder; there is no {self.data} here"
         return hub.Source(self.data, self.revision, "", instead=advice)
 
 
 def by_name(task: str, data: str) -> Definition:
-    """The definition of a task of the table, whose data lies there."""
+    """The definition of a task of the table, with its data in `data`."""
     row = TASKS[task]
     text, *others = row.columns
     pair = others[0] if others else ""
@@ -143,5 +145,5 @@ def name_or_definition(names: Any) -> Any:
 
 
 def definitions_in(tasks: Iterable[Any]) -> list[Definition]:
-    """Those of the tasks that are the user's own."""
+    """The definitions among tasks, which may also be names."""
     return [task for task in tasks if isinstance(task, Definition)]

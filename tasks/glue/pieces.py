@@ -134,7 +134,7 @@ def read_rows(own: Definition, path: Path, where: str) -> Rows:
         numbers.append(number)
         rows.append(values)
     if not rows:
-        raise InputError(f"{where} has no rows. Get it again, or correct data (finetune.data or finetune.tasks).")
+        raise InputError(f"{where} has no rows. Download it again, or correct data (finetune.data or finetune.tasks).")
     return Rows(unit, numbers, rows)
 
 

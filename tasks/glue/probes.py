@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 VERSION = 3  # raise it when the tasks change: it enters the keys of their runs
 SEED = 2  # of what is drawn: English examples are those of version 2
 TRAIN, VALIDATION = 4000, 1000  # examples at most
-MOST_UNREAD = 0.1  # of a document's characters; the model can't tell anything of others
+MOST_UNREAD = 0.1  # of a document's characters; the model can't judge others
 FEWEST = 64  # examples of a split; fewer measure nothing
 ODD = 0.25  # of a sentence's words; one odd word alone is not noticed after a minute of pretraining
 WORDS = range(6, 41)  # allowed lengths of a sentence
-LETTERS_SHARE = 0.85  # of a sentence's characters, blanks included; less is no prose
+LETTERS_SHARE = 0.85  # of a sentence's characters, blanks included; a sentence with fewer isn't prose
 # `.` ends a sentence before white space and a letter that isn't small, `。` or `।` anywhere; in Thai and Lao, a space
 SIGN, SPACED = r"[\p{STerm}--[.!?]][\p{Pe}\p{Pf}]*", r"[\p{Thai}\p{Lao}]"
 END = regex.compile(
@@ -136,7 +136,7 @@ def make(task: str, source: Artifact) -> "dict[str, pd.DataFrame]":
         if len(examples) < FEWEST:
             raise InputError(
                 f"The held-out documents of {source.name} give {counted(len(examples), 'example')} of {task}/{split}; "
-                f"expected {FEWEST} or more. Raise tokenize.heldout_fraction, or give more text (download)."
+                f"expected {FEWEST} or more. Raise tokenize.heldout_fraction, or add text (download)."
             )
         order = np.random.default_rng(SEED).permutation(len(examples))[:wanted]
         columns = [*TASKS[task].columns, LABEL]
@@ -149,7 +149,7 @@ def heldout_prose(source: Artifact) -> dict[str, list[list[str]]]:
     held = source.path / HELDOUT_TEXT
     if not held.exists():
         raise InputError(
-            f"{source.name} was adopted from a folder, without held-out text, from which probes are made. Set "
+            f"{source.name} was adopted from a folder, so it has no held-out text to make probes from. Set "
             "finetune.data and finetune.tasks to others."
         )
     texts = pq.read_table(held)["text"].to_pylist()

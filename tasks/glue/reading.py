@@ -74,8 +74,8 @@ def read_files(own: Definition) -> Data:
     files, features = splits_of(own)
     if "train" not in files:
         raise InputError(
-            f"{own.name}: {own.data} has no split for training; it has {', '.join(files) or 'no files'}. Name a file "
-            "train, or correct data (finetune.tasks)."
+            f"{own.name}: {own.data} has no split for training; it has {', '.join(files) or 'no files'}. Put train "
+            "into the name of a file, or correct data (finetune.tasks)."
         )
     used = training_splits(own.name) if own.named else list(SPLITS)
     pieces = []
@@ -136,7 +136,7 @@ def check_split(own: Definition, task: Task, split: str, pieces: list[Piece], no
     if empty.mean() > MOST_WITHOUT:
         raise InputError(
             f"{own.name}/{split}: {empty.sum():,} of {counted(len(empty), 'row')} without a text; expected at most "
-            f"{MOST_WITHOUT:.0%}. Correct the file or get it again. {' '.join(said)}"
+            f"{MOST_WITHOUT:.0%}. Correct the file or download it again. {' '.join(said)}"
         )
     notes += said
     table = pd.concat([piece.table for piece in pieces], ignore_index=len(pieces) > 1)
@@ -164,8 +164,8 @@ def hold_out(own: Definition, task: Task, tables: Tables, notes: list[str]) -> T
         chosen &= ~texts.isin(texts[~train[LABEL].isin(stay)])
     if not chosen.any() or chosen.all():
         raise InputError(
-            f"{own.name}: a share of {own.validation:g} of {counted(len(train), 'row')} leaves none to score or to "
-            "train on. Give more rows, a file for validation, or another validation (finetune.tasks)."
+            f"{own.name}: a share of {own.validation:g} of {counted(len(train), 'row')} leaves no row to score or none "
+            "to train on. Add rows or a file for validation, or change validation (finetune.tasks)."
         )
     notes.append(
         f"{own.name}: there is no validation split; {chosen.sum():,} of {counted(len(train), 'row')} are held out, "

@@ -1,4 +1,4 @@
-"""The table of tasks: GLUE's, and the probes of the offline demo. A task is a row; tasks of one's own make theirs."""
+"""The table of tasks: GLUE's, and the probes of the offline demo. A task is a row; your own tasks make theirs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -48,7 +48,7 @@ class Task:
         return self.own and self.kind == "regression"
 
     def in_words(self, labels: Answers) -> Answers | list:
-        """Labels or predictions as files have them: in words if the task is one's own."""
+        """Labels or predictions as files have them: in words for your own tasks."""
         if not self.own or self.own_scale:
             return labels
         names = np.array(self.labels, object)
@@ -58,7 +58,7 @@ class Task:
         return [names[np.asarray(row, kind)].tolist() for row in labels]
 
     def about(self) -> dict:
-        """What the statistics of a run say of a row that is not in the table; see `task_of`."""
+        """The fields of a run's statistics that describe a row that isn't in the table; see `task_of`."""
         return {"definition": asdict(self)} if self.own else {}
 
     @property
@@ -107,7 +107,7 @@ else:
 
 
 def task_of(about: Mapping) -> Task:
-    """The row of a task that statistics or rows of a report name in `task`: in the table, or in these themselves."""
+    """The row of the task that statistics, or rows of a report, name in `task`: from the table, or from their definition."""
     own: dict[str, Any] = about.get("definition") or {}
     if not own:
         return TASKS[about["task"]]
