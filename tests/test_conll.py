@@ -152,6 +152,20 @@ def test_columns_that_cannot_be_told_are_refused_by_the_field_and_shown(tmp_path
     assert not [word for word in words if word.lower() not in message.lower()], message
 
 
+@pytest.mark.parametrize(("separator", "end"), [(" ", "\n"), ("\t", "\r\n"), ("  ", "\r")])
+def test_odd_tokens_are_those_that_were_written(tmp_path: Path, separator: str, end: str):
+    odd = ["-DOCSTARTS-", "\u00a0", "\u2028", "\u0085", "#", "O", '"', "1,5", "Anna"]
+    rng, lines, expected = np.random.default_rng(0), ["-DOCSTART- -X- -X- O", "", ""], []
+    for _ in range(40):
+        tokens = [odd[i] for i in rng.integers(1, len(odd), size=rng.integers(1, 6))]
+        tags = [str(rng.choice(["O", "B-X"])) for _ in tokens]
+        lines += [separator.join((token, "NN", tag)) for token, tag in zip(tokens, tags, strict=True)]
+        lines += [""] * int(rng.integers(1, 3))
+        expected.append({"tokens": tokens, "tags": tags})
+    (tmp_path / "a.conll").write_bytes(b"\xef\xbb\xbf" + end.join(lines).encode())
+    assert [row for _, row in conll.sentences(tmp_path / "a.conll", "a")] == expected
+
+
 def test_spans_in_brackets_are_those_in_bio():
     given = [["(ORG*", "*", "*)", "*", "(PER)", "(PER)"], ["*", "(A*", "*)"]]
     expected = [["B-ORG", "I-ORG", "I-ORG", "O", "B-PER", "B-PER"], ["O", "B-A", "I-A"]]

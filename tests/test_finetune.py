@@ -178,9 +178,8 @@ def test_a_kept_model_that_compares_the_texts_of_a_pair_gives_its_predictions_ag
     kept = transformers.AutoModelForSequenceClassification.from_pretrained(made.path).eval()
     table = pq.read_table(made.path / "predictions.parquet")
     assert kept.classifier.dense.in_features == 4 * PAPERS["hidden"]
-    inputs, _ = encode(
-        table.select(["sentence1", "sentence2"]).to_pandas(), load_tokenizer(made.path), QUICK["max_tokens"]
-    )
+    texts = table.select(["sentence1", "sentence2"]).to_pandas()
+    inputs, _ = encode(texts, load_tokenizer(made.path), QUICK["max_tokens"])
     with torch.no_grad():
         again = torch.cat([kept(torch.tensor([ids])).logits for ids in inputs])
     np.testing.assert_allclose(again.numpy(), np.array(table["scores"].to_pylist()), atol=1e-4)

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import socket
 import tempfile
 from collections import Counter
@@ -119,7 +120,6 @@ def test_labels_may_be_any_numbers_or_names_of_classes_and_texts_of_any_type(tmp
 LATIN = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 1, 3, 4], np.int32)), pa.py_buffer(b"a\xe9tc"))
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
 @pytest.mark.parametrize(
     ("task", "data", "words"),
     [
@@ -156,10 +156,11 @@ LATIN = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 1, 3, 4], np.in
         ),
     ],
 )
-def test_data_that_cannot_be_used_is_refused_by_file_and_row(tmp_path: Path, task: str, data, words: list, split: str):
+def test_data_that_cannot_be_used_is_refused_by_file_and_row(tmp_path: Path, task: str, data, words: list):
     if isinstance(data, dict):
         data = {name: values for name, values in (USABLE[task] | data).items() if values is not None}
-    refused([write(tmp_path, task, split, data)], f"{task}/{split}", *words, split=split)
+    for split in ("train", "validation"):
+        refused([write(tmp_path, task, split, data)], f"{task}/{split}", *words, split=split)
 
 
 @pytest.mark.parametrize(
@@ -190,8 +191,7 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "end"), [(0, "\r\n"), (1, "\n"), (2, "\r\n"), (3, "\n")])
 def test_every_field_of_a_tsv_is_text_as_it_stands(tmp_path: Path, seed: int, end: str):
     draw = np.random.default_rng(seed)
     rows = [["".join(draw.choice(ODD, draw.integers(3))) for _ in range(3)] for _ in range(99 if seed else 12_000)]
@@ -555,18 +555,15 @@ def test_probes_without_spaces_between_words_have_none(store: Path, task: str):
             assert " " not in row["sentence"]
 
 
-def test_probes_have_no_documents_that_the_vocabulary_does_not_read(store: Path):
+def test_probes_have_no_documents_that_the_vocabulary_does_not_read_and_need_some(store: Path):
     russian = ["Это предложение из восьми слов и нескольких букв. " * 9] * 200
     english = [document(random.Random(i), 9) for i in range(200)]
     for table in probes.make("word-order", pretrained([*english, *russian], ASCII)).values():
         assert len(table) > 100
         assert all(map(str.isascii, table["sentence"]))
-
-
-def test_too_few_heldout_sentences_are_refused(store: Path):
-    start = pretrained(["Only one sentence stands here, and it is this one."])
+    shutil.rmtree(store)
     with pytest.raises(InputError, match=r"neighbours/train.*heldout_fraction"):
-        probes.make("neighbours", start)
+        probes.make("neighbours", pretrained(["Only one sentence stands here, and it is this one.", *russian], ASCII))
 
 
 # Real data
@@ -583,10 +580,11 @@ def test_real_glue_data_is_read_as_a_naive_reader_does_and_from_tsv_too(real_dat
         for split, table in data.tables.items():
             rows = pq.read_table(real_data / "glue" / task / f"{split}.parquet", columns=names).to_pylist()
             assert table.to_dict("records") == [row | {"label": kind(row["label"])} for row in rows]
-            lines = ["\t".join(names), *("\t".join(str(row[name]) for name in names) for row in rows)]
-            tsv = write(tmp_path, task, split, lines, end="\r\n" if split == "train" else "\n")
-            again = read_split([tsv], task, split)
-            pd.testing.assert_frame_equal(again.reset_index(drop=True), table.reset_index(drop=True))
+            if len(rows) < 6000:
+                lines = ["\t".join(names), *("\t".join(str(row[name]) for name in names) for row in rows)]
+                tsv = write(tmp_path, task, split, lines, end="\r\n" if split == "train" else "\n")
+                again = read_split([tsv], task, split)
+                pd.testing.assert_frame_equal(again.reset_index(drop=True), table.reset_index(drop=True))
             sizes[f"{task}/{split}.parquet"] = (len(rows), about.sizes[split])
     assert sizes == {file: (about["rows"], about["official"]) for file, about in manifest.items()}
     assert (shared["cola"], shared["stsb"]) == ({"validation": 16}, {"validation": 11}), "five the other way round"
