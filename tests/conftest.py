@@ -166,6 +166,14 @@ def store_of_its_own(folder: Path) -> Iterator[None]:
         yield
 
 
+def check_golden(name: str, text: str) -> None:
+    """Compare a text with that of golden/. `CRAM_UPDATE_GOLDEN=1` writes it there instead; then read the diff of git."""
+    path = Path(__file__).with_name("golden") / name
+    if os.environ.get("CRAM_UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), f"Is the change of {name} intended? See check_golden."
+
+
 def bytes_of(made) -> dict[str, str]:
     """The digests of an artifact's files."""
     return {file["path"]: file["sha256"] for file in made.manifest["files"]}

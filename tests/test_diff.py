@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from conftest import documents_of, filtered, store_of_its_own, write_jsonl
-from test_report import BERT, HELDOUT, finetuned, lineage, made, with_scores, written
+from test_report import HELDOUT, finetuned, lineage, made, written
 from typer.testing import CliRunner
 
 from flows.cli import common
@@ -18,7 +18,15 @@ from model.errors import InputError
 from tasks.corpus.parts import Document, table
 from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.download import Download, download
-from tasks.reports.diff import compare_scores, count_changed_verdicts, count_kept, join_measurements, sample_documents
+from tasks.glue.table import TASKS
+from tasks.reports.diff import (
+    LOSS,
+    compare_scores,
+    count_changed_verdicts,
+    count_kept,
+    join_measurements,
+    sample_documents,
+)
 from tasks.store.artifacts import Artifact
 
 MEASURES = ("id", "source", "characters", "tokens", "tokens_per_char", "zstd_ratio", "verdict")
@@ -62,11 +70,12 @@ def by_copy(rows: list[tuple]) -> dict[tuple[str, int], tuple]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_comparison_is_that_of_dictionaries(seed: int, store: Path):
     rng = random.Random(seed)
     a = random_rows(rng, 90)
     b = [(*row[:4], rng.random(), rng.random(), rng.choice(VERDICTS)) for row in a[:70]] + random_rows(rng, 20)
+    rng.shuffle(b)
     filters = {"A": in_parts(a, 40), "B": in_parts(b, 23)}
     both = join_measurements(*filters.values())
     a, b = by_copy(a), by_copy(b)
@@ -94,13 +103,6 @@ def test_a_comparison_is_that_of_dictionaries(seed: int, store: Path):
         found = sample_documents(both, filters[side], side, other, 4)[shown]
         assert len(found) == min(4, len(fitting)) > 2
         assert set(found.itertuples(index=False, name=None)) <= set(fitting)
-
-
-def test_the_same_documents_in_another_order_are_the_same(store: Path):
-    rows = [(f"f:{i}", "web", 50, 9, 0.1, 0.1, VERDICTS[i % 4]) for i in range(40)]
-    both = join_measurements(in_parts(rows, 11), in_parts(rows[::-1], 9))
-    assert count_changed_verdicts(both).empty
-    assert count_kept(both)[["A keeps", "B keeps"]].values.tolist() == [[20, 20]] * 2
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +180,7 @@ def test_an_unknown_stage_and_damaged_measurements_are_refused(store: Path):
         join_measurements(whole, other)
 
 
-@pytest.mark.parametrize("width", [40, 80, 160])
+@pytest.mark.parametrize("width", [40, 160])
 def test_tables_are_never_cut_off_in_a_narrow_terminal(filters, monkeypatch, capsys, width: int):
     monkeypatch.setattr(common.console, "width", width)
     rows = filters[0].stats["table"]
@@ -192,58 +194,59 @@ def test_tables_are_never_cut_off_in_a_narrow_terminal(filters, monkeypatch, cap
 # Reports
 
 
-def verdicts(a: list[Artifact], b: list[Artifact]) -> dict[str, tuple[str, str]]:
+def report_of(scores: dict[str, float], data: str = "d", average: float | None = None, **heldout) -> dict:
+    """What is compared of a report: accuracies by task, with intervals of two points on either side; and the loss."""
+    rows = [
+        {"task": task, "column": TASKS[task].title, "metric": "accuracy", "pretrained": True, "share": 1.0, "data": data,
+         "score": score, "metrics": {"accuracy": {"interval": [score - 2, score + 2]}}}
+        for task, score in scores.items()
+    ]  # fmt: skip
+    return {"scores": rows, "average": average, "pretraining": {"heldout": HELDOUT | heldout}}
+
+
+def verdicts(a: dict, b: dict) -> dict[str, tuple[str, str]]:
     """The differences of the scores of two reports, and what the intervals say of them."""
-    found = compare_scores(written(a, "a")[1], written(b, "b")[1])
-    return {row["score"]: (row["B - A"], row["verdict"]) for row in found}
+    return {row["score"]: (row["B - A"], row["verdict"]) for row in compare_scores(a, b)}
 
 
-def test_the_intervals_of_two_scores_decide_which_is_better(store: Path):
-    near, far = lineage("b"), lineage("c", heldout=HELDOUT | {"nats_per_byte": {"value": 0.3, "standard_error": 0.01}})
-    a = with_scores(BERT)  # with intervals of two points on either side
-    found = verdicts(a, with_scores({name: value + 1 for name, value in BERT.items()}, model=near))
-    assert found["CoLA, Matthews"] == ("+1.0", "no difference told apart")
-    assert found["average of nine"] == ("+1.0", "no interval")
-    assert found["held-out nats per byte"] == ("+0.0000", "the same")
-    away = {name: value + (5 if name == "CoLA" else -5) for name, value in BERT.items()}
-    found = verdicts(a, with_scores(away, model=far))
-    assert found["CoLA, Matthews"] == ("+5.0", "B is better")
-    assert found["RTE, accuracy"] == ("-5.0", "A is better")
-    assert found["held-out nats per byte"] == ("-0.1800", "B is better"), "a loss is better when it is lower"
+def test_the_intervals_of_two_scores_decide_which_is_better():
+    a = report_of({"rte": 60.0, "sst2": 60.0, "qnli": 60.0}, average=80.0)
+    b = report_of({"rte": 61.0, "sst2": 65.0, "qnli": 55.0}, average=81.0)
+    assert verdicts(a, b) == {
+        "RTE, accuracy": ("+1.0", "no difference told apart"),
+        "SST-2, accuracy": ("+5.0", "B is better"),
+        "QNLI, accuracy": ("-5.0", "A is better"),
+        "average of nine": ("+1.0", "no interval"),
+        LOSS: ("+0.0000", "the same"),
+    }
 
 
 @pytest.mark.parametrize(
     ("loss", "length_nats", "verdict"),
     [
         (0.30, 0.05, "B is better"),  # the same cost of the numbers of pieces: the same vocabulary
+        (0.42, 0.05 + 1e-9, "B is better"),  # but for rounding
         (0.42, 0.04, "no difference told apart"),  # both bounds are lower, but A may be as low as 0.43 - 0.024
         (0.36, 0.04, "B is better"),  # and with its error it is below all that A may be
     ],
 )
-def test_with_other_vocabularies_a_loss_is_better_below_the_lower_bound_of_the_other(
-    store: Path, loss: float, length_nats: float, verdict: str
-):
-    held = HELDOUT | {"nats_per_byte": {"value": loss, "standard_error": 0.01}, "length_nats_per_byte": length_nats}
-    found = verdicts([finetuned("cola", 50.0)], [finetuned("cola", 50.0, model=lineage("b", heldout=held))])
-    assert found["held-out nats per byte"] == (f"{loss - 0.48:+.4f}", verdict)
+def test_with_other_vocabularies_a_loss_is_better_below_the_lower_bound_of_the_other(loss, length_nats, verdict):
+    held = {"nats_per_byte": {"value": loss, "standard_error": 0.01}, "length_nats_per_byte": length_nats}
+    assert verdicts(report_of({}), report_of({}, **held))[LOSS] == (f"{loss - 0.48:+.4f}", verdict)
+    opposite = verdict.replace("B", "A")
+    assert verdicts(report_of({}, **held), report_of({}))[LOSS] == (f"{0.48 - loss:+.4f}", opposite)
 
 
-def test_scores_on_other_data_or_of_one_report_have_no_difference(store: Path):
-    elsewhere = lineage("b", heldout=HELDOUT | {"digest": "d2"})
-    a = [finetuned("cola", 50.0), finetuned("rte", 60.0), finetuned("word-order", 60.0)]
-    b = [
-        finetuned("cola", 60.0, model=elsewhere, data={"other": "file"}),
-        finetuned("word-order", 70.0, model=elsewhere),
-    ]
-    assert verdicts(a, [*b, finetuned("sst2", 90.0, model=elsewhere, share=0.1)]) == {
-        "CoLA, Matthews": ("–", "different data"),
-        "RTE, accuracy": ("–", ""),
-        "word-order, accuracy": ("–", "different data"),  # probes are made from the held-out text of each model
-        "SST-2, accuracy, 10% of the data": ("–", ""),
-        "held-out nats per byte": ("–", "different data"),
+def test_scores_on_other_data_or_of_one_report_have_no_difference():
+    a = report_of({"rte": 60.0, "sst2": 60.0}, average=80.0)
+    b = report_of({"rte": 70.0, "qnli": 70.0}, data="other", average=81.0, digest="d2")
+    assert verdicts(a, b) == {
+        "RTE, accuracy": ("–", "different data"),
+        "SST-2, accuracy": ("–", ""),
+        "average of nine": ("–", "different data"),
+        LOSS: ("–", "different data"),
+        "QNLI, accuracy": ("–", ""),
     }
-    average = verdicts(with_scores(BERT), with_scores(BERT, model=elsewhere, data={"other": "file"}))["average of nine"]
-    assert average == ("–", "different data")
 
 
 def test_cram_diff_report_prints_both_scores_and_the_parameters_of_all_stages(store: Path):
