@@ -213,7 +213,7 @@ def test_the_intervals_of_two_scores_decide_which_is_better():
     a = report_of({"rte": 60.0, "sst2": 60.0, "qnli": 60.0}, average=80.0)
     b = report_of({"rte": 61.0, "sst2": 65.0, "qnli": 55.0}, average=81.0)
     assert verdicts(a, b) == {
-        "RTE, accuracy": ("+1.0", "no difference told apart"),
+        "RTE, accuracy": ("+1.0", "no clear difference"),
         "SST-2, accuracy": ("+5.0", "B is better"),
         "QNLI, accuracy": ("-5.0", "A is better"),
         "average of nine": ("+1.0", "no interval"),
@@ -226,7 +226,7 @@ def test_the_intervals_of_two_scores_decide_which_is_better():
     [
         (0.30, 0.05, "B is better"),  # the same cost of the numbers of pieces: the same vocabulary
         (0.42, 0.05 + 1e-9, "B is better"),  # but for rounding
-        (0.42, 0.04, "no difference told apart"),  # both bounds are lower, but A may be as low as 0.43 - 0.024
+        (0.42, 0.04, "no clear difference"),  # both bounds are lower, but A may be as low as 0.43 - 0.024
         (0.36, 0.04, "B is better"),  # and with its error it is below all that A may be
     ],
 )

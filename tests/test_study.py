@@ -433,7 +433,7 @@ def test_equal_vocabularies_are_never_ordered_and_the_page_names_those_rivals_of
         Member(run="worse", model=model(empty, 3, 1.2)),  # at least 1.1
     ]
     text = text_of(compared(members))
-    assert "few pieces. Not told apart from many pieces, with another vocabulary" in text
+    assert "few pieces. Not clearly better than many pieces, with another vocabulary" in text
     assert re.search(r"\| few pieces .*\| *1\.0900 \| *-0\.0480 \| *1\.0500 \|", text)
 
 

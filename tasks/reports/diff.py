@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 
 
 def compare_scores(a: dict, b: dict) -> list[dict[str, str]]:
-    """The scores of two reports, their differences, and whether the intervals tell them apart.
+    """The scores of two reports, their differences, and whether the intervals separate them.
 
     `a`, `b`: their report.json.
     """
@@ -63,7 +63,7 @@ def compare_scores(a: dict, b: dict) -> list[dict[str, str]]:
 
 
 def verdict(a: Measured, b: Measured, is_loss: bool) -> str:
-    """Whether the intervals tell two scores apart. `is_loss`: lower is better."""
+    """Whether the intervals of two scores are apart. `is_loss`: lower is better."""
     if a.data != b.data:
         return "different data"
     if a.value == b.value:
@@ -74,7 +74,7 @@ def verdict(a: Measured, b: Measured, is_loss: bool) -> str:
         return "A is better" if is_loss else "B is better"
     if b.high < a.low:
         return "B is better" if is_loss else "A is better"
-    return "no difference told apart"
+    return "no clear difference"
 
 
 def have_other_vocabularies(a: dict, b: dict) -> bool:

@@ -7,8 +7,8 @@ from model.wording import counted
 
 SAME_LENGTHS = 1e-6  # nats per byte: the same vocabulary has the same cost of the numbers of pieces, but for rounding
 BY_FREQUENCIES = 0.9  # of the loss by token frequencies: models that only adapt these to the text have 0.92 to 0.95
-# A standard error from so many documents is itself uncertain by a quarter, from three by a half; a word's loss varies by
-# some 3 nats, so the mean of so many by 0.1
+# A standard error from 10 documents is itself uncertain by a quarter, from three by a half; a word's loss varies by
+# some 3 nats, so the mean of 1000 by 0.1
 FEWEST_DOCUMENTS, FEWEST_WORDS = 10, 1000
 
 
@@ -76,5 +76,5 @@ def text_doubt(stats: dict) -> str:
     return (
         f"The held-out loss rests on {counted(held['words'], 'word')} in {counted(held['documents'], 'document')}, too "
         f"few to compare runs by it: below {FEWEST_WORDS:,} words a few rare ones decide, and below {FEWEST_DOCUMENTS} "
-        "documents its standard error means little. Raise tokenize.heldout_fraction, or give more text."
+        "documents its standard error means little. Raise tokenize.heldout_fraction, or train on more text."
     )

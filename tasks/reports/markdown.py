@@ -29,7 +29,7 @@ class Marked(str):
 
     __slots__ = ()
 
-    def __html__(self) -> "Marked":  # tells Jinja not to escape it
+    def __html__(self) -> "Marked":  # so that Jinja doesn't escape it
         return self
 
 
@@ -173,7 +173,7 @@ def _parser(pictures: Mapping[str, str]) -> "MarkdownIt":
 
 
 def _name_sections(tokens: "list[Token]") -> list[Section]:
-    """Give each heading of the second level an id."""
+    """Set the id of each heading of the second level. Returns the ids and texts."""
     sections = []
     for opened, text in itertools.pairwise(tokens):
         if opened.type == "heading_open" and opened.tag == "h2":

@@ -146,7 +146,7 @@ def pretrained_of(runs: list[Artifact]) -> tuple[str, dict[str, dict]]:
     names = {run.manifest["inputs"]["start"] for run in runs}
     if len(names) > 1:
         raise InputError(
-            f"The finetune artifacts come from different models: {', '.join(sorted(names))}. Give those of one."
+            f"The finetune artifacts come from different models: {', '.join(sorted(names))}. Pass the runs of one model."
         )
     return names.pop(), json.loads((runs[0].path / LINEAGE).read_text(encoding="utf-8"))
 
@@ -170,8 +170,8 @@ def check_seeds(task: str, members: list[Artifact]) -> None:
     rest = [{name: value for name, value in one.items() if name not in ("seed", "keep")} for one in params]
     if len(seeds) < len(members) or any(one != rest[0] for one in rest):
         raise InputError(
-            f"The {len(members)} runs of {task} are not one setting with as many seeds, so they have no median. "
-            "Give runs that differ in their seed only."
+            f"The {len(members)} runs of {task} don't differ in their seed only, so they have no median. Pass runs of "
+            "one setting, each with a seed of its own."
         )
 
 

@@ -27,7 +27,7 @@ from tasks.store.artifacts import Artifact
 
 HEADLINE = ("BERT-base, fully trained", "crammed BERT, A6000, final")  # published rows that are named beside ours
 REFERENCE = Finetuning().model_dump()  # the settings of the published rows
-OWN_SETTINGS = ("epochs", "batch_size", "learning_rate")  # that a task of one's own can have
+OWN_SETTINGS = ("epochs", "batch_size", "learning_rate")  # that a user's own task can have
 MOST_CLASSES = 12  # of a confusion table
 
 
