@@ -152,7 +152,7 @@ def test_what_is_pinned_stays_whole_with_all_it_was_made_from(store: Path):
     collect(keep=1, hollow=True, models=True)
     assert there(*old) == [True, True, True, False, False, False]
     assert [is_hollow(artifact) for artifact in (*old[:3], *new[:3])] == [True, True, False, True, True, True]
-    assert "is pinned no longer" in cram("pin", old[2].key[:6], "--remove")
+    assert "no longer pinned" in cram("pin", old[2].key[:6], "--remove")
     collect(keep=1, hollow=False, models=True)
     assert not any(there(*old))
     assert all(there(*new))
@@ -450,7 +450,7 @@ def test_the_page_of_a_collection_names_models_and_what_is_kept(store: Path):
     shown = cram("gc", "--keep", "1")
     assert "--models discards them: pretrain/" in shown
     assert "Nothing was deleted" in shown
-    assert "Models that go: pretrain/" in cram("gc", "--keep", "1", "--models")
+    assert "Models to discard: pretrain/" in cram("gc", "--keep", "1", "--models")
     assert "Nothing was deleted" not in cram("gc", "--keep", "1", "--yes")
     assert "There is nothing to free" in cram("gc", "--keep", "1")
 

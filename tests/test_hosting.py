@@ -190,10 +190,10 @@ def test_the_server_is_this_checkouts_if_its_home_is_and_no_other_is_used_unless
     assert server.listener(server.port_of(url)) == Path(f"/proc/{pid_of(env, 'server')}")
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
         monkeypatch.setattr(server, "STATE", Path(env["PREFECT_HOME"]))
-        assert server.sought() == (url, "")
+        assert server.look_for_server() == (url, "")
         assert server.is_running()
         monkeypatch.setattr(server, "STATE", tmp_path / ".prefect")
-        used, why = server.sought()
+        used, why = server.look_for_server()
         assert used is None
         assert env["PREFECT_HOME"] in why
         assert f"PREFECT_API_URL={url}" in why

@@ -59,7 +59,7 @@ def test_ended_runs_of_cram_go_with_their_artifacts_and_others_stay(
     assert old.report() == len(ENDS)
     said = capsys.readouterr().out
     assert all(kind().name in said for kind in ENDS)
-    assert "Not ended, though begun before then: 1." in said
+    assert "haven't ended: 1." in said
     young.clear(0)
     assert left(client)[0] >= stay | ended, "a report deletes nothing"
     old.clear(len(ENDS))
@@ -76,7 +76,7 @@ def test_the_command_deletes_only_with_yes(client: SyncPrefectClient, store):
     assert "1 Completed" in shown.output
     assert "--yes" in shown.output
     assert run in left(client)[0]
-    assert "Cleared: 1 run." in CliRunner().invoke(app, [*old, "--yes"]).output
+    assert "1 run cleared." in CliRunner().invoke(app, [*old, "--yes"]).output
     assert run not in left(client)[0]
 
 
@@ -108,7 +108,7 @@ def test_without_a_server_nothing_is_discarded(store, monkeypatch: pytest.Monkey
 
 
 def test_no_advice_starts_a_server_where_another_checkouts_has_the_port(store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(old_runs, "sought", lambda: (None, "Another checkout's server answers."))
+    monkeypatch.setattr(old_runs, "look_for_server", lambda: (None, "Another checkout's server answers."))
     with pytest.raises(InputError, match="Another checkout's") as refused:
         old_runs.server_with_runs()
     assert "make up" not in str(refused.value)

@@ -151,7 +151,7 @@ def test_where_nothing_answers_there_is_no_server(monkeypatch: pytest.MonkeyPatc
     assert server.find_server() is None
     monkeypatch.delenv("PREFECT_API_URL")
     monkeypatch.setattr(server, "SERVER", url)
-    assert server.sought() == (None, "")
+    assert server.look_for_server() == (None, "")
 
 
 def test_an_address_is_given_by_the_environment_or_by_a_setting_other_than_crams_own(monkeypatch: pytest.MonkeyPatch):

@@ -96,7 +96,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
 def test_a_sound_store_is_said_to_be_sound_with_status_0(chain, store: Path):
     (chain["model"].path / WORK).mkdir()
     (chain["model"].path / WORK / "state").touch()  # of a stage that was killed as it published
-    assert re.fullmatch(rf"15 files of 5 artifacts in {store}, [\d.]+ kB: sound\.\n", cram("verify").output)
+    assert re.fullmatch(rf"15 files of 5 artifacts in {store}, [\d.]+ kB: intact\.\n", cram("verify").output)
     assert cram("verify").exit_code == 0
     assert "3 files of 1 artifact" in cram("verify", "pretrain/latest").output
     assert "6 files of 2 artifacts" in cram("verify", "finetune").output
@@ -121,7 +121,7 @@ def test_what_is_said_to_run_again_does_and_nothing_else(words: str, which: str,
     file, damage = DAMAGE[words]
     damage(chain[which].path / file)
     output = cram("verify").output
-    said = {stage: stage in " ".join(line for line in output.splitlines() if line.startswith("Made again"))
+    said = {stage: stage in " ".join(line for line in output.splitlines() if line.startswith("Rebuilt"))
             for stage in ("download/", "pretrain/", "finetune/", "report/")}  # fmt: skip
     if words == "its SHA-256":
         assert "after you delete" in output

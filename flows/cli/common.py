@@ -1,16 +1,17 @@
 """Shared by the commands: names for help and completion, checks of arguments, and output that fits the terminal.
 
-Help and completion read names without importing flows.recipes.recipe, which takes seconds.
+Importing flows.recipes.recipe takes seconds, so names for help and completion are found without it.
 """
 
 import ast
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from flows.summary import OTHER_STAGES, check_name, relative, telling
@@ -19,7 +20,13 @@ from model.wording import printable
 if TYPE_CHECKING:
     from tasks.store.artifacts import Artifact
 
-console = Console(width=None if sys.stdout and sys.stdout.isatty() else 160)  # a pipe has no width
+PIPE_WIDTH = 160  # columns for output that isn't a terminal's
+GAP = 2  # spaces between the columns of a table
+
+console = Console(width=None if sys.stdout and sys.stdout.isatty() else PIPE_WIDTH)
+
+
+# Names
 
 
 def recipe_names() -> list[str]:
@@ -30,10 +37,17 @@ def recipe_names() -> list[str]:
 
 
 def stage_names() -> list[str]:
-    """The stages: the fields of Recipe, read from its source."""
-    module = ast.parse(Path(__file__).parents[1].joinpath("recipes", "recipe.py").read_text(encoding="utf-8"))
+    """The stages: the fields of Recipe, read from its source, which is 500 times as fast as importing it."""
+    source = Path(__file__).parents[1] / "recipes" / "recipe.py"
+    module = ast.parse(source.read_text(encoding="utf-8"))
     recipe = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Recipe")
-    return [node.target.id for node in recipe.body if isinstance(node, ast.AnnAssign)]
+    fields = [node.target for node in recipe.body if isinstance(node, ast.AnnAssign)]
+    return [field.id for field in fields if isinstance(field, ast.Name)]
+
+
+def all_stage_names() -> list[str]:
+    """The stages, and then those that belong to no recipe."""
+    return [*stage_names(), *OTHER_STAGES]
 
 
 def study_names() -> list[str]:
@@ -45,8 +59,22 @@ def study_names() -> list[str]:
 
 def check_stages(names: list[str], others: bool = False) -> None:
     """Raise InputError for an unknown stage; `others`: accept stages that belong to no recipe too."""
+    stages = all_stage_names() if others else stage_names()
     for name in names:
-        check_name("stage", name, (*stage_names(), *OTHER_STAGES * others))
+        check_name("stage", name, stages)
+
+
+def find_artifact(name: str, damaged: bool = False) -> "Artifact":
+    """The artifact that an argument names, as `artifacts.find_by_name` does. Raises InputError for a misspelt stage too."""
+    from tasks.store import artifacts
+    from tasks.store.artifacts import KEY
+
+    if not KEY.fullmatch(name):
+        check_stages([name.partition("/")[0]], others=True)
+    return artifacts.find_by_name(name, damaged)
+
+
+# Output
 
 
 def say(text: str) -> None:
@@ -54,65 +82,81 @@ def say(text: str) -> None:
     console.print(printable(text, lines=True), markup=False, highlight=False, soft_wrap=True)
 
 
-def print_rows(rows: list[dict]) -> None:
+def shorten(path: Path) -> str:
+    """The path for `console.print`, relative if it is below the working directory, with markup escaped."""
+    return escape(printable(relative(path)))
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Text]]) -> None:
+    """Print rows of cells below their headers, without lines."""
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
+    for row in rows:
+        # a str would be parsed for markup
+        table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
+    console.print(table)
+
+
+def print_listing(header: Sequence[str], rows: Iterable[Sequence[str]], details: Sequence[str] = ()) -> None:
+    """Print rows of which all columns but the first and the last hold numbers.
+
+    `details`: for each row, a text to print below its last column; by default there are none.
+    """
+    first, *middle, last = header
+    columns = [
+        Column(first, no_wrap=True),
+        *(Column(name, justify="right", no_wrap=True) for name in middle),
+        Column(last, overflow="fold"),
+    ]
+    lines: list[list[str | Text]] = [list(row) for row in rows]
+    for line, detail in zip(lines, details, strict=False):
+        if detail:
+            line[-1] = Text(printable(line[-1])).append(f"\n{printable(detail)}", "dim")
+    print_table(columns, lines)
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
     """Print rows as a table without usual and empty columns; a table wider than the terminal is split.
 
     Each part repeats the first column.
     """
     if not rows:
         return
-    rows = [{printable(name): value for name, value in row.items()} for row in rows]
-    cells = {name: [cell(row[name]) for row in rows] for name in telling(rows) if any(row[name] != "" for row in rows)}
-    most = 2 * console.width // 5  # the width of a column; longer cells are folded
-    widths = {name: min(most, max(map(len, [*column, *name.split()]))) for name, column in cells.items()}
-    first, *others = cells
-    while True:
-        chosen, room = [first], console.width - widths[first] - 2
-        while others and (len(chosen) == 1 or widths[others[0]] + 2 <= room):
-            room -= widths[others[0]] + 2
-            chosen.append(others.pop(0))
-        table = Table(box=None, header_style="bold")
-        for name in chosen:
-            justify = "right" if isinstance(rows[0][name], int | float) else "left"
-            table.add_column(escape(name), justify=justify, width=widths[name], overflow="fold")
-        for row in zip(*map(cells.get, chosen), strict=True):
-            table.add_row(*map(escape, row))
-        console.print(table)
-        if not others:
-            return
-        console.print()
+    cells = {}  # of the columns to print, by name
+    for name in telling(rows):
+        if any(row[name] != "" for row in rows):
+            cells[name] = [as_cell(row[name]) for row in rows]
+    widest = 2 * console.width // 5  # longer cells are folded
+    columns = {}
+    for name, column in cells.items():
+        header = printable(name)
+        width = max(len(text) for text in [*column, *header.split()])
+        is_number = isinstance(rows[0][name], int | float)
+        columns[name] = Column(
+            escape(header), justify="right" if is_number else "left", width=min(widest, width), overflow="fold"
+        )
+    for number, names in enumerate(split_columns(columns)):
+        if number:
+            console.print()
+        print_table([columns[name] for name in names], zip(*(cells[name] for name in names), strict=True))
 
 
-def cell(value: Any) -> str:
+def split_columns(columns: dict[str, Column]) -> list[list[str]]:
+    """The names of columns, divided into as many tables as fit the terminal; each begins with the first column."""
+    first, *others = columns
+    start = columns[first].width or 0
+    tables = [[first]]
+    used = start
+    for name in others:
+        needed = GAP + (columns[name].width or 0)
+        if used + needed > console.width and len(tables[-1]) > 1:
+            tables.append([first])
+            used = start
+        tables[-1].append(name)
+        used += needed
+    return tables
+
+
+def as_cell(value: Any) -> str:
     """The text of a value in a table."""
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(value)
-
-
-def print_listing(header: tuple[str, ...], rows: list[tuple[str, ...]], details: list[str]) -> None:
-    """Print rows as a table, each with its details below the last column.
-
-    All columns of a row but the first and the last hold numbers.
-    """
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in header[:-1]:
-        table.add_column(name, justify="left" if name == header[0] else "right", no_wrap=True)
-    table.add_column(header[-1], overflow="fold")
-    for row, detail in zip(rows, details, strict=True):
-        *numbers, last = (Text(printable(cell)) for cell in row)  # markup would be parsed, which takes time
-        table.add_row(*numbers, last.append(f"\n{printable(detail)}", "dim") if detail else last)
-    console.print(table)
-
-
-def shorten(path: Path) -> str:
-    """The path for `console.print`, relative if it is below the working directory, with markup escaped."""
-    return escape(printable(relative(path)))
-
-
-def called(name: str, damaged: bool = False) -> "Artifact":
-    """The artifact that an argument names, as `artifacts.called` does. Raises InputError for a misspelt stage too."""
-    from tasks.store import artifacts
-    from tasks.store.artifacts import KEY
-
-    if not KEY.fullmatch(name):
-        check_stages([name.partition("/")[0]], others=True)
-    return artifacts.find_by_name(name, damaged)
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return f"{value:,}" if is_count else printable(value)

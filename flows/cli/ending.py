@@ -1,4 +1,4 @@
-"""What a signal that asks for the end does to a command: it ends cleanly, with a sentence and the shell's code."""
+"""How a command ends when a signal asks it to: cleanly, with a sentence and the exit status that a shell expects."""
 
 import math
 import signal
@@ -14,7 +14,7 @@ AGAIN = "Run the same command again."
 
 @contextmanager
 def signals_as_sentences() -> Iterator[None]:
-    """End the process with the shell's code and a sentence, unless one was printed, when a signal asks for it."""
+    """When a signal ends the process, print a sentence, unless one was printed, and set the shell's exit status."""
     try:
         with signals_as_exceptions():
             yield
@@ -23,29 +23,37 @@ def signals_as_sentences() -> Iterator[None]:
             say_stopped(stop, AGAIN)
         raise
     except (KeyboardInterrupt, SystemExit) as end:
-        stop = Stopped(signal.SIGINT)
-        if isinstance(end, SystemExit) and end.code != stop.status:  # which typer makes of a KeyboardInterrupt
+        interrupt = Stopped(signal.SIGINT)
+        # typer turns a KeyboardInterrupt into a SystemExit with this status
+        if isinstance(end, SystemExit) and end.code != interrupt.status:
             raise
-        say_stopped(stop, AGAIN)
-        raise stop from end
+        say_stopped(interrupt, AGAIN)
+        raise interrupt from end
 
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[None]:
-    """Raise Stopped on all signals but Ctrl-C, whose usual handling would leave child processes and halves of files."""
-    last = -math.inf  # when one was received
+    """Raise Stopped for each signal but Ctrl-C, which Python raises itself.
+
+    By their usual handling, they would leave child processes and half-written files.
+    """
+    last = -math.inf  # when a signal was received
 
     def stop(number: int, frame: object) -> None:
         nonlocal last
-        before, last = last, time.monotonic()
-        if last - before >= AGAIN_SECONDS:
+        now = time.monotonic()
+        is_new = now - last >= AGAIN_SECONDS
+        last = now
+        if is_new:
             raise Stopped(number)
 
-    handlers = {number: signal.getsignal(number) for number in SIGNALS if number != signal.SIGINT}
-    # nohup ignores SIGHUP; a handler that was not set by Python (None) could not be put back
-    handlers = {number: each for number, each in handlers.items() if each not in (signal.SIG_IGN, None)}
-    for number in handlers:
-        signal.signal(number, stop)
+    handlers = {}
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        # nohup ignores SIGHUP; a handler that was not set by Python (None) could not be put back
+        if number != signal.SIGINT and handler not in (signal.SIG_IGN, None):
+            handlers[number] = handler
+            signal.signal(number, stop)
     try:
         yield
     finally:
@@ -54,9 +62,9 @@ def signals_as_exceptions() -> Iterator[None]:
 
 
 def say_stopped(stop: Stopped, rest: str) -> None:
-    """Print what has stopped the command, and the rest of the sentences."""
+    """Print which signal stopped the command, followed by `rest`."""
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the rest is short; another one would change the exit code
+        signal.signal(number, signal.SIG_IGN)  # little is left to do; another signal would change the exit status
     cause = "Ctrl-C" if stop.number == signal.SIGINT else signal.Signals(stop.number).name
     with suppress(OSError):  # the terminal may be gone
         print(f"cram: Stopped by {cause}. {rest}", file=sys.stderr)

@@ -20,7 +20,7 @@ WOULD_RUN = 3  # exit status of a plan by which something would run
 
 
 def in_a_hurry(plan: bool) -> bool:
-    """Collect no garbage for a plan, which would be a fifth of its time: it imports much, and ends."""
+    """For a plan, turn garbage collection off: it would take a fifth of the time of a process that ends so soon."""
     if plan:
         gc.disable()
     return plan
@@ -31,18 +31,18 @@ Planned = Annotated[
     typer.Option(
         "--plan",
         callback=in_a_hurry,
-        help="Run nothing: print what is cached, and about how long and how much disk the rest takes. Exit status: 0 "
-        "if all is cached, 3 if something would run.",
+        help="Run nothing: print what is cached, and about how much time and disk the rest would take. Exit status: 0 "
+        "if everything is cached, 3 if something would run.",
     ),
 ]
 
 
 class ServerLost(InputError):
-    """The Prefect server no longer answers. Prefect would wait for it for minutes when the interpreter ends."""
+    """The Prefect server no longer answers. At the interpreter's end, Prefect would wait for it for minutes."""
 
 
 def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
-    """The result of a flow: a flow run on this server, or without one the plain function in this process."""
+    """Run a flow on this server, or without a server as a plain function in this process. Returns its result."""
     from prefect.exceptions import ParameterTypeError
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -57,22 +57,23 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
         except (KeyboardInterrupt, Stopped) as end:
             stop = end if isinstance(end, Stopped) else Stopped(signal.SIGINT)
             say_stopped(stop, "Run the same command to resume; finished stages are kept.")
-            if server and not answers(server):  # else Prefect waits for it when the interpreter ends
-                os._exit(stop.status)
+            if server and not answers(server):
+                os._exit(stop.status)  # at the interpreter's end, Prefect would wait for the server
             raise stop from None
-        except ParameterTypeError as error:  # only a flow run validates parameters before the flow begins
+        except ParameterTypeError as error:  # of a flow run, which validates parameters before the flow begins
             raise InputError(str(error)) from error
         except Exception as error:
             if server and package_of(error) in ("httpx", "prefect") and not answers(server):
                 raise ServerLost(
-                    f"The Prefect server at {server} was lost during this run ({type(error).__name__}). Finished "
-                    "stages are kept: run the same command again, with or without a server."
+                    f"The connection to the Prefect server at {server} was lost during this run "
+                    f"({type(error).__name__}). Finished stages are kept: run the same command again, with or without "
+                    "a server."
                 ) from error
             raise
 
 
 def print_plan(kind: Literal["run", "study"], **asked: Any) -> NoReturn:
-    """Print what a run or a study would do, then exit. Raises the error with which it would end before it starts."""
+    """Print what a run or a study would do, then exit. Raises the error that would stop it before it starts."""
     from flows import forecast
     from flows.logs import log_to_terminal
     from tasks.store import home
@@ -80,12 +81,13 @@ def print_plan(kind: Literal["run", "study"], **asked: Any) -> NoReturn:
 
     log_to_terminal()
     with home.read_only(), disk_errors_as_input_errors("The plan"):
-        found = (forecast.of_run if kind == "run" else forecast.of_study)(**asked)
+        forecast_of = forecast.of_run if kind == "run" else forecast.of_study
+        found = forecast_of(**asked)
         sentences = found.sentences()
     print_rows([row.cells() for row in found.rows])
     for sentence in sentences:
         say(sentence)
-    gc.freeze()  # nor at the interpreter's end, which would take 0.4 s
+    gc.freeze()  # no collection at the interpreter's end either, which would take 0.4 s
     if found.refusal:
         raise found.refusal
     raise typer.Exit(WOULD_RUN if found.would_run() else 0)

@@ -3,7 +3,7 @@
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -27,27 +27,30 @@ from model.errors import InputError
 from model.wording import printable
 from tasks.store.home import STATE
 
-SETTINGS = {  # of Prefect, which reads them when it is imported; the user's own settings come first
+SETTINGS = {  # of Prefect, which reads them when it is imported; a user's own values take precedence
     "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,model",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # else each event that cannot be sent is printed whole
-    "PREFECT_CLIENT_MAX_RETRIES": "2",  # with a lost server, each takes up to a minute
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # otherwise each event that can't be sent is printed whole
+    "PREFECT_CLIENT_MAX_RETRIES": "2",  # each takes up to a minute if the server is lost
     "DO_NOT_TRACK": "1",
 }
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ABOUT = "Pretrain a BERT-class encoder from scratch within a budget, from raw text to GLUE scores."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
-STAGES_THERE = f"Stages, in order: {', '.join(stage_names())}."
-app.command(epilog=f"Recipes: {', '.join(recipe_names())}.\n\n{STAGES_THERE}")(run)
+STAGES_IN_ORDER = f"Stages, in order: {', '.join(stage_names())}."
+ON_STAGES: tuple[Callable, ...] = (ls, show, diff, params, verify, lineage)
+OTHERS: tuple[Callable, ...] = (gc, pin, push_artifact, pull, evaluate, predict, fill, export, push)
+
+app.command(epilog=f"Recipes: {', '.join(recipe_names())}.\n\n{STAGES_IN_ORDER}")(run)
 app.command()(study)
-for command in (ls, show, diff, params, verify, lineage):
-    app.command(epilog=STAGES_THERE)(command)
-for command in (gc, pin, push_artifact, pull, evaluate, predict, fill, export, push):
+for command in ON_STAGES:
+    app.command(epilog=STAGES_IN_ORDER)(command)
+for command in OTHERS:
     app.command()(command)
 
 
 def print_versions(wanted: bool) -> None:
-    """Print the versions of cram and what it computes with, then exit."""
+    """Print the versions of cram and of the packages that it computes with, then exit."""
     if not wanted:
         return
     from tasks.stage import environment
@@ -79,19 +82,19 @@ def output_checked() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if error.filename or error.errno not in UNWRITABLE:  # an error of another file, not of writing this one
+        if error.filename or error.errno not in UNWRITABLE:  # the error isn't about standard output
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at the interpreter's end would fail too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the flush at the interpreter's end would fail too
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
         raise InputError(
-            f"Standard output can't be written: {error.strerror}. Free space or redirect it, then run again."
+            f"Standard output can't be written: {error.strerror}. Free some space or redirect the output, then run again."
         ) from error
 
 
 @contextmanager
 def disks_checked() -> Iterator[None]:
-    """Raise InputError for an error of a disk that names a file; one that names none may be of standard output."""
+    """Turn errors of a disk that name a file into InputError; one without a name may be about standard output."""
     try:
         yield
     except OSError as error:
@@ -104,8 +107,8 @@ def disks_checked() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the command line; user errors are printed as one sentence."""
-    if sys.flags.optimize > 1:  # without docstrings, which are the help of commands, and which transformers reads
+    """Run the command line; a user's errors are printed as one sentence."""
+    if sys.flags.optimize > 1:  # that drops docstrings, which transformers reads, and from which help is made
         os.environ["PYTHONOPTIMIZE"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.argv])
     for name, value in SETTINGS.items():
@@ -117,9 +120,8 @@ def main() -> None:
         with signals_as_sentences(), output_checked(), disks_checked():
             app()
     except InputError as error:
-        Console(stderr=True).print(
-            f"[red]cram:[/] {escape(printable(error, lines=True))}", soft_wrap=True, highlight=False
-        )
+        sentence = escape(printable(error, lines=True))
+        Console(stderr=True).print(f"[red]cram:[/] {sentence}", soft_wrap=True, highlight=False)
         if isinstance(error, ServerLost):
             os._exit(1)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Old runs in the database of a Prefect server: for `cram gc`, which lists and clears them by Prefect's client."""
+"""Old runs in the database of a Prefect server, which `cram gc` lists and clears through Prefect's client."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from flows.cli.common import say
-from flows.cli.server import sought
+from flows.cli.server import look_for_server
 from model.errors import InputError
 from model.wording import counted
 from tasks.store.home import STATE
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.objects import FlowRun
 
-FLOW = "cram"  # of runs and studies; other flows of a shared server are not cram's to clear
-PAGE = 200  # the most that Prefect's server returns at once
+FLOW = "cram"  # the flow of runs; a shared server may have others, which aren't cram's to clear
+PAGE = 200  # the most runs that Prefect's server returns at once
 AGE = re.compile(r"(\d{1,5})([hdw])")
 UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 
 def moment(age: str) -> datetime:
-    """The time that was so long ago: `30d`, `12h`, `8w`. Raises InputError for anything else."""
-    if not (given := AGE.fullmatch(age.strip())):
+    """The time this long ago, for an age such as `30d`, `12h` or `8w`. Raises InputError for anything else."""
+    given = AGE.fullmatch(age.strip())
+    if not given:
         raise InputError(f"--runs-older-than is {age!r}; expected a number of hours, days or weeks: 12h, 30d, 8w.")
     number, unit = given.groups()
     return datetime.now(UTC) - timedelta(**{UNITS[unit]: int(number)})
@@ -47,57 +48,64 @@ def database_bytes() -> int:
 
 
 def server_with_runs() -> str:
-    """The address of the Prefect server whose old runs are meant. Raises InputError if none answers."""
-    url, why = sought()
-    if url is None:
-        none = (
-            "No Prefect server answers. --runs-older-than asks it for its runs; start it by `make up`, then run again."
-        )
-        raise InputError(f"{why} Nothing was discarded." if why else none)
-    return url
+    """The address of the Prefect server to ask for old runs. Raises InputError if none answers."""
+    url, why_not = look_for_server()
+    if url is not None:
+        return url
+    if why_not:
+        raise InputError(f"{why_not} Nothing was discarded.")
+    raise InputError(
+        "No Prefect server answers, so --runs-older-than can't list its runs. Start it with `make up`, then run again."
+    )
 
 
 class OldRuns:
-    """The runs of cram at a Prefect server that ended before some time."""
+    """The runs of cram at a Prefect server that ended before a given time."""
 
     def __init__(self, before: datetime, server: str):
         self.before = before
         self.server = server
 
     def report(self) -> int:
-        """Print how many there are, and how many that began before then have not ended; returns the first number."""
+        """Print how many ended before that time, and how many that began before it haven't ended.
+
+        Returns the first number.
+        """
         with self.client() as client:
             ended = Counter(state_of(run) for run in pages(client, self.ended()))
             unended = sum(1 for _ in pages(client, self.unended()))
         when = f"{self.before.astimezone():%Y-%m-%d %H:%M}"
         states = ", ".join(f"{number:,} {state}" for state, number in ended.most_common())
-        say(f"Runs at {self.server} that ended before {when}: {ended.total():,}{f' ({states})' if states else ''}.")
+        by_state = f" ({states})" if states else ""
+        say(f"Runs at {self.server} that ended before {when}: {ended.total():,}{by_state}.")
         if unended:
             say(
-                f"Not ended, though begun before then: {unended:,}. They stay; those whose machine stopped can be "
-                "cancelled on their pages."
+                f"Runs that began before then and haven't ended: {unended:,}. They stay. If the machine of one was "
+                "stopped, you can cancel it on its page."
             )
         return ended.total()
 
     def clear(self, number: int) -> None:
-        """Delete them, about so many, with their artifacts, task runs and logs; print how many."""
+        """Delete the runs that ended, about `number` of them, with their artifacts, task runs and logs."""
         bar = tqdm(total=number, unit="run", disable=not sys.stderr.isatty(), leave=False)
         with bar, self.client() as client:
-            while runs := page(client, self.ended()):
-                for run in runs:
-                    clear_run(client, run.id)
-                    bar.update()
-        say(f"Cleared: {counted(number, 'run')}. The database's file stays as large; later runs fill its free space.")
+            for run in deletable(client, self.ended()):
+                clear_run(client, run.id)
+                bar.update()
+        say(
+            f"{counted(number, 'run')} cleared. The database's file keeps its size; later runs will use the space that "
+            "is free in it."
+        )
 
     def ended(self) -> "FlowRunFilter":
-        """What matches them."""
+        """The filter for runs that ended before that time."""
         from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterEndTime
         from prefect.client.schemas.objects import TERMINAL_STATES
 
         return FlowRunFilter(state=of_types(TERMINAL_STATES), end_time=FlowRunFilterEndTime(before_=self.before))
 
     def unended(self) -> "FlowRunFilter":
-        """What matches runs that began as long ago, and have not ended."""
+        """The filter for runs that began before that time and haven't ended."""
         from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterStartTime
         from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 
@@ -106,7 +114,7 @@ class OldRuns:
 
     @contextmanager
     def client(self) -> "Iterator[SyncPrefectClient]":
-        """Prefect's client of the server. Raises InputError if the server is lost or refuses something."""
+        """Prefect's client of the server. Raises InputError if the server is lost or refuses a request."""
         import httpx
         from prefect.client.orchestration import get_client
         from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -116,8 +124,8 @@ class OldRuns:
                 yield client
         except httpx.HTTPError as error:
             raise InputError(
-                f"The Prefect server at {self.server} did not answer as expected: {error or repr(error)}. What was "
-                "cleared stays cleared; run the same command again."
+                f"The Prefect server at {self.server} did not answer as expected: {error or repr(error)}. Runs that "
+                "were cleared stay cleared; run the same command again for the rest."
             ) from error
 
 
@@ -129,7 +137,7 @@ def of_types(types: set) -> object:
 
 
 def page(client: "SyncPrefectClient", chosen: "FlowRunFilter", offset: int = 0) -> "list[FlowRun]":
-    """The runs of cram's flow that match, the oldest first, from the one at `offset` on; at most PAGE."""
+    """The runs of cram's flow that match, oldest first, from `offset` on; at most PAGE of them."""
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
     from prefect.client.schemas.sorting import FlowRunSort
 
@@ -141,21 +149,33 @@ def page(client: "SyncPrefectClient", chosen: "FlowRunFilter", offset: int = 0) 
 def pages(client: "SyncPrefectClient", chosen: "FlowRunFilter") -> "Iterator[FlowRun]":
     """All runs of cram's flow that match."""
     offset = 0
-    while runs := page(client, chosen, offset):
+    runs = page(client, chosen)
+    while runs:
         yield from runs
         offset += len(runs)
+        runs = page(client, chosen, offset)
+
+
+def deletable(client: "SyncPrefectClient", chosen: "FlowRunFilter") -> "Iterator[FlowRun]":
+    """All runs of cram's flow that match, if each is deleted before the next is asked for."""
+    runs = page(client, chosen)
+    while runs:
+        yield from runs
+        runs = page(client, chosen)
 
 
 def clear_run(client: "SyncPrefectClient", run: "UUID") -> None:
-    """Delete a run; its artifacts first, which Prefect would leave, and which nobody finds without the run."""
+    """Delete a run, and before it its artifacts, which Prefect would keep though nobody finds them without the run."""
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
     from prefect.exceptions import ObjectNotFound
 
     chosen = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
-    while found := client.read_artifacts(artifact_filter=chosen, limit=PAGE):
-        for artifact in found:
-            with suppress(ObjectNotFound):  # someone else was faster
+    artifacts = client.read_artifacts(artifact_filter=chosen, limit=PAGE)
+    while artifacts:
+        for artifact in artifacts:
+            with suppress(ObjectNotFound):  # somebody else has deleted it
                 client.delete_artifact(artifact.id)
+        artifacts = client.read_artifacts(artifact_filter=chosen, limit=PAGE)
     with suppress(ObjectNotFound):
         client.delete_flow_run(run)
 

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column
 
-from flows.cli.common import check_stages, console, print_rows, recipe_names, say, shorten, stage_names
+from flows.cli.common import check_stages, console, print_rows, print_table, recipe_names, say, shorten, stage_names
 from flows.cli.execution import Planned, execute, print_plan
 from flows.cli.server import find_server
 from flows.summary import check_name, relative
@@ -20,20 +20,20 @@ if TYPE_CHECKING:  # slow to import
     from tasks.store.artifacts import Artifact
 
 EXAMPLE = '\'{"filter": {"max_tokens_per_char": 0.25}}\''  # of an --override
-CANDIDATES = 3  # per blank
-BLANKS = (  # a model knows the words of its text: documentation, or more of the world
+CANDIDATES = 3  # tokens to print per blank
+BLANKS = (  # a model knows the words of its text, which may be documentation only
     "See the documentation for more [MASK].",
     "If the argument is [MASK], the default value is used.",
     "Paris is the capital of [MASK].",
 )
-LONGEST_VALUE = 30  # characters on a line
+LONGEST_VALUE = 30  # characters of a value on a line
 
 
 def parse_overrides(texts: list[str]) -> dict:
     """The changes in the JSON of several --override; later values win."""
     from flows.recipes.recipe import check_changes, merge, parse_json
 
-    changes = {}
+    changes: dict = {}
     for text in texts:
         try:
             given = parse_json(text)
@@ -82,21 +82,24 @@ def run(
     plan: Planned = False,
 ) -> None:
     """Run a recipe, from raw text to scores. Stages that already ran with the same parameters are cached."""
-    changes, used, again = parse_overrides(override or []), parse_use(use or []), refresh or []
-    check_stages([until, *used, *again])
+    changes = parse_overrides(override or [])
+    given = parse_use(use or [])
+    again = refresh or []
+    check_stages([until, *given, *again])
+    asked = {"recipe": recipe, "override": changes, "until": until, "use": given, "refresh": again}
     if plan:
-        print_plan("run", recipe=recipe, override=changes, until=until, use=used, refresh=again)
+        print_plan("run", **asked)
     from flows.cram import cram
     from flows.recipes.deltas import DELTAS
 
     check_name("recipe", recipe, DELTAS)
     server = find_server()
-    for artifact in execute(cram, server, recipe=recipe, override=changes, until=until, use=used, refresh=again):
+    for artifact in execute(cram, server, **asked):
         print_results(artifact)
 
 
 def print_results(artifact: "Artifact") -> None:
-    """Print what came out of a run: its last artifact."""
+    """Print the results of a run, which are in its last artifact."""
     rows = artifact.stats.get("table", [])
     if rows:
         say("")
@@ -114,12 +117,12 @@ def print_results(artifact: "Artifact") -> None:
 
 
 def print_blanks(model: "Artifact") -> None:
-    """Print some English sentences with a blank, and the most likely tokens by a pretrained model that reads ASCII."""
+    """Print English sentences with a blank and the model's most likely tokens, if it has weights and reads ASCII."""
     from tasks.adopt import has_weights
 
     if not has_weights(model.path):  # it is hollow
         return
-    import torch  # here: not for every command line
+    import torch  # here, since most commands don't need it
 
     from model import export
     from tasks.text.tokenizer import MASK, load_tokenizer, normaliser_of
@@ -128,39 +131,52 @@ def print_blanks(model: "Artifact") -> None:
     if normaliser_of(tokenizer).characters != "ascii":
         return
     say(f"\nBlanks filled in by {model.name}:")
-    bert = export.load(model.path).eval()  # transformers takes seconds to load
-    tokenizer.encode_special_tokens = False  # [MASK] is one
+    bert = export.load(model.path).eval()  # not with transformers, whose import takes seconds
+    tokenizer.encode_special_tokens = False  # so that [MASK] is a special token, not text
     for text in BLANKS:
         ids = torch.tensor([tokenizer.encode(text).ids])
         if ids.shape[1] > bert.length:
             say(f"  none: the model takes {bert.length} tokens")
             return
         with torch.inference_mode():
-            [shares], [tokens] = bert.logits(bert.encode(ids)[ids == MASK]).softmax(dim=-1).topk(CANDIDATES)
-        candidates = zip(map(tokenizer.id_to_token, tokens.tolist()), shares.tolist(), strict=True)
-        say(f"  {text}\n      " + "   ".join(f"{token} {share:.0%}" for token, share in candidates))
+            states = bert.encode(ids)[ids == MASK]
+            [shares], [best] = bert.logits(states).softmax(dim=-1).topk(CANDIDATES)
+        tokens = [tokenizer.id_to_token(number) for number in best.tolist()]
+        candidates = [f"{token} {share:.0%}" for token, share in zip(tokens, shares.tolist(), strict=True)]
+        say(f"  {text}\n      {'   '.join(candidates)}")
 
 
-def described(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Of each parameter of a model: name, allowed values, value, description. Nested models give dotted names."""
+class Parameter(NamedTuple):
+    """A row of `cram params`."""
+
+    name: str  # dotted, if its model is within another
+    takes: str  # allowed values
+    value: str
+    description: str
+
+
+def parameters_of(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[Parameter]:
+    """The parameters of a model and of the models in it, with their `values`."""
     from flows.recipes.recipe import in_words, level, takes
 
     schemas = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
-        if inner := level(field):
-            yield from described(inner, values[name], f"{path}{name}.")
+        inner = level(field)
+        if inner:
+            yield from parameters_of(inner, values[name], f"{path}{name}.")
         else:
             value = in_words(values[name]) or '""'
-            yield path + name, takes(schemas[name]), value, field.description or ""
+            yield Parameter(path + name, takes(schemas[name]), value, field.description or "")
 
 
-def parameters(stage: str, recipe: str) -> list[tuple[str, str, str, str]]:
+def parameters_in(recipe: str, stage: str) -> list[Parameter]:
     """The parameters of a stage, with the values that a recipe gives them."""
     from flows.recipes.deltas import DELTAS
     from flows.recipes.recipe import Recipe, merge
 
-    params = getattr(Recipe.model_validate(merge(Recipe().model_dump(), DELTAS[recipe])), stage)
-    return list(described(type(params), params.model_dump(mode="json")))
+    values = merge(Recipe().model_dump(), DELTAS[recipe])
+    params = getattr(Recipe.model_validate(values), stage)
+    return list(parameters_of(type(params), params.model_dump(mode="json")))
 
 
 def params(
@@ -178,12 +194,15 @@ def params(
 
     check_name("recipe", recipe, DELTAS)
 
-    for name in [stage] if stage else STAGES:
-        about = (Recipe.model_fields[name].annotation.__doc__ or "").split("\n")[0]
-        console.print(f"\n[bold]{name}[/]  {escape(about)}", highlight=False)
-        table = Table("parameter", "takes", recipe, "description", box=None, header_style="bold")
-        table.columns[0].no_wrap = True
-        table.columns[2].max_width = LONGEST_VALUE
-        for row in parameters(name, recipe):
-            table.add_row(*map(escape, row))
-        console.print(table)
+    stages = [stage] if stage else STAGES
+    for name in stages:
+        description = Recipe.model_fields[name].annotation.__doc__ or ""
+        first_line = description.split("\n")[0]
+        console.print(f"\n[bold]{name}[/]  {escape(first_line)}", highlight=False)
+        columns = [
+            Column("parameter", no_wrap=True),
+            Column("takes"),
+            Column(recipe, max_width=LONGEST_VALUE),
+            Column("description"),
+        ]
+        print_table(columns, parameters_in(recipe, name))

@@ -1,4 +1,4 @@
-"""Which Prefect server a command uses: the one at PREFECT_API_URL, or else the one that this checkout started."""
+"""The Prefect server that a command uses: the one at PREFECT_API_URL, or else the one that this checkout started."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ import ssl
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from model.errors import InputError
 from tasks.store.home import STATE
@@ -16,71 +16,79 @@ if TYPE_CHECKING:
     from httpx import Response
 
 SERVER = "http://127.0.0.1:4200/api"  # of `make up`
-ANOTHER = "http://127.0.0.1:4201/api"  # to choose if that port is taken
+ANOTHER = "http://127.0.0.1:4201/api"  # what messages suggest if that port is taken
 HEALTH_SECONDS = 3
-ANSWER_SECONDS = 20  # of a server that has just said that it is well, on a busy machine
+ANSWER_SECONDS = 20  # for a server that has just reported its health, on a busy machine
 HERE = ("127.0.0.1", "localhost", "::1")
-LISTENS = "0A"  # a socket's state, in /proc/net/tcp
+LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 CAN_BE_STARTED = 3  # exit status for prefect.sh
-ADVICE = {  # by status of an answer
+ADVICE = {  # by the status of an answer
     401: "It asks for a login. Set PREFECT_API_AUTH_STRING to the server's USER:PASSWORD, or PREFECT_API_KEY to the key "
-    "of Prefect Cloud; if one is set, it was refused.",
-    403: "It forbids that. Check what PREFECT_API_KEY or PREFECT_API_AUTH_STRING may do, and any proxy before the server.",
-    407: "The proxy of the environment asks for a login. Set it in http_proxy, or name the server's host in no_proxy.",
+    "of Prefect Cloud; if one of them is set, the server refused it.",
+    403: "It forbids that. Check the rights of PREFECT_API_KEY or PREFECT_API_AUTH_STRING, and any proxy before the "
+    "server.",
+    407: "The proxy in your environment asks for a login. Set it in http_proxy, or add the server's host to no_proxy.",
 }
-DOWN = (429, 502, 503, 504)  # statuses of a proxy whose server doesn't answer, and of a server that has too much to do
+DOWN = (429, 502, 503, 504)  # statuses of an overloaded server, and of a proxy whose server doesn't answer
+Route = Literal["/health", "/admin/version", "/admin/settings"]  # of Prefect's API
 
 log = logging.getLogger(__name__)
 
 
 def bypass_proxies() -> None:
-    """Keep requests to this machine from the proxy of the environment, for which this machine is another one."""
+    """Send requests to this machine past the proxy in the environment, for which `localhost` is the proxy itself."""
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = [host.strip() for host in given.split(",") if host.strip()]
     if "*" not in hosts:
-        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys([*hosts, *HERE]))
+        every = ",".join(dict.fromkeys([*hosts, *HERE]))
+        os.environ["no_proxy"] = every
+        os.environ["NO_PROXY"] = every
 
 
 def given_address() -> str | None:
-    """The address of Prefect's API that the environment or a setting of Prefect's names; None if it is cram's own."""
-    if url := os.environ.get("PREFECT_API_URL"):
+    """The address of Prefect's API in the environment or in Prefect's settings; None if they name none but cram's."""
+    url = os.environ.get("PREFECT_API_URL")
+    if url:
         return url.rstrip("/")
     from prefect.settings import PREFECT_API_URL
 
-    url = (PREFECT_API_URL.value() or SERVER).rstrip("/")  # of a profile, or of pyproject.toml
-    return None if url == SERVER else url
+    configured = PREFECT_API_URL.value() or SERVER  # in a profile, or in pyproject.toml
+    configured = configured.rstrip("/")
+    return None if configured == SERVER else configured
 
 
 def find_server() -> str | None:
-    """The address of the Prefect API to use, if one answers; the log says whose server is left alone.
+    """The address of the Prefect API to use, if one answers. If another checkout's answers, the log says so.
 
-    Raises InputError if what answers at PREFECT_API_URL can't be used.
+    Raises InputError if the server at PREFECT_API_URL can't be used.
     """
-    url, why = sought()
-    if why:
+    url, why_not = look_for_server()
+    if why_not:
         from flows.logs import log_to_terminal
 
         log_to_terminal()
-        log.info(why)
+        log.info(why_not)
     return url
 
 
-def sought() -> tuple[str | None, str]:
-    """The address of the Prefect API to use, or None; and why the one that answers is left alone, if it is.
+def look_for_server() -> tuple[str | None, str]:
+    """The address of the Prefect API to use, or None; and why one that answers is not used, or an empty text.
 
-    It is PREFECT_API_URL, or else this checkout's own. Raises InputError if what answers at PREFECT_API_URL can't be
-    used.
+    It is the one at PREFECT_API_URL, or else this checkout's own. Raises InputError if what answers at PREFECT_API_URL
+    can't be used.
     """
-    if url := given_address():
-        return (url if is_prefect(url) and is_open(url) else None), ""
+    url = given_address()
+    if url:
+        is_usable = is_prefect(url) and is_open(url)
+        return (url if is_usable else None), ""
     if not answers(SERVER):
         return None, ""
-    why = objection()
-    return (None if why else SERVER), why
+    why_not = objection()
+    return (None if why_not else SERVER), why_not
 
 
 def answers(url: str) -> bool:
-    """Whether a Prefect API answers at an address; what else answers there doesn't count."""
+    """Whether a Prefect API answers at an address. Another program that answers there doesn't count."""
     try:
         return is_prefect(url)
     except InputError:
@@ -88,7 +96,7 @@ def answers(url: str) -> bool:
 
 
 def is_prefect(url: str) -> bool:
-    """Whether a Prefect API answers at an address, or else nothing. Raises InputError if something else does."""
+    """Whether a Prefect API answers at an address; False if nothing does. Raises InputError if another program does."""
     answer = ask(url, "/health", HEALTH_SECONDS)
     if answer is not None and answer.text != "true":
         raise InputError(not_prefect(url, f"GET /health returned {answer.text[:20]!r}"))
@@ -96,28 +104,27 @@ def is_prefect(url: str) -> bool:
 
 
 def is_open(url: str) -> bool:
-    """Whether the Prefect API at an address answers what needs a login. Raises InputError if it refuses."""
+    """Whether the Prefect API at an address answers a request that may need a login. InputError if it refuses."""
     from prefect.settings import PREFECT_CLOUD_API_URL
 
     return url.startswith(PREFECT_CLOUD_API_URL.value()) or ask(url, "/admin/version") is not None
 
 
-def ask(url: str, path: str, seconds: float = ANSWER_SECONDS) -> "Response | None":
-    """What the Prefect API at an address answers; None if nothing answers within that time.
+def ask(url: str, path: Route, seconds: float = ANSWER_SECONDS) -> "Response | None":
+    """The answer of the Prefect API at an address; None if nothing answers within that time.
 
-    Raises InputError if what answers does not do what is asked.
+    Raises InputError if what answers refuses the request.
     """
     import httpx
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+    settings = {PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}
+    http = {"timeout": seconds, "follow_redirects": False}
     try:
         if is_here(url) and not is_taken(url):  # Prefect's client would try four times
             return None
-        with (
-            temporary_settings({PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}),
-            get_client(sync_client=True, httpx_settings={"timeout": seconds, "follow_redirects": False}) as client,
-        ):
+        with temporary_settings(settings), get_client(sync_client=True, httpx_settings=http) as client:
             return client.request("GET", path)
     except httpx.HTTPStatusError as error:
         raise InputError(refusal(url, path, error.response)) from error
@@ -128,14 +135,14 @@ def ask(url: str, path: str, seconds: float = ANSWER_SECONDS) -> "Response | Non
                 "PREFECT_API_SSL_CERT_FILE to the file of its authority."
             ) from error
         return None
-    except ImportError as error:  # httpx's, of a SOCKS proxy
+    except ImportError as error:  # of httpx, for a SOCKS proxy
         raise InputError(
-            f"Prefect's client can't use the proxy of the environment (all_proxy): {error} Or unset it."
+            f"Prefect's client can't use the proxy in your environment (all_proxy): {error} Or unset it."
         ) from error
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InputError(
-            f"PREFECT_API_URL is {url!r}, which is no address of a server: {str(error).rstrip('.')}. Set it to the address "
-            f"of a Prefect server's API, such as {SERVER}, or unset it."
+            f"PREFECT_API_URL is {url!r}, which is not the address of a server: {str(error).rstrip('.')}. Set it to the "
+            f"address of a Prefect server's API, such as {SERVER}, or unset it."
         ) from error
     except httpx.HTTPError as error:
         raise InputError(not_prefect(url, str(error) or repr(error))) from error
@@ -147,7 +154,7 @@ def is_of_certificate(error: BaseException | None) -> bool:
 
 
 def not_prefect(url: str, found: str) -> str:
-    """The sentence for an address where no Prefect API is."""
+    """The sentence for an address at which another program answers."""
     found = found.rstrip(".")
     return (
         f"PREFECT_API_URL is {url}, but what answers there is not a Prefect server: {found}. Set it to the address of a "
@@ -165,13 +172,13 @@ def refusal(url: str, path: str, response: "Response") -> str:
     if response.has_redirect_location:
         place = response.headers["Location"].partition("?")[0]
         return (
-            f"{begin} That leads to {place}, which may be the page of a login. Set PREFECT_API_URL to the address at "
-            "which the API itself answers programs."
+            f"{begin} It redirects to {place}, which may be a login page. Set PREFECT_API_URL to the address at which "
+            "the API itself answers programs."
         )
     if status in DOWN:
         return (
-            f"{begin} The server doesn't run there, or has too much to do. Start it or wait, then run again; or unset "
-            "PREFECT_API_URL to run without it. If a proxy of the environment answers, name the host in no_proxy."
+            f"{begin} The server isn't running there, or it is overloaded. Start it or wait, then run again; or unset "
+            "PREFECT_API_URL to run without it. If a proxy in your environment answers, add the host to no_proxy."
         )
     return not_prefect(url, f"GET {path} returned {answer}")
 
@@ -198,23 +205,26 @@ def is_taken(url: str) -> bool:
     """Whether a program accepts connections at an address of this machine."""
     from httpx import URL
 
+    place = (URL(url).host, port_of(url))
     try:
-        with socket.create_connection((URL(url).host, port_of(url)), timeout=HEALTH_SECONDS):
+        with socket.create_connection(place, timeout=HEALTH_SECONDS):
             return True
     except OSError:
         return False
 
 
 def objection() -> str:
-    """Why the Prefect server at cram's own address is not to be used, in sentences; empty if it is this checkout's.
+    """Why the Prefect server at cram's own address should not be used, in sentences; empty if it is this checkout's.
 
-    This checkout's is a process of this user that listens there, and whose answer names this checkout's PREFECT_HOME.
+    It is this checkout's if a process of this user listens there, and its answer names this checkout's PREFECT_HOME.
     """
-    deliberate = f"PREFECT_API_URL={SERVER} uses it all the same."
+    deliberate = f"Set PREFECT_API_URL={SERVER} to use it nevertheless."
     process = listener(port_of(SERVER))
     if process is None:
-        who = "another user's, a container's or another machine's"
-        return f"The Prefect server at {SERVER} is not this checkout's, but {who}. {deliberate}"
+        return (
+            f"The Prefect server at {SERVER} is not this checkout's: it is another user's, a container's or another "
+            f"machine's. {deliberate}"
+        )
     try:
         answer = ask(SERVER, "/admin/settings")
         settings = answer.json() if answer else {}
@@ -222,10 +232,10 @@ def objection() -> str:
     except InputError as problem:
         return str(problem)
     except (OSError, ValueError, LookupError, TypeError) as problem:  # it ended, hangs, or is of another version
-        return f"The Prefect server at {SERVER} does not say whose it is ({problem!r}). {deliberate}"
+        return f"The Prefect server at {SERVER} does not report its owner ({problem!r}). {deliberate}"
     if home == STATE.resolve():
         return ""
-    return f"The Prefect server at {SERVER} is not this checkout's, since its PREFECT_HOME is {home}. {deliberate}"
+    return f"The Prefect server at {SERVER} is not this checkout's: its PREFECT_HOME is {home}. {deliberate}"
 
 
 def listener(port: int) -> Path | None:
@@ -233,8 +243,12 @@ def listener(port: int) -> Path | None:
     sockets = sockets_of(port)
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended, or is another user's
-            is_ours = process.stat().st_uid == os.getuid() and serves_prefect((process / "cmdline").read_bytes())
-            if is_ours and sockets & set(map(target, (process / "fd").iterdir())):
+            if process.stat().st_uid != os.getuid():
+                continue
+            if not serves_prefect((process / "cmdline").read_bytes()):
+                continue
+            files = {link_target(link) for link in (process / "fd").iterdir()}
+            if sockets & files:
                 return process
     return None
 
@@ -248,15 +262,21 @@ def serves_prefect(command: bytes) -> bool:
 
 
 def sockets_of(port: int) -> set[str]:
-    """The sockets that listen at a port of this machine, as they are called in /proc/PID/fd."""
-    tables = [table for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if table.exists()]
-    rows = [line.split() for table in tables for line in table.read_text(encoding="utf-8").splitlines()[1:]]
-    listening = [row for row in rows if row[3] == LISTENS]
-    return {f"socket:[{row[9]}]" for row in listening if int(row[1].rpartition(":")[2], 16) == port}
+    """The sockets that listen at a port of this machine, by their names in /proc/PID/fd."""
+    sockets = set()
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        lines = table.read_text(encoding="utf-8").splitlines() if table.exists() else []
+        for line in lines[1:]:
+            _, address, _, state, *others = line.split()
+            own_port = int(address.rpartition(":")[2], 16)
+            if state == LISTENS and own_port == port:
+                inode = others[5]
+                sockets.add(f"socket:[{inode}]")
+    return sockets
 
 
-def target(link: Path) -> str:
-    """What a link in /proc points to; empty if it is gone."""
+def link_target(link: Path) -> str:
+    """What a link in /proc points to; empty if the link is gone."""
     try:
         return os.readlink(link)
     except OSError:
@@ -267,30 +287,35 @@ def target(link: Path) -> str:
 
 
 def is_running() -> bool:
-    """Whether the server that `make up` is to use runs already; if not, it can be started at its address.
+    """Whether the server that `make up` should use already runs.
 
-    Raises InputError if it can't.
+    Raises InputError if it doesn't and can't be started.
     """
     given = given_address()
     url = given or SERVER
     if given and is_prefect(given) and is_open(given):
         return True
     if given and not is_here(given):
-        raise InputError(f"No Prefect server answers at {given} (PREFECT_API_URL). Start it there, or unset it.")
+        raise InputError(
+            f"No Prefect server answers at {given} (PREFECT_API_URL). Start it there, or unset PREFECT_API_URL."
+        )
     if not given and answers(SERVER):
-        if why := objection():
-            raise InputError(f"{why} With PREFECT_API_URL={ANOTHER}, `make up` starts another; set it for `cram` too.")
+        why_not = objection()
+        if why_not:
+            raise InputError(
+                f"{why_not} With PREFECT_API_URL={ANOTHER}, `make up` starts another server; set it for `cram` too."
+            )
         return True
     if is_taken(url) and listener(port_of(url)) is None:
         raise InputError(
-            f"Port {port_of(url)} of this machine is taken by another program, so no Prefect server can start there. "
-            f"End that program, or choose another port for `make up` and `cram`, as in PREFECT_API_URL={ANOTHER}."
+            f"Another program uses port {port_of(url)} of this machine, so no Prefect server can start there. End that "
+            f"program, or choose another port for `make up` and `cram`, for example PREFECT_API_URL={ANOTHER}."
         )
     return False
 
 
 def main() -> None:
-    """Print port and address of the server of `make up`. Exit status: 0: it runs, 3: it can be started, 1: it can't."""
+    """Print port and address of the server of `make up`. Exit status: 0: it runs, 3: it can be started, 1: neither."""
     bypass_proxies()
     try:
         running = is_running()

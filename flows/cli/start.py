@@ -1,4 +1,4 @@
-"""The start of `cram`. It imports nothing slow, so a signal ends the command in a sentence from its first moment on."""
+"""The start of `cram`. It imports nothing slow, so from the first moment a signal ends the command with a sentence."""
 
 from flows.cli.ending import signals_as_sentences
 
@@ -6,6 +6,6 @@ from flows.cli.ending import signals_as_sentences
 def main() -> None:
     """Run the command line."""
     with signals_as_sentences():
-        from flows.cli.main import main as run  # here: it takes half a second
+        from flows.cli.main import main as run  # here, since it takes half a second
 
         run()

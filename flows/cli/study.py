@@ -1,7 +1,7 @@
-"""`cram study` and `cram evaluate`: recipes compared with each other, and a model's loss on another text."""
+"""`cram study` and `cram evaluate`: comparing recipes, and measuring a model's loss on another text."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -13,7 +13,11 @@ from flows.cli.server import find_server
 from flows.summary import check_name
 from model.errors import InputError
 
-LASTS = ("pretrain", "report")
+if TYPE_CHECKING:
+    from tasks.compare import Member
+    from tasks.store.artifacts import Artifact
+
+LAST_STAGES = ("pretrain", "report")  # with which the runs of a study may end
 
 
 def study(
@@ -35,19 +39,20 @@ def study(
     ] = "",
     until: Annotated[str, typer.Option(help="pretrain: compare losses; report: scores too.")] = "pretrain",
     listed: Annotated[
-        bool, typer.Option("--list", help="Only say what each study holds, and about how long it takes here.")
+        bool, typer.Option("--list", help="Only list the runs of each study, and about how long it takes here.")
     ] = False,
     plan: Planned = False,
 ) -> None:
     """Run recipes that differ in one respect, and compare them on one page. Shared stages run once."""
     changes = parse_overrides(override or [])
-    if until not in LASTS:
-        raise InputError(f"--until is {until!r}; a study ends with {' or '.join(LASTS)}.")
+    if until not in LAST_STAGES:
+        raise InputError(f"--until is {until!r}; a study ends with {' or '.join(LAST_STAGES)}.")
     if listed:
-        list_studies([name] if name else study_names(), recipe, changes, seeds, scale, until)
+        names = [name] if name else study_names()
+        list_studies(names, recipe, changes, seeds, scale, until)
         return
     if name is None:
-        raise InputError(f"Give the name of a study: {', '.join(study_names())}. `cram study --list` describes them.")
+        raise InputError(f"Name a study: {', '.join(study_names())}. `cram study --list` describes them.")
     asked = {"study": name, "recipe": recipe, "override": changes, "seeds": seeds, "scale": scale, "until": until}
     if plan:
         print_plan("study", **asked)
@@ -64,7 +69,7 @@ def study(
 
 
 def list_studies(names: list[str], recipe: str | None, override: dict, seeds: int, scale: str, until: str) -> None:
-    """Print what each study holds, how many runs, and about how long their pretraining takes on this machine."""
+    """Print the runs of each study, and about how long their pretraining takes on this machine."""
     from flows.recipes.study_runs import resolve_study
     from flows.study import estimate, usual_rate
 
@@ -80,14 +85,21 @@ def list_studies(names: list[str], recipe: str | None, override: dict, seeds: in
         size = f", scale {about.scale}" if about.scale else ""
         title = f"[bold]{escape(name)}[/]  {estimate(runs, rate)} of pretraining here; recipe {about.recipe}{size}"
         console.print(title, soft_wrap=True, highlight=False)
-        if said := " ".join(filter(None, (about.about, f"({about.paper})" if about.paper else ""))):
-            say(f"  {said}")
-        members = [run.member for run in runs if run.member.seed == 0]
-        say(f"  Runs: {'; '.join(' = '.join([one.run, *one.also]) for one in members if not one.problem)}")
-        for one in members:
-            if one.problem:
-                say(f"  Not possible: {one.run}: {one.problem}")
-        say("")
+        source = f"({about.paper})" if about.paper else ""
+        description = [part for part in (about.about, source) if part]
+        if description:
+            say(f"  {' '.join(description)}")
+        print_members([run.member for run in runs if run.member.seed == 0])
+
+
+def print_members(members: "list[Member]") -> None:
+    """Print the names of a study's runs, and why some are not possible."""
+    possible = [" = ".join([one.run, *one.also]) for one in members if not one.problem]
+    say(f"  Runs: {'; '.join(possible)}")
+    for one in members:
+        if one.problem:
+            say(f"  Not possible: {one.run}: {one.problem}")
+    say("")
 
 
 def evaluate(
@@ -96,29 +108,30 @@ def evaluate(
         str, typer.Argument(help="Text: STAGE/KEY (its held-out text, or a corpus), or a file or directory.")
     ],
     characters: Annotated[
-        int, typer.Option(min=1, help="Of a longer text, measure a fixed sample of about so many characters.")
+        int, typer.Option(min=1, help="Of a longer text, measure a fixed sample of about this many characters.")
     ] = 1_000_000,
 ) -> None:
     """Measure the loss of a pretrained model on a text, in nats per word, character and byte.
 
-    Give text that the model was not trained on, such as tokenize/KEY; this is not checked.
+    Choose text that the model was not trained on, such as tokenize/KEY; cram doesn't check that.
     """
     from tasks.adopt import find_model
     from tasks.evaluate import Evaluate
-    from tasks.evaluate import evaluate as measure
+    from tasks.evaluate import evaluate as stage
     from tasks.reports.losses import nats
 
-    found = measure.fn(Evaluate(characters=characters), find_model(model, masked=True), text_called(text), [])
-    print_rows(found.stats["table"])
-    measured, given = found.stats["documents"], found.stats["characters"]
-    say(f"\n{measured:,} documents with {given:,} characters were measured.")
+    params = Evaluate(characters=characters)
+    losses = stage.fn(params, find_model(model, masked=True), find_text(text), [])
+    print_rows(losses.stats["table"])
+    documents = losses.stats["documents"]
+    say(f"\n{documents:,} documents with {losses.stats['characters']:,} characters were measured.")
     units = ("word", "character", "byte")
-    print_rows([{"nats per": unit, "value ± error over documents": nats(found.stats, unit)} for unit in units])
-    console.print(f"\nevaluate: [bold]{shorten(found.path)}[/]", soft_wrap=True, highlight=False)
+    print_rows([{"nats per": unit, "value ± error over documents": nats(losses.stats, unit)} for unit in units])
+    console.print(f"\nevaluate: [bold]{shorten(losses.path)}[/]", soft_wrap=True, highlight=False)
 
 
-def text_called(name: str):
-    """The artifact with the text that an argument names; files are read by the download stage."""
+def find_text(name: str) -> "Artifact":
+    """The artifact with the text that an argument names; the download stage reads files into one."""
     from flows.recipes.recipe import STAGES
     from tasks.download import Download, download
     from tasks.store.artifacts import find
